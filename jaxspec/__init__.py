@@ -1,0 +1,1 @@
+"""Lossless parallel decoding for LLaMA-style language models in JAX and Flax."""

@@ -1,0 +1,155 @@
+"""Every knob that is not a method's own: the base's shapes, how to sample, how to train.
+
+Frozen dataclasses without behaviour. A method's settings are the method itself (`jaxspec.methods`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """Stretching of rotary frequencies for contexts longer than those of pretraining.
+
+    Attributes:
+      kind: `linear` (positions divided by `factor`), `dynamic` (NTK: the base grows once a position passes
+        `original_max_positions`) or `llama3` (low frequencies divided by `factor`, high ones kept).
+      factor: how many times longer the context becomes.
+      original_max_positions: context length of pretraining, in tokens (`dynamic` and `llama3`).
+      low_freq_factor: `llama3`: wavelengths above original / low_freq_factor are divided by `factor`.
+      high_freq_factor: `llama3`: wavelengths below original / high_freq_factor are kept.
+    """
+
+    kind: str
+    factor: float
+    original_max_positions: int = 8192
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Shapes and constants of a LLaMA-style decoder. Families differ by these values, not by code.
+
+    Attributes:
+      vocab_size: V, rows of the embedding.
+      hidden_size: D, model width.
+      intermediate_size: width of the gated MLP.
+      num_layers: L.
+      num_heads: H, query heads.
+      num_kv_heads: K, key/value heads; H / K queries share one (grouped-query attention).
+      head_dim: Dh, width of one head.
+      max_positions: longest context the base was made for, in tokens.
+      rope_theta: base of the rotary frequencies.
+      rope_scaling: how they are stretched, if they are.
+      rms_norm_eps: epsilon inside RMSNorm.
+      tie_embeddings: the vocabulary projection is the transposed embedding.
+      qkv_bias: query, key and value projections carry a bias (Qwen2).
+      sliding_window: a row sees at most this many newest positions, itself included (Mistral); None: all.
+      first_window_layer: layers below this index see everything in spite of `sliding_window` (Qwen2).
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int = 2048
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    rms_norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    sliding_window: int | None = None
+    first_window_layer: int = 0
+
+    def window(self, layer: int) -> int | None:
+        """The sliding window of one layer, or None."""
+        return self.sliding_window if layer >= self.first_window_layer else None
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+    """How a next token is drawn. Filters apply in the order of the fields, as Hugging Face does.
+
+    Attributes:
+      temperature: logits are divided by it; 0 is greedy and ignores the filters.
+      top_k: keep the k most probable tokens; 0 keeps all.
+      top_p: keep the smallest set of most probable tokens whose probability reaches this; 1 keeps all.
+      min_p: drop tokens less probable than this fraction of the most probable one; 0 drops none.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Where the training text comes from: the base's own greedy answers to these prompts.
+
+    Attributes:
+      prompts: a JSONL file with a `prompt` per line, or the name of a `datasets` hub dataset; empty for the
+        small set that ships with the project.
+      column: name of the prompt's column.
+      answers: how many answers to train on; fewer when there are fewer prompts.
+      held_out: how many further prompts are set aside for evaluation, never trained on.
+      held_out_seed: chooses the held-out prompts; the same for every method, so that figures compare.
+      max_prompt_tokens: longer prompts are left out.
+      max_answer_tokens: answers are cut there.
+      chat: wrap prompts in the tokenizer's chat template, where it has one.
+      batch_size: prompts answered at once.
+      cache: folder of the generated answers; they are made once per base and prompt set.
+    """
+
+    prompts: str = ""
+    column: str = "prompt"
+    answers: int = 2000
+    held_out: int = 100
+    held_out_seed: int = 0
+    max_prompt_tokens: int = 256
+    max_answer_tokens: int = 256
+    chat: bool = True
+    batch_size: int = 32
+    cache: str = "runs/answers"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """How an adapter is trained.
+
+    Attributes:
+      steps: optimizer updates.
+      batch_size: sequences per update.
+      sequence_length: T, prompt and answer together, in tokens; cut or padded to it.
+      insertions: insertion points per sequence: each is one group of probes in one pass.
+      learning_rate: peak of the cosine schedule.
+      warmup: updates of linear warm-up before it.
+      weight_decay: of AdamW.
+      beta1: of AdamW.
+      beta2: of AdamW.
+      clip: largest global norm of a gradient; 0 does not clip.
+      seed: of initialisation, data order and insertion points.
+      eval_every: updates between evaluations on part of the held-out answers; 0 evaluates at the end only.
+      save_every: updates between checkpoints.
+      remat: recompute each layer's activations in the backward pass instead of storing them.
+    """
+
+    steps: int = 1000
+    batch_size: int = 4
+    sequence_length: int = 256
+    insertions: int = 64
+    learning_rate: float = 1e-2
+    warmup: int = 0
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    clip: float = 0.0
+    seed: int = 0
+    eval_every: int = 250
+    save_every: int = 100
+    remat: bool = False

@@ -1,0 +1,128 @@
+"""How a next token is drawn, so that the text depends on the seed alone.
+
+Every absolute position t of a row with seed s has its own noise g[t] = gumbel(fold_in(key(s), t)). Whoever draws
+the token at t, autoregressive decoding, a node of a tree or a drafter guessing ahead, takes
+argmax(filtered log p + g[t]). So the same seed gives the same text whatever the method, the tree or the batch.
+"""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxspec.config import SamplingConfig
+from jaxspec.errors import UserError
+
+_DROPPED = -jnp.inf
+
+
+@flax.struct.dataclass
+class Sampler:
+    """Sampling settings as traced values, so that another temperature does not recompile.
+
+    Attributes:
+      temperature: float32 scalar.
+      top_k: int32 scalar.
+      top_p: float32 scalar.
+      min_p: float32 scalar.
+      active: which of (sampling at all, top-k, top-p, min-p) are switched on (static).
+    """
+
+    temperature: jax.Array
+    top_k: jax.Array
+    top_p: jax.Array
+    min_p: jax.Array
+    active: tuple[bool, bool, bool, bool] = flax.struct.field(pytree_node=False)
+
+    def filtered(self, logits: jax.Array) -> jax.Array:
+        """Logits [..., V] over the temperature, with filtered tokens at minus infinity; unchanged when greedy."""
+        sampling, use_top_k, use_top_p, use_min_p = self.active
+        if not sampling:
+            return logits
+        logits = logits / self.temperature
+        if use_top_k:
+            count = jnp.minimum(self.top_k, logits.shape[-1])
+            bits = _ordered_bits(logits)
+            logits = jnp.where(bits >= _threshold(bits, jnp.ones_like(logits), count), logits, _DROPPED)
+        if use_top_p:
+            p = jax.nn.softmax(logits)
+            bits = _ordered_bits(p)
+            logits = jnp.where(bits >= _threshold(bits, p, self.top_p), logits, _DROPPED)
+        if use_min_p:
+            best = jnp.max(logits, axis=-1, keepdims=True)
+            logits = jnp.where(logits >= best + jnp.log(self.min_p), logits, _DROPPED)
+        return logits
+
+    def noise(self, seeds: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:
+        """Gumbel noise of absolute positions.
+
+        Args:
+          seeds: [B] uint32.
+          positions: [B, X] int32.
+          vocab_size: V.
+
+        Returns:
+          [B, X, V] float32; when greedy a zero that broadcasts.
+        """
+        if not self.active[0]:
+            return jnp.zeros((1, 1, 1))
+
+        def one(seed: jax.Array, position: jax.Array) -> jax.Array:
+            return jax.random.gumbel(jax.random.fold_in(jax.random.key(seed), position), (vocab_size,))
+
+        return jax.vmap(jax.vmap(one, (None, 0)))(seeds, positions)
+
+
+def make_sampler(config: SamplingConfig) -> Sampler:
+    """Check sampling settings and make them traced values.
+
+    Raises:
+      UserError: a value outside its range.
+    """
+    if not 0 <= config.temperature < float("inf"):
+        raise UserError(f"temperature must be 0 (greedy) or a positive number, got {config.temperature}")
+    if not 0 < config.top_p <= 1:
+        raise UserError(f"top-p must be above 0 and at most 1, got {config.top_p}")
+    if not 0 <= config.min_p <= 1:
+        raise UserError(f"min-p must be between 0 and 1, got {config.min_p}")
+    if config.top_k < 0:
+        raise UserError(f"top-k must be 0 (off) or positive, got {config.top_k}")
+    sampling = config.temperature > 0
+    return Sampler(
+        temperature=jnp.float32(config.temperature),
+        top_k=jnp.int32(config.top_k),
+        top_p=jnp.float32(config.top_p),
+        min_p=jnp.float32(config.min_p),
+        active=(sampling, sampling and config.top_k > 0, sampling and config.top_p < 1, sampling and config.min_p > 0),
+    )
+
+
+def _ordered_bits(x: jax.Array) -> jax.Array:
+    """float32 as int32 in the same order."""
+    bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
+    return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+def _threshold(bits: jax.Array, weights: jax.Array, amount: jax.Array) -> jax.Array:
+    """The largest value t with sum(weights where bits >= t) >= amount, by bisection over the bits: exact, no sort.
+
+    Args:
+      bits: [..., V] int32.
+      weights: [..., V] what each element counts.
+      amount: scalar to reach.
+
+    Returns:
+      [..., 1] int32.
+    """
+
+    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds  # low is enough, high is too much
+        middle = (low & high) + ((low ^ high) >> 1)
+        enough = jnp.sum(jnp.where(bits >= middle, weights, 0), axis=-1, keepdims=True) >= amount
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    low = jnp.min(bits, axis=-1, keepdims=True)
+    high = jnp.max(bits, axis=-1, keepdims=True) + 1
+    return lax.fori_loop(0, 32, halve, (low, high))[0]

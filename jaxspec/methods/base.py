@@ -1,0 +1,182 @@
+"""The contract of a method: what it drafts, which rows it verifies, and how it learns.
+
+A method is a frozen dataclass of static settings with pure functions. Everything that changes from step to step
+is in its `method_state`, a pytree every leaf of which has a batch axis.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxspec.config import ModelConfig
+from jaxspec.decoding.acceptance import Accepted
+from jaxspec.decoding.sampling import Sampler
+from jaxspec.model.base import Base
+from jaxspec.tree import Tree
+
+PyTree = Any
+
+
+@flax.struct.dataclass
+class Draft:
+    """What the next step verifies.
+
+    Attributes:
+      tokens: [B, N] int32, token of every node; node 0, the root, is the newest token emitted.
+      valid: [B, N] bool; False for nodes without a candidate (a first step, an n-gram miss, padding).
+    """
+
+    tokens: jax.Array
+    valid: jax.Array
+
+
+@flax.struct.dataclass
+class Rows:
+    """Rows of one step: the tree's N nodes, then whatever else the method needs the base to compute.
+
+    Attributes:
+      x: [B, R, D] embeddings.
+      positions: [B, R] int32, absolute.
+      mask: [B, 1, R, R] bool, which row sees which.
+    """
+
+    x: jax.Array
+    positions: jax.Array
+    mask: jax.Array
+
+
+@flax.struct.dataclass
+class Verified:
+    """What a method sees after verification.
+
+    Attributes:
+      hidden: [B, R, D], hidden states of all rows of the step, before the final norm.
+      accepted: the surviving path and the bonus token.
+      tokens: [B, P + 1] int32, tokens on the accepted path (padded, see `Accepted.path`).
+      position: [B] int32, position of the new root, the bonus token.
+    """
+
+    hidden: jax.Array
+    accepted: Accepted
+    tokens: jax.Array
+    position: jax.Array
+
+
+@flax.struct.dataclass
+class Batch:
+    """Training sequences: prompts with the base's own answers.
+
+    Attributes:
+      tokens: [B, T] int32.
+      lengths: [B] int32, tokens that are no padding.
+      starts: [B] int32, index of the first answer token.
+      points: [B, G] int32, insertion points: indices of tokens that own a group of probes; -1 for none.
+    """
+
+    tokens: jax.Array
+    lengths: jax.Array
+    starts: jax.Array
+    points: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """Settings and pure functions of one way to draft. This one drafts nothing."""
+
+    name: ClassVar[str] = "autoregressive"
+    trainable: ClassVar[bool] = False
+
+    @property
+    def max_distance(self) -> int:
+        """M, how far ahead the method predicts; trees are at most this deep."""
+        return 0
+
+    @property
+    def probe_distances(self) -> int:
+        """Probes a node may carry; 0 for methods that draft after the pass."""
+        return 0
+
+    def init(self, key: jax.Array, base: Base) -> PyTree:
+        """The trainable pytree, float32."""
+        return {}
+
+    def abstract(self, config: ModelConfig) -> PyTree:
+        """Shapes and dtypes of the trainable pytree, to check an adapter against."""
+        from jaxspec.model.decoder import Decoder  # cheap, and only needed here
+
+        decoder = Decoder(config)
+        params = jax.eval_shape(decoder.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+        return jax.eval_shape(lambda params: self.init(jax.random.key(0), Base(params, decoder)), params)
+
+    def loss(self, trainable: PyTree, base: Base, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Scalar loss and float32 metrics of one batch; gradients flow to `trainable` alone."""
+        raise TypeError(f"{self.name} has nothing to train")
+
+    def predictions(self, trainable: PyTree, base: Base, batch: Batch) -> jax.Array:
+        """Logits [B, G, M, V] that the drafter gives at every insertion point, for evaluation."""
+        raise TypeError(f"{self.name} predicts nothing ahead")
+
+    def start(
+        self, trainable: PyTree, base: Base, tree: Tree, hidden: jax.Array, lengths: jax.Array, root: jax.Array
+    ) -> tuple[Draft, PyTree]:
+        """First draft and method state, after prefill.
+
+        Args:
+          trainable: the adapter's pytree.
+          base: the frozen decoder.
+          tree: arrays with a batch axis.
+          hidden: [B, T, D], hidden states of all prompt positions, before the final norm.
+          lengths: [B] int32, prompt lengths.
+          root: [B] int32, the first token emitted.
+        """
+        tokens = jnp.zeros((root.shape[0], tree.num_nodes), jnp.int32).at[:, 0].set(root)
+        return Draft(tokens, jnp.zeros(tokens.shape, bool).at[:, 0].set(True)), {}
+
+    def rows(self, trainable: PyTree, base: Base, tree: Tree, draft: Draft, lengths: jax.Array) -> Rows:
+        """The rows to verify: the draft's nodes, and for methods that probe, their probes after them."""
+        positions = lengths[:, None] + tree.depth
+        return Rows(base.embed(draft.tokens), positions, tree.ancestors[:, None])
+
+    def propose(
+        self,
+        trainable: PyTree,
+        base: Base,
+        tree: Tree,
+        verified: Verified,
+        sampler: Sampler,
+        seeds: jax.Array,
+        method_state: PyTree,
+    ) -> tuple[Draft, PyTree]:
+        """The next draft, from what the step computed.
+
+        Args:
+          trainable: the adapter's pytree.
+          base: the frozen decoder.
+          tree: arrays with a batch axis.
+          verified: hidden states and the accepted path.
+          sampler: ranks candidates with the noise of the positions they are for.
+          seeds: [B] uint32.
+          method_state: what the method remembers.
+        """
+        tokens = verified.accepted.bonus[:, None]
+        return Draft(tokens, jnp.ones(tokens.shape, bool)), method_state
+
+
+def draft_from_candidates(tree: Tree, root: jax.Array, candidates: jax.Array, known: jax.Array) -> Draft:
+    """Fill a tree from candidates per distance.
+
+    Args:
+      tree: arrays with a batch axis.
+      root: [B] int32, the newest token.
+      candidates: [B, M, K] int32, tokens by distance and rank.
+      known: [B, M] bool, distances that have candidates this time.
+    """
+    index = (jnp.arange(root.shape[0])[:, None], jnp.maximum(tree.depth - 1, 0))
+    is_root = tree.depth == 0
+    tokens = jnp.where(is_root, root[:, None], candidates[(*index, tree.rank)])
+    return Draft(tokens, tree.live & (is_root | known[index]))

@@ -1,0 +1,1 @@
+"""The frozen decoder, its cache, and how weights and tokenizers get in."""

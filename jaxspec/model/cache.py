@@ -1,0 +1,82 @@
+"""The key/value cache: one preallocated buffer per layer, written only after acceptance.
+
+Slot s of a batch row holds the key and value of the token at position s. A row's length says how many slots
+are valid; what lies beyond is garbage that the next commit overwrites:
+
+    length 5, path of 3 accepted   |t0 t1 t2 t3 t4| .  .  .  .      before
+    commit writes the whole path   |t0 t1 t2 t3 t4  r  a  b| x .    after: length 8, x is never looked at
+"""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxspec.config import ModelConfig
+
+
+@flax.struct.dataclass
+class Cache:
+    """Keys and values of every layer.
+
+    Attributes:
+      keys: L arrays [B, K, S, Dh], rotated.
+      values: L arrays [B, K, S, Dh].
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+
+    @property
+    def capacity(self) -> int:
+        """S, slots per batch row."""
+        return self.keys[0].shape[2]
+
+
+def empty_cache(config: ModelConfig, batch: int, capacity: int, dtype: jnp.dtype) -> Cache:
+    """A cache of zeros: `batch` rows of `capacity` slots."""
+    shape = (batch, config.num_kv_heads, capacity, config.head_dim)
+    zeros = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))  # noqa: E731
+    return Cache(zeros(), zeros())
+
+
+def gather_rows(rows: Cache, index: jax.Array) -> Cache:
+    """Pick rows out of a step's keys and values.
+
+    Args:
+      rows: the rows' own keys and values, L x [B, K, R, Dh].
+      index: [B, P] int32, which rows.
+
+    Returns:
+      L x [B, K, P, Dh].
+    """
+    return jax.tree.map(lambda x: jnp.take_along_axis(x, index[:, None, :, None], axis=2), rows)
+
+
+def commit(cache: Cache, rows: Cache, lengths: jax.Array) -> Cache:
+    """Write every batch row's new entries at its own length.
+
+    The caller sees to it that `lengths + P <= S`: `dynamic_update_slice` would clamp silently and overwrite
+    accepted entries.
+
+    Args:
+      cache: L x [B, K, S, Dh].
+      rows: L x [B, K, P, Dh].
+      lengths: [B] int32.
+
+    Returns:
+      The cache with P slots of every batch row overwritten.
+    """
+
+    def write(b: int | jax.Array, cache: Cache) -> Cache:
+        def one(buffer: jax.Array, new: jax.Array) -> jax.Array:
+            new = lax.dynamic_slice_in_dim(new, b, 1).astype(buffer.dtype)
+            return lax.dynamic_update_slice(buffer, new, (b, 0, lengths[b], 0))
+
+        return jax.tree.map(one, cache, rows)
+
+    # A loop of in-place updates: vmap would turn them into a scatter, which copies the buffer on CPU.
+    batch = lengths.shape[0]
+    return write(0, cache) if batch == 1 else lax.fori_loop(0, batch, write, cache)

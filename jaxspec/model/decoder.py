@@ -1,0 +1,253 @@
+"""The frozen decoder: LLaMA and its relatives as one pure Flax Linen module.
+
+It knows nothing of trees or methods. Rows come in as embeddings with their positions and a mask that says which
+rows see each other; the cache holds everything older. Nothing is written to the cache here.
+"""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxspec.config import ModelConfig
+from jaxspec.model.cache import Cache
+from jaxspec.model.rope import rope_angles, rotate
+
+_MASKED = -1e30
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalisation, in float32."""
+
+    epsilon: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        y = x.astype(jnp.float32)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.epsilon)
+        return (y * scale).astype(x.dtype)
+
+
+class Linear(nn.Module):
+    """x @ kernel[in, out]: on CPU 40% faster for a few rows than a kernel stored [out, in]."""
+
+    features: int
+    use_bias: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = x @ self.param("kernel", nn.initializers.normal(0.02), (x.shape[-1], self.features))
+        return y + self.param("bias", nn.initializers.zeros, (self.features,)) if self.use_bias else y
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array,
+    cached: tuple[jax.Array, jax.Array] | None = None,
+    cached_mask: jax.Array | None = None,
+) -> jax.Array:
+    """Grouped-query attention over the rows themselves and over the cache, softmaxed together.
+
+    The two score blocks are computed apart and share one maximum and one sum, so that no [R, S + R] mask is
+    built. Query heads and rows of one key/value head are folded into one matrix.
+
+    Args:
+      q: [B, R, H, Dh], rotated.
+      k: [B, R, K, Dh], rotated.
+      v: [B, R, K, Dh].
+      mask: [B, G, r, r] bool; the R = G * r rows come in G groups that do not see each other.
+      cached: keys and values [B, K, S, Dh].
+      cached_mask: [B, 1 or R, S] bool.
+
+    Returns:
+      [B, R, H, Dh].
+    """
+    B, R, H, Dh = q.shape
+    K, G, r = k.shape[2], mask.shape[1], mask.shape[2]
+    q = q.reshape(B, G, r, K, H // K, Dh).transpose(0, 3, 1, 4, 2, 5)  # [B, K, G, H/K, r, Dh]
+    k = k.reshape(B, G, r, K, Dh).transpose(0, 3, 1, 2, 4)  # [B, K, G, r, Dh]
+    v = v.reshape(B, G, r, K, Dh).transpose(0, 3, 1, 2, 4)
+    folded = q.reshape(B, K, G, -1, Dh) * Dh**-0.5
+
+    dot = dict(preferred_element_type=jnp.float32)
+    scores = jnp.einsum("bkgqd,bkgrd->bkgqr", folded, k, **dot).reshape(B, K, G, -1, r, r)
+    scores = jnp.where(mask[:, None, :, None], scores, _MASKED)
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    if cached is not None:
+        old = jnp.einsum("bkqd,bksd->bkqs", folded.reshape(B, K, -1, Dh), cached[0], **dot)
+        old = old.reshape(B, K, G, H // K, r, -1)
+        seen = jnp.broadcast_to(cached_mask, (B, R, cached_mask.shape[-1])) if G > 1 else cached_mask
+        old = jnp.where(seen.reshape(B, 1, G, 1, -1, seen.shape[-1]), old, _MASKED)
+        top = jnp.maximum(top, jnp.max(old, axis=-1, keepdims=True))
+
+    weights = jnp.exp(scores - top)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    weights = weights.astype(v.dtype).reshape(B, K, G, -1, r)
+    out = jnp.einsum("bkgqr,bkgrd->bkgqd", weights, v, **dot)
+    if cached is not None:
+        weights = jnp.exp(old - top)
+        total = total + jnp.sum(weights, axis=-1, keepdims=True)
+        weights = weights.astype(v.dtype).reshape(B, K, -1, weights.shape[-1])
+        out = out + jnp.einsum("bkqs,bksd->bkqd", weights, cached[1], **dot).reshape(out.shape)
+    out = out.reshape(B, K, G, -1, r, Dh) / total
+    return out.transpose(0, 2, 4, 1, 3, 5).reshape(B, R, H, Dh).astype(q.dtype)
+
+
+class Attention(nn.Module):
+    """Self-attention of the rows of one step."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, angles: jax.Array, mask: jax.Array, cached: tuple | None, cached_mask: jax.Array | None
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        c, (B, R, _) = self.config, x.shape
+        project = lambda name, heads: Linear(heads * c.head_dim, c.qkv_bias, name=name)(x)  # noqa: E731
+        q = rotate(project("q", c.num_heads).reshape(B, R, -1, c.head_dim), angles)
+        k = rotate(project("k", c.num_kv_heads).reshape(B, R, -1, c.head_dim), angles)
+        v = project("v", c.num_kv_heads).reshape(B, R, -1, c.head_dim)
+        out = attend(q, k, v, mask, cached, cached_mask).reshape(B, R, -1)
+        return Linear(c.hidden_size, name="o")(out), (k.swapaxes(1, 2), v.swapaxes(1, 2))
+
+
+class MLP(nn.Module):
+    """The gated feed-forward block."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        width = self.config.intermediate_size
+        gated = nn.silu(Linear(width, name="gate")(x)) * Linear(width, name="up")(x)
+        return Linear(self.config.hidden_size, name="down")(gated)
+
+
+class Layer(nn.Module):
+    """One decoder layer: attention and MLP, each normalised before and added back."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, angles: jax.Array, mask: jax.Array, cached: tuple | None, cached_mask: jax.Array | None
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        epsilon = self.config.rms_norm_eps
+        y = RMSNorm(epsilon, name="attention_norm")(x)
+        y, kv = Attention(self.config, name="attention")(y, angles, mask, cached, cached_mask)
+        x = x + y
+        return x + MLP(self.config, name="mlp")(RMSNorm(epsilon, name="mlp_norm")(x)), kv
+
+
+class Decoder(nn.Module):
+    """A LLaMA-style decoder. Use it functionally: `decoder.apply({"params": frozen}, ..., method="rows")`.
+
+    Attributes:
+      config: shapes and constants.
+      remat: recompute activations in the backward pass.
+    """
+
+    config: ModelConfig
+    remat: bool = False
+
+    def setup(self) -> None:
+        c = self.config
+        layer = nn.remat(Layer) if self.remat else Layer
+        self.layers = [layer(c) for _ in range(c.num_layers)]
+        self.norm = RMSNorm(c.rms_norm_eps)
+        self.lm_head = self.param("lm_head", nn.initializers.normal(0.02), (c.hidden_size, c.vocab_size))
+        if not c.tie_embeddings:
+            self.embedding = self.param("embedding", nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size))
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """Token ids [B, R] to embeddings [B, R, D].
+
+        Tied models keep the one matrix as [D, V], the layout the vocabulary projection wants: gathering a
+        few columns costs microseconds, a projection through [V, D] milliseconds.
+        """
+        if self.config.tie_embeddings:
+            return jnp.moveaxis(jnp.take(self.lm_head, tokens, axis=1), 0, -1)
+        return self.embedding[tokens]
+
+    def rows(
+        self,
+        x: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array,
+        cache: Cache | None = None,
+        visible: jax.Array | None = None,
+        layers: tuple[int, int] | None = None,
+    ) -> tuple[jax.Array, Cache]:
+        """Run rows through the layers.
+
+        Args:
+          x: [B, R, D] embeddings, or hidden states when starting above layer 0.
+          positions: [B, R] int32, absolute.
+          mask: [B, G, r, r] bool, which rows see which, themselves included; R = G * r (see `attend`).
+          cache: older keys and values, L x [B, K, S, Dh].
+          visible: [B, 1 or R] int32, how many slots of the cache a row sees.
+          layers: run layers [first, last) only; default all.
+
+        Returns:
+          Hidden states [B, R, D] before the final norm, and the rows' own keys and values, one
+          [B, K, R, Dh] per layer run.
+        """
+        assert mask.ndim == 4 and mask.shape[1] * mask.shape[2] == x.shape[1], (mask.shape, x.shape)
+        first, last = layers or (0, self.config.num_layers)
+        angles = rope_angles(self.config, positions)
+        groups = positions.reshape(positions.shape[0], mask.shape[1], -1)
+        keys, values, masks = [], [], {}
+        for i in range(first, last):
+            window = self.config.window(i)
+            if window not in masks:
+                masks[window] = _windowed(window, mask, groups, cache, visible, positions)
+            own, old = masks[window]
+            cached = None if cache is None else (cache.keys[i], cache.values[i])
+            x, (k, v) = self.layers[i](x, angles, own, cached, old)
+            keys.append(k)
+            values.append(v)
+        return x, Cache(tuple(keys), tuple(values))
+
+    def final_norm(self, x: jax.Array) -> jax.Array:
+        """The norm between the last layer and the vocabulary projection. [..., D]."""
+        return self.norm(x)
+
+    def project(self, x: jax.Array) -> jax.Array:
+        """Normalised hidden states [..., D] to logits [..., V] in float32."""
+        return jnp.matmul(x, self.lm_head, preferred_element_type=jnp.float32)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Logits [B, T, V] of whole sequences [B, T] without a cache: the plain forward pass."""
+        B, T = tokens.shape
+        positions = jnp.broadcast_to(jnp.arange(T), (B, T))
+        x, _ = self.rows(self.embed(tokens), positions, causal_mask(B, T))
+        return self.project(self.final_norm(x))
+
+
+def _windowed(
+    window: int | None,
+    mask: jax.Array,
+    groups: jax.Array,
+    cache: Cache | None,
+    visible: jax.Array | None,
+    positions: jax.Array,
+) -> tuple[jax.Array, jax.Array | None]:
+    """The masks of a layer: rows to rows [B, G, r, r] and rows to cache [B, 1 or R, S], its window applied."""
+    old = None
+    if cache is not None:
+        slots = jnp.arange(cache.capacity)
+        old = slots < visible[..., None]
+        if window is not None:
+            old = old & (slots > positions[..., None] - window)
+    if window is not None:
+        mask = mask & (groups[..., None, :] > groups[..., :, None] - window)
+    return mask, old
+
+
+def causal_mask(batch: int, length: int) -> jax.Array:
+    """[B, 1, T, T] bool: every token sees itself and what is older."""
+    return jnp.broadcast_to(jnp.tri(length, dtype=bool), (batch, 1, length, length))

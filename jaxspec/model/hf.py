@@ -1,0 +1,179 @@
+"""Hugging Face directories: config.json, safetensors shards, tokenizer files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import flax.traverse_util
+import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError, safe_open
+
+from jaxspec.config import ModelConfig, RopeScaling
+from jaxspec.errors import UserError
+from jaxspec.model.weights import HF_NAMES, load_params, stored_transposed, tensor_names
+
+_FAMILIES = ("llama", "mistral", "qwen2")
+
+
+def read_json(path: Path) -> dict:
+    """A JSON object from a file. Raises UserError naming the file."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{path}: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(content).__name__}")
+    return content
+
+
+def parse_config(hf: dict, where: str = "config.json") -> ModelConfig:
+    """Translate a Hugging Face config.
+
+    Args:
+      hf: the content of config.json, older or newer style of rope settings.
+      where: the file, for messages.
+
+    Raises:
+      UserError: a family, activation, bias or rope scaling that the decoder does not have, or a missing key.
+    """
+    family = hf.get("model_type")
+    if family not in _FAMILIES:
+        raise UserError(f"{where}: model_type {family!r} is not supported; supported: {', '.join(_FAMILIES)}")
+    if hf.get("hidden_act", "silu") != "silu":
+        raise UserError(f"{where}: hidden_act {hf['hidden_act']!r} is not supported, only silu")
+    if hf.get("attention_bias") or hf.get("mlp_bias"):
+        raise UserError(f"{where}: attention_bias and mlp_bias are not supported for {family}")
+    try:
+        heads, hidden = hf["num_attention_heads"], hf["hidden_size"]
+        max_positions = hf.get("max_position_embeddings", 2048)
+        rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
+        window = hf.get("sliding_window") if hf.get("use_sliding_window", family == "mistral") else None
+        return ModelConfig(
+            vocab_size=hf["vocab_size"],
+            hidden_size=hidden,
+            intermediate_size=hf["intermediate_size"],
+            num_layers=hf["num_hidden_layers"],
+            num_heads=heads,
+            num_kv_heads=hf.get("num_key_value_heads") or heads,
+            head_dim=hf.get("head_dim") or hidden // heads,
+            max_positions=max_positions,
+            rope_theta=float(rope.get("rope_theta") or hf.get("rope_theta") or 10000.0),
+            rope_scaling=_parse_rope(rope, max_positions, where),
+            rms_norm_eps=hf.get("rms_norm_eps", 1e-6),
+            tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
+            qkv_bias=family == "qwen2",
+            sliding_window=window,
+            first_window_layer=hf.get("max_window_layers", 0) if window and family == "qwen2" else 0,
+        )
+    except KeyError as error:
+        raise UserError(f"{where}: key {error.args[0]!r} is missing") from None
+
+
+def _parse_rope(rope: dict, max_positions: int, where: str) -> RopeScaling | None:
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return None
+    if kind not in ("linear", "dynamic", "llama3"):
+        raise UserError(f"{where}: rope scaling {kind!r} is not supported; supported: linear, dynamic, llama3")
+    return RopeScaling(
+        kind=kind,
+        factor=float(rope["factor"]),
+        original_max_positions=int(rope.get("original_max_position_embeddings") or max_positions),
+        low_freq_factor=float(rope.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(rope.get("high_freq_factor", 4.0)),
+    )
+
+
+def hf_config(config: ModelConfig) -> dict:
+    """The config.json of a base: the inverse of `parse_config`."""
+    rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if config.rope_scaling:
+        s = config.rope_scaling
+        rope |= {"rope_type": s.kind, "factor": s.factor, "original_max_position_embeddings": s.original_max_positions}
+        if s.kind == "llama3":
+            rope |= {"low_freq_factor": s.low_freq_factor, "high_freq_factor": s.high_freq_factor}
+    family = "qwen2" if config.qkv_bias else "mistral" if config.sliding_window else "llama"
+    return {
+        "model_type": family,
+        "architectures": [{"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}[family] + "ForCausalLM"],
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_positions,
+        "rope_parameters": rope,
+        "rms_norm_eps": config.rms_norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+        "sliding_window": config.sliding_window,
+        "use_sliding_window": config.sliding_window is not None,
+        "max_window_layers": config.first_window_layer,
+        "hidden_act": "silu",
+    }
+
+
+def _shards(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = sorted(set(read_json(index)["weight_map"].values()))
+    else:
+        names = ["model.safetensors"]
+    for name in names:
+        if not (folder / name).exists():
+            raise UserError(f"{folder}: {name} is missing; jaxspec reads safetensors weights")
+    return [folder / name for name in names]
+
+
+def _stream(shards: list[Path]) -> Iterator[tuple[str, np.ndarray]]:
+    for shard in shards:
+        try:
+            with safe_open(shard, framework="numpy") as file:
+                for name in file.keys():  # noqa: SIM118 (a file handle, not a dict)
+                    yield name, file.get_tensor(name)
+        except SafetensorError as error:
+            raise UserError(f"{shard}: not a complete safetensors file ({error})") from None
+
+
+def load_directory(folder: Path, dtype: jnp.dtype) -> tuple[ModelConfig, dict, str]:
+    """Load config and weights, tensor by tensor.
+
+    Args:
+      folder: a Hugging Face model directory.
+      dtype: dtype of the parameters.
+
+    Returns:
+      Config, parameters, fingerprint.
+
+    Raises:
+      UserError: a file is missing, truncated or does not match the config.
+    """
+    config = parse_config(read_json(folder / "config.json"), str(folder / "config.json"))
+    params, fingerprint = load_params(config, _stream(_shards(folder)), HF_NAMES, dtype, str(folder))
+    return config, params, fingerprint
+
+
+def eos_tokens(folder: Path) -> tuple[int, ...]:
+    """Ids that end a text, from generation_config.json or config.json; one or several."""
+    for name in ("generation_config.json", "config.json"):
+        eos = read_json(folder / name).get("eos_token_id") if (folder / name).exists() else None
+        if eos is not None:
+            return tuple(eos) if isinstance(eos, list) else (eos,)
+    return ()
+
+
+def save_directory(folder: Path, config: ModelConfig, params: dict, eos: tuple[int, ...] = ()) -> None:
+    """Write config.json and model.safetensors so that transformers and `load_model` can read them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    flat = flax.traverse_util.flatten_dict(params, sep="/")
+    tensors = {}
+    for name, path in tensor_names(config, HF_NAMES).items():
+        array = np.asarray(flat[path])
+        tensors[name] = np.ascontiguousarray(array.T if stored_transposed(path) else array)
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(hf_config(config) | {"eos_token_id": list(eos)}, indent=2))

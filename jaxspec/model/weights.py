@@ -1,0 +1,154 @@
+"""From named tensors in a file to the parameter tree: one table of parameters, one strict loader.
+
+The table (path, shape) comes from the decoder itself. A file format adds only its names for these paths. The
+loader takes tensors one at a time and refuses anything unknown, missing, duplicate or misshapen by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from jaxspec.config import ModelConfig
+from jaxspec.errors import UserError
+from jaxspec.model.decoder import Decoder
+
+_SAMPLES = 64
+
+HF_NAMES = {
+    "embedding": "model.embed_tokens.weight",
+    "lm_head": "lm_head.weight",
+    "norm/scale": "model.norm.weight",
+    "attention_norm/scale": "input_layernorm.weight",
+    "mlp_norm/scale": "post_attention_layernorm.weight",
+    "attention/q": "self_attn.q_proj",
+    "attention/k": "self_attn.k_proj",
+    "attention/v": "self_attn.v_proj",
+    "attention/o": "self_attn.o_proj",
+    "mlp/gate": "mlp.gate_proj",
+    "mlp/up": "mlp.up_proj",
+    "mlp/down": "mlp.down_proj",
+    "layers": "model.layers",
+}
+
+GGUF_NAMES = {
+    "embedding": "token_embd.weight",
+    "lm_head": "output.weight",
+    "norm/scale": "output_norm.weight",
+    "attention_norm/scale": "attn_norm.weight",
+    "mlp_norm/scale": "ffn_norm.weight",
+    "attention/q": "attn_q",
+    "attention/k": "attn_k",
+    "attention/v": "attn_v",
+    "attention/o": "attn_output",
+    "mlp/gate": "ffn_gate",
+    "mlp/up": "ffn_up",
+    "mlp/down": "ffn_down",
+    "layers": "blk",
+}
+
+
+def parameter_table(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Path and shape of every parameter of a decoder, e.g. `layers_0/attention/q/kernel`: (D, H * Dh)."""
+    shapes = jax.eval_shape(Decoder(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    return {path: leaf.shape for path, leaf in flax.traverse_util.flatten_dict(shapes["params"], sep="/").items()}
+
+
+def tensor_names(config: ModelConfig, names: dict[str, str]) -> dict[str, str]:
+    """The file format's name of every parameter: {tensor name: path}."""
+
+    def translate(path: str) -> str:
+        if not path.startswith("layers_"):
+            key = "embedding" if path == "lm_head" and config.tie_embeddings else path
+            return names[key]
+        layer, rest = path.split("/", 1)
+        if rest not in names:
+            part, leaf = rest.rsplit("/", 1)
+            rest = names[part] + (".weight" if leaf == "kernel" else ".bias")
+        else:
+            rest = names[rest]
+        return f"{names['layers']}.{layer.removeprefix('layers_')}.{rest}"
+
+    return {translate(path): path for path in parameter_table(config)}
+
+
+def stored_transposed(path: str) -> bool:
+    """Whether files hold this parameter as [out, in] where the decoder wants [in, out]."""
+    return path.endswith("kernel") or path == "lm_head"
+
+
+def load_params(
+    config: ModelConfig,
+    tensors: Iterable[tuple[str, np.ndarray]],
+    names: dict[str, str],
+    dtype: jnp.dtype,
+    where: str,
+) -> tuple[dict, str]:
+    """Build the parameter tree from a stream of named tensors.
+
+    Args:
+      config: shapes.
+      tensors: (name, array) pairs as the file holds them.
+      names: HF_NAMES or GGUF_NAMES.
+      dtype: dtype of the parameters; norms stay float32.
+      where: the file or folder, for messages.
+
+    Returns:
+      The nested dict of parameters, and the fingerprint of the base.
+
+    Raises:
+      UserError: a tensor is unknown, missing, duplicate or has the wrong shape; names the tensor.
+    """
+    table, expected = parameter_table(config), tensor_names(config, names)
+    params: dict[str, jax.Array] = {}
+    digests: dict[str, str] = {}
+    for name, array in tensors:
+        if name.endswith("rotary_emb.inv_freq") or (config.tie_embeddings and name == names["lm_head"]):
+            continue  # a buffer of old checkpoints; a second copy of tied embeddings
+        path = expected.get(name)
+        if path is None:
+            raise UserError(f"{where}: unknown tensor {name!r} {list(array.shape)}; the configuration has no such weight")
+        if path in params:
+            raise UserError(f"{where}: tensor {name!r} occurs twice")
+        if stored_transposed(path):
+            array = array.T
+        if array.shape != table[path]:
+            shape = list(array.T.shape if stored_transposed(path) else array.shape)
+            raise UserError(f"{where}: tensor {name!r} has shape {shape}, the configuration needs {_wanted(path, table)}")
+        params[path] = jnp.asarray(np.ascontiguousarray(array), jnp.float32 if "norm" in path else dtype)
+        digests[path] = tensor_digest(array)
+    missing = [name for name, path in expected.items() if path not in params]
+    if missing:
+        raise UserError(f"{where}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
+    return flax.traverse_util.unflatten_dict(params, sep="/"), fingerprint(config, digests)
+
+
+def _wanted(path: str, table: dict[str, tuple[int, ...]]) -> list[int]:
+    shape = table[path]
+    return list(shape[::-1] if stored_transposed(path) else shape)
+
+
+def tensor_digest(array: np.ndarray) -> str:
+    """A short hash of a few evenly spaced elements, rounded to bfloat16 so that the stored precision is no matter."""
+    count = array.size
+    index = np.unravel_index(np.linspace(0, count - 1, min(count, _SAMPLES)).astype(int), array.shape)
+    return hashlib.sha256(array[index].astype(ml_dtypes.bfloat16).tobytes()).hexdigest()
+
+
+def fingerprint(config: ModelConfig, digests: dict[str, str]) -> str:
+    """16 hex digits that name a base: its shapes and a sample of every tensor."""
+    shape = f"{config.num_layers} {config.hidden_size} {config.vocab_size} {config.rope_theta} {config.rope_scaling}"
+    text = shape + "".join(f"{path} {digests[path]}" for path in sorted(digests))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def params_fingerprint(config: ModelConfig, params: dict) -> str:
+    """The fingerprint of parameters that are already in memory."""
+    flat = flax.traverse_util.flatten_dict(params, sep="/")
+    return fingerprint(config, {path: tensor_digest(np.asarray(leaf)) for path, leaf in flat.items()})

@@ -1,0 +1,134 @@
+"""A draft tree as static arrays, padded to a fixed size and passed to jit as data.
+
+    root ── a ── c        nodes   0 root, 1 a, 2 b, 3 c      parent [0, 0, 0, 1]   depth [0, 1, 1, 2]
+         └─ b             probes  attached to nodes; each sits `distance` positions after its owner
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import flax.struct
+import jax
+import numpy as np
+
+from jaxspec.errors import UserError
+
+Path = tuple[int, ...]
+
+
+@flax.struct.dataclass
+class Tree:
+    """Topology of a draft tree with its probes. All arrays may carry leading axes (a batch, a stack of states).
+
+    Attributes:
+      parent: [N] int32; the root is its own parent.
+      depth: [N] int32; the root has 0.
+      rank: [N] int32, which candidate of its distance a node takes, 0 the most probable.
+      live: [N] bool; False for padding.
+      ancestors: [N, N] bool; row n marks the path from the root to n, both included.
+      probe_owner: [Q] int32, the node a probe belongs to; probes are ordered by distance.
+      probe_distance: [Q] int32, 1 .. M.
+      probe_of: [N, M] int32, the probe at distance m + 1 of each node; -1 for none.
+      max_depth: deepest level the padded size allows (static).
+      max_rank: number of candidates per distance the padded size allows (static).
+    """
+
+    parent: jax.Array
+    depth: jax.Array
+    rank: jax.Array
+    live: jax.Array
+    ancestors: jax.Array
+    probe_owner: jax.Array
+    probe_distance: jax.Array
+    probe_of: jax.Array
+    max_depth: int = flax.struct.field(pytree_node=False)
+    max_rank: int = flax.struct.field(pytree_node=False)
+
+    @property
+    def num_nodes(self) -> int:
+        """N, padding included."""
+        return self.parent.shape[-1]
+
+    @property
+    def num_probes(self) -> int:
+        """Q."""
+        return self.probe_owner.shape[-1]
+
+
+def check_paths(paths: Sequence[Path]) -> list[Path]:
+    """Sort paths by level and rank and see that they form a tree.
+
+    Args:
+      paths: one tuple of candidate ranks per node, the root's empty path left out; (0, 2) is the third candidate
+        at distance 2 below the best one at distance 1.
+
+    Raises:
+      UserError: a negative rank, a duplicate, or a path whose parent is missing.
+    """
+    ordered = sorted((tuple(p) for p in paths), key=lambda p: (len(p), p))
+    if () in ordered:
+        raise UserError("tree: the root's empty path is implied, leave it out")
+    known: set[Path] = {()}
+    for path in ordered:
+        if min(path) < 0:
+            raise UserError(f"tree: path {list(path)} has a negative rank")
+        if path in known:
+            raise UserError(f"tree: path {list(path)} occurs twice")
+        if path[:-1] not in known:
+            raise UserError(f"tree: path {list(path)} comes without its parent {list(path[:-1])}")
+        known.add(path)
+    return ordered
+
+
+def build_tree(paths: Sequence[Path], distances: int = 0, probes: Sequence[int] | None = None) -> Tree:
+    """The static arrays of a tree.
+
+    Args:
+      paths: every node but the root, as candidate ranks from the root down (Medusa's format).
+      distances: M, probes a node may carry.
+      probes: number of probes of every node in the order root, then `paths` sorted by level and rank; default
+        `distances` for each.
+
+    Returns:
+      A tree without padding.
+
+    Raises:
+      UserError: the paths do not form a tree, or one is longer than `distances` (where there are any).
+    """
+    nodes: list[Path] = [(), *check_paths(paths)]
+    probes = [distances] * len(nodes) if probes is None else list(probes)
+    if len(probes) != len(nodes) or any(not 0 <= n <= distances for n in probes):
+        raise UserError(f"tree: {len(nodes)} nodes need as many probe counts between 0 and {distances}, got {probes}")
+    index = {path: i for i, path in enumerate(nodes)}
+    ancestors = np.zeros((len(nodes), len(nodes)), bool)
+    for path, i in index.items():
+        ancestors[i, [index[path[:n]] for n in range(len(path) + 1)]] = True
+    probe_of = np.full((len(nodes), distances), -1, np.int32)
+    owners, spans = [], []
+    for distance in range(1, distances + 1):
+        for node, count in enumerate(probes):
+            if count >= distance:
+                probe_of[node, distance - 1] = len(owners)
+                owners.append(node)
+                spans.append(distance)
+    return Tree(
+        parent=np.array([index[path[:-1]] for path in nodes], np.int32),
+        depth=np.array([len(path) for path in nodes], np.int32),
+        rank=np.array([path[-1] if path else 0 for path in nodes], np.int32),
+        live=np.ones(len(nodes), bool),
+        ancestors=ancestors,
+        probe_owner=np.array(owners, np.int32),
+        probe_distance=np.array(spans, np.int32),
+        probe_of=probe_of,
+        max_depth=len(nodes[-1]),
+        max_rank=1 + max(path[-1] if path else 0 for path in nodes),
+    )
+
+
+def tree_paths(tree: Tree) -> list[Path]:
+    """The paths a tree was built from, padding left out."""
+    paths: list[Path] = [()]
+    for node in range(1, tree.num_nodes):
+        paths.append((*paths[tree.parent[node]], int(tree.rank[node])))
+    return [path for path, live in zip(paths, tree.live, strict=True) if live and path]
