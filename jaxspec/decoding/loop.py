@@ -1,0 +1,262 @@
+"""Prefill, one step, and the jitted loop that repeats it.
+
+    prefill   prompt -> cache, hidden states, first token
+    step      rows through the base -> accept -> commit -> emit -> propose
+    decode    while_loop over step, until every row is done or `max_steps` have run
+"""
+
+from __future__ import annotations
+
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxspec.decoding.acceptance import Acceptance, Accepted
+from jaxspec.decoding.sampling import Sampler
+from jaxspec.methods.base import Draft, Method, PyTree, Verified
+from jaxspec.model.base import Base
+from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
+from jaxspec.tree import Tree
+
+
+@flax.struct.dataclass
+class Drafter:
+    """A method ready to decode.
+
+    Attributes:
+      trainable: the adapter's pytree; empty for methods without one.
+      tree: the draft tree, arrays without a batch axis.
+      method: the static settings.
+    """
+
+    trainable: PyTree
+    tree: Tree
+    method: Method = flax.struct.field(pytree_node=False)
+
+
+@flax.struct.dataclass
+class Stats:
+    """Counters of a generation, per batch row.
+
+    Attributes:
+      steps: [B] int32, forward passes after prefill while the row was not done.
+      offered: [B, P] int32, steps that had a valid candidate at depth d + 1 below the accepted path.
+      accepted: [B, P] int32, steps that accepted a candidate at depth d + 1.
+    """
+
+    steps: jax.Array
+    offered: jax.Array
+    accepted: jax.Array
+
+
+@flax.struct.dataclass
+class DecodeState:
+    """Everything that changes from step to step; donated to the loop.
+
+    Attributes:
+      cache: keys and values of all tokens but the newest; capacity S.
+      lengths: [B] int32, valid slots of the cache: the position of the root.
+      tokens: [B, W] int32, tokens emitted, the prompt not included; W leaves room for one step too many.
+      drafted: [B, W] bool, whether a token was drafted and accepted (else the base emitted it itself).
+      counts: [B] int32, tokens emitted.
+      limits: [B] int32, tokens to emit at most.
+      done: [B] bool: the limit or an end-of-text token was reached.
+      draft: what the next step verifies.
+      method_state: what the method remembers.
+      seeds: [B] uint32, of sampling.
+      stats: counters.
+    """
+
+    cache: Cache
+    lengths: jax.Array
+    tokens: jax.Array
+    drafted: jax.Array
+    counts: jax.Array
+    limits: jax.Array
+    done: jax.Array
+    draft: Draft
+    method_state: PyTree
+    seeds: jax.Array
+    stats: Stats
+
+
+def _batched(tree: Tree, batch: int) -> Tree:
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), tree)
+
+
+@functools.partial(jax.jit, static_argnames=("capacity", "chunk"))
+def prefill(
+    base: Base, tokens: jax.Array, lengths: jax.Array, *, capacity: int, chunk: int
+) -> tuple[Cache, jax.Array, jax.Array]:
+    """Run the prompts through the base, `chunk` positions at a time.
+
+    Args:
+      base: the frozen decoder.
+      tokens: [B, T] int32, padded on the right; T is a multiple of `chunk` or below it.
+      lengths: [B] int32.
+      capacity: S of the cache.
+      chunk: positions per pass; bounds the memory of attention.
+
+    Returns:
+      The cache, the hidden states of all positions [B, T, D], and the logits [B, V] after each prompt.
+    """
+    B, T = tokens.shape
+    width = min(chunk, T)
+    cache = empty_cache(base.decoder.config, B, capacity, base.params["lm_head"].dtype)
+    causal = jnp.broadcast_to(jnp.tri(width, dtype=bool), (B, 1, width, width))
+
+    def one_chunk(cache: Cache, start: jax.Array) -> tuple[Cache, jax.Array]:
+        x = base.embed(lax.dynamic_slice_in_dim(tokens, start, width, axis=1))
+        positions = jnp.broadcast_to(start + jnp.arange(width), (B, width))
+        visible = jnp.broadcast_to(start, (B, 1))
+        hidden, rows = base.rows(x, positions, causal, cache, visible)
+        return commit(cache, rows, jnp.broadcast_to(start, (B,))), hidden
+
+    cache, hidden = lax.scan(one_chunk, cache, jnp.arange(0, T, width))
+    hidden = hidden.swapaxes(0, 1).reshape(B, T, -1)
+    last = hidden[jnp.arange(B), lengths - 1]
+    return cache, hidden, base.logits(last)
+
+
+@functools.partial(jax.jit, static_argnames=("width",), donate_argnames=("cache",))
+def start(
+    base: Base,
+    drafter: Drafter,
+    sampler: Sampler,
+    cache: Cache,
+    hidden: jax.Array,
+    logits: jax.Array,
+    lengths: jax.Array,
+    limits: jax.Array,
+    seeds: jax.Array,
+    eos: jax.Array,
+    *,
+    width: int,
+) -> DecodeState:
+    """The state after prefill: the first token emitted, the first draft made.
+
+    Args:
+      base: the frozen decoder.
+      drafter: method, adapter and tree.
+      sampler: how tokens are drawn.
+      cache: from `prefill`.
+      hidden: from `prefill`.
+      logits: from `prefill`.
+      lengths: [B] int32, prompt lengths.
+      limits: [B] int32, tokens to emit; 0 for rows that only pad the batch.
+      seeds: [B] uint32.
+      eos: [E] int32, ids that end a text.
+      width: room of the output buffer, at least the largest limit.
+    """
+    B, P = lengths.shape[0], drafter.tree.max_depth
+    noise = sampler.noise(seeds, lengths[:, None], base.vocab_size)[:, 0]
+    first = jnp.argmax(sampler.filtered(logits) + noise, axis=-1).astype(jnp.int32)
+    tree = _batched(drafter.tree, B)
+    draft, method_state = drafter.method.start(drafter.trainable, base, tree, hidden, lengths, first)
+    counts = jnp.minimum(limits, 1)
+    return DecodeState(
+        cache=cache,
+        lengths=lengths,
+        tokens=jnp.zeros((B, width + P + 1), jnp.int32).at[:, 0].set(first),
+        drafted=jnp.zeros((B, width + P + 1), bool),
+        counts=counts,
+        limits=limits,
+        done=(counts >= limits) | jnp.isin(first, eos),
+        draft=draft,
+        method_state=method_state,
+        seeds=seeds,
+        stats=Stats(jnp.zeros(B, jnp.int32), jnp.zeros((B, P), jnp.int32), jnp.zeros((B, P), jnp.int32)),
+    )
+
+
+def step(
+    base: Base, drafter: Drafter, acceptance: Acceptance, sampler: Sampler, eos: jax.Array, state: DecodeState
+) -> DecodeState:
+    """One forward pass: verify the draft, keep what survives, draft again."""
+    B, draft, method = state.lengths.shape[0], state.draft, drafter.method
+    tree = _batched(drafter.tree, B)
+    rows = method.rows(drafter.trainable, base, tree, draft, state.lengths)
+    hidden, kv = base.rows(rows.x, rows.positions, rows.mask, state.cache, state.lengths[:, None])
+
+    logits = base.logits(hidden[:, : tree.num_nodes])  # [B, N, V]
+    predicted = state.lengths[:, None] + 1 + jnp.arange(tree.max_depth + 1)
+    noise = sampler.noise(state.seeds, predicted, base.vocab_size)
+    accepted = acceptance(tree, (draft.tokens, draft.valid), logits, noise, sampler)
+
+    cache = commit(state.cache, gather_rows(kv, accepted.path), state.lengths)
+    path_tokens = jnp.take_along_axis(draft.tokens, accepted.path, axis=1)  # [B, P + 1]
+    lengths = state.lengths + accepted.length + 1
+    verified = Verified(hidden, accepted, path_tokens, lengths)
+    new_draft, method_state = method.propose(
+        drafter.trainable, base, tree, verified, sampler, state.seeds, state.method_state
+    )
+    stats = _count(state, tree, accepted)
+    state = _emit(state, accepted, path_tokens, eos)
+    return state.replace(
+        cache=cache,
+        lengths=jnp.where(state.done, state.lengths, lengths),
+        draft=new_draft,
+        method_state=method_state,
+        stats=stats,
+    )
+
+
+def _emit(state: DecodeState, accepted: Accepted, path_tokens: jax.Array, eos: jax.Array) -> DecodeState:
+    """Append the accepted candidates and the bonus, up to the first end-of-text token or the limit, no further."""
+    place = jnp.arange(path_tokens.shape[1])
+    candidates = jnp.roll(path_tokens, -1, axis=1)  # the root is out already
+    is_bonus = place == accepted.length[:, None]
+    new = jnp.where(is_bonus, accepted.bonus[:, None], candidates)  # [B, P + 1]
+    ends = jnp.isin(new, eos) & (place <= accepted.length[:, None])
+    until_end = jnp.where(jnp.any(ends, axis=1), jnp.argmax(ends, axis=1), accepted.length) + 1
+    emitted = jnp.where(state.done, 0, jnp.minimum(until_end, state.limits - state.counts))
+    counts = state.counts + emitted
+    append = jax.vmap(lambda buffer, values, count: lax.dynamic_update_slice(buffer, values, (count,)))
+    # What a row appends beyond its new count is garbage that nobody reads.
+    return state.replace(
+        tokens=append(state.tokens, new, state.counts),
+        drafted=append(state.drafted, ~is_bonus, state.counts),
+        counts=counts,
+        done=state.done | jnp.any(ends & (place < emitted[:, None]), axis=1) | (counts >= state.limits),
+    )
+
+
+def _count(state: DecodeState, tree: Tree, accepted: Accepted) -> Stats:
+    """Count the step, and per depth whether it offered a candidate below the accepted path and whether it took one."""
+    active = ~state.done[:, None]
+    depth = jnp.arange(tree.max_depth)  # of the parents
+    is_child = accepted.path[:, :-1, None] == tree.parent[:, None]  # [B, P, N]
+    candidate = state.draft.valid & (tree.depth > 0)
+    offered = jnp.any(is_child & candidate[:, None], axis=-1) & (depth <= accepted.length[:, None])
+    return Stats(
+        steps=state.stats.steps + active[:, 0],
+        offered=state.stats.offered + (active & offered),
+        accepted=state.stats.accepted + (active & (depth < accepted.length[:, None])),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("acceptance",), donate_argnames=("state",))
+def decode(
+    base: Base,
+    drafter: Drafter,
+    sampler: Sampler,
+    eos: jax.Array,
+    state: DecodeState,
+    max_steps: jax.Array,
+    *,
+    acceptance: Acceptance,
+) -> DecodeState:
+    """Step until every row is done or `max_steps` have run (streaming calls again for more)."""
+
+    def unfinished(carry: tuple[jax.Array, DecodeState]) -> jax.Array:
+        steps, state = carry
+        return (steps < max_steps) & ~jnp.all(state.done)
+
+    def body(carry: tuple[jax.Array, DecodeState]) -> tuple[jax.Array, DecodeState]:
+        steps, state = carry
+        return steps + 1, step(base, drafter, acceptance, sampler, eos, state)
+
+    return lax.while_loop(unfinished, body, (jnp.int32(0), state))[1]

@@ -1,0 +1,175 @@
+"""Adapters on disk: a method's trained pytree as safetensors, and what is needed to check and use it as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import flax.traverse_util
+import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from jaxspec.config import ModelConfig
+from jaxspec.decoding.loop import Drafter
+from jaxspec.errors import UserError
+from jaxspec.methods import METHODS
+from jaxspec.methods.base import Method, PyTree
+from jaxspec.model.hf import read_json
+from jaxspec.model.load import Model
+from jaxspec.tree import Tree, build_tree, sparse_paths
+
+SHIPPED = Path(__file__).resolve().parents[2] / "adapters"
+_FORMAT = 1
+_NODES = 8  # candidates and root of the default tree, where the adapter does not say
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapter:
+    """A trained adapter.
+
+    Attributes:
+      method: its method with the settings it was trained with.
+      trainable: the pytree, float32.
+      fingerprint: names the base it belongs to.
+      info: further content of adapter.json: `base` (name), `training`, `data`, `accuracy` [M][K] per distance and
+        rank, `tree` (`paths` and `probes`), as far as known.
+    """
+
+    method: Method
+    trainable: PyTree
+    fingerprint: str
+    info: dict[str, Any]
+
+
+def save_adapter(folder: Path, adapter: Adapter) -> None:
+    """Write adapter.safetensors and adapter.json, each under a temporary name first.
+
+    Args:
+      folder: created where missing.
+      adapter: what to write.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    flat = flax.traverse_util.flatten_dict(adapter.trainable, sep="/")
+    weights = safetensors.numpy.save({name: np.asarray(leaf) for name, leaf in flat.items()})
+    head = {
+        "format": _FORMAT,
+        "method": adapter.method.name,
+        "settings": dataclasses.asdict(adapter.method),
+        "fingerprint": adapter.fingerprint,
+    }
+    text = json.dumps(head | adapter.info, indent=1).encode()
+    for name, content in (("adapter.safetensors", weights), ("adapter.json", text)):
+        temporary = folder / f".{name}.tmp"
+        temporary.write_bytes(content)
+        os.replace(temporary, folder / name)
+
+
+def load_adapter(folder: Path, config: ModelConfig) -> Adapter:
+    """Read an adapter and check it against its own settings and the base's shapes.
+
+    Raises:
+      UserError: missing or truncated files, an unknown method or setting, a tensor missing, unknown or misshapen.
+    """
+    head = read_json(folder / "adapter.json")
+    if head.get("format") != _FORMAT:
+        raise UserError(f"{folder}/adapter.json: format {head.get('format')!r} is not {_FORMAT}")
+    name, settings = head.get("method"), head.get("settings", {})
+    if name not in METHODS:
+        raise UserError(f"{folder}/adapter.json: unknown method {name!r}")
+    try:
+        method = METHODS[name](**settings)
+    except TypeError as error:
+        raise UserError(f"{folder}/adapter.json: settings do not fit {name}: {error}") from None
+    file = folder / "adapter.safetensors"
+    try:
+        flat = safetensors.numpy.load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{file}: not a complete safetensors file ({error})") from None
+    expected = flax.traverse_util.flatten_dict(method.abstract(config), sep="/")
+    for key in sorted(expected.keys() | flat.keys()):
+        if key not in flat:
+            raise UserError(f"{file}: tensor {key!r} is missing")
+        if key not in expected:
+            raise UserError(f"{file}: unknown tensor {key!r}")
+        if flat[key].shape != expected[key].shape:
+            shape, wanted = list(flat[key].shape), list(expected[key].shape)
+            raise UserError(f"{file}: tensor {key!r} has shape {shape}, {name} on this base needs {wanted}")
+    trainable = flax.traverse_util.unflatten_dict({k: jnp.asarray(v) for k, v in flat.items()}, sep="/")
+    info = {k: v for k, v in head.items() if k not in ("format", "method", "settings", "fingerprint")}
+    return Adapter(method, trainable, head.get("fingerprint", ""), info)
+
+
+def find_shipped(method: str, fingerprint: str) -> Path | None:
+    """The folder of the adapter that ships for a method and a base, or None."""
+    for file in sorted(SHIPPED.glob("*/adapter.json")):
+        head = read_json(file)
+        if head.get("method") == method and head.get("fingerprint") == fingerprint:
+            return file.parent
+    return None
+
+
+def adapter_tree(adapter: Adapter, num_nodes: int | None = None) -> Tree:
+    """The draft tree of an adapter: the one it carries, or a sparse one from its measured accuracies.
+
+    Args:
+      adapter: a trained adapter.
+      num_nodes: nodes of a sparse tree, the root included; None: the adapter's own tree.
+    """
+    distances = adapter.method.probe_distances
+    if num_nodes is None and "tree" in adapter.info:
+        tree = adapter.info["tree"]
+        return build_tree([tuple(path) for path in tree["paths"]], distances, tree.get("probes"))
+    if "accuracy" not in adapter.info:
+        raise UserError("the adapter holds neither a tree nor accuracies per rank; train.py measures them")
+    return build_tree(sparse_paths(np.array(adapter.info["accuracy"]), num_nodes or _NODES), distances)
+
+
+def load_method(
+    name: str, model: Model, adapter: str | Path | None = None, *, num_nodes: int | None = None
+) -> Drafter:
+    """A method ready to decode on a base.
+
+    Args:
+      name: a key of `METHODS`.
+      model: the base.
+      adapter: folder of a trained adapter; default the one that ships for this method and base.
+      num_nodes: nodes of the draft tree, the root included; default the adapter's own tree.
+
+    Raises:
+      UserError: an unknown method, no adapter, or one of another method or base.
+    """
+    if name not in METHODS:
+        raise UserError(f"unknown method {name!r}{suggest(name, METHODS)}; methods: {', '.join(METHODS)}")
+    if not METHODS[name].trainable:
+        if adapter is not None:
+            raise UserError(f"{name} takes no adapter, got {str(adapter)!r}")
+        return Drafter({}, build_tree([]), METHODS[name]())
+    folder = Path(adapter) if adapter else find_shipped(name, model.fingerprint)
+    if folder is None:
+        raise UserError(
+            f"no adapter of {name} ships for {model.name!r}; train one with train.py and pass it with --adapter"
+        )
+    if not (folder / "adapter.json").exists():
+        raise UserError(f"{folder}: no adapter there (adapter.json is missing)")
+    declared = read_json(folder / "adapter.json")
+    if declared.get("method") != name:
+        raise UserError(f"{folder}: this adapter belongs to method {declared.get('method')!r}, not {name!r}")
+    if declared.get("fingerprint") != model.fingerprint:
+        raise UserError(
+            f"{folder}: this adapter was trained for another base ({declared.get('base')!r}, fingerprint "
+            f"{declared.get('fingerprint')}); {model.name!r} has {model.fingerprint}"
+        )
+    loaded = load_adapter(folder, model.config)
+    return Drafter(loaded.trainable, adapter_tree(loaded, num_nodes), loaded.method)
+
+
+def suggest(word: str, known: object) -> str:
+    """` (did you mean 'x'?)` for the closest known word, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
