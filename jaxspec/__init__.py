@@ -1,1 +1,31 @@
-"""Lossless parallel decoding for LLaMA-style language models in JAX and Flax."""
+"""Lossless parallel decoding for LLaMA-style language models in JAX and Flax.
+
+model = jaxspec.load_model()
+method = jaxspec.load_method("ppd", model)
+[answer] = jaxspec.generate(model, method, ["Why is the sky blue?"])
+"""
+
+from jaxspec import tree
+from jaxspec.config import DataConfig, ModelConfig, SamplingConfig, TrainConfig
+from jaxspec.decoding.acceptance import Match, Typical
+from jaxspec.decoding.generate import Generation, generate, stream
+from jaxspec.errors import UserError
+from jaxspec.methods.adapter import load_method
+from jaxspec.model.load import Model, load_model
+
+__all__ = [
+    "DataConfig",
+    "Generation",
+    "Match",
+    "Model",
+    "ModelConfig",
+    "SamplingConfig",
+    "TrainConfig",
+    "Typical",
+    "UserError",
+    "generate",
+    "load_method",
+    "load_model",
+    "stream",
+    "tree",
+]

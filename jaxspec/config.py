@@ -111,7 +111,7 @@ class DataConfig:
     answers: int = 2000
     held_out: int = 100
     held_out_seed: int = 0
-    max_prompt_tokens: int = 256
+    max_prompt_tokens: int = 160
     max_answer_tokens: int = 256
     chat: bool = True
     batch_size: int = 32

@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Acceptance, Match
-from jaxspec.decoding.loop import DecodeState, Drafter, decode, prefill, start
-from jaxspec.decoding.sampling import make_sampler
+from jaxspec.decoding.loop import DecodeState, Drafter, decode, insert, prefill, start
+from jaxspec.decoding.sampling import Sampler, make_sampler
 from jaxspec.errors import UserError
 from jaxspec.model.base import Base
 from jaxspec.model.load import Model
@@ -92,7 +92,7 @@ def bucket(length: int, smallest: int = 32, largest_step: int = 512) -> int:
 
 @dataclasses.dataclass
 class _Run:
-    """One batch on its way: prompts as ids, the state, and the clocks."""
+    """One batch on its way: its state and its clocks."""
 
     state: DecodeState
     prefill_seconds: float
@@ -100,51 +100,70 @@ class _Run:
     compile_seconds: float
 
 
-def _advance(
-    model: Model,
-    drafter: Drafter,
-    prompts: Sequence[Sequence[int]],
-    limits: Sequence[int],
-    sampling: SamplingConfig,
-    seed: int,
-    acceptance: Acceptance,
-    steps_per_chunk: int,
-) -> Iterator[_Run]:
-    """Prefill a batch, then decode it chunk by chunk; yields after prefill and after every chunk."""
-    base, sampler = Base(model.params, model.decoder), make_sampler(sampling)
-    B, P = len(prompts), drafter.tree.max_depth
-    lengths = np.array([len(p) for p in prompts], np.int32)
-    padded = bucket(int(lengths.max()))
-    width = bucket(max(limits), 64)
-    capacity = max(padded, bucket(int(lengths.max()) + max(limits) + P + 1, 128, 128))
-    tokens = np.zeros((B, padded), np.int32)
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)] = prompt
-    eos = jnp.array(model.eos or (-1,), jnp.int32)
-    seeds = jnp.full(B, seed % 2**32, jnp.uint32)
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """What all batches of one call share.
 
-    run_prefill, compiling = _compiled(prefill, base, tokens, lengths, capacity=capacity, chunk=_PREFILL_CHUNK)
-    began = time.perf_counter()
-    cache, hidden, logits = run_prefill(base, tokens, lengths)
-    jax.block_until_ready(logits)
-    prefill_seconds = time.perf_counter() - began
-    args = (base, drafter, sampler, cache, hidden, logits, lengths, np.array(limits, np.int32), seeds, eos)
-    run_start, seconds = _compiled(start, *args, width=width)
-    compiling += seconds
-    began = time.perf_counter()
-    state = jax.block_until_ready(run_start(*args))
-    del cache, args
-    prefill_seconds += time.perf_counter() - began
+    Attributes:
+      model: the base's names and tokenizer.
+      base: decoder and parameters.
+      drafter: method, adapter, tree.
+      sampler: how tokens are drawn.
+      seed: of sampling.
+      acceptance: which candidates survive.
+      eos: [E] int32.
+    """
 
-    steps = np.int32(steps_per_chunk)
-    run_decode, seconds = _compiled(decode, base, drafter, sampler, eos, state, steps, acceptance=acceptance)
-    run = _Run(state, prefill_seconds, 0.0, compiling + seconds)
-    yield run
-    while not np.all(run.state.done):
+    model: Model
+    base: Base
+    drafter: Drafter
+    sampler: Sampler
+    seed: int
+    acceptance: Acceptance
+    eos: jax.Array
+
+    def begin(
+        self, prompts: Sequence[Sequence[int]], limits: Sequence[int], padded: int, width: int, capacity: int
+    ) -> _Run:
+        """Prefill a batch of prompts, padded to `padded` tokens, and make the first draft."""
+        lengths = np.array([len(p) for p in prompts], np.int32)
+        tokens = np.zeros((len(prompts), padded), np.int32)
+        for row, prompt in enumerate(prompts):
+            tokens[row, : len(prompt)] = prompt
+        seeds = jnp.full(len(prompts), self.seed % 2**32, jnp.uint32)
+        starts = np.arange(_PREFILL_CHUNK, padded, _PREFILL_CHUNK, dtype=np.int32)
+        run_prefill, compiling = _compiled(prefill, self.base, tokens, lengths, starts, capacity=capacity)
         began = time.perf_counter()
-        run.state = jax.block_until_ready(run_decode(base, drafter, sampler, eos, run.state, steps))
+        prefilled = jax.block_until_ready(run_prefill(self.base, tokens, lengths, starts))
+        seconds = time.perf_counter() - began
+        limits = np.array(limits, np.int32)
+        args = (self.base, self.drafter, self.sampler, *prefilled, lengths, limits, seeds, self.eos)
+        run_start, more = _compiled(start, *args, width=width)
+        began = time.perf_counter()
+        state = jax.block_until_ready(run_start(*args))
+        return _Run(state, seconds + time.perf_counter() - began, 0.0, compiling + more)
+
+    def advance(self, run: _Run, steps: int) -> None:
+        """Run some steps, or fewer where all rows are done."""
+        args = (self.base, self.drafter, self.sampler, self.eos, run.state, np.int32(steps))
+        run_decode, compiling = _compiled(decode, *args, acceptance=self.acceptance)
+        run.compile_seconds += compiling
+        began = time.perf_counter()
+        run.state = jax.block_until_ready(run_decode(*args))
         run.decode_seconds += time.perf_counter() - began
-        yield run
+
+    def sizes(self, longest_prompt: int, max_new_tokens: int) -> tuple[int, int, int]:
+        """Bucketed prompt length, output width and cache capacity."""
+        padded = bucket(longest_prompt)
+        needed = longest_prompt + max_new_tokens + self.drafter.tree.max_depth + 1
+        return padded, bucket(max_new_tokens, 64), max(padded, bucket(needed, 128, 128))
+
+
+def _job(
+    model: Model, drafter: Drafter, sampling: SamplingConfig, seed: int, acceptance: Acceptance
+) -> _Job:
+    eos = jnp.array(model.eos or (-1,), jnp.int32)
+    return _Job(model, Base(model.params, model.decoder), drafter, make_sampler(sampling), seed, acceptance, eos)
 
 
 def _collect(model: Model, run: _Run, row: int, prompt: str) -> Generation:
@@ -239,17 +258,68 @@ def generate(
     if batch_size < 1:
         raise UserError(f"batch-size must be at least 1, got {batch_size}")
     encoded = [encode_prompt(model, prompt, chat, room) for prompt in prompts]
+    job = _job(model, method, sampling, seed, acceptance)
     results = []
     for first in range(0, len(encoded), batch_size):
         batch = encoded[first : first + batch_size]
         padding = min(batch_size, len(encoded)) - len(batch)  # a last short batch keeps the compiled shape
         limits = [max_new_tokens] * len(batch) + [0] * padding
-        rows = [*batch, *[[0]] * padding]
-        for run in _advance(model, method, rows, limits, sampling, seed, acceptance, _UNBOUNDED):
-            pass
+        sizes = job.sizes(max(map(len, batch)), max_new_tokens)
+        run = job.begin([*batch, *[[0]] * padding], limits, *sizes)
+        job.advance(run, _UNBOUNDED)
         for row in range(len(batch)):
             results.append(_collect(model, run, row, _as_text(model, prompts[first + row])))
     return results
+
+
+def generate_many(
+    model: Model,
+    method: Drafter,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    batch_size: int = 32,
+    refill: int = 8,
+    steps_per_chunk: int = 16,
+) -> Iterator[tuple[int, list[int]]]:
+    """Greedy answers to many prompts, for throughput: rows that finish make room for the next prompts.
+
+    Args:
+      model: the base.
+      method: from `load_method`.
+      prompts: token ids.
+      max_new_tokens: stop there, or at an end-of-text token.
+      batch_size: rows decoded together.
+      refill: prompts prefilled together, once as many rows are free.
+      steps_per_chunk: forward passes between two looks at what has finished.
+
+    Yields:
+      Index of a prompt and the ids of its answer, in the order they finish.
+    """
+    job, refill = _job(model, method, SamplingConfig(), 0, Match()), min(refill, batch_size)
+    _, width, capacity = job.sizes(max(map(len, prompts)), max_new_tokens)
+    run = job.begin([[0]] * batch_size, [0] * batch_size, bucket(1), width, capacity)  # all rows free
+    owner: list[int | None] = [None] * batch_size
+    waiting = list(range(len(prompts)))[::-1]
+    while waiting or any(prompt is not None for prompt in owner):
+        free = [row for row, prompt in enumerate(owner) if prompt is None]
+        while waiting and len(free) >= min(refill, len(waiting)):
+            taken = [waiting.pop() for _ in range(min(refill, len(waiting)))]
+            rows, free = free[: len(taken)], free[len(taken) :]
+            padding = refill - len(taken)
+            limits = [max_new_tokens] * len(taken) + [0] * padding
+            batch = [*(prompts[i] for i in taken), *[[0]] * padding]
+            fresh = job.begin(batch, limits, bucket(max(map(len, batch))), width, capacity)
+            run.state = insert(run.state, fresh.state, np.array(rows + [batch_size] * padding, np.int32))
+            for row, prompt in zip(rows, taken, strict=True):
+                owner[row] = prompt
+        job.advance(run, steps_per_chunk)
+        done, counts = np.asarray(run.state.done), np.asarray(run.state.counts)
+        tokens = np.asarray(run.state.tokens)
+        for row, prompt in enumerate(owner):
+            if prompt is not None and done[row]:
+                owner[row] = None
+                yield prompt, tokens[row, : counts[row]].tolist()
 
 
 def stream(
@@ -286,8 +356,12 @@ def stream(
       UserError: a prompt or a setting that makes no sense.
     """
     ids = encode_prompt(model, prompt, chat, _check(model, max_new_tokens, max_length))
-    for run in _advance(model, method, [ids], [max_new_tokens], sampling, seed, acceptance, steps_per_chunk):
-        yield _collect(model, run, 0, _as_text(model, prompt))
+    job, text = _job(model, method, sampling, seed, acceptance), _as_text(model, prompt)
+    run = job.begin([ids], [max_new_tokens], *job.sizes(len(ids), max_new_tokens))
+    yield _collect(model, run, 0, text)
+    while not np.all(run.state.done):
+        job.advance(run, steps_per_chunk)
+        yield _collect(model, run, 0, text)
 
 
 def _as_text(model: Model, prompt: str | Sequence[int]) -> str:

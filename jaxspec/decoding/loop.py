@@ -1,8 +1,8 @@
 """Prefill, one step, and the jitted loop that repeats it.
 
-    prefill   prompt -> cache, hidden states, first token
-    step      rows through the base -> accept -> commit -> emit -> propose
-    decode    while_loop over step, until every row is done or `max_steps` have run
+prefill   prompt -> cache, hidden states, first token
+step      rows through the base -> accept -> commit -> emit -> propose
+decode    while_loop over step, until every row is done or `max_steps` have run
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jaxspec.decoding.sampling import Sampler
 from jaxspec.methods.base import Draft, Method, PyTree, Verified
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
+from jaxspec.model.decoder import causal_mask
 from jaxspec.tree import Tree
 
 
@@ -87,38 +88,38 @@ def _batched(tree: Tree, batch: int) -> Tree:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), tree)
 
 
-@functools.partial(jax.jit, static_argnames=("capacity", "chunk"))
+@functools.partial(jax.jit, static_argnames=("capacity",))
 def prefill(
-    base: Base, tokens: jax.Array, lengths: jax.Array, *, capacity: int, chunk: int
+    base: Base, tokens: jax.Array, lengths: jax.Array, starts: jax.Array, *, capacity: int
 ) -> tuple[Cache, jax.Array, jax.Array]:
-    """Run the prompts through the base, `chunk` positions at a time.
+    """Run the prompts through the base in chunks of equal width, which bounds the memory of attention.
 
     Args:
       base: the frozen decoder.
-      tokens: [B, T] int32, padded on the right; T is a multiple of `chunk` or below it.
+      tokens: [B, T] int32, padded on the right.
       lengths: [B] int32.
+      starts: [T / width - 1] int32, first positions of all chunks but the first; T / width is the number of chunks.
       capacity: S of the cache.
-      chunk: positions per pass; bounds the memory of attention.
 
     Returns:
       The cache, the hidden states of all positions [B, T, D], and the logits [B, V] after each prompt.
     """
     B, T = tokens.shape
-    width = min(chunk, T)
+    width = T // (starts.shape[0] + 1)
+    causal = causal_mask(B, width)
     cache = empty_cache(base.decoder.config, B, capacity, base.params["lm_head"].dtype)
-    causal = jnp.broadcast_to(jnp.tri(width, dtype=bool), (B, 1, width, width))
 
-    def one_chunk(cache: Cache, start: jax.Array) -> tuple[Cache, jax.Array]:
+    def chunk(cache: Cache, start: jax.Array, seen: Cache | None) -> tuple[Cache, jax.Array]:
         x = base.embed(lax.dynamic_slice_in_dim(tokens, start, width, axis=1))
         positions = jnp.broadcast_to(start + jnp.arange(width), (B, width))
-        visible = jnp.broadcast_to(start, (B, 1))
-        hidden, rows = base.rows(x, positions, causal, cache, visible)
+        hidden, rows = base.rows(x, positions, causal, seen, jnp.broadcast_to(start, (B, 1)))
         return commit(cache, rows, jnp.broadcast_to(start, (B,))), hidden
 
-    cache, hidden = lax.scan(one_chunk, cache, jnp.arange(0, T, width))
-    hidden = hidden.swapaxes(0, 1).reshape(B, T, -1)
-    last = hidden[jnp.arange(B), lengths - 1]
-    return cache, hidden, base.logits(last)
+    cache, hidden = chunk(cache, jnp.int32(0), None)
+    if starts.size:
+        cache, rest = lax.scan(lambda cache, start: chunk(cache, start, cache), cache, starts)
+        hidden = jnp.concatenate([hidden, rest.swapaxes(0, 1).reshape(B, T - width, -1)], axis=1)
+    return cache, hidden, base.logits(hidden[jnp.arange(B), lengths - 1])
 
 
 @functools.partial(jax.jit, static_argnames=("width",), donate_argnames=("cache",))
@@ -260,3 +261,15 @@ def decode(
         return steps + 1, step(base, drafter, acceptance, sampler, eos, state)
 
     return lax.while_loop(unfinished, body, (jnp.int32(0), state))[1]
+
+
+@functools.partial(jax.jit, donate_argnames=("state",))
+def insert(state: DecodeState, new: DecodeState, rows: jax.Array) -> DecodeState:
+    """Replace batch rows by freshly started ones: every leaf of the state has a batch axis.
+
+    Args:
+      state: B rows.
+      new: F rows of the same capacity and buffer width.
+      rows: [F] int32, where they go; an index of B drops a row that only pads.
+    """
+    return jax.tree.map(lambda old, fresh: old.at[rows].set(fresh, mode="drop"), state, new)

@@ -130,9 +130,7 @@ def adapter_tree(adapter: Adapter, num_nodes: int | None = None) -> Tree:
     return build_tree(sparse_paths(np.array(adapter.info["accuracy"]), num_nodes or _NODES), distances)
 
 
-def load_method(
-    name: str, model: Model, adapter: str | Path | None = None, *, num_nodes: int | None = None
-) -> Drafter:
+def load_method(name: str, model: Model, adapter: str | Path | None = None, *, num_nodes: int | None = None) -> Drafter:
     """A method ready to decode on a base.
 
     Args:

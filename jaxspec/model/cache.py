@@ -70,13 +70,7 @@ def commit(cache: Cache, rows: Cache, lengths: jax.Array) -> Cache:
       The cache with P slots of every batch row overwritten.
     """
 
-    def write(b: int | jax.Array, cache: Cache) -> Cache:
-        def one(buffer: jax.Array, new: jax.Array) -> jax.Array:
-            new = lax.dynamic_slice_in_dim(new, b, 1).astype(buffer.dtype)
-            return lax.dynamic_update_slice(buffer, new, (b, 0, lengths[b], 0))
+    def write(buffer: jax.Array, new: jax.Array, length: jax.Array) -> jax.Array:
+        return lax.dynamic_update_slice(buffer, new.astype(buffer.dtype), (0, length, 0))
 
-        return jax.tree.map(one, cache, rows)
-
-    # A loop of in-place updates: vmap would turn them into a scatter, which copies the buffer on CPU.
-    batch = lengths.shape[0]
-    return write(0, cache) if batch == 1 else lax.fori_loop(0, batch, write, cache)
+    return jax.tree.map(lambda buffer, new: jax.vmap(write)(buffer, new, lengths), cache, rows)

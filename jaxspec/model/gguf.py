@@ -17,9 +17,7 @@ from jaxspec.model.rope import llama3_frequencies
 from jaxspec.model.weights import GGUF_NAMES, load_params
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types of the format
-_DIGIT_TRIPLES = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_DIGIT_TRIPLES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 class GGUFFile:
@@ -38,7 +36,9 @@ class GGUFFile:
         self._fields = {name: field for name, field in self._reader.fields.items()}
         self.architecture = self.get("general.architecture")
         if self.architecture not in ("llama", "qwen2"):
-            raise UserError(f"{path}: GGUF architecture {self.architecture!r} is not supported; supported: llama, qwen2")
+            raise UserError(
+                f"{path}: GGUF architecture {self.architecture!r} is not supported; supported: llama, qwen2"
+            )
 
     def get(self, key: str, default: object = None) -> object:
         """A metadata value, or `default` where the file has none."""
@@ -80,7 +80,9 @@ class GGUFFile:
             scaling = RopeScaling("llama3", factor, original_max_positions=8192)
             plain = float(theta) ** -(np.arange(len(factors)) / len(factors))
             if not np.allclose(plain / factors, llama3_frequencies(plain, scaling), rtol=1e-3):
-                raise UserError(f"{self.path}: tensor 'rope_freqs.weight' is not LLaMA 3's; load the original directory")
+                raise UserError(
+                    f"{self.path}: tensor 'rope_freqs.weight' is not LLaMA 3's; load the original directory"
+                )
             return scaling
         if kind == "none":
             return None

@@ -113,14 +113,18 @@ def load_params(
             continue  # a buffer of old checkpoints; a second copy of tied embeddings
         path = expected.get(name)
         if path is None:
-            raise UserError(f"{where}: unknown tensor {name!r} {list(array.shape)}; the configuration has no such weight")
+            raise UserError(
+                f"{where}: unknown tensor {name!r} {list(array.shape)}; the configuration has no such weight"
+            )
         if path in params:
             raise UserError(f"{where}: tensor {name!r} occurs twice")
         if stored_transposed(path):
             array = array.T
         if array.shape != table[path]:
             shape = list(array.T.shape if stored_transposed(path) else array.shape)
-            raise UserError(f"{where}: tensor {name!r} has shape {shape}, the configuration needs {_wanted(path, table)}")
+            raise UserError(
+                f"{where}: tensor {name!r} has shape {shape}, the configuration needs {_wanted(path, table)}"
+            )
         params[path] = jnp.asarray(np.ascontiguousarray(array), jnp.float32 if "norm" in path else dtype)
         digests[path] = tensor_digest(array)
     missing = [name for name, path in expected.items() if path not in params]

@@ -1,7 +1,7 @@
 """A draft tree as static arrays, padded to a fixed size and passed to jit as data.
 
-    root ── a ── c        nodes   0 root, 1 a, 2 b, 3 c      parent [0, 0, 0, 1]   depth [0, 1, 1, 2]
-         └─ b             probes  attached to nodes; each sits `distance` positions after its owner
+root ── a ── c        nodes   0 root, 1 a, 2 b, 3 c      parent [0, 0, 0, 1]   depth [0, 1, 1, 2]
+     └─ b             probes  attached to nodes; each sits `distance` positions after its owner
 """
 
 from __future__ import annotations

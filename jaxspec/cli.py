@@ -1,0 +1,72 @@
+"""What the entry points share: parsing options, reporting errors on one line, warming up JAX."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import jax
+import tyro
+
+from jaxspec.errors import UserError
+from jaxspec.methods.adapter import suggest
+
+T = TypeVar("T")
+
+
+def run_main(main: Callable[[list[str]], None]) -> None:
+    """Run an entry point: user errors become one line on stderr and exit code 2, Ctrl-C exits with 130."""
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def parse(kind: type[T], args: Sequence[str], default: T | None = None, prog: str | None = None) -> T:
+    """Options from the command line.
+
+    Args:
+      kind: dataclass whose fields are the options.
+      args: the command line.
+      default: values of options not given.
+      prog: name of the program, for --help.
+
+    Raises:
+      UserError: an option that does not exist.
+    """
+    extra = {} if default is None else {"default": default}
+    parsed, unknown = tyro.cli(kind, args=list(args), prog=prog, return_unknown_args=True, **extra)
+    if unknown:
+        word = unknown[0]
+        options = [f"--{name}" for name in _option_names(kind if default is None else default)]
+        raise UserError(f"unknown option {word!r}{suggest(word, options)}; --help lists them all")
+    return parsed
+
+
+def _option_names(settings: object, prefix: str = "") -> list[str]:
+    """Dotted names of all fields of a dataclass, nested ones included."""
+    import dataclasses
+
+    names = []
+    for field in dataclasses.fields(settings):
+        name = prefix + field.name.replace("_", "-")
+        value = getattr(settings, field.name, None)
+        names += _option_names(value, name + ".") if dataclasses.is_dataclass(value) else [name]
+    return names
+
+
+def enable_compilation_cache() -> None:
+    """Keep compiled programs on disk, so that the second start is fast. JAX_COMPILATION_CACHE_DIR overrides where."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "jaxspec" / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

@@ -1,0 +1,1 @@
+"""Prefill, step, acceptance, sampling, the jitted loop, streaming."""

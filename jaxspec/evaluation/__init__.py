@@ -1,0 +1,1 @@
+"""Comparing, measuring and reporting what the methods do."""

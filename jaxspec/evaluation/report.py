@@ -1,0 +1,97 @@
+"""What decode.py shows: records for programs, a line and coloured text for people."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TextIO
+
+from jaxspec.decoding.generate import Generation
+from jaxspec.model.load import Model
+
+_GREEN, _PLAIN = "\033[32m", "\033[0m"
+
+
+def record(method: str, model: str, answer: Generation, reference: Generation | None) -> dict[str, Any]:
+    """One prompt's result as plain values for JSON.
+
+    Args:
+      method: name.
+      model: name.
+      answer: the method's answer.
+      reference: autoregressive decoding's, where it was run for comparison.
+    """
+    row = {
+        "method": method,
+        "model": model,
+        "prompt": answer.prompt,
+        "text": answer.text,
+        "tokens": answer.tokens,
+        "new_tokens": answer.new_tokens,
+        "steps": answer.steps,
+        "tokens_per_step": round(answer.tokens_per_step, 4),
+        "prefill_seconds": round(answer.prefill_seconds, 4),
+        "decode_seconds": round(answer.decode_seconds, 4),
+        "tokens_per_second": round(answer.tokens_per_second, 2),
+        "compile_seconds": round(answer.compile_seconds, 2),
+        "offered_by_depth": answer.offered,
+        "accepted_by_depth": answer.accepted,
+    }
+    if reference is not None:
+        speed = reference.tokens_per_second
+        row["identical_to_autoregressive"] = answer.tokens == reference.tokens
+        row["autoregressive_tokens_per_second"] = round(speed, 2)
+        row["speedup"] = round(answer.tokens_per_second / speed, 3) if speed else None
+    return row
+
+
+def summary(name: str, answer: Generation) -> str:
+    """One line: tokens, speed, tokens per step, acceptance by depth, compile time apart."""
+    parts = [
+        f"{name}: {answer.new_tokens} tokens",
+        f"{answer.tokens_per_second:.1f} tokens/s",
+        f"{answer.tokens_per_step:.2f} tokens per step",
+    ]
+    rates = [f"{a / o:.0%}" for a, o in zip(answer.accepted, answer.offered, strict=True) if o]
+    if rates:
+        parts.append(f"accepted {'/'.join(rates)} at depth {'/'.join(str(d + 1) for d in range(len(rates)))}")
+    parts.append(f"prefill {answer.prefill_seconds:.2f} s, compile {answer.compile_seconds:.1f} s")
+    return ", ".join(parts)
+
+
+def comparison(answer: Generation, reference: Generation) -> str:
+    """One line: whether the outputs are identical, and how much faster one is."""
+    identical = "yes" if answer.tokens == reference.tokens else "no"
+    if not reference.tokens_per_second:
+        return f"identical: {identical}"
+    return f"identical: {identical}, {answer.tokens_per_second / reference.tokens_per_second:.2f}x autoregressive"
+
+
+class TextPrinter:
+    """Prints an answer as it grows; tokens that were drafted and accepted are green on a terminal.
+
+    Args:
+      model: decodes tokens.
+      out: where to print.
+    """
+
+    def __init__(self, model: Model, out: TextIO = sys.stdout):
+        self._model, self._out, self._colour = model, out, out.isatty()
+        self._tokens, self._text = 0, ""
+
+    def show(self, answer: Generation) -> None:
+        """Print what is new since the last call; a character that is still incomplete waits."""
+        for count in range(self._tokens + 1, answer.new_tokens + 1):
+            text = self._model.decode(answer.tokens[:count])
+            if text.endswith("\ufffd") and count < answer.new_tokens:
+                continue
+            piece = text[len(self._text) :]
+            drafted = self._colour and answer.drafted[count - 1]
+            self._out.write(f"{_GREEN}{piece}{_PLAIN}" if drafted else piece)
+            self._text = text
+        self._tokens = answer.new_tokens
+        self._out.flush()
+
+    def end(self) -> None:
+        """Finish the line."""
+        self._out.write("\n")
+        self._out.flush()

@@ -1,0 +1,56 @@
+"""Progress of long work: a bar on a terminal, plain lines elsewhere. Everything goes to stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+import tqdm
+
+_SECONDS_BETWEEN_LINES = 15.0
+
+
+class Progress:
+    """A bar with rate and time left; a line every few seconds where stderr is no terminal.
+
+    Args:
+      label: what is going on.
+      total: units of work.
+      unit: name of one unit.
+      done: units finished before, by an earlier run.
+    """
+
+    def __init__(self, label: str, total: int, unit: str, done: int = 0):
+        self._label, self._total, self._unit, self._first, self._done = label, total, unit, done, done
+        self._began = self._last = time.monotonic()
+        self._bar = None
+        if sys.stderr.isatty():
+            self._bar = tqdm.tqdm(total=total, initial=done, unit=unit, desc=label, dynamic_ncols=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def update(self, done: int, note: str = "") -> None:
+        """Report that `done` units are finished in all, with a short note on how it goes."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(note, refresh=False)
+            self._bar.update(done - self._done)
+        self._done = done
+        now = time.monotonic()
+        if self._bar is None and (now - self._last > _SECONDS_BETWEEN_LINES or done >= self._total):
+            self._last = now
+            rate = (done - self._first) / max(now - self._began, 1e-9)
+            left = (self._total - done) / rate if rate else 0
+            line = f"{self._label}: {done}/{self._total} {self._unit}, {rate:.2f}/s, {left / 60:.1f} min left"
+            print(f"{line}  {note}".rstrip(), file=sys.stderr, flush=True)
+
+    def message(self, text: str) -> None:
+        """A line of its own, without disturbing the bar."""
+        tqdm.tqdm.write(text, file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Self-generated data, the trainer, checkpoints, held-out accuracy."""

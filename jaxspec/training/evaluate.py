@@ -1,0 +1,80 @@
+"""How well a drafter predicts held-out text: accuracy per distance and rank, at every position."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.decoding.generate import bucket
+from jaxspec.methods.base import Batch, Method, PyTree
+from jaxspec.model.base import Base
+from jaxspec.training.batches import insertion_points, make_batch
+from jaxspec.training.data import Answer
+
+RANKS = 10
+_BATCH = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Accuracy:
+    """Measured on the base's greedy text.
+
+    Attributes:
+      by_rank: [M, 10], how often the rank-k candidate at distance m + 1 is the token that follows.
+      positions: insertion points counted at distance 1.
+    """
+
+    by_rank: np.ndarray
+    positions: int
+
+    def top(self, k: int) -> np.ndarray:
+        """[M], how often the token is among the k best candidates."""
+        return self.by_rank[:, :k].sum(axis=1)
+
+
+@functools.partial(jax.jit, static_argnames=("method",))
+def _rank_counts(method: Method, trainable: PyTree, base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    logits = method.predictions(trainable, base, batch)  # [B, G, M, V]
+    target = batch.points[..., None] + 1 + np.arange(1, method.max_distance + 1)  # [B, G, M]
+    counted = (batch.points[..., None] >= 0) & (target < batch.lengths[:, None, None])
+    rows = jnp.arange(target.shape[0])[:, None, None]
+    labels = batch.tokens[rows, jnp.minimum(target, batch.tokens.shape[1] - 1)]
+    score = jnp.take_along_axis(logits, labels[..., None], axis=-1)
+    rank = jnp.sum(logits > score, axis=-1)
+    hits = (rank[..., None] == np.arange(RANKS)) & counted[..., None]
+    return jnp.sum(hits, axis=(0, 1)), jnp.sum(counted, axis=(0, 1))
+
+
+def evaluate(
+    method: Method,
+    trainable: PyTree,
+    base: Base,
+    answers: Sequence[Answer],
+    progress: Callable[[int], None] = lambda done: None,
+) -> Accuracy:
+    """Measure accuracies at every position of held-out answers.
+
+    Args:
+      method: settings.
+      trainable: its pytree.
+      base: the frozen decoder.
+      answers: held-out answers.
+      progress: called with the number of answers done.
+    """
+    length = bucket(max(len(a.prompt_tokens) + len(a.answer_tokens) for a in answers), 64, 64)
+    ordered = sorted(answers, key=lambda a: len(a.answer_tokens))
+    hits, counted = 0, 0
+    for first in range(0, len(ordered), _BATCH):
+        group = ordered[first : first + _BATCH]
+        group += [Answer([0], [])] * (_BATCH - len(group))
+        points = [insertion_points(a, length) for a in group]
+        batch = make_batch(group, points, length, bucket(max(map(len, points)), 32))
+        new_hits, new_counted = _rank_counts(method, trainable, base, batch)
+        hits, counted = hits + np.asarray(new_hits, float), counted + np.asarray(new_counted, float)
+        progress(min(first + _BATCH, len(ordered)))
+    return Accuracy(hits / np.maximum(counted, 1)[:, None], int(counted[0]))

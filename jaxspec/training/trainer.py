@@ -1,0 +1,219 @@
+"""Training an adapter: the frozen base is an argument, gradients reach the method's small pytree alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+
+from jaxspec.config import DataConfig, ModelConfig, TrainConfig
+from jaxspec.errors import UserError
+from jaxspec.methods.adapter import Adapter, save_adapter
+from jaxspec.methods.base import Batch, Method, PyTree
+from jaxspec.model.base import Base
+from jaxspec.model.decoder import Decoder
+from jaxspec.model.load import Model
+from jaxspec.progress import Progress
+from jaxspec.training.batches import TrainingData
+from jaxspec.training.data import Answer, prepare_answers
+from jaxspec.training.evaluate import Accuracy, evaluate
+from jaxspec.training.plot import plot_training
+
+_QUICK = 16  # held-out answers of an evaluation on the way
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """One named training run: what configs/ holds and `train.py --config` takes.
+
+    Attributes:
+      model: the base, as `load_model` takes it.
+      shapes: the base's shapes, so that the run can be inspected without its weights.
+      method: what to train, with its settings.
+      data: where the text comes from.
+      train: how to train.
+    """
+
+    model: str
+    shapes: ModelConfig
+    method: Method
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+
+
+def check_config(config: RunConfig) -> None:
+    """Raise UserError for settings that cannot train."""
+    t, d = config.train, config.data
+    if not config.method.trainable:
+        raise UserError(f"method {config.method.name!r} has nothing to train")
+    for name, value in (("steps", t.steps), ("batch-size", t.batch_size), ("insertions", t.insertions)):
+        if value < 1:
+            raise UserError(f"train.{name} must be at least 1, got {value}")
+    for name, value in (("answers", d.answers), ("held-out", d.held_out), ("batch-size", d.batch_size)):
+        if value < 1:
+            raise UserError(f"data.{name} must be at least 1, got {value}")
+    if not t.learning_rate > 0:
+        raise UserError(f"train.learning-rate must be positive, got {t.learning_rate}")
+    if t.sequence_length <= d.max_prompt_tokens:
+        raise UserError(
+            f"train.sequence-length {t.sequence_length} leaves no room for an answer behind prompts of up to "
+            f"data.max-prompt-tokens {d.max_prompt_tokens}"
+        )
+    if d.max_prompt_tokens + d.max_answer_tokens > config.shapes.max_positions:
+        raise UserError(f"prompts and answers of data.* do not fit the base's {config.shapes.max_positions} positions")
+
+
+def optimizer(train: TrainConfig) -> optax.GradientTransformation:
+    """AdamW on a cosine schedule."""
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0 if train.warmup else train.learning_rate, train.learning_rate, train.warmup, train.steps
+    )
+    clip = optax.clip_by_global_norm(train.clip) if train.clip else optax.identity()
+    return optax.chain(clip, optax.adamw(schedule, train.beta1, train.beta2, weight_decay=train.weight_decay))
+
+
+@functools.partial(jax.jit, static_argnames=("method", "train"), donate_argnames=("trainable", "state"))
+def train_step(
+    method: Method, train: TrainConfig, base: Base, trainable: PyTree, state: PyTree, batch: Batch
+) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
+    """One update. Returns the new trainable, the new optimizer state, and metrics with `loss` and `gradient_norm`."""
+    (loss, metrics), gradients = jax.value_and_grad(method.loss, has_aux=True)(trainable, base, batch)
+    updates, state = optimizer(train).update(gradients, state, trainable)
+    metrics = metrics | {"loss": loss, "gradient_norm": optax.global_norm(gradients)}
+    return optax.apply_updates(trainable, updates), state, metrics
+
+
+class Trainer:
+    """One run in one folder: log.jsonl, checkpoints/, and at the end the adapter and training.png.
+
+    Args:
+      config: what to train and how.
+      model: the base.
+      output: the folder.
+      resume: continue the run that the folder holds.
+
+    Raises:
+      UserError: settings that cannot train, a base of other shapes, or a folder that holds another run.
+    """
+
+    def __init__(self, config: RunConfig, model: Model, output: Path, resume: bool):
+        check_config(config)
+        if model.config != config.shapes:
+            raise UserError(
+                f"{model.name!r} has other shapes than the config: {model.config} instead of {config.shapes}"
+            )
+        self.config, self.model, self.output = config, model, output
+        self.base = Base(model.params, Decoder(model.config, remat=config.train.remat))
+        self._identity = json.loads(json.dumps(describe(config) | {"fingerprint": model.fingerprint}))
+        self._claim(resume)
+        options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True)
+        self._checkpoints = ocp.CheckpointManager((output / "checkpoints").resolve(), options=options)
+
+    def _claim(self, resume: bool) -> None:
+        """Make sure that the folder is new, or holds this very run."""
+        file = self.output / "run.json"
+        if file.exists() and not resume:
+            raise UserError(f"{self.output} holds a run already; continue it with --resume or give another --output")
+        if file.exists() and json.loads(file.read_text()) != self._identity:
+            raise UserError(f"{self.output} holds a run with other settings ({file}); give another --output")
+        try:
+            self.output.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(self._identity, indent=1))
+        except OSError as error:
+            raise UserError(f"{self.output}: cannot be written ({error.strerror})") from None
+
+    def run(self) -> Adapter:
+        """Make or read the answers, train, evaluate, write the adapter."""
+        with Progress("answers", self.config.data.answers + self.config.data.held_out, "answers") as progress:
+            began = time.monotonic()
+            held_out, answers = prepare_answers(
+                self.model,
+                self.config.data,
+                lambda done, total, tokens: progress.update(
+                    done, f"{tokens / (time.monotonic() - began):.0f} tokens/s"
+                ),
+            )
+        trainable = self._train(TrainingData(answers, self.config.train), held_out)
+        with Progress("evaluation", len(held_out), "answers") as progress:
+            accuracy = evaluate(self.config.method, trainable, self.base, held_out, progress.update)
+        self._log({"step": self.config.train.steps, "held_out": len(held_out)} | _accuracies(accuracy))
+        adapter = Adapter(self.config.method, trainable, self.model.fingerprint, self._provenance(accuracy, answers))
+        save_adapter(self.output, adapter)
+        plot_training(self.output / "log.jsonl", self.output / "training.png")
+        return adapter
+
+    def _train(self, data: TrainingData, held_out: list[Answer]) -> PyTree:
+        train, method = self.config.train, self.config.method
+        trainable = method.init(jax.random.key(train.seed), self.base)
+        state = optimizer(train).init(trainable)
+        first = self._checkpoints.latest_step() or 0
+        if first:
+            trainable, state = self._restore(first, trainable, state)
+        began, groups = time.monotonic(), 0
+        with Progress("training", train.steps, "steps", done=first) as progress:
+            for step in range(first, train.steps):
+                batch = data.batch(step)
+                trainable, state, metrics = train_step(method, train, self.base, trainable, state, batch)
+                metrics = {name: float(value) for name, value in metrics.items()}
+                if not math.isfinite(metrics["loss"] + metrics["gradient_norm"]):
+                    raise UserError(
+                        f"loss or gradient is no longer finite at step {step + 1}: {metrics}; lower "
+                        f"train.learning-rate and start again, or --resume from step {self._checkpoints.latest_step()}"
+                    )
+                groups += int((batch.points >= 0).sum())
+                rate = groups / (time.monotonic() - began)
+                progress.update(step + 1, f"loss {metrics['loss']:.3f}, {rate:.0f} groups/s")
+                self._log({"step": step + 1, "groups_per_second": round(rate, 1)} | metrics)
+                if (step + 1) % train.save_every == 0 or step + 1 == train.steps:
+                    self._save(step + 1, trainable, state)
+                if train.eval_every and (step + 1) % train.eval_every == 0 and step + 1 < train.steps:
+                    accuracy = evaluate(method, trainable, self.base, held_out[:_QUICK])
+                    self._log({"step": step + 1, "held_out": _QUICK} | _accuracies(accuracy))
+                    progress.message(f"step {step + 1}, held-out top-1 {np.round(accuracy.top(1), 3).tolist()}")
+        self._checkpoints.wait_until_finished()
+        return trainable
+
+    def _save(self, step: int, trainable: PyTree, state: PyTree) -> None:
+        tree = {"trainable": trainable, "optimizer": state}
+        self._checkpoints.save(step, args=ocp.args.StandardSave(tree))
+
+    def _restore(self, step: int, trainable: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, {"trainable": trainable, "optimizer": state})
+        tree = self._checkpoints.restore(step, args=ocp.args.StandardRestore(wanted))
+        tree = jax.tree.map(jnp.asarray, tree)
+        return tree["trainable"], tree["optimizer"]
+
+    def _log(self, row: dict[str, Any]) -> None:
+        with (self.output / "log.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _provenance(self, accuracy: Accuracy, answers: list[Answer]) -> dict[str, Any]:
+        run = describe(self.config)
+        run["data"]["prompts"] = Path(run["data"]["prompts"]).name  # a folder of this machine means nothing elsewhere
+        used = {"answers": len(answers), "answer_tokens": sum(len(a.answer_tokens) for a in answers)}
+        return {
+            "base": self.model.name,
+            "training": run["train"],
+            "data": run["data"] | used,
+            "accuracy": np.round(accuracy.by_rank, 5).tolist(),
+            "accuracy_positions": accuracy.positions,
+        }
+
+
+def describe(config: RunConfig) -> dict[str, Any]:
+    """A run as plain values, for JSON."""
+    return dataclasses.asdict(config) | {"method": {"name": config.method.name} | dataclasses.asdict(config.method)}
+
+
+def _accuracies(accuracy: Accuracy) -> dict[str, list[float]]:
+    return {f"top{k}": np.round(accuracy.top(k), 4).tolist() for k in (1, 5, 10)}

@@ -1,0 +1,49 @@
+"""Train an adapter: python train.py --config ppd_smollm2 [--output DIR] [--resume] [--train.steps 500 ...]."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from jaxspec.cli import enable_compilation_cache, parse, run_main
+from jaxspec.model.load import load_model
+from jaxspec.training.configs import load_config, split_config_name
+from jaxspec.training.trainer import RunConfig, Trainer, describe
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(RunConfig):
+    """Every setting of the run, and where it goes.
+
+    Attributes:
+      output: folder of the run and of the adapter; default runs/<config>.
+      resume: continue the run in that folder.
+      show: print the settings as JSON and stop.
+    """
+
+    output: str = ""
+    resume: bool = False
+    show: bool = False
+
+
+def main(args: list[str]) -> None:
+    """Parse, train, say where the adapter is."""
+    name, rest = split_config_name(args)
+    config = load_config(name)
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    options = parse(Options, rest, Options(**fields), prog=f"train.py --config {name}")
+    config = RunConfig(**{key: getattr(options, key) for key in fields})
+    if options.show:
+        print(json.dumps(describe(config), indent=2))
+        return
+    enable_compilation_cache()
+    output = Path(options.output or f"runs/{name}")
+    adapter = Trainer(config, load_model(config.model), output, options.resume).run()
+    for distance, ranks in enumerate(adapter.info["accuracy"], 1):
+        print(f"distance {distance}: top-1 {ranks[0]:.3f}  top-5 {sum(ranks[:5]):.3f}  top-10 {sum(ranks):.3f}")
+    print(f"adapter: {output}")
+
+
+if __name__ == "__main__":
+    run_main(main)
