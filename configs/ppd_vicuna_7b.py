@@ -18,6 +18,6 @@ CONFIG = RunConfig(
         rms_norm_eps=1e-6,
     ),
     method=PPD(distances=3, ensemble=1, decay=0.8),
-    data=DataConfig(answers=50000, max_prompt_tokens=512, max_answer_tokens=512),
+    data=DataConfig(answers=50000, max_prompt_tokens=512, max_answer_tokens=512, held_out_tokens=512),
     train=TrainConfig(steps=25000, batch_size=4, sequence_length=1024, insertions=64, learning_rate=1e-2, remat=True),
 )

@@ -100,7 +100,8 @@ class DataConfig:
       held_out: how many further prompts are set aside for evaluation, never trained on.
       held_out_seed: chooses the held-out prompts; the same for every method, so that figures compare.
       max_prompt_tokens: longer prompts are left out.
-      max_answer_tokens: answers are cut there.
+      max_answer_tokens: training answers are cut there.
+      held_out_tokens: held-out answers are cut there.
       chat: wrap prompts in the tokenizer's chat template, where it has one.
       batch_size: prompts answered at once.
       cache: folder of the generated answers; they are made once per base and prompt set.
@@ -112,7 +113,8 @@ class DataConfig:
     held_out: int = 100
     held_out_seed: int = 0
     max_prompt_tokens: int = 160
-    max_answer_tokens: int = 256
+    max_answer_tokens: int = 128
+    held_out_tokens: int = 256
     chat: bool = True
     batch_size: int = 32
     cache: str = "runs/answers"

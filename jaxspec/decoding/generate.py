@@ -159,9 +159,7 @@ class _Job:
         return padded, bucket(max_new_tokens, 64), max(padded, bucket(needed, 128, 128))
 
 
-def _job(
-    model: Model, drafter: Drafter, sampling: SamplingConfig, seed: int, acceptance: Acceptance
-) -> _Job:
+def _job(model: Model, drafter: Drafter, sampling: SamplingConfig, seed: int, acceptance: Acceptance) -> _Job:
     eos = jnp.array(model.eos or (-1,), jnp.int32)
     return _Job(model, Base(model.params, model.decoder), drafter, make_sampler(sampling), seed, acceptance, eos)
 

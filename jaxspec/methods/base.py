@@ -7,7 +7,7 @@ is in its `method_state`, a pytree every leaf of which has a batch axis.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import flax.struct
 import jax
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.acceptance import Accepted
 from jaxspec.decoding.sampling import Sampler
+from jaxspec.errors import UserError
 from jaxspec.model.base import Base
 from jaxspec.tree import Tree
 
@@ -180,3 +181,11 @@ def draft_from_candidates(tree: Tree, root: jax.Array, candidates: jax.Array, kn
     is_root = tree.depth == 0
     tokens = jnp.where(is_root, root[:, None], candidates[(*index, tree.rank)])
     return Draft(tokens, tree.live & (is_root | known[index]))
+
+
+def check_choices(method: Method) -> None:
+    """Raise UserError where a setting with a fixed set of values (a `Literal`) has another one."""
+    for name, kind in get_type_hints(type(method)).items():
+        if get_origin(kind) is Literal and getattr(method, name) not in get_args(kind):
+            choices = ", ".join(map(str, get_args(kind)))
+            raise UserError(f"{method.name}: {name} must be one of {choices}, got {getattr(method, name)!r}")

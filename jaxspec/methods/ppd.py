@@ -15,7 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoding.sampling import Sampler
-from jaxspec.methods.base import Batch, Draft, Method, PyTree, Rows, Verified, draft_from_candidates
+from jaxspec.errors import UserError
+from jaxspec.methods.base import (
+    Batch,
+    Draft,
+    Method,
+    PyTree,
+    Rows,
+    Verified,
+    check_choices,
+    draft_from_candidates,
+)
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import causal_mask
 from jaxspec.tree import Tree
@@ -46,6 +56,11 @@ class PPD(Method):
     objective: Literal["distillation", "hard"] = "distillation"
     direction: Literal["forward", "reverse"] = "forward"
     decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        if self.distances < 1 or self.ensemble < 1:
+            raise UserError(f"ppd: distances and ensemble must be at least 1, got {self.distances} and {self.ensemble}")
+        check_choices(self)
 
     @property
     def max_distance(self) -> int:

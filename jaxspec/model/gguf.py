@@ -17,7 +17,10 @@ from jaxspec.model.rope import llama3_frequencies
 from jaxspec.model.weights import GGUF_NAMES, load_params
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types of the format
-_DIGIT_TRIPLES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_DIGIT_TRIPLES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 class GGUFFile:

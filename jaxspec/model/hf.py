@@ -120,10 +120,7 @@ def hf_config(config: ModelConfig) -> dict:
 
 def _shards(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names = sorted(set(read_json(index)["weight_map"].values()))
-    else:
-        names = ["model.safetensors"]
+    names = sorted(set(read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
     for name in names:
         if not (folder / name).exists():
             raise UserError(f"{folder}: {name} is missing; jaxspec reads safetensors weights")

@@ -69,7 +69,7 @@ def check_config(config: RunConfig) -> None:
             f"train.sequence-length {t.sequence_length} leaves no room for an answer behind prompts of up to "
             f"data.max-prompt-tokens {d.max_prompt_tokens}"
         )
-    if d.max_prompt_tokens + d.max_answer_tokens > config.shapes.max_positions:
+    if d.max_prompt_tokens + max(d.max_answer_tokens, d.held_out_tokens) > config.shapes.max_positions:
         raise UserError(f"prompts and answers of data.* do not fit the base's {config.shapes.max_positions} positions")
 
 

