@@ -17,10 +17,23 @@ from jaxspec.model.hf import save_directory
 from jaxspec.model.load import load_model
 from tests.tiny import make_text_model
 
-KEYS = (
-    "method model prompt text tokens new_tokens steps tokens_per_step prefill_seconds decode_seconds tokens_per_second "
-    "compile_seconds identical_to_autoregressive autoregressive_tokens_per_second speedup"
-).split()
+KEYS = {
+    "method",
+    "model",
+    "prompt",
+    "text",
+    "tokens",
+    "new_tokens",
+    "steps",
+    "tokens_per_step",
+    "prefill_seconds",
+    "decode_seconds",
+    "tokens_per_second",
+    "compile_seconds",
+    "identical_to_autoregressive",
+    "autoregressive_tokens_per_second",
+    "speedup",
+}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +68,7 @@ def test_json_is_one_object_per_prompt(files, capsys, sampling):
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["prompt"] for row in rows] == ["one", "two, longer", "three"]
     for row in rows:
-        assert set(KEYS) <= row.keys()
+        assert row.keys() >= KEYS
         assert row["identical_to_autoregressive"] and row["lossless"] and row["new_tokens"] == len(row["tokens"])
 
 
@@ -96,7 +109,7 @@ def test_typical_acceptance_says_that_it_is_lossy(files, capsys):
     ("options", "message"),
     [
         (["--prompt", "x", "--method", "pdd"], "unknown method 'pdd' (did you mean 'ppd'?)"),
-        (["--prompt", "x", "--max-new-token", "3"], "unknown option '--max-new-token' (did you mean '--max-new-tokens'?)"),
+        (["--prompt", "x", "--max-new-token", "3"], "'--max-new-token' (did you mean '--max-new-tokens'?)"),
         (["--prompt", ""], "give a prompt"),
         (["--prompt", "  "], "the prompt is empty"),
         (["--prompt", "x", "--prompts", "y"], "one of the two"),

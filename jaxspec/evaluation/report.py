@@ -71,11 +71,12 @@ class TextPrinter:
 
     Args:
       model: decodes tokens.
-      out: where to print.
+      out: where to print; default stdout.
     """
 
-    def __init__(self, model: Model, out: TextIO = sys.stdout):
-        self._model, self._out, self._colour = model, out, out.isatty()
+    def __init__(self, model: Model, out: TextIO | None = None):
+        self._model, self._out = model, out or sys.stdout
+        self._colour = self._out.isatty()
         self._tokens, self._text = 0, ""
 
     def show(self, answer: Generation) -> None:

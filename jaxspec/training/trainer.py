@@ -139,9 +139,7 @@ class Trainer:
             held_out, answers = prepare_answers(
                 self.model,
                 self.config.data,
-                lambda done, total, tokens: progress.update(
-                    done, f"{tokens / (time.monotonic() - began):.0f} tokens/s"
-                ),
+                lambda done, tokens: progress.update(done, f"{tokens / (time.monotonic() - began):.0f} tokens/s"),
             )
         trainable = self._train(TrainingData(answers, self.config.train), held_out)
         with Progress("evaluation", len(held_out), "answers") as progress:
