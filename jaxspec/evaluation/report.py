@@ -77,22 +77,28 @@ class TextPrinter:
     def __init__(self, model: Model, out: TextIO | None = None):
         self._model, self._out = model, out or sys.stdout
         self._colour = self._out.isatty()
-        self._tokens, self._text = 0, ""
+        self._answer: Generation | None = None
+        self._shown, self._text = 0, ""
 
     def show(self, answer: Generation) -> None:
         """Print what is new since the last call; a character that is still incomplete waits."""
-        for count in range(self._tokens + 1, answer.new_tokens + 1):
+        self._answer = answer
+        for count in range(self._shown + 1, answer.new_tokens + 1):
             text = self._model.decode(answer.tokens[:count])
-            if text.endswith("\ufffd") and count < answer.new_tokens:
-                continue
-            piece = text[len(self._text) :]
-            drafted = self._colour and answer.drafted[count - 1]
-            self._out.write(f"{_GREEN}{piece}{_PLAIN}" if drafted else piece)
-            self._text = text
-        self._tokens = answer.new_tokens
+            if not text.endswith("\ufffd"):
+                self._write(text, count)
         self._out.flush()
 
+    def _write(self, text: str, count: int) -> None:
+        """Print what `text`, the first `count` tokens, adds, in the colour of the last of them."""
+        piece = text[len(self._text) :]
+        coloured = self._colour and self._answer.drafted[count - 1]
+        self._out.write(f"{_GREEN}{piece}{_PLAIN}" if coloured else piece)
+        self._text, self._shown = text, count
+
     def end(self) -> None:
-        """Finish the line."""
+        """Print what still waits, and finish the line."""
+        if self._answer and self._shown < self._answer.new_tokens:
+            self._write(self._answer.text, self._answer.new_tokens)
         self._out.write("\n")
         self._out.flush()

@@ -1,0 +1,176 @@
+"""Hugging Face directories: reading, writing, and what is wrong with them by name."""
+
+import json
+import re
+
+import flax.traverse_util
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxspec.config import RopeScaling
+from jaxspec.errors import UserError
+from jaxspec.model.hf import eos_tokens, hf_config, load_directory, parse_config, save_directory
+from jaxspec.model.weights import params_fingerprint
+from tests.model.helpers import VARIANTS, assert_same_params, random_params, split_shards, tiny_config
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+LLAMA = hf_config(tiny_config())
+
+
+def saved(folder, variant="llama"):
+    config = VARIANTS[variant]
+    save_directory(folder, config, random_params(config))
+    return config, random_params(config)
+
+
+@every_variant
+@pytest.mark.parametrize("shards", [1, 3])
+def test_directory_round_trip(variant, shards, tmp_path):
+    config, params = saved(tmp_path, variant)
+    if shards > 1:
+        split_shards(tmp_path, shards)
+    loaded_config, loaded, fingerprint = load_directory(tmp_path, jnp.float32)
+    assert loaded_config == config
+    assert_same_params(loaded, params)
+    assert fingerprint == params_fingerprint(config, params)
+
+
+def test_bfloat16_file_loads(tmp_path):
+    """Most published checkpoints hold bfloat16."""
+    config, params = saved(tmp_path)
+    tensors = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    half = {name: array.astype(ml_dtypes.bfloat16) for name, array in tensors.items()}
+    safetensors.numpy.save_file(half, tmp_path / "model.safetensors")
+    _, loaded, fingerprint = load_directory(tmp_path, jnp.float32)
+    assert fingerprint == params_fingerprint(config, params)
+    for path, leaf in flax.traverse_util.flatten_dict(params).items():
+        got = flax.traverse_util.flatten_dict(loaded)[path]
+        np.testing.assert_array_equal(got, leaf.astype(jnp.bfloat16).astype(jnp.float32))
+
+
+def test_same_tensor_in_two_shards_is_named(tmp_path):
+    saved(tmp_path)
+    split_shards(tmp_path, 2)
+    first, second = sorted(tmp_path.glob("*.safetensors"))
+    tensors = safetensors.numpy.load_file(first)
+    name = next(iter(tensors))
+    safetensors.numpy.save_file(safetensors.numpy.load_file(second) | {name: tensors[name]}, second)
+    with pytest.raises(UserError, match=f"'{re.escape(name)}' occurs twice"):
+        load_directory(tmp_path, jnp.float32)
+
+
+def test_missing_shard_and_missing_weights_are_named(tmp_path):
+    saved(tmp_path)
+    split_shards(tmp_path, 2)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(UserError, match=r"model-00002-of-00002\.safetensors is missing"):
+        load_directory(tmp_path, jnp.float32)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    with pytest.raises(UserError, match=r"model\.safetensors is missing"):
+        load_directory(tmp_path, jnp.float32)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"weight_map": []}'])
+def test_index_without_a_weight_map_is_named(content, tmp_path):
+    saved(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(UserError, match=r"index\.json"):
+        load_directory(tmp_path, jnp.float32)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_truncated_weights_are_named(keep, tmp_path):
+    saved(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(UserError, match=r"model\.safetensors: not a complete safetensors file"):
+        load_directory(tmp_path, jnp.float32)
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[1]", b"\xff\xfe"])
+def test_unreadable_config_is_named(content, tmp_path):
+    saved(tmp_path)
+    file = tmp_path / "config.json"
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=r"config\.json"):
+        load_directory(tmp_path, jnp.float32)
+
+
+@pytest.mark.parametrize(
+    "key", ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
+)
+def test_missing_config_key_is_named(key):
+    with pytest.raises(UserError, match=f"where.json: key '{key}' is missing"):
+        parse_config({k: v for k, v in LLAMA.items() if k != key}, "where.json")
+
+
+def test_missing_rope_factor_is_named():
+    with pytest.raises(UserError, match="key 'factor' is missing"):
+        parse_config(LLAMA | {"rope_parameters": {"rope_type": "linear"}})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported: llama, mistral, qwen2"),
+        ({"model_type": None}, "model_type None is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling 'yarn' is not supported"),
+        ({"attention_bias": True}, "attention_bias and mlp_bias are not supported"),
+        ({"mlp_bias": True}, "attention_bias and mlp_bias are not supported"),
+    ],
+)
+def test_unsupported_settings_are_named(change, message):
+    with pytest.raises(UserError, match=message):
+        parse_config(LLAMA | change)
+
+
+def test_older_style_of_rope_settings():
+    """rope_theta at the top level and rope_scaling with `type`, as checkpoints of 2023 have them."""
+    old = {k: v for k, v in LLAMA.items() if k != "rope_parameters"}
+    old |= {"rope_theta": 5e5, "rope_scaling": {"type": "dynamic", "factor": 3.0}, "max_position_embeddings": 128}
+    config = parse_config(old)
+    assert config.rope_theta == 5e5
+    assert config.rope_scaling == RopeScaling("dynamic", 3.0, 128)
+    assert parse_config(old | {"rope_scaling": None}).rope_scaling is None
+
+
+def test_defaults_of_left_out_keys():
+    kept = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    config = parse_config({key: LLAMA[key] for key in kept})
+    assert (config.num_kv_heads, config.head_dim, config.rope_theta) == (4, 8, 10000.0)
+    assert (config.rms_norm_eps, config.tie_embeddings, config.sliding_window) == (1e-6, False, None)
+
+
+def test_sliding_window_counts_only_where_it_is_used():
+    qwen = LLAMA | {"model_type": "qwen2", "sliding_window": 8, "max_window_layers": 1}
+    assert parse_config(qwen | {"use_sliding_window": False}).sliding_window is None
+    used = parse_config(qwen | {"use_sliding_window": True})
+    assert (used.window(0), used.window(1)) == (None, 8)
+    mistral = {k: v for k, v in LLAMA.items() if k != "use_sliding_window"} | {"model_type": "mistral"}
+    assert parse_config(mistral | {"sliding_window": 8}).window(0) == 8
+    assert parse_config(mistral | {"sliding_window": None}).window(0) is None
+
+
+def test_dynamic_rope_counts_from_max_position_embeddings():
+    """transformers never looks at original_max_position_embeddings for this kind."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 16}
+    parsed = parse_config(LLAMA | {"rope_parameters": rope, "max_position_embeddings": 64})
+    assert parsed.rope_scaling.original_max_positions == 64
+
+
+def test_eos_tokens(tmp_path):
+    """generation_config.json comes first; one id, several, or none."""
+    save_directory(tmp_path, tiny_config(), random_params(tiny_config()), eos=(3, 0))
+    assert eos_tokens(tmp_path) == (3, 0)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+    assert eos_tokens(tmp_path) == (0,)
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert eos_tokens(tmp_path) == (3, 0)
+    save_directory(tmp_path, tiny_config(), random_params(tiny_config()))
+    assert eos_tokens(tmp_path) == ()

@@ -1,0 +1,49 @@
+"""The embedded model end to end. Slow: run by `make slow`."""
+
+import json
+
+import numpy as np
+import pytest
+
+import decode
+from jaxspec import SamplingConfig, generate, load_method, load_model
+from jaxspec.evaluation.compare import NEAR_TIE, first_divergence
+from jaxspec.training.data import read_prompts
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model()
+
+
+def test_it_answers(model):
+    [answer] = generate(model, load_method("autoregressive", model), ["What is the capital of France?"], 30)
+    assert "Paris" in answer.text and answer.tokens[-1] in model.eos
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.8)], ids=["greedy", "sampling"])
+def test_ppd_is_lossless_and_drafts_well(model, sampling):
+    """Differences are allowed where two tokens tie to within rounding, and nowhere else."""
+    prompts = read_prompts("")[:12]
+    plain = generate(model, load_method("autoregressive", model), prompts, 64, sampling=sampling, seed=7)
+    ours = generate(model, load_method("ppd", model), prompts, 64, sampling=sampling, seed=7)
+    for prompt, a, b in zip(prompts, ours, plain, strict=True):
+        divergence = first_divergence(model, model.encode(prompt), a.tokens, b.tokens, sampling, 7)
+        assert divergence is None or divergence.gap < NEAR_TIE
+    assert np.mean([a.tokens_per_step for a in ours]) > 1.15
+
+
+def test_decode_prints_one_json_object(capsys):
+    decode.main(["--method", "ppd", "--prompt", "Write a haiku.", "--max-new-tokens", "32", "--compare", "--json"])
+    row = json.loads(capsys.readouterr().out)
+    assert row["identical_to_autoregressive"] and row["tokens_per_step"] > 1 and row["new_tokens"] <= 32
+
+
+def test_the_chat_template_and_the_tokenizer_round_trip(model):
+    text = "Numbers 12345, accents éü, code: x = {'a': [1, 2]}\n\ttabs 🙂"
+    assert model.decode(model.tokenizer.encode(text)) == text
+    ids = model.encode("hello")
+    assert model.tokenizer.decode(ids).endswith("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
+    assert ids.count(2) == 2  # <|im_end|> is one token
