@@ -108,9 +108,14 @@ def decode(options: Options, prompts: list[str]) -> None:
             _print(options, model, answer, reference)
 
 
+def _streams(options: Options) -> bool:
+    """Whether the text is printed while it is made."""
+    return (options.stream or sys.stdout.isatty()) and not options.json and options.batch_size == 1
+
+
 def _answer(options: Options, model: Model, method: Drafter, batch: list[str], **settings: object) -> list[Generation]:
-    """The batch's answers; a single prompt streams while it is decoded."""
-    if options.json or len(batch) > 1 or not (options.stream or sys.stdout.isatty()):
+    """The batch's answers, printed on the way where they stream."""
+    if not _streams(options):
         return generate(model, method, batch, batch_size=options.batch_size, **settings)
     printer = TextPrinter(model)
     for answer in stream(model, method, batch[0], **settings):
@@ -125,7 +130,7 @@ def _print(options: Options, model: Model, answer: Generation, reference: Genera
         row = record(options.method, options.model, answer, reference)
         print(json.dumps(row | {"lossless": options.accept == "match"}, ensure_ascii=False), flush=True)
         return
-    if not (options.stream or sys.stdout.isatty()) or options.batch_size > 1:
+    if not _streams(options):
         print(answer.text, flush=True)
     lossy = " (typical acceptance: the text may differ from the base's own)" if options.accept == "typical" else ""
     print(summary(options.method, answer) + lossy, file=sys.stderr)

@@ -48,7 +48,7 @@ class Adapter:
 
 
 def save_adapter(folder: Path, adapter: Adapter) -> None:
-    """Write adapter.safetensors and adapter.json, each under a temporary name first.
+    """Write adapter.safetensors and adapter.json.
 
     Args:
       folder: created where missing.
@@ -64,10 +64,15 @@ def save_adapter(folder: Path, adapter: Adapter) -> None:
         "fingerprint": adapter.fingerprint,
     }
     text = json.dumps(head | adapter.info, indent=1).encode()
-    for name, content in (("adapter.safetensors", weights), ("adapter.json", text)):
-        temporary = folder / f".{name}.tmp"
-        temporary.write_bytes(content)
-        os.replace(temporary, folder / name)
+    write_atomically(folder / "adapter.safetensors", weights)
+    write_atomically(folder / "adapter.json", text)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name, then rename it: readers see the old content or the new, never half."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
 
 
 def load_adapter(folder: Path, config: ModelConfig) -> Adapter:

@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 
 from jaxspec.config import DataConfig, ModelConfig, TrainConfig
 from jaxspec.errors import UserError
-from jaxspec.methods.adapter import Adapter, save_adapter
+from jaxspec.methods.adapter import Adapter, save_adapter, write_atomically
 from jaxspec.methods.base import Batch, Method, PyTree
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
@@ -128,7 +128,7 @@ class Trainer:
             raise UserError(f"{self.output} holds a run with other settings ({file}); give another --output")
         try:
             self.output.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(self._identity, indent=1))
+            write_atomically(file, json.dumps(self._identity, indent=1).encode())
         except OSError as error:
             raise UserError(f"{self.output}: cannot be written ({error.strerror})") from None
 
