@@ -21,5 +21,5 @@ CONFIG = RunConfig(
     ),
     method=PPD(),
     data=DataConfig(),
-    train=TrainConfig(),
+    train=TrainConfig(steps=1000, learning_rate=3e-2),
 )

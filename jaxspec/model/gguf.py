@@ -8,7 +8,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 from gguf import GGUFReader, dequantize
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from jaxspec.config import ModelConfig, RopeScaling
@@ -57,9 +57,12 @@ class GGUFFile:
                 raise UserError(f"{self.path}: metadata key {self.architecture}.{key} is missing")
             return found
 
+        tokens = self.get("tokenizer.ggml.tokens")
+        if tokens is None:
+            raise UserError(f"{self.path}: metadata key tokenizer.ggml.tokens is missing")
         heads, hidden = value("attention.head_count"), value("embedding_length")
         return ModelConfig(
-            vocab_size=len(self.get("tokenizer.ggml.tokens")),
+            vocab_size=len(tokens),
             hidden_size=hidden,
             intermediate_size=value("feed_forward_length"),
             num_layers=value("block_count"),
@@ -133,6 +136,10 @@ class GGUFFile:
         tokenizer.add_special_tokens(special)
         tokenizer.add_tokens(added)
         name = lambda key: None if self.get(key) is None else tokens[self.get(key)]  # noqa: E731
+        bos = name("tokenizer.ggml.bos_token_id")
+        if bos is not None and self.get("tokenizer.ggml.add_bos_token", kind == "llama"):
+            ids = [(bos, self.get("tokenizer.ggml.bos_token_id"))]
+            tokenizer.post_processor = processors.TemplateProcessing(f"{bos} $A", f"{bos} $A {bos} $B", ids)
         wrapped = PreTrainedTokenizerFast(
             tokenizer_object=tokenizer,
             bos_token=name("tokenizer.ggml.bos_token_id"),

@@ -51,7 +51,7 @@ def parse_config(hf: dict, where: str = "config.json") -> ModelConfig:
         heads, hidden = hf["num_attention_heads"], hf["hidden_size"]
         max_positions = hf.get("max_position_embeddings", 2048)
         rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
-        window = hf.get("sliding_window") if hf.get("use_sliding_window", family == "mistral") else None
+        window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", family == "mistral") else None
         return ModelConfig(
             vocab_size=hf["vocab_size"],
             hidden_size=hidden,
@@ -67,7 +67,7 @@ def parse_config(hf: dict, where: str = "config.json") -> ModelConfig:
             tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
             qkv_bias=family == "qwen2",
             sliding_window=window,
-            first_window_layer=hf.get("max_window_layers", 0) if window and family == "qwen2" else 0,
+            first_window_layer=hf.get("max_window_layers", 28) if window and family == "qwen2" else 0,
         )
     except KeyError as error:
         raise UserError(f"{where}: key {error.args[0]!r} is missing") from None
@@ -79,6 +79,10 @@ def _parse_rope(rope: dict, max_positions: int, where: str) -> RopeScaling | Non
         return None
     if kind not in ("linear", "dynamic", "llama3"):
         raise UserError(f"{where}: rope scaling {kind!r} is not supported; supported: linear, dynamic, llama3")
+    if kind == "linear":
+        return RopeScaling(kind, float(rope["factor"]))
+    if kind == "dynamic":  # transformers counts from max_position_embeddings, whatever else the config says
+        return RopeScaling(kind, float(rope["factor"]), max_positions)
     return RopeScaling(
         kind=kind,
         factor=float(rope["factor"]),
@@ -93,8 +97,9 @@ def hf_config(config: ModelConfig) -> dict:
     rope = {"rope_type": "default", "rope_theta": config.rope_theta}
     if config.rope_scaling:
         s = config.rope_scaling
-        rope |= {"rope_type": s.kind, "factor": s.factor, "original_max_position_embeddings": s.original_max_positions}
+        rope |= {"rope_type": s.kind, "factor": s.factor}
         if s.kind == "llama3":
+            rope["original_max_position_embeddings"] = s.original_max_positions
             rope |= {"low_freq_factor": s.low_freq_factor, "high_freq_factor": s.high_freq_factor}
     family = "qwen2" if config.qkv_bias else "mistral" if config.sliding_window else "llama"
     return {
@@ -120,7 +125,12 @@ def hf_config(config: ModelConfig) -> dict:
 
 def _shards(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
-    names = sorted(set(read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
+    names = ["model.safetensors"]
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise UserError(f"{index}: key 'weight_map' is missing or no object")
+        names = sorted(set(weight_map.values()))
     for name in names:
         if not (folder / name).exists():
             raise UserError(f"{folder}: {name} is missing; jaxspec reads safetensors weights")

@@ -27,8 +27,11 @@ def sparse_paths(accuracy: np.ndarray, num_nodes: int) -> list[Path]:
     Raises:
       UserError: an accuracy outside [0, 1], a distance whose accuracies sum to more than 1, or num_nodes < 1.
     """
-    accuracy = np.asarray(accuracy, float)
-    if accuracy.ndim != 2 or not ((accuracy >= 0) & (accuracy <= 1)).all():
+    try:
+        accuracy = np.asarray(accuracy, float)
+    except ValueError:  # rows of unequal length
+        accuracy = np.empty(0)
+    if accuracy.ndim != 2 or not accuracy.size or not ((accuracy >= 0) & (accuracy <= 1)).all():
         raise UserError("tree: accuracies must be an [M, K] table of values in [0, 1]")
     if (accuracy.sum(axis=1) > 1 + 1e-6).any():
         raise UserError(f"tree: accuracies of one distance sum to {accuracy.sum(axis=1).max():.3f}, more than 1")

@@ -97,6 +97,8 @@ def build_tree(paths: Sequence[Path], distances: int = 0, probes: Sequence[int] 
       UserError: the paths do not form a tree, or one is longer than `distances` (where there are any).
     """
     nodes: list[Path] = [(), *check_paths(paths)]
+    if distances and len(nodes[-1]) > distances:
+        raise UserError(f"tree: path {list(nodes[-1])} is longer than the {distances} distances that have candidates")
     probes = [distances] * len(nodes) if probes is None else list(probes)
     if len(probes) != len(nodes) or any(not 0 <= n <= distances for n in probes):
         raise UserError(f"tree: {len(nodes)} nodes need as many probe counts between 0 and {distances}, got {probes}")

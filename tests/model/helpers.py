@@ -31,7 +31,7 @@ def tiny_config(**changes) -> ModelConfig:
 VARIANTS = {
     "llama": tiny_config(),
     "llama3": tiny_config(tie_embeddings=True, max_positions=512, rope_scaling=RopeScaling("llama3", 8.0, 64)),
-    "linear": tiny_config(tie_embeddings=True, rope_scaling=RopeScaling("linear", 4.0, 64)),
+    "linear": tiny_config(tie_embeddings=True, rope_scaling=RopeScaling("linear", 4.0)),
     "dynamic": tiny_config(max_positions=10, rope_scaling=RopeScaling("dynamic", 2.0, 10)),
     "mistral": tiny_config(sliding_window=5),
     "qwen2": tiny_config(tie_embeddings=True, qkv_bias=True, rms_norm_eps=1e-6, rope_theta=1e6),
@@ -64,7 +64,11 @@ def random_tokens(shape: tuple[int, ...], seed: int = 0, vocab_size: int = 48) -
     return np.random.default_rng(seed).integers(0, vocab_size, shape).astype(np.int32)
 
 
-@jax.jit
+# compiled without optimisation: these tests wait for the compiler, not for its code
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+@quick_jit
 def plain(base: Base, tokens: jax.Array) -> jax.Array:
     """Logits [B, T, V] of the plain forward pass."""
     return base.decoder.apply({"params": base.params}, tokens)

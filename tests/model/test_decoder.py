@@ -13,27 +13,27 @@ from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
 from jaxspec.model.decoder import Decoder, causal_mask
 from jaxspec.model.rope import rope_angles
 from jaxspec.tree import build_tree
-from tests.model.helpers import VARIANTS, plain, random_base, random_tokens, tiny_config
+from tests.model.helpers import VARIANTS, plain, quick_jit, random_base, random_tokens, tiny_config
 
 CAPACITY = 20
 PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0), (0, 1, 2), (0, 1, 0, 0)]
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
-@functools.partial(jax.jit, static_argnames="layers")
+@functools.partial(quick_jit, static_argnames="layers")
 def run(base, x, positions, mask, cache=None, visible=None, layers=None):
     """`Base.rows`, compiled."""
     return base.rows(x, positions, mask, cache, visible, layers)
 
 
-@jax.jit
+@quick_jit
 def step(base, tokens, positions, mask, cache, visible):
     """Logits and the rows' own keys and values of one pass over a cache."""
     hidden, rows = base.rows(base.embed(tokens), positions, mask, cache, visible)
     return base.logits(hidden), rows
 
 
-write = jax.jit(commit)
+write = quick_jit(commit)
 
 
 def garbage_cache(config, batch, seed=0):
@@ -105,7 +105,7 @@ def test_committed_path_of_a_tree_is_as_good_as_autoregressive_decoding(variant)
     cache, mask = prefilled(base, prefix), tree.ancestors[None, None]
     _, rows = step(base, nodes, 9 + tree.depth[None], mask, cache, np.array([[9]]))
     path = np.flatnonzero(tree.ancestors[-1])[None]
-    cache = write(cache, jax.jit(gather_rows)(rows, path), np.array([9]))
+    cache = write(cache, quick_jit(gather_rows)(rows, path), np.array([9]))
     end, newest = 9 + path.shape[1], np.array([[3]], np.int32)
     logits, _ = step(base, newest, np.array([[end]]), causal_mask(1, 1), cache, np.array([[end]]))
     whole = np.concatenate([prefix, nodes[:, path[0]], newest], axis=1)
@@ -209,7 +209,7 @@ def test_remat_changes_neither_output_nor_gradient():
         hidden, _ = base.rows(x, *context)
         return jnp.sum(hidden**3), hidden
 
-    gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    gradient = quick_jit(jax.value_and_grad(loss, has_aux=True))
     x = base.embed(random_tokens((2, 3), seed=1))
     plainly, again = gradient(x, base), gradient(x, remat)
     np.testing.assert_allclose(plainly[0][0], again[0][0], rtol=1e-4)
