@@ -5,6 +5,10 @@ method = jaxspec.load_method("ppd", model)
 [answer] = jaxspec.generate(model, method, ["Why is the sky blue?"])
 """
 
+from jaxspec.versions import check_versions
+
+check_versions()
+
 from jaxspec import tree
 from jaxspec.config import DataConfig, ModelConfig, SamplingConfig, TrainConfig
 from jaxspec.decoding.acceptance import Match, Typical

@@ -1,0 +1,23 @@
+"""A clear word at start when the installed JAX and Flax do not fit: some pairs fail deep inside an import."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+
+_TRIED = {"jax": ("0.10.2", "0.11"), "flax": ("0.12.8", "0.13")}
+
+
+def _parts(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:3])
+
+
+def check_versions() -> None:
+    """Raise ImportError for a JAX or Flax outside the ranges that were tried."""
+    for package, (lowest, beyond) in _TRIED.items():
+        found = version(package)
+        if not _parts(lowest) <= _parts(found) < _parts(beyond):
+            raise ImportError(
+                f"jaxspec was tried with {package}>={lowest},<{beyond}, and {found} is installed; "
+                f"install the tried versions with: pip install -r requirements.txt"
+            )

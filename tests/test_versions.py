@@ -1,0 +1,26 @@
+"""The check of installed versions."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from jaxspec import versions
+
+
+def test_installed_versions_are_in_the_tried_ranges():
+    versions.check_versions()
+
+
+@pytest.mark.parametrize(("package", "found"), [("jax", "0.9.1"), ("jax", "0.11.0"), ("flax", "0.13.0.dev1")])
+def test_other_versions_are_named_with_the_way_out(monkeypatch, package, found):
+    tried = {name: lowest for name, (lowest, _) in versions._TRIED.items()}
+    monkeypatch.setattr(versions, "version", (tried | {package: found}).__getitem__)
+    with pytest.raises(ImportError, match=f"{package}>=.* and {re.escape(found)} is installed.*requirements.txt"):
+        versions.check_versions()
+
+
+def test_requirements_state_the_same_ranges():
+    text = Path("requirements.txt").read_text()
+    for package, (lowest, beyond) in versions._TRIED.items():
+        assert f"{package}>={lowest},<{beyond}\n" in text
