@@ -5,9 +5,12 @@ method = jaxspec.load_method("ppd", model)
 [answer] = jaxspec.generate(model, method, ["Why is the sky blue?"])
 """
 
+import os
+
 from jaxspec.versions import check_versions
 
 check_versions()
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # its advice is to install PyTorch
 
 from jaxspec import tree
 from jaxspec.config import DataConfig, ModelConfig, SamplingConfig, TrainConfig

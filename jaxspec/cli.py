@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import io
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -42,10 +46,17 @@ def parse(kind: type[T], args: Sequence[str], default: T | None = None, prog: st
       prog: name of the program, for --help.
 
     Raises:
-      UserError: an option that does not exist.
+      UserError: an option that does not exist, or a value that does not fit it.
     """
     extra = {} if default is None else {"default": default}
-    parsed, unknown = tyro.cli(kind, args=list(args), prog=prog, return_unknown_args=True, **extra)
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            parsed, unknown = tyro.cli(kind, args=list(args), prog=prog, return_unknown_args=True, **extra)
+    except SystemExit as stop:
+        if not stop.code:  # --help
+            raise
+        raise UserError(_first_paragraph(errors.getvalue())) from None
     if unknown:
         word = unknown[0]
         options = [f"--{name}" for name in _option_names(kind if default is None else default)]
@@ -53,10 +64,14 @@ def parse(kind: type[T], args: Sequence[str], default: T | None = None, prog: st
     return parsed
 
 
+def _first_paragraph(box: str) -> str:
+    """The sentence inside a drawn box: what stands between its title and the first ruled line."""
+    lines = [line.strip("│╭╮╰╯─ ") for line in box.splitlines()[1:]]
+    return " ".join(itertools.takewhile(bool, lines))
+
+
 def _option_names(settings: object, prefix: str = "") -> list[str]:
     """Dotted names of all fields of a dataclass, nested ones included."""
-    import dataclasses
-
     names = []
     for field in dataclasses.fields(settings):
         name = prefix + field.name.replace("_", "-")

@@ -116,6 +116,8 @@ def test_typical_acceptance_says_that_it_is_lossy(files, capsys):
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         (["--prompt", "x", "--max-new-tokens", "0"], "max-new-tokens must be at least 1"),
         (["--prompt", "x", "--temperature", "-1"], "temperature"),
+        (["--prompt", "x", "--temperature", "warm"], "--temperature: could not convert string to float: 'warm'"),
+        (["--prompt", "x", "--accept", "all"], "invalid choice 'all' for argument '--accept'"),
         (["--prompt", "x", "--top-p", "0"], "top-p"),
         (["--prompt", "x" * 300], "only 236 fit"),
         (["--prompt", "x", "--max-length", "22"], "only 2 fit"),

@@ -127,6 +127,8 @@ def adapter_tree(adapter: Adapter, num_nodes: int | None = None) -> Tree:
       num_nodes: nodes of a sparse tree, the root included; None: the adapter's own tree.
     """
     distances = adapter.method.probe_distances
+    if num_nodes is not None and num_nodes < 2:
+        raise UserError(f"a draft tree needs at least 2 nodes, the root and a candidate, got {num_nodes}")
     if num_nodes is None and "tree" in adapter.info:
         tree = adapter.info["tree"]
         return build_tree([tuple(path) for path in tree["paths"]], distances, tree.get("probes"))

@@ -91,13 +91,13 @@ class PPD(Method):
         return earlier | same if self.mask == "decoder" else distance[None, :] <= distance[:, None]
 
     def _aggregate(self, trainable: PyTree, base: Base, hidden: jax.Array) -> jax.Array:
-        """Logits [..., M, V] from the EPTs' hidden states [..., M, n, D].
+        """Logits [..., M, V] from the EPTs' hidden states [..., M, n, D], for all distances or the first few.
 
         The projection is linear: averaging normalised hidden states averages the logits (4.2, 4.4.4).
         """
         hidden = base.normed(hidden)
         if self.aggregation == "learned":
-            weights = trainable["weights"][..., None].astype(hidden.dtype)
+            weights = trainable["weights"][: hidden.shape[-3], :, None].astype(hidden.dtype)
             return base.project(jnp.sum(hidden * weights, axis=-2))
         return base.project(jnp.mean(hidden, axis=-2))
 
@@ -179,12 +179,13 @@ class PPD(Method):
         """Candidates from the prompt tokens of the last accepted node (4.5.1, 5.1)."""
         B, n = seeds.shape[0], self.ensemble
         node = verified.accepted.node
-        probes = tree.probe_of[jnp.arange(B), node]  # [B, M]
+        depth = tree.max_depth  # distances beyond the tree's depth find no use
+        probes = tree.probe_of[jnp.arange(B), node, :depth]  # [B, P]
         known = probes >= 0
-        rows = tree.num_nodes + jnp.maximum(probes, 0)[..., None] * n + np.arange(n)  # [B, M, n]
+        rows = tree.num_nodes + jnp.maximum(probes, 0)[..., None] * n + np.arange(n)  # [B, P, n]
         hidden = verified.hidden[jnp.arange(B)[:, None, None], rows]
-        logits = self._aggregate(trainable, base, hidden)  # [B, M, V]
-        positions = verified.position[:, None] + np.arange(1, self.distances + 1)
+        logits = self._aggregate(trainable, base, hidden)  # [B, P, V]
+        positions = verified.position[:, None] + np.arange(1, depth + 1)
         scores = sampler.filtered(logits) + sampler.noise(seeds, positions, base.vocab_size)
         candidates = jax.lax.top_k(scores, tree.max_rank)[1]
         return draft_from_candidates(tree, verified.accepted.bonus, candidates, known), method_state

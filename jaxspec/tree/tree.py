@@ -88,7 +88,7 @@ def build_tree(paths: Sequence[Path], distances: int = 0, probes: Sequence[int] 
       paths: every node but the root, as candidate ranks from the root down (Medusa's format).
       distances: M, probes a node may carry.
       probes: number of probes of every node in the order root, then `paths` sorted by level and rank; default
-        `distances` for each.
+        as many for each as a tree of this depth can use.
 
     Returns:
       A tree without padding.
@@ -99,7 +99,7 @@ def build_tree(paths: Sequence[Path], distances: int = 0, probes: Sequence[int] 
     nodes: list[Path] = [(), *check_paths(paths)]
     if distances and len(nodes[-1]) > distances:
         raise UserError(f"tree: path {list(nodes[-1])} is longer than the {distances} distances that have candidates")
-    probes = [distances] * len(nodes) if probes is None else list(probes)
+    probes = [min(distances, len(nodes[-1]))] * len(nodes) if probes is None else list(probes)
     if len(probes) != len(nodes) or any(not 0 <= n <= distances for n in probes):
         raise UserError(f"tree: {len(nodes)} nodes need as many probe counts between 0 and {distances}, got {probes}")
     index = {path: i for i, path in enumerate(nodes)}
