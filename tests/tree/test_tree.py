@@ -75,15 +75,17 @@ def test_tree_paths_leaves_padding_out():
 
 def test_root_alone():
     tree = build_tree([], 3)
-    assert (tree.num_nodes, tree.num_probes, tree.max_depth, tree.max_rank) == (1, 3, 0, 1)
-    np.testing.assert_array_equal(tree.probe_of, [[0, 1, 2]])
+    assert (tree.num_nodes, tree.num_probes, tree.max_depth, tree.max_rank) == (1, 0, 0, 1)
+    np.testing.assert_array_equal(tree.probe_of, [[-1, -1, -1]])
     assert tree.ancestors.all() and tree_paths(tree) == []
 
 
-def test_every_node_carries_all_probes_by_default():
-    tree = build_tree([(0,), (1,)], 2)
-    np.testing.assert_array_equal(tree.probe_owner, [0, 1, 2, 0, 1, 2])
-    np.testing.assert_array_equal(tree.probe_distance, [1, 1, 1, 2, 2, 2])
+def test_every_node_carries_the_probes_a_tree_of_this_depth_can_use():
+    tree = build_tree([(0,), (1,), (0, 0)], 2)
+    np.testing.assert_array_equal(tree.probe_owner, [0, 1, 2, 3, 0, 1, 2, 3])
+    np.testing.assert_array_equal(tree.probe_distance, [1, 1, 1, 1, 2, 2, 2, 2])
+    shallow = build_tree([(0,), (1,)], 2)
+    np.testing.assert_array_equal(shallow.probe_of, [[0, -1], [1, -1], [2, -1]])
     assert build_tree([(0,), (1,)]).num_probes == 0
 
 
