@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from jaxspec import (
-    Generation,
-    Match,
-    Model,
-    SamplingConfig,
-    Typical,
-    UserError,
-    generate,
-    load_method,
-    load_model,
-    stream,
-)
+from jaxspec import Generation, Match, Model, SamplingConfig, Typical, UserError, load_method, load_model, stream
 from jaxspec.cli import enable_compilation_cache, parse, run_main
+from jaxspec.decoding.generate import encode_prompts, iterate
 from jaxspec.decoding.loop import Drafter
+from jaxspec.decoding.sampling import make_sampler
+from jaxspec.evaluation.compare import Divergence, first_divergence
 from jaxspec.evaluation.report import TextPrinter, comparison, record, summary
 from jaxspec.model.load import DEFAULT_MODEL
 from jaxspec.training.data import read_prompts
@@ -82,30 +76,29 @@ class Options:
     json: bool = False
 
 
-def decode(options: Options, prompts: list[str]) -> None:
+def decode(options: Options, prompts: list[str], sampling: SamplingConfig, acceptance: Match | Typical) -> None:
     """Load, answer, print."""
     model = load_model(options.model, options.dtype or None)
     method = load_method(options.method, model, options.adapter or None, num_nodes=options.nodes or None)
-    settings = {
-        "max_new_tokens": options.max_new_tokens,
-        "sampling": SamplingConfig(options.temperature, options.top_k, options.top_p, options.min_p),
-        "seed": options.seed,
-        "chat": options.chat,
-        "max_length": options.max_length or None,
-    }
-    acceptance = Typical(options.epsilon, options.delta) if options.accept == "typical" else Match()
     plain = load_method("autoregressive", model)
-    if options.compare:  # the first run of a program touches its memory for the first time: not what is measured
-        generate(model, method, prompts[:1], acceptance=acceptance, **settings)
-        generate(model, plain, prompts[:1], **settings)
-    for first in range(0, len(prompts), options.batch_size):
-        batch = prompts[first : first + options.batch_size]
-        answers = _answer(options, model, method, batch, acceptance=acceptance, **settings)
-        references = [None] * len(batch)
-        if options.compare:
-            references = generate(model, plain, batch, batch_size=options.batch_size, **settings)
-        for answer, reference in zip(answers, references, strict=True):
-            _print(options, model, answer, reference)
+    settings = {"max_new_tokens": options.max_new_tokens, "sampling": sampling, "seed": options.seed}
+    settings |= {"chat": options.chat, "max_length": options.max_length or None, "batch_size": options.batch_size}
+    encoded = encode_prompts(model, prompts, options.max_new_tokens, options.chat, settings["max_length"])
+    compiling = 0.0
+    if options.compare:  # compile both and touch their memory, so that the first timing is like the others
+        first = prompts[: options.batch_size]
+        [warm, *_] = iterate(model, method, first, acceptance=acceptance, max_steps=2, **settings)
+        [*_, _] = iterate(model, plain, first, max_steps=2, **settings)
+        compiling = warm.compile_seconds
+    references = iterate(model, plain, prompts, **settings) if options.compare else itertools.repeat(None)
+    answers = _answers(options, model, method, prompts, acceptance, settings)
+    for ids, answer, reference in zip(encoded, answers, references, strict=False):
+        answer = dataclasses.replace(answer, compile_seconds=answer.compile_seconds + compiling)
+        compiling = 0.0
+        parting = None
+        if reference:
+            parting = first_divergence(model, ids, answer.tokens, reference.tokens, sampling, options.seed)
+        _print(options, answer, reference, parting)
 
 
 def _streams(options: Options) -> bool:
@@ -113,30 +106,40 @@ def _streams(options: Options) -> bool:
     return (options.stream or sys.stdout.isatty()) and not options.json and options.batch_size == 1
 
 
-def _answer(options: Options, model: Model, method: Drafter, batch: list[str], **settings: object) -> list[Generation]:
-    """The batch's answers, printed on the way where they stream."""
+def _answers(
+    options: Options, model: Model, method: Drafter, prompts: list[str], acceptance: Match | Typical, settings: dict
+) -> Iterator[Generation]:
+    """One answer per prompt; its text is printed on the way unless the result is JSON."""
     if not _streams(options):
-        return generate(model, method, batch, batch_size=options.batch_size, **settings)
-    printer = TextPrinter(model)
-    for answer in stream(model, method, batch[0], **settings):
-        printer.show(answer)
-    printer.end()
-    return [answer]
+        yield from iterate(model, method, prompts, acceptance=acceptance, **settings)
+        return
+    settings = {name: value for name, value in settings.items() if name != "batch_size"}
+    for prompt in prompts:
+        if options.compare:
+            print(f"[{options.method}]")
+        printer = TextPrinter(model)
+        for answer in stream(model, method, prompt, acceptance=acceptance, **settings):
+            printer.show(answer)
+        printer.end()
+        yield answer
 
 
-def _print(options: Options, model: Model, answer: Generation, reference: Generation | None) -> None:
-    """One prompt's result: JSON, or text with a report on stderr."""
+def _print(options: Options, answer: Generation, reference: Generation | None, parting: Divergence | None) -> None:
+    """One prompt's result: JSON, or texts on stdout with a report on stderr."""
     if options.json:
-        row = record(options.method, options.model, answer, reference)
+        row = record(options.method, options.model, answer, reference, parting)
         print(json.dumps(row | {"lossless": options.accept == "match"}, ensure_ascii=False), flush=True)
         return
     if not _streams(options):
-        print(answer.text, flush=True)
+        print(f"[{options.method}]\n{answer.text}" if reference else answer.text)
+    if reference:
+        print(f"[autoregressive]\n{reference.text}")
+    sys.stdout.flush()
     lossy = " (typical acceptance: the text may differ from the base's own)" if options.accept == "typical" else ""
     print(summary(options.method, answer) + lossy, file=sys.stderr)
-    if reference is not None:
+    if reference:
         print(summary("autoregressive", reference), file=sys.stderr)
-        print(comparison(answer, reference), file=sys.stderr)
+        print(comparison(answer, reference, parting), file=sys.stderr)
 
 
 def main(args: list[str]) -> None:
@@ -148,11 +151,16 @@ def main(args: list[str]) -> None:
         )
     if options.prompts and not Path(options.prompts).is_file():
         raise UserError(f"{options.prompts}: no such file")
+    if options.stream and (options.json or options.batch_size > 1):
+        raise UserError("--stream prints one text while it is made: it goes with neither --json nor --batch-size")
     if options.batch_size < 1:
         raise UserError(f"batch-size must be at least 1, got {options.batch_size}")
     prompts = [options.prompt] if options.prompt else read_prompts(options.prompts, options.column)
+    sampling = SamplingConfig(options.temperature, options.top_k, options.top_p, options.min_p)
+    make_sampler(sampling)  # refuses bad settings before anything is loaded
+    acceptance = Typical(options.epsilon, options.delta) if options.accept == "typical" else Match()
     enable_compilation_cache()
-    decode(options, prompts)
+    decode(options, prompts, sampling, acceptance)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxspec.cli import enable_compilation_cache, parse, run_main
 from jaxspec.model.load import load_model
-from jaxspec.training.configs import load_config, split_config_name
+from jaxspec.training.configs import config_names, load_config, split_config_name
 from jaxspec.training.trainer import RunConfig, Trainer, describe
 
 
@@ -29,6 +29,9 @@ class Options(RunConfig):
 
 def main(args: list[str]) -> None:
     """Parse, train, say where the adapter is."""
+    if {"-h", "--help"} & {*args} and not any(word.startswith("--config") for word in args):
+        print(f"{__doc__}\nconfigs: {', '.join(config_names())}; --config NAME --help lists all settings")
+        return
     name, rest = split_config_name(args)
     config = load_config(name)
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}

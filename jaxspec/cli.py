@@ -15,8 +15,7 @@ from typing import TypeVar
 import jax
 import tyro
 
-from jaxspec.errors import UserError
-from jaxspec.methods.adapter import suggest
+from jaxspec.errors import UserError, suggest
 
 T = TypeVar("T")
 

@@ -10,6 +10,7 @@ import pytest
 import decode
 import train
 from jaxspec.cli import run_main
+from jaxspec.errors import UserError
 from jaxspec.methods import PPD
 from jaxspec.methods.adapter import Adapter, save_adapter
 from jaxspec.model.base import Base
@@ -47,7 +48,10 @@ def files(tmp_path_factory):
     method = PPD()
     trainable = method.init(jax.random.key(0), Base(model.params, model.decoder))
     accuracy = [[0.3, 0.2, 0.1]] * 3
-    save_adapter(folder / "adapter", Adapter(method, trainable, model.fingerprint, {"accuracy": accuracy}))
+    save_adapter(
+        folder / "adapter",
+        Adapter(method, trainable, model.fingerprint, {"accuracy": accuracy, "tree": [[0], [1], [0, 0]]}),
+    )
     (folder / "prompts.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two, longer"}\n{"prompt": "three"}\n')
     return folder
 
@@ -76,10 +80,31 @@ def test_text_on_stdout_and_the_report_on_stderr(files, capsys):
     decode.main(arguments(files, "--prompt", "hello", "--json"))
     row = json.loads(capsys.readouterr().out)
     for stream in ([], ["--stream"]):
+        decode.main(arguments(files, "--prompt", "hello", *stream))
+        out, err = capsys.readouterr()
+        assert out == row["text"] + "\n" and "tokens per step" in err
         decode.main(arguments(files, "--prompt", "hello", "--compare", *stream))
         out, err = capsys.readouterr()
-        assert out == row["text"] + "\n"
-        assert "identical: yes" in err and "tokens per step" in err and "autoregressive:" in err
+        assert out == f"[ppd]\n{row['text']}\n[autoregressive]\n{row['text']}\n"
+        assert "identical: yes" in err and "autoregressive:" in err
+
+
+def test_compile_time_is_reported_with_the_first_answer(files, capsys, monkeypatch):
+    monkeypatch.setattr("jaxspec.decoding.generate._EXECUTABLES", {})
+    decode.main(arguments(files, "--prompts", str(files / "prompts.jsonl"), "--compare", "--json"))
+    first, second, third = [json.loads(line)["compile_seconds"] for line in capsys.readouterr().out.splitlines()]
+    assert first > 0.1 and second == third == 0
+
+
+def test_every_line_of_a_prompt_file_gets_its_answer(files, capsys, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "same"}\n{"prompt": "same"}\n')
+    decode.main(arguments(files, "--prompts", str(file), "--json"))
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    file.write_text('{"prompt": "fine"}\n{"prompt": " "}\n')
+    with pytest.raises(UserError, match="prompt 2 is empty"):
+        decode.main(arguments(files, "--prompts", str(file), "--json"))
+    assert capsys.readouterr().out == ""
 
 
 def test_batches_give_the_same_answers(files, capsys):
@@ -125,6 +150,9 @@ def test_typical_acceptance_says_that_it_is_lossy(files, capsys):
         (["--prompt", "x", "--model", "/no/such/model"], "no such file or directory"),
         (["--prompt", "x", "--adapter", "/no/such/adapter"], "no adapter there"),
         (["--prompt", "x", "--batch-size", "0"], "batch-size"),
+        (["--prompt", "x", "--stream", "--json"], "--stream"),
+        (["--prompt", "x", "--accept", "typical", "--epsilon", "-1"], "must be positive"),
+        (["--prompt", "x", "--model", "smollm2-135"], "did you mean 'smollm2-135m'?"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(files, capsys, monkeypatch, options, message):

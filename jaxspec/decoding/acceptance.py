@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.decoding.sampling import Sampler
+from jaxspec.errors import UserError
 from jaxspec.tree import Tree
 
 
@@ -36,38 +37,62 @@ class Match:
     Greedy decoding is the case without noise ("exact matching", PPD 4.5.2, Algorithm 3).
     """
 
-    def __call__(self, tree: Tree, draft: tuple, logits: jax.Array, noise: jax.Array, sampler: Sampler) -> Accepted:
-        """See `accept`."""
-        tokens, valid = draft
-        targets = jnp.argmax(sampler.filtered(logits) + _per_node(noise, tree), axis=-1)  # [B, N]
+    def choose(self, logits: jax.Array, noise: jax.Array, sampler: Sampler) -> jax.Array:
+        """The base's own token [...] from logits [..., V] and noise that broadcasts to them."""
+        return jnp.argmax(sampler.filtered(logits) + noise, axis=-1).astype(jnp.int32)
+
+    def __call__(
+        self, tree: Tree, tokens: jax.Array, valid: jax.Array, logits: jax.Array, noise: jax.Array, sampler: Sampler
+    ) -> Accepted:
+        """Verify a draft.
+
+        Args:
+          tree: arrays with a batch axis.
+          tokens: [B, N] int32, the draft.
+          valid: [B, N] bool, nodes that hold a candidate.
+          logits: [B, N, V] float32, the base's logits at the nodes.
+          noise: [B, P + 1, V], of the position that a node of each depth predicts; [1, 1, 1] when greedy.
+          sampler: how tokens are drawn.
+        """
+        targets = self.choose(logits, _per_node(noise, tree), sampler)  # [B, N]
         right = tokens == jnp.take_along_axis(targets, tree.parent, axis=1)
         return _longest(tree, valid & right, targets)
 
 
 @dataclasses.dataclass(frozen=True)
 class Typical:
-    """Lossy: a candidate survives if the base finds it plausible (Medusa; PPD 4.5.2).
+    """Lossy: a candidate survives if the base finds it plausible (Medusa 2.3.1; PPD 4.5.2).
 
-    p(candidate) > min(epsilon, delta * exp(-entropy)); the bonus is greedy; the longest surviving path wins.
+    p(candidate) > min(epsilon, delta * exp(-entropy)); the base's own tokens are greedy; the longest surviving path
+    wins. The defaults are those of Medusa's released code; PPD gives none.
 
     Attributes:
       epsilon: largest threshold, a probability.
       delta: factor of the entropy-dependent threshold.
     """
 
-    epsilon: float = 0.3
-    delta: float = 0.09
+    epsilon: float = 0.09
+    delta: float = 0.3
 
-    def __call__(self, tree: Tree, draft: tuple, logits: jax.Array, noise: jax.Array, sampler: Sampler) -> Accepted:
-        """See `accept`."""
-        tokens, valid = draft
+    def __post_init__(self) -> None:
+        if not (self.epsilon > 0 and self.delta > 0):
+            raise UserError(f"epsilon and delta must be positive, got {self.epsilon} and {self.delta}")
+
+    def choose(self, logits: jax.Array, noise: jax.Array, sampler: Sampler) -> jax.Array:
+        """The base's own token [...] from logits [..., V]: greedy, whatever the temperature."""
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    def __call__(
+        self, tree: Tree, tokens: jax.Array, valid: jax.Array, logits: jax.Array, noise: jax.Array, sampler: Sampler
+    ) -> Accepted:
+        """Verify a draft; the arguments of `Match`."""
         log_p = jax.nn.log_softmax(sampler.filtered(logits))
         entropy = -jnp.sum(jnp.where(log_p > -jnp.inf, jnp.exp(log_p) * log_p, 0), axis=-1)  # [B, N]
         threshold = jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy))
         at_parent = jnp.take_along_axis(log_p, tree.parent[..., None], axis=1)  # [B, N, V]
         p = jnp.exp(jnp.take_along_axis(at_parent, tokens[..., None], axis=2))[..., 0]
         plausible = p > jnp.take_along_axis(threshold, tree.parent, axis=1)
-        return _longest(tree, valid & plausible, jnp.argmax(logits, axis=-1))
+        return _longest(tree, valid & plausible, self.choose(logits, noise, sampler))
 
 
 Acceptance = Match | Typical
@@ -93,4 +118,4 @@ def _longest(tree: Tree, survives: jax.Array, targets: jax.Array) -> Accepted:
     length, on_path = pick(tree.depth), pick(tree.ancestors)
     steps = jnp.minimum(jnp.arange(tree.max_depth + 1), length[:, None])  # [B, P + 1]
     path = jnp.argmax(on_path[:, None] & (tree.depth[:, None] == steps[..., None]), axis=-1)
-    return Accepted(path.astype(jnp.int32), length, node.astype(jnp.int32), pick(targets).astype(jnp.int32))
+    return Accepted(path.astype(jnp.int32), length, node.astype(jnp.int32), pick(targets))

@@ -138,7 +138,7 @@ class _Job:
         seconds = time.perf_counter() - began
         limits = np.array(limits, np.int32)
         args = (self.base, self.drafter, self.sampler, *prefilled, lengths, limits, seeds, self.eos)
-        run_start, more = _compiled(start, *args, width=width)
+        run_start, more = _compiled(start, *args, acceptance=self.acceptance, width=width)
         began = time.perf_counter()
         state = jax.block_until_ready(run_start(*args))
         return _Run(state, seconds + time.perf_counter() - began, 0.0, compiling + more)
@@ -182,44 +182,46 @@ def _collect(model: Model, run: _Run, row: int, prompt: str) -> Generation:
     )
 
 
-def encode_prompt(model: Model, prompt: str | Sequence[int], chat: bool, room: int) -> list[int]:
-    """Token ids of a prompt that leaves room for at least one new token.
+def encode_prompts(
+    model: Model, prompts: Sequence[str | Sequence[int]], max_new_tokens: int, chat: bool, max_length: int | None
+) -> list[list[int]]:
+    """Token ids of prompts, all of them checked before anything is decoded.
 
     Args:
       model: the base.
-      prompt: text, or ids.
-      chat: wrap text in the chat template, where the tokenizer has one.
-      room: longest prompt that still fits, in tokens.
+      prompts: texts, or ids.
+      max_new_tokens: room to leave behind each.
+      chat: wrap texts in the chat template, where the tokenizer has one.
+      max_length: longest prompt and answer together, in tokens; None: the base's context.
 
     Raises:
-      UserError: an empty prompt, an id outside the vocabulary, or one that does not fit.
+      UserError: limits that make no sense, or a prompt that is empty, holds an id outside the vocabulary or does not
+        fit; says which.
     """
-    if isinstance(prompt, str) and not prompt.strip():
-        raise UserError("the prompt is empty")
-    ids = model.encode(prompt, chat) if isinstance(prompt, str) else [int(i) for i in prompt]
-    if not ids:
-        raise UserError("the prompt is empty")
-    if not all(0 <= i < model.config.vocab_size for i in ids):
-        raise UserError(f"the prompt holds a token id outside the vocabulary of {model.config.vocab_size}")
-    if len(ids) > room:
-        raise UserError(
-            f"the prompt has {len(ids)} tokens and only {max(room, 0)} fit; shorten it, lower max-new-tokens or raise "
-            f"max-length"
-        )
-    return ids
-
-
-def _check(model: Model, max_new_tokens: int, max_length: int | None) -> int:
-    """Longest prompt that fits. Raises UserError for limits that make no sense."""
     if max_new_tokens < 1:
         raise UserError(f"max-new-tokens must be at least 1, got {max_new_tokens}")
     longest = model.config.max_positions if max_length is None else max_length
     if not 2 <= longest <= model.config.max_positions:
         raise UserError(f"max-length must be between 2 and the base's {model.config.max_positions}, got {longest}")
-    return longest - max_new_tokens
+    room, encoded = longest - max_new_tokens, []
+    for number, prompt in enumerate(prompts, 1):
+        name = "the prompt" if len(prompts) == 1 else f"prompt {number}"
+        blank = isinstance(prompt, str) and not prompt.strip()
+        ids = [] if blank else model.encode(prompt, chat) if isinstance(prompt, str) else [int(i) for i in prompt]
+        if not ids:
+            raise UserError(f"{name} is empty")
+        if not all(0 <= i < model.config.vocab_size for i in ids):
+            raise UserError(f"{name} holds a token id outside the vocabulary of {model.config.vocab_size}")
+        if len(ids) > room:
+            raise UserError(
+                f"{name} has {len(ids)} tokens and only {max(room, 0)} fit; shorten it, lower max-new-tokens or raise "
+                f"max-length"
+            )
+        encoded.append(ids)
+    return encoded
 
 
-def generate(
+def iterate(
     model: Model,
     method: Drafter,
     prompts: Sequence[str | Sequence[int]],
@@ -231,8 +233,9 @@ def generate(
     batch_size: int = 1,
     chat: bool = True,
     max_length: int | None = None,
-) -> list[Generation]:
-    """Answer prompts.
+    max_steps: int = _UNBOUNDED,
+) -> Iterator[Generation]:
+    """Answer prompts, batch by batch as the answers are asked for.
 
     Args:
       model: from `load_model`.
@@ -245,6 +248,44 @@ def generate(
       batch_size: prompts decoded together; each accepts at its own pace.
       chat: wrap texts in the tokenizer's chat template, where it has one.
       max_length: longest prompt and answer together, in tokens; default the base's context.
+      max_steps: forward passes after prefill; a few are enough to warm up.
+
+    Yields:
+      One `Generation` per prompt, in order.
+
+    Raises:
+      UserError: a prompt or a setting that makes no sense.
+    """
+    if batch_size < 1:
+        raise UserError(f"batch-size must be at least 1, got {batch_size}")
+    encoded = encode_prompts(model, prompts, max_new_tokens, chat, max_length)
+    job = _job(model, method, sampling, seed, acceptance)
+    for first in range(0, len(encoded), batch_size):
+        batch = encoded[first : first + batch_size]
+        padding = min(batch_size, len(encoded)) - len(batch)  # a last short batch keeps the compiled shape
+        limits = [max_new_tokens] * len(batch) + [0] * padding
+        sizes = job.sizes(max(map(len, batch)), max_new_tokens)
+        run = job.begin([*batch, *[[0]] * padding], limits, *sizes)
+        job.advance(run, max_steps)
+        for row in range(len(batch)):
+            yield _collect(model, run, row, _as_text(model, prompts[first + row]))
+
+
+def generate(
+    model: Model,
+    method: Drafter,
+    prompts: Sequence[str | Sequence[int]],
+    max_new_tokens: int = 128,
+    **settings: Any,
+) -> list[Generation]:
+    """Answer prompts: `iterate` as a list, with the same arguments.
+
+    Args:
+      model: from `load_model`.
+      method: from `load_method`.
+      prompts: texts or token ids.
+      max_new_tokens: stop there, or at an end-of-text token.
+      **settings: `sampling`, `seed`, `acceptance`, `batch_size`, `chat`, `max_length` as in `iterate`.
 
     Returns:
       One `Generation` per prompt, in order.
@@ -252,22 +293,7 @@ def generate(
     Raises:
       UserError: a prompt or a setting that makes no sense.
     """
-    room = _check(model, max_new_tokens, max_length)
-    if batch_size < 1:
-        raise UserError(f"batch-size must be at least 1, got {batch_size}")
-    encoded = [encode_prompt(model, prompt, chat, room) for prompt in prompts]
-    job = _job(model, method, sampling, seed, acceptance)
-    results = []
-    for first in range(0, len(encoded), batch_size):
-        batch = encoded[first : first + batch_size]
-        padding = min(batch_size, len(encoded)) - len(batch)  # a last short batch keeps the compiled shape
-        limits = [max_new_tokens] * len(batch) + [0] * padding
-        sizes = job.sizes(max(map(len, batch)), max_new_tokens)
-        run = job.begin([*batch, *[[0]] * padding], limits, *sizes)
-        job.advance(run, _UNBOUNDED)
-        for row in range(len(batch)):
-            results.append(_collect(model, run, row, _as_text(model, prompts[first + row])))
-    return results
+    return list(iterate(model, method, prompts, max_new_tokens, **settings))
 
 
 def generate_many(
@@ -353,7 +379,7 @@ def stream(
     Raises:
       UserError: a prompt or a setting that makes no sense.
     """
-    ids = encode_prompt(model, prompt, chat, _check(model, max_new_tokens, max_length))
+    [ids] = encode_prompts(model, [prompt], max_new_tokens, chat, max_length)
     job, text = _job(model, method, sampling, seed, acceptance), _as_text(model, prompt)
     run = job.begin([ids], [max_new_tokens], *job.sizes(len(ids), max_new_tokens))
     yield _collect(model, run, 0, text)

@@ -122,7 +122,7 @@ def prefill(
     return cache, hidden, base.logits(hidden[jnp.arange(B), lengths - 1])
 
 
-@functools.partial(jax.jit, static_argnames=("width",), donate_argnames=("cache",))
+@functools.partial(jax.jit, static_argnames=("acceptance", "width"), donate_argnames=("cache",))
 def start(
     base: Base,
     drafter: Drafter,
@@ -135,6 +135,7 @@ def start(
     seeds: jax.Array,
     eos: jax.Array,
     *,
+    acceptance: Acceptance,
     width: int,
 ) -> DecodeState:
     """The state after prefill: the first token emitted, the first draft made.
@@ -150,11 +151,12 @@ def start(
       limits: [B] int32, tokens to emit; 0 for rows that only pad the batch.
       seeds: [B] uint32.
       eos: [E] int32, ids that end a text.
+      acceptance: chooses the first token too.
       width: room of the output buffer, at least the largest limit.
     """
     B, P = lengths.shape[0], drafter.tree.max_depth
     noise = sampler.noise(seeds, lengths[:, None], base.vocab_size)[:, 0]
-    first = jnp.argmax(sampler.filtered(logits) + noise, axis=-1).astype(jnp.int32)
+    first = acceptance.choose(logits, noise, sampler)
     tree = _batched(drafter.tree, B)
     draft, method_state = drafter.method.start(drafter.trainable, base, tree, hidden, lengths, first)
     counts = jnp.minimum(limits, 1)
@@ -185,7 +187,7 @@ def step(
     logits = base.logits(hidden[:, : tree.num_nodes])  # [B, N, V]
     predicted = state.lengths[:, None] + 1 + jnp.arange(tree.max_depth + 1)
     noise = sampler.noise(state.seeds, predicted, base.vocab_size)
-    accepted = acceptance(tree, (draft.tokens, draft.valid), logits, noise, sampler)
+    accepted = acceptance(tree, draft.tokens, draft.valid, logits, noise, sampler)
 
     cache = commit(state.cache, gather_rows(kv, accepted.path), state.lengths)
     path_tokens = jnp.take_along_axis(draft.tokens, accepted.path, axis=1)  # [B, P + 1]

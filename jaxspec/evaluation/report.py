@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import Any, TextIO
 
 from jaxspec.decoding.generate import Generation
+from jaxspec.evaluation.compare import NEAR_TIE, Divergence
 from jaxspec.model.load import Model
 
 _GREEN, _PLAIN = "\033[32m", "\033[0m"
 
 
-def record(method: str, model: str, answer: Generation, reference: Generation | None) -> dict[str, Any]:
+def record(
+    method: str,
+    model: str,
+    answer: Generation,
+    reference: Generation | None = None,
+    divergence: Divergence | None = None,
+) -> dict[str, Any]:
     """One prompt's result as plain values for JSON.
 
     Args:
@@ -19,6 +27,7 @@ def record(method: str, model: str, answer: Generation, reference: Generation | 
       model: name.
       answer: the method's answer.
       reference: autoregressive decoding's, where it was run for comparison.
+      divergence: where the two part.
     """
     row = {
         "method": method,
@@ -41,6 +50,7 @@ def record(method: str, model: str, answer: Generation, reference: Generation | 
         row["identical_to_autoregressive"] = answer.tokens == reference.tokens
         row["autoregressive_tokens_per_second"] = round(speed, 2)
         row["speedup"] = round(answer.tokens_per_second / speed, 3) if speed else None
+        row["first_divergence"] = dataclasses.asdict(divergence) if divergence else None
     return row
 
 
@@ -58,12 +68,15 @@ def summary(name: str, answer: Generation) -> str:
     return ", ".join(parts)
 
 
-def comparison(answer: Generation, reference: Generation) -> str:
-    """One line: whether the outputs are identical, and how much faster one is."""
-    identical = "yes" if answer.tokens == reference.tokens else "no"
-    if not reference.tokens_per_second:
-        return f"identical: {identical}"
-    return f"identical: {identical}, {answer.tokens_per_second / reference.tokens_per_second:.2f}x autoregressive"
+def comparison(answer: Generation, reference: Generation, divergence: Divergence | None) -> str:
+    """One line: whether the outputs are identical, where they part if not, and how much faster one is."""
+    line = "identical: yes"
+    if divergence:
+        near = " (a near-tie)" if divergence.gap < NEAR_TIE else ""
+        line = f"identical: no, from token {divergence.index + 1} on, by a gap of {divergence.gap:.2g}{near}"
+    if reference.tokens_per_second:
+        line += f", {answer.tokens_per_second / reference.tokens_per_second:.2f}x autoregressive"
+    return line
 
 
 class TextPrinter:

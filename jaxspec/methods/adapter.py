@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import os
 from pathlib import Path
@@ -17,7 +16,7 @@ from safetensors import SafetensorError
 
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.loop import Drafter
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, suggest
 from jaxspec.methods import METHODS
 from jaxspec.methods.base import Method, PyTree
 from jaxspec.model.hf import read_json
@@ -26,7 +25,6 @@ from jaxspec.tree import Tree, build_tree, sparse_paths
 
 SHIPPED = Path(__file__).resolve().parents[2] / "adapters"
 _FORMAT = 1
-_NODES = 8  # candidates and root of the default tree, where the adapter does not say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Adapter:
       trainable: the pytree, float32.
       fingerprint: names the base it belongs to.
       info: further content of adapter.json: `base` (name), `training`, `data`, `accuracy` [M][K] per distance and
-        rank, `tree` (`paths` and `probes`), as far as known.
+        rank, `tree` (the candidate paths of its draft tree).
     """
 
     method: Method
@@ -113,7 +111,10 @@ def load_adapter(folder: Path, config: ModelConfig) -> Adapter:
 def find_shipped(method: str, fingerprint: str) -> Path | None:
     """The folder of the adapter that ships for a method and a base, or None."""
     for file in sorted(SHIPPED.glob("*/adapter.json")):
-        head = read_json(file)
+        try:
+            head = read_json(file)
+        except UserError:  # a damaged neighbour is no reason to find nothing
+            continue
         if head.get("method") == method and head.get("fingerprint") == fingerprint:
             return file.parent
     return None
@@ -125,16 +126,22 @@ def adapter_tree(adapter: Adapter, num_nodes: int | None = None) -> Tree:
     Args:
       adapter: a trained adapter.
       num_nodes: nodes of a sparse tree, the root included; None: the adapter's own tree.
+
+    Raises:
+      UserError: fewer than two nodes, or an adapter whose tree or accuracies are missing or no good.
     """
-    distances = adapter.method.probe_distances
     if num_nodes is not None and num_nodes < 2:
         raise UserError(f"a draft tree needs at least 2 nodes, the root and a candidate, got {num_nodes}")
-    if num_nodes is None and "tree" in adapter.info:
-        tree = adapter.info["tree"]
-        return build_tree([tuple(path) for path in tree["paths"]], distances, tree.get("probes"))
-    if "accuracy" not in adapter.info:
-        raise UserError("the adapter holds neither a tree nor accuracies per rank; train.py measures them")
-    return build_tree(sparse_paths(np.array(adapter.info["accuracy"]), num_nodes or _NODES), distances)
+    key = "tree" if num_nodes is None else "accuracy"
+    if not isinstance(adapter.info.get(key), list):
+        raise UserError(f"the adapter holds no list {key!r}; train.py writes it")
+    if num_nodes is None:
+        paths = [tuple(path) for path in adapter.info["tree"]]
+    else:
+        paths = sparse_paths(adapter.info["accuracy"], num_nodes)
+    if not paths:
+        raise UserError("the adapter's draft tree has no candidates; it was measured on too little text")
+    return build_tree(paths, adapter.method.probe_distances)
 
 
 def load_method(name: str, model: Model, adapter: str | Path | None = None, *, num_nodes: int | None = None) -> Drafter:
@@ -154,6 +161,8 @@ def load_method(name: str, model: Model, adapter: str | Path | None = None, *, n
     if not METHODS[name].trainable:
         if adapter is not None:
             raise UserError(f"{name} takes no adapter, got {str(adapter)!r}")
+        if num_nodes is not None:
+            raise UserError(f"{name} drafts nothing and has no tree, got {num_nodes} nodes")
         return Drafter({}, build_tree([]), METHODS[name]())
     folder = Path(adapter) if adapter else find_shipped(name, model.fingerprint)
     if folder is None:
@@ -172,9 +181,3 @@ def load_method(name: str, model: Model, adapter: str | Path | None = None, *, n
         )
     loaded = load_adapter(folder, model.config)
     return Drafter(loaded.trainable, adapter_tree(loaded, num_nodes), loaded.method)
-
-
-def suggest(word: str, known: object) -> str:
-    """` (did you mean 'x'?)` for the closest known word, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

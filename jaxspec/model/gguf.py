@@ -100,7 +100,11 @@ class GGUFFile:
         for tensor in self._reader.tensors:
             if tensor.name == "rope_freqs.weight":
                 continue
-            array = dequantize(tensor.data, tensor.tensor_type)
+            try:
+                array = dequantize(tensor.data, tensor.tensor_type)
+            except NotImplementedError:
+                kind = tensor.tensor_type.name
+                raise UserError(f"{self.path}: tensor {tensor.name!r} has quantization {kind}, unsupported") from None
             array = array.reshape(tuple(int(n) for n in tensor.shape[::-1]))
             if self.architecture == "llama" and ".attn_q." in tensor.name:
                 array = _unpermute(array, config.num_heads)
@@ -125,7 +129,8 @@ class GGUFFile:
         Raises:
           UserError: a tokenizer model or pre-tokenizer that is not known here.
         """
-        tokens, types = self.get("tokenizer.ggml.tokens"), self.get("tokenizer.ggml.token_type")
+        tokens = self.get("tokenizer.ggml.tokens")
+        types = self.get("tokenizer.ggml.token_type") or [0] * len(tokens)
         kind = self.get("tokenizer.ggml.model")
         build = {"gpt2": self._byte_level_bpe, "llama": self._sentencepiece_bpe}.get(kind)
         if build is None:
@@ -151,7 +156,7 @@ class GGUFFile:
         return wrapped
 
     def _byte_level_bpe(self, tokens: list[str]) -> Tokenizer:
-        merges = [tuple(m.split(" ", 1)) for m in self.get("tokenizer.ggml.merges")]
+        merges = [tuple(m.split(" ", 1)) for m in self.get("tokenizer.ggml.merges", [])]
         pre = self.get("tokenizer.ggml.pre", "default")
         split = lambda p: [pre_tokenizers.Split(Regex(p), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]  # noqa: E731
         steps = {

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from jaxspec.config import ModelConfig
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, suggest
 from jaxspec.model.decoder import Decoder
 from jaxspec.model.gguf import GGUFFile
 from jaxspec.model.hf import eos_tokens, load_directory
@@ -106,7 +106,10 @@ def load_model(name_or_path: str = DEFAULT_MODEL, dtype: str | None = None) -> M
         return Model(name_or_path, *file.load(jnp.dtype(dtype)), file.eos_tokens(), file.tokenizer())
     if not path.is_dir():
         if name_or_path.count("/") != 1 or name_or_path.startswith((".", "/")):
-            raise UserError(f"model {name_or_path!r}: no such file or directory, and not a hub name (owner/model)")
+            hint = suggest(name_or_path, [DEFAULT_MODEL])
+            raise UserError(
+                f"model {name_or_path!r}{hint}: no such file or directory, and not a hub name (owner/model)"
+            )
         path = _fetch(name_or_path)
     config, params, fingerprint = load_directory(path, jnp.dtype(dtype))
     try:

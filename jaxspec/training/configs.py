@@ -5,8 +5,7 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-from jaxspec.errors import UserError
-from jaxspec.methods.adapter import suggest
+from jaxspec.errors import UserError, suggest
 from jaxspec.training.trainer import RunConfig
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"

@@ -22,12 +22,14 @@ from jaxspec.methods.adapter import Adapter, save_adapter, write_atomically
 from jaxspec.methods.base import Batch, Method, PyTree
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
+from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model
 from jaxspec.progress import Progress
 from jaxspec.training.batches import TrainingData
-from jaxspec.training.data import Answer, prepare_answers
+from jaxspec.training.data import Answer, cache_file, prepare_answers, select_prompts
 from jaxspec.training.evaluate import Accuracy, evaluate
 from jaxspec.training.plot import plot_training
+from jaxspec.tree import sparse_paths
 
 _QUICK = 16  # held-out answers of an evaluation on the way
 
@@ -40,6 +42,7 @@ class RunConfig:
       model: the base, as `load_model` takes it.
       shapes: the base's shapes, so that the run can be inspected without its weights.
       method: what to train, with its settings.
+      nodes: nodes of the draft tree that goes with the adapter, the root included.
       data: where the text comes from.
       train: how to train.
     """
@@ -47,6 +50,7 @@ class RunConfig:
     model: str
     shapes: ModelConfig
     method: Method
+    nodes: int = 3
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
 
@@ -56,12 +60,18 @@ def check_config(config: RunConfig) -> None:
     t, d = config.train, config.data
     if not config.method.trainable:
         raise UserError(f"method {config.method.name!r} has nothing to train")
-    for name, value in (("steps", t.steps), ("batch-size", t.batch_size), ("insertions", t.insertions)):
-        if value < 1:
-            raise UserError(f"train.{name} must be at least 1, got {value}")
-    for name, value in (("answers", d.answers), ("held-out", d.held_out), ("batch-size", d.batch_size)):
-        if value < 1:
-            raise UserError(f"data.{name} must be at least 1, got {value}")
+    positive = [f"train.{name}" for name in ("steps", "batch_size", "insertions", "save_every")]
+    positive += [
+        f"data.{name}" for name in ("answers", "held_out", "batch_size", "max_answer_tokens", "held_out_tokens")
+    ]
+    for name in positive:
+        part, field = name.split(".")
+        if getattr(getattr(config, part), field) < 1:
+            raise UserError(f"{name.replace('_', '-')} must be at least 1, got {getattr(getattr(config, part), field)}")
+    if config.nodes < 2:
+        raise UserError(f"nodes must be at least 2, the root and a candidate, got {config.nodes}")
+    if t.eval_every < 0 or not 0 <= t.warmup < t.steps:
+        raise UserError(f"train.eval-every must not be negative, nor train.warmup outside 0 to {t.steps - 1}")
     if not t.learning_rate > 0:
         raise UserError(f"train.learning-rate must be positive, got {t.learning_rate}")
     if t.sequence_length <= d.max_prompt_tokens:
@@ -113,8 +123,9 @@ class Trainer:
                 f"{model.name!r} has other shapes than the config: {model.config} instead of {config.shapes}"
             )
         self.config, self.model, self.output = config, model, output
+        self._prompts = select_prompts(model, config.data)  # before anything is written
         self.base = Base(model.params, Decoder(model.config, remat=config.train.remat))
-        self._identity = json.loads(json.dumps(describe(config) | {"fingerprint": model.fingerprint}))
+        self._identity = self._describe()
         self._claim(resume)
         options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True)
         self._checkpoints = ocp.CheckpointManager((output / "checkpoints").resolve(), options=options)
@@ -124,7 +135,7 @@ class Trainer:
         file = self.output / "run.json"
         if file.exists() and not resume:
             raise UserError(f"{self.output} holds a run already; continue it with --resume or give another --output")
-        if file.exists() and json.loads(file.read_text()) != self._identity:
+        if file.exists() and read_json(file) != self._identity:
             raise UserError(f"{self.output} holds a run with other settings ({file}); give another --output")
         try:
             self.output.mkdir(parents=True, exist_ok=True)
@@ -134,13 +145,15 @@ class Trainer:
 
     def run(self) -> Adapter:
         """Make or read the answers, train, evaluate, write the adapter."""
-        with Progress("answers", self.config.data.answers + self.config.data.held_out, "answers") as progress:
+        with Progress("answers", len(self._prompts), "answers") as progress:
             began = time.monotonic()
-            held_out, answers = prepare_answers(
-                self.model,
-                self.config.data,
-                lambda done, tokens: progress.update(done, f"{tokens / (time.monotonic() - began):.0f} tokens/s"),
-            )
+
+            def report(done: int, tokens: int) -> None:
+                if not tokens:  # these were in the cache
+                    progress.skip(done)
+                progress.update(done, f"{tokens / (time.monotonic() - began):.0f} tokens/s")
+
+            held_out, answers = prepare_answers(self.model, self.config.data, self._prompts, report)
         trainable = self._train(TrainingData(answers, self.config.train), held_out)
         with Progress("evaluation", len(held_out), "answers") as progress:
             accuracy = evaluate(self.config.method, trainable, self.base, held_out, progress.update)
@@ -170,13 +183,15 @@ class Trainer:
                     )
                 groups += int((batch.points >= 0).sum())
                 rate = groups / (time.monotonic() - began)
-                progress.update(step + 1, f"loss {metrics['loss']:.3f}, {rate:.0f} groups/s")
+                right = "/".join(f"{value:.2f}" for name, value in metrics.items() if name.startswith("top1"))
+                progress.update(step + 1, f"loss {metrics['loss']:.3f}, top-1 {right}, {rate:.0f} groups/s")
                 self._log({"step": step + 1, "groups_per_second": round(rate, 1)} | metrics)
                 if (step + 1) % train.save_every == 0 or step + 1 == train.steps:
                     self._save(step + 1, trainable, state)
                 if train.eval_every and (step + 1) % train.eval_every == 0 and step + 1 < train.steps:
-                    accuracy = evaluate(method, trainable, self.base, held_out[:_QUICK])
-                    self._log({"step": step + 1, "held_out": _QUICK} | _accuracies(accuracy))
+                    some = held_out[:_QUICK]
+                    accuracy = evaluate(method, trainable, self.base, some)
+                    self._log({"step": step + 1, "held_out": len(some)} | _accuracies(accuracy))
                     progress.message(f"step {step + 1}, held-out top-1 {np.round(accuracy.top(1), 3).tolist()}")
         self._checkpoints.wait_until_finished()
         return trainable
@@ -195,15 +210,25 @@ class Trainer:
         with (self.output / "log.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
 
+    def _describe(self) -> dict[str, Any]:
+        """What makes this run this run: settings, base, and the content of its prompts; no paths of this machine."""
+        run, data = describe(self.config), self.config.data
+        limits = (data.held_out_tokens, data.max_answer_tokens)
+        keys = [cache_file(self.model, data, limit).stem for limit in limits]
+        del run["data"]["cache"]
+        for part, key in ((run, "model"), (run["data"], "prompts")):
+            part[key] = Path(part[key]).name if Path(part[key]).exists() else part[key]
+        return json.loads(json.dumps(run | {"fingerprint": self.model.fingerprint, "answers": keys}))
+
     def _provenance(self, accuracy: Accuracy, answers: list[Answer]) -> dict[str, Any]:
-        run = describe(self.config)
-        run["data"]["prompts"] = Path(run["data"]["prompts"]).name  # a folder of this machine means nothing elsewhere
-        used = {"answers": len(answers), "answer_tokens": sum(len(a.answer_tokens) for a in answers)}
+        run = self._describe()
+        tokens = sum(len(answer.answer_tokens) for answer in answers)
         return {
-            "base": self.model.name,
+            "base": run["model"],
+            "tree": sparse_paths(accuracy.by_rank, self.config.nodes),
             "training": run["train"],
-            "data": run["data"] | used,
-            "accuracy": np.round(accuracy.by_rank, 5).tolist(),
+            "data": run["data"] | {"answers": len(answers), "answer_tokens": tokens},
+            "accuracy": accuracy.by_rank.tolist(),
             "accuracy_positions": accuracy.positions,
         }
 

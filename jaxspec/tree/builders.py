@@ -33,7 +33,7 @@ def sparse_paths(accuracy: np.ndarray, num_nodes: int) -> list[Path]:
         accuracy = np.empty(0)
     if accuracy.ndim != 2 or not accuracy.size or not ((accuracy >= 0) & (accuracy <= 1)).all():
         raise UserError("tree: accuracies must be an [M, K] table of values in [0, 1]")
-    if (accuracy.sum(axis=1) > 1 + 1e-6).any():
+    if (accuracy.sum(axis=1) > 1 + 1e-4).any():
         raise UserError(f"tree: accuracies of one distance sum to {accuracy.sum(axis=1).max():.3f}, more than 1")
     if num_nodes < 1:
         raise UserError(f"tree: the number of nodes must be at least 1 (the root), got {num_nodes}")

@@ -8,6 +8,7 @@ import pytest
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match, Typical
 from jaxspec.decoding.sampling import make_sampler
+from jaxspec.errors import UserError
 from jaxspec.tree import build_tree
 
 # nodes: 0 root, 1 (0), 2 (1), 3 (0, 0), 4 (1, 0), 5 (1, 0, 0)
@@ -21,7 +22,7 @@ def run(acceptance, tokens, targets, valid=None, vocab=8):
     tree = jax.tree.map(lambda x: jnp.asarray(x)[None], TREE)
     valid = jnp.ones((1, 6), bool) if valid is None else jnp.array([valid])
     logits = 10.0 * jax.nn.one_hot(jnp.array([targets]), vocab)
-    return acceptance(tree, (jnp.array([tokens]), valid), logits, NO_NOISE, GREEDY)
+    return acceptance(tree, jnp.array([tokens]), valid, logits, NO_NOISE, GREEDY)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_noise_belongs_to_the_position_a_node_predicts():
     tree = jax.tree.map(lambda x: jnp.asarray(x)[None], TREE)
     logits = jnp.zeros((1, 6, 8))
     noise = 5.0 * jax.nn.one_hot(jnp.array([[2, 4, 6, 1]]), 8)
-    accepted = Match()(tree, (jnp.array([[7, 1, 2, 3, 4, 5]]), jnp.ones((1, 6), bool)), logits, noise, sampler)
+    accepted = Match()(tree, jnp.array([[7, 1, 2, 3, 4, 5]]), jnp.ones((1, 6), bool), logits, noise, sampler)
     assert accepted.path[0, :3].tolist() == [0, 2, 4] and int(accepted.length[0]) == 2
     assert int(accepted.bonus[0]) == 6
 
@@ -70,8 +71,15 @@ def test_typical_threshold_is_the_published_one():
     draft = (jnp.array([[7, 2, 3, 3, 3, 3]]), jnp.ones((1, 6), bool))
     for factor, taken in ((0.99, 1), (1.01, 0)):
         delta = factor * 0.25 / np.exp(-entropy)
-        accepted = Typical(epsilon=1.0, delta=delta)(tree, draft, logits, NO_NOISE, GREEDY)
+        accepted = Typical(epsilon=1.0, delta=delta)(tree, *draft, logits, NO_NOISE, GREEDY)
         assert int(accepted.length[0]) == taken
         assert int(accepted.bonus[0]) == 1  # greedy
-        accepted = Typical(epsilon=0.25 * factor, delta=1e9)(tree, draft, logits, NO_NOISE, GREEDY)
+        accepted = Typical(epsilon=0.25 * factor, delta=1e9)(tree, *draft, logits, NO_NOISE, GREEDY)
         assert int(accepted.length[0]) == taken
+
+
+def test_typical_defaults_are_medusas_and_must_be_positive():
+    assert (Typical().epsilon, Typical().delta) == (0.09, 0.3)
+    for bad in ({"epsilon": 0.0}, {"delta": -1.0}):
+        with pytest.raises(UserError, match="must be positive"):
+            Typical(**bad)

@@ -4,6 +4,7 @@ import dataclasses
 import io
 
 from jaxspec.decoding.generate import Generation
+from jaxspec.evaluation.compare import Divergence
 from jaxspec.evaluation.report import TextPrinter, comparison, record, summary
 from tests.tiny import make_text_model
 
@@ -18,14 +19,19 @@ def test_record_and_lines_state_the_measured_figures():
     assert "speedup" not in record("ppd", "m", ANSWER, None)
     line = summary("ppd", ANSWER)
     assert "5 tokens, 2.0 tokens/s, 2.00 tokens per step, accepted 50% at depth 1" in line and "compile 3.0 s" in line
-    assert comparison(ANSWER, PLAIN) == "identical: yes, 2.00x autoregressive"
-    other = dataclasses.replace(PLAIN, tokens=[1, 2, 3, 4, 6])
-    assert comparison(ANSWER, other).startswith("identical: no")
+    assert comparison(ANSWER, PLAIN, None) == "identical: yes, 2.00x autoregressive"
+    other, parting = dataclasses.replace(PLAIN, tokens=[1, 2, 3, 4, 6]), Divergence(4, (5, 6), 2e-5)
+    assert comparison(ANSWER, other, parting).startswith(
+        "identical: no, from token 5 on, by a gap of 2e-05 (a near-tie)"
+    )
+    assert "near-tie" not in comparison(ANSWER, other, dataclasses.replace(parting, gap=0.5))
+    assert record("ppd", "m", ANSWER, other, parting)["first_divergence"]["gap"] == 2e-5
+    assert record("ppd", "m", ANSWER, PLAIN)["first_divergence"] is None
 
 
 def test_an_answer_of_one_token_has_no_speed():
     single = dataclasses.replace(ANSWER, tokens=[1], steps=0, decode_seconds=0.0)
-    assert single.tokens_per_second == 0 and comparison(single, single) == "identical: yes"
+    assert single.tokens_per_second == 0 and comparison(single, single, None) == "identical: yes"
     assert record("ppd", "m", single, single)["speedup"] is None
 
 

@@ -38,12 +38,12 @@ def test_round_trip(tiny, folder):
     assert not list(folder.glob(".*"))  # no temporary files stay behind
 
 
-def test_the_default_tree_comes_from_the_accuracies(tiny, folder):
+def test_the_tree_is_the_adapters_own_or_comes_from_its_accuracies(tiny, folder):
     assert tree_paths(load_method("ppd", tiny, folder, num_nodes=4).tree) == [(0,), (1,), (0, 0)]
-    edit(folder, tree={"paths": [[1], [1, 0]], "probes": [3, 1, 0]})
+    edit(folder, tree=[[1], [1, 0]])
     drafter = load_method("ppd", tiny, folder)
     assert tree_paths(drafter.tree) == [(1,), (1, 0)]
-    assert drafter.tree.probe_owner.tolist() == [0, 1, 0, 0]
+    assert drafter.tree.probe_of.tolist() == [[0, 3, -1], [1, 4, -1], [2, 5, -1]]
 
 
 def test_wrong_adapters_are_refused(tiny, folder):
@@ -54,6 +54,16 @@ def test_wrong_adapters_are_refused(tiny, folder):
 
     assert "did you mean 'ppd'?" in message("pdd")
     assert "takes no adapter" in message("autoregressive")
+    assert "no list 'tree'" in message()
+    edit(folder, tree=[])
+    assert "no candidates" in message()
+    edit(folder, tree=[[0]], accuracy=[[0.5], [0.1, 0.2]])
+    with pytest.raises(UserError, match=r"\[M, K\] table"):
+        load_method("ppd", tiny, folder, num_nodes=3)
+    with pytest.raises(UserError, match="at least 2 nodes"):
+        load_method("ppd", tiny, folder, num_nodes=1)
+    with pytest.raises(UserError, match="has no tree"):
+        load_method("autoregressive", tiny, num_nodes=4)
     assert "adapter.json is missing" in message(adapter=folder / "nothing")
     assert "no adapter of ppd ships for 'tiny'" in message(adapter=None)
     assert "trained for another base ('tiny'" in message(model=make_tiny(seed=1))

@@ -12,7 +12,7 @@ from jaxspec.decoding.generate import generate
 from jaxspec.errors import UserError
 from jaxspec.methods.adapter import load_method
 from jaxspec.training.batches import TrainingData, insertion_points
-from jaxspec.training.data import SHIPPED_PROMPTS, Answer, cache_file, prepare_answers, read_prompts
+from jaxspec.training.data import SHIPPED_PROMPTS, Answer, cache_file, prepare_answers, read_prompts, select_prompts
 from tests.tiny import make_text_model
 
 
@@ -31,12 +31,12 @@ def data(tmp_path):
     )  # fmt: skip
 
 
-def silent(done, tokens):
-    pass
+def answers_to(model, data, report=lambda done, tokens: None):
+    return prepare_answers(model, data, select_prompts(model, data), report)
 
 
 def test_answers_are_the_greedy_ones_and_held_out_stays_out(model, data):
-    held_out, answers = prepare_answers(model, data, silent)
+    held_out, answers = answers_to(model, data)
     assert len(held_out) == 4 and len(answers) == 12
     plain = load_method("autoregressive", model)
     for group, limit in ((held_out, 16), (answers, 10)):
@@ -46,20 +46,20 @@ def test_answers_are_the_greedy_ones_and_held_out_stays_out(model, data):
 
 
 def test_more_answers_keep_the_held_out_set_and_reuse_the_cache(model, data):
-    first = prepare_answers(model, data, silent)
+    first = answers_to(model, data)
     new = []
-    more = prepare_answers(model, dataclasses.replace(data, answers=15), lambda done, tokens: new.append(tokens))
+    more = answers_to(model, dataclasses.replace(data, answers=15), lambda done, tokens: new.append(tokens))
     assert more[0] == first[0] and more[1][:12] == first[1]
     plain = sum(len(a.answer_tokens) for a in more[1][12:])
     assert new[-1] == plain  # only the three new answers were generated
 
 
 def test_a_cache_cut_short_by_a_kill_is_continued(model, data):
-    whole = prepare_answers(model, data, silent)
+    whole = answers_to(model, data)
     file = cache_file(model, data, data.max_answer_tokens)
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:5]) + lines[5][:20])
-    assert prepare_answers(model, data, silent) == whole
+    assert answers_to(model, data) == whole
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert sorted(row["index"] for row in rows) == list(range(4, 16))  # nothing twice, nothing missing
     assert all(row["answer"] == model.decode(row["answer_tokens"]) for row in rows)
@@ -81,7 +81,21 @@ def test_bad_prompt_files_name_file_and_line(tmp_path, model, data):
     with pytest.raises(UserError, match=r"bad.jsonl"):
         read_prompts(str(file))
     with pytest.raises(UserError, match="not enough to hold out 4"):
-        prepare_answers(model, dataclasses.replace(data, max_prompt_tokens=12, held_out=4), silent)
+        select_prompts(model, dataclasses.replace(data, max_prompt_tokens=12))
+
+
+def test_line_separators_inside_strings_do_not_end_a_line(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "one\u2028two\u0085three"}\r\n{"prompt": "four"}\n', encoding="utf-8")
+    assert read_prompts(str(file)) == ["one\u2028two\u0085three", "four"]
+
+
+def test_repeated_and_blank_prompts_are_not_trained_on_twice(model, data, tmp_path):
+    file = tmp_path / "repeated.jsonl"
+    file.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("a", "b", "a", " ", "c", "d", "e")))
+    chosen = select_prompts(model, dataclasses.replace(data, prompts=str(file), held_out=2))
+    assert sorted(text for text, _ in chosen) == ["a", "b", "c", "d", "e"]
+    assert len(read_prompts(str(file))) == 7  # whoever decodes them gets one answer each
 
 
 def test_the_shipped_prompts_are_many_and_distinct():

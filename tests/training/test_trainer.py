@@ -60,6 +60,7 @@ def test_a_run_learns_and_writes_an_adapter_that_decodes(config, model, tmp_path
     head = json.loads((output / "adapter.json").read_text())
     assert head["training"]["steps"] == 12 and head["data"]["prompts"] == "prompts.jsonl"
     assert head["data"]["answers"] == 8 and np.array(head["accuracy"]).shape == (3, 10)
+    assert head["tree"][0] == [0] and len(head["tree"]) == 2 and str(tmp_path) not in json.dumps(head)
     drafter = load_method("ppd", model, output)
     np.testing.assert_array_equal(drafter.trainable["embeddings"], adapter.trainable["embeddings"])
 
@@ -108,6 +109,23 @@ def test_a_loss_that_is_not_finite_stops_the_run(config, model, tmp_path, monkey
     assert not (tmp_path / "run" / "adapter.json").exists()
 
 
+def test_bad_prompts_leave_nothing_behind(config, model, tmp_path):
+    (tmp_path / "bad.jsonl").write_text("not json")
+    bad = dataclasses.replace(config, data=dataclasses.replace(config.data, prompts=str(tmp_path / "bad.jsonl")))
+    with pytest.raises(UserError, match="bad.jsonl:1"):
+        Trainer(bad, model, tmp_path / "run", resume=False)
+    assert not (tmp_path / "run").exists()
+    Trainer(config, model, tmp_path / "run", resume=False)  # the corrected command works
+
+
+def test_other_prompts_under_the_same_name_are_no_resume(config, model, tmp_path):
+    Trainer(config, model, tmp_path / "run", resume=False)
+    with open(config.data.prompts, "a") as file:
+        file.write('{"prompt": "one more"}\n')
+    with pytest.raises(UserError, match="other settings"):
+        Trainer(config, model, tmp_path / "run", resume=True)
+
+
 def test_an_output_that_cannot_be_written_is_refused(config, model, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match="cannot be written"):
@@ -118,10 +136,14 @@ def test_an_output_that_cannot_be_written_is_refused(config, model, tmp_path):
     ("part", "changes", "message"),
     [
         ("train", {"steps": 0}, "train.steps"),
+        ("train", {"save_every": 0}, "train.save-every"),
+        ("train", {"eval_every": -1}, "train.eval-every"),
+        ("train", {"warmup": 12}, "train.warmup"),
         ("train", {"learning_rate": 0.0}, "learning-rate"),
         ("train", {"sequence_length": 16}, "no room for an answer"),
         ("data", {"held_out": 0}, "data.held-out"),
         ("data", {"held_out_tokens": 10_000}, "do not fit"),
+        ("data", {"held_out_tokens": 0}, "held-out-tokens"),
     ],
 )
 def test_settings_that_cannot_train_are_refused(config, part, changes, message):
@@ -157,9 +179,9 @@ def test_an_unknown_config_is_refused_with_a_suggestion():
 def test_evaluation_counts_every_position(model, config, tmp_path):
     """Against counting by hand, one position at a time."""
     from jaxspec.methods.base import Batch
-    from jaxspec.training.data import prepare_answers
+    from jaxspec.training.data import prepare_answers, select_prompts
 
-    held_out, _ = prepare_answers(model, config.data, lambda done, tokens: None)
+    held_out, _ = prepare_answers(model, config.data, select_prompts(model, config.data), lambda done, tokens: None)
     base, method = Base(model.params, model.decoder), config.method
     trainable = method.init(jax.random.key(0), base)
     accuracy = evaluate(method, trainable, base, held_out)
