@@ -33,7 +33,7 @@ def plain(tiny):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
 def test_tokens_are_those_of_the_plain_forward_pass(tiny, plain, temperature):
-    """The loop is checked against a decoder without cache or loop: argmax of logits / T + noise of seed and position."""
+    """The loop against a decoder without cache or loop: argmax of logits / T + noise of seed and position."""
     prompt = make_prompts(1)[0]
     model, forward = dataclasses.replace(tiny, eos=()), jax.jit(tiny.decoder.apply)
     tokens = list(prompt)

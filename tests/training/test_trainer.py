@@ -112,7 +112,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(config, model, tmp_path, monkey
 def test_bad_prompts_leave_nothing_behind(config, model, tmp_path):
     (tmp_path / "bad.jsonl").write_text("not json")
     bad = dataclasses.replace(config, data=dataclasses.replace(config.data, prompts=str(tmp_path / "bad.jsonl")))
-    with pytest.raises(UserError, match="bad.jsonl:1"):
+    with pytest.raises(UserError, match=r"bad\.jsonl:1"):
         Trainer(bad, model, tmp_path / "run", resume=False)
     assert not (tmp_path / "run").exists()
     Trainer(config, model, tmp_path / "run", resume=False)  # the corrected command works
