@@ -99,7 +99,7 @@ def train_step(
     """One update. Returns the new trainable, the new optimizer state, and metrics with `loss` and `gradient_norm`."""
     (loss, metrics), gradients = jax.value_and_grad(method.loss, has_aux=True)(trainable, base, batch)
     updates, state = optimizer(train).update(gradients, state, trainable)
-    metrics = metrics | {"loss": loss, "gradient_norm": optax.global_norm(gradients)}
+    metrics = metrics | {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
     return optax.apply_updates(trainable, updates), state, metrics
 
 
