@@ -36,7 +36,7 @@ class GGUFFile:
             self._reader = GGUFReader(path)
         except Exception as error:  # the reader raises whatever its parsing trips over
             raise UserError(f"{path}: not a complete GGUF file ({error})") from None
-        self._fields = {name: field for name, field in self._reader.fields.items()}
+        self._fields = self._reader.fields
         self.architecture = self.get("general.architecture")
         if self.architecture not in ("llama", "qwen2"):
             raise UserError(
@@ -183,7 +183,7 @@ class GGUFFile:
         for token, i in ids.items():
             splits = [(token[:n], token[n:]) for n in range(1, len(token))]
             splits = [(a, b) for a, b in splits if a in ids and b in ids]
-            merges += [(i, min(ids[a], ids[b]), pair) for pair in splits for a, b in [pair]]
+            merges += [(i, min(ids[a], ids[b]), (a, b)) for a, b in splits]
         merges = [pair for *_, pair in sorted(merges)]
         unknown = tokens[self.get("tokenizer.ggml.unknown_token_id", 0)]
         tokenizer = Tokenizer(models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
