@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from jaxspec.config import ModelConfig, RopeScaling
 from jaxspec.errors import UserError
-from jaxspec.model.weights import HF_NAMES, load_params, stored_transposed, tensor_names
+from jaxspec.model.weights import HF_NAMES, load_params, split_qkv, stored_transposed, tensor_names
 
 _FAMILIES = ("llama", "mistral", "qwen2")
 
@@ -177,7 +177,7 @@ def eos_tokens(folder: Path) -> tuple[int, ...]:
 def save_directory(folder: Path, config: ModelConfig, params: dict, eos: tuple[int, ...] = ()) -> None:
     """Write config.json and model.safetensors so that transformers and `load_model` can read them."""
     folder.mkdir(parents=True, exist_ok=True)
-    flat = flax.traverse_util.flatten_dict(params, sep="/")
+    flat = split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))
     tensors = {}
     for name, path in tensor_names(config, HF_NAMES).items():
         array = np.asarray(flat[path])

@@ -55,9 +55,39 @@ GGUF_NAMES = {
 
 
 def parameter_table(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Path and shape of every parameter of a decoder, e.g. `layers_0/attention/q/kernel`: (D, H * Dh)."""
-    shapes = jax.eval_shape(Decoder(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    return {path: leaf.shape for path, leaf in flax.traverse_util.flatten_dict(shapes["params"], sep="/").items()}
+    """Path and shape of every parameter as files hold them, e.g. `layers_0/attention/q/kernel`: (D, H * Dh)."""
+
+    def init() -> dict:
+        params = Decoder(config).init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+        return split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))
+
+    return {path: leaf.shape for path, leaf in jax.eval_shape(init).items()}
+
+
+def split_qkv(config: ModelConfig, flat: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Parameters by path, the decoder's one `qkv` taken apart into files' `q`, `k` and `v`."""
+    K, Dh = config.num_kv_heads, config.head_dim
+    parts = {}
+    for path, array in flat.items():
+        if "/qkv/" not in path:
+            parts[path] = array
+            continue
+        heads = array.reshape(*array.shape[:-1], K, -1, Dh)
+        for name, part in {"q": heads[..., :-2, :], "k": heads[..., -2, :], "v": heads[..., -1, :]}.items():
+            parts[path.replace("/qkv/", f"/{name}/")] = part.reshape(*array.shape[:-1], -1)
+    return parts
+
+
+def join_qkv(config: ModelConfig, flat: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The inverse of `split_qkv`: per key/value head its query heads, its key and its value, side by side."""
+    K, Dh = config.num_kv_heads, config.head_dim
+    joined, flat = {}, dict(flat)
+    for path in list(flat):
+        if "/q/" in path:
+            three = [flat.pop(path.replace("/q/", f"/{name}/")) for name in "qkv"]
+            heads = [part.reshape(*part.shape[:-1], K, -1, Dh) for part in three]
+            joined[path.replace("/q/", "/qkv/")] = jnp.concatenate(heads, axis=-2).reshape(*three[0].shape[:-1], -1)
+    return flat | joined
 
 
 def tensor_names(config: ModelConfig, names: dict[str, str]) -> dict[str, str]:
@@ -130,7 +160,7 @@ def load_params(
     missing = [name for name, path in expected.items() if path not in params]
     if missing:
         raise UserError(f"{where}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
-    return flax.traverse_util.unflatten_dict(params, sep="/"), fingerprint(config, digests)
+    return flax.traverse_util.unflatten_dict(join_qkv(config, params), sep="/"), fingerprint(config, digests)
 
 
 def _wanted(path: str, table: dict[str, tuple[int, ...]]) -> list[int]:
@@ -154,5 +184,5 @@ def fingerprint(config: ModelConfig, digests: dict[str, str]) -> str:
 
 def params_fingerprint(config: ModelConfig, params: dict) -> str:
     """The fingerprint of parameters that are already in memory."""
-    flat = flax.traverse_util.flatten_dict(params, sep="/")
+    flat = split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))
     return fingerprint(config, {path: tensor_digest(np.asarray(leaf)) for path, leaf in flat.items()})

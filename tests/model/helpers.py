@@ -18,7 +18,15 @@ from tokenizers.pre_tokenizers import ByteLevel
 from jaxspec.config import ModelConfig, RopeScaling
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
-from jaxspec.model.weights import GGUF_NAMES, HF_NAMES, parameter_table, stored_transposed, tensor_names
+from jaxspec.model.weights import (
+    GGUF_NAMES,
+    HF_NAMES,
+    join_qkv,
+    parameter_table,
+    split_qkv,
+    stored_transposed,
+    tensor_names,
+)
 
 
 def tiny_config(**changes) -> ModelConfig:
@@ -51,7 +59,7 @@ def random_params(config: ModelConfig, seed: int = 0) -> dict:
         elif path.endswith("kernel"):
             noise *= (2.0 if "/q/" in path or "/k/" in path else 1.0) * shape[0] ** -0.5
         params[path] = noise.astype(np.float32)
-    return jax.tree.map(jnp.asarray, flax.traverse_util.unflatten_dict(params, sep="/"))
+    return jax.tree.map(jnp.asarray, flax.traverse_util.unflatten_dict(join_qkv(config, params), sep="/"))
 
 
 def random_base(config: ModelConfig, seed: int = 0) -> Base:
@@ -76,7 +84,7 @@ def plain(base: Base, tokens: jax.Array) -> jax.Array:
 
 def named_tensors(config: ModelConfig, params: dict, names: dict[str, str] = HF_NAMES) -> Iterator[tuple]:
     """(name, array) pairs as a file holds them."""
-    flat = flax.traverse_util.flatten_dict(params, sep="/")
+    flat = split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))
     for name, path in tensor_names(config, names).items():
         array = np.asarray(flat[path])
         yield name, np.ascontiguousarray(array.T if stored_transposed(path) else array)
