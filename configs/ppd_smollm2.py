@@ -21,5 +21,5 @@ CONFIG = RunConfig(
     ),
     method=PPD(),
     data=DataConfig(),
-    train=TrainConfig(steps=1000, learning_rate=3e-2),
+    train=TrainConfig(steps=500, batch_size=4, microbatch=2, insertions=128, learning_rate=3e-2),
 )

@@ -127,6 +127,7 @@ class TrainConfig:
     Attributes:
       steps: optimizer updates.
       batch_size: sequences per update.
+      microbatch: sequences per forward and backward pass, their gradients averaged; bounds the memory; 0 is all.
       sequence_length: T, prompt and answer together, in tokens; cut or padded to it.
       insertions: insertion points per sequence: each is one group of probes in one pass.
       learning_rate: peak of the cosine schedule.
@@ -143,6 +144,7 @@ class TrainConfig:
 
     steps: int = 1000
     batch_size: int = 4
+    microbatch: int = 0
     sequence_length: int = 256
     insertions: int = 64
     learning_rate: float = 1e-2

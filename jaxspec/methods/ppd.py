@@ -24,6 +24,7 @@ from jaxspec.methods.base import (
     Rows,
     Verified,
     check_choices,
+    divergence,
     draft_from_candidates,
 )
 from jaxspec.model.base import Base
@@ -128,20 +129,20 @@ class PPD(Method):
     def loss(self, trainable: PyTree, base: Base, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Equation 4.1: divergence from the base's own distribution, decaying with the distance."""
         frozen, hidden = self._probe(trainable, base, batch)
-        student = jax.nn.log_softmax(self._aggregate(trainable, base, hidden))  # [B, G, M, V]
+        student = self._aggregate(trainable, base, hidden)  # [B, G, M, V]
         source = batch.points[..., None] + np.arange(1, self.distances + 1)  # the row whose distribution is the target
         has_target = (batch.points[..., None] >= 0) & (source + 1 < batch.lengths[:, None, None])
         source = jnp.minimum(source, batch.tokens.shape[1] - 2)
         rows = jnp.arange(source.shape[0])[:, None, None]
         labels = batch.tokens[rows, source + 1]
+        at_label = jnp.take_along_axis(student, labels[..., None], axis=-1)[..., 0]
         if self.objective == "hard":
-            each = -jnp.take_along_axis(student, labels[..., None], axis=-1)[..., 0]
+            each = jax.nn.logsumexp(student, axis=-1) - at_label
         else:
-            teacher = jax.nn.log_softmax(base.logits(frozen[rows, source]))
-            p, q = (teacher, student) if self.direction == "forward" else (student, teacher)
-            each = jnp.sum(jnp.exp(p) * (p - q), axis=-1)
+            teacher = base.logits(frozen[rows, source])
+            each = divergence(*((teacher, student) if self.direction == "forward" else (student, teacher)))
         weight = has_target * self.decay ** np.arange(self.distances)
-        right = (jnp.argmax(student, axis=-1) == labels) & has_target
+        right = (at_label >= jnp.max(student, axis=-1)) & has_target
         accuracy = jnp.sum(right, axis=(0, 1)) / jnp.maximum(jnp.sum(has_target, axis=(0, 1)), 1)
         loss = jnp.sum(each * weight) / jnp.maximum(jnp.sum(has_target), 1)
         return loss, {f"top1@{d + 1}": accuracy[d] for d in range(self.distances)}

@@ -70,6 +70,8 @@ def check_config(config: RunConfig) -> None:
             raise UserError(f"{name.replace('_', '-')} must be at least 1, got {getattr(getattr(config, part), field)}")
     if config.nodes < 2:
         raise UserError(f"nodes must be at least 2, the root and a candidate, got {config.nodes}")
+    if t.microbatch < 0 or (t.microbatch and t.batch_size % t.microbatch):
+        raise UserError(f"train.microbatch must divide train.batch-size {t.batch_size}, got {t.microbatch}")
     if t.eval_every < 0 or not 0 <= t.warmup < t.steps:
         raise UserError(f"train.eval-every must not be negative, nor train.warmup outside 0 to {t.steps - 1}")
     if not t.learning_rate > 0:
@@ -97,9 +99,16 @@ def train_step(
     method: Method, train: TrainConfig, base: Base, trainable: PyTree, state: PyTree, batch: Batch
 ) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
     """One update. Returns the new trainable, the new optimizer state, and metrics with `loss` and `gradient_norm`."""
-    (loss, metrics), gradients = jax.value_and_grad(method.loss, has_aux=True)(trainable, base, batch)
+    size = train.microbatch or train.batch_size
+    parts = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), batch)
+
+    def part(batch: Batch) -> tuple[PyTree, dict[str, jax.Array]]:
+        (loss, metrics), gradients = jax.value_and_grad(method.loss, has_aux=True)(trainable, base, batch)
+        return gradients, metrics | {"loss": loss}
+
+    gradients, metrics = jax.tree.map(lambda x: jnp.mean(x, axis=0), jax.lax.map(part, parts))
     updates, state = optimizer(train).update(gradients, state, trainable)
-    metrics = metrics | {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
+    metrics |= {"gradient_norm": optax.tree.norm(gradients)}
     return optax.apply_updates(trainable, updates), state, metrics
 
 

@@ -14,9 +14,11 @@ from jaxspec.errors import UserError
 from jaxspec.methods import PPD, Method
 from jaxspec.methods.adapter import load_method
 from jaxspec.model.base import Base
+from jaxspec.training.batches import TrainingData
 from jaxspec.training.configs import config_names, load_config, split_config_name
+from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import evaluate
-from jaxspec.training.trainer import RunConfig, Trainer, check_config
+from jaxspec.training.trainer import RunConfig, Trainer, check_config, optimizer, train_step
 from tests.tiny import make_text_model
 
 
@@ -63,6 +65,22 @@ def test_a_run_learns_and_writes_an_adapter_that_decodes(config, model, tmp_path
     assert head["tree"][0] == [0] and len(head["tree"]) == 2 and str(tmp_path) not in json.dumps(head)
     drafter = load_method("ppd", model, output)
     np.testing.assert_array_equal(drafter.trainable["embeddings"], adapter.trainable["embeddings"])
+
+
+def test_microbatches_average_to_the_gradient_of_the_whole_batch(config, model, tmp_path):
+    """Answers of one length and every insertion point, so that every part has as many targets."""
+    answers = [Answer([1, 2, 3 + i], list(range(20))) for i in range(4)]
+    base = Base(model.params, model.decoder)
+    updated = []
+    for size in (0, 1, 2):
+        train = dataclasses.replace(config.train, batch_size=4, microbatch=size, insertions=20)
+        trainable = config.method.init(jax.random.key(0), base)
+        state = optimizer(train).init(trainable)
+        batch = TrainingData(answers, train).batch(0)
+        _, _, metrics = train_step(config.method, train, base, trainable, state, batch)
+        updated.append([float(metrics[name]) for name in ("loss", "gradient_norm", "top1@1")])
+    np.testing.assert_allclose(updated[1], updated[0], rtol=1e-4)
+    np.testing.assert_allclose(updated[2], updated[0], rtol=1e-4)
 
 
 def test_a_killed_run_resumes_to_the_same_adapter(config, model, tmp_path, monkeypatch):
