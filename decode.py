@@ -17,6 +17,8 @@ from jaxspec.decoding.loop import Drafter
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.evaluation.compare import Divergence, first_divergence
 from jaxspec.evaluation.report import TextPrinter, comparison, record, summary
+from jaxspec.methods.adapter import open_adapter
+from jaxspec.methods.tuned import find_choice, load_tuned
 from jaxspec.model.load import DEFAULT_MODEL
 from jaxspec.training.data import read_prompts
 
@@ -29,7 +31,8 @@ class Options:
       method: how to draft.
       model: smollm2-135m (embedded), a Hugging Face directory or hub name, or a GGUF file.
       adapter: folder of a trained adapter; default the one that ships for this method and model.
-      nodes: nodes of the draft tree, the root included; 0 takes the adapter's own tree.
+      tree: draft tree: auto (what tune.py chose for this machine), BUILDER:NUMBERS (sparse:16, dynamic:60, chain:3,
+        cartesian:3,2, efficient:5, random:16) or a JSON file; empty takes the adapter's own.
       prompt: one prompt.
       prompts: a JSONL file with a prompt per line, instead.
       column: field of that file that holds the prompt.
@@ -54,7 +57,7 @@ class Options:
     method: str = "ppd"
     model: str = DEFAULT_MODEL
     adapter: str = ""
-    nodes: int = 0
+    tree: str = ""
     prompt: str = ""
     prompts: str = ""
     column: str = "prompt"
@@ -79,7 +82,7 @@ class Options:
 def decode(options: Options, prompts: list[str], sampling: SamplingConfig, acceptance: Match | Typical) -> None:
     """Load, answer, print."""
     model = load_model(options.model, options.dtype or None)
-    method = load_method(options.method, model, options.adapter or None, num_nodes=options.nodes or None)
+    method = _method(options, model)
     plain = load_method("autoregressive", model)
     settings = {"max_new_tokens": options.max_new_tokens, "sampling": sampling, "seed": options.seed}
     settings |= {"chat": options.chat, "max_length": options.max_length or None, "batch_size": options.batch_size}
@@ -98,7 +101,23 @@ def decode(options: Options, prompts: list[str], sampling: SamplingConfig, accep
         parting = None
         if reference:
             parting = first_divergence(model, ids, answer.tokens, reference.tokens, sampling, options.seed)
-        _print(options, answer, reference, parting)
+        _print(options, method.method.name, answer, reference, parting)
+
+
+def _method(options: Options, model: Model) -> Drafter:
+    """The method with the tree that was asked for; says where another way would be faster."""
+    if options.tree == "auto":
+        tuning = {"batch_size": options.batch_size, "temperature": options.temperature}
+        method, line = load_tuned(options.method, model, options.adapter or None, **tuning)
+        print(line, file=sys.stderr)
+        return method
+    method = load_method(options.method, model, options.adapter or None, tree=options.tree or None)
+    if method.method.trainable and not options.tree:
+        folder, _ = open_adapter(options.method, model, options.adapter or None)
+        choice = find_choice(folder, options.method, options.batch_size, options.temperature)
+        if choice and choice.plan is None:
+            print(f"tune.py found no tree of {options.method} that pays here; try --tree auto", file=sys.stderr)
+    return method
 
 
 def _streams(options: Options) -> bool:
@@ -116,7 +135,7 @@ def _answers(
     settings = {name: value for name, value in settings.items() if name != "batch_size"}
     for prompt in prompts:
         if options.compare:
-            print(f"[{options.method}]")
+            print(f"[{method.method.name}]")
         printer = TextPrinter(model)
         for answer in stream(model, method, prompt, acceptance=acceptance, **settings):
             printer.show(answer)
@@ -124,19 +143,21 @@ def _answers(
         yield answer
 
 
-def _print(options: Options, answer: Generation, reference: Generation | None, parting: Divergence | None) -> None:
+def _print(
+    options: Options, name: str, answer: Generation, reference: Generation | None, parting: Divergence | None
+) -> None:
     """One prompt's result: JSON, or texts on stdout with a report on stderr."""
     if options.json:
-        row = record(options.method, options.model, answer, reference, parting)
+        row = record(name, options.model, answer, reference, parting)
         print(json.dumps(row | {"lossless": options.accept == "match"}, ensure_ascii=False), flush=True)
         return
     if not _streams(options):
-        print(f"[{options.method}]\n{answer.text}" if reference else answer.text)
+        print(f"[{name}]\n{answer.text}" if reference else answer.text)
     if reference:
         print(f"[autoregressive]\n{reference.text}")
     sys.stdout.flush()
     lossy = " (typical acceptance: the text may differ from the base's own)" if options.accept == "typical" else ""
-    print(summary(options.method, answer) + lossy, file=sys.stderr)
+    print(summary(name, answer) + lossy, file=sys.stderr)
     if reference:
         print(summary("autoregressive", reference), file=sys.stderr)
         print(comparison(answer, reference, parting), file=sys.stderr)

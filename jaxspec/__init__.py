@@ -18,6 +18,7 @@ from jaxspec.decoding.acceptance import Match, Typical
 from jaxspec.decoding.generate import Generation, generate, stream
 from jaxspec.errors import UserError
 from jaxspec.methods.adapter import load_method
+from jaxspec.methods.tuned import load_tuned
 from jaxspec.model.load import Model, load_model
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "generate",
     "load_method",
     "load_model",
+    "load_tuned",
     "stream",
     "tree",
 ]

@@ -16,4 +16,4 @@ jax.config.update("jax_default_matmul_precision", "highest")
 @pytest.fixture(scope="session")
 def tiny():
     """A random model over a vocabulary of 16, so that acceptances, rejections, EOS and token 0 are all common."""
-    return make_tiny()
+    return make_tiny(seed=1)

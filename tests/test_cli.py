@@ -9,6 +9,7 @@ import pytest
 
 import decode
 import train
+import tune
 from jaxspec.cli import run_main
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD
@@ -59,6 +60,7 @@ def files(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def no_cache_on_disk(monkeypatch):
     monkeypatch.setattr(decode, "enable_compilation_cache", lambda: None)
+    monkeypatch.setattr(tune, "enable_compilation_cache", lambda: None)
     monkeypatch.setattr(train, "enable_compilation_cache", lambda: None)
 
 
@@ -151,6 +153,8 @@ def test_typical_acceptance_says_that_it_is_lossy(files, capsys):
         (["--prompt", "x", "--model", "/no/such/model"], "no such file or directory"),
         (["--prompt", "x", "--adapter", "/no/such/adapter"], "no adapter there"),
         (["--prompt", "x", "--batch-size", "0"], "batch-size"),
+        (["--prompt", "x", "--tree", "sparce:4"], "did you mean 'sparse'?"),
+        (["--prompt", "x", "--tree", "chain:4"], "4 deep"),
         (["--prompt", "x", "--stream", "--json"], "--stream"),
         (["--prompt", "x", "--accept", "typical", "--epsilon", "-1"], "must be positive"),
         (["--prompt", "x", "--model", "smollm2-135"], "did you mean 'smollm2-135m'?"),
@@ -180,6 +184,49 @@ def test_train_shows_a_config_and_refuses_bad_options(capsys, monkeypatch):
             run_main(train.main)
         err = capsys.readouterr().err
         assert exit.value.code == 2 and message in err and err.count("\n") == 1
+
+
+def test_tune_measures_tries_and_decode_takes_its_choice(files, capsys):
+    base = ["--model", str(files / "model"), "--adapter", str(files / "adapter")]
+    small = ["--cache-length", "64", "--max-rows", "6", "--num-prompts", "2", "--finalists", "1", "--also", "sparse:3"]
+    prompts = ["--prompts", str(files / "prompts.jsonl"), "--max-new-tokens", "8"]
+    tune.main([*base, *small, *prompts, "--output", str(files / "tuned"), "--json"])
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    names = [trial["name"] for trial in result["trials"]]
+    assert names[0] == "autoregressive" and names[-1] == "sparse:3" and len(names) == 3
+    assert all(trial["identical"] == 2 for trial in result["trials"])
+    assert result["rows"][0] == 1 and "measuring: " in err
+    assert (files / "tuned" / "tuning.png").stat().st_size > 5000
+
+    (files / "tuned" / "tuned.json").rename(files / "adapter" / "tuned.json")
+    decode.main(arguments(files, "--prompt", "some words", "--json", "--tree", "auto"))
+    out, err = capsys.readouterr()
+    chosen = "autoregressive" if result["choice"] == "autoregressive" else "ppd"
+    assert json.loads(out)["method"] == chosen and ("tuned" in err) == (chosen == "ppd")
+    (files / "adapter" / "tuned.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-rows", "2"], "max-rows must be at least 4"),
+        (["--batch-size", "0"], "batch-size must be at least 1"),
+        (["--cache-length", "8"], "cache-length"),
+        (["--temperature", "-1"], "temperature"),
+        (["--prompts", "/no/such/file"], "/no/such/file: no such file"),
+        (["--method", "pdp"], "did you mean 'ppd'?"),
+        (["--method", "autoregressive"], "takes no adapter"),
+        (["--also", "spars:3"], "did you mean 'sparse'?"),
+    ],
+)
+def test_tune_refuses_bad_input_on_one_line(files, capsys, monkeypatch, options, message):
+    base = ["--model", str(files / "model")] + (["--adapter", str(files / "adapter")] if "--also" in options else [])
+    monkeypatch.setattr(sys, "argv", ["tune.py", *base, *options])
+    with pytest.raises(SystemExit) as exit:
+        run_main(tune.main)
+    err = capsys.readouterr().err
+    assert exit.value.code == 2 and message in err and err.count("\n") == 1
 
 
 def test_the_programs_start(files):

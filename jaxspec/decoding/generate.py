@@ -302,17 +302,21 @@ def generate_many(
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     *,
+    sampling: SamplingConfig = SamplingConfig(),
+    seed: int = 0,
     batch_size: int = 32,
     refill: int = 8,
     steps_per_chunk: int = 16,
 ) -> Iterator[tuple[int, list[int]]]:
-    """Greedy answers to many prompts, for throughput: rows that finish make room for the next prompts.
+    """Answers to many prompts, for throughput: rows that finish make room for the next prompts.
 
     Args:
       model: the base.
       method: from `load_method`.
       prompts: token ids.
       max_new_tokens: stop there, or at an end-of-text token.
+      sampling: greedy by default.
+      seed: of sampling.
       batch_size: rows decoded together.
       refill: prompts prefilled together, once as many rows are free.
       steps_per_chunk: forward passes between two looks at what has finished.
@@ -320,7 +324,7 @@ def generate_many(
     Yields:
       Index of a prompt and the ids of its answer, in the order they finish.
     """
-    job, refill = _job(model, method, SamplingConfig(), 0, Match()), min(refill, batch_size)
+    job, refill = _job(model, method, sampling, seed, Match()), min(refill, batch_size)
     _, width, capacity = job.sizes(max(map(len, prompts)), max_new_tokens)
     run = job.begin([[0]] * batch_size, [0] * batch_size, bucket(1), width, capacity)  # all rows free
     owner: list[int | None] = [None] * batch_size

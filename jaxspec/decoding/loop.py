@@ -20,7 +20,7 @@ from jaxspec.methods.base import Draft, Method, PyTree, Verified
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
 from jaxspec.model.decoder import causal_mask
-from jaxspec.tree import Tree
+from jaxspec.tree import Tree, select_trees
 
 
 @flax.struct.dataclass
@@ -29,7 +29,7 @@ class Drafter:
 
     Attributes:
       trainable: the adapter's pytree; empty for methods without one.
-      tree: the draft tree, arrays without a batch axis.
+      tree: the draft trees, stacked: one per state (see `jaxspec.tree.TreePlan`).
       method: the static settings.
     """
 
@@ -65,6 +65,7 @@ class DecodeState:
       counts: [B] int32, tokens emitted.
       limits: [B] int32, tokens to emit at most.
       done: [B] bool: the limit or an end-of-text token was reached.
+      tree_state: [B] int32, which tree of the drafter's stack the draft fills.
       draft: what the next step verifies.
       method_state: what the method remembers.
       seeds: [B] uint32, of sampling.
@@ -78,14 +79,11 @@ class DecodeState:
     counts: jax.Array
     limits: jax.Array
     done: jax.Array
+    tree_state: jax.Array
     draft: Draft
     method_state: PyTree
     seeds: jax.Array
     stats: Stats
-
-
-def _batched(tree: Tree, batch: int) -> Tree:
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), tree)
 
 
 @functools.partial(jax.jit, static_argnames=("capacity",))
@@ -157,7 +155,8 @@ def start(
     B, P = lengths.shape[0], drafter.tree.max_depth
     noise = sampler.noise(seeds, lengths[:, None], base.vocab_size)[:, 0]
     first = acceptance.choose(logits, noise, sampler)
-    tree = _batched(drafter.tree, B)
+    tree_state = jnp.zeros(B, jnp.int32)
+    tree = select_trees(drafter.tree, tree_state)
     draft, method_state = drafter.method.start(drafter.trainable, base, tree, hidden, lengths, first)
     counts = jnp.minimum(limits, 1)
     return DecodeState(
@@ -168,6 +167,7 @@ def start(
         counts=counts,
         limits=limits,
         done=(counts >= limits) | jnp.isin(first, eos),
+        tree_state=tree_state,
         draft=draft,
         method_state=method_state,
         seeds=seeds,
@@ -179,8 +179,8 @@ def step(
     base: Base, drafter: Drafter, acceptance: Acceptance, sampler: Sampler, eos: jax.Array, state: DecodeState
 ) -> DecodeState:
     """One forward pass: verify the draft, keep what survives, draft again."""
-    B, draft, method = state.lengths.shape[0], state.draft, drafter.method
-    tree = _batched(drafter.tree, B)
+    draft, method = state.draft, drafter.method
+    tree = select_trees(drafter.tree, state.tree_state)
     rows = method.rows(drafter.trainable, base, tree, draft, state.lengths)
     hidden, kv = base.rows(rows.x, rows.positions, rows.mask, state.cache, state.lengths[:, None])
 
@@ -193,14 +193,17 @@ def step(
     path_tokens = jnp.take_along_axis(draft.tokens, accepted.path, axis=1)  # [B, P + 1]
     lengths = state.lengths + accepted.length + 1
     verified = Verified(hidden, accepted, path_tokens, lengths)
+    tree_state = jnp.take_along_axis(tree.next_state, accepted.node[:, None], axis=1)[:, 0]
+    next_tree = select_trees(drafter.tree, tree_state)
     new_draft, method_state = method.propose(
-        drafter.trainable, base, tree, verified, sampler, state.seeds, state.method_state
+        drafter.trainable, base, tree, next_tree, verified, sampler, state.seeds, state.method_state
     )
     stats = _count(state, tree, accepted)
     state = _emit(state, accepted, path_tokens, eos)
     return state.replace(
         cache=cache,
         lengths=jnp.where(state.done, state.lengths, lengths),
+        tree_state=tree_state,
         draft=new_draft,
         method_state=method_state,
         stats=stats,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from jaxspec.methods import METHODS
 from jaxspec.methods.base import Method, PyTree
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model
-from jaxspec.tree import Tree, build_tree, sparse_paths
+from jaxspec.tree import Path as TreePath
+from jaxspec.tree import TreePlan, from_paths, parse_tree
+from jaxspec.tree.plan import plan_from_json
 
 SHIPPED = Path(__file__).resolve().parents[2] / "adapters"
 _FORMAT = 1
@@ -120,50 +123,79 @@ def find_shipped(method: str, fingerprint: str) -> Path | None:
     return None
 
 
-def adapter_tree(adapter: Adapter, num_nodes: int | None = None) -> Tree:
-    """The draft tree of an adapter: the one it carries, or a sparse one from its measured accuracies.
+def adapter_plan(adapter: Adapter, tree: str | TreePlan | Sequence[TreePath] | None) -> TreePlan:
+    """The draft tree to decode with.
 
     Args:
       adapter: a trained adapter.
-      num_nodes: nodes of a sparse tree, the root included; None: the adapter's own tree.
+      tree: a specification (see `jaxspec.tree.parse_tree`), a plan, a list of paths, or None for the one that the
+        adapter carries.
 
     Raises:
-      UserError: fewer than two nodes, or an adapter whose tree or accuracies are missing or no good.
+      UserError: a bad specification, a tree without candidates or deeper than the method's distances.
     """
-    if num_nodes is not None and num_nodes < 2:
-        raise UserError(f"a draft tree needs at least 2 nodes, the root and a candidate, got {num_nodes}")
-    key = "tree" if num_nodes is None else "accuracy"
-    if not isinstance(adapter.info.get(key), list):
-        raise UserError(f"the adapter holds no list {key!r}; train.py writes it")
-    if num_nodes is None:
-        paths = [tuple(path) for path in adapter.info["tree"]]
+    method, accuracy = adapter.method, adapter.info.get("accuracy")
+    if isinstance(tree, str):
+        return parse_tree(tree, method.name, method.max_distance, accuracy, method.probe_rows)
+    if tree is None and "tree" not in adapter.info:
+        raise UserError("the adapter holds no tree; train.py writes it")
+    if tree is None:
+        plan = plan_from_json(adapter.info["tree"], "the adapter's tree")
     else:
-        paths = sparse_paths(adapter.info["accuracy"], num_nodes)
-    if not paths:
-        raise UserError("the adapter's draft tree has no candidates; it was measured on too little text")
-    return build_tree(paths, adapter.method.probe_distances)
+        plan = tree if isinstance(tree, TreePlan) else from_paths(tree)
+    if not 1 <= plan.depth <= method.max_distance:
+        raise UserError(f"a tree of {method.name} is 1 to {method.max_distance} candidates deep, not {plan.depth}")
+    return plan
 
 
-def load_method(name: str, model: Model, adapter: str | Path | None = None, *, num_nodes: int | None = None) -> Drafter:
+def load_method(
+    name: str,
+    model: Model,
+    adapter: str | Path | None = None,
+    *,
+    tree: str | TreePlan | Sequence[TreePath] | None = None,
+) -> Drafter:
     """A method ready to decode on a base.
 
     Args:
       name: a key of `METHODS`.
       model: the base.
       adapter: folder of a trained adapter; default the one that ships for this method and base.
-      num_nodes: nodes of the draft tree, the root included; default the adapter's own tree.
+      tree: the draft tree: a specification like `sparse:16`, a plan, or a list of paths; default the adapter's own.
 
     Raises:
-      UserError: an unknown method, no adapter, or one of another method or base.
+      UserError: an unknown method, no adapter, one of another method or base, or a tree that does not fit.
+    """
+    if name in METHODS and not METHODS[name].trainable:
+        if adapter is not None:
+            raise UserError(f"{name} takes no adapter, got {str(adapter)!r}")
+        if tree is not None:
+            raise UserError(f"{name} drafts nothing and has no tree, got {str(tree)!r}")
+        return Drafter({}, from_paths([]).arrays(0), METHODS[name]())
+    _, loaded = open_adapter(name, model, adapter)
+    return make_drafter(loaded, adapter_plan(loaded, tree))
+
+
+def make_drafter(adapter: Adapter, plan: TreePlan) -> Drafter:
+    """An adapter with a tree, ready to decode."""
+    return Drafter(adapter.trainable, plan.arrays(adapter.method.probe_distances), adapter.method)
+
+
+def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> tuple[Path, Adapter]:
+    """The folder and content of an adapter that fits a method and a base.
+
+    Args:
+      name: a key of `METHODS`.
+      model: the base.
+      adapter: its folder; default the one that ships for this method and base.
+
+    Raises:
+      UserError: a method that takes none, no adapter, or one of another method or base.
     """
     if name not in METHODS:
         raise UserError(f"unknown method {name!r}{suggest(name, METHODS)}; methods: {', '.join(METHODS)}")
     if not METHODS[name].trainable:
-        if adapter is not None:
-            raise UserError(f"{name} takes no adapter, got {str(adapter)!r}")
-        if num_nodes is not None:
-            raise UserError(f"{name} drafts nothing and has no tree, got {num_nodes} nodes")
-        return Drafter({}, build_tree([]), METHODS[name]())
+        raise UserError(f"{name} takes no adapter")
     folder = Path(adapter) if adapter else find_shipped(name, model.fingerprint)
     if folder is None:
         raise UserError(
@@ -179,5 +211,4 @@ def load_method(name: str, model: Model, adapter: str | Path | None = None, *, n
             f"{folder}: this adapter was trained for another base ({declared.get('base')!r}, fingerprint "
             f"{declared.get('fingerprint')}); {model.name!r} has {model.fingerprint}"
         )
-    loaded = load_adapter(folder, model.config)
-    return Drafter(loaded.trainable, adapter_tree(loaded, num_nodes), loaded.method)
+    return folder, load_adapter(folder, model.config)

@@ -102,6 +102,11 @@ class Method:
         """Probes a node may carry; 0 for methods that draft after the pass."""
         return 0
 
+    @property
+    def probe_rows(self) -> float:
+        """Rows of the base that one probe costs."""
+        return 1
+
     def init(self, key: jax.Array, base: Base) -> PyTree:
         """The trainable pytree, float32."""
         return {}
@@ -148,6 +153,7 @@ class Method:
         trainable: PyTree,
         base: Base,
         tree: Tree,
+        next_tree: Tree,
         verified: Verified,
         sampler: Sampler,
         seeds: jax.Array,
@@ -158,7 +164,8 @@ class Method:
         Args:
           trainable: the adapter's pytree.
           base: the frozen decoder.
-          tree: arrays with a batch axis.
+          tree: the tree just verified, arrays with a batch axis.
+          next_tree: the tree to fill, of the same padded size.
           verified: hidden states and the accepted path.
           sampler: ranks candidates with the noise of the positions they are for.
           seeds: [B] uint32.

@@ -73,6 +73,11 @@ class PPD(Method):
         """M: every distance has its probe."""
         return self.distances
 
+    @property
+    def probe_rows(self) -> int:
+        """n: a prompt token is a row per EPT."""
+        return self.ensemble
+
     # Section 4.1 and 4.2: prompt tokens and their ensembles
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
@@ -159,7 +164,8 @@ class PPD(Method):
         x = trainable["embeddings"][distance - 1, ept].astype(nodes.x.dtype)
         positions = jnp.take_along_axis(nodes.positions, owner, axis=1) + distance
         sees_nodes = jnp.take_along_axis(tree.ancestors, owner[..., None], axis=1)  # [B, Q * n, N]
-        same_owner = owner[:, :, None] == owner[:, None, :]
+        live = jnp.repeat(tree.probe_live, n, axis=1)
+        same_owner = (owner[:, :, None] == owner[:, None, :]) & live[:, None]
         sees_probes = same_owner & jax.vmap(self._sees)(distance, ept)
         unseen = jnp.zeros((*tree.depth.shape, owner.shape[1]), bool)
         mask = jnp.block([[tree.ancestors, unseen], [sees_nodes, sees_probes]])
@@ -172,6 +178,7 @@ class PPD(Method):
         trainable: PyTree,
         base: Base,
         tree: Tree,
+        next_tree: Tree,
         verified: Verified,
         sampler: Sampler,
         seeds: jax.Array,
@@ -189,4 +196,4 @@ class PPD(Method):
         positions = verified.position[:, None] + np.arange(1, depth + 1)
         scores = sampler.filtered(logits) + sampler.noise(seeds, positions, base.vocab_size)
         candidates = jax.lax.top_k(scores, tree.max_rank)[1]
-        return draft_from_candidates(tree, verified.accepted.bonus, candidates, known), method_state
+        return draft_from_candidates(next_tree, verified.accepted.bonus, candidates, known), method_state

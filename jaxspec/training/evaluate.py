@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import bucket
+from jaxspec.decoding.sampling import Sampler, make_sampler
 from jaxspec.methods.base import Batch, Method, PyTree
 from jaxspec.model.base import Base
 from jaxspec.training.batches import insertion_points, make_batch
@@ -38,14 +40,19 @@ class Accuracy:
 
 
 @functools.partial(jax.jit, static_argnames=("method",))
-def _rank_counts(method: Method, trainable: PyTree, base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
+def _rank_counts(
+    method: Method, trainable: PyTree, base: Base, batch: Batch, sampler: Sampler, seed: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     logits = method.predictions(trainable, base, batch)  # [B, G, M, V]
     target = batch.points[..., None] + 1 + np.arange(1, method.max_distance + 1)  # [B, G, M]
     counted = (batch.points[..., None] >= 0) & (target < batch.lengths[:, None, None])
     rows = jnp.arange(target.shape[0])[:, None, None]
     labels = batch.tokens[rows, jnp.minimum(target, batch.tokens.shape[1] - 1)]
-    score = jnp.take_along_axis(logits, labels[..., None], axis=-1)
-    rank = jnp.sum(logits > score, axis=-1)
+    seeds = jnp.full(target.shape[0], seed)
+    noise = sampler.noise(seeds, target.reshape(target.shape[0], -1), base.vocab_size)
+    scores = sampler.filtered(logits) + (noise.reshape(logits.shape) if sampler.active[0] else 0)
+    score = jnp.take_along_axis(scores, labels[..., None], axis=-1)
+    rank = jnp.sum(scores > score, axis=-1)
     hits = (rank[..., None] == np.arange(RANKS)) & counted[..., None]
     return jnp.sum(hits, axis=(0, 1)), jnp.sum(counted, axis=(0, 1))
 
@@ -56,8 +63,12 @@ def evaluate(
     base: Base,
     answers: Sequence[Answer],
     progress: Callable[[int], None] = lambda done: None,
+    sampling: SamplingConfig = SamplingConfig(),
+    seed: int = 0,
 ) -> Accuracy:
     """Measure accuracies at every position of held-out answers.
+
+    Candidates are ranked as decoding ranks them: with the noise of the position they are for.
 
     Args:
       method: settings.
@@ -65,16 +76,18 @@ def evaluate(
       base: the frozen decoder.
       answers: held-out answers.
       progress: called with the number of answers done.
+      sampling: how the answers were drawn.
+      seed: with which seed.
     """
     length = bucket(max(len(a.prompt_tokens) + len(a.answer_tokens) for a in answers), 64, 64)
     ordered = sorted(answers, key=lambda a: len(a.answer_tokens))
-    hits, counted = 0, 0
+    sampler, hits, counted = make_sampler(sampling), 0, 0
     for first in range(0, len(ordered), _BATCH):
         group = ordered[first : first + _BATCH]
         group += [Answer([0], [])] * (_BATCH - len(group))
         points = [insertion_points(a, length) for a in group]
         batch = make_batch(group, points, length, bucket(max(map(len, points)), 32))
-        new_hits, new_counted = _rank_counts(method, trainable, base, batch)
+        new_hits, new_counted = _rank_counts(method, trainable, base, batch, sampler, np.uint32(seed))
         hits, counted = hits + np.asarray(new_hits, float), counted + np.asarray(new_counted, float)
         progress(min(first + _BATCH, len(ordered)))
     return Accuracy(hits / np.maximum(counted, 1)[:, None], int(counted[0]))

@@ -29,7 +29,7 @@ from jaxspec.training.batches import TrainingData
 from jaxspec.training.data import Answer, cache_file, prepare_answers, select_prompts
 from jaxspec.training.evaluate import Accuracy, evaluate
 from jaxspec.training.plot import plot_training
-from jaxspec.tree import sparse_paths
+from jaxspec.tree import sparse_tree
 
 _QUICK = 16  # held-out answers of an evaluation on the way
 
@@ -234,7 +234,7 @@ class Trainer:
         tokens = sum(len(answer.answer_tokens) for answer in answers)
         return {
             "base": run["model"],
-            "tree": sparse_paths(accuracy.by_rank, self.config.nodes),
+            "tree": [list(p) for p in sparse_tree(accuracy.by_rank, self.config.nodes).states[0].paths],
             "training": run["train"],
             "data": run["data"] | {"answers": len(answers), "answer_tokens": tokens},
             "accuracy": accuracy.by_rank.tolist(),

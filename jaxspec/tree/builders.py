@@ -1,16 +1,46 @@
-"""Which candidates to verify: builders of draft-tree topologies."""
+"""Topologies of the papers: which candidates to verify. All return a `TreePlan` of one tree.
+
+chain       0 ─ 0 ─ 0                            the best candidate of every distance (BiTA, straightforward)
+cartesian   every combination of the k best      (BiTA, full tree)
+efficient   only the chain of best ones branches (BiTA 3.3): linear, not exponential, in the depth
+sparse      the likeliest nodes                  (Medusa; PPD 5.3)
+"""
 
 from __future__ import annotations
 
 import heapq
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxspec.errors import UserError
+from jaxspec.tree.plan import TreePlan, check_accuracy, from_paths
 from jaxspec.tree.tree import Path
 
 
-def sparse_paths(accuracy: np.ndarray, num_nodes: int) -> list[Path]:
+def chain(length: int) -> TreePlan:
+    """The best candidate of every distance, `length` of them."""
+    return cartesian([1] * length)
+
+
+def cartesian(widths: Sequence[int]) -> TreePlan:
+    """Every path through the `widths[m]` best candidates of each distance m + 1."""
+    _check_widths(widths)
+    levels = [itertools.product(*map(range, widths[:depth])) for depth in range(1, len(widths) + 1)]
+    return from_paths([path for level in levels for path in level])
+
+
+def efficient(widths: Sequence[int]) -> TreePlan:
+    """The `widths[m]` best candidates of each distance m + 1 behind the best ones of the distances before.
+
+    BiTA's default is 5 for every distance; its released code thins the levels, 5, 4, 3.
+    """
+    _check_widths(widths)
+    return from_paths([(*(0,) * depth, rank) for depth, width in enumerate(widths) for rank in range(width)])
+
+
+def sparse_tree(accuracy: np.ndarray, num_nodes: int) -> TreePlan:
     """The tree of `num_nodes` nodes with the largest expected accepted length (Medusa; PPD Proposition 5.6.1).
 
     A node is accepted with the product of the accuracies on its path, and never likelier than its parent, so
@@ -21,22 +51,13 @@ def sparse_paths(accuracy: np.ndarray, num_nodes: int) -> list[Path]:
       num_nodes: nodes, the root included.
 
     Returns:
-      The paths of all nodes but the root; fewer than asked for when `accuracy` holds no more of them with a
-      positive probability.
+      A plan of one tree, smaller than asked for when `accuracy` holds no more nodes with a positive probability.
 
     Raises:
       UserError: an accuracy outside [0, 1], a distance whose accuracies sum to more than 1, or num_nodes < 1.
     """
-    try:
-        accuracy = np.asarray(accuracy, float)
-    except ValueError:  # rows of unequal length
-        accuracy = np.empty(0)
-    if accuracy.ndim != 2 or not accuracy.size or not ((accuracy >= 0) & (accuracy <= 1)).all():
-        raise UserError("tree: accuracies must be an [M, K] table of values in [0, 1]")
-    if (accuracy.sum(axis=1) > 1 + 1e-4).any():
-        raise UserError(f"tree: accuracies of one distance sum to {accuracy.sum(axis=1).max():.3f}, more than 1")
-    if num_nodes < 1:
-        raise UserError(f"tree: the number of nodes must be at least 1 (the root), got {num_nodes}")
+    accuracy = check_accuracy(accuracy)
+    _check_nodes(num_nodes)
     distances, ranks = accuracy.shape
     chosen: list[Path] = []
     frontier = [(-accuracy[0, k], (k,)) for k in range(ranks)]
@@ -49,4 +70,28 @@ def sparse_paths(accuracy: np.ndarray, num_nodes: int) -> list[Path]:
         if len(path) < distances:
             for k in range(ranks):
                 heapq.heappush(frontier, (negative * accuracy[len(path), k], (*path, k)))
-    return chosen
+    return from_paths(chosen, accuracy)
+
+
+def random_tree(distances: int, ranks: int, num_nodes: int, seed: int = 0) -> TreePlan:
+    """Nodes grown at random: the control of PPD's Figure 6.6."""
+    _check_nodes(num_nodes)
+    rng = np.random.default_rng(seed)
+    chosen: list[Path] = []
+    frontier = [(k,) for k in range(ranks)]
+    while frontier and len(chosen) < num_nodes - 1:
+        path = frontier.pop(rng.integers(len(frontier)))
+        chosen.append(path)
+        if len(path) < distances:
+            frontier += [(*path, k) for k in range(ranks)]
+    return from_paths(chosen)
+
+
+def _check_widths(widths: Sequence[int]) -> None:
+    if not widths or min(widths) < 1:
+        raise UserError(f"tree: every level needs at least one candidate, got widths {list(widths)}")
+
+
+def _check_nodes(num_nodes: int) -> None:
+    if num_nodes < 1:
+        raise UserError(f"tree: the number of nodes must be at least 1 (the root), got {num_nodes}")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.errors import UserError
@@ -29,7 +30,9 @@ class Tree:
       ancestors: [N, N] bool; row n marks the path from the root to n, both included.
       probe_owner: [Q] int32, the node a probe belongs to; probes are ordered by distance.
       probe_distance: [Q] int32, 1 .. M.
+      probe_live: [Q] bool; False for padding.
       probe_of: [N, M] int32, the probe at distance m + 1 of each node; -1 for none.
+      next_state: [N] int32, which tree of the stack the next step verifies when this node is the last accepted.
       max_depth: deepest level the padded size allows (static).
       max_rank: number of candidates per distance the padded size allows (static).
     """
@@ -41,7 +44,9 @@ class Tree:
     ancestors: jax.Array
     probe_owner: jax.Array
     probe_distance: jax.Array
+    probe_live: jax.Array
     probe_of: jax.Array
+    next_state: jax.Array
     max_depth: int = flax.struct.field(pytree_node=False)
     max_rank: int = flax.struct.field(pytree_node=False)
 
@@ -122,10 +127,54 @@ def build_tree(paths: Sequence[Path], distances: int = 0, probes: Sequence[int] 
         ancestors=ancestors,
         probe_owner=np.array(owners, np.int32),
         probe_distance=np.array(spans, np.int32),
+        probe_live=np.ones(len(owners), bool),
         probe_of=probe_of,
+        next_state=np.zeros(len(nodes), np.int32),
         max_depth=len(nodes[-1]),
         max_rank=1 + max(path[-1] if path else 0 for path in nodes),
     )
+
+
+def pad_tree(tree: Tree, num_nodes: int, num_probes: int, max_depth: int, max_rank: int) -> Tree:
+    """A tree with further nodes and probes that are not live, so that trees of one padded size share a program.
+
+    Raises:
+      UserError: the tree is larger than that.
+    """
+    extra, more = num_nodes - tree.num_nodes, num_probes - tree.num_probes
+    if min(extra, more, max_depth - tree.max_depth, max_rank - tree.max_rank) < 0:
+        raise UserError(
+            f"tree: {tree.num_nodes} nodes, {tree.num_probes} probes, depth {tree.max_depth} and rank {tree.max_rank} "
+            f"do not fit the padded size {num_nodes}, {num_probes}, {max_depth} and {max_rank}"
+        )
+    fit = lambda x: np.pad(x, (0, extra))  # noqa: E731
+    distance = np.concatenate([tree.probe_distance, np.full(more, tree.probe_of.shape[1], np.int32)])
+    return Tree(
+        parent=fit(tree.parent),
+        depth=fit(tree.depth),
+        rank=fit(tree.rank),
+        live=fit(tree.live),
+        ancestors=np.pad(tree.ancestors, ((0, extra), (0, extra))),
+        probe_owner=np.pad(tree.probe_owner, (0, more)),
+        probe_distance=distance,
+        probe_live=np.pad(tree.probe_live, (0, more)),
+        probe_of=np.pad(tree.probe_of, ((0, extra), (0, 0)), constant_values=-1),
+        next_state=fit(tree.next_state),
+        max_depth=max_depth,
+        max_rank=max_rank,
+    )
+
+
+def stack_trees(trees: Sequence[Tree]) -> Tree:
+    """Trees padded to the size of the largest, with a leading axis: the states of a dynamic tree."""
+    sizes = [(t.num_nodes, t.num_probes, t.max_depth, t.max_rank) for t in trees]
+    largest = tuple(map(max, zip(*sizes, strict=True)))
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *(pad_tree(tree, *largest) for tree in trees))
+
+
+def select_trees(stack: Tree, state: jax.Array) -> Tree:
+    """One tree of a stack per batch row: state [B] int32 to arrays with a batch axis."""
+    return jax.tree.map(lambda x: jnp.asarray(x)[state], stack)
 
 
 def tree_paths(tree: Tree) -> list[Path]:

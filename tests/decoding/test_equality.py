@@ -13,7 +13,7 @@ from jaxspec.decoding.loop import Drafter
 from jaxspec.methods import METHODS, PPD
 from jaxspec.methods.adapter import load_method
 from jaxspec.model.base import Base
-from jaxspec.tree import build_tree, sparse_paths
+from jaxspec.tree import State, build_tree, make_plan, pad_tree, random_tree, sparse_tree, stack_trees
 from tests.tiny import TINY, make_prompts, make_tiny
 
 GREEDY = SamplingConfig()
@@ -32,7 +32,7 @@ VARIANTS = [
 def drafter(method, model, paths=WIDE, probes=None):
     trainable = method.init(jax.random.key(1), Base(model.params, model.decoder))
     paths = [path for path in paths if len(path) <= method.max_distance]
-    return Drafter(trainable, build_tree(paths, method.probe_distances, probes), method)
+    return Drafter(trainable, stack_trees([build_tree(paths, method.probe_distances, probes)]), method)
 
 
 def check(model, draft, prompts, sampling, seed, batch_size, limit=24):
@@ -63,9 +63,39 @@ def test_same_tokens_as_autoregressive(tiny, method, sampling, batch_size):
 def test_random_topologies(tiny, seed):
     """Any tree is lossless, whatever it offers and wherever its probes sit."""
     rng = np.random.default_rng(seed)
-    paths = sparse_paths(rng.dirichlet(np.ones(9), size=3)[:, :6], int(rng.integers(2, 20)))
+    plan = sparse_tree(rng.dirichlet(np.ones(9), size=3)[:, :6], int(rng.integers(2, 20)))
+    paths = plan.states[0].paths
     probes = rng.integers(0, 4, len(paths) + 1).tolist()
     check(tiny, drafter(PPD(), tiny, paths, probes), make_prompts(4, seed=seed), SAMPLING[0], seed, 4)
+
+
+def random_plan(rng, method):
+    """Trees at random for 0 to M probes, with as many probes as chance will have on every node."""
+    M, states = method.probe_distances, []
+    for needs in range(M + 1):
+        paths = [path for path in random_tree(M, 4, 9, int(rng.integers(1e6))).states[0].paths if len(path) <= needs]
+        states.append(State(tuple(paths), tuple(rng.integers(0, M + 1, len(paths) + 1).tolist()), needs))
+    return make_plan(states)
+
+
+def test_dynamic_trees_of_one_padded_size_share_a_program(tiny):
+    """Random states and random ways between them: the same text, and nothing compiled after the first tree."""
+    rng, method, prompts = np.random.default_rng(0), PPD(ensemble=2), make_prompts(4)
+    trainable = method.init(jax.random.key(1), Base(tiny.params, tiny.decoder))
+    plain = generate(tiny, load_method("autoregressive", tiny), prompts, 24, sampling=SAMPLING[0])
+    visited = set()
+    for trial in range(12):
+        plan = random_plan(rng, method)
+        padded = [pad_tree(state, 12, 40, 3, 4) for state in unstack(plan.arrays(3))]
+        ours = generate(tiny, Drafter(trainable, stack_trees(padded), method), prompts, 24, sampling=SAMPLING[0])
+        assert [a.tokens for a in ours] == [a.tokens for a in plain]
+        assert trial == 0 or all(a.compile_seconds == 0 for a in ours)
+        visited |= {accepted for a in ours for accepted in np.flatnonzero(a.accepted)}
+    assert visited >= {0, 1}  # candidates were taken, at more than one depth
+
+
+def unstack(tree):
+    return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(len(tree.parent))]
 
 
 @pytest.mark.parametrize(

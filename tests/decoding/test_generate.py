@@ -15,7 +15,7 @@ from jaxspec.errors import UserError
 from jaxspec.methods import PPD
 from jaxspec.methods.adapter import load_method
 from jaxspec.model.base import Base
-from jaxspec.tree import build_tree
+from jaxspec.tree import from_paths
 from tests.tiny import make_prompts
 
 
@@ -23,7 +23,7 @@ from tests.tiny import make_prompts
 def ppd(tiny):
     method = PPD()
     trainable = method.init(jax.random.key(1), Base(tiny.params, tiny.decoder))
-    return Drafter(trainable, build_tree([(0,), (1,), (2,), (0, 0), (0, 1)], 3), method)
+    return Drafter(trainable, from_paths([(0,), (1,), (2,), (0, 0), (0, 1)]).arrays(3), method)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import safetensors.numpy
 
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD
-from jaxspec.methods.adapter import Adapter, load_adapter, load_method, save_adapter
+from jaxspec.methods.adapter import Adapter, adapter_plan, load_adapter, load_method, save_adapter
 from jaxspec.model.base import Base
 from jaxspec.tree import tree_paths
 from tests.tiny import make_tiny
@@ -38,12 +38,27 @@ def test_round_trip(tiny, folder):
     assert not list(folder.glob(".*"))  # no temporary files stay behind
 
 
-def test_the_tree_is_the_adapters_own_or_comes_from_its_accuracies(tiny, folder):
-    assert tree_paths(load_method("ppd", tiny, folder, num_nodes=4).tree) == [(0,), (1,), (0, 0)]
+def paths_of(drafter):
+    return tree_paths(jax.tree.map(lambda x: x[0], drafter.tree))
+
+
+def test_the_tree_is_the_adapters_own_or_the_one_asked_for(tiny, folder):
+    assert paths_of(load_method("ppd", tiny, folder, tree="sparse:4")) == [(0,), (1,), (0, 0)]
+    assert paths_of(load_method("ppd", tiny, folder, tree="efficient:2,1")) == [(0,), (1,), (0, 0)]
+    assert paths_of(load_method("ppd", tiny, folder, tree=[(0,), (2,)])) == [(0,), (2,)]
+    dynamic = load_method("ppd", tiny, folder, tree="dynamic:12").tree
+    assert dynamic.parent.shape[0] == 3 and dynamic.next_state.max() == 2
     edit(folder, tree=[[1], [1, 0]])
     drafter = load_method("ppd", tiny, folder)
-    assert tree_paths(drafter.tree) == [(1,), (1, 0)]
-    assert drafter.tree.probe_of.tolist() == [[0, 3, -1], [1, 4, -1], [2, 5, -1]]
+    assert paths_of(drafter) == [(1,), (1, 0)]
+    assert drafter.tree.probe_of[0].tolist() == [[0, 3, -1], [1, 4, -1], [2, 5, -1]]
+
+
+def test_an_ensemble_of_two_counts_two_rows_per_probe(tiny, folder):
+    """Budget 6: one candidate with a probe is 3 rows, so two of them fit."""
+    plan = adapter_plan(load_adapter(folder, tiny.config), "dynamic:6")
+    assert all(len(state.paths) + 2 * sum(state.probes[1:]) <= 6 for state in plan.states)
+    assert plan.num_nodes == 3
 
 
 def test_wrong_adapters_are_refused(tiny, folder):
@@ -54,19 +69,19 @@ def test_wrong_adapters_are_refused(tiny, folder):
 
     assert "did you mean 'ppd'?" in message("pdd")
     assert "takes no adapter" in message("autoregressive")
-    assert "no list 'tree'" in message()
+    assert "holds no tree" in message()
     edit(folder, tree=[])
-    assert "no candidates" in message()
+    assert "1 to 3 candidates deep, not 0" in message()
     edit(folder, tree=[[0]], accuracy=[[0.5], [0.1, 0.2]])
     with pytest.raises(UserError, match=r"\[M, K\] table"):
-        load_method("ppd", tiny, folder, num_nodes=3)
-    with pytest.raises(UserError, match="at least 2 nodes"):
-        load_method("ppd", tiny, folder, num_nodes=1)
+        load_method("ppd", tiny, folder, tree="sparse:3")
+    with pytest.raises(UserError, match="neither a file nor a builder"):
+        load_method("ppd", tiny, folder, tree="efficient.json")
     with pytest.raises(UserError, match="has no tree"):
-        load_method("autoregressive", tiny, num_nodes=4)
+        load_method("autoregressive", tiny, tree="sparse:4")
     assert "adapter.json is missing" in message(adapter=folder / "nothing")
     assert "no adapter of ppd ships for 'tiny'" in message(adapter=None)
-    assert "trained for another base ('tiny'" in message(model=make_tiny(seed=1))
+    assert "trained for another base ('tiny'" in message(model=make_tiny(seed=2))
 
     edit(folder, method="autoregressive")
     assert "belongs to method 'autoregressive', not 'ppd'" in message()

@@ -10,14 +10,13 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Accepted
-from jaxspec.decoding.loop import _batched
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.methods import PPD
 from jaxspec.methods.base import Batch, Draft, Verified
 from jaxspec.model.base import Base
 from jaxspec.model.cache import commit, empty_cache
 from jaxspec.model.decoder import causal_mask
-from jaxspec.tree import build_tree
+from jaxspec.tree import build_tree, select_trees, stack_trees
 
 METHODS = [
     PPD(),
@@ -54,7 +53,7 @@ def test_training_and_decoding_compute_the_same_predictions(tiny, method):
     positions = jnp.arange(p - 1)[None]
     _, rows = base.rows(base.embed(prefix), positions, causal_mask(1, p - 1))
     cache = commit(empty_cache(tiny.config, 1, 32, jnp.float32), rows, jnp.zeros(1, jnp.int32))
-    tree = _batched(build_tree([(0,), (1,), (1, 0)], method.distances), 1)
+    tree = select_trees(stack_trees([build_tree([(0,), (1,), (1, 0)], method.distances)]), jnp.zeros(1, int))
     draft = Draft(jnp.array([[tokens[0, p - 1], 3, tokens[0, p], 7]]), jnp.ones((1, 4), bool))
     lengths = jnp.array([p - 1])
     step = method.rows(trainable, base, tree, draft, lengths)
@@ -62,7 +61,7 @@ def test_training_and_decoding_compute_the_same_predictions(tiny, method):
     accepted = Accepted(jnp.array([[0, 2, 2]]), jnp.array([1]), jnp.array([2]), jnp.array([0]))
     verified = Verified(hidden, accepted, jnp.zeros((1, 3), jnp.int32), jnp.array([p + 1]))
     seeds, greedy = jnp.zeros(1, jnp.uint32), make_sampler(SamplingConfig())
-    new, _ = method.propose(trainable, base, tree, verified, greedy, seeds, {})
+    new, _ = method.propose(trainable, base, tree, tree, verified, greedy, seeds, {})
     best = jnp.argsort(-wanted, axis=-1)
     assert new.tokens[0].tolist() == [0, best[0, 0], best[0, 1], best[1, 0]]
     logits = base.logits(hidden[:, :4])  # the nodes themselves never see a probe

@@ -1,4 +1,4 @@
-"""`sparse_paths` against every tree there is."""
+"""`sparse_tree` against every tree there is, the other builders against their node sets written down."""
 
 import itertools
 
@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from jaxspec.errors import UserError
-from jaxspec.tree import check_paths, sparse_paths
+from jaxspec.tree import cartesian, chain, check_paths, efficient, from_paths, random_tree, sparse_tree
+
+
+def only_paths(plan):
+    (state,) = plan.states
+    return list(state.paths)
+
+
+def sparse_paths(accuracy, num_nodes):
+    return only_paths(sparse_tree(accuracy, num_nodes))
 
 
 def expected_length(accuracy, paths):
@@ -44,7 +53,7 @@ def test_a_larger_tree_contains_the_smaller():
     accuracy = random_accuracy(0, 4, 5)
     trees = [sparse_paths(accuracy, n) for n in range(1, 40)]
     for smaller, larger in itertools.pairwise(trees):
-        assert larger[:-1] == smaller
+        assert set(larger) > set(smaller) and len(larger) == len(smaller) + 1
 
 
 def test_only_nodes_that_can_be_right_are_taken():
@@ -77,4 +86,81 @@ def test_table_may_be_a_list_and_sum_to_one():
 )
 def test_bad_input_is_named(accuracy, num_nodes, message):
     with pytest.raises(UserError, match=message):
-        sparse_paths(accuracy, num_nodes)
+        sparse_tree(accuracy, num_nodes)
+
+
+def test_tokens_of_a_sparse_tree_are_its_expected_length():
+    accuracy = random_accuracy(1, 3, 4)
+    plan = sparse_tree(accuracy, 12)
+    assert plan.expected_tokens == pytest.approx(1 + expected_length(accuracy, only_paths(plan)))
+
+
+def test_chain():
+    assert only_paths(chain(1)) == [(0,)]
+    assert only_paths(chain(3)) == [(0,), (0, 0), (0, 0, 0)]
+
+
+@pytest.mark.parametrize("widths", [[1], [4], [2, 2], [3, 1, 2], [2, 3, 1, 2]])
+def test_cartesian_is_every_combination(widths):
+    paths = only_paths(cartesian(widths))
+    assert len(paths) == sum(np.prod(widths[:depth]) for depth in range(1, len(widths) + 1))
+    assert all(rank < widths[level] for path in paths for level, rank in enumerate(path))
+    assert len(set(paths)) == len(paths) and max(map(len, paths)) == len(widths)
+
+
+@pytest.mark.parametrize("widths", [[1], [5], [5, 5, 5], [5, 4, 3], [1, 3], [3, 1, 2, 1]])
+def test_only_the_best_ones_branch_in_an_efficient_tree(widths):
+    paths = only_paths(efficient(widths))
+    assert [sum(len(path) == n for path in paths) for n in range(1, len(widths) + 1)] == widths
+    assert all(set(path[:-1]) <= {0} and path[-1] < widths[len(path) - 1] for path in paths)
+    assert len(set(paths)) == len(paths)
+
+
+def test_efficient_by_hand():
+    assert only_paths(efficient([3, 2])) == [(0,), (1,), (2,), (0, 0), (0, 1)]
+
+
+@pytest.mark.parametrize("widths", [[], [0], [2, 0], [3, -1]])
+def test_a_level_without_candidates_is_refused(widths):
+    for builder in (cartesian, efficient):
+        with pytest.raises(UserError, match="every level needs at least one candidate"):
+            builder(widths)
+
+
+@pytest.mark.parametrize("length", [0, -1])
+def test_a_chain_without_candidates_is_refused(length):
+    with pytest.raises(UserError, match="at least one candidate"):
+        chain(length)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_trees_are_trees_of_that_size(seed):
+    for distances, ranks, num_nodes in [(1, 4, 5), (3, 2, 9), (4, 10, 60), (3, 5, 1)]:
+        paths = only_paths(random_tree(distances, ranks, num_nodes, seed))
+        assert check_paths(paths) == paths and len(paths) == num_nodes - 1
+        assert all(len(path) <= distances and max(path) < ranks for path in paths)
+
+
+def test_random_trees_differ_by_seed_alone():
+    assert random_tree(3, 10, 30, seed=4) == random_tree(3, 10, 30, seed=4)
+    assert len({random_tree(3, 10, 30, seed).states for seed in range(10)}) == 10
+
+
+def test_a_random_tree_ends_where_there_are_no_more_nodes():
+    assert random_tree(2, 2, 100) == cartesian([2, 2])
+    with pytest.raises(UserError, match="at least 1"):
+        random_tree(2, 2, 0)
+
+
+def test_from_paths_puts_as_many_probes_on_every_node_as_the_tree_is_deep():
+    (state,) = from_paths([[0, 1], [2], [0]]).states
+    assert state.paths == ((0,), (2,), (0, 1)) and state.probes == (2, 2, 2, 2) and state.needs == 2
+    (root,) = from_paths([]).states
+    assert root.paths == () and root.probes == (0,) and root.needs == 0
+    with pytest.raises(UserError, match="without its parent"):
+        from_paths([(0, 0)])
+
+
+def test_tokens_are_known_where_accuracies_are():
+    assert from_paths([(0,)]).expected_tokens is None
+    assert from_paths([(0,), (1,), (0, 1)], [[0.5, 0.25], [0.5, 0.4]]).expected_tokens == pytest.approx(1.95)

@@ -3,11 +3,13 @@
 import random
 import re
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxspec.errors import UserError
-from jaxspec.tree import Tree, build_tree, check_paths, tree_paths
+from jaxspec.tree import build_tree, check_paths, pad_tree, select_trees, stack_trees, tree_paths
 
 
 def random_paths(seed, depth=4, ranks=4):
@@ -28,7 +30,7 @@ def test_arrays_of_random_trees(seed):
     nodes = [(), *sorted(paths, key=lambda p: (len(p), p))]
     counts = [random.Random(seed + n).randrange(distances + 1) for n in range(len(nodes))]
     tree = build_tree(paths, distances, counts)
-    assert tree.num_nodes == len(nodes) and tree.live.all()
+    assert tree.num_nodes == len(nodes) and tree.live.all() and tree.probe_live.all()
     for n, path in enumerate(nodes):
         assert nodes[tree.parent[n]] == path[:-1]
         assert tree.depth[n] == len(path)
@@ -58,19 +60,86 @@ def test_tree_paths_is_the_inverse(seed):
 
 def test_tree_paths_leaves_padding_out():
     tree = build_tree([(0,), (1,), (0, 2)])
-    padded = Tree(
-        parent=np.append(tree.parent, [0, 0]),
-        depth=np.append(tree.depth, [0, 0]),
-        rank=np.append(tree.rank, [0, 0]),
-        live=np.append(tree.live, [False, False]),
-        ancestors=np.pad(tree.ancestors, ((0, 2), (0, 2))),
-        probe_owner=tree.probe_owner,
-        probe_distance=tree.probe_distance,
-        probe_of=np.pad(tree.probe_of, ((0, 2), (0, 0))),
-        max_depth=4,
-        max_rank=4,
-    )
-    assert tree_paths(padded) == [(0,), (1,), (0, 2)]
+    assert tree_paths(pad_tree(tree, 6, 0, 4, 4)) == [(0,), (1,), (0, 2)]
+
+
+def arrays(tree, nodes=None, probes=None):
+    """Every array of a tree by name, cut to so many nodes and probes."""
+    cut = {name: np.s_[:probes] for name in ("probe_owner", "probe_distance", "probe_live")}
+    cut["ancestors"] = np.s_[:nodes, :nodes]
+    fields = {name: value for name, value in vars(tree).items() if not name.startswith("max_")}
+    return {name: np.asarray(value)[cut.get(name, np.s_[:nodes])] for name, value in fields.items()}
+
+
+def assert_same(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+        assert found[name].dtype == value.dtype, name
+
+
+def numbered(seed):
+    """A random tree with probes, its nodes told apart by their next state."""
+    tree = build_tree(paths := random_paths(seed), 4, [(seed + n) % 5 for n in range(len(paths) + 1)])
+    return tree.replace(next_state=np.arange(7, 7 + tree.num_nodes, dtype=np.int32))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_padding_is_not_live_and_leaves_the_rest_unchanged(seed):
+    tree = numbered(seed)
+    nodes, probes = tree.num_nodes, tree.num_probes
+    padded = pad_tree(tree, nodes + 3, probes + 2, tree.max_depth + 1, tree.max_rank + 2)
+    assert_same(arrays(padded, nodes, probes), arrays(tree))
+    assert (padded.num_nodes, padded.num_probes) == (nodes + 3, probes + 2)
+    assert (padded.max_depth, padded.max_rank) == (tree.max_depth + 1, tree.max_rank + 2)
+    assert not padded.live[nodes:].any() and not padded.probe_live[probes:].any()
+    assert not padded.ancestors[nodes:].any() and not padded.ancestors[:, nodes:].any()
+    assert (padded.probe_of[nodes:] == -1).all()
+    for index in (padded.parent, padded.probe_owner):
+        assert ((index >= 0) & (index < nodes)).all()
+    assert (np.diff(padded.probe_distance) >= 0).all() and (padded.probe_distance <= 4).all()
+
+
+def test_padding_to_its_own_size_changes_nothing():
+    tree = numbered(3)
+    same = pad_tree(tree, tree.num_nodes, tree.num_probes, tree.max_depth, tree.max_rank)
+    assert_same(arrays(same), arrays(tree))
+
+
+@pytest.mark.parametrize("size", [(3, 8, 2, 3), (4, 7, 2, 3), (4, 8, 1, 3), (4, 8, 2, 2)])
+def test_a_tree_that_does_not_fit_is_named(size):
+    tree = build_tree([(0,), (1,), (0, 2)], 2)
+    pad_tree(tree, 4, 8, 2, 3)
+    with pytest.raises(UserError, match="4 nodes, 8 probes, depth 2 and rank 3 do not fit .* " + str(size[0])):
+        pad_tree(tree, *size)
+
+
+def test_states_of_a_stack_keep_their_arrays():
+    trees = [numbered(seed) for seed in range(4)]
+    stack = stack_trees(trees)
+    most = [max(getattr(t, name) for t in trees) for name in ("num_nodes", "num_probes", "max_depth", "max_rank")]
+    assert [stack.num_nodes, stack.num_probes, stack.max_depth, stack.max_rank] == most
+    assert stack.parent.shape == (4, most[0]) and stack.ancestors.shape == (4, most[0], most[0])
+    assert stack.probe_owner.shape == (4, most[1]) and stack.probe_of.shape == (4, most[0], 4)
+    for state, tree in enumerate(trees):
+        one = jax.tree.map(lambda x, state=state: x[state], stack)
+        assert_same(arrays(one, tree.num_nodes, tree.num_probes), arrays(tree))
+        assert one.live.sum() == tree.num_nodes and one.probe_live.sum() == tree.num_probes
+        assert tree_paths(one) == tree_paths(tree)
+
+
+def test_every_batch_row_selects_its_tree():
+    stack = stack_trees([numbered(seed) for seed in range(3)])
+    states = [2, 0, 2, 1]
+    for select in (select_trees, jax.jit(select_trees)):
+        batch = select(stack, jnp.array(states))
+        assert batch.max_depth == stack.max_depth and batch.max_rank == stack.max_rank
+        assert batch.parent.shape == (4, stack.num_nodes)
+        for row, state in enumerate(states):
+            assert_same(
+                arrays(jax.tree.map(lambda x, row=row: x[row], batch)),
+                arrays(jax.tree.map(lambda x, state=state: x[state], stack)),
+            )
 
 
 def test_root_alone():

@@ -1,0 +1,63 @@
+"""Measured accuracies and races, on a tiny model."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.generate import generate_many
+from jaxspec.decoding.loop import Drafter
+from jaxspec.evaluation.tuning import measure_latency, race
+from jaxspec.methods import PPD, Method
+from jaxspec.methods.adapter import load_method
+from jaxspec.model.base import Base
+from jaxspec.model.decoder import causal_mask
+from jaxspec.training.data import Answer
+from jaxspec.training.evaluate import evaluate
+from jaxspec.tree import chain
+from tests.tiny import make_prompts, make_text_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Oracle(Method):
+    """Predicts what the base itself will say: its candidates can only be wrong if the noise is."""
+
+    @property
+    def max_distance(self):
+        return 3
+
+    def predictions(self, trainable, base, batch):
+        B, T = batch.tokens.shape
+        positions = jnp.broadcast_to(jnp.arange(T), (B, T))
+        hidden, _ = base.rows(base.embed(batch.tokens), positions, causal_mask(B, T))
+        source = jnp.minimum(batch.points[..., None] + np.arange(1, 4), T - 1)
+        return base.logits(hidden[jnp.arange(B)[:, None, None], source])
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.2, top_k=6)], ids=["greedy", "sampling"])
+def test_candidates_are_ranked_with_the_noise_that_draws_the_text(tiny, sampling):
+    prompts = make_prompts(6)
+    answers = generate_many(tiny, load_method("autoregressive", tiny), prompts, 20, sampling=sampling, seed=3)
+    answers = [Answer(prompts[index], tokens) for index, tokens in answers]
+    base = Base(tiny.params, tiny.decoder)
+    accuracy = evaluate(Oracle(), {}, base, answers, sampling=sampling, seed=3)
+    assert accuracy.positions > 20
+    np.testing.assert_allclose(accuracy.by_rank[:, 0], 1.0)
+    if sampling.temperature:
+        assert evaluate(Oracle(), {}, base, answers, sampling=sampling, seed=4).by_rank[0, 0] < 0.9
+
+
+def test_latency_covers_the_sizes_and_a_race_is_lossless(capsys):
+    model, method = make_text_model(), PPD(ensemble=2)
+    trainable = method.init(jax.random.key(0), Base(model.params, model.decoder))
+    latency = measure_latency(model, method, trainable, 2, 64, 12, rounds=2)
+    assert latency.rows == (1, 6, 9, 12) and min(latency.seconds) > 0
+    drafter = Drafter(trainable, chain(2).arrays(3), method)
+    plain, trial = race(model, {"a chain": drafter}, ["one", "two", "three"], 12, SamplingConfig(1.0), batch_size=2)
+    assert (plain.name, trial.name) == ("autoregressive", "a chain")
+    assert plain.identical == trial.identical == 3
+    assert plain.tokens_per_step == plain.speedup == 1.0 <= trial.tokens_per_step
+    assert "racing: 4/4 runs" in capsys.readouterr().err

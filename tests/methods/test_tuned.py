@@ -1,0 +1,78 @@
+"""Choices beside an adapter: kept by circumstances, found again on the same machine, autoregressive among them."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+
+import jaxspec.methods.tuned as tuned
+from jaxspec.errors import UserError
+from jaxspec.methods import PPD
+from jaxspec.methods.adapter import Adapter, save_adapter
+from jaxspec.methods.tuned import Choice, find_choice, load_tuned, save_choice, this_machine
+from jaxspec.model.base import Base
+from jaxspec.tree import chain, dynamic_sparse_tree
+
+ACCURACY = [[0.5, 0.2, 0.1], [0.3, 0.1, 0.1], [0.2, 0.1, 0.0]]
+
+
+@pytest.fixture
+def folder(tiny, tmp_path):
+    trainable = PPD().init(jax.random.key(0), Base(tiny.params, tiny.decoder))
+    info = {"accuracy": ACCURACY, "base": "tiny", "tree": [[0], [1]]}
+    save_adapter(tmp_path / "a", Adapter(PPD(), trainable, tiny.fingerprint, info))
+    return tmp_path / "a"
+
+
+def choice(plan, **changes):
+    return dataclasses.replace(Choice(this_machine(), 1, 512, 0.0, plan, "a tree", {"trials": []}), **changes)
+
+
+def test_a_choice_comes_back_and_replaces_the_older_one(folder):
+    assert find_choice(folder, "ppd") is None
+    save_choice(folder, "ppd", choice(chain(2)))
+    plan = dynamic_sparse_tree(ACCURACY, 12)
+    save_choice(folder, "ppd", choice(plan))
+    save_choice(folder, "ppd", choice(chain(1), batch_size=8))
+    save_choice(folder, "ppd", choice(None, temperature=1.0))
+    assert find_choice(folder, "ppd").plan.states == plan.states
+    assert find_choice(folder, "ppd", batch_size=6).plan.states == chain(1).states
+    assert find_choice(folder, "ppd", temperature=0.8).plan is None
+    assert len(json.loads((folder / "tuned.json").read_text())["choices"]) == 3
+    assert not list(folder.glob(".*"))
+
+
+def test_only_choices_for_this_kind_of_machine_count(folder, monkeypatch):
+    save_choice(folder, "ppd", choice(chain(2)))
+    monkeypatch.setattr(tuned, "this_machine", lambda: {"platform": "gpu", "device": "another"})
+    assert find_choice(folder, "ppd") is None
+
+
+def test_load_tuned_falls_back_says_so_and_takes_autoregressive_for_an_answer(tiny, folder):
+    drafter, line = load_tuned("ppd", tiny, folder)
+    assert drafter.method == PPD() and drafter.tree.parent.shape == (1, 3) and "never tuned" in line
+    save_choice(folder, "ppd", choice(chain(2)))
+    drafter, line = load_tuned("ppd", tiny, folder)
+    assert drafter.tree.depth.tolist() == [[0, 1, 2]] and "a tree" in line
+    save_choice(folder, "ppd", choice(None))
+    drafter, line = load_tuned("ppd", tiny, folder)
+    assert drafter.method.name == "autoregressive" and "no tree of ppd pays" in line
+
+
+def test_bad_files_are_named(tiny, folder):
+    save_choice(folder, "ppd", choice(chain(2)))
+    file = folder / "tuned.json"
+    content = json.loads(file.read_text())
+    for changed, message in (
+        (content | {"method": "bita"}, "belong to method 'bita', not 'ppd'"),
+        (content | {"choices": [{"plan": None}]}, "not written by tune.py"),
+        ({"method": "ppd"}, "not written by tune.py"),
+    ):
+        file.write_text(json.dumps(changed))
+        with pytest.raises(UserError, match=message):
+            find_choice(folder, "ppd")
+    save_choice(folder / "b", "ppd", choice(chain(4)))
+    with pytest.raises(UserError, match="1 to 3 candidates deep, not 4"):
+        (folder / "b" / "tuned.json").rename(file)
+        load_tuned("ppd", tiny, folder)
