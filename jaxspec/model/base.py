@@ -38,9 +38,12 @@ class Base:
         cache: Cache | None = None,
         visible: jax.Array | None = None,
         layers: tuple[int, int] | None = None,
+        prefix: Cache | None = None,
+        sees_prefix: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache]:
         """Run rows through layers; see `Decoder.rows`."""
-        return self.decoder.apply({"params": self.params}, x, positions, mask, cache, visible, layers, method="rows")
+        args = (x, positions, mask, cache, visible, layers, prefix, sees_prefix)
+        return self.decoder.apply({"params": self.params}, *args, method="rows")
 
     def normed(self, x: jax.Array) -> jax.Array:
         """Hidden states after the final norm, [..., D]."""

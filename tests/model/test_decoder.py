@@ -248,3 +248,38 @@ def test_rope_scaling_bends_the_angles_only_where_it_should(kind):
         ratio = (unscaled / np.maximum(scaled, 1e-9))[1]
         np.testing.assert_allclose([ratio[0], ratio[-1]], [1, 8], rtol=1e-5)
         assert (np.diff(ratio) > -1e-4).all() and ((ratio > 1.1) & (ratio < 7.9)).any()
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen2_window"])
+def test_a_prefix_is_what_rows_see_before_themselves(variant):
+    """Keys and values of two tokens, given as a prefix instead of as rows; who does not see them feels nothing."""
+    base = random_base(dataclasses.replace(VARIANTS[variant], sliding_window=None))
+    first, second = random_tokens((1, 2)), np.repeat(random_tokens((1, 4), seed=1), 2, axis=0)
+    whole = np.concatenate([np.repeat(first, 2, axis=0), second], axis=1)
+    expected, _ = run(base, base.embed(whole), np.tile(np.arange(6), (2, 1)), causal_mask(2, 6))
+    alone, _ = run(base, base.embed(second), np.tile(np.arange(2, 6), (2, 1)), causal_mask(2, 4))
+
+    _, rows = run(base, base.embed(first), np.arange(2)[None], causal_mask(1, 2))
+    prefix = jax.tree.map(lambda x: x[0], rows)
+    seen = np.zeros((2, 4, 2), bool)
+    seen[0] = True
+    hidden, own = base.rows(
+        base.embed(second), np.tile(np.arange(2, 6), (2, 1)), causal_mask(2, 4), prefix=prefix, sees_prefix=seen
+    )
+    close(hidden[0], expected[0, 2:])
+    close(hidden[1], alone[1])
+    assert own.keys[0].shape[2] == 4  # the prefix is never committed
+
+
+def test_a_prefix_stands_before_every_group_and_beside_a_cache():
+    base, tokens = random_base(VARIANTS["llama"]), random_tokens((1, 6))
+    cache = prefilled(base, tokens)
+    prefix = jax.tree.map(lambda c: jnp.asarray(c)[0, :, 2:5], cache)
+    # two groups of one row each see one slot of the cache and, as a prefix, different ones of three further tokens
+    seen = np.array([[[True, False, True], [False, True, False]]])
+    x, positions = base.embed(tokens[:, [5, 5]]), np.array([[5, 5]])
+    hidden, _ = base.rows(x, positions, np.ones((1, 2, 1, 1), bool), cache, np.array([[1]]), None, prefix, seen)
+    for row, slots in enumerate([[0, 2, 4], [0, 3]]):  # the same with the slots themselves in a cache
+        kept = jax.tree.map(lambda c: jnp.asarray(c)[:, :, jnp.array(slots)], cache)  # noqa: B023
+        alone, _ = base.rows(x[:, :1], positions[:, :1], np.ones((1, 1, 1, 1), bool), kept, np.array([[len(slots)]]))
+        close(hidden[0, row], alone[0, 0])

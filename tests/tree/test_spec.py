@@ -52,8 +52,7 @@ def written(tmp_path):
 )
 def test_every_builder(spec, plan):
     assert parse(spec) == plan
-    known = spec.startswith(("sparse", "dynamic"))
-    assert (parse(spec).expected_tokens is not None) == known
+    assert (parse(spec).expected_tokens is not None) == spec.startswith(("sparse", "dynamic"))
 
 
 def test_a_dynamic_tree_counts_the_rows_of_its_probes():
@@ -67,9 +66,7 @@ def test_a_file_of_paths(written):
 @pytest.mark.parametrize("spec", ["dynamic:9", "sparse:5", "efficient:2"])
 def test_a_saved_plan_comes_back(written, spec):
     file = written(save_plan(parse(spec), "ppd"))
-    assert parse(file) == parse(spec) == load_plan(file, "ppd") or spec != "efficient:2"
-    assert parse(file).states == parse(spec).states
-    assert parse(file, accuracy=None).states == parse(spec).states
+    assert parse(file, accuracy=None).states == load_plan(file, "ppd").states == parse(spec).states
 
 
 def test_a_file_of_another_method_is_refused(written):
