@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,15 +19,22 @@ from jaxspec.errors import UserError
 from jaxspec.tree.plan import TreePlan, check_accuracy, from_paths
 from jaxspec.tree.tree import Path
 
+_LARGEST = 4096  # nodes
+
 
 def chain(length: int) -> TreePlan:
     """The best candidate of every distance, `length` of them."""
-    return cartesian([1] * length)
+    if length < 1:
+        raise UserError(f"tree: a chain needs at least one candidate, got {length}")
+    return from_paths([(0,) * depth for depth in range(1, length + 1)])
 
 
 def cartesian(widths: Sequence[int]) -> TreePlan:
     """Every path through the `widths[m]` best candidates of each distance m + 1."""
     _check_widths(widths)
+    size = sum(math.prod(widths[:depth]) for depth in range(1, len(widths) + 1))
+    if size > _LARGEST:
+        raise UserError(f"tree: widths {list(widths)} make {size} nodes, more than {_LARGEST}")
     levels = [itertools.product(*map(range, widths[:depth])) for depth in range(1, len(widths) + 1)]
     return from_paths([path for level in levels for path in level])
 
@@ -93,5 +101,7 @@ def _check_widths(widths: Sequence[int]) -> None:
 
 
 def _check_nodes(num_nodes: int) -> None:
-    if num_nodes < 1:
-        raise UserError(f"tree: the number of nodes must be at least 1 (the root), got {num_nodes}")
+    if not 1 <= num_nodes <= _LARGEST:
+        raise UserError(
+            f"tree: the number of nodes must be at least 1 (the root) and at most {_LARGEST}, got {num_nodes}"
+        )

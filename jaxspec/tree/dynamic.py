@@ -43,7 +43,7 @@ def dynamic_sparse_tree(
       max_rows: candidates and probes of a tree together, the root and the root's own probes not counted.
       root_probes: probes the root carries; default M.
       probe_cost: rows that a probe counts for: n for an ensemble of n, a fraction for probes that join the rows
-        at a middle layer (rounded to eighths).
+        at a middle layer (taken as the nearest fraction of at most eight parts, at least one eighth).
       min_probes: probes that a candidate carries at least: 1 in the thesis; with 0 there is one more state, in
         which nothing is drafted.
 
@@ -56,10 +56,10 @@ def dynamic_sparse_tree(
     table = check_accuracy(accuracy)
     distances = len(table)
     root_probes = distances if root_probes is None else root_probes
-    if max_rows < 0:
-        raise UserError(f"tree: max_rows must not be negative, got {max_rows}")
-    if not probe_cost > 0:
-        raise UserError(f"tree: probe_cost must be positive, got {probe_cost}")
+    if not isinstance(max_rows, int | np.integer) or max_rows < 0:
+        raise UserError(f"tree: max_rows must be a whole number, not negative, got {max_rows}")
+    if not 0 < probe_cost < np.inf:
+        raise UserError(f"tree: probe_cost must be a positive number, got {probe_cost}")
     if min_probes not in (0, 1) or not max(min_probes, 1) <= root_probes <= distances:
         raise UserError(
             f"tree: root_probes must be between 1 and {distances} and min_probes 0 or 1, got {root_probes} and "
@@ -69,9 +69,11 @@ def dynamic_sparse_tree(
     bias, best = np.zeros(distances + 1), None
     for _ in range(_ROUNDS):
         plan = expected(TreePlan(tuple(search.state(needs, bias) for needs in range(min_probes, distances + 1))), table)
-        if best is not None and plan.expected_tokens <= best.expected_tokens + 1e-12:
+        found = search.bias(plan)
+        # a round may better only states that are hard to come by: the rate rises in the next one
+        if best and plan.expected_tokens <= best.expected_tokens + 1e-12 and (found <= bias + 1e-9).all():
             return best
-        best, bias = plan, search.bias(plan)
+        best, bias = plan, found
     return best
 
 
@@ -115,7 +117,7 @@ class _Search:
         probability of that node, with at most b units of rows; a child is worth its accuracy times
         `single[np][b] = max over n of 1 + h[n] - h[np] + forest of the next level[n][b - cost(n)]`.
         """
-        cost = Fraction(self.probe_cost).limit_denominator(8)
+        cost = max(Fraction(self.probe_cost).limit_denominator(8), Fraction(1, 8))
         node_cost, probe_cost, budget = cost.denominator, cost.numerator, self.max_rows * cost.denominator
         labels = range(self.min_probes, len(self.accuracy) + 1)
         forest = {n: np.zeros(budget + 1) for n in labels}

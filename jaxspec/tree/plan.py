@@ -106,6 +106,9 @@ def make_plan(states: Sequence[State], accuracy: np.ndarray | None = None) -> Tr
         if paths and len(paths[-1]) > state.needs:
             raise UserError(f"tree: path {list(paths[-1])} is deeper than the {state.needs} distances of its state")
         checked.append(State(paths, tuple(state.probes), state.needs))
+    fewest = min((n for state in checked for n in state.probes), default=0)
+    if not checked or fewest < checked[0].needs:
+        raise UserError(f"tree: there is no state for a step that follows a node with {fewest} probes")
     plan = TreePlan(tuple(checked))
     return plan if accuracy is None else expected(plan, accuracy)
 
@@ -174,7 +177,7 @@ def plan_from_json(value: object, where: str) -> TreePlan:
     """
     try:
         if value and all(isinstance(state, dict) for state in value):
-            states = [State(_paths(s["paths"]), tuple(map(int, s["probes"])), int(s["needs"])) for s in value]
+            states = [State(_paths(s["paths"]), _whole(s["probes"]), _whole([s["needs"]])[0]) for s in value]
             return make_plan(states)
         return from_paths(_paths(value))
     except (TypeError, ValueError, KeyError, AttributeError):
@@ -184,6 +187,12 @@ def plan_from_json(value: object, where: str) -> TreePlan:
 
 
 def _paths(value: object) -> tuple[Path, ...]:
-    if any(isinstance(rank, bool) or not isinstance(rank, int) for path in value for rank in path):
+    if not isinstance(value, list):
         raise ValueError
-    return tuple(tuple(path) for path in value)
+    return tuple(map(_whole, value))
+
+
+def _whole(value: object) -> Path:
+    if not isinstance(value, list) or any(type(number) is not int for number in value):
+        raise ValueError
+    return tuple(value)

@@ -38,7 +38,7 @@ def parse_tree(spec: str, method: str, distances: int, accuracy: list | None, pr
     name, _, numbers = spec.partition(":")
     if name in _BUILDERS:
         plan = _build(name, _numbers(name, numbers), distances, accuracy, probe_cost)
-    elif File(spec).is_file():
+    elif _is_file(spec):
         plan = load_plan(File(spec), method)
     else:
         raise UserError(
@@ -50,6 +50,13 @@ def parse_tree(spec: str, method: str, distances: int, accuracy: list | None, pr
     if not plan.depth:
         raise UserError(f"tree {spec!r} has no candidates")
     return plan
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return File(name).is_file()
+    except (OSError, ValueError):  # longer than any name may be
+        return False
 
 
 def _numbers(name: str, text: str) -> list[int]:
@@ -65,7 +72,7 @@ def _numbers(name: str, text: str) -> list[int]:
 
 def _build(name: str, numbers: list[int], distances: int, accuracy: list | None, probe_cost: float) -> TreePlan:
     if name == "chain":
-        return chain(numbers[0])
+        return chain(min(numbers[0], distances + 1))  # too deep is too deep
     if name == "cartesian":
         return cartesian(numbers)
     if name == "efficient":
@@ -92,7 +99,7 @@ def load_plan(file: File, method: str) -> TreePlan:
     """
     try:
         content = json.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{file}: {error}") from None
     if isinstance(content, dict):
         if content.get("method") != method:

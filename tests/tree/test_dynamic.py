@@ -133,7 +133,9 @@ LIMITS = list(itertools.product(range(1, 6), (1, 2, 0.5)))
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("distances", "ranks", "min_probes"), [(2, 2, 1), (1, 3, 0), (1, 3, 1), (3, 1, 0), (3, 1, 1)])
+@pytest.mark.parametrize(
+    ("distances", "ranks", "min_probes"), [(2, 2, 1), (2, 2, 0), (1, 3, 0), (1, 3, 1), (3, 1, 0), (3, 1, 1)]
+)
 def test_no_policy_is_better(distances, ranks, min_probes, seed):
     accuracy = random_accuracy(seed, distances, ranks)
     for root_probes in range(1, distances + 1):
@@ -207,10 +209,10 @@ def test_where_the_best_is_always_right_only_the_chain_is_drafted(min_probes):
         ([0.5], {}, r"\[M, K\] table"),
         ([[1.2]], {}, "values in"),
         ([[0.8, 0.4]], {}, "sum to 1.200"),
-        ([[0.5]], {"max_rows": -1}, "max_rows must not be negative, got -1"),
-        ([[0.5]], {"probe_cost": 0}, "probe_cost must be positive, got 0"),
-        ([[0.5]], {"probe_cost": -1}, "probe_cost must be positive, got -1"),
-        ([[0.5]], {"probe_cost": float("nan")}, "probe_cost must be positive, got nan"),
+        ([[0.5]], {"max_rows": -1}, "max_rows must be a whole number, not negative, got -1"),
+        ([[0.5]], {"probe_cost": 0}, "probe_cost must be a positive number, got 0"),
+        ([[0.5]], {"probe_cost": -1}, "probe_cost must be a positive number, got -1"),
+        ([[0.5]], {"probe_cost": float("nan")}, "probe_cost must be a positive number, got nan"),
         ([[0.5], [0.5]], {"root_probes": 0}, "between 1 and 2 .* got 0 and 1"),
         ([[0.5], [0.5]], {"root_probes": 3}, "between 1 and 2 .* got 3 and 1"),
         ([[0.5], [0.5]], {"root_probes": 0, "min_probes": 0}, "between 1 and 2 .* got 0 and 0"),

@@ -126,7 +126,7 @@ def test_a_missing_file_is_named(tmp_path):
         ("efficient:-1", "at least one candidate"),
         ("sparse:0", "at least 1"),
         ("random:-1", "at least 1"),
-        ("dynamic:-1", "must not be negative"),
+        ("dynamic:-1", "whole number, not negative"),
         ("chain:4", "'chain:4' is 4 deep, ppd has candidates for 3 distances"),
         ("efficient:2,2,2,2", "is 4 deep, ppd has candidates for 3 distances"),
         ("sparse:1", "'sparse:1' has no candidates"),
@@ -152,3 +152,34 @@ def test_what_needs_accuracies_says_so(spec):
     with pytest.raises(UserError, match="needs the adapter's measured accuracies, and it holds none"):
         parse(spec, accuracy=None)
     assert parse("chain:2", accuracy=None) == chain(2)
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        [{"needs": 1, "paths": [[0]], "probes": [1, 1.5]}],
+        [{"needs": 1, "paths": [[0]], "probes": "11"}],
+        [{"needs": -3, "paths": [[0]], "probes": [1, 1]}],
+        [{"needs": 1, "paths": [[0]], "probes": [1, 0]}],
+        {},
+        "",
+    ],
+)
+def test_a_tree_file_that_makes_no_sense_is_named(states, tmp_path):
+    file = tmp_path / "tree.json"
+    file.write_text(json.dumps({"method": "ppd", "states": states}))
+    with pytest.raises(UserError, match=r"tree\.json"):
+        parse_tree(str(file), "ppd", 3, ACCURACY)
+
+
+@pytest.mark.parametrize("spec", ["[[0], [1]]" * 100, "chain:100000", "cartesian:1000,1000,1000", "sparse:100000"])
+def test_a_specification_beyond_all_bounds_is_refused_at_once(spec):
+    with pytest.raises(UserError):
+        parse_tree(spec, "ppd", 3, ACCURACY)
+
+
+def test_a_file_nested_too_deep_to_read_is_refused(tmp_path):
+    file = tmp_path / "tree.json"
+    file.write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"tree\.json"):
+        parse_tree(str(file), "ppd", 3, ACCURACY)
