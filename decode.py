@@ -113,11 +113,20 @@ def _method(options: Options, model: Model) -> Drafter:
         return method
     method = load_method(options.method, model, options.adapter or None, tree=options.tree or None)
     if method.method.trainable and not options.tree:
-        folder, _ = open_adapter(options.method, model, options.adapter or None)
-        choice = find_choice(folder, options.method, options.batch_size, options.temperature)
-        if choice and choice.plan is None:
-            print(f"tune.py found no tree of {options.method} that pays here; try --tree auto", file=sys.stderr)
+        _advise(options, model)
     return method
+
+
+def _advise(options: Options, model: Model) -> None:
+    """Say so where tune.py found that autoregressive decoding is faster."""
+    folder, adapter = open_adapter(options.method, model, options.adapter or None)
+    try:
+        choice = find_choice(folder, adapter, model, options.batch_size, options.temperature)
+    except UserError as error:
+        print(f"warning: {error}", file=sys.stderr)
+        return
+    if choice and choice.plan is None:
+        print(f"tune.py found no tree of {options.method} that pays on this machine; try --tree auto", file=sys.stderr)
 
 
 def _streams(options: Options) -> bool:

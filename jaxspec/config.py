@@ -127,7 +127,8 @@ class TrainConfig:
     Attributes:
       steps: optimizer updates.
       batch_size: sequences per update.
-      microbatch: sequences per forward and backward pass, their gradients averaged; bounds the memory; 0 is all.
+      microbatch: sequences per forward and backward pass, which bounds the memory; 0 is all. Gradients of the passes
+        are averaged, each with the same weight whatever its number of targets.
       sequence_length: T, prompt and answer together, in tokens; cut or padded to it.
       insertions: insertion points per sequence: each is one group of probes in one pass.
       learning_rate: peak of the cosine schedule.

@@ -155,7 +155,7 @@ def start(
     B, P = lengths.shape[0], drafter.tree.max_depth
     noise = sampler.noise(seeds, lengths[:, None], base.vocab_size)[:, 0]
     first = acceptance.choose(logits, noise, sampler)
-    tree_state = jnp.zeros(B, jnp.int32)
+    tree_state = jnp.zeros(B, jnp.int32)  # any will do where nothing is drafted yet: every root carries its probes
     tree = select_trees(drafter.tree, tree_state)
     draft, method_state = drafter.method.start(drafter.trainable, base, tree, hidden, lengths, first)
     counts = jnp.minimum(limits, 1)

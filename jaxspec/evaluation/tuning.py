@@ -3,113 +3,172 @@
 from __future__ import annotations
 
 import dataclasses
-import time
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Match
-from jaxspec.decoding.generate import Generation, generate, generate_many
-from jaxspec.decoding.loop import Drafter, decode, prefill, start
-from jaxspec.decoding.sampling import make_sampler
+from jaxspec.decoding.generate import encode_prompts, generate_many
 from jaxspec.errors import UserError
+from jaxspec.evaluation.latency import measure_latency
+from jaxspec.evaluation.race import Trial, race
+from jaxspec.methods.adapter import Adapter, adapter_plan, make_drafter, plain_drafter
 from jaxspec.methods.base import Method
+from jaxspec.methods.tuned import Choice, this_machine
 from jaxspec.model.base import Base
 from jaxspec.model.load import Model
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import Accuracy, evaluate
-from jaxspec.tree import State, TreePlan, from_paths, make_plan
-from jaxspec.tree.hardware import Latency, Option, fit_latency
+from jaxspec.tree import expected
+from jaxspec.tree.hardware import Latency, Option, make_option, rank_options
+from jaxspec.tree.plan import check_accuracy
 
-_SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_STEPS = 4
+_SAMPLED_PROMPTS = 16  # to measure accuracies on, where the adapter's own do not fit
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
-    """What decoding with a tree came to.
+class TuneConfig:
+    """What to tune for, and how hard to look.
 
     Attributes:
-      name: the tree in words; `autoregressive` for none.
-      tokens_per_step: over all prompts.
-      tokens_per_second: the median over prompts.
-      speedup: the median over prompts of the ratio to autoregressive decoding of the same prompt.
-      identical: prompts whose tokens are those of autoregressive decoding.
+      batch_size: prompts decoded together.
+      cache_length: S, slots of the cache while step times are measured.
+      temperature: of sampling; 0 is greedy.
+      max_new_tokens: tokens per answer.
+      num_prompts: prompts of the final trial.
+      accuracy_prompts: further prompts to measure accuracies on; 0 takes the adapter's own where greedy.
+      max_rows: largest step to consider.
+      finalists: trees to try by decoding, the best predicted ones.
+      also: further trees to try, as `parse_tree` takes them.
     """
 
-    name: str
-    tokens_per_step: float
-    tokens_per_second: float
-    speedup: float
-    identical: int
+    batch_size: int = 1
+    cache_length: int = 512
+    temperature: float = 0.0
+    max_new_tokens: int = 64
+    num_prompts: int = 12
+    accuracy_prompts: int = 0
+    max_rows: int = 64
+    finalists: int = 4
+    also: tuple[str, ...] = ()
 
 
-def measure_latency(
-    model: Model, method: Method, trainable: dict, batch_size: int, cache_length: int, max_rows: int, rounds: int = 9
-) -> Latency:
-    """Seconds of a decoding step against its rows, the sizes taken in turn so that a slow moment hurts all alike.
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """What tuning found.
 
-    Each size is a root with candidates side by side, every node with one probe where the method has probes.
+    Attributes:
+      choice: the fastest way.
+      latency: of the machine.
+      options: the best tree of every size, the best predicted first, and those tried besides.
+      trials: what decoding came to, autoregressive first.
+    """
+
+    choice: Choice
+    latency: Latency
+    options: list[Option]
+    trials: list[Trial]
+
+
+def check_tuning(config: TuneConfig, model: Model, adapter: Adapter, prompts: Sequence[str]) -> None:
+    """Raise UserError for settings that cannot be measured, before anything is."""
+    least = {"batch_size": 1, "num_prompts": 1, "max_new_tokens": 2, "finalists": 1, "accuracy_prompts": 0}
+    least |= {"cache_length": 64, "max_rows": 2 * _rows_per_node(adapter.method)}
+    for name, value in least.items():
+        if getattr(config, name) < value:
+            raise UserError(f"{name.replace('_', '-')} must be at least {value}, got {getattr(config, name)}")
+    if config.cache_length > model.config.max_positions:
+        raise UserError(f"cache-length is at most the base's {model.config.max_positions}, got {config.cache_length}")
+    needed = _counts(config)[0] + config.batch_size
+    if len(prompts) < needed:
+        raise UserError(f"{needed} prompts at least are needed for these settings, there are {len(prompts)}")
+    encode_prompts(model, prompts[: sum(_counts(config))], 2 * config.max_new_tokens, True, None)
+    for spec in config.also:
+        make_drafter(adapter, adapter_plan(adapter, spec), model)
+
+
+def _rows_per_node(method: Method) -> int:
+    return int(1 + method.probe_rows) if method.probe_distances else 1
+
+
+def _counts(config: TuneConfig) -> tuple[int, int]:
+    """Prompts to measure accuracies on, and prompts to try trees on."""
+    measured = config.accuracy_prompts or (_SAMPLED_PROMPTS if config.temperature else 0)
+    return measured, max(config.num_prompts // config.batch_size, 1) * config.batch_size
+
+
+def tune(model: Model, adapter: Adapter, prompts: Sequence[str], config: TuneConfig) -> Tuning:
+    """Measure step times, search trees for the most tokens per second, and try the best few.
 
     Args:
       model: the base.
-      method: its settings.
-      trainable: its adapter.
-      batch_size: B.
-      cache_length: S; the measurement stands in its middle.
-      max_rows: the largest size.
-      rounds: measurements of each size.
+      adapter: what drafts.
+      prompts: texts that the adapter was not trained on and that are no benchmark; the first ones measure
+        accuracies where that is needed, those after them try the trees.
+      config: what to tune for.
+
+    Raises:
+      UserError: settings or prompts that cannot be measured.
     """
-    base, runs = Base(model.params, model.decoder), {}
-    plain = Drafter({}, from_paths([]).arrays(0), Method())
-    per_node = 1 + method.probe_rows if method.probe_distances else 1
-    drafters = {1: plain}
-    for size in (s for s in _SIZES if s * per_node <= max_rows):
-        drafters[int(size * per_node)] = Drafter(trainable, _star(size).arrays(method.probe_distances), method)
-    with Progress("measuring", len(drafters) * (rounds + 1), "runs") as progress:
-        for number, (rows, drafter) in enumerate(drafters.items(), 1):
-            runs[rows] = _StepTimer(base, drafter, batch_size, cache_length)
-            progress.update(number, f"{rows} rows compiled")
-        samples = {rows: [] for rows in runs}
-        for turn in range(rounds):
-            for number, (rows, run) in enumerate(runs.items(), 1):
-                samples[rows].append(run())
-                progress.update((turn + 1) * len(runs) + number)
-    return fit_latency({rows: float(np.median(values)) for rows, values in samples.items()})
+    check_tuning(config, model, adapter, prompts)
+    method, sampling = adapter.method, SamplingConfig(config.temperature)
+    measured, tried = _counts(config)
+    if measured:
+        tokens = 2 * config.max_new_tokens
+        some = prompts[:measured]
+        accuracy = measure_accuracy(model, method, adapter.trainable, some, sampling, tokens).by_rank
+    else:
+        accuracy = check_accuracy(adapter.info.get("accuracy"))
+    sizes = (config.batch_size, config.cache_length, config.max_rows)
+    latency = measure_latency(model, method, adapter.trainable, *sizes)
+    probes = (method.probe_distances, method.probe_rows)
+    ranked = rank_options(accuracy, latency, config.max_rows, *probes)
+    also = [
+        make_option(spec, expected(adapter_plan(adapter, spec), accuracy), latency, *probes) for spec in config.also
+    ]
+    finalists = [*ranked[: config.finalists], *also]
+    drafters = {option.name: make_drafter(adapter, option.plan, model) for option in finalists}
+    chosen = prompts[measured : measured + tried]
+    trials = race(model, drafters, chosen, config.max_new_tokens, sampling, config.batch_size)
+    best = max(trials, key=lambda trial: trial.speedup)
+    choice = Choice(
+        machine=this_machine(),
+        dtype=str(model.params["lm_head"].dtype),
+        adapter=adapter.digest,
+        batch_size=config.batch_size,
+        cache_length=config.cache_length,
+        temperature=config.temperature,
+        plan={option.name: option.plan for option in finalists}.get(best.name),
+        name=best.name,
+        info=_figures(accuracy, latency, finalists, trials),
+    )
+    return Tuning(choice, latency, [*ranked, *also], trials)
 
 
-def _star(nodes: int) -> TreePlan:
-    paths = tuple((rank,) for rank in range(nodes - 1))
-    return make_plan([State(paths, (1,) * nodes, 1)])
+def _figures(accuracy: np.ndarray, latency: Latency, finalists: list[Option], trials: list[Trial]) -> dict[str, Any]:
+    """What a choice rests on, as plain values."""
+    return {
+        "processor": _processor(),
+        "trials": [dataclasses.asdict(trial) for trial in trials],
+        "expected_tokens": {o.name: round(o.plan.expected_tokens, 4) for o in finalists},
+        "predicted_tokens_per_second": {o.name: round(o.predicted, 2) for o in finalists},
+        "rows_of": {o.name: o.rows for o in finalists},
+        "accuracy": np.round(accuracy, 5).tolist(),
+        "rows": list(latency.rows),
+        "milliseconds": [round(1e3 * seconds, 3) for seconds in latency.seconds],
+    }
 
 
-class _StepTimer:
-    """Times a few steps of one drafter from one and the same state."""
-
-    def __init__(self, base: Base, drafter: Drafter, batch_size: int, cache_length: int):
-        self._base, self._drafter, self._sampler = base, drafter, make_sampler(SamplingConfig())
-        self._eos, length = jnp.array([-1], jnp.int32), cache_length // 2
-        tokens = np.ones((batch_size, length), np.int32)
-        lengths = np.full(batch_size, length, np.int32)
-        prefilled = prefill(base, tokens, lengths, np.zeros(0, np.int32), capacity=cache_length)
-        self._state = start(
-            base, drafter, self._sampler, *prefilled, lengths, np.full(batch_size, 2**30, np.int32),
-            jnp.zeros(batch_size, jnp.uint32), self._eos, acceptance=Match(), width=cache_length,
-        )  # fmt: skip
-        self()
-
-    def __call__(self) -> float:
-        """Seconds per step."""
-        state = jax.block_until_ready(jax.tree.map(jnp.copy, self._state))
-        began = time.perf_counter()
-        args = (self._base, self._drafter, self._sampler, self._eos, state, np.int32(_STEPS))
-        jax.block_until_ready(decode(*args, acceptance=Match()))
-        return (time.perf_counter() - began) / _STEPS
+def _processor() -> str:
+    """The name of the processor, where the system tells."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else os.uname().machine
 
 
 def measure_accuracy(
@@ -120,11 +179,12 @@ def measure_accuracy(
     Raises:
       UserError: no answer is long enough to measure anything on.
     """
-    plain = Drafter({}, from_paths([]).arrays(0), Method())
     ids = [model.encode(prompt) for prompt in prompts]
     answers: list[Answer] = []
     with Progress("answers", len(ids), "answers") as progress:
-        for index, answer in generate_many(model, plain, ids, tokens, batch_size=min(16, len(ids)), sampling=sampling):
+        for index, answer in generate_many(
+            model, plain_drafter(), ids, tokens, batch_size=min(16, len(ids)), sampling=sampling
+        ):
             answers.append(Answer(ids[index], answer))
             progress.update(len(answers))
     with Progress("accuracy", len(ids), "answers") as progress:
@@ -133,57 +193,6 @@ def measure_accuracy(
     if not accuracy.positions:
         raise UserError("the answers to these prompts are too short to measure accuracies on; give more or others")
     return accuracy
-
-
-def race(
-    model: Model,
-    drafters: dict[str, Drafter],
-    prompts: Sequence[str],
-    max_new_tokens: int,
-    sampling: SamplingConfig,
-    batch_size: int = 1,
-) -> list[Trial]:
-    """Decode the same prompts with every drafter and autoregressively, in turn, batch by batch.
-
-    Args:
-      model: the base.
-      drafters: by name.
-      prompts: texts.
-      max_new_tokens: per answer.
-      sampling: how tokens are drawn.
-      batch_size: prompts decoded together.
-
-    Returns:
-      A trial per drafter, autoregressive decoding first.
-    """
-    everyone = {"autoregressive": Drafter({}, from_paths([]).arrays(0), Method())} | drafters
-    settings = {"sampling": sampling, "batch_size": batch_size}
-    results: dict[str, list[Generation]] = {name: [] for name in everyone}
-    batches = [prompts[i : i + batch_size] for i in range(0, len(prompts), batch_size)]
-    with Progress("racing", len(batches) * len(everyone), "runs") as progress:
-        done = 0
-        for number, batch in enumerate(batches):
-            names = list(everyone)
-            for name in names[number % len(names) :] + names[: number % len(names)]:
-                answers = generate(model, everyone[name], batch, max_new_tokens, **settings)
-                if any(answer.compile_seconds for answer in answers):  # the first run touches fresh memory
-                    answers = generate(model, everyone[name], batch, max_new_tokens, **settings)
-                results[name] += answers
-                done += 1
-                progress.update(done)
-    plain = results["autoregressive"]
-    return [_trial(name, answers, plain) for name, answers in results.items()]
-
-
-def _trial(name: str, answers: list[Generation], plain: list[Generation]) -> Trial:
-    counted = [(a, p) for a, p in zip(answers, plain, strict=True) if a.steps and p.steps]
-    return Trial(
-        name=name,
-        tokens_per_step=sum(a.new_tokens - 1 for a, _ in counted) / max(sum(a.steps for a, _ in counted), 1),
-        tokens_per_second=float(np.median([a.tokens_per_second for a, _ in counted])),
-        speedup=float(np.median([a.tokens_per_second / p.tokens_per_second for a, p in counted])),
-        identical=sum(a.tokens == p.tokens for a, p in zip(answers, plain, strict=True)),
-    )
 
 
 def plot_tuning(latency: Latency, options: Sequence[Option], trials: Sequence[Trial], picture: Path) -> None:

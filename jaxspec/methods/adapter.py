@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import flax.traverse_util
+import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
@@ -46,6 +48,12 @@ class Adapter:
     trainable: PyTree
     fingerprint: str
     info: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """12 hex digits that name these weights."""
+        content = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(self.trainable))
+        return hashlib.sha256(content).hexdigest()[:12]
 
 
 def save_adapter(folder: Path, adapter: Adapter) -> None:
@@ -171,13 +179,20 @@ def load_method(
             raise UserError(f"{name} takes no adapter, got {str(adapter)!r}")
         if tree is not None:
             raise UserError(f"{name} drafts nothing and has no tree, got {str(tree)!r}")
-        return Drafter({}, from_paths([]).arrays(0), METHODS[name]())
+        return plain_drafter()
     _, loaded = open_adapter(name, model, adapter)
-    return make_drafter(loaded, adapter_plan(loaded, tree))
+    return make_drafter(loaded, adapter_plan(loaded, tree), model)
 
 
-def make_drafter(adapter: Adapter, plan: TreePlan) -> Drafter:
-    """An adapter with a tree, ready to decode."""
+def plain_drafter() -> Drafter:
+    """Autoregressive decoding."""
+    return Drafter({}, from_paths([]).arrays(0), Method())
+
+
+def make_drafter(adapter: Adapter, plan: TreePlan, model: Model) -> Drafter:
+    """An adapter with a tree, ready to decode. Raises UserError for a rank that the vocabulary does not have."""
+    if plan.max_rank >= model.config.vocab_size:
+        raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {model.config.vocab_size}")
     return Drafter(adapter.trainable, plan.arrays(adapter.method.probe_distances), adapter.method)
 
 

@@ -12,7 +12,15 @@ import jax
 
 from jaxspec.decoding.loop import Drafter
 from jaxspec.errors import UserError
-from jaxspec.methods.adapter import adapter_plan, load_method, make_drafter, open_adapter, write_atomically
+from jaxspec.methods import METHODS
+from jaxspec.methods.adapter import (
+    Adapter,
+    adapter_plan,
+    load_method,
+    make_drafter,
+    open_adapter,
+    write_atomically,
+)
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model
 from jaxspec.tree import TreePlan
@@ -27,6 +35,8 @@ class Choice:
 
     Attributes:
       machine: of `this_machine`.
+      dtype: of the base's weights.
+      adapter: digest of the adapter's weights; others would have other accuracies.
       batch_size: prompts decoded together.
       cache_length: S, slots of the cache while measuring.
       temperature: of sampling; 0 is greedy.
@@ -36,6 +46,8 @@ class Choice:
     """
 
     machine: dict[str, Any]
+    dtype: str
+    adapter: str
     batch_size: int
     cache_length: int
     temperature: float
@@ -48,7 +60,8 @@ def this_machine() -> dict[str, Any]:
     """Platform, kind of device, and where the device is a CPU the number of cores this process may use."""
     device = jax.devices()[0]
     machine = {"platform": device.platform, "device": device.device_kind}
-    return machine | {"cores": len(os.sched_getaffinity(0))} if device.platform == "cpu" else machine
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return machine | {"cores": cores} if device.platform == "cpu" else machine
 
 
 def save_choice(folder: Path, method: str, choice: Choice) -> Path:
@@ -58,16 +71,37 @@ def save_choice(folder: Path, method: str, choice: Choice) -> Path:
         dataclasses.asdict(dataclasses.replace(c, plan=None)) | {"plan": c.plan and plan_to_json(c.plan)}
         for c in [*kept, choice]
     ]
-    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / _FILE, json.dumps({"method": method, "choices": rows}, indent=1).encode())
     return folder / _FILE
 
 
-def find_choice(folder: Path, method: str, batch_size: int = 1, temperature: float = 0.0) -> Choice | None:
-    """What was chosen on a machine like this one for the nearest batch size and temperature, or None."""
-    here = [choice for choice in _read(folder, method) if choice.machine == this_machine()]
-    apart = lambda c: (abs(c.batch_size - batch_size), abs(c.temperature - temperature))  # noqa: E731
-    return min(here, key=apart, default=None)
+def find_choice(
+    folder: Path, adapter: Adapter, model: Model, batch_size: int = 1, temperature: float = 0.0
+) -> Choice | None:
+    """What was chosen on a machine like this one, for this adapter and dtype, nearest to what is asked for.
+
+    Args:
+      folder: of the adapter.
+      adapter: its content.
+      model: the base.
+      batch_size: a choice made for less than half or more than twice as many prompts does not count.
+      temperature: of sampling.
+
+    Returns:
+      The nearest choice, the newest of several, or None.
+
+    Raises:
+      UserError: a damaged file.
+    """
+    wanted = (this_machine(), str(model.params["lm_head"].dtype), adapter.digest)
+    near = [
+        choice
+        for choice in reversed(_read(folder, adapter.method.name))
+        if (choice.machine, choice.dtype, choice.adapter) == wanted
+        and batch_size / 2 <= choice.batch_size <= batch_size * 2
+    ]
+    apart = lambda c: (abs(c.temperature - temperature), abs(c.batch_size - batch_size))  # noqa: E731
+    return min(near, key=apart, default=None)
 
 
 def load_tuned(
@@ -87,18 +121,21 @@ def load_tuned(
     Raises:
       UserError: as `load_method`.
     """
+    if name in METHODS and not METHODS[name].trainable:
+        return load_method(name, model, adapter), f"{name} drafts nothing: there is no tree to choose"
     folder, loaded = open_adapter(name, model, adapter)
-    choice = find_choice(folder, name, batch_size, temperature)
+    choice = find_choice(folder, loaded, model, batch_size, temperature)
     if choice is None:
-        line = f"{name} was never tuned on a machine like this one (tune.py does): the adapter's own tree"
-        return make_drafter(loaded, adapter_plan(loaded, None)), line
+        line = f"{name} was never tuned for this machine and batch size (tune.py does it): the adapter's own tree"
+        return make_drafter(loaded, adapter_plan(loaded, None), model), line
     if choice.plan is None:
         return load_method("autoregressive", model), f"no tree of {name} pays on this machine: autoregressive decoding"
-    return make_drafter(loaded, adapter_plan(loaded, choice.plan)), f"tuned for this machine: {choice.name}"
+    line = f"tuned for this machine: {choice.name} (batch {choice.batch_size}, temperature {choice.temperature:g})"
+    return make_drafter(loaded, adapter_plan(loaded, choice.plan), model), line
 
 
 def _circumstances(choice: Choice) -> tuple:
-    return choice.machine, choice.batch_size, choice.cache_length, choice.temperature
+    return choice.machine, choice.dtype, choice.batch_size, choice.cache_length, choice.temperature
 
 
 def _read(folder: Path, method: str) -> list[Choice]:

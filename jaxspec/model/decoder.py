@@ -53,14 +53,15 @@ def attend(
 ) -> jax.Array:
     """Grouped-query attention over the rows themselves, over the cache and over a prefix, softmaxed together.
 
-    The two score blocks are computed apart and share one maximum and one sum, so that no [R, S + R] mask is
-    built. Query heads and rows of one key/value head are folded into one matrix.
+    Scores of the cache and of what is near (the prefix, then the rows) are computed apart and share one maximum and
+    one sum, so that no [R, S + P + R] mask is built. Query heads and rows of one key/value head are folded into one
+    matrix.
 
     Args:
       q: [B, R, H, Dh], rotated.
       k: [B, R, K, Dh], rotated.
       v: [B, R, K, Dh].
-      mask: [B, G, r, P + r] bool; the R = G * r rows come in G groups that do not see each other.
+      mask: [B, G, r, P + r] bool, the prefix first; the R = G * r rows come in G groups that do not see each other.
       cached: keys and values [B, K, S, Dh].
       cached_mask: [B, 1 or R, S] bool.
       prefix: keys and values [K, P, Dh] that stand before every group; P is 0 without.

@@ -79,12 +79,16 @@ def split_qkv(config: ModelConfig, flat: dict[str, jax.Array]) -> dict[str, jax.
 
 
 def join_qkv(config: ModelConfig, flat: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The inverse of `split_qkv`: per key/value head its query heads, its key and its value, side by side."""
+    """The inverse of `split_qkv`: per key/value head its query heads, its key and its value, side by side.
+
+    Layers of which a part is missing stay as they are.
+    """
     K, Dh = config.num_kv_heads, config.head_dim
     joined, flat = {}, dict(flat)
     for path in list(flat):
-        if "/q/" in path:
-            three = [flat.pop(path.replace("/q/", f"/{name}/")) for name in "qkv"]
+        names = [path.replace("/q/", f"/{name}/") for name in "qkv"]
+        if "/q/" in path and all(name in flat for name in names):
+            three = [flat.pop(name) for name in names]
             heads = [part.reshape(*part.shape[:-1], K, -1, Dh) for part in three]
             joined[path.replace("/q/", "/qkv/")] = jnp.concatenate(heads, axis=-2).reshape(*three[0].shape[:-1], -1)
     return flat | joined
@@ -146,7 +150,7 @@ def load_params(
             raise UserError(
                 f"{where}: unknown tensor {name!r} {list(array.shape)}; the configuration has no such weight"
             )
-        if path in params:
+        if path in digests:
             raise UserError(f"{where}: tensor {name!r} occurs twice")
         if stored_transposed(path):
             array = array.T
@@ -157,10 +161,11 @@ def load_params(
             )
         params[path] = jnp.asarray(np.ascontiguousarray(array), jnp.float32 if "norm" in path else dtype)
         digests[path] = tensor_digest(array)
-    missing = [name for name, path in expected.items() if path not in params]
+        params = join_qkv(config, params)  # layer by layer, so that no more than one is held twice
+    missing = [name for name, path in expected.items() if path not in digests]
     if missing:
         raise UserError(f"{where}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
-    return flax.traverse_util.unflatten_dict(join_qkv(config, params), sep="/"), fingerprint(config, digests)
+    return flax.traverse_util.unflatten_dict(params, sep="/"), fingerprint(config, digests)
 
 
 def _wanted(path: str, table: dict[str, tuple[int, ...]]) -> list[int]:

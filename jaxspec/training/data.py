@@ -30,7 +30,7 @@ class Answer:
 
     Attributes:
       prompt_tokens: ids of the prompt, chat template included.
-      answer_tokens: ids of the base's greedy answer, the end-of-text token included where it came.
+      answer_tokens: ids of the base's own answer, the end-of-text token included where it came.
     """
 
     prompt_tokens: list[int]

@@ -17,14 +17,14 @@ from jaxspec.methods.base import Batch, Method, PyTree
 from jaxspec.model.base import Base
 from jaxspec.training.batches import insertion_points, make_batch
 from jaxspec.training.data import Answer
+from jaxspec.tree.spec import RANKS
 
-RANKS = 10
 _BATCH = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """Measured on the base's greedy text.
+    """Measured on the base's own text.
 
     Attributes:
       by_rank: [M, 10], how often the rank-k candidate at distance m + 1 is the token that follows.
@@ -53,7 +53,8 @@ def _rank_counts(
     scores = sampler.filtered(logits) + (noise.reshape(logits.shape) if sampler.active[0] else 0)
     score = jnp.take_along_axis(scores, labels[..., None], axis=-1)
     rank = jnp.sum(scores > score, axis=-1)
-    hits = (rank[..., None] == np.arange(RANKS)) & counted[..., None]
+    possible = counted & jnp.isfinite(score[..., 0])  # what the filters drop is never drafted
+    hits = (rank[..., None] == np.arange(RANKS)) & possible[..., None]
     return jnp.sum(hits, axis=(0, 1)), jnp.sum(counted, axis=(0, 1))
 
 

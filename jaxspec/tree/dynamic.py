@@ -25,7 +25,7 @@ from jaxspec.tree.plan import State, TreePlan, check_accuracy, expected
 from jaxspec.tree.tree import Path
 
 _ROUNDS = 100
-_ALMOST_ONE = 1 - 1e-9  # some step always falls back on the root: one recurrent class
+_ALMOST_ONE = 1 - 1e-6  # of the search: some step always falls back on the root, so there is one recurrent class
 
 
 def dynamic_sparse_tree(
@@ -65,16 +65,18 @@ def dynamic_sparse_tree(
             f"tree: root_probes must be between 1 and {distances} and min_probes 0 or 1, got {root_probes} and "
             f"{min_probes}"
         )
-    search = _Search(table, max_rows, root_probes, probe_cost, min_probes)
-    bias, best = np.zeros(distances + 1), None
+    sure = np.maximum(table.sum(axis=1, keepdims=True) / _ALMOST_ONE, 1)
+    search = _Search(table / sure, max_rows, root_probes, probe_cost, min_probes)
+    bias, best, before = np.zeros(distances + 1), None, None
     for _ in range(_ROUNDS):
-        plan = expected(TreePlan(tuple(search.state(needs, bias) for needs in range(min_probes, distances + 1))), table)
-        found = search.bias(plan)
-        # a round may better only states that are hard to come by: the rate rises in the next one
-        if best and plan.expected_tokens <= best.expected_tokens + 1e-12 and (found <= bias + 1e-9).all():
-            return best
-        best, bias = plan, found
-    return best
+        states = tuple(search.state(needs, bias) for needs in range(min_probes, distances + 1))
+        plan = expected(TreePlan(states), search.accuracy)
+        if best is None or plan.expected_tokens > best.expected_tokens + 1e-12:
+            best = plan
+        if plan.states == before:  # not before: a round may better rare states alone, and the rate in the next one
+            break
+        bias, before = search.bias(plan), plan.states
+    return expected(best, table)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +102,7 @@ class _Search:
         count = len(plan.states)
         tokens = np.array([sum(self._reach(path) for path in state.paths) for state in plan.states])
         equations = np.zeros((count + 1, count + 1))
-        equations[:count, :count] = np.eye(count) - plan.transition * _ALMOST_ONE
-        equations[:count, :count] -= (1 - _ALMOST_ONE) * np.eye(count)[plan.next_state(self.root_probes)]
+        equations[:count, :count] = np.eye(count) - plan.transition
         equations[:count, count] = 1  # the gain
         equations[count, plan.next_state(self.root_probes)] = 1
         solved = np.linalg.lstsq(equations, np.append(tokens, 0.0), rcond=None)[0][:count]

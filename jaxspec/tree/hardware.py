@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from jaxspec.errors import UserError
 from jaxspec.tree.builders import chain, sparse_tree
 from jaxspec.tree.dynamic import dynamic_sparse_tree
 from jaxspec.tree.plan import TreePlan, expected
@@ -15,6 +16,9 @@ from jaxspec.tree.plan import TreePlan, expected
 @dataclasses.dataclass(frozen=True)
 class Latency:
     """Seconds of a step by the number of rows, between and beyond the measured ones on straight lines.
+
+    Only nodes go through the vocabulary projection, and this curve does not tell them from probes: it is exact for
+    trees with as many probes as nodes, a little cheap for others with more nodes and dear for those with more probes.
 
     Attributes:
       rows: increasing.
@@ -33,7 +37,9 @@ class Latency:
 
 
 def fit_latency(measured: Mapping[int, float]) -> Latency:
-    """The curve through medians {rows: seconds} of at least two sizes."""
+    """The curve through medians {rows: seconds}. Raises UserError for fewer than two sizes."""
+    if len(measured) < 2:
+        raise UserError(f"tree: step times of at least two sizes make a curve, got {len(measured)}")
     rows = sorted(measured)
     return Latency(tuple(rows), tuple(np.maximum.accumulate([measured[r] for r in rows]).tolist()))
 
@@ -62,7 +68,7 @@ def make_option(name: str, plan: TreePlan, latency: Latency, probes: int, probe_
 
 
 def rank_options(accuracy: np.ndarray, latency: Latency, max_rows: int, probes: int, probe_rows: float) -> list[Option]:
-    """Trees by predicted tokens per second, the best first.
+    """The best tree of every number of rows, by predicted tokens per second.
 
     Args:
       accuracy: [M, K].
@@ -71,19 +77,19 @@ def rank_options(accuracy: np.ndarray, latency: Latency, max_rows: int, probes: 
       probes: distances a node may carry probes for; 0 for methods that draft after the pass.
       probe_rows: rows per probe.
     """
-    found: dict[tuple, Option] = {}
+    best: dict[float, Option] = {}
     for name, plan in _plans(np.asarray(accuracy), max_rows, probes, probe_rows):
         option = make_option(name, plan, latency, probes, probe_rows)
         if plan.depth and option.rows <= max_rows:
-            found.setdefault(plan.states, option)
-    return sorted(found.values(), key=lambda option: -option.predicted)
+            best[option.rows] = max(option, best.get(option.rows, option), key=lambda option: option.predicted)
+    return sorted(best.values(), key=lambda option: -option.predicted)
 
 
 def _plans(accuracy: np.ndarray, max_rows: int, probes: int, probe_rows: float) -> Iterator[tuple[str, TreePlan]]:
     """Chains, sparse trees of every size, and dynamic trees of every size and balance of candidates and probes."""
     for length in range(1, len(accuracy) + 1):
         yield f"chain:{length}", expected(chain(length), accuracy)
-    sizes = [n for n in range(2, max_rows + 1) if n < 16 or n % 8 == 0]
+    sizes = [n for n in range(2, max_rows + 1) if n < 16 or (n < 64 and n % 8 == 0) or n % 32 == 0]
     for depth in range(1, len(accuracy) + 1):
         for nodes in sizes:
             yield f"sparse:{nodes} of depth {depth}", sparse_tree(accuracy[:depth], nodes)
@@ -93,6 +99,5 @@ def _plans(accuracy: np.ndarray, max_rows: int, probes: int, probe_rows: float) 
                 for least in (0, 1):
                     plan = dynamic_sparse_tree(
                         accuracy, budget, root_probes=root_probes, probe_cost=weight * probe_rows, min_probes=least
-                    ).reachable(root_probes)
-                    count = f"{plan.num_nodes} nodes, {plan.num_probes} probes"
-                    yield f"dynamic, {count}, {len(plan.states)} states", plan
+                    ).trimmed(root_probes)
+                    yield f"dynamic:{budget} ({root_probes} at the root, {least} at least, weight {weight:g})", plan

@@ -65,17 +65,24 @@ class TreePlan:
         """Index of the state that follows a node with so many probes."""
         return max((i for i, state in enumerate(self.states) if state.needs <= probes), default=0)
 
-    def reachable(self, root_probes: int) -> TreePlan:
-        """The plan without the states that no step from the root on ever leads to: they would only pad the others."""
+    @property
+    def max_rank(self) -> int:
+        """The largest candidate rank of any node."""
+        return max((path[-1] for state in self.states for path in state.paths), default=0)
+
+    def trimmed(self, root_probes: int) -> TreePlan:
+        """The plan without states that are never reached, or that repeat the one before: they only pad the others."""
         pending, seen = [self.next_state(root_probes)], set()
         while pending:
             state = pending.pop()
             if state not in seen:
                 seen.add(state)
                 pending += {self.next_state(probes) for probes in self.states[state].probes}
-        kept = sorted(seen)
-        transition = None if self.transition is None else self.transition[np.ix_(kept, kept)]
-        return TreePlan(tuple(self.states[i] for i in kept), self.expected_tokens, transition)
+        kept: list[State] = []
+        for state in (self.states[i] for i in sorted(seen)):
+            if not kept or (state.paths, state.probes) != (kept[-1].paths, kept[-1].probes):
+                kept.append(state)
+        return TreePlan(tuple(kept), self.expected_tokens)
 
     def arrays(self, distances: int) -> Tree:
         """The trees as one padded stack of arrays.

@@ -11,6 +11,7 @@ from jaxspec.tree.builders import cartesian, chain, efficient, random_tree, spar
 from jaxspec.tree.dynamic import dynamic_sparse_tree
 from jaxspec.tree.plan import TreePlan, plan_from_json, plan_to_json
 
+RANKS = 10  # candidates per distance that accuracies are measured for
 # builder: how many numbers it takes (None: one per level), and what they are
 _BUILDERS = {
     "chain": (1, "LENGTH"),
@@ -78,12 +79,17 @@ def _build(name: str, numbers: list[int], distances: int, accuracy: list | None,
     if name == "efficient":
         return efficient(numbers * distances if len(numbers) == 1 else numbers)
     if name == "random":
-        return random_tree(distances, 10, numbers[0])
+        return random_tree(distances, RANKS, numbers[0])
     if accuracy is None:
         raise UserError(f"tree: {name} needs the adapter's measured accuracies, and it holds none")
     if name == "sparse":
         return sparse_tree(accuracy, numbers[0])
-    return dynamic_sparse_tree(accuracy, numbers[0], probe_cost=probe_cost)
+    plans = [
+        dynamic_sparse_tree(accuracy, numbers[0], root_probes=n, probe_cost=probe_cost).trimmed(n)
+        for n in range(1, distances + 1)
+    ]
+    most = max(plan.expected_tokens for plan in plans)  # the root's probes come on top: no more than are of use
+    return next(plan for plan in plans if plan.expected_tokens >= most - 1e-9)
 
 
 def save_plan(plan: TreePlan, method: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import pytest
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import generate_many
 from jaxspec.decoding.loop import Drafter
-from jaxspec.evaluation.tuning import measure_latency, race
+from jaxspec.evaluation.latency import measure_latency
+from jaxspec.evaluation.race import race
 from jaxspec.methods import PPD, Method
 from jaxspec.methods.adapter import load_method
 from jaxspec.model.base import Base
@@ -56,8 +57,10 @@ def test_latency_covers_the_sizes_and_a_race_is_lossless(capsys):
     latency = measure_latency(model, method, trainable, 2, 64, 12, rounds=2)
     assert latency.rows == (1, 6, 9, 12) and min(latency.seconds) > 0
     drafter = Drafter(trainable, chain(2).arrays(3), method)
-    plain, trial = race(model, {"a chain": drafter}, ["one", "two", "three"], 12, SamplingConfig(1.0), batch_size=2)
+    plain, trial = race(
+        model, {"a chain": drafter}, ["one", "two", "three", "four"], 12, SamplingConfig(1.0), batch_size=2
+    )
     assert (plain.name, trial.name) == ("autoregressive", "a chain")
-    assert plain.identical == trial.identical == 3
+    assert plain.identical == trial.identical == 4
     assert plain.tokens_per_step == plain.speedup == 1.0 <= trial.tokens_per_step
     assert "racing: 4/4 runs" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 import jaxspec.methods.tuned as tuned
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD
-from jaxspec.methods.adapter import Adapter, save_adapter
+from jaxspec.methods.adapter import Adapter, load_adapter, save_adapter
 from jaxspec.methods.tuned import Choice, find_choice, load_tuned, save_choice, this_machine
 from jaxspec.model.base import Base
 from jaxspec.tree import chain, dynamic_sparse_tree
@@ -25,31 +25,47 @@ def folder(tiny, tmp_path):
     return tmp_path / "a"
 
 
-def choice(plan, **changes):
-    return dataclasses.replace(Choice(this_machine(), 1, 512, 0.0, plan, "a tree", {"trials": []}), **changes)
+@pytest.fixture
+def choice(tiny, folder):
+    """A choice for the adapter of `folder`."""
+    digest = load_adapter(folder, tiny.config).digest
+    made = Choice(this_machine(), "float32", digest, 1, 512, 0.0, None, "a tree", {"trials": []})
+    return lambda plan, **changes: dataclasses.replace(made, plan=plan, **changes)
 
 
-def test_a_choice_comes_back_and_replaces_the_older_one(folder):
-    assert find_choice(folder, "ppd") is None
+@pytest.fixture
+def find(tiny, folder):
+    return lambda **asked: find_choice(folder, load_adapter(folder, tiny.config), tiny, **asked)
+
+
+def test_a_choice_comes_back_and_replaces_the_older_one(folder, choice, find):
+    assert find() is None
     save_choice(folder, "ppd", choice(chain(2)))
     plan = dynamic_sparse_tree(ACCURACY, 12)
     save_choice(folder, "ppd", choice(plan))
     save_choice(folder, "ppd", choice(chain(1), batch_size=8))
     save_choice(folder, "ppd", choice(None, temperature=1.0))
-    assert find_choice(folder, "ppd").plan.states == plan.states
-    assert find_choice(folder, "ppd", batch_size=6).plan.states == chain(1).states
-    assert find_choice(folder, "ppd", temperature=0.8).plan is None
+    assert find().plan.states == plan.states
+    assert find(batch_size=6).plan.states == chain(1).states
+    assert find(batch_size=64) is None
+    assert find(temperature=0.8).plan is None
     assert len(json.loads((folder / "tuned.json").read_text())["choices"]) == 3
+    save_choice(folder, "ppd", choice(chain(3), cache_length=4096))
+    assert find().plan.states == chain(3).states  # the newest of equals
     assert not list(folder.glob(".*"))
 
 
-def test_only_choices_for_this_kind_of_machine_count(folder, monkeypatch):
+def test_only_choices_for_this_machine_this_adapter_and_this_dtype_count(folder, choice, find, monkeypatch):
+    save_choice(folder, "ppd", choice(chain(2), dtype="bfloat16"))
+    save_choice(folder, "ppd", choice(chain(2), adapter="0" * 12, cache_length=64))
+    assert find() is None
     save_choice(folder, "ppd", choice(chain(2)))
+    assert find() is not None
     monkeypatch.setattr(tuned, "this_machine", lambda: {"platform": "gpu", "device": "another"})
-    assert find_choice(folder, "ppd") is None
+    assert find() is None
 
 
-def test_load_tuned_falls_back_says_so_and_takes_autoregressive_for_an_answer(tiny, folder):
+def test_load_tuned_falls_back_says_so_and_takes_autoregressive_for_an_answer(tiny, folder, choice):
     drafter, line = load_tuned("ppd", tiny, folder)
     assert drafter.method == PPD() and drafter.tree.parent.shape == (1, 3) and "never tuned" in line
     save_choice(folder, "ppd", choice(chain(2)))
@@ -58,9 +74,10 @@ def test_load_tuned_falls_back_says_so_and_takes_autoregressive_for_an_answer(ti
     save_choice(folder, "ppd", choice(None))
     drafter, line = load_tuned("ppd", tiny, folder)
     assert drafter.method.name == "autoregressive" and "no tree of ppd pays" in line
+    assert "drafts nothing" in load_tuned("autoregressive", tiny)[1]
 
 
-def test_bad_files_are_named(tiny, folder):
+def test_bad_files_are_named(tiny, folder, choice, find):
     save_choice(folder, "ppd", choice(chain(2)))
     file = folder / "tuned.json"
     content = json.loads(file.read_text())
@@ -71,7 +88,8 @@ def test_bad_files_are_named(tiny, folder):
     ):
         file.write_text(json.dumps(changed))
         with pytest.raises(UserError, match=message):
-            find_choice(folder, "ppd")
+            find()
+    (folder / "b").mkdir()
     save_choice(folder / "b", "ppd", choice(chain(4)))
     with pytest.raises(UserError, match="1 to 3 candidates deep, not 4"):
         (folder / "b" / "tuned.json").rename(file)

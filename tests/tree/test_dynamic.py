@@ -223,3 +223,16 @@ def test_where_the_best_is_always_right_only_the_chain_is_drafted(min_probes):
 def test_bad_input_is_named(accuracy, options, message):
     with pytest.raises(UserError, match=message):
         dynamic_sparse_tree(accuracy, **{"max_rows": 8, **options})
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "rows", "options", "least"),
+    [
+        ([[0.653, 0.033], [0.067, 0.53]], 2, {"min_probes": 0}, 1.65299),
+        ([[1, 0], [0.203, 0.297], [0.495, 0.505]], 5, {"root_probes": 2, "probe_cost": 0.5}, 2.33759),
+        ([[1, 0, 0], [0.521, 0.035, 0.444], [0.389, 0.22, 0.391]], 10, {"root_probes": 1, "min_probes": 0}, 3.00103),
+    ],
+)
+def test_the_search_goes_on_while_rare_states_get_better(accuracy, rows, options, least):
+    """Rounds that leave the rate as it is and raise it later."""
+    assert dynamic_sparse_tree(accuracy, rows, **options).expected_tokens >= least

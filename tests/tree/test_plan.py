@@ -196,9 +196,16 @@ def test_trees_in_json_that_are_none_are_named_too(value, message):
 
 def test_states_that_no_step_leads_to_are_dropped():
     """Two probes everywhere: the trees of one and of three distances are never verified."""
-    paths = ((0,),)
-    plan = expected(make_plan([State(paths, (2, 2), needs) for needs in (1, 2, 3)]), [[0.5]])
-    assert [state.needs for state in plan.reachable(2).states] == [2]
-    assert [state.needs for state in plan.reachable(3).states] == [2, 3]
-    assert plan.reachable(2).transition.tolist() == [[1]]
-    assert plan.reachable(2).expected_tokens == plan.expected_tokens
+    trees = {1: ((0,),), 2: ((0,), (1,)), 3: ((0,), (0, 0))}
+    plan = expected(make_plan([State(p, (2,) * (len(p) + 1), n) for n, p in trees.items()]), [[0.5, 0.2]])
+    assert [state.needs for state in plan.trimmed(2).states] == [2]
+    assert [state.needs for state in plan.trimmed(3).states] == [2, 3]
+    assert plan.trimmed(2).expected_tokens == plan.expected_tokens
+
+
+def test_a_state_that_repeats_the_one_before_is_merged_with_it():
+    same = [State(((0,),), (3, 3 - n), n) for n in (1, 2)] + [State(((0,),), (3, 1), 3)]
+    plan = expected(make_plan(same), [[0.5]])
+    trimmed = plan.trimmed(3)
+    assert [state.needs for state in trimmed.states] == [1, 2]
+    assert expected(trimmed, [[0.5]]).expected_tokens == plan.expected_tokens

@@ -47,7 +47,6 @@ def written(tmp_path):
         ("efficient:5,4", efficient([5, 4])),
         ("sparse:6", sparse_tree(ACCURACY, 6)),
         ("random:7", random_tree(3, 10, 7)),
-        ("dynamic:9", dynamic_sparse_tree(ACCURACY, 9)),
     ],
 )
 def test_every_builder(spec, plan):
@@ -55,8 +54,13 @@ def test_every_builder(spec, plan):
     assert (parse(spec).expected_tokens is not None) == spec.startswith(("sparse", "dynamic"))
 
 
-def test_a_dynamic_tree_counts_the_rows_of_its_probes():
-    assert parse("dynamic:9", probe_cost=2.0) == dynamic_sparse_tree(ACCURACY, 9, probe_cost=2.0) != parse("dynamic:9")
+@pytest.mark.parametrize(("rows", "cost"), [(9, 1), (9, 2), (40, 1)])
+def test_the_dynamic_tree_has_no_probes_and_states_without_use(rows, cost):
+    plan, whole = parse(f"dynamic:{rows}", probe_cost=cost), dynamic_sparse_tree(ACCURACY, rows, probe_cost=cost)
+    assert plan.expected_tokens >= whole.expected_tokens - 1e-9
+    assert all(len(s.paths) + cost * sum(s.probes[1:]) <= rows for s in plan.states)
+    assert plan.states[0].probes[0] == plan.depth
+    assert plan.trimmed(plan.depth).states == plan.states
 
 
 def test_a_file_of_paths(written):

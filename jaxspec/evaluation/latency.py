@@ -1,0 +1,87 @@
+"""How long a decoding step takes on this machine, by its number of rows."""
+
+from __future__ import annotations
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.acceptance import Match
+from jaxspec.decoding.loop import Drafter, decode, prefill, start
+from jaxspec.decoding.sampling import make_sampler
+from jaxspec.methods.adapter import plain_drafter
+from jaxspec.methods.base import Method
+from jaxspec.model.base import Base
+from jaxspec.model.load import Model
+from jaxspec.progress import Progress
+from jaxspec.tree import State, TreePlan, make_plan
+from jaxspec.tree.hardware import Latency, fit_latency
+
+_SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # nodes
+_STEPS = 4  # per sample
+_PROMPT = 64  # tokens at most before the steps
+
+
+def measure_latency(
+    model: Model, method: Method, trainable: dict, batch_size: int, cache_length: int, max_rows: int, rounds: int = 9
+) -> Latency:
+    """Seconds of a decoding step against its rows, the sizes taken in turn so that a slow moment hurts all alike.
+
+    Each size is a root with candidates side by side, every node with one probe where the method has probes.
+
+    Args:
+      model: the base.
+      method: its settings.
+      trainable: its adapter.
+      batch_size: B.
+      cache_length: S; attention looks at all of it.
+      max_rows: the largest size.
+      rounds: measurements of each size.
+    """
+    base, runs = Base(model.params, model.decoder), {}
+    per_node = 1 + method.probe_rows if method.probe_distances else 1
+    drafters = {1: plain_drafter()}
+    for size in (s for s in _SIZES if s * per_node <= max_rows):
+        drafters[int(size * per_node)] = Drafter(trainable, _star(size).arrays(method.probe_distances), method)
+    with Progress("measuring", len(drafters) * (rounds + 1), "runs") as progress:
+        for number, (rows, drafter) in enumerate(drafters.items(), 1):
+            runs[rows] = _StepTimer(base, drafter, batch_size, cache_length)
+            progress.update(number, f"{rows} rows compiled")
+        samples = {rows: [] for rows in runs}
+        for turn in range(rounds):
+            for number, (rows, run) in enumerate(runs.items(), 1):
+                samples[rows].append(run())
+                progress.update((turn + 1) * len(runs) + number)
+    return fit_latency({rows: float(np.median(values)) for rows, values in samples.items()})
+
+
+def _star(nodes: int) -> TreePlan:
+    paths = tuple((rank,) for rank in range(nodes - 1))
+    return make_plan([State(paths, (1,) * nodes, 1)])
+
+
+class _StepTimer:
+    """Times a few steps of one drafter from one and the same state."""
+
+    def __init__(self, base: Base, drafter: Drafter, batch_size: int, cache_length: int):
+        self._base, self._drafter, self._sampler = base, drafter, make_sampler(SamplingConfig())
+        self._eos, length = jnp.array([-1], jnp.int32), min(cache_length // 2, _PROMPT)
+        tokens = np.ones((batch_size, length), np.int32)
+        lengths = np.full(batch_size, length, np.int32)
+        prefilled = prefill(base, tokens, lengths, np.zeros(0, np.int32), capacity=cache_length)
+        self._state = start(
+            base, drafter, self._sampler, *prefilled, lengths, np.full(batch_size, 2**30, np.int32),
+            jnp.zeros(batch_size, jnp.uint32), self._eos, acceptance=Match(), width=cache_length,
+        )  # fmt: skip
+        self()
+
+    def __call__(self) -> float:
+        """Seconds per step."""
+        state = jax.block_until_ready(jax.tree.map(jnp.copy, self._state))
+        began = time.perf_counter()
+        args = (self._base, self._drafter, self._sampler, self._eos, state, np.int32(_STEPS))
+        jax.block_until_ready(decode(*args, acceptance=Match()))
+        return (time.perf_counter() - began) / _STEPS
