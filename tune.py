@@ -8,14 +8,14 @@ import os
 import sys
 from pathlib import Path
 
-from jaxspec import SamplingConfig, UserError, load_model
+from jaxspec import DataConfig, Model, SamplingConfig, UserError, load_model
 from jaxspec.cli import enable_compilation_cache, parse, run_main
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.evaluation.tuning import TuneConfig, Tuning, check_tuning, plot_tuning, tune
-from jaxspec.methods.adapter import open_adapter, write_atomically
+from jaxspec.methods.adapter import Adapter, open_adapter, write_atomically
 from jaxspec.methods.tuned import save_choice
 from jaxspec.model.load import DEFAULT_MODEL
-from jaxspec.training.data import read_prompts
+from jaxspec.training.data import read_prompts, select_prompts
 from jaxspec.tree import save_plan
 
 
@@ -27,8 +27,8 @@ class Options(TuneConfig):
       method: what drafts.
       model: smollm2-135m (embedded), a Hugging Face directory or hub name, or a GGUF file.
       adapter: folder of a trained adapter; default the one that ships for this method and model.
-      prompts: a JSONL file of prompts that the adapter was not trained on, and no benchmark; empty takes the small
-        set that ships.
+      prompts: a JSONL file of prompts, no benchmark; empty takes the small set that ships. Of the file that the
+        adapter was trained on, only what training set aside is used.
       column: field of that file that holds the prompt.
       dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
       output: folder for tuned.json, tuning.png and the tree as tree.json; default the adapter's.
@@ -63,6 +63,16 @@ def report(tuning: Tuning) -> str:
     return "\n".join([*lines, verdict])
 
 
+def unseen_prompts(options: Options, model: Model, adapter: Adapter) -> list[str]:
+    """The prompts of the file; only those that training set aside, where the adapter was trained on the same file."""
+    data = adapter.info.get("data", {})
+    if data.get("prompts") != Path(options.prompts).name:  # both are empty for the set that ships
+        return read_prompts(options.prompts, options.column)
+    shared = ("held_out", "held_out_seed", "max_prompt_tokens", "chat")
+    config = DataConfig(options.prompts, options.column, **{name: data[name] for name in shared})
+    return [text for text, _ in select_prompts(model, config)[: config.held_out]]
+
+
 def _writable(folder: Path) -> Path:
     """The folder, made where missing. Raises UserError before hours of measuring rather than after them."""
     try:
@@ -82,9 +92,9 @@ def main(args: list[str]) -> None:
     if options.prompts and not Path(options.prompts).is_file():
         raise UserError(f"{options.prompts}: no such file")
     enable_compilation_cache()
-    prompts = read_prompts(options.prompts, options.column)
     model = load_model(options.model, options.dtype or None)
     folder, adapter = open_adapter(options.method, model, options.adapter or None)
+    prompts = unseen_prompts(options, model, adapter)
     check_tuning(config, model, adapter, prompts)
     output = _writable(Path(options.output) if options.output else folder)
     tuning = tune(model, adapter, prompts, config)

@@ -11,12 +11,14 @@ import decode
 import train
 import tune
 from jaxspec.cli import run_main
+from jaxspec.config import DataConfig
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD
 from jaxspec.methods.adapter import Adapter, save_adapter
 from jaxspec.model.base import Base
 from jaxspec.model.hf import save_directory
 from jaxspec.model.load import load_model
+from jaxspec.training.data import select_prompts
 from tests.tiny import make_text_model
 
 KEYS = {
@@ -212,6 +214,18 @@ def test_tune_measures_tries_and_decode_takes_its_choice(files, capsys):
     decode.main(arguments(files, "--prompt", "some words", "--json"))
     assert "warning: " in capsys.readouterr().err
     (files / "adapter" / "tuned.json").unlink()
+
+
+def test_prompts_that_the_adapter_was_trained_on_are_left_out(files, tmp_path):
+    model = load_model(str(files / "model"))
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(30)))
+    data = {"held_out": 5, "held_out_seed": 3, "max_prompt_tokens": 100, "chat": True}
+    held_out = [text for text, _ in select_prompts(model, DataConfig(str(file), answers=9, **data))[:5]]
+    options = tune.Options(prompts=str(file))
+    for name, expected in (("mine.jsonl", held_out), ("other.jsonl", [f"question {i}" for i in range(30)])):
+        adapter = Adapter(PPD(), {}, "", {"data": data | {"prompts": name}})
+        assert tune.unseen_prompts(options, model, adapter) == expected
 
 
 @pytest.mark.parametrize(
