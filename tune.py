@@ -100,11 +100,11 @@ def main(args: list[str]) -> None:
     tuning = tune(model, adapter, prompts, config)
     choice = tuning.choice
     file = save_choice(output, options.method, choice)
-    if choice.plan:
-        write_atomically(output / "tree.json", json.dumps(save_plan(choice.plan, options.method)).encode())
+    tree = choice.plan and save_plan(choice.plan, options.method)
+    if tree:
+        write_atomically(output / "tree.json", json.dumps(tree).encode())
     plot_tuning(tuning.latency, tuning.options, tuning.trials, output / "tuning.png")
     if options.json:
-        tree = choice.plan and save_plan(choice.plan, options.method)
         made_for = {"method": options.method, "model": options.model, "choice": choice.name, "tree": tree}
         made_for |= {name: getattr(choice, name) for name in ("machine", "dtype", "batch_size", "temperature")}
         print(json.dumps(made_for | {"file": str(file)} | choice.info))
