@@ -20,6 +20,7 @@ from jaxspec.methods.base import Draft, Method, PyTree, Verified
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
 from jaxspec.model.decoder import causal_mask
+from jaxspec.model.rows import run_rows
 from jaxspec.tree import Tree, select_trees
 
 
@@ -28,7 +29,7 @@ class Drafter:
     """A method ready to decode.
 
     Attributes:
-      trainable: the adapter's pytree; empty for methods without one.
+      trainable: the adapter's pytree, `prepared`; empty for methods without one.
       tree: the draft trees, stacked: one per state (see `jaxspec.tree.TreePlan`).
       method: the static settings.
     """
@@ -182,9 +183,9 @@ def step(
     draft, method = state.draft, drafter.method
     tree = select_trees(drafter.tree, state.tree_state)
     rows = method.rows(drafter.trainable, base, tree, draft, state.lengths)
-    hidden, kv = base.rows(rows.x, rows.positions, rows.mask, state.cache, state.lengths[:, None])
+    exits, kv = run_rows(base, rows, state.cache, state.lengths[:, None, None])
 
-    logits = base.logits(hidden[:, : tree.num_nodes])  # [B, N, V]
+    logits = base.logits(exits[-1][:, 0, : tree.num_nodes])  # [B, N, V]
     predicted = state.lengths[:, None] + 1 + jnp.arange(tree.max_depth + 1)
     noise = sampler.noise(state.seeds, predicted, base.vocab_size)
     accepted = acceptance(tree, draft.tokens, draft.valid, logits, noise, sampler)
@@ -192,7 +193,7 @@ def step(
     cache = commit(state.cache, gather_rows(kv, accepted.path), state.lengths)
     path_tokens = jnp.take_along_axis(draft.tokens, accepted.path, axis=1)  # [B, P + 1]
     lengths = state.lengths + accepted.length + 1
-    verified = Verified(hidden, accepted, path_tokens, lengths)
+    verified = Verified(tuple(x[:, 0] for x in exits), accepted, path_tokens, lengths)
     tree_state = jnp.take_along_axis(tree.next_state, accepted.node[:, None], axis=1)[:, 0]
     next_tree = select_trees(drafter.tree, tree_state)
     new_draft, method_state = method.propose(

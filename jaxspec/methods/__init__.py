@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from jaxspec.methods.base import Method
+from jaxspec.methods.bita import BiTA
+from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.methods.ppd import PPD
 
-METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (Method, PPD)}
+METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (Method, PPD, BiTA, HiddenTransfer)}
 
-__all__ = ["METHODS", "PPD", "Method"]
+__all__ = ["METHODS", "PPD", "BiTA", "HiddenTransfer", "Method"]

@@ -22,6 +22,7 @@ from jaxspec.decoding.loop import Drafter
 from jaxspec.errors import UserError, suggest
 from jaxspec.methods import METHODS
 from jaxspec.methods.base import Method, PyTree
+from jaxspec.model.base import Base
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model
 from jaxspec.tree import Path as TreePath
@@ -193,7 +194,8 @@ def make_drafter(adapter: Adapter, plan: TreePlan, model: Model) -> Drafter:
     """An adapter with a tree, ready to decode. Raises UserError for a rank that the vocabulary does not have."""
     if plan.max_rank >= model.config.vocab_size:
         raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {model.config.vocab_size}")
-    return Drafter(adapter.trainable, plan.arrays(adapter.method.probe_distances), adapter.method)
+    trainable = adapter.method.prepared(adapter.trainable, Base(model.params, model.decoder))
+    return Drafter(trainable, plan.arrays(adapter.method.probe_distances), adapter.method)
 
 
 def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> tuple[Path, Adapter]:

@@ -18,6 +18,7 @@ from jaxspec.decoding.acceptance import Accepted
 from jaxspec.decoding.sampling import Sampler
 from jaxspec.errors import UserError
 from jaxspec.model.base import Base
+from jaxspec.model.rows import Rows
 from jaxspec.tree import Tree
 
 PyTree = Any
@@ -37,32 +38,18 @@ class Draft:
 
 
 @flax.struct.dataclass
-class Rows:
-    """Rows of one step: the tree's N nodes, then whatever else the method needs the base to compute.
-
-    Attributes:
-      x: [B, R, D] embeddings.
-      positions: [B, R] int32, absolute.
-      mask: [B, 1, R, R] bool, which row sees which.
-    """
-
-    x: jax.Array
-    positions: jax.Array
-    mask: jax.Array
-
-
-@flax.struct.dataclass
 class Verified:
     """What a method sees after verification.
 
     Attributes:
-      hidden: [B, R, D], hidden states of all rows of the step, before the final norm.
+      exits: hidden states of all rows of the step, [B, R, D] after each of the last layers that its `Rows` asked for,
+        before the final norm.
       accepted: the surviving path and the bonus token.
       tokens: [B, P + 1] int32, tokens on the accepted path (padded, see `Accepted.path`).
       position: [B] int32, position of the new root, the bonus token.
     """
 
-    hidden: jax.Array
+    exits: tuple[jax.Array, ...]
     accepted: Accepted
     tokens: jax.Array
     position: jax.Array
@@ -83,6 +70,21 @@ class Batch:
     lengths: jax.Array
     starts: jax.Array
     points: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Part of a training, with an optimizer and a schedule of its own.
+
+    Attributes:
+      trains: entries of the trainable pytree that move; None: all.
+      share: part of the updates, relative to the other stages'.
+      learning_rate: factor of the configured one.
+    """
+
+    trains: tuple[str, ...] | None = None
+    share: float = 1.0
+    learning_rate: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +109,18 @@ class Method:
         """Rows of the base that one probe costs."""
         return 1
 
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """How training is divided."""
+        return (Stage(),)
+
     def init(self, key: jax.Array, base: Base) -> PyTree:
-        """The trainable pytree, float32."""
+        """The trainable pytree, float32: a dict. Raises UserError for settings that do not fit the base."""
         return {}
+
+    def prepared(self, trainable: PyTree, base: Base) -> PyTree:
+        """What decoding uses of the trainable pytree: everything done that need not be done in every step."""
+        return trainable
 
     def abstract(self, config: ModelConfig) -> PyTree:
         """Shapes and dtypes of the trainable pytree, to check an adapter against."""
@@ -119,8 +130,17 @@ class Method:
         params = jax.eval_shape(decoder.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
         return jax.eval_shape(lambda params: self.init(jax.random.key(0), Base(params, decoder)), params)
 
-    def loss(self, trainable: PyTree, base: Base, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Scalar loss and float32 metrics of one batch; gradients flow to `trainable` alone."""
+    def loss(
+        self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Scalar loss and float32 metrics of one batch; gradients flow to `trainable` alone.
+
+        Args:
+          trainable: the pytree of `init`.
+          base: the frozen decoder.
+          batch: sequences with insertion points.
+          stage: index into `stages`.
+        """
         raise TypeError(f"{self.name} has nothing to train")
 
     def predictions(self, trainable: PyTree, base: Base, batch: Batch) -> jax.Array:
@@ -144,9 +164,9 @@ class Method:
         return Draft(tokens, jnp.zeros(tokens.shape, bool).at[:, 0].set(True)), {}
 
     def rows(self, trainable: PyTree, base: Base, tree: Tree, draft: Draft, lengths: jax.Array) -> Rows:
-        """The rows to verify: the draft's nodes, and for methods that probe, their probes after them."""
+        """The rows to verify, one group: the draft's nodes, and for methods that probe, their probes after them."""
         positions = lengths[:, None] + tree.depth
-        return Rows(base.embed(draft.tokens), positions, tree.ancestors[:, None])
+        return Rows(base.embed(draft.tokens)[:, None], positions[:, None], tree.ancestors[:, None])
 
     def propose(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import json
@@ -29,8 +30,11 @@ from jaxspec.training.batches import TrainingData
 from jaxspec.training.data import Answer, cache_file, prepare_answers, select_prompts
 from jaxspec.training.evaluate import Accuracy, evaluate
 from jaxspec.training.plot import plot_training
-from jaxspec.tree import sparse_tree
+from jaxspec.tree import parse_tree
+from jaxspec.tree.plan import plan_to_json
+from jaxspec.tree.spec import RANKS
 
+_EVEN = [[1 / RANKS] * RANKS]  # accuracies that make any tree
 _QUICK = 16  # held-out answers of an evaluation on the way
 
 
@@ -42,7 +46,7 @@ class RunConfig:
       model: the base, as `load_model` takes it.
       shapes: the base's shapes, so that the run can be inspected without its weights.
       method: what to train, with its settings.
-      nodes: nodes of the draft tree that goes with the adapter, the root included.
+      tree: the draft tree that goes with the adapter, as `jaxspec.tree.parse_tree` takes it.
       data: where the text comes from.
       train: how to train.
     """
@@ -50,7 +54,7 @@ class RunConfig:
     model: str
     shapes: ModelConfig
     method: Method
-    nodes: int = 3
+    tree: str = "sparse:3"
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
 
@@ -68,8 +72,9 @@ def check_config(config: RunConfig) -> None:
         part, field = name.split(".")
         if getattr(getattr(config, part), field) < 1:
             raise UserError(f"{name.replace('_', '-')} must be at least 1, got {getattr(getattr(config, part), field)}")
-    if config.nodes < 2:
-        raise UserError(f"nodes must be at least 2, the root and a candidate, got {config.nodes}")
+    parse_tree(config.tree, config.method.name, config.method.max_distance, _EVEN * config.method.max_distance)
+    if t.steps < len(config.method.stages):
+        raise UserError(f"train.steps must be at least {len(config.method.stages)}, one for every stage of training")
     if t.microbatch < 0 or (t.microbatch and t.batch_size % t.microbatch):
         raise UserError(f"train.microbatch must divide train.batch-size {t.batch_size}, got {t.microbatch}")
     if t.eval_every < 0 or not 0 <= t.warmup < t.steps:
@@ -85,31 +90,52 @@ def check_config(config: RunConfig) -> None:
         raise UserError(f"prompts and answers of data.* do not fit the base's {config.shapes.max_positions} positions")
 
 
-def optimizer(train: TrainConfig) -> optax.GradientTransformation:
-    """AdamW on a cosine schedule."""
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0 if train.warmup else train.learning_rate, train.learning_rate, train.warmup, train.steps
-    )
+def stage_ends(method: Method, steps: int) -> list[int]:
+    """The update after the last one of every stage."""
+    shares = np.cumsum([stage.share for stage in method.stages])
+    return [round(steps * share / shares[-1]) for share in shares]
+
+
+def optimizer(train: TrainConfig, steps: int, factor: float = 1.0) -> optax.GradientTransformation:
+    """AdamW on a cosine schedule of `steps` updates, `factor` times the configured learning rate."""
+    peak = factor * train.learning_rate
+    schedule = optax.warmup_cosine_decay_schedule(0.0 if train.warmup else peak, peak, train.warmup, steps)
     clip = optax.clip_by_global_norm(train.clip) if train.clip else optax.identity()
     return optax.chain(clip, optax.adamw(schedule, train.beta1, train.beta2, weight_decay=train.weight_decay))
 
 
-@functools.partial(jax.jit, static_argnames=("method", "train"), donate_argnames=("trainable", "state"))
+def stage_optimizer(method: Method, train: TrainConfig, stage: int) -> optax.GradientTransformation:
+    """The optimizer of one stage."""
+    ends = [0, *stage_ends(method, train.steps)]
+    return optimizer(train, ends[stage + 1] - ends[stage], method.stages[stage].learning_rate)
+
+
+def moving(method: Method, trainable: PyTree, stage: int) -> PyTree:
+    """The part of the trainable pytree that a stage trains."""
+    names = method.stages[stage].trains
+    return trainable if names is None else {name: trainable[name] for name in names}
+
+
+@functools.partial(jax.jit, static_argnames=("method", "train", "stage"), donate_argnames=("trainable", "state"))
 def train_step(
-    method: Method, train: TrainConfig, base: Base, trainable: PyTree, state: PyTree, batch: Batch
+    method: Method, train: TrainConfig, stage: int, base: Base, trainable: PyTree, state: PyTree, batch: Batch
 ) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
     """One update. Returns the new trainable, the new optimizer state, and metrics with `loss` and `gradient_norm`."""
     size = train.microbatch or train.batch_size
     parts = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), batch)
+    trained = moving(method, trainable, stage)
+
+    def loss(trained: PyTree, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return method.loss(trainable | trained, base, batch, stage)
 
     def part(batch: Batch) -> tuple[PyTree, dict[str, jax.Array]]:
-        (loss, metrics), gradients = jax.value_and_grad(method.loss, has_aux=True)(trainable, base, batch)
-        return gradients, metrics | {"loss": loss}
+        (value, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(trained, batch)
+        return gradients, metrics | {"loss": value}
 
     gradients, metrics = jax.tree.map(lambda x: jnp.mean(x, axis=0), jax.lax.map(part, parts))
-    updates, state = optimizer(train).update(gradients, state, trainable)
+    updates, state = stage_optimizer(method, train, stage).update(gradients, state, trained)
     metrics |= {"gradient_norm": optax.tree.norm(gradients)}
-    return optax.apply_updates(trainable, updates), state, metrics
+    return trainable | optax.apply_updates(trained, updates), state, metrics
 
 
 class Trainer:
@@ -175,15 +201,20 @@ class Trainer:
     def _train(self, data: TrainingData, held_out: list[Answer]) -> PyTree:
         train, method = self.config.train, self.config.method
         trainable = method.init(jax.random.key(train.seed), self.base)
-        state = optimizer(train).init(trainable)
+        ends = stage_ends(method, train.steps)
         first = self._checkpoints.latest_step() or 0
+        stage = bisect.bisect_right(ends, max(first - 1, 0))  # of the update before, whose state was saved
+        state = stage_optimizer(method, train, stage).init(moving(method, trainable, stage))
         if first:
             trainable, state = self._restore(first, trainable, state)
         began, groups = time.monotonic(), 0
         with Progress("training", train.steps, "steps", done=first) as progress:
             for step in range(first, train.steps):
                 batch = data.batch(step)
-                trainable, state, metrics = train_step(method, train, self.base, trainable, state, batch)
+                if step == ends[stage]:
+                    stage = bisect.bisect_right(ends, step)
+                    state = stage_optimizer(method, train, stage).init(moving(method, trainable, stage))
+                trainable, state, metrics = train_step(method, train, stage, self.base, trainable, state, batch)
                 metrics = {name: float(value) for name, value in metrics.items()}
                 if not math.isfinite(metrics["loss"] + metrics["gradient_norm"]):
                     raise UserError(
@@ -230,11 +261,13 @@ class Trainer:
         return json.loads(json.dumps(run | {"fingerprint": self.model.fingerprint, "answers": keys}))
 
     def _provenance(self, accuracy: Accuracy, answers: list[Answer]) -> dict[str, Any]:
-        run = self._describe()
+        run, config = self._describe(), self.config
+        known = np.maximum(accuracy.by_rank, 1e-6).tolist()  # a drafter that is never right has a tree too
+        tree = parse_tree(config.tree, config.method.name, config.method.max_distance, known)
         tokens = sum(len(answer.answer_tokens) for answer in answers)
         return {
             "base": run["model"],
-            "tree": [list(p) for p in sparse_tree(accuracy.by_rank, self.config.nodes).states[0].paths],
+            "tree": plan_to_json(tree),
             "training": run["train"],
             "data": run["data"] | {"answers": len(answers), "answer_tokens": tokens},
             "accuracy": accuracy.by_rank.tolist(),

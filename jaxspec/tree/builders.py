@@ -1,9 +1,10 @@
-"""Topologies of the papers: which candidates to verify. All return a `TreePlan` of one tree.
+"""Topologies of the papers: which candidates to verify.
 
-chain       0 ─ 0 ─ 0                            the best candidate of every distance (BiTA, straightforward)
-cartesian   every combination of the k best      (BiTA, full tree)
-efficient   only the chain of best ones branches (BiTA 3.3): linear, not exponential, in the depth
-sparse      the likeliest nodes                  (Medusa; PPD 5.3)
+chain            0 ─ 0 ─ 0, the best candidate of every distance     (BiTA, full tree with k = 1)
+straightforward  the same, but only the root carries probes          (BiTA 3.2)
+cartesian        every combination of the k best                     (BiTA, full tree)
+efficient        only the chain of best ones branches: linear, not exponential, in the depth (BiTA 3.2)
+sparse           the likeliest nodes                                 (Medusa; PPD 5.3)
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxspec.errors import UserError
-from jaxspec.tree.plan import TreePlan, check_accuracy, from_paths
+from jaxspec.tree.plan import State, TreePlan, check_accuracy, from_paths, make_plan
 from jaxspec.tree.tree import Path
 
 _LARGEST = 4096  # nodes
@@ -27,6 +28,16 @@ def chain(length: int) -> TreePlan:
     if length < 1:
         raise UserError(f"tree: a chain needs at least one candidate, got {length}")
     return from_paths([(0,) * depth for depth in range(1, length + 1)])
+
+
+def straightforward(length: int) -> TreePlan:
+    """A chain of up to `length` candidates whose root alone carries probes, `length` of them (BiTA Figure 4).
+
+    Where c candidates were accepted, the first c probes have served; the others still predict what follows.
+    """
+    longest = chain(length).states[0].paths
+    states = [State(longest[:n], (length,) + (0,) * n, n, borrows=True) for n in range(length + 1)]
+    return make_plan(states)
 
 
 def cartesian(widths: Sequence[int]) -> TreePlan:

@@ -24,11 +24,23 @@ class State:
       paths: every node but the root, as candidate ranks from the root down, sorted by level and rank.
       probes: number of probes of every node, the root first.
       needs: k, how many distances must have candidates to fill this tree: at least its depth.
+      borrows: a node also uses its ancestors' probes for what its own do not predict.
     """
 
     paths: tuple[Path, ...]
     probes: tuple[int, ...]
     needs: int
+    borrows: bool = False
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """For every node, how many distances have candidates once it is the last accepted one."""
+        if not self.borrows:
+            return self.probes
+        known: dict[Path, int] = {}
+        for path, own in zip(((), *self.paths), self.probes, strict=True):
+            known[path] = max(own, known[path[:-1]] - 1 if path else 0)
+        return tuple(known.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +48,8 @@ class TreePlan:
     """Draft trees and the way from one to the next. Built by the functions of this package.
 
     Attributes:
-      states: ordered by `needs`; a step that ends on a node with n probes is followed by the last one that needs
-        at most n.
+      states: ordered by `needs`; a step that ends on a node with candidates for n distances is followed by the last
+        one that needs at most n.
       expected_tokens: tokens per step, 1 + R(T) of PPD's Proposition 5.6.4, if accuracies are known and independent.
       transition: [states, states], the probability that one follows another, or None as above.
     """
@@ -61,9 +73,9 @@ class TreePlan:
         """Candidates on the longest path."""
         return max((len(path) for state in self.states for path in state.paths), default=0)
 
-    def next_state(self, probes: int) -> int:
-        """Index of the state that follows a node with so many probes."""
-        return max((i for i, state in enumerate(self.states) if state.needs <= probes), default=0)
+    def next_state(self, known: int) -> int:
+        """Index of the state that follows a node with candidates for so many distances."""
+        return max((i for i, state in enumerate(self.states) if state.needs <= known), default=0)
 
     @property
     def max_rank(self) -> int:
@@ -77,10 +89,10 @@ class TreePlan:
             state = pending.pop()
             if state not in seen:
                 seen.add(state)
-                pending += {self.next_state(probes) for probes in self.states[state].probes}
+                pending += {self.next_state(known) for known in self.states[state].known}
         kept: list[State] = []
         for state in (self.states[i] for i in sorted(seen)):
-            if not kept or (state.paths, state.probes) != (kept[-1].paths, kept[-1].probes):
+            if not kept or dataclasses.replace(state, needs=kept[-1].needs) != kept[-1]:
                 kept.append(state)
         return TreePlan(tuple(kept), self.expected_tokens)
 
@@ -93,8 +105,8 @@ class TreePlan:
         trees = []
         for state in self.states:
             probes = state.probes if distances else [0] * len(state.probes)
-            tree = build_tree(state.paths, distances, probes)
-            follows = np.array([self.next_state(n) for n in state.probes], np.int32)
+            tree = build_tree(state.paths, distances, probes, state.borrows)
+            follows = np.array([self.next_state(known) for known in state.known], np.int32)
             trees.append(tree.replace(next_state=follows))
         return stack_trees(trees)
 
@@ -112,10 +124,10 @@ def make_plan(states: Sequence[State], accuracy: np.ndarray | None = None) -> Tr
             raise UserError(f"tree: {len(paths) + 1} nodes need as many probe counts, got {list(state.probes)}")
         if paths and len(paths[-1]) > state.needs:
             raise UserError(f"tree: path {list(paths[-1])} is deeper than the {state.needs} distances of its state")
-        checked.append(State(paths, tuple(state.probes), state.needs))
-    fewest = min((n for state in checked for n in state.probes), default=0)
+        checked.append(State(paths, tuple(state.probes), state.needs, state.borrows))
+    fewest = min((n for state in checked for n in state.known), default=0)
     if not checked or fewest < checked[0].needs:
-        raise UserError(f"tree: there is no state for a step that follows a node with {fewest} probes")
+        raise UserError(f"tree: no state follows a node that knows candidates for {fewest} distances")
     plan = TreePlan(tuple(checked))
     return plan if accuracy is None else expected(plan, accuracy)
 
@@ -140,8 +152,8 @@ def expected(plan: TreePlan, accuracy: np.ndarray) -> TreePlan:
         last = dict(reach)  # the probability that a node is the last accepted one
         for path in state.paths:
             last[path[:-1]] -= reach[path]
-        for path, probes in zip(((), *state.paths), state.probes, strict=True):
-            transition[i, plan.next_state(probes)] += last[path]
+        for path, known in zip(((), *state.paths), state.known, strict=True):
+            transition[i, plan.next_state(known)] += last[path]
         gains.append(sum(reach.values()) - 1)
     rate = stationary(transition) @ np.array(gains)
     return dataclasses.replace(plan, expected_tokens=1 + float(rate), transition=transition)
@@ -173,7 +185,10 @@ def check_accuracy(accuracy: np.ndarray | Sequence[Sequence[float]]) -> np.ndarr
 
 def plan_to_json(plan: TreePlan) -> list[dict[str, Any]]:
     """The states as plain values."""
-    return [{"needs": s.needs, "paths": [list(p) for p in s.paths], "probes": list(s.probes)} for s in plan.states]
+    return [
+        {"needs": s.needs, "paths": [list(p) for p in s.paths], "probes": list(s.probes), "borrows": s.borrows}
+        for s in plan.states
+    ]
 
 
 def plan_from_json(value: object, where: str) -> TreePlan:
@@ -184,13 +199,19 @@ def plan_from_json(value: object, where: str) -> TreePlan:
     """
     try:
         if value and all(isinstance(state, dict) for state in value):
-            states = [State(_paths(s["paths"]), _whole(s["probes"]), _whole([s["needs"]])[0]) for s in value]
-            return make_plan(states)
+            return make_plan([_state(entry) for entry in value])
         return from_paths(_paths(value))
     except (TypeError, ValueError, KeyError, AttributeError):
         raise UserError(f"{where}: neither a list of paths nor a list of tree states") from None
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
+
+
+def _state(value: dict) -> State:
+    borrows = value.get("borrows", False)
+    if not isinstance(borrows, bool):
+        raise ValueError
+    return State(_paths(value["paths"]), _whole(value["probes"]), _whole([value["needs"]])[0], borrows)
 
 
 def _paths(value: object) -> tuple[Path, ...]:

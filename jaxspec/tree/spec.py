@@ -7,7 +7,7 @@ from pathlib import Path as File
 from typing import Any
 
 from jaxspec.errors import UserError, suggest
-from jaxspec.tree.builders import cartesian, chain, efficient, random_tree, sparse_tree
+from jaxspec.tree.builders import cartesian, chain, efficient, random_tree, sparse_tree, straightforward
 from jaxspec.tree.dynamic import dynamic_sparse_tree
 from jaxspec.tree.plan import TreePlan, plan_from_json, plan_to_json
 
@@ -15,6 +15,7 @@ RANKS = 10  # candidates per distance that accuracies are measured for
 # builder: how many numbers it takes (None: one per level), and what they are
 _BUILDERS = {
     "chain": (1, "LENGTH"),
+    "straightforward": (1, "LENGTH"),
     "cartesian": (None, "WIDTH,WIDTH,..."),
     "efficient": (None, "WIDTH or WIDTH,WIDTH,..."),
     "sparse": (1, "NODES, the root included"),
@@ -72,8 +73,8 @@ def _numbers(name: str, text: str) -> list[int]:
 
 
 def _build(name: str, numbers: list[int], distances: int, accuracy: list | None, probe_cost: float) -> TreePlan:
-    if name == "chain":
-        return chain(min(numbers[0], distances + 1))  # too deep is too deep
+    if name in ("chain", "straightforward"):
+        return (chain if name == "chain" else straightforward)(min(numbers[0], distances + 1))  # too deep is too deep
     if name == "cartesian":
         return cartesian(numbers)
     if name == "efficient":

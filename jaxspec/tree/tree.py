@@ -35,6 +35,8 @@ class Tree:
       next_state: [N] int32, which tree of the stack the next step verifies when this node is the last accepted.
       max_depth: deepest level the padded size allows (static).
       max_rank: number of candidates per distance the padded size allows (static).
+      probe_ends: (E_1 .. E_M), the first E_d probes hold all those at distances up to d (static). In a stack some of
+        them may be of a greater distance.
     """
 
     parent: jax.Array
@@ -49,6 +51,7 @@ class Tree:
     next_state: jax.Array
     max_depth: int = flax.struct.field(pytree_node=False)
     max_rank: int = flax.struct.field(pytree_node=False)
+    probe_ends: tuple[int, ...] = flax.struct.field(pytree_node=False)
 
     @property
     def num_nodes(self) -> int:
@@ -86,7 +89,9 @@ def check_paths(paths: Sequence[Path]) -> list[Path]:
     return ordered
 
 
-def build_tree(paths: Sequence[Path], distances: int = 0, probes: Sequence[int] | None = None) -> Tree:
+def build_tree(
+    paths: Sequence[Path], distances: int = 0, probes: Sequence[int] | None = None, borrows: bool = False
+) -> Tree:
     """The static arrays of a tree.
 
     Args:
@@ -94,6 +99,7 @@ def build_tree(paths: Sequence[Path], distances: int = 0, probes: Sequence[int] 
       distances: M, probes a node may carry.
       probes: number of probes of every node in the order root, then `paths` sorted by level and rank; default
         as many for each as a tree of this depth can use.
+      borrows: where a node has no probe of its own for some token, it takes its parent's that predicts the same one.
 
     Returns:
       A tree without padding.
@@ -119,8 +125,12 @@ def build_tree(paths: Sequence[Path], distances: int = 0, probes: Sequence[int] 
                 probe_of[node, distance - 1] = len(owners)
                 owners.append(node)
                 spans.append(distance)
+    parent = np.array([index[path[:-1]] for path in nodes], np.int32)
+    for node in range(1, len(nodes)) if borrows else ():  # parents come first; their probes are a distance further
+        of_parent = np.append(probe_of[parent[node], 1:], np.int32(-1))
+        probe_of[node] = np.where(probe_of[node] < 0, of_parent, probe_of[node])
     return Tree(
-        parent=np.array([index[path[:-1]] for path in nodes], np.int32),
+        parent=parent,
         depth=np.array([len(path) for path in nodes], np.int32),
         rank=np.array([path[-1] if path else 0 for path in nodes], np.int32),
         live=np.ones(len(nodes), bool),
@@ -132,11 +142,27 @@ def build_tree(paths: Sequence[Path], distances: int = 0, probes: Sequence[int] 
         next_state=np.zeros(len(nodes), np.int32),
         max_depth=len(nodes[-1]),
         max_rank=1 + max(path[-1] if path else 0 for path in nodes),
+        probe_ends=tuple(np.searchsorted(spans, range(1, distances + 1), side="right").tolist()),
     )
 
 
-def pad_tree(tree: Tree, num_nodes: int, num_probes: int, max_depth: int, max_rank: int) -> Tree:
+def pad_tree(
+    tree: Tree,
+    num_nodes: int,
+    num_probes: int,
+    max_depth: int,
+    max_rank: int,
+    probe_ends: tuple[int, ...] | None = None,
+) -> Tree:
     """A tree with further nodes and probes that are not live, so that trees of one padded size share a program.
+
+    Args:
+      tree: what to pad.
+      num_nodes: N.
+      num_probes: Q.
+      max_depth: P.
+      max_rank: candidates per distance.
+      probe_ends: (E_1 .. E_M), at least the tree's own; default Q each, which holds for every tree of this size.
 
     Raises:
       UserError: the tree is larger than that.
@@ -162,6 +188,7 @@ def pad_tree(tree: Tree, num_nodes: int, num_probes: int, max_depth: int, max_ra
         next_state=fit(tree.next_state),
         max_depth=max_depth,
         max_rank=max_rank,
+        probe_ends=(num_probes,) * len(tree.probe_ends) if probe_ends is None else (*probe_ends[:-1], num_probes),
     )
 
 
@@ -169,7 +196,8 @@ def stack_trees(trees: Sequence[Tree]) -> Tree:
     """Trees padded to the size of the largest, with a leading axis: the states of a dynamic tree."""
     sizes = [(t.num_nodes, t.num_probes, t.max_depth, t.max_rank) for t in trees]
     largest = tuple(map(max, zip(*sizes, strict=True)))
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *(pad_tree(tree, *largest) for tree in trees))
+    ends = tuple(map(max, zip(*(tree.probe_ends for tree in trees), strict=True)))
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *(pad_tree(tree, *largest, ends) for tree in trees))
 
 
 def select_trees(stack: Tree, state: jax.Array) -> Tree:

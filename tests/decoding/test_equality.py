@@ -10,7 +10,7 @@ import pytest
 from jaxspec.config import RopeScaling, SamplingConfig
 from jaxspec.decoding.generate import generate
 from jaxspec.decoding.loop import Drafter
-from jaxspec.methods import METHODS, PPD
+from jaxspec.methods import METHODS, PPD, BiTA, HiddenTransfer
 from jaxspec.methods.adapter import load_method
 from jaxspec.model.base import Base
 from jaxspec.tree import State, build_tree, make_plan, pad_tree, random_tree, sparse_tree, stack_trees
@@ -21,16 +21,67 @@ SAMPLING = [SamplingConfig(1.0), SamplingConfig(1.5, top_k=5, top_p=0.9, min_p=0
 WIDE = [(a,) for a in range(6)] + [(a, b) for a in range(3) for b in range(4)] + [(0, 0, c) for c in range(5)]
 NARROW = [(0,), (0, 0), (0, 0, 0)]  # shared noise makes draft and base agree: a wide tree would never be refused
 
-# One entry per method and set of options. A new method without an entry here fails test_every_method_is_covered.
-VARIANTS = [
-    PPD(),
-    *(PPD(distances=2, ensemble=3, mask=mask, aggregation=how) for mask, how in itertools.product(
-        ("ensemble", "decoder", "encoder"), ("average", "learned"))),
-]  # fmt: skip
+# Every option of every method that decoding can tell apart. A new method without an entry here fails
+# test_every_method_is_covered.
+OPTIONS = {
+    PPD: {
+        "distances": (3, 2),
+        "ensemble": (1, 3),
+        "mask": ("ensemble", "decoder", "encoder"),
+        "aggregation": ("average", "learned"),
+        "prefix_tokens": (0, 2),
+        "head": ("none", "one_stage", "two_stage"),
+        "multi_exit": (1, 2),
+        "entry": (0, 1),
+    },
+    BiTA: {
+        "distances": (3, 2),
+        "prompting": ("deep", "shallow", "none"),
+        "prompts": (3, 1),
+        "objective": ("hard", "distillation"),
+        "entry": (0, 2),
+    },
+    HiddenTransfer: {
+        "layers": ((0, 1, 2), (1, 1, 2), (2, 2, 2), (0, 2, 2)),
+        "training": ("separate", "joint"),
+        "train_visibility": ("pseudo", "real"),
+        "masked": (False, True),
+    },
+}
+
+
+def pairwise(options):
+    """Few combinations, the first of them all defaults, such that every two values of two options meet."""
+    names = list(options)
+    combinations = list(itertools.product(*options.values()))
+    pairs = lambda c: {(i, c[i], j, c[j]) for i, j in itertools.combinations(range(len(c)), 2)}  # noqa: E731
+    missing, chosen = set().union(*map(pairs, combinations)), []
+    while missing:
+        best = max(combinations, key=lambda c: len(pairs(c) & missing)) if chosen else combinations[0]
+        chosen.append(dict(zip(names, best, strict=True)))
+        missing -= pairs(best)
+    return chosen
+
+
+VARIANTS = [method(**settings) for method, options in OPTIONS.items() for settings in pairwise(options)]
+DEFAULTS = [method(**{name: values[0] for name, values in options.items()}) for method, options in OPTIONS.items()]
+
+
+def settings_of(method):
+    return method.name + "".join(f"-{value}" for value in dataclasses.astuple(method)[4:])
+
+
+def trained(method, model):
+    """A pytree whose every part matters: nothing of it is zero, the identity, or a copy of the base's."""
+    base = Base(model.params, model.decoder)
+    trainable = method.init(jax.random.key(1), base)
+    return method.prepared(
+        jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(2), x.shape), trainable), base
+    )
 
 
 def drafter(method, model, paths=WIDE, probes=None):
-    trainable = method.init(jax.random.key(1), Base(model.params, model.decoder))
+    trainable = trained(method, model)
     paths = [path for path in paths if len(path) <= method.max_distance]
     return Drafter(trainable, stack_trees([build_tree(paths, method.probe_distances, probes)]), method)
 
@@ -49,7 +100,7 @@ def test_every_method_is_covered():
 
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("sampling", [GREEDY, *SAMPLING], ids=["greedy", "sampling", "filtered"])
-@pytest.mark.parametrize("method", VARIANTS, ids=lambda m: f"{m.name}-{m.ensemble}-{m.mask}-{m.aggregation}")
+@pytest.mark.parametrize("method", DEFAULTS, ids=lambda m: m.name)
 def test_same_tokens_as_autoregressive(tiny, method, sampling, batch_size):
     draft = drafter(method, tiny, NARROW if sampling.temperature else WIDE)
     answers = check(tiny, draft, make_prompts(12), sampling, 3, batch_size)
@@ -57,6 +108,20 @@ def test_same_tokens_as_autoregressive(tiny, method, sampling, batch_size):
     assert accepted[0] > 0 and accepted[1] > 0 and sum(accepted) < sum(offered)  # taken, and refused
     assert any(a.tokens[-1] in tiny.eos for a in answers)  # the limit has tests of its own below
     assert any(0 in a.tokens for a in answers)  # token 0 is an ordinary token
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLING[1]], ids=["greedy", "filtered"])
+@pytest.mark.parametrize("method", VARIANTS, ids=settings_of)
+def test_every_option_is_lossless(tiny, method, sampling):
+    """Every two values of two options meet in one of these; each has a tree of two states of unequal probes."""
+    depth = method.max_distance
+    states = [
+        State(tuple(p for p in WIDE if len(p) <= needs), (depth, *[n % (depth + 1) for n in range(count)]), needs)
+        for needs, count in ((0, 0), (1, 6), (2, 18))
+    ]
+    draft = Drafter(trained(method, tiny), make_plan(states).arrays(method.probe_distances), method)
+    answers = check(tiny, draft, make_prompts(8), sampling, 3, 4)
+    assert any(sum(a.accepted) for a in answers) and any(a.tokens[-1] in tiny.eos for a in answers)
 
 
 @pytest.mark.parametrize("seed", range(4))

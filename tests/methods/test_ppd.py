@@ -16,6 +16,7 @@ from jaxspec.methods.base import Batch, Draft, Verified
 from jaxspec.model.base import Base
 from jaxspec.model.cache import commit, empty_cache
 from jaxspec.model.decoder import causal_mask
+from jaxspec.model.rows import run_rows
 from jaxspec.tree import build_tree, select_trees, stack_trees
 
 METHODS = [
@@ -57,14 +58,15 @@ def test_training_and_decoding_compute_the_same_predictions(tiny, method):
     draft = Draft(jnp.array([[tokens[0, p - 1], 3, tokens[0, p], 7]]), jnp.ones((1, 4), bool))
     lengths = jnp.array([p - 1])
     step = method.rows(trainable, base, tree, draft, lengths)
-    hidden, _ = base.rows(step.x, step.positions, step.mask, cache, lengths[:, None])
+    exits, _ = run_rows(base, step, cache, lengths[:, None, None])
+    exits = tuple(x[:, 0] for x in exits)
     accepted = Accepted(jnp.array([[0, 2, 2]]), jnp.array([1]), jnp.array([2]), jnp.array([0]))
-    verified = Verified(hidden, accepted, jnp.zeros((1, 3), jnp.int32), jnp.array([p + 1]))
+    verified = Verified(exits, accepted, jnp.zeros((1, 3), jnp.int32), jnp.array([p + 1]))
     seeds, greedy = jnp.zeros(1, jnp.uint32), make_sampler(SamplingConfig())
     new, _ = method.propose(trainable, base, tree, tree, verified, greedy, seeds, {})
     best = jnp.argsort(-wanted, axis=-1)
     assert new.tokens[0].tolist() == [0, best[0, 0], best[0, 1], best[1, 0]]
-    logits = base.logits(hidden[:, :4])  # the nodes themselves never see a probe
+    logits = base.logits(exits[-1][:, :4])  # the nodes themselves never see a probe
     plain = tiny.decoder.apply({"params": tiny.params}, tokens[:, : p + 1])
     np.testing.assert_allclose(logits[0, 2], plain[0, p], rtol=1e-4, atol=1e-4)
 
@@ -72,7 +74,7 @@ def test_training_and_decoding_compute_the_same_predictions(tiny, method):
 def test_masks_are_those_of_the_thesis():
     """Section 4.4.3 with two prompt tokens of two EPTs: rows V1 V2 (distance 1), V3 V4 (distance 2)."""
     distance, ept = np.array([1, 1, 2, 2]), np.array([0, 1, 0, 1])
-    sees = lambda mask: np.asarray(PPD(mask=mask)._sees(distance, ept)).astype(int).tolist()  # noqa: E731
+    sees = lambda mask: np.asarray(PPD(mask=mask).sees(distance, ept)).astype(int).tolist()  # noqa: E731
     assert sees("ensemble") == [[1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1]]
     assert sees("decoder") == [[1, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
     assert sees("encoder") == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]

@@ -1,0 +1,14 @@
+"""BiTA for the embedded SmolLM2-135M-Instruct: trains on a laptop, by distillation."""
+
+from jaxspec.config import DataConfig, TrainConfig
+from jaxspec.methods import BiTA
+from jaxspec.model.shapes import SMOLLM2_135M
+from jaxspec.training.trainer import RunConfig
+
+CONFIG = RunConfig(
+    model="smollm2-135m",
+    shapes=SMOLLM2_135M,
+    method=BiTA(objective="distillation"),
+    data=DataConfig(),
+    train=TrainConfig(steps=700, batch_size=2, insertions=128, learning_rate=3e-2),
+)

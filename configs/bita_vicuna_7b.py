@@ -1,0 +1,17 @@
+"""BiTA for Vicuna-7B v1.3 with the settings of the paper (section 4.1)."""
+
+from jaxspec.config import DataConfig, TrainConfig
+from jaxspec.methods import BiTA
+from jaxspec.model.shapes import LLAMA_7B
+from jaxspec.training.trainer import RunConfig
+
+CONFIG = RunConfig(
+    model="lmsys/vicuna-7b-v1.3",
+    shapes=LLAMA_7B,
+    method=BiTA(distances=3),
+    tree="efficient:5",
+    data=DataConfig(answers=300000, max_prompt_tokens=512, max_answer_tokens=512, held_out_tokens=512),
+    train=TrainConfig(
+        steps=9375, batch_size=128, microbatch=4, sequence_length=1024, insertions=64, learning_rate=3e-2, remat=True
+    ),
+)

@@ -1,0 +1,15 @@
+"""Hidden Transfer for LLaMA-2-13B-chat: ShareGPT, one epoch as in the paper (section 4.2); layers as in section 4.1."""
+
+from jaxspec.config import DataConfig, TrainConfig
+from jaxspec.methods import HiddenTransfer
+from jaxspec.model.shapes import LLAMA2_13B
+from jaxspec.training.trainer import RunConfig
+
+CONFIG = RunConfig(
+    model="meta-llama/Llama-2-13b-chat-hf",
+    shapes=LLAMA2_13B,
+    method=HiddenTransfer(layers=(25, 30, 35)),
+    tree="sparse:64",
+    data=DataConfig(answers=70000, max_prompt_tokens=512, max_answer_tokens=512, held_out_tokens=512),
+    train=TrainConfig(steps=17500, batch_size=4, sequence_length=1024, insertions=256, learning_rate=1e-3, remat=True),
+)

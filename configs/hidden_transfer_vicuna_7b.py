@@ -1,0 +1,15 @@
+"""Hidden Transfer for Vicuna-7B v1.3: ShareGPT, one epoch as in the paper (section 4.2); layers 15 and 20 are those of section 4.4, the third is not published."""
+
+from jaxspec.config import DataConfig, TrainConfig
+from jaxspec.methods import HiddenTransfer
+from jaxspec.model.shapes import LLAMA_7B
+from jaxspec.training.trainer import RunConfig
+
+CONFIG = RunConfig(
+    model="lmsys/vicuna-7b-v1.3",
+    shapes=LLAMA_7B,
+    method=HiddenTransfer(layers=(15, 20, 25)),
+    tree="sparse:64",
+    data=DataConfig(answers=70000, max_prompt_tokens=512, max_answer_tokens=512, held_out_tokens=512),
+    train=TrainConfig(steps=17500, batch_size=4, sequence_length=1024, insertions=256, learning_rate=1e-3, remat=True),
+)

@@ -1,0 +1,331 @@
+"""What methods that draft inside the verifying pass share: probes, rows that predict ahead without being tokens.
+
+A probe at distance d of an owner at position p sits at position p + d and predicts the token at p + d + 1. It sees
+what its owner sees, the owner, and probes of the same owner. No token sees a probe, so the base's own output stays
+what it was. What a probe is made of, from which layer on it exists and how its logits are read is the papers' part:
+
+    enter     what joins the rows                    embeddings (PPD, BiTA), mapped hidden states (Hidden Transfer)
+    entries   from which layer on, per distance      0 everywhere, or later
+    sees      which probes of its group a probe sees
+    prefix    keys and values that only probes see   (BiTA's prompts, PPD's prefix tuning)
+    read      hidden states to logits
+
+Training and decoding run the same rows: a group of probes behind an insertion point of a known text, or behind every
+node of the draft tree.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.decoding.sampling import Sampler
+from jaxspec.errors import UserError
+from jaxspec.methods.base import (
+    Batch,
+    Draft,
+    Method,
+    PyTree,
+    Verified,
+    check_choices,
+    divergence,
+    draft_from_candidates,
+)
+from jaxspec.model.base import Base
+from jaxspec.model.cache import Cache
+from jaxspec.model.decoder import causal_mask
+from jaxspec.model.rows import Join, Rows, read_layers, run_rows
+from jaxspec.tree import Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeMethod(Method, abc.ABC):
+    """Settings that all probe methods have.
+
+    Attributes:
+      distances: M, how far ahead probes predict.
+      objective: `distillation` against the base's own distribution, or `hard` labels.
+      direction: of the divergence: `forward`, KL(base || probe), or `reverse`.
+      decay: the weight of distance d in the loss is decay ** (d - 1).
+    """
+
+    trainable: ClassVar[bool] = True
+
+    distances: int = 3
+    objective: Literal["distillation", "hard"] = "distillation"
+    direction: Literal["forward", "reverse"] = "forward"
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.distances < 1:
+            raise UserError(f"{self.name}: distances must be at least 1, got {self.distances}")
+        if not 0 < self.decay <= 1:
+            raise UserError(f"{self.name}: decay must be above 0 and at most 1, got {self.decay}")
+        check_choices(self)
+
+    @property
+    def max_distance(self) -> int:
+        """M."""
+        return self.distances
+
+    @property
+    def probe_distances(self) -> int:
+        """M: every distance has its probe."""
+        return self.distances
+
+    # What a paper says
+
+    @property
+    def entries(self) -> tuple[int, ...]:
+        """[M], the layer from which on the probes of each distance are computed; not decreasing."""
+        return (0,) * self.distances
+
+    @property
+    def exits(self) -> int:
+        """Of how many of the last layers `read` wants the hidden states."""
+        return 1
+
+    @abc.abstractmethod
+    def enter(
+        self, trainable: PyTree, entering: Sequence[int], distance: jax.Array, copy: jax.Array, owners: jax.Array
+    ) -> jax.Array:
+        """What joins the rows at a layer: [..., X, D].
+
+        Args:
+          trainable: the prepared pytree.
+          entering: the distances that join here; the values of rows of other distances do not matter.
+          distance: [..., X] int32, of each probe row.
+          copy: [..., X] int32, which of the n rows of its probe it is.
+          owners: [..., X, D], hidden states of the owners before this layer.
+        """
+
+    def sees(self, distance: jax.Array, copy: jax.Array) -> jax.Array:
+        """Which rows of one group see which: [X, X] from the rows' distances [X] and copies [X]."""
+        return distance[None, :] <= distance[:, None]
+
+    def prefix(self, trainable: PyTree) -> tuple[Cache, np.ndarray] | None:
+        """Keys and values that only probes see, and which distances see which of them: [M, P] bool."""
+        return None
+
+    def read(self, trainable: PyTree, base: Base, exits: Sequence[jax.Array]) -> jax.Array:
+        """Logits [..., M, V] from the hidden states [..., M, n, D] of all distances or of the first few."""
+        return base.project(mean_normed(base, exits))
+
+    def check_layers(self, base: Base) -> None:
+        """Raise UserError where probes would join beyond the layers that the base has."""
+        highest = base.decoder.config.num_layers - self.exits
+        if not 0 <= min(self.entries) <= max(self.entries) <= highest:
+            raise UserError(f"{self.name}: probes can join at layers 0 to {highest} of this base, got {self.entries}")
+
+    # Rows, the same in training and decoding
+
+    def _joins(
+        self,
+        trainable: PyTree,
+        first: int,
+        ends: Sequence[int],
+        distance: jax.Array,
+        copy: jax.Array,
+        owners: Callable[[int, jax.Array], jax.Array],
+    ) -> tuple[Join, ...]:
+        """Probe rows behind the `first` rows, from their layers on.
+
+        Args:
+          trainable: the prepared pytree.
+          first: rows that are no probes.
+          ends: the first `ends[d - 1]` probe rows hold all those at distances up to d.
+          distance: [..., X] int32, of each probe row.
+          copy: [..., X] int32, which of the n rows of its probe it is.
+          owners: (layer, rows there) to the hidden states of every probe row's owner, [..., X, D].
+        """
+
+        def join(layer: int) -> Join:
+            entering = [d for d, entry in enumerate(self.entries[: len(ends)], 1) if entry == layer]
+            end = ends[entering[-1] - 1]
+
+            def extend(x: jax.Array) -> jax.Array:
+                cut = lambda a: a[..., :end]  # noqa: E731
+                owned = owners(layer, x)[..., :end, :]
+                new = self.enter(trainable, entering, cut(distance), cut(copy), owned).astype(x.dtype)
+                # In a stack of trees a place may be another distance's: it waits here, seen by nobody.
+                there = x.shape[-2] - first
+                waiting = jnp.zeros_like(new).at[..., :there, :].set(x[..., first:, :])
+                enters = jnp.isin(cut(distance), np.array(entering))[..., None]
+                return jnp.concatenate([x[..., :first, :], jnp.where(enters, new, waiting)], axis=-2)
+
+            return Join(layer, extend)
+
+        return tuple(join(layer) for layer in sorted(set(self.entries[: len(ends)])))
+
+    def _prefix(self, trainable: PyTree, first: int, distance: jax.Array) -> dict[str, Any]:
+        """The fields of `Rows` that say which of them see the prefix: none of the `first`, and probes by distance."""
+        prefix = self.prefix(trainable)
+        if prefix is None:
+            return {}
+        sees = jnp.asarray(prefix[1])[distance - 1]  # [..., X, P]
+        unseen = jnp.zeros((*sees.shape[:-2], first, sees.shape[-1]), bool)
+        return {"prefix": prefix[0], "sees_prefix": jnp.concatenate([unseen, sees], axis=-2)}
+
+    # Training
+
+    def training_sight(self, points: jax.Array, distance: jax.Array, copy: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """How many tokens of the text probe rows see in training, [B, G, 1 or X], and which of each other, [X, X].
+
+        Args:
+          points: [B, G, 1] int32, positions of the owners.
+          distance: [X] int32, of each row of a group.
+          copy: [X] int32.
+        """
+        return points + 1, self.sees(distance, copy)
+
+    def probe(
+        self, trainable: PyTree, base: Base, batch: Batch, distances: int
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        """Run the frozen text once, then the probes of all insertion points against its keys and values.
+
+        Args:
+          trainable: the prepared pytree.
+          base: the frozen decoder.
+          batch: texts with insertion points.
+          distances: M', how many of the distances to run.
+
+        Returns:
+          Final hidden states of the text [B, T, D], and the probes' [B, G, M', n, D] after each exit.
+        """
+        (B, T), G, n = batch.tokens.shape, batch.points.shape[1], self.probe_rows
+        frozen, cache, read = read_layers(base, batch.tokens, causal_mask(B, T), self.entries[:distances])
+        distance = jnp.repeat(jnp.arange(1, distances + 1), n)  # [X]
+        copy, at = jnp.tile(jnp.arange(n), distances), batch.points[..., None]
+        wide = lambda a: jnp.broadcast_to(a, (B, G, *a.shape))  # noqa: E731
+        visible, sees = self.training_sight(at, distance, copy)
+
+        def owners(layer: int, x: jax.Array) -> jax.Array:
+            states = read[layer][jnp.arange(B)[:, None], batch.points]
+            return jnp.broadcast_to(states[:, :, None], (B, G, len(distance), states.shape[-1]))
+
+        rows = Rows(
+            x=jnp.zeros((B, G, 0, frozen.shape[-1]), frozen.dtype),
+            positions=at + distance,
+            mask=wide(sees),
+            joins=self._joins(trainable, 0, n * np.arange(1, distances + 1), wide(distance), wide(copy), owners),
+            exits=self.exits,
+            **self._prefix(trainable, 0, jnp.broadcast_to(distance, (1, G, len(distance)))),
+        )
+        exits, _ = run_rows(base, rows, cache, visible)
+        return frozen, tuple(x.reshape(B, G, distances, n, -1) for x in exits)
+
+    def predictions(self, trainable: PyTree, base: Base, batch: Batch) -> jax.Array:
+        """Logits [B, G, M, V] of the probes at every insertion point."""
+        trainable = self.prepared(trainable, base)
+        return self.read(trainable, base, self.probe(trainable, base, batch, self.distances)[1])
+
+    def loss(
+        self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The mean over all targets of what `objective` says, all distances together."""
+        return self.loss_at(trainable, base, batch, range(1, self.distances + 1))
+
+    def loss_at(
+        self, trainable: PyTree, base: Base, batch: Batch, counted: Sequence[int]
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss of some distances, and the accuracy of each of them on the text."""
+        trainable, counted = self.prepared(trainable, base), np.array(counted)
+        frozen, exits = self.probe(trainable, base, batch, int(counted[-1]))
+        student = self.read(trainable, base, exits)[..., counted - 1, :]  # [B, G, counted, V]
+        source = batch.points[..., None] + counted  # the row whose distribution is the target
+        has_target = (batch.points[..., None] >= 0) & (source + 1 < batch.lengths[:, None, None])
+        source = jnp.minimum(source, batch.tokens.shape[1] - 2)
+        rows = jnp.arange(source.shape[0])[:, None, None]
+        at_label = jnp.take_along_axis(student, batch.tokens[rows, source + 1][..., None], axis=-1)[..., 0]
+        if self.objective == "hard":
+            each = jax.nn.logsumexp(student, axis=-1) - at_label
+        else:
+            teacher = base.logits(frozen[rows, source])
+            each = divergence(*((teacher, student) if self.direction == "forward" else (student, teacher)))
+        right = (at_label >= jnp.max(student, axis=-1)) & has_target
+        accuracy = jnp.sum(right, axis=(0, 1)) / jnp.maximum(jnp.sum(has_target, axis=(0, 1)), 1)
+        loss = jnp.sum(each * has_target * self.decay ** (counted - 1)) / jnp.maximum(jnp.sum(has_target), 1)
+        return loss, {f"top1@{d}": accuracy[i] for i, d in enumerate(counted)}
+
+    # Decoding
+
+    def rows(self, trainable: PyTree, base: Base, tree: Tree, draft: Draft, lengths: jax.Array) -> Rows:
+        """The nodes, then every node's probes."""
+        nodes, n = super().rows(trainable, base, tree, draft, lengths), self.probe_rows
+        owner = jnp.repeat(tree.probe_owner, n, axis=1)  # [B, X], X = Q * n
+        distance = jnp.repeat(tree.probe_distance, n, axis=1)
+        copy = jnp.broadcast_to(np.tile(np.arange(n), tree.num_probes), owner.shape)
+        positions = jnp.take_along_axis(nodes.positions[:, 0], owner, axis=1) + distance
+        sees_nodes = jnp.take_along_axis(tree.ancestors, owner[..., None], axis=1)  # [B, X, N]
+        live = jnp.repeat(tree.probe_live, n, axis=1)
+        same_owner = (owner[:, :, None] == owner[:, None, :]) & live[:, None]
+        sees_probes = same_owner & jax.vmap(self.sees)(distance, copy)
+        unseen = jnp.zeros((*tree.depth.shape, owner.shape[1]), bool)
+
+        def owners(layer: int, x: jax.Array) -> jax.Array:
+            return jnp.take_along_axis(x, owner[:, None, :, None], axis=2)
+
+        ends = [n * end for end in tree.probe_ends]
+        return Rows(
+            x=nodes.x,
+            positions=jnp.concatenate([nodes.positions, positions[:, None]], axis=2),
+            mask=jnp.block([[tree.ancestors, unseen], [sees_nodes, sees_probes]])[:, None],
+            joins=self._joins(trainable, tree.num_nodes, ends, distance[:, None], copy[:, None], owners),
+            exits=self.exits,
+            **self._prefix(trainable, tree.num_nodes, distance[:, None]),
+        )
+
+    def propose(
+        self,
+        trainable: PyTree,
+        base: Base,
+        tree: Tree,
+        next_tree: Tree,
+        verified: Verified,
+        sampler: Sampler,
+        seeds: jax.Array,
+        method_state: PyTree,
+    ) -> tuple[Draft, PyTree]:
+        """Candidates from the probes of the last accepted node."""
+        B, n = seeds.shape[0], self.probe_rows
+        depth = tree.max_depth  # distances beyond the tree's depth find no use
+        probes = tree.probe_of[jnp.arange(B), verified.accepted.node, :depth]  # [B, P]
+        known = probes >= 0
+        rows = tree.num_nodes + jnp.maximum(probes, 0)[..., None] * n + np.arange(n)  # [B, P, n]
+        exits = [x[jnp.arange(B)[:, None, None], rows] for x in verified.exits]
+        logits = self.read(trainable, base, exits)  # [B, P, V]
+        positions = verified.position[:, None] + np.arange(1, depth + 1)
+        scores = sampler.filtered(logits) + sampler.noise(seeds, positions, base.vocab_size)
+        candidates = jax.lax.top_k(scores, tree.max_rank)[1]
+        return draft_from_candidates(next_tree, verified.accepted.bonus, candidates, known), method_state
+
+
+def mean_normed(base: Base, exits: Sequence[jax.Array], weights: jax.Array | None = None) -> jax.Array:
+    """Normalised hidden states [..., D], averaged over exits and over the n rows of a probe: exits of [..., n, D].
+
+    The projection is linear: averaging these averages the logits. Every exit is normalised before it is averaged,
+    and the rows may have weights that broadcast to [..., n].
+    """
+    normed = sum(base.normed(x) for x in exits) / len(exits)
+    if weights is None:
+        return jnp.mean(normed, axis=-2)
+    return jnp.sum(normed * weights[..., None].astype(normed.dtype), axis=-2)
+
+
+def init_prefix(key: jax.Array, base: Base, count: int, first: int = 0) -> PyTree:
+    """`count` keys and values for every key/value head of the layers from `first` on: two arrays [L', K, P, Dh]."""
+    c = base.decoder.config
+    shape = (c.num_layers - first, c.num_kv_heads, count, c.head_dim)
+    keys, values = (0.02 * jax.random.normal(part, shape) for part in jax.random.split(key))
+    return {"keys": keys, "values": values}
+
+
+def prefix_cache(prefix: PyTree, first: int = 0) -> Cache:
+    """What `init_prefix` made, layer by layer; nothing below the layer `first`."""
+    return Cache(*((None,) * first + tuple(prefix[part]) for part in ("keys", "values")))

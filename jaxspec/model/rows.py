@@ -1,0 +1,138 @@
+"""Rows on their way through the base: all from the first layer, or some of them from a later one on.
+
+    layer            0 ........ 10 ........ 18 ........ 30
+    nodes            ──────────────────────────────────→
+    probes (d = 1)              ───────────────────────→    a `Join` at layer 10
+    probes (d = 2)                          ───────────→    a `Join` at layer 18
+
+Every segment of layers works on the rows that are there, a prefix of all of them: what joins late costs nothing
+below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.model.base import Base
+from jaxspec.model.cache import Cache
+
+
+@dataclasses.dataclass(frozen=True)
+class Join:
+    """Further rows from a layer on.
+
+    Attributes:
+      layer: the first layer that computes them; joins are ordered by it.
+      extend: hidden states before that layer, [B, G, r, D] of the rows so far, to those of the rows from here on.
+    """
+
+    layer: int
+    extend: Callable[[jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """What one pass computes: G groups of r rows that do not see each other (a decoding step is one group).
+
+    Attributes:
+      x: [B, G, r0, D], embeddings of the rows that are there from the start; r0 may be 0.
+      positions: [B, G, r] int32, absolute, of all rows, those that join later at the end.
+      mask: [B, G, r, r] bool, which row sees which, itself included.
+      joins: who comes later.
+      prefix: keys and values without a position that joining rows may see, L x [K, P, Dh]; None in layers below the
+        first join.
+      sees_prefix: [1 or B, G, r, P] bool.
+      exits: how many of the last layers' hidden states are wanted.
+    """
+
+    x: jax.Array
+    positions: jax.Array
+    mask: jax.Array
+    joins: tuple[Join, ...] = ()
+    prefix: Cache | None = None
+    sees_prefix: jax.Array | None = None
+    exits: int = 1
+
+
+def run_rows(
+    base: Base, rows: Rows, cache: Cache | None = None, visible: jax.Array | None = None
+) -> tuple[tuple[jax.Array, ...], Cache]:
+    """Run rows through the base.
+
+    Args:
+      base: the frozen decoder.
+      rows: what to run.
+      cache: older keys and values, L x [B, K, S, Dh].
+      visible: [B, 1 or G, 1 or r] int32, how many slots of the cache a row sees.
+
+    Returns:
+      Hidden states before the final norm, [B, G, r, D] after each of the last `exits` layers, and the rows' own keys
+      and values, [B, K, G * rows there, Dh] for every layer that had rows.
+    """
+    last = base.decoder.config.num_layers
+    first_exit = last - rows.exits + 1
+    stops = sorted({*(join.layer for join in rows.joins), *range(first_exit, last + 1)})
+    x, done, prefix, exits, keys, values = rows.x, 0, None, [], (), ()
+    for stop in stops:
+        if x.shape[2] and stop > done:
+            x, kv = _segment(base, rows, x, (done, stop), cache, visible, prefix)
+            keys, values = keys + kv.keys, values + kv.values
+        done = stop
+        if stop >= first_exit:
+            exits.append(x)
+        for join in (join for join in rows.joins if join.layer == stop):
+            x, prefix = join.extend(x), rows.prefix
+    return tuple(exits), Cache(keys, values)
+
+
+def _segment(
+    base: Base,
+    rows: Rows,
+    x: jax.Array,
+    layers: tuple[int, int],
+    cache: Cache | None,
+    visible: jax.Array | None,
+    prefix: Cache | None,
+) -> tuple[jax.Array, Cache]:
+    """Layers [first, last) for the rows that are there, the first ones of every group."""
+    B, G, r, D = x.shape
+    flat = lambda a: a[:, :, :r].reshape(a.shape[0], G * r, *a.shape[3:])  # noqa: E731
+    if visible is not None:
+        visible = (
+            visible[:, 0] if visible.shape[1:] == (1, 1) else flat(jnp.broadcast_to(visible, rows.positions.shape))
+        )
+    sees = None if prefix is None else flat(rows.sees_prefix)
+    hidden, kv = base.rows(
+        x.reshape(B, G * r, D), flat(rows.positions), rows.mask[:, :, :r, :r], cache, visible, layers, prefix, sees
+    )
+    return hidden.reshape(x.shape), kv
+
+
+def read_layers(
+    base: Base, tokens: jax.Array, mask: jax.Array, layers: tuple[int, ...]
+) -> tuple[jax.Array, Cache, dict[int, jax.Array]]:
+    """Run whole sequences and read hidden states on the way.
+
+    Args:
+      base: the frozen decoder.
+      tokens: [B, T] int32.
+      mask: [B, 1, T, T] bool.
+      layers: before which of them to read.
+
+    Returns:
+      Final hidden states [B, T, D], the keys and values of all layers, and {layer: hidden states [B, T, D]}.
+    """
+    B, T = tokens.shape
+    read: dict[int, jax.Array] = {}
+
+    def reader(layer: int) -> Join:
+        return Join(layer, lambda x: read.setdefault(layer, x))
+
+    positions = jnp.broadcast_to(jnp.arange(T), (B, 1, T))
+    joins = tuple(reader(layer) for layer in sorted(set(layers)))
+    exits, cache = run_rows(base, Rows(base.embed(tokens)[:, None], positions, mask, joins))
+    return exits[-1][:, 0], cache, {layer: x[:, 0] for layer, x in read.items()}

@@ -1,0 +1,48 @@
+"""Shapes of the published bases that configs/ trains for, so that a run can be inspected without the weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxspec.config import ModelConfig
+
+SMOLLM2_135M = ModelConfig(
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    max_positions=8192,
+    rope_theta=100000.0,
+    rms_norm_eps=9.999999747378752e-06,
+    tie_embeddings=True,
+)
+
+LLAMA_7B = ModelConfig(
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=32,
+    head_dim=128,
+    max_positions=2048,
+    rms_norm_eps=1e-6,
+)
+LLAMA_13B = dataclasses.replace(
+    LLAMA_7B, hidden_size=5120, intermediate_size=13824, num_layers=40, num_heads=40, num_kv_heads=40
+)
+LLAMA_33B = dataclasses.replace(
+    LLAMA_7B, hidden_size=6656, intermediate_size=17920, num_layers=60, num_heads=52, num_kv_heads=52
+)
+MOBILELLAMA_1_4B = dataclasses.replace(
+    LLAMA_7B, hidden_size=2048, intermediate_size=5632, num_layers=24, num_heads=16, num_kv_heads=16
+)
+
+LLAMA2_7B = dataclasses.replace(LLAMA_7B, max_positions=4096, rms_norm_eps=1e-5)
+LLAMA2_13B = dataclasses.replace(LLAMA_13B, max_positions=4096, rms_norm_eps=1e-5)
+LLAMA2_70B = dataclasses.replace(
+    LLAMA2_7B, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64, num_kv_heads=8
+)
