@@ -1,6 +1,6 @@
 """Draft trees: topologies in words of paths, and as static arrays."""
 
-from jaxspec.tree.builders import cartesian, chain, efficient, random_tree, sparse_tree
+from jaxspec.tree.builders import cartesian, chain, efficient, random_tree, sparse_tree, straightforward
 from jaxspec.tree.dynamic import dynamic_sparse_tree
 from jaxspec.tree.plan import State, TreePlan, expected, from_paths, make_plan
 from jaxspec.tree.spec import load_plan, parse_tree, save_plan
@@ -28,5 +28,6 @@ __all__ = [
     "select_trees",
     "sparse_tree",
     "stack_trees",
+    "straightforward",
     "tree_paths",
 ]

@@ -11,14 +11,14 @@ import safetensors.numpy
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, Method
+from jaxspec.methods import PPD, HiddenTransfer, Method
 from jaxspec.methods.adapter import load_method
 from jaxspec.model.base import Base
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.configs import config_names, load_config, split_config_name
 from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import evaluate
-from jaxspec.training.trainer import RunConfig, Trainer, check_config, optimizer, train_step
+from jaxspec.training.trainer import RunConfig, Trainer, check_config, stage_ends, stage_optimizer, train_step
 from tests.tiny import make_text_model
 
 
@@ -62,7 +62,8 @@ def test_a_run_learns_and_writes_an_adapter_that_decodes(config, model, tmp_path
     head = json.loads((output / "adapter.json").read_text())
     assert head["training"]["steps"] == 12 and head["data"]["prompts"] == "prompts.jsonl"
     assert head["data"]["answers"] == 8 and np.array(head["accuracy"]).shape == (3, 10)
-    assert head["tree"][0] == [0] and len(head["tree"]) == 2 and str(tmp_path) not in json.dumps(head)
+    (state,) = head["tree"]
+    assert state["paths"][0] == [0] and len(state["paths"]) == 2 and str(tmp_path) not in json.dumps(head)
     drafter = load_method("ppd", model, output)
     np.testing.assert_array_equal(drafter.trainable["embeddings"], adapter.trainable["embeddings"])
 
@@ -75,9 +76,9 @@ def test_microbatches_average_to_the_gradient_of_the_whole_batch(config, model, 
     for size in (0, 1, 2):
         train = dataclasses.replace(config.train, batch_size=4, microbatch=size, insertions=20)
         trainable = config.method.init(jax.random.key(0), base)
-        state = optimizer(train).init(trainable)
+        state = stage_optimizer(config.method, train, 0).init(trainable)
         batch = TrainingData(answers, train).batch(0)
-        _, _, metrics = train_step(config.method, train, base, trainable, state, batch)
+        _, _, metrics = train_step(config.method, train, 0, base, trainable, state, batch)
         updated.append([float(metrics[name]) for name in ("loss", "gradient_norm", "top1@1")])
     np.testing.assert_allclose(updated[1], updated[0], rtol=1e-4)
     np.testing.assert_allclose(updated[2], updated[0], rtol=1e-4)
@@ -106,6 +107,44 @@ def test_a_killed_run_resumes_to_the_same_adapter(config, model, tmp_path, monke
     Trainer(config, model, tmp_path / "killed", resume=True).run()
     np.testing.assert_array_equal(weights(tmp_path / "killed")["embeddings"], weights(tmp_path / "whole")["embeddings"])
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+def test_stages_train_one_map_after_the_other_and_resume(config, model, tmp_path, monkeypatch):
+    """Hidden Transfer 3.3: every stage moves its own map alone; a run killed in the second one resumes exactly."""
+    import jaxspec.training.trainer as module
+
+    method = HiddenTransfer(layers=(0, 1, 1))
+    config = dataclasses.replace(config, method=method)
+    assert stage_ends(method, 12) == [4, 8, 12]
+    real, seen = module.train_step, []
+
+    def spy(method, train, stage, base, trainable, *rest):
+        before = jax.tree.map(np.asarray, trainable)  # the step may reuse its memory
+        result = real(method, train, stage, base, trainable, *rest)
+        seen.append((stage, {k for k in before if not np.array_equal(before[k], result[0][k])}))
+        if len(seen) == dies_at:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(module, "train_step", spy)
+    dies_at = None
+    Trainer(config, model, tmp_path / "whole", resume=False).run()
+    assert seen == [(stage, {f"step{stage + 1}"}) for stage in range(3) for _ in range(4)]
+    for dies_at in (6, 5):  # in the middle of a stage, then right behind the checkpoint at its start
+        seen.clear()
+        folder = tmp_path / f"killed{dies_at}"
+        with pytest.raises(KeyboardInterrupt):
+            Trainer(config, model, folder, resume=False).run()
+        Trainer(config, model, folder, resume=True).run()
+        for name, value in weights(tmp_path / "whole").items():
+            np.testing.assert_array_equal(weights(folder)[name], value)
+
+
+def test_a_head_of_two_stages_waits_for_the_prompt_tokens(model):
+    """PPD 4.4.2: first the prompt tokens alone, then everything with a smaller rate."""
+    alone, both = PPD(head="two_stage", aggregation="learned").stages
+    assert alone.trains == ("embeddings", "weights") and both.trains is None and both.learning_rate < 1
+    assert len(PPD(head="one_stage").stages) == len(PPD().stages) == 1
 
 
 def test_resuming_with_other_settings_is_refused(config, model, tmp_path):

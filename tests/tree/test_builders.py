@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from jaxspec.errors import UserError
-from jaxspec.tree import cartesian, chain, check_paths, efficient, from_paths, random_tree, sparse_tree
+from jaxspec.tree import (
+    cartesian,
+    chain,
+    check_paths,
+    efficient,
+    expected,
+    from_paths,
+    random_tree,
+    sparse_tree,
+    straightforward,
+)
 
 
 def only_paths(plan):
@@ -98,6 +108,27 @@ def test_tokens_of_a_sparse_tree_are_its_expected_length():
 def test_chain():
     assert only_paths(chain(1)) == [(0,)]
     assert only_paths(chain(3)) == [(0,), (0, 0), (0, 0, 0)]
+
+
+def test_straightforward_by_hand():
+    """BiTA Figure 4 with three masks: one more candidate accepted, one fewer in the next step."""
+    plan = straightforward(3)
+    assert [state.paths for state in plan.states] == [(), ((0,),), ((0,), (0, 0)), ((0,), (0, 0), (0, 0, 0))]
+    assert all(state.probes[0] == 3 and not any(state.probes[1:]) for state in plan.states)
+    assert [state.known for state in plan.states] == [(3,), (3, 2), (3, 2, 1), (3, 2, 1, 0)]
+    assert (plan.num_nodes, plan.num_probes, plan.depth) == (4, 3, 3)
+    assert plan.arrays(3).next_state[3].tolist() == [3, 2, 1, 0]
+
+
+def test_tokens_of_straightforward_decoding_are_those_of_a_simulation():
+    right, rng = [0.6, 0.5, 0.4], np.random.default_rng(0)
+    accepted, length = [], 3
+    for _ in range(40000):
+        count = next((c for c in range(length) if rng.random() >= right[c]), length)
+        accepted.append(count)
+        length = 3 - count
+    plan = expected(straightforward(3), np.array(right)[:, None])
+    assert plan.expected_tokens == pytest.approx(1 + np.mean(accepted), abs=0.02)
 
 
 @pytest.mark.parametrize("widths", [[1], [4], [2, 2], [3, 1, 2], [2, 3, 1, 2]])

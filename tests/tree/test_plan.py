@@ -1,5 +1,6 @@
 """Expected tokens and transitions of a plan against all outcomes there are; its checks and its JSON."""
 
+import dataclasses
 import itertools
 import json
 
@@ -80,6 +81,17 @@ def test_next_state_is_the_last_that_needs_no_more():
     gap = make_plan([State((), (4,), 0), State(((0,),), (4, 1), 3)])
     assert [gap.next_state(n) for n in range(5)] == [0, 0, 0, 1, 1]
     assert [chain(2).next_state(n) for n in range(2, 4)] == [0, 0]
+
+
+def test_what_a_node_borrows_counts_as_known():
+    """From its parent's probes, one distance less; what it has itself if that is more."""
+    state = State(((0,), (1,), (0, 0)), (3, 0, 2, 0), 2, borrows=True)
+    assert state.known == (3, 2, 2, 1) and dataclasses.replace(state, borrows=False).known == state.probes
+    plan = make_plan([state, State((), (3,), 0)])
+    assert plan.arrays(3).next_state.tolist() == [[1, 0, 0, 0], [1, 1, 1, 0]]  # the first one is padded
+    assert plan_from_json(plan_to_json(plan), "here") == plan
+    with pytest.raises(UserError, match="for 1 distances"):
+        make_plan([state])
 
 
 def test_states_come_in_order_and_so_do_their_paths():

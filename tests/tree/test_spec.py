@@ -16,6 +16,7 @@ from jaxspec.tree import (
     random_tree,
     save_plan,
     sparse_tree,
+    straightforward,
 )
 
 ACCURACY = [[0.5, 0.2], [0.4, 0.1], [0.3, 0.1]]
@@ -41,6 +42,7 @@ def written(tmp_path):
     ("spec", "plan"),
     [
         ("chain:3", chain(3)),
+        ("straightforward:2", straightforward(2)),
         ("cartesian:3,2", cartesian([3, 2])),
         ("cartesian:4", cartesian([4])),
         ("efficient:5", efficient([5, 5, 5])),

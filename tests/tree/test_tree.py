@@ -44,9 +44,32 @@ def test_arrays_of_random_trees(seed):
                 assert (tree.probe_owner[probe], tree.probe_distance[probe]) == (n, distance)
     assert tree.num_probes == sum(counts) == (tree.probe_of >= 0).sum()
     assert (np.diff(tree.probe_distance) >= 0).all()  # each segment of layers works on a prefix
+    assert tree.probe_ends == tuple(int((tree.probe_distance <= d).sum()) for d in range(1, distances + 1))
     assert tree.max_depth == max(len(path) for path in nodes)
     assert tree.max_rank == 1 + max(rank for path in [(0,), *paths] for rank in path)
     assert (tree.parent[1:] < np.arange(1, len(nodes))).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_borrowed_probe_predicts_the_same_token(seed):
+    """Its own where a node has one; else the nearest ancestor's whose distance reaches as far."""
+    paths, distances = random_paths(seed), 4
+    nodes = [(), *sorted(paths, key=lambda p: (len(p), p))]
+    counts = [random.Random(seed + n).randrange(distances + 1) for n in range(len(nodes))]
+    own, tree = build_tree(paths, distances, counts), build_tree(paths, distances, counts, borrows=True)
+    np.testing.assert_array_equal(own.probe_owner, tree.probe_owner)
+    for n, path in enumerate(nodes):
+        for distance in range(1, distances + 1):
+            reaches = (own.probe_of[nodes.index(path[: len(path) - up]), distance - 1 + up]
+                       for up in range(min(len(path), distances - distance) + 1))  # fmt: skip
+            assert tree.probe_of[n, distance - 1] == next((probe for probe in reaches if probe >= 0), -1)
+
+
+def test_the_ends_of_a_stack_hold_for_every_tree_in_it():
+    few, many = build_tree([(0,)], 2, [2, 0]), build_tree([(0,), (1,)], 2, [1, 1, 1])
+    assert (few.probe_ends, many.probe_ends) == ((1, 2), (3, 3))
+    assert stack_trees([few, many]).probe_ends == (3, 3)
+    assert pad_tree(few, 4, 5, 1, 2).probe_ends == (5, 5) and pad_tree(few, 4, 5, 1, 2, (2, 2)).probe_ends == (2, 5)
 
 
 @pytest.mark.parametrize("seed", range(10))
