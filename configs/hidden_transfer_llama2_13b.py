@@ -1,4 +1,4 @@
-"""Hidden Transfer for LLaMA-2-13B-chat: ShareGPT, one epoch (4.2); layers as in 4.1."""
+"""Hidden Transfer for LLaMA-2-13B-chat: ShareGPT, one epoch (4.2), layers as in 4.1."""
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import HiddenTransfer

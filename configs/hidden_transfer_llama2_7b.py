@@ -1,4 +1,4 @@
-"""Hidden Transfer for LLaMA-2-7B-chat: ShareGPT, one epoch (4.2); layers 15 and 20 as in 4.4, the third is not published."""
+"""Hidden Transfer for LLaMA-2-7B-chat: ShareGPT, one epoch (4.2), layers 15 and 20 as in 4.4, the third our choice."""
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import HiddenTransfer

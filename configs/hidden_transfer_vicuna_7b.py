@@ -1,4 +1,4 @@
-"""Hidden Transfer for Vicuna-7B v1.3: ShareGPT, one epoch (4.2); layers 15 and 20 as in 4.4, the third is not published."""
+"""Hidden Transfer for Vicuna-7B v1.3: ShareGPT, one epoch (4.2), layers 15 and 20 as in 4.4, the third our choice."""
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import HiddenTransfer

@@ -1,0 +1,253 @@
+"""What all probe methods promise: what is trained is what decodes, and the base never notices."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.acceptance import Accepted
+from jaxspec.decoding.sampling import make_sampler
+from jaxspec.errors import UserError
+from jaxspec.methods import PPD, BiTA, HiddenTransfer
+from jaxspec.methods.base import Batch, Draft, Verified
+from jaxspec.model.base import Base
+from jaxspec.model.cache import commit, empty_cache
+from jaxspec.model.decoder import causal_mask
+from jaxspec.model.rows import run_rows
+from jaxspec.tree import build_tree, select_trees, stack_trees
+from tests.model.helpers import plain
+
+METHODS = [
+    PPD(),
+    PPD(ensemble=3, multi_exit=2),
+    PPD(ensemble=2, mask="decoder", aggregation="learned", entry=1),
+    PPD(ensemble=2, mask="encoder", prefix_tokens=2, head="one_stage"),
+    PPD(entry=1, prefix_tokens=1, multi_exit=2, head="two_stage"),
+    BiTA(prompts=4),
+    BiTA(prompts=2, entry=1, objective="distillation"),
+    BiTA(prompting="shallow", prompts=3),
+    BiTA(prompting="shallow", prompts=3, entry=2),
+    BiTA(prompting="none", distances=2),
+    HiddenTransfer(layers=(0, 1, 2), training="joint"),
+    HiddenTransfer(layers=(1, 1, 2), training="joint"),
+    HiddenTransfer(layers=(0, 2, 2), masked=True, training="joint"),
+]
+
+
+def settings(method):
+    changed = [f"{k}={v}" for k, v in vars(method).items() if getattr(type(method)(), k) != v]
+    return "-".join([method.name, *changed])
+
+
+every_method = pytest.mark.parametrize("method", METHODS, ids=settings)
+
+
+def sequence(tiny, length=20, seed=0):
+    return jnp.array(np.random.default_rng(seed).integers(0, tiny.config.vocab_size, (1, length)), jnp.int32)
+
+
+def batch_of(tokens, points, lengths=None):
+    lengths = [tokens.shape[1]] * tokens.shape[0] if lengths is None else lengths
+    return Batch(tokens, jnp.array(lengths), jnp.ones(tokens.shape[0], jnp.int32), jnp.array(points))
+
+
+def trained(method, base, seed=3):
+    """A pytree in which nothing is zero, the identity, or equal among the rows of a probe."""
+    trainable = method.init(jax.random.key(seed), base)
+    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(9), x.shape), trainable)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def predict(method, trainable, base, batch):
+    return method.predictions(trainable, base, batch)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def loss_and_gradient(method, trainable, base, stage, batch):
+    loss = lambda t: method.loss(t, base, batch, stage)  # noqa: E731
+    return jax.value_and_grad(loss, has_aux=True)(trainable)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def step_at(method, trainable, base, tokens, p, tree):
+    """Hidden states of a decoding step whose second candidate at depth 1 is the token at p, and its cache."""
+    prefix = tokens[:, : p - 1]
+    positions = jnp.arange(p - 1)[None]
+    _, rows = base.rows(base.embed(prefix), positions, causal_mask(1, p - 1))
+    cache = commit(empty_cache(base.decoder.config, 1, 32, jnp.float32), rows, jnp.zeros(1, jnp.int32))
+    filler = jnp.arange(3, 3 + tree.num_nodes)[None] % 16
+    draft = filler.at[0, 0].set(tokens[0, p - 1]).at[0, 2].set(tokens[0, p])
+    lengths = jnp.array([p - 1])
+    rows = method.rows(method.prepared(trainable, base), base, tree, Draft(draft, jnp.ones(draft.shape, bool)), lengths)
+    exits, kv = run_rows(base, rows, cache, lengths[:, None, None])
+    return tuple(x[:, 0] for x in exits), kv
+
+
+def stacked(method):
+    """A tree behind whose third node all probes stand, padded by another one of quite different probes."""
+    other = build_tree([(0,), (1,), (2,), (0, 0)], method.distances, [method.distances, 1, 0, 2, 1])
+    wanted = build_tree([(0,), (1,), (1, 0)], method.distances, [method.distances] * 4)
+    return select_trees(stack_trees([wanted, other]), jnp.zeros(1, int))
+
+
+@every_method
+def test_training_and_decoding_compute_the_same_predictions(tiny, method):
+    """Logits of the loss at insertion point p equal those of a decoding step whose accepted node sits at p."""
+    base, p = Base(tiny.params, tiny.decoder), 8
+    tokens, trainable = sequence(tiny), trained(method, base)
+    wanted = predict(method, trainable, base, batch_of(tokens, [[4, p]]))[0, 1]
+    tree = stacked(method)
+    exits, _ = step_at(method, trainable, base, tokens, p, tree)
+    accepted = Accepted(jnp.array([[0, 2, 2]]), jnp.array([1]), jnp.array([2]), jnp.array([0]))
+    verified = Verified(exits, accepted, jnp.zeros((1, 3), jnp.int32), jnp.array([p + 1]))
+    seeds, greedy = jnp.zeros(1, jnp.uint32), make_sampler(SamplingConfig())
+    prepared = method.prepared(trainable, base)
+    propose = jax.jit(lambda base, *args: method.propose(prepared, base, *args))
+    new, _ = propose(base, tree, tree, verified, greedy, seeds, {})
+    best = jnp.argsort(-wanted, axis=-1)
+    assert new.tokens[0, :4].tolist() == [0, best[0, 0], best[0, 1], best[1, 0]]
+
+    probes = tree.probe_of[0, 2, : len(wanted)]
+    rows = tree.num_nodes + probes[:, None] * method.probe_rows + np.arange(method.probe_rows)
+    logits = jax.jit(method.read)(prepared, base, [x[0, rows] for x in exits])
+    np.testing.assert_allclose(logits, wanted, rtol=1e-3, atol=1e-3)
+
+
+@every_method
+def test_the_base_never_notices(tiny, method):
+    """Bit for bit the same logits of real tokens whatever the probes are, and within 1e-5 without any."""
+    base, p, tokens = Base(tiny.params, tiny.decoder), 8, sequence(tiny)
+    tree, trainable = stacked(method), trained(method, base)
+    others = jax.tree.map(lambda x: x * -3 + 1, trainable)
+    (*_, one), kv = step_at(method, trainable, base, tokens, p, tree)
+    (*_, two), kv_two = step_at(method, others, base, tokens, p, tree)
+    N = tree.num_nodes
+    assert not np.allclose(one[:, N:], two[:, N:], atol=1e-2)
+    logits = jax.jit(Base.logits)
+    np.testing.assert_array_equal(logits(base, one[:, :N]), logits(base, two[:, :N]))
+    nodes = lambda cache: jax.tree.map(lambda x: x[:, :, :N], cache)  # noqa: E731
+    jax.tree.map(np.testing.assert_array_equal, nodes(kv), nodes(kv_two))
+
+    wanted = plain(base, tokens[:, : p + 1])
+    scale = np.abs(wanted).max()
+    np.testing.assert_allclose(logits(base, one[:, :N])[:, [0, 2]] / scale, wanted[:, p - 1 :] / scale, atol=1e-5)
+
+
+@every_method
+def test_an_insertion_point_sees_nothing_behind_it(tiny, method):
+    base, tokens = Base(tiny.params, tiny.decoder), sequence(tiny)
+    trainable = trained(method, base)
+    changed = tokens.at[:, 9:].set((tokens[:, 9:] + 1) % 16)
+    same = [predict(method, trainable, base, batch_of(t, [[8, 2]])) for t in (tokens, changed)]
+    np.testing.assert_array_equal(*same)
+    other = predict(method, trainable, base, batch_of(tokens.at[:, 8].set(15 - tokens[:, 8]), [[8, 2]]))
+    assert not np.allclose(other[0, 0], same[0][0, 0]) and np.array_equal(other[0, 1], same[0][0, 1])
+
+
+def loss_by_hand(method, trainable, base, batch):
+    """One insertion point and distance at a time."""
+    student = np.asarray(jax.nn.log_softmax(predict(method, trainable, base, batch)), np.float64)
+    teacher = np.asarray(jax.nn.log_softmax(plain(base, batch.tokens)), np.float64)
+    total, count = 0.0, 0
+    for row, points in enumerate(np.asarray(batch.points)):
+        for group, p in enumerate(points):
+            for d in range(1, method.distances + 1):
+                if p < 0 or p + d + 1 >= batch.lengths[row]:
+                    continue
+                q, t = student[row, group, d - 1], teacher[row, p + d]
+                if method.objective == "hard":
+                    each = -q[batch.tokens[row, p + d + 1]]
+                elif method.direction == "forward":
+                    each = np.sum(np.exp(t) * (t - q))
+                else:
+                    each = np.sum(np.exp(q) * (q - t))
+                total, count = total + each * method.decay ** (d - 1), count + 1
+    return total / count
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        PPD(),
+        PPD(direction="reverse", decay=0.5),
+        PPD(objective="hard", distances=2),
+        BiTA(prompts=2),
+        BiTA(prompts=2, objective="distillation"),
+        HiddenTransfer(layers=(0, 1, 2), training="joint"),
+    ],
+    ids=settings,
+)
+def test_loss_by_hand(tiny, method):
+    """PPD equation 4.1, BiTA equation 1, Hidden Transfer section 3.3."""
+    base = Base(tiny.params, tiny.decoder)
+    tokens = jnp.concatenate([sequence(tiny, seed=0), sequence(tiny, seed=1)])
+    batch = batch_of(tokens, [[3, 17, -1], [2, 9, 13]], lengths=[20, 14])
+    trainable = trained(method, base)
+    (loss, metrics), _ = loss_and_gradient(method, trainable, base, 0, batch)
+    np.testing.assert_allclose(loss, loss_by_hand(method, trainable, base, batch), rtol=1e-4)
+    assert set(metrics) == {f"top1@{d}" for d in range(1, method.distances + 1)}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        PPD(ensemble=2, aggregation="learned", prefix_tokens=1, head="one_stage"),
+        PPD(objective="hard"),
+        BiTA(prompts=2),
+        BiTA(prompts=2, prompting="shallow", objective="distillation"),
+        HiddenTransfer(layers=(0, 1, 2), training="joint"),
+    ],
+    ids=settings,
+)
+def test_training_lowers_the_loss_and_every_part_learns(tiny, method):
+    base, batch = Base(tiny.params, tiny.decoder), batch_of(sequence(tiny, 40), [list(range(2, 34))])
+    trainable = method.init(jax.random.key(0), base)
+    optimizer = optax.adam(1e-2)
+    state, losses = optimizer.init(trainable), []
+    for _ in range(60):
+        (loss, _), gradients = loss_and_gradient(method, trainable, base, 0, batch)
+        assert all(np.any(g != 0) for g in jax.tree.leaves(gradients))
+        updates, state = optimizer.update(gradients, state)
+        trainable = optax.apply_updates(trainable, updates)
+        losses.append(float(loss))
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: PPD(distances=0), "ppd: distances must be at least 1, got 0"),
+        (lambda: PPD(ensemble=0), "ensemble must be at least 1"),
+        (lambda: PPD(prefix_tokens=-1), "prefix_tokens must be at least 0"),
+        (lambda: PPD(multi_exit=0), "multi_exit must be at least 1"),
+        (lambda: PPD(decay=0.0), "decay must be above 0"),
+        (lambda: PPD(head="three_stage"), "head must be one of none, one_stage, two_stage"),
+        (lambda: BiTA(prompts=0), "bita: prompts must be at least 1"),
+        (lambda: BiTA(prompting="wide"), "prompting must be one of deep, shallow, none"),
+        (lambda: HiddenTransfer(layers=(3, 2, 4)), r"ascending order, got \[3, 2, 4\]"),
+        (lambda: HiddenTransfer(layers=(3, 4)), r"layers must be 3 layers"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(build, message):
+    with pytest.raises(UserError, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [PPD(entry=3), PPD(entry=-1), PPD(entry=2, multi_exit=2), BiTA(entry=3), HiddenTransfer(layers=(0, 1, 3))],
+    ids=settings,
+)
+def test_layers_that_the_base_does_not_have_are_named(tiny, method):
+    with pytest.raises(UserError, match=r"probes can join at layers 0 to [12] of this base"):
+        method.abstract(tiny.config)
+
+
+def test_settings_survive_json(tiny):
+    method = HiddenTransfer(layers=[0, 1, 2])
+    assert method == HiddenTransfer(**dataclasses.asdict(method)) and hash(method) and method.layers == (0, 1, 2)
