@@ -139,6 +139,7 @@ class TrainConfig:
       clip: largest global norm of a gradient; 0 does not clip.
       seed: of initialisation, data order and insertion points.
       eval_every: updates between evaluations on part of the held-out answers; 0 evaluates at the end only.
+      eval_answers: held-out answers of the evaluation at the end; 0 is all.
       save_every: updates between checkpoints.
       remat: recompute each layer's activations in the backward pass instead of storing them.
     """
@@ -156,5 +157,6 @@ class TrainConfig:
     clip: float = 0.0
     seed: int = 0
     eval_every: int = 250
+    eval_answers: int = 0
     save_every: int = 100
     remat: bool = False

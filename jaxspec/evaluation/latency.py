@@ -48,7 +48,7 @@ def measure_latency(
         drafters[int(size * per_node)] = Drafter(trainable, _star(size).arrays(method.probe_distances), method)
     with Progress("measuring", len(drafters) * (rounds + 1), "runs") as progress:
         for number, (rows, drafter) in enumerate(drafters.items(), 1):
-            runs[rows] = _StepTimer(base, drafter, batch_size, cache_length)
+            runs[rows] = StepTimer(base, drafter, batch_size, cache_length)
             progress.update(number, f"{rows} rows compiled")
         samples = {rows: [] for rows in runs}
         for turn in range(rounds):
@@ -63,7 +63,7 @@ def _star(nodes: int) -> TreePlan:
     return make_plan([State(paths, (1,) * nodes, 1)])
 
 
-class _StepTimer:
+class StepTimer:
     """Times a few steps of one drafter from one and the same state."""
 
     def __init__(self, base: Base, drafter: Drafter, batch_size: int, cache_length: int):

@@ -152,7 +152,7 @@ def tune(model: Model, adapter: Adapter, prompts: Sequence[str], config: TuneCon
 def _figures(accuracy: np.ndarray, latency: Latency, finalists: list[Option], trials: list[Trial]) -> dict[str, Any]:
     """What a choice rests on, as plain values."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "trials": [dataclasses.asdict(trial) for trial in trials],
         "expected_tokens": {o.name: round(o.plan.expected_tokens, 4) for o in finalists},
         "predicted_tokens_per_second": {o.name: round(o.predicted, 2) for o in finalists},
@@ -163,7 +163,7 @@ def _figures(accuracy: np.ndarray, latency: Latency, finalists: list[Option], tr
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     """The name of the processor, where the system tells."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []

@@ -210,12 +210,6 @@ def draft_from_candidates(tree: Tree, root: jax.Array, candidates: jax.Array, kn
     return Draft(tokens, tree.live & (is_root | known[index]))
 
 
-def divergence(p: jax.Array, q: jax.Array) -> jax.Array:
-    """KL(p || q) [...] of two distributions given by their logits [..., V]: few passes over the vocabulary."""
-    apart = jnp.sum(jax.nn.softmax(p) * (p - q), axis=-1)
-    return apart - jax.nn.logsumexp(p, axis=-1) + jax.nn.logsumexp(q, axis=-1)
-
-
 def check_choices(method: Method) -> None:
     """Raise UserError where a setting with a fixed set of values (a `Literal`) has another one."""
     for name, kind in get_type_hints(type(method)).items():

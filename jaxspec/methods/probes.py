@@ -34,9 +34,9 @@ from jaxspec.methods.base import (
     PyTree,
     Verified,
     check_choices,
-    divergence,
     draft_from_candidates,
 )
+from jaxspec.methods.losses import future_loss
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache
 from jaxspec.model.decoder import causal_mask
@@ -235,23 +235,10 @@ class ProbeMethod(Method, abc.ABC):
         self, trainable: PyTree, base: Base, batch: Batch, counted: Sequence[int]
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss of some distances, and the accuracy of each of them on the text."""
-        trainable, counted = self.prepared(trainable, base), np.array(counted)
-        frozen, exits = self.probe(trainable, base, batch, int(counted[-1]))
-        student = self.read(trainable, base, exits)[..., counted - 1, :]  # [B, G, counted, V]
-        source = batch.points[..., None] + counted  # the row whose distribution is the target
-        has_target = (batch.points[..., None] >= 0) & (source + 1 < batch.lengths[:, None, None])
-        source = jnp.minimum(source, batch.tokens.shape[1] - 2)
-        rows = jnp.arange(source.shape[0])[:, None, None]
-        at_label = jnp.take_along_axis(student, batch.tokens[rows, source + 1][..., None], axis=-1)[..., 0]
-        if self.objective == "hard":
-            each = jax.nn.logsumexp(student, axis=-1) - at_label
-        else:
-            teacher = base.logits(frozen[rows, source])
-            each = divergence(*((teacher, student) if self.direction == "forward" else (student, teacher)))
-        right = (at_label >= jnp.max(student, axis=-1)) & has_target
-        accuracy = jnp.sum(right, axis=(0, 1)) / jnp.maximum(jnp.sum(has_target, axis=(0, 1)), 1)
-        loss = jnp.sum(each * has_target * self.decay ** (counted - 1)) / jnp.maximum(jnp.sum(has_target), 1)
-        return loss, {f"top1@{d}": accuracy[i] for i, d in enumerate(counted)}
+        trainable = self.prepared(trainable, base)
+        frozen, exits = self.probe(trainable, base, batch, counted[-1])
+        student = self.read(trainable, base, exits)[..., np.array(counted) - 1, :]  # [B, G, counted, V]
+        return future_loss(student, base, frozen, batch, counted, self.objective, self.direction, self.decay)
 
     # Decoding
 

@@ -77,8 +77,10 @@ def check_config(config: RunConfig) -> None:
         raise UserError(f"train.steps must be at least {len(config.method.stages)}, one for every stage of training")
     if t.microbatch < 0 or (t.microbatch and t.batch_size % t.microbatch):
         raise UserError(f"train.microbatch must divide train.batch-size {t.batch_size}, got {t.microbatch}")
-    if t.eval_every < 0 or not 0 <= t.warmup < t.steps:
-        raise UserError(f"train.eval-every must not be negative, nor train.warmup outside 0 to {t.steps - 1}")
+    if t.eval_every < 0 or t.eval_answers < 0 or not 0 <= t.warmup < t.steps:
+        raise UserError(
+            f"train.eval-every and eval-answers must not be negative, nor train.warmup outside 0 to {t.steps - 1}"
+        )
     if not t.learning_rate > 0:
         raise UserError(f"train.learning-rate must be positive, got {t.learning_rate}")
     if t.sequence_length <= d.max_prompt_tokens:
@@ -190,6 +192,7 @@ class Trainer:
 
             held_out, answers = prepare_answers(self.model, self.config.data, self._prompts, report)
         trainable = self._train(TrainingData(answers, self.config.train), held_out)
+        held_out = held_out[: self.config.train.eval_answers or None]
         with Progress("evaluation", len(held_out), "answers") as progress:
             accuracy = evaluate(self.config.method, trainable, self.base, held_out, progress.update)
         self._log({"step": self.config.train.steps, "held_out": len(held_out)} | _accuracies(accuracy))

@@ -1,0 +1,122 @@
+"""The papers' ablations on a small base: python ablate.py [--studies NAME ...] [--steps 36], resumable; --report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from jaxspec import DataConfig, Model, TrainConfig, UserError, load_model
+from jaxspec.cli import enable_compilation_cache, parse, run_main
+from jaxspec.errors import suggest
+from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, run_decoding, run_similarity, run_steps
+from jaxspec.evaluation.ablation_report import write_report
+from jaxspec.evaluation.ablations import STUDIES, run_studies
+from jaxspec.evaluation.tuning import processor
+from jaxspec.methods import PPD
+from jaxspec.methods.adapter import write_atomically
+from jaxspec.model.hf import read_json
+from jaxspec.model.load import DEFAULT_MODEL
+from jaxspec.training.data import prepare_answers, select_prompts
+from jaxspec.training.trainer import RunConfig
+
+_MEASURES = ("steps", "similarity")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Train the variants of the papers' tables, decode with them, and write docs/ablations.md.
+
+    Attributes:
+      studies: names; default all. `steps` and `similarity` are measurements of their own.
+      model: smollm2-135m (embedded); the layers of some studies are made for its 30.
+      prompts: a JSONL file of training prompts; empty takes the small set that ships.
+      column: field of that file that holds the prompt.
+      steps: updates of every training.
+      eval_answers: held-out answers that accuracies are measured on.
+      decode_prompts: held-out prompts that trees are compared on.
+      max_new_tokens: per answer when they are.
+      output: folder of the trainings; a killed study goes on there.
+      docs: folder of ablations.json, ablations.md and its plots.
+      report: write the page from ablations.json and stop.
+    """
+
+    studies: tuple[str, ...] = ()
+    model: str = DEFAULT_MODEL
+    prompts: str = ""
+    column: str = "prompt"
+    steps: int = 36
+    eval_answers: int = 32
+    decode_prompts: int = 12
+    max_new_tokens: int = 64
+    output: str = "runs/ablations"
+    docs: str = "docs"
+    report: bool = False
+
+
+def base_run(options: Options, model: Model) -> RunConfig:
+    """What all trainings share: two answers per update, at up to 128 positions each."""
+    train = TrainConfig(
+        steps=options.steps, batch_size=2, insertions=128, warmup=min(5, options.steps - 1), clip=1.0,
+        eval_every=0, eval_answers=options.eval_answers, save_every=12,
+    )  # fmt: skip
+    data = DataConfig(prompts=options.prompts, column=options.column)
+    return RunConfig(model=options.model, shapes=model.config, method=PPD(), data=data, train=train)
+
+
+def check_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The studies to run. Raises UserError for one that does not exist."""
+    known = [*(study.name for study in STUDIES), *(study.name for study in DECODING_STUDIES), *_MEASURES]
+    for name in names:
+        if name not in known:
+            raise UserError(f"unknown study {name!r}{suggest(name, known)}; studies: {', '.join(known)}")
+    return names or tuple(known)
+
+
+def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save: Any) -> None:
+    """Fill in the results, saving after every part."""
+    model = load_model(options.model)
+    base, output = base_run(options, model), Path(options.output)
+    results["setting"] = {
+        "model": options.model, "steps": options.steps, "groups": 250, "answers": options.eval_answers,
+        "machine": processor(),
+    }  # fmt: skip
+    for study in (study for study in STUDIES if study.name in names):
+        results["trainings"] |= run_studies(base, model, output, [study], lambda text: print(text, file=sys.stderr))
+        save()
+    prompts = select_prompts(model, base.data)
+    held_out, _ = prepare_answers(model, base.data, prompts, lambda done, tokens: None)
+    folder = lambda study, label: output / results["trainings"][study][label]["run"]  # noqa: E731
+    for study in (study for study in DECODING_STUDIES if study.name in names):
+        texts = [text for text, _ in prompts[: options.decode_prompts]]
+        results["decoding"][study.name] = run_decoding(study, model, folder, texts, options.max_new_tokens)
+        save()
+    if "steps" in names:
+        results["steps"] = run_steps(model, cache_length=512, rounds=9)
+    if "similarity" in names:
+        results["similarity"] = run_similarity(model, held_out[: options.eval_answers])
+    save()
+
+
+def main(args: list[str]) -> None:
+    """Parse, run what is asked for, write the page."""
+    options = parse(Options, args, prog="ablate.py")
+    names, docs = check_names(options.studies), Path(options.docs)
+    if min(options.steps, options.eval_answers, options.decode_prompts) < 1 or options.max_new_tokens < 2:
+        raise UserError("steps, eval-answers and decode-prompts must be at least 1, max-new-tokens at least 2")
+    file = docs / "ablations.json"
+    if options.report and not file.exists():
+        raise UserError(f"{file}: no results there; run ablate.py without --report first")
+    results = {"setting": {}, "trainings": {}, "decoding": {}, "steps": {}, "similarity": []}
+    results |= read_json(file) if file.exists() else {}
+    if not options.report:
+        enable_compilation_cache()
+        docs.mkdir(parents=True, exist_ok=True)
+        run(options, names, results, lambda: write_atomically(file, json.dumps(results, indent=1).encode()))
+    print(f"written to {write_report(results, docs)}")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,152 @@
+"""The ablations that are about decoding: trees and numbers of tokens against speed, and what late rows save."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.loop import Drafter
+from jaxspec.evaluation.ablations import Claim
+from jaxspec.evaluation.probing import similarity, step_times
+from jaxspec.evaluation.race import race
+from jaxspec.methods import PPD, BiTA, HiddenTransfer
+from jaxspec.methods.adapter import Adapter, adapter_plan, load_adapter, make_drafter, open_adapter
+from jaxspec.methods.base import Method
+from jaxspec.model.base import Base
+from jaxspec.model.load import Model
+from jaxspec.training.data import Answer
+from jaxspec.tree import State, TreePlan, make_plan
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodingStudy:
+    """One table of decoding.
+
+    Attributes:
+      name: short, for files.
+      title: what is compared.
+      source: where the paper has it.
+      adapter: the shipped one of this method decodes; empty where every entry names its training.
+      entries: by label, (study, variant) whose adapter decodes (empty: the shipped one), and the tree.
+      claims: what the paper concludes, of speed.
+      axis: name of the quantity that the labels are values of.
+    """
+
+    name: str
+    title: str
+    source: str
+    adapter: str
+    entries: dict[str, tuple[str, str, str]]
+    claims: tuple[Claim, ...] = ()
+    axis: str = ""
+
+
+DECODING_STUDIES = (
+    DecodingStudy(
+        "bita_decoding", "BiTA: trees", "BiTA Table 4", "bita",
+        {
+            "straightforward": ("", "", "straightforward:3"),
+            **{f"full tree, k = {k}": ("", "", f"cartesian:{k},{k},{k}") for k in (1, 2, 3, 4)},
+            "efficient tree": ("", "", "efficient:5"),
+            "efficient tree, thinning": ("", "", "efficient:5,4,3"),
+        },
+        (
+            Claim("full tree, k = 1", "straightforward", "masks on every candidate pay"),
+            Claim("full tree, k = 2", "full tree, k = 4", "wide full trees cost more than they bring"),
+            Claim("efficient tree", "full tree, k = 2", "the efficient tree is the fastest"),
+        ),
+    ),
+    DecodingStudy(
+        "bita_prompts_speed", "BiTA: speed against the number of prompt tokens, efficient tree", "BiTA Figure 8", "",
+        {str(n): ("bita_prompts", str(n), "efficient:5") for n in (1, 4, 8, 16, 32, 64)},
+        (Claim("16", "4", "speed grows with the prompts, up to 16"),),
+        "prompt tokens",
+    ),
+    DecodingStudy(
+        "bita_masks_speed", "BiTA: speed against the number of mask tokens, efficient tree", "BiTA Figure 9", "",
+        {str(m): ("bita_masks", "5", "efficient:" + ",".join("5" * m)) for m in (1, 2, 3, 4, 5)},
+        (
+            Claim("3", "1", "three masks are faster than one"),
+            Claim("3", "5", "three masks are faster than five"),
+        ),
+        "mask tokens",
+    ),
+)  # fmt: skip
+
+
+def run_decoding(
+    study: DecodingStudy,
+    model: Model,
+    runs: Callable[[str, str], Path],
+    prompts: Sequence[str],
+    max_new_tokens: int,
+) -> dict[str, Any]:
+    """Decode the same prompts with every entry of a study and autoregressively, in turn.
+
+    Args:
+      study: what to compare.
+      model: the base.
+      runs: (study, variant) to the folder of its adapter.
+      prompts: texts.
+      max_new_tokens: per answer.
+
+    Returns:
+      {label: figures}, `autoregressive` among them.
+    """
+    drafters = {}
+    for label, (of_study, variant, tree) in study.entries.items():
+        if study.adapter:
+            _, adapter = open_adapter(study.adapter, model)
+        else:
+            adapter = load_adapter(runs(of_study, variant), model.config)
+        drafters[label] = make_drafter(adapter, adapter_plan(adapter, tree), model)
+    trials = race(model, drafters, prompts, max_new_tokens, SamplingConfig())
+    rows = {label: _rows(drafter) for label, drafter in drafters.items()} | {"autoregressive": 1}
+    return {t.name: dataclasses.asdict(t) | {"rows": rows[t.name], "prompts": len(prompts)} for t in trials}
+
+
+def _rows(drafter: Drafter) -> int:
+    return int(drafter.tree.num_nodes + drafter.tree.num_probes * drafter.method.probe_rows)
+
+
+STEP_METHODS: dict[str, Method] = {
+    "PPD": PPD(),
+    "PPD from layer 10": PPD(entry=10),
+    "PPD from layer 20": PPD(entry=20),
+    "BiTA, 16 deep prompts": BiTA(),
+    "BiTA from layer 10": BiTA(entry=10),
+    "Hidden Transfer, layers 10/14/18": HiddenTransfer(),
+}
+_STEP_NODES = (2, 4, 8)
+
+
+def run_steps(model: Model, cache_length: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Seconds of a step by method and number of rows: nodes with all their probes, the same for every method."""
+    import jax
+
+    base = Base(model.params, model.decoder)
+    drafters = {}
+    for name, method in STEP_METHODS.items():
+        adapter = Adapter(method, method.init(jax.random.key(0), base), model.fingerprint, {})
+        for nodes in _STEP_NODES:
+            drafters[f"{name}/{nodes * (1 + method.distances)}"] = make_drafter(adapter, _bush(nodes), model)
+    seconds = step_times(model, drafters, cache_length, rounds)
+    return {
+        name: {rows: seconds[f"{name}/{rows}"] for rows in (str(4 * nodes) for nodes in _STEP_NODES)}
+        for name in STEP_METHODS
+    }
+
+
+def _bush(nodes: int) -> TreePlan:
+    """A root with candidates side by side, three probes on every node."""
+    return make_plan([State(tuple((rank,) for rank in range(nodes - 1)), (3,) * nodes, 1)])
+
+
+def run_similarity(model: Model, answers: Sequence[Answer]) -> list[dict[str, float]]:
+    """Figure 4 of Hidden Transfer with the adapter that ships."""
+    _, adapter = open_adapter("hidden_transfer", model)
+    curves = similarity(adapter.method, adapter.trainable, Base(model.params, model.decoder), answers)
+    return [{str(layer): value for layer, value in curve.items()} for curve in curves]

@@ -1,0 +1,255 @@
+"""The papers' ablations on a base that everyone can run: many small trainings, equal within a table.
+
+Every variant is a method with its settings; one that several tables share is trained once. Trainings are ordinary
+runs in folders of their own, so that a killed study goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxspec.config import TrainConfig
+from jaxspec.evaluation.early_exit import EarlyExit
+from jaxspec.methods import PPD, BiTA, HiddenTransfer
+from jaxspec.methods.adapter import write_atomically
+from jaxspec.methods.base import Method
+from jaxspec.model.load import Model
+from jaxspec.training.trainer import RunConfig, Trainer
+
+_LARGE = 10_000_000  # parameters; projections of whole vocabularies are not kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a paper concludes from a table: one variant predicts better than another.
+
+    Attributes:
+      better: label of a variant.
+      worse: label of another.
+      text: the conclusion, in our words.
+    """
+
+    better: str
+    worse: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """One table.
+
+    Attributes:
+      name: short, for files.
+      title: what is compared.
+      source: where the paper has it.
+      learning_rate: of all variants.
+      variants: methods by label.
+      claims: what the paper concludes.
+      axis: name of the quantity that the labels are values of, where a curve says more than rows.
+    """
+
+    name: str
+    title: str
+    source: str
+    learning_rate: float
+    variants: dict[str, Method]
+    claims: tuple[Claim, ...] = ()
+    axis: str = ""
+
+
+def _over(values: Iterable[Any], build: Callable[[Any], Method]) -> dict[str, Method]:
+    return {str(value): build(value) for value in values}
+
+
+def _distilled(**settings: Any) -> BiTA:
+    return BiTA(objective="distillation", **settings)
+
+
+def _transfer(*layers: int, **settings: Any) -> HiddenTransfer:
+    return HiddenTransfer(distances=len(layers), layers=layers, **settings)
+
+
+_LATE = (0, 5, 10, 15, 20, 25)
+
+STUDIES = (
+    Study(
+        "bita_prompting", "BiTA: prompting design", "BiTA Table 3", 1e-2,
+        {"masks only": _distilled(prompting="none"), "shallow": _distilled(prompting="shallow"), "deep": _distilled()},
+        (
+            Claim("shallow", "masks only", "shallow prompts help a little"),
+            Claim("deep", "shallow", "deep prompts help much more"),
+        ),
+    ),
+    Study(
+        "bita_prompts", "BiTA: number of prompt tokens", "BiTA Figure 8", 1e-2,
+        _over((1, 4, 8, 16, 32, 64), lambda n: _distilled(prompts=n)),
+        (Claim("16", "4", "more prompts help, up to about 16"), Claim("64", "16", "beyond 16 nothing is gained")),
+        "prompt tokens",
+    ),
+    Study(
+        "bita_masks", "BiTA: five mask tokens", "BiTA Figure 9, see the decoding table", 1e-2,
+        {"5": _distilled(distances=5)},
+    ),
+    Study(
+        "bita_objective", "BiTA: labels or distillation", "not in the paper", 1e-2,
+        {"hard labels": BiTA(), "distillation": _distilled()},
+    ),
+    Study(
+        "bita_entry", "BiTA: masks that join late", "PPD section 7.4.2, an idea", 1e-2,
+        _over(_LATE, lambda layer: _distilled(entry=layer)), axis="layer of entry",
+    ),
+    Study(
+        "transfer_first", "Hidden Transfer: layer of the first step", "Hidden Transfer Figure 5", 1e-3,
+        _over((5, 10, 15, 20, 25), lambda layer: _transfer(layer)),
+        (
+            Claim("15", "25", "from the middle to the top accuracy drops rapidly"),
+            Claim("5", "15", "below the middle nothing is gained"),
+        ),
+        "layer of the first step",
+    ),
+    Study(
+        "transfer_second", "Hidden Transfer: layer of the second step, the first at 10",
+        "Hidden Transfer Figure 6", 1e-3,
+        _over((10, 15, 20, 25), lambda layer: _transfer(10, layer)),
+        (Claim("15", "25", "a second step near the top is worse"),),
+        "layer of the second step",
+    ),
+    Study(
+        "transfer_masked", "Hidden Transfer: does the second step need to see the first?", "Hidden Transfer Figure 7",
+        1e-3, {"seen": _transfer(10, 15), "masked": _transfer(10, 15, masked=True)},
+        (Claim("seen", "masked", "the second step is better when it sees the first"),),
+    ),
+    Study(
+        "transfer_training", "Hidden Transfer: how the maps are trained", "not in the paper", 1e-3,
+        {
+            "separate": _transfer(10, 14, 18),
+            "separate, real states": _transfer(10, 14, 18, train_visibility="real"),
+            "joint": _transfer(10, 14, 18, training="joint"),
+        },
+    ),
+    Study(
+        "transfer_exits", "Hidden Transfer against early exit", "Hidden Transfer Figure 3", 1e-3,
+        {"hidden transfer": _transfer(10, 14, 18, training="joint"), "early exit": EarlyExit((10, 14, 18))},
+        (Claim("hidden transfer", "early exit", "pseudo states beat reading the same layers directly"),),
+    ),
+    Study(
+        "ppd_epts", "PPD: ensemble prompt tokens", "PPD Table 6.4", 3e-2,
+        _over((1, 4, 10), lambda n: PPD(ensemble=n)),
+        (
+            Claim("4", "1", "more EPTs predict better"),
+            Claim("10", "4", "still more EPTs predict still better"),
+        ),
+        "EPTs",
+    ),
+    Study(
+        "ppd_objective", "PPD: distillation or labels", "PPD Table 6.5", 3e-2,
+        {
+            "distillation": PPD(),
+            "distillation, KL(student || base)": PPD(direction="reverse"),
+            "hard labels": PPD(objective="hard"),
+        },
+        (Claim("distillation", "hard labels", "distillation predicts better than labels"),),
+    ),
+    Study(
+        "ppd_prefix", "PPD: prefix tuning", "PPD Table 6.6", 3e-2,
+        {"without": PPD(), "1 per distance": PPD(prefix_tokens=1)},
+        (Claim("without", "1 per distance", "prefix tuning makes predictions worse"),),
+    ),
+    Study(
+        "ppd_head", "PPD: a decoding head of its own", "PPD Table 6.7", 3e-2,
+        {"none": PPD(), "1-stage": PPD(head="one_stage"), "2-stage": PPD(head="two_stage")},
+        (
+            Claim("none", "1-stage", "a head trained in one stage makes predictions worse"),
+            Claim("2-stage", "none", "one trained in two stages makes them a little better"),
+        ),
+    ),
+    Study(
+        "ppd_masks", "PPD: attention masks of 4 EPTs", "PPD Table 6.8", 3e-2,
+        {mask: PPD(ensemble=4, mask=mask) for mask in ("ensemble", "decoder", "encoder")},
+        (
+            Claim("ensemble", "decoder", "the ensemble mask beats the decoder mask"),
+            Claim("ensemble", "encoder", "the ensemble mask beats the encoder mask"),
+        ),
+    ),
+    Study(
+        "ppd_aggregation", "PPD: aggregation of 4 EPTs", "PPD Table 6.9", 3e-2,
+        {"average": PPD(ensemble=4), "learned": PPD(ensemble=4, aggregation="learned")},
+        (Claim("average", "learned", "learned weights are slightly worse than the average"),),
+    ),
+    Study(
+        "ppd_exits", "PPD: multi-exit ensemble", "PPD Table 6.10", 3e-2,
+        _over((1, 2, 3), lambda k: PPD(multi_exit=k)),
+        (Claim("1", "2", "averaging the last two layers is worse"), Claim("1", "3", "so is averaging three")),
+        "exits",
+    ),
+    Study(
+        "ppd_entry", "PPD: prompt tokens that join late", "PPD section 7.4.2, an idea", 3e-2,
+        _over(_LATE, lambda layer: PPD(entry=layer)), axis="layer of entry",
+    ),
+)  # fmt: skip
+
+
+def run_name(method: Method, train: TrainConfig) -> str:
+    """A folder name that belongs to these settings alone."""
+    values = [dataclasses.asdict(method), dataclasses.asdict(train)]
+    return f"{method.name}-{hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]}"
+
+
+def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
+    """Train a variant, or go on with it, or read what it came to.
+
+    Returns:
+      Settings, held-out accuracies [M][K], trainable parameters, and training speed.
+    """
+    result = folder / "result.json"
+    if not result.exists():
+        adapter = Trainer(run, model, folder, resume=(folder / "run.json").exists()).run()
+        rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        figures = {
+            "method": {"name": run.method.name} | dataclasses.asdict(run.method),
+            "training": dataclasses.asdict(run.train),
+            "accuracy": adapter.info["accuracy"],
+            "positions": adapter.info["accuracy_positions"],
+            "parameters": sum(leaf.size for leaf in jax.tree.leaves(adapter.trainable)),
+            "groups_per_second": [row["groups_per_second"] for row in rows if "loss" in row][-1],
+        }
+        shutil.rmtree(folder / "checkpoints")
+        if figures["parameters"] > _LARGE:
+            (folder / "adapter.safetensors").unlink()
+        write_atomically(result, json.dumps(figures).encode())
+    return json.loads(result.read_text())
+
+
+def run_studies(
+    base: RunConfig, model: Model, output: Path, studies: Sequence[Study], say: Callable[[str], None]
+) -> dict[str, dict[str, Any]]:
+    """Train every variant of every study.
+
+    Args:
+      base: data and training settings that all share.
+      model: the base.
+      output: a folder with a folder per training.
+      studies: which.
+      say: told what is being done.
+
+    Returns:
+      {study: {label: figures}}.
+    """
+    results: dict[str, dict[str, Any]] = {}
+    for study in studies:
+        results[study.name] = {}
+        for label, method in study.variants.items():
+            train = dataclasses.replace(base.train, learning_rate=study.learning_rate)
+            run = dataclasses.replace(base, method=method, tree="chain:1", train=train)
+            say(f"{study.title}: {label}")
+            folder = output / run_name(method, train)
+            results[study.name][label] = run_variant(run, model, folder) | {"run": folder.name}
+    return results

@@ -1,0 +1,60 @@
+"""What drafters learn from: the base's own distribution at the rows ahead, or the text it made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.methods.base import Batch
+from jaxspec.model.base import Base
+
+
+def divergence(p: jax.Array, q: jax.Array) -> jax.Array:
+    """KL(p || q) [...] of two distributions given by their logits [..., V]: few passes over the vocabulary."""
+    apart = jnp.sum(jax.nn.softmax(p) * (p - q), axis=-1)
+    return apart - jax.nn.logsumexp(p, axis=-1) + jax.nn.logsumexp(q, axis=-1)
+
+
+def future_loss(
+    student: jax.Array,
+    base: Base,
+    frozen: jax.Array,
+    batch: Batch,
+    distances: Sequence[int],
+    objective: str = "distillation",
+    direction: str = "forward",
+    decay: float = 1.0,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The loss of predictions of tokens ahead, averaged over all targets there are, and their accuracies.
+
+    A prediction at distance d of the token at p is held against the base's own at p + d, or against the text at
+    p + d + 1.
+
+    Args:
+      student: [B, G, M', V] logits at every insertion point.
+      base: the frozen decoder.
+      frozen: [B, T, D], its final hidden states of the texts.
+      batch: the texts.
+      distances: M' distances.
+      objective: `distillation`, a divergence, or `hard`, the cross-entropy of the text.
+      direction: of the divergence: `forward`, KL(base || student), or `reverse`.
+      decay: distance d counts decay ** (d - 1).
+    """
+    distances = np.array(distances)
+    source = batch.points[..., None] + distances  # the row whose distribution is the target
+    has_target = (batch.points[..., None] >= 0) & (source + 1 < batch.lengths[:, None, None])
+    source = jnp.minimum(source, batch.tokens.shape[1] - 2)
+    rows = jnp.arange(source.shape[0])[:, None, None]
+    at_label = jnp.take_along_axis(student, batch.tokens[rows, source + 1][..., None], axis=-1)[..., 0]
+    if objective == "hard":
+        each = jax.nn.logsumexp(student, axis=-1) - at_label
+    else:
+        teacher = base.logits(frozen[rows, source])
+        each = divergence(*((teacher, student) if direction == "forward" else (student, teacher)))
+    right = (at_label >= jnp.max(student, axis=-1)) & has_target
+    accuracy = jnp.sum(right, axis=(0, 1)) / jnp.maximum(jnp.sum(has_target, axis=(0, 1)), 1)
+    loss = jnp.sum(each * has_target * decay ** (distances - 1)) / jnp.maximum(jnp.sum(has_target), 1)
+    return loss, {f"top1@{d}": accuracy[i] for i, d in enumerate(distances)}

@@ -1,0 +1,232 @@
+"""Ablations on a tiny model: trainings that are shared and resumed, decoding, similarity, and what the page says."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ablate
+from jaxspec.config import DataConfig, TrainConfig
+from jaxspec.errors import UserError
+from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, STEP_METHODS, DecodingStudy, run_decoding
+from jaxspec.evaluation.ablation_report import verdict, write_report
+from jaxspec.evaluation.ablations import STUDIES, Claim, Study, run_studies
+from jaxspec.evaluation.early_exit import EarlyExit
+from jaxspec.evaluation.probing import similarity, step_times
+from jaxspec.methods import PPD, BiTA, HiddenTransfer
+from jaxspec.methods.adapter import Adapter, adapter_plan, make_drafter
+from jaxspec.model.base import Base
+from jaxspec.model.decoder import causal_mask
+from jaxspec.model.shapes import SMOLLM2_135M
+from jaxspec.training.data import Answer
+from jaxspec.training.trainer import RunConfig
+from jaxspec.tree import parse_tree
+from tests.methods.test_probes import batch_of, predict, sequence, trained
+from tests.tiny import make_text_model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_text_model()
+
+
+@pytest.fixture(scope="module")
+def base_run(tmp_path_factory, model):
+    folder = tmp_path_factory.mktemp("ablations")
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(12)))
+    data = DataConfig(
+        prompts=str(prompts), answers=8, held_out=3, max_prompt_tokens=16, max_answer_tokens=24,
+        held_out_tokens=24, batch_size=4, cache=str(folder / "cache"),
+    )  # fmt: skip
+    train = TrainConfig(steps=4, batch_size=2, sequence_length=40, insertions=8, save_every=2, eval_every=0)
+    return RunConfig(model="tiny", shapes=model.config, method=PPD(), data=data, train=train)
+
+
+SMALL = (
+    Study(
+        "entry", "Late entry", "a paper", 1e-2, {"0": PPD(), "1": PPD(entry=1)}, (Claim("0", "1", "early is better"),),
+        "layer",
+    ),
+    Study("prompts", "Prompts", "a paper", 1e-2, {"masks": BiTA(prompting="none"), "deep": BiTA(prompts=2)}),
+    Study("shared", "Shared", "a paper", 1e-2, {"the same": PPD(), "exit": EarlyExit((1, 2, 2))}),
+)  # fmt: skip
+
+
+def test_trainings_are_shared_and_done_once(model, base_run, tmp_path):
+    said = []
+    results = run_studies(base_run, model, tmp_path, SMALL, said.append)
+    assert len(said) == 6 and len(list(tmp_path.iterdir())) == 5  # PPD() is in two tables
+    assert results["shared"]["the same"] == results["entry"]["0"]
+    assert results["prompts"]["deep"]["method"]["prompts"] == 2
+    assert all(np.shape(r["accuracy"]) == (3, 10) for study in results.values() for r in study.values())
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
+    assert run_studies(base_run, model, tmp_path, SMALL, said.append) == results
+    assert before == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
+
+
+def test_a_killed_training_goes_on(model, base_run, tmp_path, monkeypatch):
+    import jaxspec.training.trainer as module
+
+    (whole,) = run_studies(base_run, model, tmp_path / "whole", SMALL[1:2], print).values()
+    real, calls = module.train_step, []
+
+    def dies(*args):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(module, "train_step", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run_studies(base_run, model, tmp_path / "killed", SMALL[1:2], print)
+    (again,) = run_studies(base_run, model, tmp_path / "killed", SMALL[1:2], print).values()
+    assert len(calls) == 4 + 2 + 4  # the last checkpoint was after two of four updates
+    for label in whole:
+        assert again[label]["accuracy"] == whole[label]["accuracy"]
+
+
+def test_decoding_says_what_each_tree_costs_and_brings(model, base_run, tmp_path):
+    results = run_studies(base_run, model, tmp_path, SMALL[1:2], print)
+    study = DecodingStudy(
+        "trees", "Trees", "a paper", "",
+        {"straight": ("prompts", "deep", "straightforward:3"), "wide": ("prompts", "deep", "efficient:2")},
+        (Claim("straight", "wide", "straight is faster"),),
+    )  # fmt: skip
+    runs = lambda name, label: tmp_path / results[name][label]["run"]  # noqa: E731
+    figures = run_decoding(study, model, runs, ["question 1", "another"], 12)
+    assert [figures[name]["rows"] for name in figures] == [1, 4 + 3, 7 + 21]
+    assert all(row["identical"] == 2 and row["tokens_per_step"] >= 1 for row in figures.values())
+
+
+def test_early_exit_reads_a_layer_through_a_projection_of_its_own(tiny):
+    base, method = Base(tiny.params, tiny.decoder), EarlyExit((1, 2))
+    tokens, trainable = sequence(tiny), trained(method, base)
+    logits = predict(method, trainable, base, batch_of(tokens, [[4, 9]]))
+    positions = jnp.arange(20)[None]
+    for d, layer in enumerate(method.layers):
+        hidden, _ = base.rows(base.embed(tokens), positions, causal_mask(1, 20), layers=(0, layer))
+        wanted = base.normed(hidden)[0, jnp.array([4, 9])] @ trainable[f"head{d + 1}"]
+        np.testing.assert_allclose(logits[0, :, d], wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_similarity_by_hand(tiny):
+    """Figure 4: the second step's state against the real one of the token two further, layer by layer."""
+    base, method = Base(tiny.params, tiny.decoder), HiddenTransfer(distances=2, layers=(0, 1))
+    trainable = trained(method, base)
+    tokens = np.asarray(sequence(tiny, 9))[0].tolist()
+    curves = similarity(method, trainable, base, [Answer(tokens[:6], tokens[6:])])
+    assert [list(curve) for curve in curves] == [[1, 2, 3], [2, 3]]
+
+    p, positions = 6, jnp.arange(9)[None]  # the only insertion point
+    read = {}
+    for last in (1, 2, 3):
+        x = base.embed(jnp.array([tokens]))
+        read[last], _ = base.rows(x, positions, causal_mask(1, 9), layers=(0, last))
+    x = jnp.concatenate(
+        [base.embed(jnp.array([tokens[: p + 1]])), base.embed(jnp.array([[tokens[p]]])) @ trainable["step1"]], 1
+    )
+    x, _ = base.rows(x, jnp.arange(8)[None], causal_mask(1, 8), layers=(0, 1))
+    x = jnp.concatenate([x, x[:, p : p + 1] @ trainable["step2"]], axis=1)
+    for last in (2, 3):
+        x, _ = base.rows(x, jnp.arange(9)[None], causal_mask(1, 9), layers=(last - 1, last))
+        a, b = np.asarray(x[0, p + 2]), np.asarray(read[last][0, p + 2])
+        assert curves[1][last] == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-4)
+
+
+def test_step_times_have_every_drafter(tiny):
+    base, drafters = Base(tiny.params, tiny.decoder), {}
+    for method in (PPD(), HiddenTransfer(layers=(1, 1, 2))):
+        adapter = Adapter(method, method.init(jax.random.key(0), base), tiny.fingerprint, {})
+        drafters[method.name] = make_drafter(adapter, adapter_plan(adapter, "chain:2"), tiny)
+    times = step_times(tiny, drafters, 64, 2)
+    assert set(times) == {"ppd", "hidden_transfer"} and min(times.values()) > 0
+
+
+def test_verdicts():
+    assert verdict(0.02, 0.01) == "holds" and verdict(-0.02, 0.01) == "does not hold"
+    assert verdict(0.009, 0.01) == verdict(-0.009, 0.01) == "no difference here"
+
+
+def fake_accuracy(method, first):
+    return [[first / (d + 1)] + [0.02] * 9 for d in range(method.max_distance)]
+
+
+def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
+    """From made-up figures: deep prompts that do not help, an efficient tree that does."""
+    trainings = {
+        study.name: {
+            label: {"accuracy": fake_accuracy(method, 0.3), "parameters": 1234, "groups_per_second": 50.0}
+            for label, method in study.variants.items()
+        }
+        for study in STUDIES
+    }
+    trainings["bita_prompting"]["deep"]["accuracy"] = fake_accuracy(BiTA(), 0.2)
+    row = {"rows": 9, "tokens_per_step": 1.5, "tokens_per_second": 40.0, "speedup": 1.0, "identical": 2, "prompts": 2}
+    decoding = {study.name: {label: dict(row) for label in study.entries} for study in DECODING_STUDIES}
+    decoding["bita_decoding"]["efficient tree"]["speedup"] = 1.3
+    results = {
+        "setting": {"model": "m", "steps": 3, "groups": 9, "answers": 5, "machine": "a machine"},
+        "trainings": trainings,
+        "decoding": decoding,
+        "steps": {name: {"8": 0.02, "16": 0.03} for name in STEP_METHODS},
+        "similarity": [{"11": 0.5, "12": 0.6}],
+    }
+    page = write_report(results, tmp_path).read_text()
+    for study in (*STUDIES, *DECODING_STUDIES):
+        assert f"### {study.title}" in page
+    assert "deep prompts help much more: **does not hold** (top-1, mean over distances -0.061)" in page
+    assert "shallow prompts help a little: **no difference here**" in page
+    assert "the efficient tree is the fastest: **holds** (speedup +0.300)" in page
+    assert "| deep | 0.200 | 0.100 | 0.067 | 0.280 | 0.180 | 0.147 | 1,234 | 50 |" in page
+    for picture in ("ablations-accuracy.png", "ablations-similarity.png"):
+        assert f"]({picture})" in page and (tmp_path / picture).stat().st_size > 5000
+
+
+def test_every_study_can_run_on_the_embedded_base():
+    """Settings that fit its layers, trees that fit their methods, claims about variants that exist."""
+    names = [study.name for study in (*STUDIES, *DECODING_STUDIES)]
+    assert len(set(names)) == len(names)
+    known = {study.name: study.variants for study in STUDIES}
+    for study in STUDIES:
+        for method in study.variants.values():
+            assert jax.tree.leaves(method.abstract(SMOLLM2_135M))
+        assert {c.better for c in study.claims} | {c.worse for c in study.claims} <= set(study.variants)
+        assert not study.axis or [float(label) for label in study.variants]
+    for study in DECODING_STUDIES:
+        for name, label, tree in study.entries.values():
+            method = known[name][label] if name else BiTA()
+            assert parse_tree(tree, method.name, method.max_distance, None).depth <= method.max_distance
+        assert {c.better for c in study.claims} | {c.worse for c in study.claims} <= set(study.entries)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--studies", "bita_promting"], "did you mean 'bita_prompting'"),
+        (["--steps", "0"], "must be at least 1"),
+        (["--report", "--docs", "/nowhere"], "no results there"),
+    ],
+)
+def test_bad_options_are_named(args, message):
+    with pytest.raises(UserError, match=message):
+        ablate.main(args)
+
+
+def test_a_run_writes_results_and_the_page(model, base_run, tmp_path, monkeypatch, capsys):
+    studies = (dataclasses.replace(SMALL[0], name="ppd_entry"),)
+    monkeypatch.setattr(ablate, "STUDIES", studies)
+    monkeypatch.setattr(ablate, "load_model", lambda name: model)
+    monkeypatch.setattr(ablate, "base_run", lambda options, model: base_run)
+    args = ["--studies", "ppd_entry", "--output", str(tmp_path / "runs"), "--docs", str(tmp_path / "docs")]
+    ablate.main(args)
+    assert "ablations.md" in capsys.readouterr().out
+    saved = json.loads((tmp_path / "docs" / "ablations.json").read_text())
+    assert set(saved["trainings"]["ppd_entry"]) == {"0", "1"}
+    (tmp_path / "docs" / "ablations.md").unlink()
+    ablate.main(["--report", "--docs", str(tmp_path / "docs")])
+    assert "Late entry" not in (page := (tmp_path / "docs" / "ablations.md").read_text())  # the real study's title
+    assert "prompt tokens that join late" in page
