@@ -203,7 +203,8 @@ class Trainer:
 
     def _train(self, data: TrainingData, held_out: list[Answer]) -> PyTree:
         train, method = self.config.train, self.config.method
-        trainable = method.init(jax.random.key(train.seed), self.base)
+        # a copy: what starts as a part of the base must not be the base's own memory, which steps would reuse
+        trainable = jax.tree.map(jnp.copy, method.init(jax.random.key(train.seed), self.base))
         ends = stage_ends(method, train.steps)
         first = self._checkpoints.latest_step() or 0
         stage = bisect.bisect_right(ends, max(first - 1, 0))  # of the update before, whose state was saved

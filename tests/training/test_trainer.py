@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import time
 
 import jax
 import numpy as np
@@ -95,6 +96,7 @@ def test_a_killed_run_resumes_to_the_same_adapter(config, model, tmp_path, monke
     def dies(*args):
         calls.append(1)
         if len(calls) == 7:
+            time.sleep(1)  # a process that dies takes the writer of its checkpoints along; this one stays
             raise KeyboardInterrupt
         return real(*args)
 
@@ -123,6 +125,7 @@ def test_stages_train_one_map_after_the_other_and_resume(config, model, tmp_path
         result = real(method, train, stage, base, trainable, *rest)
         seen.append((stage, {k for k in before if not np.array_equal(before[k], result[0][k])}))
         if len(seen) == dies_at:
+            time.sleep(1)
             raise KeyboardInterrupt
         return result
 

@@ -90,7 +90,7 @@ def arrays(tree, nodes=None, probes=None):
     """Every array of a tree by name, cut to so many nodes and probes."""
     cut = {name: np.s_[:probes] for name in ("probe_owner", "probe_distance", "probe_live")}
     cut["ancestors"] = np.s_[:nodes, :nodes]
-    fields = {name: value for name, value in vars(tree).items() if not name.startswith("max_")}
+    fields = {name: value for name, value in vars(tree).items() if not name.startswith(("max_", "probe_ends"))}
     return {name: np.asarray(value)[cut.get(name, np.s_[:nodes])] for name, value in fields.items()}
 
 
