@@ -16,11 +16,11 @@ from jaxspec.evaluation.ablation_report import write_report
 from jaxspec.evaluation.ablations import STUDIES, run_studies
 from jaxspec.evaluation.tuning import processor
 from jaxspec.methods import PPD
-from jaxspec.methods.adapter import write_atomically
+from jaxspec.methods.adapter import open_adapter, write_atomically
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import DEFAULT_MODEL
 from jaxspec.training.data import prepare_answers, select_prompts
-from jaxspec.training.trainer import RunConfig
+from jaxspec.training.trainer import RunConfig, check_config
 
 _MEASURES = ("steps", "similarity")
 
@@ -59,7 +59,7 @@ class Options:
 def base_run(options: Options, model: Model) -> RunConfig:
     """What all trainings share: two answers per update, at up to 128 positions each."""
     train = TrainConfig(
-        steps=options.steps, batch_size=2, insertions=128, warmup=min(5, options.steps - 1), clip=1.0,
+        steps=options.steps, batch_size=2, insertions=128, warmup=min(5, options.steps // 4), clip=1.0,
         eval_every=0, eval_answers=options.eval_answers, save_every=12,
     )  # fmt: skip
     data = DataConfig(prompts=options.prompts, column=options.column)
@@ -72,18 +72,29 @@ def check_names(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if name not in known:
             raise UserError(f"unknown study {name!r}{suggest(name, known)}; studies: {', '.join(known)}")
-    return names or tuple(known)
+    names = names or tuple(known)
+    needed = {of for study in DECODING_STUDIES if study.name in names for of, _, _ in study.entries.values() if of}
+    return (*names, *(needed - {*names}))
+
+
+def check_adapters(names: tuple[str, ...], model: Model) -> None:
+    """Raise UserError where a study decodes with an adapter that does not ship, before hours of training."""
+    for study in DECODING_STUDIES:
+        if study.name in names and study.adapter:
+            open_adapter(study.adapter, model)
+    if "similarity" in names:
+        open_adapter("hidden_transfer", model)
 
 
 def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save: Any) -> None:
     """Fill in the results, saving after every part."""
     model = load_model(options.model)
     base, output = base_run(options, model), Path(options.output)
-    results["setting"] = {
-        "model": options.model, "steps": options.steps, "groups": 250, "answers": options.eval_answers,
-        "machine": processor(),
-    }  # fmt: skip
-    for study in (study for study in STUDIES if study.name in names):
+    check_adapters(names, model)
+    chosen = [study for study in STUDIES if study.name in names]
+    for method in {method for study in chosen for method in study.variants.values()}:
+        check_config(dataclasses.replace(base, method=method))
+    for study in chosen:
         results["trainings"] |= run_studies(base, model, output, [study], lambda text: print(text, file=sys.stderr))
         save()
     prompts = select_prompts(model, base.data)
@@ -100,6 +111,16 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
     save()
 
 
+def check_setting(options: Options, results: dict[str, Any], file: Path) -> dict[str, Any]:
+    """What all results of a page have in common. Raises UserError where those there were made otherwise."""
+    names = ("model", "steps", "eval_answers", "decode_prompts", "max_new_tokens")
+    setting = {name: getattr(options, name) for name in names} | {"prompts": Path(options.prompts).name}
+    setting |= {"machine": processor()}
+    if results["setting"] not in ({}, setting):
+        raise UserError(f"{file} holds results of another setting: {results['setting']}; give another --docs")
+    return setting
+
+
 def main(args: list[str]) -> None:
     """Parse, run what is asked for, write the page."""
     options = parse(Options, args, prog="ablate.py")
@@ -112,6 +133,7 @@ def main(args: list[str]) -> None:
     results = {"setting": {}, "trainings": {}, "decoding": {}, "steps": {}, "similarity": []}
     results |= read_json(file) if file.exists() else {}
     if not options.report:
+        results["setting"] = check_setting(options, results, file)
         enable_compilation_cache()
         docs.mkdir(parents=True, exist_ok=True)
         run(options, names, results, lambda: write_atomically(file, json.dumps(results, indent=1).encode()))

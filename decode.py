@@ -17,7 +17,8 @@ from jaxspec.decoding.loop import Drafter
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.evaluation.compare import Divergence, first_divergence
 from jaxspec.evaluation.report import TextPrinter, comparison, record, summary
-from jaxspec.methods.adapter import open_adapter
+from jaxspec.methods import METHODS
+from jaxspec.methods.adapter import Adapter, adapter_plan, make_drafter, open_adapter
 from jaxspec.methods.tuned import find_choice, load_tuned
 from jaxspec.model.load import DEFAULT_MODEL
 from jaxspec.training.data import read_prompts
@@ -32,7 +33,7 @@ class Options:
       model: smollm2-135m (embedded), a Hugging Face directory or hub name, or a GGUF file.
       adapter: folder of a trained adapter; default the one that ships for this method and model.
       tree: draft tree: auto (what tune.py chose for this machine), BUILDER:NUMBERS (sparse:16, dynamic:60, chain:3,
-        cartesian:3,2, efficient:5, random:16) or a JSON file; empty takes the adapter's own.
+        straightforward:3, cartesian:3,2, efficient:5, random:16) or a JSON file; empty takes the adapter's own.
       prompt: one prompt.
       prompts: a JSONL file with a prompt per line, instead.
       column: field of that file that holds the prompt.
@@ -111,15 +112,16 @@ def _method(options: Options, model: Model) -> Drafter:
         method, line = load_tuned(options.method, model, options.adapter or None, **tuning)
         print(line, file=sys.stderr)
         return method
-    method = load_method(options.method, model, options.adapter or None, tree=options.tree or None)
-    if method.method.trainable and not options.tree:
-        _advise(options, model)
-    return method
-
-
-def _advise(options: Options, model: Model) -> None:
-    """Say so where tune.py found that autoregressive decoding is faster."""
+    if options.method in METHODS and not METHODS[options.method].trainable:
+        return load_method(options.method, model, options.adapter or None, tree=options.tree or None)
     folder, adapter = open_adapter(options.method, model, options.adapter or None)
+    if not options.tree:
+        _advise(options, model, folder, adapter)
+    return make_drafter(adapter, adapter_plan(adapter, options.tree or None), model)
+
+
+def _advise(options: Options, model: Model, folder: Path, adapter: Adapter) -> None:
+    """Say so where tune.py found that autoregressive decoding is faster."""
     try:
         choice = find_choice(folder, adapter, model, options.batch_size, options.temperature)
     except UserError as error:

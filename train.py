@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxspec.cli import enable_compilation_cache, parse, run_main
 from jaxspec.model.load import load_model
 from jaxspec.training.configs import config_names, load_config, split_config_name
-from jaxspec.training.trainer import RunConfig, Trainer, describe
+from jaxspec.training.trainer import RunConfig, Trainer, check_config, describe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +37,7 @@ def main(args: list[str]) -> None:
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     options = parse(Options, rest, Options(**fields), prog=f"train.py --config {name}")
     config = RunConfig(**{key: getattr(options, key) for key in fields})
+    check_config(config)
     if options.show:
         print(json.dumps(describe(config), indent=2))
         return

@@ -1,4 +1,4 @@
-"""BiTA for the embedded SmolLM2-135M-Instruct: trains on a laptop, by distillation."""
+"""BiTA for the embedded SmolLM2-135M-Instruct: trains on a laptop, by distillation; a tree for few cores."""
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import BiTA

@@ -1,4 +1,4 @@
-"""Hidden Transfer for LLaMA-2-13B-chat: ShareGPT, one epoch (4.2), layers as in 4.1."""
+"""Hidden Transfer for LLaMA-2-13B-chat: ShareGPT, an epoch per map (4.2), layers as in 4.1."""
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import HiddenTransfer
@@ -11,5 +11,5 @@ CONFIG = RunConfig(
     method=HiddenTransfer(layers=(25, 30, 35)),
     tree="sparse:64",
     data=DataConfig(answers=70000, max_prompt_tokens=512, max_answer_tokens=512, held_out_tokens=512),
-    train=TrainConfig(steps=17500, batch_size=4, sequence_length=1024, insertions=256, learning_rate=1e-3, remat=True),
+    train=TrainConfig(steps=52500, batch_size=4, sequence_length=1024, insertions=256, learning_rate=1e-3, remat=True),
 )

@@ -38,6 +38,11 @@ class Drafter:
     tree: Tree
     method: Method = flax.struct.field(pytree_node=False)
 
+    @property
+    def num_rows(self) -> int:
+        """R, rows of a step, padding included."""
+        return self.tree.num_nodes + self.tree.num_probes * self.method.probe_rows
+
 
 @flax.struct.dataclass
 class Stats:

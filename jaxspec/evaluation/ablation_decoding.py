@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.loop import Drafter
 from jaxspec.evaluation.ablations import Claim
+from jaxspec.evaluation.latency import star
 from jaxspec.evaluation.probing import similarity, step_times
 from jaxspec.evaluation.race import race
 from jaxspec.methods import PPD, BiTA, HiddenTransfer
@@ -18,7 +20,7 @@ from jaxspec.methods.base import Method
 from jaxspec.model.base import Base
 from jaxspec.model.load import Model
 from jaxspec.training.data import Answer
-from jaxspec.tree import State, TreePlan, make_plan
+from jaxspec.tree import TreePlan, efficient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +32,8 @@ class DecodingStudy:
       title: what is compared.
       source: where the paper has it.
       adapter: the shipped one of this method decodes; empty where every entry names its training.
-      entries: by label, (study, variant) whose adapter decodes (empty: the shipped one), and the tree.
+      entries: by label, (study, variant) whose adapter decodes (empty: the shipped one), and the tree or its
+        specification.
       claims: what the paper concludes, of speed.
       axis: name of the quantity that the labels are values of.
     """
@@ -39,7 +42,7 @@ class DecodingStudy:
     title: str
     source: str
     adapter: str
-    entries: dict[str, tuple[str, str, str]]
+    entries: dict[str, tuple[str, str, str | TreePlan]]
     claims: tuple[Claim, ...] = ()
     axis: str = ""
 
@@ -67,7 +70,7 @@ DECODING_STUDIES = (
     ),
     DecodingStudy(
         "bita_masks_speed", "BiTA: speed against the number of mask tokens, efficient tree", "BiTA Figure 9", "",
-        {str(m): ("bita_masks", "5", "efficient:" + ",".join("5" * m)) for m in (1, 2, 3, 4, 5)},
+        {str(m): ("bita_masks", "5", efficient([5] * m)) for m in (1, 2, 3, 4, 5)},
         (
             Claim("3", "1", "three masks are faster than one"),
             Claim("3", "5", "three masks are faster than five"),
@@ -104,12 +107,8 @@ def run_decoding(
             adapter = load_adapter(runs(of_study, variant), model.config)
         drafters[label] = make_drafter(adapter, adapter_plan(adapter, tree), model)
     trials = race(model, drafters, prompts, max_new_tokens, SamplingConfig())
-    rows = {label: _rows(drafter) for label, drafter in drafters.items()} | {"autoregressive": 1}
+    rows = {label: drafter.num_rows for label, drafter in drafters.items()} | {"autoregressive": 1}
     return {t.name: dataclasses.asdict(t) | {"rows": rows[t.name], "prompts": len(prompts)} for t in trials}
-
-
-def _rows(drafter: Drafter) -> int:
-    return int(drafter.tree.num_nodes + drafter.tree.num_probes * drafter.method.probe_rows)
 
 
 STEP_METHODS: dict[str, Method] = {
@@ -125,24 +124,16 @@ _STEP_NODES = (2, 4, 8)
 
 def run_steps(model: Model, cache_length: int, rounds: int) -> dict[str, dict[str, float]]:
     """Seconds of a step by method and number of rows: nodes with all their probes, the same for every method."""
-    import jax
-
-    base = Base(model.params, model.decoder)
-    drafters = {}
+    base, drafters = Base(model.params, model.decoder), {}
     for name, method in STEP_METHODS.items():
         adapter = Adapter(method, method.init(jax.random.key(0), base), model.fingerprint, {})
         for nodes in _STEP_NODES:
-            drafters[f"{name}/{nodes * (1 + method.distances)}"] = make_drafter(adapter, _bush(nodes), model)
+            drafters[name, nodes] = make_drafter(adapter, star(nodes, method.probe_distances), model)
     seconds = step_times(model, drafters, cache_length, rounds)
-    return {
-        name: {rows: seconds[f"{name}/{rows}"] for rows in (str(4 * nodes) for nodes in _STEP_NODES)}
-        for name in STEP_METHODS
-    }
-
-
-def _bush(nodes: int) -> TreePlan:
-    """A root with candidates side by side, three probes on every node."""
-    return make_plan([State(tuple((rank,) for rank in range(nodes - 1)), (3,) * nodes, 1)])
+    results: dict[str, dict[str, float]] = {name: {} for name in STEP_METHODS}
+    for (name, nodes), value in seconds.items():
+        results[name][str(drafters[name, nodes].num_rows)] = value
+    return results
 
 
 def run_similarity(model: Model, answers: Sequence[Answer]) -> list[dict[str, float]]:

@@ -20,8 +20,10 @@ def top(accuracy: Sequence[Sequence[float]], k: int) -> np.ndarray:
     return np.array(accuracy)[:, :k].sum(axis=1)
 
 
-def verdict(difference: float, close: float) -> str:
-    """What a difference says of the claim that it is positive."""
+def verdict(difference: float, close: float, gains: bool = True) -> str:
+    """What a difference says of the claim that it is positive, or (no gains) of the claim that it is not."""
+    if not gains:
+        return "holds" if difference < close else "does not hold"
     if abs(difference) < close:
         return "no difference here"
     return "holds" if difference > 0 else "does not hold"
@@ -29,23 +31,21 @@ def verdict(difference: float, close: float) -> str:
 
 def training_section(study: Study, results: dict[str, Any]) -> list[str]:
     """The table of a study and its verdicts."""
-    labels = [label for label in study.variants if label in results]
-    distances = max(len(results[label]["accuracy"]) for label in labels)
+    distances = max(len(r["accuracy"]) for r in results.values())
     heads = [f"top-1 d={d + 1}" for d in range(distances)] + [f"top-5 d={d + 1}" for d in range(distances)]
     lines = [f"### {study.title}", "", f"{study.source}.", ""]
     lines += [_row([study.axis or "variant", *heads, "trained parameters", "groups/s"]), _rule(len(heads) + 3)]
-    for label in labels:
-        r = results[label]
+    for label, r in results.items():
         cells = [*top(r["accuracy"], 1), *[""] * (distances - len(r["accuracy"]))]
         cells += [*top(r["accuracy"], 5), *[""] * (distances - len(r["accuracy"]))]
         cells = [f"{cell:.3f}" if cell != "" else "" for cell in cells]
         lines.append(_row([label, *cells, f"{r['parameters']:,}", f"{r['groups_per_second']:.0f}"]))
     lines.append("")
     for claim in study.claims:
-        if claim.better in results and claim.worse in results:
-            better, worse = (top(results[label]["accuracy"], 1) for label in (claim.better, claim.worse))
-            difference = float(np.mean(better - worse))
-            lines.append(_claim(claim, difference, _CLOSE, "top-1, mean over distances"))
+        one, other = (top(results[label]["accuracy"], 1) for label in (claim.one, claim.other))
+        difference = float((one - other)[claim.distance - 1] if claim.distance else np.mean(one - other))
+        of = f"top-1 at distance {claim.distance}" if claim.distance else "top-1, mean over distances"
+        lines.append(_claim(claim, difference, _CLOSE, of))
     return [*lines, ""]
 
 
@@ -58,14 +58,14 @@ def decoding_section(study: DecodingStudy, results: dict[str, Any]) -> list[str]
         lines.append(_row([label, *figures, f"{r['identical']} of {r['prompts']}"]))
     lines.append("")
     for claim in study.claims:
-        better, worse = results[claim.better], results[claim.worse]
-        lines.append(_claim(claim, better["speedup"] - worse["speedup"], _CLOSE_SPEED, "speedup"))
-        lines[-1] += f" (tokens per step {better['tokens_per_step']:.2f} against {worse['tokens_per_step']:.2f})"
+        one, other = results[claim.one], results[claim.other]
+        lines.append(_claim(claim, one["speedup"] - other["speedup"], _CLOSE_SPEED, "speedup"))
+        lines[-1] += f" (tokens per step {one['tokens_per_step']:.2f} against {other['tokens_per_step']:.2f})"
     return [*lines, ""]
 
 
 def _claim(claim: Claim, difference: float, close: float, metric: str) -> str:
-    return f"- {claim.text}: **{verdict(difference, close)}** ({metric} {difference:+.3f})"
+    return f"- {claim.text}: **{verdict(difference, close, claim.gains)}** ({metric} {difference:+.3f})"
 
 
 def _row(cells: Sequence[Any]) -> str:
@@ -82,6 +82,27 @@ def steps_section(results: dict[str, dict[str, float]]) -> list[str]:
     lines = ["### Milliseconds of a step by rows", "", "A quarter of the rows are nodes, the others their probes.", ""]
     lines += [_row(["method", *(f"{r} rows" for r in rows)]), _rule(len(rows) + 1)]
     lines += [_row([name, *(f"{1e3 * seconds[r]:.1f}" for r in rows)]) for name, seconds in results.items()]
+    early, late = results["PPD"], results["Hidden Transfer, layers 10/14/18"]
+    saved = {r: 1 - late[r] / early[r] for r in rows}
+    word = "holds" if min(saved.values()) > 0 else "does not hold"
+    figures = ", ".join(f"{100 * share:.0f}% less at {r} rows" for r, share in saved.items())
+    lines += ["", f"- a step of Hidden Transfer costs less than one of PPD with as many rows: **{word}** ({figures})"]
+    return [*lines, ""]
+
+
+def similarity_section(curves: list[dict[str, float]]) -> list[str]:
+    """Hidden Transfer Figure 4 in words."""
+    lines, rises = (
+        ["### Pseudo states on their way up", "", "Hidden Transfer Figure 4, the adapter that ships.", ""],
+        [],
+    )
+    figures = []
+    for step, curve in enumerate(curves, 1):
+        layers, values = list(curve), list(curve.values())
+        rises.append(values[-1] > values[0])
+        figures.append(f"step {step}: {values[0]:.2f} after layer {layers[0]}, {values[-1]:.2f} after the last")
+    word = "holds" if all(rises) else "does not hold"
+    lines.append(f"- they come closer to the real ones from layer to layer: **{word}** (cosine, {'; '.join(figures)})")
     return [*lines, ""]
 
 
@@ -99,10 +120,12 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
     lines = [
         "# Ablations of the papers on a small base",
         "",
-        f"Made by `python ablate.py`; `python ablate.py --report` makes this page again from ablations.json. "
-        f"Base: {setting['model']}. Every training has {setting['steps']} updates of about "
-        f"{setting['groups']} insertion points on the base's own answers ({setting['machine']}); accuracies are those "
-        f"of {setting['answers']} held-out answers at every position. Top-1 differences below {_CLOSE} count as none.",
+        "Made by `python ablate.py`; `python ablate.py --report` makes this page again from ablations.json.",
+        "",
+        f"Base: {setting['model']}. Every training has {setting['steps']} updates, each on two of the base's own",
+        f"answers at up to 128 positions; accuracies are those of {setting['eval_answers']} held-out answers at every",
+        f"position; speeds are medians over prompts, all entries in turn ({setting['machine']}). Differences of top-1",
+        f"accuracy below {_CLOSE} and of speedup below {_CLOSE_SPEED} count as none.",
         "",
     ]
     for study in STUDIES:
@@ -113,6 +136,8 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
             lines += decoding_section(study, results["decoding"][study.name])
     if results["steps"]:
         lines += steps_section(results["steps"])
+    if results["similarity"]:
+        lines += similarity_section(results["similarity"])
     pictures = plot_curves(results, folder)
     if pictures:
         lines += ["## Curves", "", *(f"![{name}]({name})" for name in pictures), ""]
@@ -129,14 +154,17 @@ def plot_curves(results: dict[str, Any], folder: Path) -> list[str]:
     import matplotlib.pyplot as plt
 
     pictures = []
-    curves = [study for study in STUDIES if study.axis and len(results["trainings"].get(study.name, {})) > 1]
+    curves = [(_accuracy_curve, study, results["trainings"].get(study.name)) for study in STUDIES if study.axis]
+    curves += [(_speed_curve, study, results["decoding"].get(study.name)) for study in DECODING_STUDIES if study.axis]
+    curves = [(draw, study, found) for draw, study, found in curves if found]
     if curves:
-        figure, grid = plt.subplots(-(-len(curves) // 3), 3, figsize=(14, 4 * -(-len(curves) // 3)), squeeze=False)
-        for axes, study in zip(grid.flat, curves, strict=False):
-            _accuracy_curve(axes, study, results["trainings"][study.name])
+        lines = -(-len(curves) // 3)
+        figure, grid = plt.subplots(lines, 3, figsize=(14, 4 * lines), squeeze=False)
+        for axes, (draw, study, found) in zip(grid.flat, curves, strict=False):
+            draw(axes, study, found)
         for axes in grid.flat[len(curves) :]:
             axes.axis("off")
-        pictures.append(_save(figure, folder, "ablations-accuracy.png"))
+        pictures.append(_save(figure, folder, "ablations-curves.png"))
     if results["similarity"]:
         figure, axes = plt.subplots(figsize=(6, 4))
         for step, curve in enumerate(results["similarity"], 1):
@@ -155,6 +183,16 @@ def _accuracy_curve(axes: Any, study: Study, results: dict[str, Any]) -> None:
         for d in range(min(map(len, tops))):
             axes.plot(x, [t[d] for t in tops], style, color=f"C{d}", marker=".", label=f"top-{k}, d={d + 1}")
     axes.set(xlabel=study.axis, ylabel="accuracy", title=f"{study.title}", ylim=(0, None))
+    axes.title.set_fontsize(9)
+    axes.legend(fontsize=7)
+
+
+def _speed_curve(axes: Any, study: DecodingStudy, results: dict[str, Any]) -> None:
+    """Speed and tokens per step against the labels of a study."""
+    drafted = {label: r for label, r in results.items() if label != "autoregressive"}
+    for key, name in (("speedup", "speed against autoregressive"), ("tokens_per_step", "tokens per step")):
+        axes.plot([float(label) for label in drafted], [r[key] for r in drafted.values()], marker=".", label=name)
+    axes.set(xlabel=study.axis, title=study.title, ylim=(0, None))
     axes.title.set_fontsize(9)
     axes.legend(fontsize=7)
 

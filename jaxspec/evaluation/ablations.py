@@ -16,12 +16,12 @@ from typing import Any
 
 import jax
 
-from jaxspec.config import TrainConfig
 from jaxspec.evaluation.early_exit import EarlyExit
 from jaxspec.methods import PPD, BiTA, HiddenTransfer
 from jaxspec.methods.adapter import write_atomically
 from jaxspec.methods.base import Method
 from jaxspec.model.load import Model
+from jaxspec.training.data import cache_file
 from jaxspec.training.trainer import RunConfig, Trainer
 
 _LARGE = 10_000_000  # parameters; projections of whole vocabularies are not kept
@@ -29,17 +29,21 @@ _LARGE = 10_000_000  # parameters; projections of whole vocabularies are not kep
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What a paper concludes from a table: one variant predicts better than another.
+    """What a paper concludes from a table: one variant is better than another, or is not.
 
     Attributes:
-      better: label of a variant.
-      worse: label of another.
+      one: label of a variant.
+      other: label of another.
       text: the conclusion, in our words.
+      gains: whether the first is the better one; False: there is nothing to choose the first for.
+      distance: the one whose predictions are judged; 0: the mean of all that both have.
     """
 
-    better: str
-    worse: str
+    one: str
+    other: str
     text: str
+    gains: bool = True
+    distance: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +95,10 @@ STUDIES = (
     Study(
         "bita_prompts", "BiTA: number of prompt tokens", "BiTA Figure 8", 1e-2,
         _over((1, 4, 8, 16, 32, 64), lambda n: _distilled(prompts=n)),
-        (Claim("16", "4", "more prompts help, up to about 16"), Claim("64", "16", "beyond 16 nothing is gained")),
+        (
+            Claim("16", "4", "more prompts help, up to about 16"),
+            Claim("64", "16", "beyond 16 nothing is gained", gains=False),
+        ),
         "prompt tokens",
     ),
     Study(
@@ -111,7 +118,7 @@ STUDIES = (
         _over((5, 10, 15, 20, 25), lambda layer: _transfer(layer)),
         (
             Claim("15", "25", "from the middle to the top accuracy drops rapidly"),
-            Claim("5", "15", "below the middle nothing is gained"),
+            Claim("5", "15", "below the middle nothing is gained", gains=False),
         ),
         "layer of the first step",
     ),
@@ -119,13 +126,13 @@ STUDIES = (
         "transfer_second", "Hidden Transfer: layer of the second step, the first at 10",
         "Hidden Transfer Figure 6", 1e-3,
         _over((10, 15, 20, 25), lambda layer: _transfer(10, layer)),
-        (Claim("15", "25", "a second step near the top is worse"),),
+        (Claim("15", "25", "a second step near the top is worse", distance=2),),
         "layer of the second step",
     ),
     Study(
         "transfer_masked", "Hidden Transfer: does the second step need to see the first?", "Hidden Transfer Figure 7",
         1e-3, {"seen": _transfer(10, 15), "masked": _transfer(10, 15, masked=True)},
-        (Claim("seen", "masked", "the second step is better when it sees the first"),),
+        (Claim("seen", "masked", "the second step is better when it sees the first", distance=2),),
     ),
     Study(
         "transfer_training", "Hidden Transfer: how the maps are trained", "not in the paper", 1e-3,
@@ -133,6 +140,7 @@ STUDIES = (
             "separate": _transfer(10, 14, 18),
             "separate, real states": _transfer(10, 14, 18, train_visibility="real"),
             "joint": _transfer(10, 14, 18, training="joint"),
+            "joint, KL(pseudo || base)": _transfer(10, 14, 18, training="joint", direction="reverse"),
         },
     ),
     Study(
@@ -197,10 +205,11 @@ STUDIES = (
 )  # fmt: skip
 
 
-def run_name(method: Method, train: TrainConfig) -> str:
-    """A folder name that belongs to these settings alone."""
-    values = [dataclasses.asdict(method), dataclasses.asdict(train)]
-    return f"{method.name}-{hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]}"
+def run_name(run: RunConfig, model: Model) -> str:
+    """A folder name that belongs to these settings, this base and these prompts alone."""
+    answers = cache_file(model, run.data, run.data.max_answer_tokens).stem
+    values = [dataclasses.asdict(run.method), dataclasses.asdict(run.train), run.data.answers, answers]
+    return f"{run.method.name}-{hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]}"
 
 
 def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
@@ -221,10 +230,10 @@ def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(adapter.trainable)),
             "groups_per_second": [row["groups_per_second"] for row in rows if "loss" in row][-1],
         }
+        write_atomically(result, json.dumps(figures).encode())
         shutil.rmtree(folder / "checkpoints")
         if figures["parameters"] > _LARGE:
             (folder / "adapter.safetensors").unlink()
-        write_atomically(result, json.dumps(figures).encode())
     return json.loads(result.read_text())
 
 
@@ -250,6 +259,6 @@ def run_studies(
             train = dataclasses.replace(base.train, learning_rate=study.learning_rate)
             run = dataclasses.replace(base, method=method, tree="chain:1", train=train)
             say(f"{study.title}: {label}")
-            folder = output / run_name(method, train)
+            folder = output / run_name(run, model)
             results[study.name][label] = run_variant(run, model, folder) | {"run": folder.name}
     return results

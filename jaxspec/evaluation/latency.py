@@ -42,10 +42,11 @@ def measure_latency(
       rounds: measurements of each size.
     """
     base, runs = Base(model.params, model.decoder), {}
+    trainable = method.prepared(trainable, base)
     per_node = 1 + method.probe_rows if method.probe_distances else 1
     drafters = {1: plain_drafter()}
     for size in (s for s in _SIZES if s * per_node <= max_rows):
-        drafters[int(size * per_node)] = Drafter(trainable, _star(size).arrays(method.probe_distances), method)
+        drafters[int(size * per_node)] = Drafter(trainable, star(size, 1).arrays(method.probe_distances), method)
     with Progress("measuring", len(drafters) * (rounds + 1), "runs") as progress:
         for number, (rows, drafter) in enumerate(drafters.items(), 1):
             runs[rows] = StepTimer(base, drafter, batch_size, cache_length)
@@ -58,9 +59,10 @@ def measure_latency(
     return fit_latency({rows: float(np.median(values)) for rows, values in samples.items()})
 
 
-def _star(nodes: int) -> TreePlan:
+def star(nodes: int, probes: int) -> TreePlan:
+    """A root with candidates side by side, so many probes on every node."""
     paths = tuple((rank,) for rank in range(nodes - 1))
-    return make_plan([State(paths, (1,) * nodes, 1)])
+    return make_plan([State(paths, (probes,) * nodes, 1)])
 
 
 class StepTimer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,9 @@ from jaxspec.training.batches import insertion_points, make_batch
 from jaxspec.training.data import Answer
 
 
-def step_times(model: Model, drafters: dict[str, Drafter], cache_length: int, rounds: int) -> dict[str, float]:
+def step_times(
+    model: Model, drafters: dict[Hashable, Drafter], cache_length: int, rounds: int
+) -> dict[Hashable, float]:
     """Median seconds of a decoding step with each drafter, one prompt, the drafters in turn.
 
     Args:
@@ -35,7 +37,7 @@ def step_times(model: Model, drafters: dict[str, Drafter], cache_length: int, ro
     base = Base(model.params, model.decoder)
     with Progress("measuring", len(drafters) * rounds, "runs") as progress:
         timers = {name: StepTimer(base, drafter, 1, cache_length) for name, drafter in drafters.items()}
-        samples: dict[str, list[float]] = {name: [] for name in drafters}
+        samples: dict[Hashable, list[float]] = {name: [] for name in drafters}
         for turn in range(rounds):
             for number, (name, timer) in enumerate(timers.items(), 1):
                 samples[name].append(timer())

@@ -74,16 +74,14 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Part of a training, with an optimizer and a schedule of its own.
+    """An equal part of a training, with an optimizer and a schedule of its own.
 
     Attributes:
       trains: entries of the trainable pytree that move; None: all.
-      share: part of the updates, relative to the other stages'.
       learning_rate: factor of the configured one.
     """
 
     trains: tuple[str, ...] | None = None
-    share: float = 1.0
     learning_rate: float = 1.0
 
 
@@ -105,8 +103,8 @@ class Method:
         return 0
 
     @property
-    def probe_rows(self) -> float:
-        """Rows of the base that one probe costs."""
+    def probe_rows(self) -> int:
+        """Rows of a step that one probe makes."""
         return 1
 
     @property

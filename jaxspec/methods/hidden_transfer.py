@@ -24,7 +24,8 @@ from jaxspec.model.base import Base
 class HiddenTransfer(ProbeMethod):
     """Settings of Hidden Transfer, beyond those of every probe method.
 
-    `distances` is k, the number of transfer steps; the objective of section 3.3 is distillation.
+    `distances` is k, the number of transfer steps; the objective of section 3.3 is distillation, printed there with
+    the `reverse` direction.
 
     Attributes:
       layers: t_1 .. t_k, before which layers the maps apply (4.1: 25, 30 and 35 of 40).

@@ -132,10 +132,10 @@ class PPD(ProbeMethod):
         own = np.repeat(np.eye(self.distances, dtype=bool), self.prefix_tokens, axis=1)
         return prefix_cache(trainable["prefix"], self.entry), own
 
-    def read(self, trainable: PyTree, base: Base, exits: Sequence[jax.Array]) -> jax.Array:
+    def read(self, trainable: PyTree, base: Base, exits: Sequence[jax.Array], distance: jax.Array) -> jax.Array:
         """Logits averaged over EPTs and exits (4.2, 4.4.4, 4.4.5), through the base's head or one of their own."""
         learned = self.aggregation == "learned"
-        weights = trainable["weights"][: exits[0].shape[-3]] if learned else None
+        weights = trainable["weights"][distance - 1] if learned else None
         hidden = mean_normed(base, exits, weights)
         if self.head == "none":
             return base.project(hidden)

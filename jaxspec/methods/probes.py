@@ -113,8 +113,8 @@ class ProbeMethod(Method, abc.ABC):
         """Keys and values that only probes see, and which distances see which of them: [M, P] bool."""
         return None
 
-    def read(self, trainable: PyTree, base: Base, exits: Sequence[jax.Array]) -> jax.Array:
-        """Logits [..., M, V] from the hidden states [..., M, n, D] of all distances or of the first few."""
+    def read(self, trainable: PyTree, base: Base, exits: Sequence[jax.Array], distance: jax.Array) -> jax.Array:
+        """Logits [..., V] from the hidden states [..., n, D] of probes at the distances [...]."""
         return base.project(mean_normed(base, exits))
 
     def check_layers(self, base: Base) -> None:
@@ -223,7 +223,8 @@ class ProbeMethod(Method, abc.ABC):
     def predictions(self, trainable: PyTree, base: Base, batch: Batch) -> jax.Array:
         """Logits [B, G, M, V] of the probes at every insertion point."""
         trainable = self.prepared(trainable, base)
-        return self.read(trainable, base, self.probe(trainable, base, batch, self.distances)[1])
+        exits = self.probe(trainable, base, batch, self.distances)[1]
+        return self.read(trainable, base, exits, jnp.arange(1, self.distances + 1))
 
     def loss(
         self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0
@@ -237,7 +238,8 @@ class ProbeMethod(Method, abc.ABC):
         """The loss of some distances, and the accuracy of each of them on the text."""
         trainable = self.prepared(trainable, base)
         frozen, exits = self.probe(trainable, base, batch, counted[-1])
-        student = self.read(trainable, base, exits)[..., np.array(counted) - 1, :]  # [B, G, counted, V]
+        exits = [x[:, :, np.array(counted) - 1] for x in exits]
+        student = self.read(trainable, base, exits, np.array(counted))  # [B, G, counted, V]
         return future_loss(student, base, frozen, batch, counted, self.objective, self.direction, self.decay)
 
     # Decoding
@@ -286,7 +288,8 @@ class ProbeMethod(Method, abc.ABC):
         known = probes >= 0
         rows = tree.num_nodes + jnp.maximum(probes, 0)[..., None] * n + np.arange(n)  # [B, P, n]
         exits = [x[jnp.arange(B)[:, None, None], rows] for x in verified.exits]
-        logits = self.read(trainable, base, exits)  # [B, P, V]
+        distance = jnp.take_along_axis(tree.probe_distance, jnp.maximum(probes, 0), axis=1)
+        logits = self.read(trainable, base, exits, distance)  # [B, P, V]
         positions = verified.position[:, None] + np.arange(1, depth + 1)
         scores = sampler.filtered(logits) + sampler.noise(seeds, positions, base.vocab_size)
         candidates = jax.lax.top_k(scores, tree.max_rank)[1]

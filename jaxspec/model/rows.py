@@ -127,12 +127,12 @@ def read_layers(
       Final hidden states [B, T, D], the keys and values of all layers, and {layer: hidden states [B, T, D]}.
     """
     B, T = tokens.shape
+    positions, last = jnp.broadcast_to(jnp.arange(T), (B, T)), base.decoder.config.num_layers
+    x, done, keys, values = base.embed(tokens), 0, (), ()
     read: dict[int, jax.Array] = {}
-
-    def reader(layer: int) -> Join:
-        return Join(layer, lambda x: read.setdefault(layer, x))
-
-    positions = jnp.broadcast_to(jnp.arange(T), (B, 1, T))
-    joins = tuple(reader(layer) for layer in sorted(set(layers)))
-    exits, cache = run_rows(base, Rows(base.embed(tokens)[:, None], positions, mask, joins))
-    return exits[-1][:, 0], cache, {layer: x[:, 0] for layer, x in read.items()}
+    for layer in (*sorted(set(layers)), last):
+        if layer > done:
+            x, kv = base.rows(x, positions, mask, layers=(done, layer))
+            keys, values, done = keys + kv.keys, values + kv.values, layer
+        read[layer] = x
+    return read.pop(last), Cache(keys, values), read

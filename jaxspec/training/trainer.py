@@ -30,7 +30,7 @@ from jaxspec.training.batches import TrainingData
 from jaxspec.training.data import Answer, cache_file, prepare_answers, select_prompts
 from jaxspec.training.evaluate import Accuracy, evaluate
 from jaxspec.training.plot import plot_training
-from jaxspec.tree import parse_tree
+from jaxspec.tree import TreePlan, parse_tree
 from jaxspec.tree.plan import plan_to_json
 from jaxspec.tree.spec import RANKS
 
@@ -72,14 +72,17 @@ def check_config(config: RunConfig) -> None:
         part, field = name.split(".")
         if getattr(getattr(config, part), field) < 1:
             raise UserError(f"{name.replace('_', '-')} must be at least 1, got {getattr(getattr(config, part), field)}")
-    parse_tree(config.tree, config.method.name, config.method.max_distance, _EVEN * config.method.max_distance)
-    if t.steps < len(config.method.stages):
-        raise UserError(f"train.steps must be at least {len(config.method.stages)}, one for every stage of training")
+    config.method.abstract(config.shapes)  # refuses settings that do not fit the base
+    _tree(config, _EVEN * config.method.max_distance)
     if t.microbatch < 0 or (t.microbatch and t.batch_size % t.microbatch):
         raise UserError(f"train.microbatch must divide train.batch-size {t.batch_size}, got {t.microbatch}")
-    if t.eval_every < 0 or t.eval_answers < 0 or not 0 <= t.warmup < t.steps:
+    if min(t.eval_every, t.eval_answers, t.warmup) < 0:
+        raise UserError("train.eval-every, train.eval-answers and train.warmup must not be negative")
+    shortest = t.steps // len(config.method.stages)
+    if t.warmup >= shortest:
         raise UserError(
-            f"train.eval-every and eval-answers must not be negative, nor train.warmup outside 0 to {t.steps - 1}"
+            f"train.warmup {t.warmup} leaves nothing of a stage of {shortest} updates: train.steps are divided over "
+            f"{len(config.method.stages)} stage(s)"
         )
     if not t.learning_rate > 0:
         raise UserError(f"train.learning-rate must be positive, got {t.learning_rate}")
@@ -92,10 +95,16 @@ def check_config(config: RunConfig) -> None:
         raise UserError(f"prompts and answers of data.* do not fit the base's {config.shapes.max_positions} positions")
 
 
+def _tree(config: RunConfig, accuracy: list[list[float]]) -> TreePlan:
+    """The adapter's draft tree, from accuracies [M][K]."""
+    method = config.method
+    return parse_tree(config.tree, method.name, method.max_distance, accuracy, method.probe_rows)
+
+
 def stage_ends(method: Method, steps: int) -> list[int]:
     """The update after the last one of every stage."""
-    shares = np.cumsum([stage.share for stage in method.stages])
-    return [round(steps * share / shares[-1]) for share in shares]
+    count = len(method.stages)
+    return [steps * number // count for number in range(1, count + 1)]
 
 
 def optimizer(train: TrainConfig, steps: int, factor: float = 1.0) -> optax.GradientTransformation:
@@ -260,18 +269,17 @@ class Trainer:
         limits = (data.held_out_tokens, data.max_answer_tokens)
         keys = [cache_file(self.model, data, limit).stem for limit in limits]
         del run["data"]["cache"]
-        for part, key in ((run, "model"), (run["data"], "prompts")):
+        for part, key in ((run, "model"), (run, "tree"), (run["data"], "prompts")):
             part[key] = Path(part[key]).name if Path(part[key]).exists() else part[key]
         return json.loads(json.dumps(run | {"fingerprint": self.model.fingerprint, "answers": keys}))
 
     def _provenance(self, accuracy: Accuracy, answers: list[Answer]) -> dict[str, Any]:
-        run, config = self._describe(), self.config
+        run = self._describe()
         known = np.maximum(accuracy.by_rank, 1e-6).tolist()  # a drafter that is never right has a tree too
-        tree = parse_tree(config.tree, config.method.name, config.method.max_distance, known)
         tokens = sum(len(answer.answer_tokens) for answer in answers)
         return {
             "base": run["model"],
-            "tree": plan_to_json(tree),
+            "tree": plan_to_json(_tree(self.config, known)),
             "training": run["train"],
             "data": run["data"] | {"answers": len(answers), "answer_tokens": tokens},
             "accuracy": accuracy.by_rank.tolist(),

@@ -140,13 +140,16 @@ def from_paths(paths: Sequence[Path], accuracy: np.ndarray | None = None) -> Tre
 
 
 def expected(plan: TreePlan, accuracy: np.ndarray) -> TreePlan:
-    """The plan with its tokens per step and its transitions, from accuracies [M, K] (PPD 5.6.1, 5.6.4)."""
+    """The plan with its tokens per step and its transitions, from accuracies [M, K] (PPD 5.6.1, 5.6.4).
+
+    The candidates of a borrowing state come from what is left of the last root's probes, those of larger distances.
+    """
     accuracy = check_accuracy(accuracy)
     gains, transition = [], np.zeros((len(plan.states), len(plan.states)))
     for i, state in enumerate(plan.states):
-        reach = {(): 1.0}
+        reach, served = {(): 1.0}, state.probes[0] - state.needs if state.borrows else 0
         for path in state.paths:
-            level, rank = len(path) - 1, path[-1]
+            level, rank = served + len(path) - 1, path[-1]
             right = accuracy[level, rank] if level < len(accuracy) and rank < accuracy.shape[1] else 0.0
             reach[path] = reach[path[:-1]] * right
         last = dict(reach)  # the probability that a node is the last accepted one

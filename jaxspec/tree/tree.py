@@ -35,8 +35,8 @@ class Tree:
       next_state: [N] int32, which tree of the stack the next step verifies when this node is the last accepted.
       max_depth: deepest level the padded size allows (static).
       max_rank: number of candidates per distance the padded size allows (static).
-      probe_ends: (E_1 .. E_M), the first E_d probes hold all those at distances up to d (static). In a stack some of
-        them may be of a greater distance.
+      probe_ends: (E_1 .. E_M), the first E_d probes hold all those at distances up to d, in a stack perhaps some of a
+        greater one; a part of the padded size (static).
     """
 
     parent: jax.Array
@@ -188,7 +188,7 @@ def pad_tree(
         next_state=fit(tree.next_state),
         max_depth=max_depth,
         max_rank=max_rank,
-        probe_ends=(num_probes,) * len(tree.probe_ends) if probe_ends is None else (*probe_ends[:-1], num_probes),
+        probe_ends=(*probe_ends[:-1], num_probes) if probe_ends else (num_probes,) * len(tree.probe_ends),
     )
 
 

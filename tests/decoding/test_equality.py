@@ -13,7 +13,7 @@ from jaxspec.decoding.loop import Drafter
 from jaxspec.methods import METHODS, PPD, BiTA, HiddenTransfer
 from jaxspec.methods.adapter import load_method
 from jaxspec.model.base import Base
-from jaxspec.tree import State, build_tree, make_plan, pad_tree, random_tree, sparse_tree, stack_trees
+from jaxspec.tree import State, build_tree, make_plan, pad_tree, random_tree, sparse_tree, stack_trees, straightforward
 from tests.tiny import TINY, make_prompts, make_tiny
 
 GREEDY = SamplingConfig()
@@ -122,6 +122,16 @@ def test_every_option_is_lossless(tiny, method, sampling):
     draft = Drafter(trained(method, tiny), make_plan(states).arrays(method.probe_distances), method)
     answers = check(tiny, draft, make_prompts(8), sampling, 3, 4)
     assert any(sum(a.accepted) for a in answers) and any(a.tokens[-1] in tiny.eos for a in answers)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLING[0]], ids=["greedy", "sampling"])
+@pytest.mark.parametrize("method", [*DEFAULTS, PPD(ensemble=2, aggregation="learned")], ids=settings_of)
+def test_straightforward_decoding(tiny, method, sampling):
+    """BiTA 3.2: only the root carries probes, and what is left of them drafts again."""
+    draft = Drafter(trained(method, tiny), straightforward(3).arrays(3), method)
+    answers = check(tiny, draft, make_prompts(8), sampling, 3, 4)
+    assert sum(sum(a.accepted) for a in answers) > 0 and any(a.tokens[-1] in tiny.eos for a in answers)
+    assert sum(a.offered[-1] for a in answers) < sum(a.steps for a in answers)  # drafts are shorter after acceptances
 
 
 @pytest.mark.parametrize("seed", range(4))

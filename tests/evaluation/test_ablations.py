@@ -14,7 +14,7 @@ from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.errors import UserError
 from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, STEP_METHODS, DecodingStudy, run_decoding
 from jaxspec.evaluation.ablation_report import verdict, write_report
-from jaxspec.evaluation.ablations import STUDIES, Claim, Study, run_studies
+from jaxspec.evaluation.ablations import STUDIES, Claim, Study, run_name, run_studies
 from jaxspec.evaluation.early_exit import EarlyExit
 from jaxspec.evaluation.probing import similarity, step_times
 from jaxspec.methods import PPD, BiTA, HiddenTransfer
@@ -100,7 +100,7 @@ def test_decoding_says_what_each_tree_costs_and_brings(model, base_run, tmp_path
     )  # fmt: skip
     runs = lambda name, label: tmp_path / results[name][label]["run"]  # noqa: E731
     figures = run_decoding(study, model, runs, ["question 1", "another"], 12)
-    assert [figures[name]["rows"] for name in figures] == [1, 4 + 3, 7 + 21]
+    assert [figures[name]["rows"] for name in figures] == [1, 4 + 3, 7 + 21] and study.axis == ""
     assert all(row["identical"] == 2 and row["tokens_per_step"] >= 1 for row in figures.values())
 
 
@@ -151,6 +151,8 @@ def test_step_times_have_every_drafter(tiny):
 def test_verdicts():
     assert verdict(0.02, 0.01) == "holds" and verdict(-0.02, 0.01) == "does not hold"
     assert verdict(0.009, 0.01) == verdict(-0.009, 0.01) == "no difference here"
+    assert verdict(0.02, 0.01, gains=False) == "does not hold" and verdict(-0.02, 0.01, gains=False) == "holds"
+    assert verdict(0.009, 0.01, gains=False) == "holds"
 
 
 def fake_accuracy(method, first):
@@ -170,11 +172,14 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     row = {"rows": 9, "tokens_per_step": 1.5, "tokens_per_second": 40.0, "speedup": 1.0, "identical": 2, "prompts": 2}
     decoding = {study.name: {label: dict(row) for label in study.entries} for study in DECODING_STUDIES}
     decoding["bita_decoding"]["efficient tree"]["speedup"] = 1.3
+    trainings["transfer_second"]["25"]["accuracy"][1][0] -= 0.015
+    steps = {name: {"8": 0.02, "16": 0.03} for name in STEP_METHODS}
+    steps["Hidden Transfer, layers 10/14/18"] = {"8": 0.015, "16": 0.027}
     results = {
-        "setting": {"model": "m", "steps": 3, "groups": 9, "answers": 5, "machine": "a machine"},
+        "setting": {"model": "m", "steps": 3, "eval_answers": 5, "machine": "a machine"},
         "trainings": trainings,
         "decoding": decoding,
-        "steps": {name: {"8": 0.02, "16": 0.03} for name in STEP_METHODS},
+        "steps": steps,
         "similarity": [{"11": 0.5, "12": 0.6}],
     }
     page = write_report(results, tmp_path).read_text()
@@ -183,8 +188,12 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     assert "deep prompts help much more: **does not hold** (top-1, mean over distances -0.061)" in page
     assert "shallow prompts help a little: **no difference here**" in page
     assert "the efficient tree is the fastest: **holds** (speedup +0.300)" in page
+    assert "beyond 16 nothing is gained: **holds** (top-1, mean over distances +0.000)" in page
+    assert "a second step near the top is worse: **holds** (top-1 at distance 2 +0.015)" in page
+    assert "with as many rows: **holds** (25% less at 8 rows, 10% less at 16 rows)" in page
+    assert "from layer to layer: **holds** (cosine, step 1: 0.50 after layer 11, 0.60 after the last)" in page
     assert "| deep | 0.200 | 0.100 | 0.067 | 0.280 | 0.180 | 0.147 | 1,234 | 50 |" in page
-    for picture in ("ablations-accuracy.png", "ablations-similarity.png"):
+    for picture in ("ablations-curves.png", "ablations-similarity.png"):
         assert f"]({picture})" in page and (tmp_path / picture).stat().st_size > 5000
 
 
@@ -196,13 +205,16 @@ def test_every_study_can_run_on_the_embedded_base():
     for method in {method for variants in known.values() for method in variants.values()}:
         assert jax.tree.leaves(method.abstract(dataclasses.replace(SMOLLM2_135M, vocab_size=64)))
     for study in STUDIES:
-        assert {c.better for c in study.claims} | {c.worse for c in study.claims} <= set(study.variants)
+        assert {c.one for c in study.claims} | {c.other for c in study.claims} <= set(study.variants)
         assert not study.axis or [float(label) for label in study.variants]
     for study in DECODING_STUDIES:
         for name, label, tree in study.entries.values():
             method = known[name][label] if name else BiTA()
-            assert parse_tree(tree, method.name, method.max_distance, None).depth <= method.max_distance
-        assert {c.better for c in study.claims} | {c.worse for c in study.claims} <= set(study.entries)
+            plan = parse_tree(tree, method.name, method.max_distance, None) if isinstance(tree, str) else tree
+            assert plan.depth <= method.max_distance
+        assert {c.one for c in study.claims} | {c.other for c in study.claims} <= set(study.entries)
+    masks = next(study for study in DECODING_STUDIES if study.name == "bita_masks_speed")
+    assert [plan.depth for _, _, plan in masks.entries.values()] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -232,3 +244,16 @@ def test_a_run_writes_results_and_the_page(model, base_run, tmp_path, monkeypatc
     ablate.main(["--report", "--docs", str(tmp_path / "docs")])
     assert "Late entry" not in (page := (tmp_path / "docs" / "ablations.md").read_text())  # the real study's title
     assert "prompt tokens that join late" in page
+    with pytest.raises(UserError, match="results of another setting"):
+        ablate.main([*args, "--steps", "9"])
+
+
+def test_what_a_decoding_study_needs_is_trained_too():
+    assert set(ablate.check_names(("bita_masks_speed",))) == {"bita_masks_speed", "bita_masks"}
+    assert ablate.check_names(("ppd_exits",)) == ("ppd_exits",)
+
+
+def test_another_base_or_other_prompts_are_other_runs(model, base_run):
+    other = dataclasses.replace(base_run, data=dataclasses.replace(base_run.data, prompts=""))
+    stranger = dataclasses.replace(model, fingerprint="another")
+    assert len({run_name(base_run, model), run_name(other, model), run_name(base_run, stranger)}) == 3

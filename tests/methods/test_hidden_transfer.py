@@ -53,11 +53,12 @@ def test_pseudo_states_are_those_of_the_paper(tiny, layers, options):
     np.testing.assert_allclose(predicted, layer_by_layer(method, trainable, base, tokens, p)[0], rtol=1e-3, atol=1e-3)
 
 
-def test_an_untrained_map_copies_the_owner(tiny):
-    """The identity at the last layer's door: the owner's own state, turned to another position."""
+def test_an_untrained_map_copies_its_owners_state(tiny):
     base, method = Base(tiny.params, tiny.decoder), HiddenTransfer(layers=(1, 1, 1))
-    for leaf in jax.tree.leaves(method.init(jax.random.key(0), base)):
-        np.testing.assert_array_equal(leaf, np.eye(32))
+    owners = jax.random.normal(jax.random.key(1), (2, 5, 32))
+    distance = jnp.array([[1, 2, 3, 2, 1]] * 2)
+    pseudo = method.enter(method.init(jax.random.key(0), base), (1, 2, 3), distance, distance, owners)
+    np.testing.assert_array_equal(pseudo, owners)
 
 
 def test_a_stage_computes_its_own_step_and_those_before(tiny):

@@ -114,7 +114,7 @@ def test_training_and_decoding_compute_the_same_predictions(tiny, method):
 
     probes = tree.probe_of[0, 2, : len(wanted)]
     rows = tree.num_nodes + probes[:, None] * method.probe_rows + np.arange(method.probe_rows)
-    logits = jax.jit(method.read)(prepared, base, [x[0, rows] for x in exits])
+    logits = jax.jit(method.read)(prepared, base, [x[0, rows] for x in exits], np.arange(len(wanted)) + 1)
     np.testing.assert_allclose(logits, wanted, rtol=1e-3, atol=1e-3)
 
 

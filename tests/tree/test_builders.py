@@ -121,10 +121,11 @@ def test_straightforward_by_hand():
 
 
 def test_tokens_of_straightforward_decoding_are_those_of_a_simulation():
-    right, rng = [0.6, 0.5, 0.4], np.random.default_rng(0)
+    """Where c candidates were accepted, the probes at distances c + 1 and further predict what follows."""
+    right, rng = [0.6, 0.4, 0.2], np.random.default_rng(0)
     accepted, length = [], 3
     for _ in range(40000):
-        count = next((c for c in range(length) if rng.random() >= right[c]), length)
+        count = next((c for c in range(length) if rng.random() >= right[3 - length + c]), length)
         accepted.append(count)
         length = 3 - count
     plan = expected(straightforward(3), np.array(right)[:, None])
