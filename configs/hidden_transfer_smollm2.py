@@ -10,5 +10,5 @@ CONFIG = RunConfig(
     shapes=SMOLLM2_135M,
     method=HiddenTransfer(layers=(10, 14, 18), training="joint"),
     data=DataConfig(),
-    train=TrainConfig(steps=800, batch_size=2, insertions=128, learning_rate=1e-3),
+    train=TrainConfig(steps=640, batch_size=2, insertions=128, learning_rate=7e-3),
 )
