@@ -131,14 +131,14 @@ class _Job:
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = prompt
         seeds = jnp.full(len(prompts), self.seed % 2**32, jnp.uint32)
-        starts = np.arange(_PREFILL_CHUNK, padded, _PREFILL_CHUNK, dtype=np.int32)
-        run_prefill, compiling = _compiled(prefill, self.base, tokens, lengths, starts, capacity=capacity)
+        chunk = min(padded, _PREFILL_CHUNK)
+        run_prefill, compiling = _compiled(prefill, self.base, tokens, lengths, capacity=capacity, chunk=chunk)
         began = time.perf_counter()
-        prefilled = jax.block_until_ready(run_prefill(self.base, tokens, lengths, starts))
+        prefilled = jax.block_until_ready(run_prefill(self.base, tokens, lengths))
         seconds = time.perf_counter() - began
         limits = np.array(limits, np.int32)
-        args = (self.base, self.drafter, self.sampler, *prefilled, lengths, limits, seeds, self.eos)
-        run_start, more = _compiled(start, *args, acceptance=self.acceptance, width=width)
+        args = (self.base, self.drafter, self.sampler, *prefilled, tokens, lengths, limits, seeds, self.eos)
+        run_start, more = _compiled(start, *args, acceptance=self.acceptance, width=width, chunk=chunk)
         began = time.perf_counter()
         state = jax.block_until_ready(run_start(*args))
         return _Run(state, seconds + time.perf_counter() - began, 0.0, compiling + more)

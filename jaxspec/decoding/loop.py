@@ -16,10 +16,10 @@ from jax import lax
 
 from jaxspec.decoding.acceptance import Acceptance, Accepted
 from jaxspec.decoding.sampling import Sampler
-from jaxspec.methods.base import Draft, Method, PyTree, Verified
-from jaxspec.model.base import Base
+from jaxspec.methods.base import Draft, Method, Prompt, PyTree, Verified
+from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
-from jaxspec.model.decoder import causal_mask
+from jaxspec.model.chunks import run_in_chunks
 from jaxspec.model.rows import run_rows
 from jaxspec.tree import Tree, select_trees
 
@@ -32,11 +32,13 @@ class Drafter:
       trainable: the adapter's pytree, `prepared`; empty for methods without one.
       tree: the draft trees, stacked: one per state (see `jaxspec.tree.TreePlan`).
       method: the static settings.
+      drafts: the tokens that may be drafted; None: all.
     """
 
     trainable: PyTree
     tree: Tree
     method: Method = flax.struct.field(pytree_node=False)
+    drafts: DraftVocabulary | None = None
 
     @property
     def num_rows(self) -> int:
@@ -92,41 +94,30 @@ class DecodeState:
     stats: Stats
 
 
-@functools.partial(jax.jit, static_argnames=("capacity",))
+@functools.partial(jax.jit, static_argnames=("capacity", "chunk"))
 def prefill(
-    base: Base, tokens: jax.Array, lengths: jax.Array, starts: jax.Array, *, capacity: int
+    base: Base, tokens: jax.Array, lengths: jax.Array, *, capacity: int, chunk: int
 ) -> tuple[Cache, jax.Array, jax.Array]:
-    """Run the prompts through the base in chunks of equal width, which bounds the memory of attention.
+    """Run the prompts through the base.
 
     Args:
       base: the frozen decoder.
       tokens: [B, T] int32, padded on the right.
       lengths: [B] int32.
-      starts: [T / width - 1] int32, first positions of all chunks but the first; T / width is the number of chunks.
       capacity: S of the cache.
+      chunk: tokens to run at once, a divisor of T.
 
     Returns:
       The cache, the hidden states of all positions [B, T, D], and the logits [B, V] after each prompt.
     """
-    B, T = tokens.shape
-    width = T // (starts.shape[0] + 1)
-    causal = causal_mask(B, width)
+    B = len(tokens)
     cache = empty_cache(base.decoder.config, B, capacity, base.params["lm_head"].dtype)
-
-    def chunk(cache: Cache, start: jax.Array, seen: Cache | None) -> tuple[Cache, jax.Array]:
-        x = base.embed(lax.dynamic_slice_in_dim(tokens, start, width, axis=1))
-        positions = jnp.broadcast_to(start + jnp.arange(width), (B, width))
-        hidden, rows = base.rows(x, positions, causal, seen, jnp.broadcast_to(start, (B, 1)))
-        return commit(cache, rows, jnp.broadcast_to(start, (B,))), hidden
-
-    cache, hidden = chunk(cache, jnp.int32(0), None)
-    if starts.size:
-        cache, rest = lax.scan(lambda cache, start: chunk(cache, start, cache), cache, starts)
-        hidden = jnp.concatenate([hidden, rest.swapaxes(0, 1).reshape(B, T - width, -1)], axis=1)
+    run = lambda tokens, *context: base.rows(base.embed(tokens), *context)  # noqa: E731
+    cache, hidden = run_in_chunks(run, tokens, cache, chunk)
     return cache, hidden, base.logits(hidden[jnp.arange(B), lengths - 1])
 
 
-@functools.partial(jax.jit, static_argnames=("acceptance", "width"), donate_argnames=("cache",))
+@functools.partial(jax.jit, static_argnames=("acceptance", "width", "chunk"), donate_argnames=("cache",))
 def start(
     base: Base,
     drafter: Drafter,
@@ -134,6 +125,7 @@ def start(
     cache: Cache,
     hidden: jax.Array,
     logits: jax.Array,
+    tokens: jax.Array,
     lengths: jax.Array,
     limits: jax.Array,
     seeds: jax.Array,
@@ -141,6 +133,7 @@ def start(
     *,
     acceptance: Acceptance,
     width: int,
+    chunk: int,
 ) -> DecodeState:
     """The state after prefill: the first token emitted, the first draft made.
 
@@ -151,19 +144,24 @@ def start(
       cache: from `prefill`.
       hidden: from `prefill`.
       logits: from `prefill`.
+      tokens: [B, T] int32, the prompts.
       lengths: [B] int32, prompt lengths.
       limits: [B] int32, tokens to emit; 0 for rows that only pad the batch.
       seeds: [B] uint32.
       eos: [E] int32, ids that end a text.
       acceptance: chooses the first token too.
       width: room of the output buffer, at least the largest limit.
+      chunk: as in `prefill`.
     """
     B, P = lengths.shape[0], drafter.tree.max_depth
     noise = sampler.noise(seeds, lengths[:, None], base.vocab_size)[:, 0]
     first = acceptance.choose(logits, noise, sampler)
     tree_state = jnp.zeros(B, jnp.int32)  # any will do where nothing is drafted yet: every root carries its probes
     tree = select_trees(drafter.tree, tree_state)
-    draft, method_state = drafter.method.start(drafter.trainable, base, tree, hidden, lengths, first)
+    prompt = Prompt(tokens, hidden, lengths, cache.capacity, chunk)
+    draft, method_state = drafter.method.start(
+        drafter.trainable, base.replace(drafts=drafter.drafts), tree, prompt, first, sampler, seeds
+    )
     counts = jnp.minimum(limits, 1)
     return DecodeState(
         cache=cache,
@@ -196,16 +194,17 @@ def step(
     accepted = acceptance(tree, draft.tokens, draft.valid, logits, noise, sampler)
 
     cache = commit(state.cache, gather_rows(kv, accepted.path), state.lengths)
-    path_tokens = jnp.take_along_axis(draft.tokens, accepted.path, axis=1)  # [B, P + 1]
+    new = _new_tokens(draft, accepted)
     lengths = state.lengths + accepted.length + 1
-    verified = Verified(tuple(x[:, 0] for x in exits), accepted, path_tokens, lengths)
+    verified = Verified(tuple(x[:, 0] for x in exits), accepted, new, lengths)
     tree_state = jnp.take_along_axis(tree.next_state, accepted.node[:, None], axis=1)[:, 0]
     next_tree = select_trees(drafter.tree, tree_state)
+    drafting = base.replace(drafts=drafter.drafts)
     new_draft, method_state = method.propose(
-        drafter.trainable, base, tree, next_tree, verified, sampler, state.seeds, state.method_state
+        drafter.trainable, drafting, tree, next_tree, verified, sampler, state.seeds, state.method_state
     )
     stats = _count(state, tree, accepted)
-    state = _emit(state, accepted, path_tokens, eos)
+    state = _emit(state, accepted, new, eos)
     return state.replace(
         cache=cache,
         lengths=jnp.where(state.done, state.lengths, lengths),
@@ -216,12 +215,16 @@ def step(
     )
 
 
-def _emit(state: DecodeState, accepted: Accepted, path_tokens: jax.Array, eos: jax.Array) -> DecodeState:
+def _new_tokens(draft: Draft, accepted: Accepted) -> jax.Array:
+    """The token after each node of the accepted path, [B, P + 1]: the next candidate, at its end the bonus."""
+    path_tokens = jnp.take_along_axis(draft.tokens, accepted.path, axis=1)
+    is_bonus = jnp.arange(path_tokens.shape[1]) == accepted.length[:, None]
+    return jnp.where(is_bonus, accepted.bonus[:, None], jnp.roll(path_tokens, -1, axis=1))
+
+
+def _emit(state: DecodeState, accepted: Accepted, new: jax.Array, eos: jax.Array) -> DecodeState:
     """Append the accepted candidates and the bonus, up to the first end-of-text token or the limit, no further."""
-    place = jnp.arange(path_tokens.shape[1])
-    candidates = jnp.roll(path_tokens, -1, axis=1)  # the root is out already
-    is_bonus = place == accepted.length[:, None]
-    new = jnp.where(is_bonus, accepted.bonus[:, None], candidates)  # [B, P + 1]
+    place = jnp.arange(new.shape[1])
     ends = jnp.isin(new, eos) & (place <= accepted.length[:, None])
     until_end = jnp.where(jnp.any(ends, axis=1), jnp.argmax(ends, axis=1), accepted.length) + 1
     emitted = jnp.where(state.done, 0, jnp.minimum(until_end, state.limits - state.counts))
@@ -230,7 +233,7 @@ def _emit(state: DecodeState, accepted: Accepted, path_tokens: jax.Array, eos: j
     # What a row appends beyond its new count is garbage that nobody reads.
     return state.replace(
         tokens=append(state.tokens, new, state.counts),
-        drafted=append(state.drafted, ~is_bonus, state.counts),
+        drafted=append(state.drafted, place < accepted.length[:, None], state.counts),
         counts=counts,
         done=state.done | jnp.any(ends & (place < emitted[:, None]), axis=1) | (counts >= state.limits),
     )

@@ -73,10 +73,10 @@ class StepTimer:
         self._eos, length = jnp.array([-1], jnp.int32), min(cache_length // 2, _PROMPT)
         tokens = np.ones((batch_size, length), np.int32)
         lengths = np.full(batch_size, length, np.int32)
-        prefilled = prefill(base, tokens, lengths, np.zeros(0, np.int32), capacity=cache_length)
+        prefilled = prefill(base, tokens, lengths, capacity=cache_length, chunk=length)
         self._state = start(
-            base, drafter, self._sampler, *prefilled, lengths, np.full(batch_size, 2**30, np.int32),
-            jnp.zeros(batch_size, jnp.uint32), self._eos, acceptance=Match(), width=cache_length,
+            base, drafter, self._sampler, *prefilled, tokens, lengths, np.full(batch_size, 2**30, np.int32),
+            jnp.zeros(batch_size, jnp.uint32), self._eos, acceptance=Match(), width=cache_length, chunk=length,
         )  # fmt: skip
         self()
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from jaxspec.methods.amphista import Amphista
 from jaxspec.methods.base import Method
 from jaxspec.methods.bita import BiTA
 from jaxspec.methods.hidden_transfer import HiddenTransfer
+from jaxspec.methods.hydra import Hydra
+from jaxspec.methods.medusa import Medusa
 from jaxspec.methods.ppd import PPD
 
-METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (Method, PPD, BiTA, HiddenTransfer)}
+METHODS: dict[str, type[Method]] = {
+    cls.name: cls for cls in (Method, PPD, BiTA, HiddenTransfer, Medusa, Hydra, Amphista)
+}
 
-__all__ = ["METHODS", "PPD", "BiTA", "HiddenTransfer", "Method"]
+__all__ = ["METHODS", "PPD", "Amphista", "BiTA", "HiddenTransfer", "Hydra", "Medusa", "Method"]

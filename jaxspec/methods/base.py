@@ -38,6 +38,25 @@ class Draft:
 
 
 @flax.struct.dataclass
+class Prompt:
+    """What a method sees of the prompts, after prefill.
+
+    Attributes:
+      tokens: [B, T] int32, padded on the right.
+      hidden: [B, T, D], hidden states of all positions, before the final norm.
+      lengths: [B] int32.
+      capacity: S of the base's cache: tokens that a cache of the method's own must hold (static).
+      chunk: positions to run at once, a divisor of T (static).
+    """
+
+    tokens: jax.Array
+    hidden: jax.Array
+    lengths: jax.Array
+    capacity: int = flax.struct.field(pytree_node=False)
+    chunk: int = flax.struct.field(pytree_node=False)
+
+
+@flax.struct.dataclass
 class Verified:
     """What a method sees after verification.
 
@@ -45,7 +64,8 @@ class Verified:
       exits: hidden states of all rows of the step, [B, R, D] after each of the last layers that its `Rows` asked for,
         before the final norm.
       accepted: the surviving path and the bonus token.
-      tokens: [B, P + 1] int32, tokens on the accepted path (padded, see `Accepted.path`).
+      tokens: [B, P + 1] int32, the token after each node of the path: accepted candidates, then the bonus; what
+        follows is garbage.
       position: [B] int32, position of the new root, the bonus token.
     """
 
@@ -146,7 +166,14 @@ class Method:
         raise TypeError(f"{self.name} predicts nothing ahead")
 
     def start(
-        self, trainable: PyTree, base: Base, tree: Tree, hidden: jax.Array, lengths: jax.Array, root: jax.Array
+        self,
+        trainable: PyTree,
+        base: Base,
+        tree: Tree,
+        prompt: Prompt,
+        root: jax.Array,
+        sampler: Sampler,
+        seeds: jax.Array,
     ) -> tuple[Draft, PyTree]:
         """First draft and method state, after prefill.
 
@@ -154,9 +181,10 @@ class Method:
           trainable: the adapter's pytree.
           base: the frozen decoder.
           tree: arrays with a batch axis.
-          hidden: [B, T, D], hidden states of all prompt positions, before the final norm.
-          lengths: [B] int32, prompt lengths.
+          prompt: tokens and hidden states of the prompts.
           root: [B] int32, the first token emitted.
+          sampler: as in `propose`.
+          seeds: [B] uint32.
         """
         tokens = jnp.zeros((root.shape[0], tree.num_nodes), jnp.int32).at[:, 0].set(root)
         return Draft(tokens, jnp.zeros(tokens.shape, bool).at[:, 0].set(True)), {}
@@ -191,6 +219,26 @@ class Method:
         """
         tokens = verified.accepted.bonus[:, None]
         return Draft(tokens, jnp.ones(tokens.shape, bool)), method_state
+
+
+def rank_candidates(
+    base: Base, logits: jax.Array, sampler: Sampler, seeds: jax.Array, positions: jax.Array, count: int
+) -> jax.Array:
+    """The best tokens by a drafter's logits, ranked with the noise of the positions they are for.
+
+    Args:
+      base: the frozen decoder, which knows what may be drafted.
+      logits: [B, X, V'].
+      sampler: as the base's own tokens are drawn.
+      seeds: [B] uint32.
+      positions: [B, X] int32, or [B, 1] where all are for the same.
+      count: K.
+
+    Returns:
+      [B, X, K] int32, token ids.
+    """
+    noise = base.draft_part(sampler.noise(seeds, positions, base.vocab_size))
+    return base.draft_ids(jax.lax.top_k(sampler.filtered(logits) + noise, count)[1])
 
 
 def draft_from_candidates(tree: Tree, root: jax.Array, candidates: jax.Array, known: jax.Array) -> Draft:

@@ -24,7 +24,8 @@ def future_loss(
     frozen: jax.Array,
     batch: Batch,
     distances: Sequence[int],
-    objective: str = "distillation",
+    alignment: float = 1.0,
+    labels: float = 0.0,
     direction: str = "forward",
     decay: float = 1.0,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -39,7 +40,8 @@ def future_loss(
       frozen: [B, T, D], its final hidden states of the texts.
       batch: the texts.
       distances: M' distances.
-      objective: `distillation`, a divergence, or `hard`, the cross-entropy of the text.
+      alignment: weight of the divergence from the base's own prediction.
+      labels: weight of the cross-entropy of the text.
       direction: of the divergence: `forward`, KL(base || student), or `reverse`.
       decay: distance d counts decay ** (d - 1).
     """
@@ -49,11 +51,12 @@ def future_loss(
     source = jnp.minimum(source, batch.tokens.shape[1] - 2)
     rows = jnp.arange(source.shape[0])[:, None, None]
     at_label = jnp.take_along_axis(student, batch.tokens[rows, source + 1][..., None], axis=-1)[..., 0]
-    if objective == "hard":
-        each = jax.nn.logsumexp(student, axis=-1) - at_label
-    else:
+    each = jnp.zeros(())
+    if alignment:
         teacher = base.logits(frozen[rows, source])
-        each = divergence(*((teacher, student) if direction == "forward" else (student, teacher)))
+        each += alignment * divergence(*((teacher, student) if direction == "forward" else (student, teacher)))
+    if labels:
+        each += labels * (jax.nn.logsumexp(student, axis=-1) - at_label)
     right = (at_label >= jnp.max(student, axis=-1)) & has_target
     accuracy = jnp.sum(right, axis=(0, 1)) / jnp.maximum(jnp.sum(has_target, axis=(0, 1)), 1)
     loss = jnp.sum(each * has_target * decay ** (distances - 1)) / jnp.maximum(jnp.sum(has_target), 1)

@@ -111,6 +111,11 @@ class PPD(ProbeMethod):
         trainable = {part: make[part]() for part, used in self._parts().items() if used}
         return jax.tree.map(lambda x: x.astype(jnp.float32), trainable)
 
+    def prepared(self, trainable: PyTree, base: Base) -> PyTree:
+        """Of a head of their own only what may be drafted."""
+        own = {"head": base.draft_part(trainable["head"])} if "head" in trainable else {}
+        return trainable | own
+
     def enter(
         self, trainable: PyTree, entering: Sequence[int], distance: jax.Array, copy: jax.Array, owners: jax.Array
     ) -> jax.Array:
@@ -138,5 +143,5 @@ class PPD(ProbeMethod):
         weights = trainable["weights"][distance - 1] if learned else None
         hidden = mean_normed(base, exits, weights)
         if self.head == "none":
-            return base.project(hidden)
+            return base.draft_logits(hidden)
         return jnp.matmul(hidden, trainable["head"].astype(hidden.dtype), preferred_element_type=jnp.float32)

@@ -35,6 +35,7 @@ from jaxspec.methods.base import (
     Verified,
     check_choices,
     draft_from_candidates,
+    rank_candidates,
 )
 from jaxspec.methods.losses import future_loss
 from jaxspec.model.base import Base
@@ -115,7 +116,7 @@ class ProbeMethod(Method, abc.ABC):
 
     def read(self, trainable: PyTree, base: Base, exits: Sequence[jax.Array], distance: jax.Array) -> jax.Array:
         """Logits [..., V] from the hidden states [..., n, D] of probes at the distances [...]."""
-        return base.project(mean_normed(base, exits))
+        return base.draft_logits(mean_normed(base, exits))
 
     def check_layers(self, base: Base) -> None:
         """Raise UserError where probes would join beyond the layers that the base has."""
@@ -240,7 +241,8 @@ class ProbeMethod(Method, abc.ABC):
         frozen, exits = self.probe(trainable, base, batch, counted[-1])
         exits = [x[:, :, np.array(counted) - 1] for x in exits]
         student = self.read(trainable, base, exits, np.array(counted))  # [B, G, counted, V]
-        return future_loss(student, base, frozen, batch, counted, self.objective, self.direction, self.decay)
+        hard = self.objective == "hard"
+        return future_loss(student, base, frozen, batch, counted, not hard, hard, self.direction, self.decay)
 
     # Decoding
 
@@ -291,8 +293,7 @@ class ProbeMethod(Method, abc.ABC):
         distance = jnp.take_along_axis(tree.probe_distance, jnp.maximum(probes, 0), axis=1)
         logits = self.read(trainable, base, exits, distance)  # [B, P, V]
         positions = verified.position[:, None] + np.arange(1, depth + 1)
-        scores = sampler.filtered(logits) + sampler.noise(seeds, positions, base.vocab_size)
-        candidates = jax.lax.top_k(scores, tree.max_rank)[1]
+        candidates = rank_candidates(base, logits, sampler, seeds, positions, tree.max_rank)
         return draft_from_candidates(next_tree, verified.accepted.bonus, candidates, known), method_state
 
 

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 from jaxspec.model.cache import Cache
 from jaxspec.model.decoder import Decoder
+
+
+@flax.struct.dataclass
+class DraftVocabulary:
+    """The tokens that may be drafted, where these are not all: a smaller projection, and candidates are mapped back.
+
+    Attributes:
+      ids: [V'] int32.
+      columns: [D, V'], their part of the vocabulary projection.
+    """
+
+    ids: jax.Array
+    columns: jax.Array
 
 
 @flax.struct.dataclass
@@ -16,10 +30,12 @@ class Base:
     Attributes:
       params: the frozen parameters.
       decoder: the Flax module (static).
+      drafts: what may be drafted; None: every token. The base's own logits never depend on it.
     """
 
     params: dict
     decoder: Decoder = flax.struct.field(pytree_node=False)
+    drafts: DraftVocabulary | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -56,3 +72,21 @@ class Base:
     def logits(self, x: jax.Array) -> jax.Array:
         """Hidden states [..., D] of the last layer to float32 logits [..., V]."""
         return self.project(self.normed(x))
+
+    def drafting(self, ids: jax.Array) -> Base:
+        """This base with a draft vocabulary: ids [V'] int32."""
+        return self.replace(drafts=DraftVocabulary(ids, self.params["lm_head"][:, ids]))
+
+    def draft_logits(self, x: jax.Array) -> jax.Array:
+        """Normalised hidden states [..., D] to float32 logits of the tokens that may be drafted, [..., V']."""
+        if self.drafts is None:
+            return self.project(x)
+        return jnp.matmul(x, self.drafts.columns, preferred_element_type=jnp.float32)
+
+    def draft_part(self, x: jax.Array) -> jax.Array:
+        """What concerns the tokens that may be drafted: [..., V] to [..., V']."""
+        return x if self.drafts is None or x.shape[-1] == 1 else x[..., self.drafts.ids]
+
+    def draft_ids(self, index: jax.Array) -> jax.Array:
+        """Places in the draft vocabulary to token ids."""
+        return index if self.drafts is None else self.drafts.ids[index]

@@ -6,6 +6,7 @@ root ── a ── c        nodes   0 root, 1 a, 2 b, 3 c      parent [0, 0, 0
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import flax.struct
@@ -37,6 +38,7 @@ class Tree:
       max_rank: number of candidates per distance the padded size allows (static).
       probe_ends: (E_1 .. E_M), the first E_d probes hold all those at distances up to d, in a stack perhaps some of a
         greater one; a part of the padded size (static).
+      inner: (W_0 .. W_P-1), at most so many nodes of each depth have children; a part of the padded size (static).
     """
 
     parent: jax.Array
@@ -52,6 +54,7 @@ class Tree:
     max_depth: int = flax.struct.field(pytree_node=False)
     max_rank: int = flax.struct.field(pytree_node=False)
     probe_ends: tuple[int, ...] = flax.struct.field(pytree_node=False)
+    inner: tuple[int, ...] = flax.struct.field(pytree_node=False)
 
     @property
     def num_nodes(self) -> int:
@@ -126,6 +129,9 @@ def build_tree(
                 owners.append(node)
                 spans.append(distance)
     parent = np.array([index[path[:-1]] for path in nodes], np.int32)
+    inner = [0] * len(nodes[-1])
+    for path in {path[:-1] for path in nodes[1:]}:
+        inner[len(path)] += 1
     for node in range(1, len(nodes)) if borrows else ():  # parents come first; their probes are a distance further
         of_parent = np.append(probe_of[parent[node], 1:], np.int32(-1))
         probe_of[node] = np.where(probe_of[node] < 0, of_parent, probe_of[node])
@@ -143,6 +149,7 @@ def build_tree(
         max_depth=len(nodes[-1]),
         max_rank=1 + max(path[-1] if path else 0 for path in nodes),
         probe_ends=tuple(np.searchsorted(spans, range(1, distances + 1), side="right").tolist()),
+        inner=tuple(inner),
     )
 
 
@@ -153,6 +160,7 @@ def pad_tree(
     max_depth: int,
     max_rank: int,
     probe_ends: tuple[int, ...] | None = None,
+    inner: tuple[int, ...] | None = None,
 ) -> Tree:
     """A tree with further nodes and probes that are not live, so that trees of one padded size share a program.
 
@@ -163,6 +171,7 @@ def pad_tree(
       max_depth: P.
       max_rank: candidates per distance.
       probe_ends: (E_1 .. E_M), at least the tree's own; default Q each, which holds for every tree of this size.
+      inner: (W_0 .. W_P-1), at least the tree's own; default N each, likewise.
 
     Raises:
       UserError: the tree is larger than that.
@@ -189,6 +198,7 @@ def pad_tree(
         max_depth=max_depth,
         max_rank=max_rank,
         probe_ends=(*probe_ends[:-1], num_probes) if probe_ends else (num_probes,) * len(tree.probe_ends),
+        inner=inner or (1, *[num_nodes] * (max_depth - 1))[:max_depth],
     )
 
 
@@ -197,7 +207,8 @@ def stack_trees(trees: Sequence[Tree]) -> Tree:
     sizes = [(t.num_nodes, t.num_probes, t.max_depth, t.max_rank) for t in trees]
     largest = tuple(map(max, zip(*sizes, strict=True)))
     ends = tuple(map(max, zip(*(tree.probe_ends for tree in trees), strict=True)))
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *(pad_tree(tree, *largest, ends) for tree in trees))
+    inner = tuple(map(max, itertools.zip_longest(*(tree.inner for tree in trees), fillvalue=0)))
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *(pad_tree(tree, *largest, ends, inner) for tree in trees))
 
 
 def select_trees(stack: Tree, state: jax.Array) -> Tree:

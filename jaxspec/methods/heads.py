@@ -1,0 +1,313 @@
+"""What methods that draft after the pass share: heads, small networks on the base's last hidden state.
+
+The step has emitted the token at p + 1 from the hidden state at p, the last accepted one. The head at distance d reads
+that state and predicts the token at p + d + 1. What stands between the base and the vocabulary is the papers' part:
+
+    adapt     decoder layers of the method's own, with a cache of their own     (Hydra++, Amphista)
+    predict   adapted states to logits, one head per distance
+
+Hidden states are those before the base's final norm, which also stands before the heads: a head that has learned
+nothing gives the base's own next-token distribution. Training runs the base once over a text and the heads behind
+every position that was chosen; decoding feeds the accepted path through the method's own layers and commits what
+they remember of it, as the base's cache does.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import ClassVar, Literal
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxspec.decoding.sampling import Sampler
+from jaxspec.errors import UserError
+from jaxspec.methods.base import (
+    Batch,
+    Draft,
+    Method,
+    Prompt,
+    PyTree,
+    Verified,
+    check_choices,
+    draft_from_candidates,
+    rank_candidates,
+)
+from jaxspec.methods.losses import future_loss
+from jaxspec.model.base import Base
+from jaxspec.model.cache import Cache, commit, empty_cache
+from jaxspec.model.chunks import run_in_chunks
+from jaxspec.model.decoder import Layer, causal_mask
+from jaxspec.model.rope import rope_angles
+from jaxspec.tree import Tree
+
+Features = tuple[jax.Array, ...]
+
+
+@flax.struct.dataclass
+class Context:
+    """Where rows stand when a method's own layers run.
+
+    Attributes:
+      positions: [B, R] int32.
+      mask: [B, 1, R, R] bool, which of the rows a row sees.
+      cache: what the layers remember, L' x [B, K, S, Dh], or None.
+      visible: [B, 1] int32, how many slots of it the rows see.
+    """
+
+    positions: jax.Array
+    mask: jax.Array
+    cache: Cache | None = None
+    visible: jax.Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadMethod(Method, abc.ABC):
+    """Settings that all methods with heads have.
+
+    Attributes:
+      heads: K, one per distance.
+      blocks: residual blocks of each head.
+      lm_head: the heads' vocabulary projections: `full`, a copy of the base's that learns; `tied`, the base's own; or
+        `low_rank`, the base's own plus a product of two thin matrices that learns.
+      rank: of that product.
+      alignment: weight in the loss of the divergence from the base's own distribution.
+      labels: weight of the cross-entropy of the text.
+      decay: the weight of distance d in the loss is decay ** (d - 1).
+    """
+
+    trainable: ClassVar[bool] = True
+
+    heads: int = 4
+    blocks: int = 1
+    lm_head: Literal["full", "tied", "low_rank"] = "tied"
+    rank: int = 16
+    alignment: float = 0.0
+    labels: float = 1.0
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        for setting in ("heads", "blocks", "rank"):
+            if getattr(self, setting) < 1:
+                raise UserError(f"{self.name}: {setting} must be at least 1, got {getattr(self, setting)}")
+        if not 0 < self.decay <= 1:
+            raise UserError(f"{self.name}: decay must be above 0 and at most 1, got {self.decay}")
+        if min(self.alignment, self.labels) < 0 or not self.alignment + self.labels > 0:
+            raise UserError(
+                f"{self.name}: alignment and labels must not be negative and not both 0, got {self.alignment} and "
+                f"{self.labels}"
+            )
+        check_choices(self)
+
+    @property
+    def max_distance(self) -> int:
+        """K."""
+        return self.heads
+
+    # What a paper says
+
+    @property
+    def own_layers(self) -> int:
+        """L', decoder layers that `adapt` runs."""
+        return 0
+
+    def adapt(
+        self, trainable: PyTree, base: Base, hidden: jax.Array, following: jax.Array, context: Context
+    ) -> tuple[Features, Cache]:
+        """Between the base and the heads.
+
+        Args:
+          trainable: the pytree.
+          base: the frozen decoder.
+          hidden: [B, R, D], hidden states before the final norm.
+          following: [B, R] int32, the token after each.
+          context: where the rows stand.
+
+        Returns:
+          What the heads read, arrays [B, R, D], and the keys and values of the method's own layers.
+        """
+        return (hidden,), Cache((), ())
+
+    @abc.abstractmethod
+    def predict(self, trainable: PyTree, base: Base, features: Features, path: jax.Array, count: int) -> jax.Array:
+        """Logits [..., M', V'] of the first `count` heads.
+
+        Args:
+          trainable: the pytree.
+          base: the frozen decoder.
+          features: of `adapt`, arrays [..., D].
+          path: [..., M'] int32, the tokens at distances 0 to M' - 1, for heads that read what was drafted before.
+          count: M'.
+        """
+
+    # Parts that heads are made of
+
+    def init_heads(self, key: jax.Array, base: Base) -> PyTree:
+        """Residual blocks of zeros, [K, blocks, D, D], and what `lm_head` says, which starts as the base's."""
+        D, V = base.decoder.config.hidden_size, base.vocab_size
+        parts = {"blocks": jnp.zeros((self.heads, self.blocks, D, D)), "bias": jnp.zeros((self.heads, self.blocks, D))}
+        if self.lm_head == "full":
+            parts["lm_head"] = jnp.tile(base.params["lm_head"].astype(jnp.float32), (self.heads, 1, 1))
+        if self.lm_head == "low_rank":
+            parts["down"] = 0.02 * jax.random.normal(key, (self.heads, D, self.rank))
+            parts["up"] = jnp.zeros((self.heads, self.rank, V))
+        return parts
+
+    def residual(self, trainable: PyTree, x: jax.Array, first: int = 0) -> jax.Array:
+        """x + SiLU(W x + b), block after block. [..., M', D] of the heads from `first` on."""
+        heads = slice(first, first + x.shape[-2])
+        for block in range(self.blocks):
+            inner = jnp.einsum("...md,mde->...me", x, trainable["blocks"][heads, block])
+            x = x + jax.nn.silu(inner + trainable["bias"][heads, block])
+        return x
+
+    def project(self, trainable: PyTree, base: Base, x: jax.Array, first: int = 0) -> jax.Array:
+        """States [..., M', D] of the heads from `first` on to float32 logits [..., M', V']."""
+        heads, dot = slice(first, first + x.shape[-2]), dict(preferred_element_type=jnp.float32)
+        if self.lm_head == "full":
+            return jnp.einsum("...md,mdv->...mv", x, trainable["lm_head"][heads], **dot)
+        logits = base.draft_logits(x)
+        if self.lm_head == "low_rank":
+            thin = jnp.einsum("...md,mdr->...mr", x, trainable["down"][heads])
+            logits += jnp.einsum("...mr,mrv->...mv", thin, trainable["up"][heads], **dot)
+        return logits
+
+    def prepared(self, trainable: PyTree, base: Base) -> PyTree:
+        """The base's dtype, and of the projections only what may be drafted."""
+        trainable = jax.tree.map(lambda x: x.astype(base.params["lm_head"].dtype), trainable)
+        return trainable | {name: base.draft_part(trainable[name]) for name in ("lm_head", "up") if name in trainable}
+
+    # Training
+
+    def predictions(self, trainable: PyTree, base: Base, batch: Batch) -> jax.Array:
+        """Logits [B, G, K, V] of the heads at every chosen position."""
+        return self._predictions(trainable, base, batch)[0]
+
+    def _predictions(self, trainable: PyTree, base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """And the base's final hidden states of the texts, [B, T, D]."""
+        B, T = batch.tokens.shape
+        positions, mask = jnp.broadcast_to(jnp.arange(T), (B, T)), causal_mask(B, T)
+        frozen, _ = base.rows(base.embed(batch.tokens), positions, mask)
+        following = jnp.roll(batch.tokens, -1, axis=1)
+        features, _ = self.adapt(trainable, base, frozen, following, Context(positions, mask))
+        rows, points = jnp.arange(B)[:, None], jnp.maximum(batch.points, 0)
+        ahead = jnp.minimum(points[..., None] + 1 + jnp.arange(self.heads), T - 1)
+        chosen = tuple(x[rows, points] for x in features)
+        return self.predict(trainable, base, chosen, batch.tokens[rows[..., None], ahead], self.heads), frozen
+
+    def loss(
+        self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The mean over all targets of all heads, weighted as `alignment` and `labels` say."""
+        student, frozen = self._predictions(trainable, base, batch)
+        distances = range(1, self.heads + 1)
+        return future_loss(student, base, frozen, batch, distances, self.alignment, self.labels, decay=self.decay)
+
+    # Decoding
+
+    def start(
+        self,
+        trainable: PyTree,
+        base: Base,
+        tree: Tree,
+        prompt: Prompt,
+        root: jax.Array,
+        sampler: Sampler,
+        seeds: jax.Array,
+    ) -> tuple[Draft, PyTree]:
+        """The prompts through the method's own layers, and a first draft."""
+        B = len(root)
+        own = dataclasses.replace(base.decoder.config, num_layers=self.own_layers)
+        cache = empty_cache(own, B, prompt.capacity, base.params["lm_head"].dtype)
+        last = (jnp.arange(B), prompt.lengths - 1)
+        following = jnp.roll(prompt.tokens, -1, axis=1).at[last].set(root)
+        run = lambda inputs, *context: self.adapt(trainable, base, *inputs, Context(*context))  # noqa: E731
+        cache, features = run_in_chunks(run, (prompt.hidden, following), cache, prompt.chunk)
+        features = tuple(x[last] for x in features)
+        return self.draft(trainable, base, tree, features, root, prompt.lengths, sampler, seeds), {"cache": cache}
+
+    def propose(
+        self,
+        trainable: PyTree,
+        base: Base,
+        tree: Tree,
+        next_tree: Tree,
+        verified: Verified,
+        sampler: Sampler,
+        seeds: jax.Array,
+        method_state: PyTree,
+    ) -> tuple[Draft, PyTree]:
+        """The accepted path through the method's own layers, and a draft from its last state."""
+        path, length, cache = verified.accepted.path, verified.accepted.length, method_state["cache"]
+        B, width = path.shape
+        root = (verified.position - 1 - length)[:, None]  # where the path begins
+        hidden = jnp.take_along_axis(verified.exits[-1], path[..., None], axis=1)  # [B, P + 1, D]
+        context = Context(root + jnp.arange(width), causal_mask(B, width), cache, root)
+        features, rows = self.adapt(trainable, base, hidden, verified.tokens, context)
+        features = tuple(x[jnp.arange(B), length] for x in features)
+        args = (features, verified.accepted.bonus, verified.position, sampler, seeds)
+        return self.draft(trainable, base, next_tree, *args), {"cache": commit(cache, rows, root[:, 0])}
+
+    def draft(
+        self,
+        trainable: PyTree,
+        base: Base,
+        tree: Tree,
+        features: Features,
+        root: jax.Array,
+        position: jax.Array,
+        sampler: Sampler,
+        seeds: jax.Array,
+    ) -> Draft:
+        """Fill a tree from the heads, all of them at once.
+
+        Args:
+          trainable: the prepared pytree.
+          base: the frozen decoder.
+          tree: to fill.
+          features: of `adapt`, arrays [B, D].
+          root: [B] int32, the newest token.
+          position: [B] int32, where it is.
+          sampler: ranks candidates.
+          seeds: [B] uint32.
+        """
+        depth = tree.max_depth
+        path = jnp.broadcast_to(root[:, None], (len(root), depth))  # only the root is known
+        logits = self.predict(trainable, base, features, path, depth)
+        positions = position[:, None] + jnp.arange(1, depth + 1)
+        candidates = rank_candidates(base, logits, sampler, seeds, positions, tree.max_rank)
+        return draft_from_candidates(tree, root, candidates, jnp.ones((len(root), depth), bool))
+
+
+def init_layer(key: jax.Array, base: Base) -> PyTree:
+    """A decoder layer like the base's that does nothing yet: what it adds to its input is zero."""
+    c = base.decoder.config
+    x, angles = jnp.zeros((1, 1, c.hidden_size)), jnp.zeros((1, 1, c.head_dim // 2))
+    params = Layer(c).init(key, x, angles, jnp.ones((1, 1, 1, 1), bool))["params"]
+    for part, name in (("attention", "o"), ("mlp", "down")):
+        params[part][name]["kernel"] = jnp.zeros_like(params[part][name]["kernel"])
+    return params
+
+
+def run_layer(
+    params: PyTree, base: Base, x: jax.Array, context: Context, layer: int
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """Run a decoder layer of the method's own: rows [B, R, D], as number `layer` of its cache.
+
+    Returns:
+      The rows after it, and their keys and values [B, K, R, Dh].
+    """
+    c, cached, seen = base.decoder.config, None, None
+    if context.cache is not None:
+        cached = (context.cache.keys[layer], context.cache.values[layer])
+        seen = jnp.arange(context.cache.capacity) < context.visible[..., None]  # [B, 1, S]
+    args = (rope_angles(c, context.positions), context.mask, cached, seen)
+    return Layer(c).apply({"params": params}, x, *args)
+
+
+def init_joint(base: Base, parts: int) -> jax.Array:
+    """A matrix [parts * D, D] for the concatenation of a state and `parts - 1` embeddings; at first the state alone."""
+    D = base.decoder.config.hidden_size
+    return jnp.eye(parts * D, D)

@@ -1,0 +1,104 @@
+"""Hydra (Ankner et al., 2024): sequentially dependent heads. Each also reads the tokens drafted before it.
+
+Section 3: the head at distance d reads the last hidden state and the embeddings of the d tokens on the path from the
+newest token down to the one whose successor it drafts. So a tree is drafted level by level, every node's children from
+that node's own path. Hydra++ (section 3.1) adds a decoder layer between base and heads, deeper heads, and the
+base's own distribution as the target.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.decoding.sampling import Sampler
+from jaxspec.methods.base import Draft, PyTree, rank_candidates
+from jaxspec.methods.heads import Context, Features, HeadMethod, init_joint, init_layer, run_layer
+from jaxspec.model.base import Base
+from jaxspec.model.cache import Cache
+from jaxspec.tree import Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Hydra(HeadMethod):
+    """Settings of Hydra; Hydra++ is `prefix_attention`, `blocks=4`, `alignment=1` and `labels=0`.
+
+    Attributes:
+      prefix_attention: a decoder layer over all hidden states, whose output the heads read (Hydra++).
+    """
+
+    name: ClassVar[str] = "hydra"
+
+    prefix_attention: bool = False
+
+    @property
+    def own_layers(self) -> int:
+        """The prefix attention layer."""
+        return int(self.prefix_attention)
+
+    def init(self, key: jax.Array, base: Base) -> PyTree:
+        """The heads, their input matrices [(d + 1) D, D], and the prefix attention layer."""
+        for_heads, for_layer = jax.random.split(key)
+        inputs = {f"input{d}": init_joint(base, d + 1) for d in range(1, self.heads + 1)}
+        prefix = {"prefix_layer": init_layer(for_layer, base)} if self.prefix_attention else {}
+        return self.init_heads(for_heads, base) | inputs | prefix
+
+    def adapt(
+        self, trainable: PyTree, base: Base, hidden: jax.Array, following: jax.Array, context: Context
+    ) -> tuple[Features, Cache]:
+        """Prefix attention: every hidden state looks at those before it."""
+        if not self.prefix_attention:
+            return super().adapt(trainable, base, hidden, following, context)
+        hidden, (keys, values) = run_layer(trainable["prefix_layer"], base, hidden, context, 0)
+        return (hidden,), Cache((keys,), (values,))
+
+    def head(self, trainable: PyTree, base: Base, hidden: jax.Array, path: jax.Array) -> jax.Array:
+        """Logits [..., V'] of the head at distance d, from normalised states [..., D] and its d tokens [..., d]."""
+        d = path.shape[-1]
+        read = base.embed(path.reshape(1, -1)).reshape(*path.shape[:-1], -1)
+        x = jnp.concatenate([hidden, read.astype(hidden.dtype)], axis=-1) @ trainable[f"input{d}"]
+        x = self.residual(trainable, x[..., None, :], first=d - 1)
+        return self.project(trainable, base, x, first=d - 1)[..., 0, :]
+
+    def predict(self, trainable: PyTree, base: Base, features: Features, path: jax.Array, count: int) -> jax.Array:
+        """All heads along one path that is known: training."""
+        hidden = base.normed(features[0])
+        return jnp.stack([self.head(trainable, base, hidden, path[..., :d]) for d in range(1, count + 1)], axis=-2)
+
+    def draft(
+        self,
+        trainable: PyTree,
+        base: Base,
+        tree: Tree,
+        features: Features,
+        root: jax.Array,
+        position: jax.Array,
+        sampler: Sampler,
+        seeds: jax.Array,
+    ) -> Draft:
+        """Fill a tree level by level: the candidates below a node come from the head that reads the node's path."""
+        hidden, rows = base.normed(features[0]), jnp.arange(len(root))[:, None]
+        tokens = jnp.where(tree.depth == 0, root[:, None], 0)  # [B, N]
+        for level, width in enumerate(tree.inner):
+            parents = _parents(tree, level, width)  # [B, W]
+            path = [parents]
+            for _ in range(level):
+                path.insert(0, tree.parent[rows, path[0]])
+            path = tokens[rows[..., None], jnp.stack(path, axis=-1)]  # [B, W, level + 1]
+            at = jnp.broadcast_to(hidden[:, None], (*parents.shape, hidden.shape[-1]))
+            logits = self.head(trainable, base, at, path)  # [B, W, V']
+            positions = position[:, None] + level + 1
+            candidates = rank_candidates(base, logits, sampler, seeds, positions, tree.max_rank)
+            place = jnp.argmax(parents[:, None] == tree.parent[..., None], axis=-1)  # [B, N], of each node's parent
+            tokens = jnp.where(tree.depth == level + 1, candidates[rows, place, tree.rank], tokens)
+        return Draft(tokens, tree.live)
+
+
+def _parents(tree: Tree, level: int, width: int) -> jax.Array:
+    """The nodes of a level that have children, [B, W]; where there are fewer the root fills up."""
+    children = (tree.parent[:, None] == jnp.arange(tree.num_nodes)[:, None]) & (tree.live & (tree.depth > 0))[:, None]
+    inner = jnp.any(children, axis=-1) & (tree.depth == level)
+    return jax.vmap(lambda mask: jnp.nonzero(mask, size=width, fill_value=0)[0])(inner)
