@@ -34,6 +34,8 @@ class Options:
       adapter: folder of a trained adapter; default the one that ships for this method and model.
       tree: draft tree: auto (what tune.py chose for this machine), BUILDER:NUMBERS (sparse:16, dynamic:60, chain:3,
         straightforward:3, cartesian:3,2, efficient:5, random:16) or a JSON file; empty takes the adapter's own.
+      draft_vocabulary: draft only so many of the tokens that the base itself uses most; the output stays the same. 0
+        drafts all; default the adapter's own.
       prompt: one prompt.
       prompts: a JSONL file with a prompt per line, instead.
       column: field of that file that holds the prompt.
@@ -59,6 +61,7 @@ class Options:
     model: str = DEFAULT_MODEL
     adapter: str = ""
     tree: str = ""
+    draft_vocabulary: int | None = None
     prompt: str = ""
     prompts: str = ""
     column: str = "prompt"
@@ -113,11 +116,12 @@ def _method(options: Options, model: Model) -> Drafter:
         print(line, file=sys.stderr)
         return method
     if options.method in METHODS and not METHODS[options.method].trainable:
-        return load_method(options.method, model, options.adapter or None, tree=options.tree or None)
+        settings = {"tree": options.tree or None, "draft_vocabulary": options.draft_vocabulary}
+        return load_method(options.method, model, options.adapter or None, **settings)
     folder, adapter = open_adapter(options.method, model, options.adapter or None)
     if not options.tree:
         _advise(options, model, folder, adapter)
-    return make_drafter(adapter, adapter_plan(adapter, options.tree or None), model)
+    return make_drafter(adapter, adapter_plan(adapter, options.tree or None), model, options.draft_vocabulary)
 
 
 def _advise(options: Options, model: Model, folder: Path, adapter: Adapter) -> None:

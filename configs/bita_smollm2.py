@@ -10,5 +10,5 @@ CONFIG = RunConfig(
     shapes=SMOLLM2_135M,
     method=BiTA(objective="distillation"),
     data=DataConfig(),
-    train=TrainConfig(steps=720, batch_size=2, insertions=128, learning_rate=3e-2, warmup=10, clip=1.0),
+    train=TrainConfig(steps=500, batch_size=2, insertions=128, learning_rate=3e-2, warmup=10, clip=1.0),
 )

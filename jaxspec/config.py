@@ -6,6 +6,7 @@ Frozen dataclasses without behaviour. A method's settings are the method itself 
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +143,7 @@ class TrainConfig:
       eval_answers: held-out answers of the evaluation at the end; 0 is all.
       save_every: updates between checkpoints.
       remat: recompute each layer's activations in the backward pass instead of storing them.
+      adapter_dtype: of the adapter on disk; it trains in float32.
     """
 
     steps: int = 1000
@@ -160,3 +162,4 @@ class TrainConfig:
     eval_answers: int = 0
     save_every: int = 100
     remat: bool = False
+    adapter_dtype: Literal["float32", "float16"] = "float32"

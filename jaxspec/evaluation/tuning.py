@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from jaxspec.decoding.generate import encode_prompts, generate_many
 from jaxspec.errors import UserError
 from jaxspec.evaluation.latency import measure_latency
 from jaxspec.evaluation.race import Trial, race
-from jaxspec.methods.adapter import Adapter, adapter_plan, make_drafter, plain_drafter
+from jaxspec.methods.adapter import Adapter, adapter_plan, check_drafts, make_drafter, plain_drafter
 from jaxspec.methods.base import Method
 from jaxspec.methods.tuned import Choice, this_machine
 from jaxspec.model.base import Base
@@ -44,6 +45,7 @@ class TuneConfig:
       max_rows: largest step to consider.
       finalists: trees to try by decoding, the best predicted ones.
       also: further trees to try, as `parse_tree` takes them.
+      draft_vocabularies: sizes of the draft vocabulary to try every tree with; 0 is all tokens.
     """
 
     batch_size: int = 1
@@ -55,6 +57,7 @@ class TuneConfig:
     max_rows: int = 64
     finalists: int = 4
     also: tuple[str, ...] = ()
+    draft_vocabularies: tuple[int, ...] = (0,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +90,12 @@ def check_tuning(config: TuneConfig, model: Model, adapter: Adapter, prompts: Se
     if len(prompts) < needed:
         raise UserError(f"{needed} prompts at least are needed for these settings, there are {len(prompts)}")
     encode_prompts(model, prompts[: sum(_counts(config))], 2 * config.max_new_tokens, True, None)
+    if not config.draft_vocabularies:
+        raise UserError("draft-vocabularies must hold a size at least; 0 is all tokens")
+    for count in config.draft_vocabularies:
+        check_drafts(count, 0 if adapter.vocabulary is None else len(adapter.vocabulary))
     for spec in config.also:
-        make_drafter(adapter, adapter_plan(adapter, spec), model)
+        make_drafter(adapter, adapter_plan(adapter, spec), model, 0)
 
 
 def _rows_per_node(method: Method) -> int:
@@ -130,8 +137,11 @@ def tune(model: Model, adapter: Adapter, prompts: Sequence[str], config: TuneCon
     also = [
         make_option(spec, expected(adapter_plan(adapter, spec), accuracy), latency, *probes) for spec in config.also
     ]
-    finalists = [*ranked[: config.finalists], *also]
-    drafters = {option.name: make_drafter(adapter, option.plan, model) for option in finalists}
+    finalists, drafters, counts = [], {}, {}
+    for option, count in itertools.product([*ranked[: config.finalists], *also], config.draft_vocabularies):
+        option = dataclasses.replace(option, name=f"{option.name}, {count} tokens" if count else option.name)
+        finalists, counts[option.name] = [*finalists, option], count
+        drafters[option.name] = make_drafter(adapter, option.plan, model, count)
     chosen = prompts[measured : measured + tried]
     trials = race(model, drafters, chosen, config.max_new_tokens, sampling, config.batch_size)
     best = max(trials, key=lambda trial: trial.speedup)
@@ -145,8 +155,9 @@ def tune(model: Model, adapter: Adapter, prompts: Sequence[str], config: TuneCon
         plan={option.name: option.plan for option in finalists}.get(best.name),
         name=best.name,
         info=_figures(accuracy, latency, finalists, trials),
+        draft_vocabulary=counts.get(best.name, 0),
     )
-    return Tuning(choice, latency, [*ranked, *also], trials)
+    return Tuning(choice, latency, [*ranked, *also, *finalists], trials)
 
 
 def _figures(accuracy: np.ndarray, latency: Latency, finalists: list[Option], trials: list[Trial]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from jaxspec.tree.plan import plan_from_json
 
 SHIPPED = Path(__file__).resolve().parents[2] / "adapters"
 _FORMAT = 1
+_VOCABULARY = "draft_vocabulary"  # a tensor beside those of the method
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +43,16 @@ class Adapter:
       trainable: the pytree, float32.
       fingerprint: names the base it belongs to.
       info: further content of adapter.json: `base` (name), `training`, `data`, `accuracy` [M][K] per distance and
-        rank, `tree` (the candidate paths of its draft tree).
+        rank, `tree` (the candidate paths of its draft tree), `draft_vocabulary` (how many tokens it drafts, 0 all).
+      vocabulary: token ids by how often the base writes them, int32, what a smaller draft vocabulary is taken from;
+        None where that was not counted.
     """
 
     method: Method
     trainable: PyTree
     fingerprint: str
     info: dict[str, Any]
+    vocabulary: np.ndarray | None = None
 
     @property
     def digest(self) -> str:
@@ -57,16 +61,20 @@ class Adapter:
         return hashlib.sha256(content).hexdigest()[:12]
 
 
-def save_adapter(folder: Path, adapter: Adapter) -> None:
+def save_adapter(folder: Path, adapter: Adapter, dtype: str = "float32") -> None:
     """Write adapter.safetensors and adapter.json.
 
     Args:
       folder: created where missing.
       adapter: what to write.
+      dtype: of the weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
     flat = flax.traverse_util.flatten_dict(adapter.trainable, sep="/")
-    weights = safetensors.numpy.save({name: np.asarray(leaf) for name, leaf in flat.items()})
+    tensors = {name: np.asarray(leaf, dtype) for name, leaf in flat.items()}
+    if adapter.vocabulary is not None:
+        tensors[_VOCABULARY] = adapter.vocabulary
+    weights = safetensors.numpy.save(tensors)
     head = {
         "format": _FORMAT,
         "method": adapter.method.name,
@@ -106,6 +114,9 @@ def load_adapter(folder: Path, config: ModelConfig) -> Adapter:
         flat = safetensors.numpy.load_file(file)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{file}: not a complete safetensors file ({error})") from None
+    vocabulary = flat.pop(_VOCABULARY, None)
+    if vocabulary is not None and set(vocabulary.tolist()) - set(range(config.vocab_size)):
+        raise UserError(f"{file}: {_VOCABULARY} holds ids outside the vocabulary of {config.vocab_size}")
     expected = flax.traverse_util.flatten_dict(method.abstract(config), sep="/")
     for key in sorted(expected.keys() | flat.keys()):
         if key not in flat:
@@ -115,9 +126,9 @@ def load_adapter(folder: Path, config: ModelConfig) -> Adapter:
         if flat[key].shape != expected[key].shape:
             shape, wanted = list(flat[key].shape), list(expected[key].shape)
             raise UserError(f"{file}: tensor {key!r} has shape {shape}, {name} on this base needs {wanted}")
-    trainable = flax.traverse_util.unflatten_dict({k: jnp.asarray(v) for k, v in flat.items()}, sep="/")
+    trainable = flax.traverse_util.unflatten_dict({k: jnp.asarray(v, jnp.float32) for k, v in flat.items()}, sep="/")
     info = {k: v for k, v in head.items() if k not in ("format", "method", "settings", "fingerprint")}
-    return Adapter(method, trainable, head.get("fingerprint", ""), info)
+    return Adapter(method, trainable, head.get("fingerprint", ""), info, vocabulary)
 
 
 def find_shipped(method: str, fingerprint: str) -> Path | None:
@@ -144,16 +155,18 @@ def adapter_plan(adapter: Adapter, tree: str | TreePlan | Sequence[TreePath] | N
       UserError: a bad specification, a tree without candidates or deeper than the method's distances.
     """
     method, accuracy = adapter.method, adapter.info.get("accuracy")
-    if isinstance(tree, str):
-        return parse_tree(tree, method.name, method.max_distance, accuracy, method.probe_rows)
     if tree is None and "tree" not in adapter.info:
         raise UserError("the adapter holds no tree; train.py writes it")
-    if tree is None:
+    if isinstance(tree, str):
+        plan = parse_tree(tree, method.name, method.max_distance, accuracy, method.probe_rows)
+    elif tree is None:
         plan = plan_from_json(adapter.info["tree"], "the adapter's tree")
     else:
         plan = tree if isinstance(tree, TreePlan) else from_paths(tree)
     if not 1 <= plan.depth <= method.max_distance:
         raise UserError(f"a tree of {method.name} is 1 to {method.max_distance} candidates deep, not {plan.depth}")
+    if len(plan.states) > 1 and not method.probe_distances:
+        raise UserError(f"{method.name} always has candidates for all distances: dynamic trees are for probes")
     return plan
 
 
@@ -163,6 +176,7 @@ def load_method(
     adapter: str | Path | None = None,
     *,
     tree: str | TreePlan | Sequence[TreePath] | None = None,
+    draft_vocabulary: int | None = None,
 ) -> Drafter:
     """A method ready to decode on a base.
 
@@ -171,6 +185,7 @@ def load_method(
       model: the base.
       adapter: folder of a trained adapter; default the one that ships for this method and base.
       tree: the draft tree: a specification like `sparse:16`, a plan, or a list of paths; default the adapter's own.
+      draft_vocabulary: draft only so many of the base's most frequent tokens; 0 drafts all; default the adapter's own.
 
     Raises:
       UserError: an unknown method, no adapter, one of another method or base, or a tree that does not fit.
@@ -180,9 +195,11 @@ def load_method(
             raise UserError(f"{name} takes no adapter, got {str(adapter)!r}")
         if tree is not None:
             raise UserError(f"{name} drafts nothing and has no tree, got {str(tree)!r}")
+        if draft_vocabulary is not None:
+            raise UserError(f"{name} drafts nothing and has no draft vocabulary, got {draft_vocabulary}")
         return plain_drafter()
     _, loaded = open_adapter(name, model, adapter)
-    return make_drafter(loaded, adapter_plan(loaded, tree), model)
+    return make_drafter(loaded, adapter_plan(loaded, tree), model, draft_vocabulary)
 
 
 def plain_drafter() -> Drafter:
@@ -190,12 +207,35 @@ def plain_drafter() -> Drafter:
     return Drafter({}, from_paths([]).arrays(0), Method())
 
 
-def make_drafter(adapter: Adapter, plan: TreePlan, model: Model) -> Drafter:
-    """An adapter with a tree, ready to decode. Raises UserError for a rank that the vocabulary does not have."""
-    if plan.max_rank >= model.config.vocab_size:
-        raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {model.config.vocab_size}")
-    trainable = adapter.method.prepared(adapter.trainable, Base(model.params, model.decoder))
-    return Drafter(trainable, plan.arrays(adapter.method.probe_distances), adapter.method)
+def make_drafter(adapter: Adapter, plan: TreePlan, model: Model, draft_vocabulary: int | None = None) -> Drafter:
+    """An adapter with a tree, ready to decode.
+
+    Args:
+      adapter: what drafts.
+      plan: its tree.
+      model: the base.
+      draft_vocabulary: as in `load_method`.
+
+    Raises:
+      UserError: a draft vocabulary that the adapter cannot give, or a rank that is not in it.
+    """
+    base = Base(model.params, model.decoder)
+    count = adapter.info.get("draft_vocabulary", 0) if draft_vocabulary is None else draft_vocabulary
+    check_drafts(count, 0 if adapter.vocabulary is None else len(adapter.vocabulary))
+    if count:
+        base = base.drafting(jnp.asarray(adapter.vocabulary[:count]))
+    if plan.max_rank >= (count or base.vocab_size):
+        raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {count or base.vocab_size}")
+    trainable = adapter.method.prepared(adapter.trainable, base)
+    return Drafter(trainable, plan.arrays(adapter.method.probe_distances), adapter.method, base.drafts)
+
+
+def check_drafts(count: int, most: int) -> None:
+    """Raise UserError for a draft vocabulary of another size than 0, all tokens, to `most`."""
+    if count and not most:
+        raise UserError(f"draft-vocabulary {count}: the adapter does not say which tokens are frequent")
+    if not 0 <= count <= most:
+        raise UserError(f"draft-vocabulary must be 0 (all tokens) or at most {most}, got {count}")
 
 
 def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> tuple[Path, Adapter]:

@@ -43,6 +43,7 @@ class Choice:
       plan: the tree, or None where autoregressive decoding is faster than all of them.
       name: the tree in words.
       info: the figures behind it.
+      draft_vocabulary: how many tokens to draft; 0 is all.
     """
 
     machine: dict[str, Any]
@@ -54,6 +55,7 @@ class Choice:
     plan: TreePlan | None
     name: str
     info: dict[str, Any]
+    draft_vocabulary: int = 0
 
 
 def this_machine() -> dict[str, Any]:
@@ -131,7 +133,7 @@ def load_tuned(
     if choice.plan is None:
         return load_method("autoregressive", model), f"no tree of {name} pays on this machine: autoregressive decoding"
     line = f"tuned for this machine: {choice.name} (batch {choice.batch_size}, temperature {choice.temperature:g})"
-    return make_drafter(loaded, adapter_plan(loaded, choice.plan), model), line
+    return make_drafter(loaded, adapter_plan(loaded, choice.plan), model, choice.draft_vocabulary), line
 
 
 def _circumstances(choice: Choice) -> tuple:

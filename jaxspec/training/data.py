@@ -21,6 +21,7 @@ from jaxspec.methods.adapter import load_method
 from jaxspec.model.load import Model
 
 SHIPPED_PROMPTS = Path(__file__).parent / "prompts.jsonl"
+MOST_DRAFTS = 32768  # tokens whose order by frequency goes with an adapter
 _BLOCK = 512
 
 
@@ -215,3 +216,14 @@ def _answers(
                 file.flush()
                 report(1, len(tokens))
     return [done[i] for i in prompts]
+
+
+def frequent_tokens(answers: Sequence[Answer], vocab_size: int) -> np.ndarray:
+    """Token ids by how often the base itself writes them, [at most MOST_DRAFTS] int32.
+
+    Tokens that the answers do not hold follow by their id: tokenizers number frequent ones first.
+    """
+    counts = np.zeros(vocab_size, int)
+    for answer in answers:
+        np.add.at(counts, answer.answer_tokens, 1)
+    return np.argsort(-counts, kind="stable")[:MOST_DRAFTS].astype(np.int32)

@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 
 from jaxspec.config import DataConfig, ModelConfig, TrainConfig
 from jaxspec.errors import UserError
-from jaxspec.methods.adapter import Adapter, save_adapter, write_atomically
+from jaxspec.methods.adapter import Adapter, check_drafts, save_adapter, write_atomically
 from jaxspec.methods.base import Batch, Method, PyTree
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
@@ -27,7 +27,7 @@ from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model
 from jaxspec.progress import Progress
 from jaxspec.training.batches import TrainingData
-from jaxspec.training.data import Answer, cache_file, prepare_answers, select_prompts
+from jaxspec.training.data import MOST_DRAFTS, Answer, cache_file, frequent_tokens, prepare_answers, select_prompts
 from jaxspec.training.evaluate import Accuracy, evaluate
 from jaxspec.training.plot import plot_training
 from jaxspec.tree import TreePlan, parse_tree
@@ -47,6 +47,7 @@ class RunConfig:
       shapes: the base's shapes, so that the run can be inspected without its weights.
       method: what to train, with its settings.
       tree: the draft tree that goes with the adapter, as `jaxspec.tree.parse_tree` takes it.
+      draft_vocabulary: V', draft only the tokens that the base itself uses most; 0 drafts them all.
       data: where the text comes from.
       train: how to train.
     """
@@ -55,6 +56,7 @@ class RunConfig:
     shapes: ModelConfig
     method: Method
     tree: str = "sparse:3"
+    draft_vocabulary: int = 0
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
 
@@ -72,6 +74,7 @@ def check_config(config: RunConfig) -> None:
         part, field = name.split(".")
         if getattr(getattr(config, part), field) < 1:
             raise UserError(f"{name.replace('_', '-')} must be at least 1, got {getattr(getattr(config, part), field)}")
+    check_drafts(config.draft_vocabulary, min(config.shapes.vocab_size, MOST_DRAFTS))
     config.method.abstract(config.shapes)  # refuses settings that do not fit the base
     _tree(config, _EVEN * config.method.max_distance)
     if t.microbatch < 0 or (t.microbatch and t.batch_size % t.microbatch):
@@ -205,8 +208,11 @@ class Trainer:
         with Progress("evaluation", len(held_out), "answers") as progress:
             accuracy = evaluate(self.config.method, trainable, self.base, held_out, progress.update)
         self._log({"step": self.config.train.steps, "held_out": len(held_out)} | _accuracies(accuracy))
-        adapter = Adapter(self.config.method, trainable, self.model.fingerprint, self._provenance(accuracy, answers))
-        save_adapter(self.output, adapter)
+        adapter = Adapter(
+            self.config.method, trainable, self.model.fingerprint, self._provenance(accuracy, answers),
+            frequent_tokens(answers, self.model.config.vocab_size),
+        )  # fmt: skip
+        save_adapter(self.output, adapter, self.config.train.adapter_dtype)
         plot_training(self.output / "log.jsonl", self.output / "training.png")
         return adapter
 
@@ -280,6 +286,7 @@ class Trainer:
         return {
             "base": run["model"],
             "tree": plan_to_json(_tree(self.config, known)),
+            "draft_vocabulary": self.config.draft_vocabulary,
             "training": run["train"],
             "data": run["data"] | {"answers": len(answers), "answer_tokens": tokens},
             "accuracy": accuracy.by_rank.tolist(),

@@ -1,0 +1,245 @@
+"""What all methods with heads promise: they start as the base, what is trained decodes, and their memory is exact."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.acceptance import Match
+from jaxspec.decoding.generate import generate
+from jaxspec.decoding.loop import Drafter, decode, prefill, start
+from jaxspec.decoding.sampling import make_sampler
+from jaxspec.errors import UserError
+from jaxspec.methods import PPD, Amphista, Hydra, Medusa
+from jaxspec.methods.adapter import load_method
+from jaxspec.methods.base import Batch
+from jaxspec.methods.heads import Context
+from jaxspec.model.base import Base
+from jaxspec.model.decoder import causal_mask
+from jaxspec.tree import build_tree, pad_tree, stack_trees
+from tests.model.helpers import plain
+from tests.tiny import make_prompts, make_tiny
+
+METHODS = [
+    Medusa(),
+    Medusa(lm_head="full", blocks=2),
+    Medusa(lm_head="low_rank", rank=3),
+    Hydra(),
+    Hydra(prefix_attention=True, blocks=2, lm_head="low_rank", rank=2),
+    Amphista(),
+    Amphista(lm_head="full", self_attention_layers=2),
+    Amphista(adaptation_layers=1, heads=3, position_encoding=False),
+    Amphista(adaptation_layers=0, self_attention_layers=0, lm_head="low_rank", rank=2),
+    Amphista(sampled_token=False, heads=2),
+]
+PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0), (0, 0, 0, 0)]
+
+
+def settings(method):
+    changed = [f"{k}={v}" for k, v in vars(method).items() if getattr(type(method)(), k) != v]
+    return "-".join([method.name, *changed])
+
+
+every_method = pytest.mark.parametrize("method", METHODS, ids=settings)
+
+
+def trained(method, base):
+    """A pytree in which nothing is zero, the identity, or the base's."""
+    trainable = method.init(jax.random.key(1), base)
+    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(2), x.shape), trainable)
+
+
+def batch_of(tiny, length=18, seed=0):
+    tokens = jnp.array(np.random.default_rng(seed).integers(0, tiny.config.vocab_size, (2, length)), jnp.int32)
+    lengths, points = jnp.array([length, length - 4]), jnp.array([[2, 5, 9, 11], [3, 4, 12, -1]])
+    return Batch(tokens, lengths, jnp.ones(2, jnp.int32), points)
+
+
+@every_method
+def test_new_heads_give_the_bases_own_distribution(tiny, method):
+    """Zero blocks, zero layers and projections that start as the base's: every head predicts the next token."""
+    base, batch = Base(tiny.params, tiny.decoder), batch_of(tiny)
+    logits = method.predictions(method.init(jax.random.key(0), base), base, batch)
+    expected = plain(base, batch.tokens)[jnp.arange(2)[:, None], batch.points]  # [B, G, V]
+    for head in range(method.heads):
+        np.testing.assert_allclose(logits[0, :, head], expected[0], atol=1e-4)
+        np.testing.assert_allclose(logits[1, :3, head], expected[1, :3], atol=1e-4)
+
+
+@every_method
+def test_a_prediction_depends_on_nothing_later_but_what_the_method_reads(tiny, method):
+    """Heads at p see tokens up to p; the sampled token p + 1 or the path beyond only where the paper says so."""
+    base, batch = Base(tiny.params, tiny.decoder), batch_of(tiny)
+    trainable, at = trained(method, base), 5
+    before = method.predictions(trainable, base, batch)[0, 1]  # [K, V]
+    for later in range(at + 1, at + 6):
+        changed = dataclasses.replace(batch, tokens=batch.tokens.at[0, later].add(1) % 16)
+        moved = jnp.any(method.predictions(trainable, base, changed)[0, 1] != before, axis=-1)
+        if isinstance(method, Hydra):  # the head at distance d reads the d tokens from p + 1 on
+            reads = np.arange(1, method.heads + 1) >= later - at
+        else:
+            sampled = getattr(method, "sampled_token", False) and method.adaptation_layers > 0
+            reads = np.full(method.heads, sampled and later == at + 1)
+        np.testing.assert_array_equal(moved, reads)
+
+
+@every_method
+def test_training_moves_every_part_and_nothing_else(tiny, method):
+    base, batch = Base(tiny.params, tiny.decoder), batch_of(tiny)
+    method = dataclasses.replace(method, alignment=1.0)
+    trainable = trained(method, base)
+    frozen = jax.tree.map(np.array, base.params)
+
+    @jax.jit
+    def gradients(trainable, params):
+        of = jax.value_and_grad(lambda t: method.loss(t, base.replace(params=params), batch), has_aux=True)
+        return of(trainable)
+
+    optimizer = optax.adam(1e-2)
+    state, losses = optimizer.init(trainable), []
+    for _ in range(12):
+        (loss, metrics), gradient = gradients(trainable, base.params)
+        assert all(float(jnp.max(jnp.abs(g))) > 0 for g in jax.tree.leaves(gradient))
+        updates, state = optimizer.update(gradient, state)
+        trainable, losses = optax.apply_updates(trainable, updates), [*losses, float(loss)]
+    assert losses[-1] < 0.8 * losses[0]
+    assert set(metrics) == {f"top1@{d}" for d in range(1, method.heads + 1)}
+    jax.tree.map(np.testing.assert_array_equal, frozen, jax.tree.map(np.array, base.params))
+
+
+def run(model, method, trainable, prompts, steps, paths=PATHS, drafts=None, sampling=SamplingConfig(), chunk=None):
+    """The state of the loop after some steps."""
+    base = Base(model.params, model.decoder)
+    paths = [path for path in paths if len(path) <= method.max_distance]
+    drafter = Drafter(trainable, stack_trees([build_tree(paths)]), method, drafts)
+    lengths, padded = np.array([len(p) for p in prompts], np.int32), 32
+    tokens = np.zeros((len(prompts), padded), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = prompt
+    sampler, eos, chunk = make_sampler(sampling), jnp.array([-1]), chunk or padded
+    prefilled = prefill(base, tokens, lengths, capacity=128, chunk=chunk)
+    limits, seeds = np.full(len(prompts), 60, np.int32), np.full(len(prompts), 3, np.uint32)
+    args = (base, drafter, sampler, *prefilled, tokens, lengths, limits, seeds, eos)
+    state = start(*args, acceptance=Match(), width=64, chunk=chunk)
+    return decode(base, drafter, sampler, eos, state, np.int32(steps), acceptance=Match())
+
+
+def recomputed(model, method, trainable, tokens):
+    """What the method's own layers say of a whole text at once: their features and cache."""
+    base, tokens = Base(model.params, model.decoder), jnp.array([tokens])
+    length = tokens.shape[1] - 1
+    positions, mask = jnp.arange(length)[None], causal_mask(1, length)
+    hidden, _ = base.rows(base.embed(tokens[:, :-1]), positions, mask)
+    return method.adapt(trainable, base, hidden, tokens[:, 1:], Context(positions, mask))
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m.own_layers], ids=settings)
+@pytest.mark.parametrize("chunk", [32, 8])
+def test_the_drafters_own_cache_is_what_its_tokens_make_it(tiny, method, chunk):
+    """After any number of accepted paths, in every batch row, however the prompt was cut into chunks."""
+    base = Base(tiny.params, tiny.decoder)
+    trainable, prompts = trained(method, base), make_prompts(5)
+    state = run(tiny, method, trainable, prompts, 9, chunk=chunk)
+    assert len(set(np.asarray(state.counts).tolist())) > 1  # rows accept at their own pace
+    for row, prompt in enumerate(prompts):
+        text = [*prompt, *np.asarray(state.tokens)[row, : int(state.counts[row])].tolist()]
+        length = int(state.lengths[row])
+        assert length == len(text) - 1
+        _, expected = recomputed(tiny, method, trainable, text)
+        for ours, theirs in zip(jax.tree.leaves(state.method_state["cache"]), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(ours[row, :, :length], theirs[0], atol=2e-4)
+
+
+@every_method
+def test_the_draft_is_what_training_would_predict(tiny, method):
+    """Every node holds the token of its rank by the logits that training computes for its own path."""
+    base = Base(tiny.params, tiny.decoder)
+    trainable, [prompt] = trained(method, base), make_prompts(1)
+    paths = [path for path in PATHS if len(path) <= method.heads]
+    for steps in (0, 3):
+        state = run(tiny, method, trainable, [prompt], steps)
+        text = [*prompt, *np.asarray(state.tokens)[0, : int(state.counts[0])].tolist()]
+        drafted = dict(zip([(), *paths], np.asarray(state.draft.tokens)[0].tolist(), strict=True))
+        assert drafted[()] == text[-1] and bool(jnp.all(state.draft.valid))
+        for path in paths:
+            ahead = [drafted[path[:n]] for n in range(1, len(path) + 1)]
+            tokens = jnp.array([[*text, *ahead, 0, 0, 0, 0]])
+            batch = Batch(tokens, jnp.array([tokens.shape[1]]), jnp.array([1]), jnp.array([[len(text) - 2]]))
+            logits = method.predictions(trainable, base, batch)[0, 0, len(path) - 1]
+            assert drafted[path] == int(jnp.argsort(-logits)[path[-1]])
+
+
+def test_padding_drafts_nothing(tiny):
+    """Hydra fills padded trees too: padding is not valid and changes no other node."""
+    base = Base(tiny.params, tiny.decoder)
+    method = Hydra()
+    trainable, prompts = trained(method, base), make_prompts(4)
+    tight = generate(tiny, Drafter(trainable, stack_trees([build_tree(PATHS)]), method), prompts, 24)
+    padded = stack_trees([pad_tree(build_tree(PATHS), 16, 0, 4, 5)])
+    loose = generate(tiny, Drafter(trainable, padded, method), prompts, 24)
+    assert [(a.tokens, a.steps) for a in tight] == [(a.tokens, a.steps) for a in loose]
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.2, top_k=7)], ids=["greedy", "sampling"])
+@pytest.mark.parametrize("method", [*METHODS[:5], Amphista(), PPD(), PPD(head="one_stage")], ids=settings)
+def test_a_draft_vocabulary_is_lossless_and_drafts_nothing_else(tiny, method, sampling):
+    base, ids = Base(tiny.params, tiny.decoder), jnp.array([7, 0, 3, 12, 5, 9])
+    restricted = base.drafting(ids)
+    trainable = jax.tree.map(
+        lambda x: x + 0.1 * jax.random.normal(jax.random.key(2), x.shape), method.init(jax.random.key(1), base)
+    )
+    paths = [path for path in PATHS if len(path) <= method.max_distance]
+    tree = stack_trees([build_tree(paths, method.probe_distances)])
+    drafter = Drafter(method.prepared(trainable, restricted), tree, method, restricted.drafts)
+    prompts, settings = make_prompts(8), {"sampling": sampling, "seed": 3}
+    ours = generate(tiny, drafter, prompts, 24, batch_size=4, **settings)
+    reference = generate(tiny, load_method("autoregressive", tiny), prompts, 24, **settings)
+    assert [a.tokens for a in ours] == [a.tokens for a in reference]
+    taken = {token for a in ours for token, drafted in zip(a.tokens, a.drafted, strict=True) if drafted}
+    assert taken and taken <= set(ids.tolist())
+    assert {token for a in ours for token in a.tokens} - set(ids.tolist())  # the base goes on to say what it wants
+
+
+def test_a_draft_vocabulary_of_all_tokens_changes_no_draft(tiny):
+    base = Base(tiny.params, tiny.decoder)
+    order = base.drafting(jnp.array(np.random.default_rng(0).permutation(16)))
+    for method in (Medusa(lm_head="full"), Hydra(lm_head="low_rank"), Amphista()):
+        trainable, prompts = trained(method, base), make_prompts(3)
+        full = run(tiny, method, trainable, prompts, 5, sampling=SamplingConfig(1.0))
+        mapped = method.prepared(trainable, order)
+        small = run(tiny, method, mapped, prompts, 5, drafts=order.drafts, sampling=SamplingConfig(1.0))
+        np.testing.assert_array_equal(full.draft.tokens, small.draft.tokens)
+
+
+def test_tied_embeddings_and_bfloat16():
+    model = make_tiny(dataclasses.replace(make_tiny().config, tie_embeddings=True))
+    base = Base(jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params), model.decoder)
+    model = dataclasses.replace(model, params=base.params)
+    for method in (Medusa(lm_head="low_rank"), Hydra(prefix_attention=True), Amphista()):
+        trainable = method.prepared(trained(method, base), base)
+        assert {x.dtype for x in jax.tree.leaves(trainable)} == {jnp.dtype(jnp.bfloat16)}
+        state = run(model, method, trainable, make_prompts(2), 4)
+        assert {x.dtype for x in jax.tree.leaves(state.method_state)} <= {jnp.dtype(jnp.bfloat16)}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Medusa(heads=0), "heads must be at least 1, got 0"),
+        (lambda: Hydra(blocks=0), "blocks must be at least 1, got 0"),
+        (lambda: Medusa(lm_head="thin"), "lm_head must be one of full, tied, low_rank"),
+        (lambda: Medusa(rank=0), "rank must be at least 1"),
+        (lambda: Medusa(decay=0), "decay must be above 0"),
+        (lambda: Medusa(labels=0), "not both 0"),
+        (lambda: Amphista(adaptation_layers=3), "must be 0, 1 or 2, got 3"),
+        (lambda: Amphista(heads=1), "at least 2 heads"),
+        (lambda: Amphista(self_attention_layers=-1), "must not be negative"),
+    ],
+)
+def test_settings_that_make_no_sense(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
