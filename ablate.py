@@ -73,15 +73,15 @@ def check_names(names: tuple[str, ...]) -> tuple[str, ...]:
         if name not in known:
             raise UserError(f"unknown study {name!r}{suggest(name, known)}; studies: {', '.join(known)}")
     names = names or tuple(known)
-    needed = {of for study in DECODING_STUDIES if study.name in names for of, _, _ in study.entries.values() if of}
+    needed = {e.study for study in DECODING_STUDIES if study.name in names for e in study.entries.values()} - {""}
     return (*names, *(needed - {*names}))
 
 
 def check_adapters(names: tuple[str, ...], model: Model) -> None:
     """Raise UserError where a study decodes with an adapter that does not ship, before hours of training."""
     for study in DECODING_STUDIES:
-        if study.name in names and study.adapter:
-            open_adapter(study.adapter, model)
+        for method in {entry.adapter for entry in study.entries.values() if study.name in names and not entry.study}:
+            open_adapter(method, model)
     if "similarity" in names:
         open_adapter("hidden_transfer", model)
 

@@ -24,6 +24,23 @@ from jaxspec.tree import TreePlan, efficient
 
 
 @dataclasses.dataclass(frozen=True)
+class Entry:
+    """One line of a table of decoding.
+
+    Attributes:
+      adapter: the variant whose training decodes, or the method whose shipped adapter does.
+      tree: its tree or a specification.
+      study: of the variant; empty: the adapter that ships.
+      draft_vocabulary: how many tokens to draft; 0 is all.
+    """
+
+    adapter: str
+    tree: str | TreePlan
+    study: str = ""
+    draft_vocabulary: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class DecodingStudy:
     """One table of decoding.
 
@@ -31,9 +48,7 @@ class DecodingStudy:
       name: short, for files.
       title: what is compared.
       source: where the paper has it.
-      adapter: the shipped one of this method decodes; empty where every entry names its training.
-      entries: by label, (study, variant) whose adapter decodes (empty: the shipped one), and the tree or its
-        specification.
+      entries: by label.
       claims: what the paper concludes, of speed.
       axis: name of the quantity that the labels are values of.
     """
@@ -41,20 +56,22 @@ class DecodingStudy:
     name: str
     title: str
     source: str
-    adapter: str
-    entries: dict[str, tuple[str, str, str | TreePlan]]
+    entries: dict[str, Entry]
     claims: tuple[Claim, ...] = ()
     axis: str = ""
 
 
+_NODES = (22, 35, 45, 64)
+_HEADS = {"Medusa": "medusa", "Hydra++": "hydra", "Amphista": "amphista"}
+
 DECODING_STUDIES = (
     DecodingStudy(
-        "bita_decoding", "BiTA: trees", "BiTA Table 4", "bita",
+        "bita_decoding", "BiTA: trees", "BiTA Table 4",
         {
-            "straightforward": ("", "", "straightforward:3"),
-            **{f"full tree, k = {k}": ("", "", f"cartesian:{k},{k},{k}") for k in (1, 2, 3, 4)},
-            "efficient tree": ("", "", "efficient:5"),
-            "efficient tree, thinning": ("", "", "efficient:5,4,3"),
+            "straightforward": Entry("bita", "straightforward:3"),
+            **{f"full tree, k = {k}": Entry("bita", f"cartesian:{k},{k},{k}") for k in (1, 2, 3, 4)},
+            "efficient tree": Entry("bita", "efficient:5"),
+            "efficient tree, thinning": Entry("bita", "efficient:5,4,3"),
         },
         (
             Claim("full tree, k = 1", "straightforward", "masks on every candidate pay"),
@@ -63,19 +80,62 @@ DECODING_STUDIES = (
         ),
     ),
     DecodingStudy(
-        "bita_prompts_speed", "BiTA: speed against the number of prompt tokens, efficient tree", "BiTA Figure 8", "",
-        {str(n): ("bita_prompts", str(n), "efficient:5") for n in (1, 4, 8, 16, 32, 64)},
+        "bita_prompts_speed", "BiTA: speed against the number of prompt tokens, efficient tree", "BiTA Figure 8",
+        {str(n): Entry(str(n), "efficient:5", "bita_prompts") for n in (1, 4, 8, 16, 32, 64)},
         (Claim("16", "4", "speed grows with the prompts, up to 16"),),
         "prompt tokens",
     ),
     DecodingStudy(
-        "bita_masks_speed", "BiTA: speed against the number of mask tokens, efficient tree", "BiTA Figure 9", "",
-        {str(m): ("bita_masks", "5", efficient([5] * m)) for m in (1, 2, 3, 4, 5)},
+        "bita_masks_speed", "BiTA: speed against the number of mask tokens, efficient tree", "BiTA Figure 9",
+        {str(m): Entry("5", efficient([5] * m), "bita_masks") for m in (1, 2, 3, 4, 5)},
         (
             Claim("3", "1", "three masks are faster than one"),
             Claim("3", "5", "three masks are faster than five"),
         ),
         "mask tokens",
+    ),
+    DecodingStudy(
+        "amphista_variants_speed", "Amphista: variants, trees of 22 nodes", "Amphista Tables 4 and 5",
+        {
+            **{label: Entry(label, "sparse:22", "heads") for label in ("Medusa", "Hydra", "Hydra++", "Amphista")},
+            **{
+                label: Entry(label, "sparse:22", "amphista_variants")
+                for label in (
+                    "w/o auto-embedding", "w/o position encoding", "w/o staged adaptation", "one adaptation layer",
+                    "w/o sampled token", "Amphista-alpha",
+                )
+            },
+        },
+        (
+            Claim("Amphista", "Medusa", "Amphista is faster than Medusa"),
+            Claim("Amphista", "Hydra++", "and faster than Hydra++"),
+            Claim("Amphista", "w/o auto-embedding", "the auto-embedding block pays"),
+            Claim("Amphista", "w/o staged adaptation", "staged adaptation pays"),
+            Claim("Amphista", "one adaptation layer", "two layers are faster than one"),
+            Claim("Amphista", "w/o sampled token", "the sampled token pays"),
+            Claim("Amphista-alpha", "Amphista", "a second self-attention layer pays"),
+        ),
+    ),
+    DecodingStudy(
+        "heads_nodes", "Heads: nodes of the tree", "Amphista Table 6",
+        {f"{label}, {n} nodes": Entry(name, f"sparse:{n}") for label, name in _HEADS.items() for n in _NODES},
+        (
+            Claim("Amphista, 64 nodes", "Amphista, 22 nodes", "more nodes are faster"),
+            Claim("Amphista, 22 nodes", "Medusa, 22 nodes", "Amphista is faster than Medusa in small trees"),
+            Claim("Amphista, 64 nodes", "Medusa, 64 nodes", "and in large ones"),
+        ),
+    ),
+    DecodingStudy(
+        "draft_vocabulary", "Draft vocabulary: tokens that may be drafted, trees of 4 nodes", "not in the papers",
+        {
+            f"{label}, {count or 'all'}": Entry(name, "sparse:4", draft_vocabulary=count)
+            for label, name in {"PPD": "ppd", "Medusa": "medusa"}.items()
+            for count in (4096, 8192, 16384, 0)
+        },
+        (
+            Claim("PPD, 8192", "PPD, all", "a draft vocabulary of 8192 pays for PPD"),
+            Claim("Medusa, 8192", "Medusa, all", "and for Medusa"),
+        ),
     ),
 )  # fmt: skip
 
@@ -100,12 +160,12 @@ def run_decoding(
       {label: figures}, `autoregressive` among them.
     """
     drafters = {}
-    for label, (of_study, variant, tree) in study.entries.items():
-        if study.adapter:
-            _, adapter = open_adapter(study.adapter, model)
+    for label, entry in study.entries.items():
+        if entry.study:
+            adapter = load_adapter(runs(entry.study, entry.adapter), model.config)
         else:
-            adapter = load_adapter(runs(of_study, variant), model.config)
-        drafters[label] = make_drafter(adapter, adapter_plan(adapter, tree), model)
+            _, adapter = open_adapter(entry.adapter, model)
+        drafters[label] = make_drafter(adapter, adapter_plan(adapter, entry.tree), model, entry.draft_vocabulary)
     trials = race(model, drafters, prompts, max_new_tokens, SamplingConfig())
     rows = {label: drafter.num_rows for label, drafter in drafters.items()} | {"autoregressive": 1}
     return {t.name: dataclasses.asdict(t) | {"rows": rows[t.name], "prompts": len(prompts)} for t in trials}

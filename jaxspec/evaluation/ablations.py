@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from jaxspec.evaluation.early_exit import EarlyExit
-from jaxspec.methods import PPD, BiTA, HiddenTransfer
+from jaxspec.methods import PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
 from jaxspec.methods.adapter import write_atomically
 from jaxspec.methods.base import Method
 from jaxspec.model.load import Model
@@ -82,10 +82,12 @@ def _transfer(*layers: int, **settings: Any) -> HiddenTransfer:
 
 
 _LATE = (0, 5, 10, 15, 20, 25)
+_TRANSFER = 7e-3  # learning rate of Hidden Transfer's maps, and of heads: the best of three in trials of 40 updates
+_HEADS = 3e-3
 
 STUDIES = (
     Study(
-        "bita_prompting", "BiTA: prompting design", "BiTA Table 3", 1e-2,
+        "bita_prompting", "BiTA: prompting design", "BiTA Table 3", 3e-2,
         {"masks only": _distilled(prompting="none"), "shallow": _distilled(prompting="shallow"), "deep": _distilled()},
         (
             Claim("shallow", "masks only", "shallow prompts help a little"),
@@ -93,7 +95,7 @@ STUDIES = (
         ),
     ),
     Study(
-        "bita_prompts", "BiTA: number of prompt tokens", "BiTA Figure 8", 1e-2,
+        "bita_prompts", "BiTA: number of prompt tokens", "BiTA Figure 8", 3e-2,
         _over((1, 4, 8, 16, 32, 64), lambda n: _distilled(prompts=n)),
         (
             Claim("16", "4", "more prompts help, up to about 16"),
@@ -102,19 +104,19 @@ STUDIES = (
         "prompt tokens",
     ),
     Study(
-        "bita_masks", "BiTA: five mask tokens", "BiTA Figure 9, see the decoding table", 1e-2,
+        "bita_masks", "BiTA: five mask tokens", "BiTA Figure 9, see the decoding table", 3e-2,
         {"5": _distilled(distances=5)},
     ),
     Study(
-        "bita_objective", "BiTA: labels or distillation", "not in the paper", 1e-2,
+        "bita_objective", "BiTA: labels or distillation", "not in the paper", 3e-2,
         {"hard labels": BiTA(), "distillation": _distilled()},
     ),
     Study(
-        "bita_entry", "BiTA: masks that join late", "PPD section 7.4.2, an idea", 1e-2,
+        "bita_entry", "BiTA: masks that join late", "PPD section 7.4.2, an idea", 3e-2,
         _over(_LATE, lambda layer: _distilled(entry=layer)), axis="layer of entry",
     ),
     Study(
-        "transfer_first", "Hidden Transfer: layer of the first step", "Hidden Transfer Figure 5", 1e-3,
+        "transfer_first", "Hidden Transfer: layer of the first step", "Hidden Transfer Figure 5", _TRANSFER,
         _over((5, 10, 15, 20, 25), lambda layer: _transfer(layer)),
         (
             Claim("15", "25", "from the middle to the top accuracy drops rapidly"),
@@ -124,18 +126,18 @@ STUDIES = (
     ),
     Study(
         "transfer_second", "Hidden Transfer: layer of the second step, the first at 10",
-        "Hidden Transfer Figure 6", 1e-3,
+        "Hidden Transfer Figure 6", _TRANSFER,
         _over((10, 15, 20, 25), lambda layer: _transfer(10, layer)),
         (Claim("15", "25", "a second step near the top is worse", distance=2),),
         "layer of the second step",
     ),
     Study(
         "transfer_masked", "Hidden Transfer: does the second step need to see the first?", "Hidden Transfer Figure 7",
-        1e-3, {"seen": _transfer(10, 15), "masked": _transfer(10, 15, masked=True)},
+        _TRANSFER, {"seen": _transfer(10, 15), "masked": _transfer(10, 15, masked=True)},
         (Claim("seen", "masked", "the second step is better when it sees the first", distance=2),),
     ),
     Study(
-        "transfer_training", "Hidden Transfer: how the maps are trained", "not in the paper", 1e-3,
+        "transfer_training", "Hidden Transfer: how the maps are trained", "not in the paper", _TRANSFER,
         {
             "separate": _transfer(10, 14, 18),
             "separate, real states": _transfer(10, 14, 18, train_visibility="real"),
@@ -144,9 +146,16 @@ STUDIES = (
         },
     ),
     Study(
-        "transfer_exits", "Hidden Transfer against early exit", "Hidden Transfer Figure 3", 1e-3,
-        {"hidden transfer": _transfer(10, 14, 18, training="joint"), "early exit": EarlyExit((10, 14, 18))},
-        (Claim("hidden transfer", "early exit", "pseudo states beat reading the same layers directly"),),
+        "transfer_exits", "Hidden Transfer against early exit and Medusa", "Hidden Transfer Figure 3", _TRANSFER,
+        {
+            "hidden transfer": _transfer(10, 14, 18, training="joint"),
+            "early exit": EarlyExit((10, 14, 18)),
+            "Medusa": Medusa(heads=3),
+        },
+        (
+            Claim("hidden transfer", "early exit", "pseudo states beat reading the same layers directly"),
+            Claim("hidden transfer", "Medusa", "and heads on the last layer"),
+        ),
     ),
     Study(
         "ppd_epts", "PPD: ensemble prompt tokens", "PPD Table 6.4", 3e-2,
@@ -201,6 +210,48 @@ STUDIES = (
     Study(
         "ppd_entry", "PPD: prompt tokens that join late", "PPD section 7.4.2, an idea", 3e-2,
         _over(_LATE, lambda layer: PPD(entry=layer)), axis="layer of entry",
+    ),
+    Study(
+        "heads", "Heads: Medusa, Hydra and Amphista", "Amphista Figure 1", _HEADS,
+        {
+            "Medusa": Medusa(),
+            "Hydra": Hydra(),
+            "Hydra++": Hydra(prefix_attention=True, blocks=2, alignment=1.0, labels=0.0),
+            "Amphista": Amphista(),
+        },
+        (
+            Claim("Amphista", "Medusa", "Amphista's second head is right more often than Medusa's", distance=2),
+            Claim("Amphista", "Medusa", "so is its fourth", distance=4),
+        ),
+    ),
+    Study(
+        "amphista_variants", "Amphista: variants", "Amphista Tables 4 and 5, their accuracies", _HEADS,
+        {
+            "Amphista": Amphista(),
+            "w/o auto-embedding": Amphista(self_attention_layers=0),
+            "w/o position encoding": Amphista(position_encoding=False),
+            "w/o staged adaptation": Amphista(adaptation_layers=0),
+            "one adaptation layer": Amphista(adaptation_layers=1),
+            "w/o sampled token": Amphista(sampled_token=False),
+            "Amphista-alpha": Amphista(self_attention_layers=2),
+        },
+        (
+            Claim("Amphista", "w/o auto-embedding", "heads that see each other predict better"),
+            Claim("Amphista", "w/o staged adaptation", "adapted states predict better"),
+            Claim("Amphista", "w/o sampled token", "the sampled token predicts better"),
+        ),
+    ),
+    Study(
+        "amphista_losses", "Amphista: its two losses", "equation 7, which gives no weights", _HEADS,
+        {
+            "both": Amphista(),
+            "alignment alone": Amphista(labels=0.0),
+            "labels alone": Amphista(alignment=0.0),
+        },
+    ),
+    Study(
+        "medusa_lm_head", "Medusa: vocabulary projections", "not in the papers", _HEADS,
+        {"tied": Medusa(), "low rank, 32": Medusa(lm_head="low_rank", rank=32), "full": Medusa(lm_head="full")},
     ),
 )  # fmt: skip
 

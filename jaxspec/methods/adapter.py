@@ -115,8 +115,8 @@ def load_adapter(folder: Path, config: ModelConfig) -> Adapter:
     except (OSError, SafetensorError) as error:
         raise UserError(f"{file}: not a complete safetensors file ({error})") from None
     vocabulary = flat.pop(_VOCABULARY, None)
-    if vocabulary is not None and set(vocabulary.tolist()) - set(range(config.vocab_size)):
-        raise UserError(f"{file}: {_VOCABULARY} holds ids outside the vocabulary of {config.vocab_size}")
+    if vocabulary is not None and not _are_tokens(vocabulary, config.vocab_size):
+        raise UserError(f"{file}: {_VOCABULARY} must hold different token ids of the vocabulary of {config.vocab_size}")
     expected = flax.traverse_util.flatten_dict(method.abstract(config), sep="/")
     for key in sorted(expected.keys() | flat.keys()):
         if key not in flat:
@@ -129,6 +129,12 @@ def load_adapter(folder: Path, config: ModelConfig) -> Adapter:
     trainable = flax.traverse_util.unflatten_dict({k: jnp.asarray(v, jnp.float32) for k, v in flat.items()}, sep="/")
     info = {k: v for k, v in head.items() if k not in ("format", "method", "settings", "fingerprint")}
     return Adapter(method, trainable, head.get("fingerprint", ""), info, vocabulary)
+
+
+def _are_tokens(ids: np.ndarray, vocab_size: int) -> bool:
+    """Whether an array is a list of different token ids."""
+    whole = ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer)
+    return whole and len(np.unique(ids)) == ids.size and bool(np.all((ids >= 0) & (ids < vocab_size)))
 
 
 def find_shipped(method: str, fingerprint: str) -> Path | None:

@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD
+from jaxspec.methods import PPD, Medusa
 from jaxspec.methods.adapter import Adapter, adapter_plan, load_adapter, load_method, save_adapter
 from jaxspec.model.base import Base
 from jaxspec.tree import tree_paths
@@ -104,3 +104,55 @@ def test_wrong_adapters_are_refused(tiny, folder):
     assert "unknown tensor 'extra'" in message()
     (folder / "adapter.json").write_text("{")
     assert "adapter.json" in message()
+
+
+ORDER = np.array([3, 0, 9, 7, 1], np.int32)
+
+
+@pytest.fixture
+def counted(tiny, tmp_path):
+    """An adapter that knows which tokens are frequent, in 16 bits."""
+    method = Medusa(heads=3, lm_head="low_rank")
+    trainable = method.init(jax.random.key(0), Base(tiny.params, tiny.decoder))
+    info = {"accuracy": ACCURACY, "tree": [[0], [1]], "draft_vocabulary": 4}
+    save_adapter(tmp_path / "b", Adapter(method, trainable, tiny.fingerprint, info, ORDER), "float16")
+    return tmp_path / "b"
+
+
+def test_a_draft_vocabulary_goes_with_the_adapter(tiny, counted):
+    adapter = load_adapter(counted, tiny.config)
+    np.testing.assert_array_equal(adapter.vocabulary, ORDER)
+    assert load_method("medusa", tiny, counted).drafts.ids.tolist() == [3, 0, 9, 7]
+    assert load_method("medusa", tiny, counted, draft_vocabulary=2).drafts.ids.tolist() == [3, 0]
+    assert load_method("medusa", tiny, counted, draft_vocabulary=0).drafts is None
+    smaller = load_method("medusa", tiny, counted, draft_vocabulary=3)
+    assert smaller.drafts.columns.shape == (32, 3) and smaller.trainable["up"].shape == (3, 16, 3)
+    np.testing.assert_array_equal(smaller.drafts.columns, tiny.params["lm_head"][:, ORDER[:3]])
+
+
+def test_weights_in_16_bits_are_read_as_float32(tiny, counted):
+    stored = safetensors.numpy.load_file(counted / "adapter.safetensors")
+    assert {value.dtype.name for name, value in stored.items() if name != "draft_vocabulary"} == {"float16"}
+    adapter = load_adapter(counted, tiny.config)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(adapter.trainable)} == {"float32"}
+
+
+def test_draft_vocabularies_that_cannot_be(tiny, folder, counted):
+    def message(name, folder, **settings):
+        with pytest.raises(UserError) as error:
+            load_method(name, tiny, folder, **settings)
+        return str(error.value)
+
+    edit(folder, tree=[[0]])
+    assert "does not say which tokens are frequent" in message("ppd", folder, draft_vocabulary=4)
+    assert "0 (all tokens) or at most 5, got 6" in message("medusa", counted, draft_vocabulary=6)
+    assert "0 (all tokens) or at most 5, got -1" in message("medusa", counted, draft_vocabulary=-1)
+    assert "rank 2 is outside the vocabulary of 2" in message("medusa", counted, tree=[(2,)], draft_vocabulary=2)
+    with pytest.raises(UserError, match="has no draft vocabulary, got 3"):
+        load_method("autoregressive", tiny, draft_vocabulary=3)
+    assert "dynamic trees are for probes" in message("medusa", counted, tree="dynamic:12")
+    file = counted / "adapter.safetensors"
+    for wrong in (np.array([0, 16], np.int32), np.array([0, 0], np.int32), np.zeros(2), np.zeros((1, 1), np.int32)):
+        tensors = safetensors.numpy.load_file(file)
+        file.write_bytes(safetensors.numpy.save(tensors | {"draft_vocabulary": wrong}))
+        assert "draft_vocabulary must hold different token ids of the vocabulary of 16" in message("medusa", counted)

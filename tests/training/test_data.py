@@ -12,7 +12,15 @@ from jaxspec.decoding.generate import generate
 from jaxspec.errors import UserError
 from jaxspec.methods.adapter import load_method
 from jaxspec.training.batches import TrainingData, insertion_points
-from jaxspec.training.data import SHIPPED_PROMPTS, Answer, cache_file, prepare_answers, read_prompts, select_prompts
+from jaxspec.training.data import (
+    SHIPPED_PROMPTS,
+    Answer,
+    cache_file,
+    frequent_tokens,
+    prepare_answers,
+    read_prompts,
+    select_prompts,
+)
 from tests.tiny import make_text_model
 
 
@@ -144,3 +152,8 @@ def test_every_epoch_visits_every_usable_answer_once():
     assert seen == [2, 3, 4, 8]  # the answer of two tokens has no insertion point
     with pytest.raises(UserError, match="long enough"):
         TrainingData(ANSWERS[1:2], TRAIN)
+
+
+def test_tokens_are_counted_in_answers_alone_and_the_rest_follow_by_id():
+    answers = [Answer([1, 1, 1, 1], [4, 2, 4]), Answer([1], [2, 4, 6])]
+    assert frequent_tokens(answers, 8).tolist() == [4, 2, 6, 0, 1, 3, 5, 7]

@@ -112,7 +112,7 @@ def test_arrays_hold_every_state_and_what_follows_each_node(seed):
     stack = plan.arrays(3)
     assert (stack.num_nodes, stack.num_probes, stack.max_depth) == (plan.num_nodes, plan.num_probes, plan.depth)
     for i, state in enumerate(plan.states):
-        one = type(stack)(**{k: v if k.startswith("max_") else v[i] for k, v in vars(stack).items()})
+        one = type(stack)(**{k: v if k.startswith(("max_", "inner")) else v[i] for k, v in vars(stack).items()})
         assert tuple(tree_paths(one)) == state.paths
         live = np.flatnonzero(one.live)
         assert one.next_state[live].tolist() == [plan.next_state(n) for n in state.probes]

@@ -72,6 +72,13 @@ def test_the_ends_of_a_stack_hold_for_every_tree_in_it():
     assert pad_tree(few, 4, 5, 1, 2).probe_ends == (5, 5) and pad_tree(few, 4, 5, 1, 2, (2, 2)).probe_ends == (2, 5)
 
 
+def test_inner_counts_the_nodes_that_have_children():
+    one, two = build_tree([(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 0, 0)]), build_tree([(0,), (1,), (2,)])
+    assert (one.inner, two.inner, build_tree([]).inner) == ((1, 2, 1), (1,), ())
+    assert stack_trees([two, one]).inner == (1, 2, 1)
+    assert pad_tree(two, 6, 0, 3, 4).inner == (1, 6, 6)  # whatever may stand there
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_tree_paths_is_the_inverse(seed):
     paths = random_paths(seed)
@@ -90,7 +97,7 @@ def arrays(tree, nodes=None, probes=None):
     """Every array of a tree by name, cut to so many nodes and probes."""
     cut = {name: np.s_[:probes] for name in ("probe_owner", "probe_distance", "probe_live")}
     cut["ancestors"] = np.s_[:nodes, :nodes]
-    fields = {name: value for name, value in vars(tree).items() if not name.startswith(("max_", "probe_ends"))}
+    fields = {name: value for name, value in vars(tree).items() if not name.startswith(("max_", "probe_ends", "inner"))}
     return {name: np.asarray(value)[cut.get(name, np.s_[:nodes])] for name, value in fields.items()}
 
 

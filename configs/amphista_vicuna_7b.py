@@ -1,0 +1,24 @@
+"""Amphista for Vicuna-7B v1.3, trained as in the comparison of the Amphista paper (section 4.1)."""
+
+from jaxspec.config import DataConfig, TrainConfig
+from jaxspec.methods import Amphista
+from jaxspec.model.shapes import LLAMA_7B
+from jaxspec.training.trainer import RunConfig
+
+CONFIG = RunConfig(
+    model="lmsys/vicuna-7b-v1.3",
+    shapes=LLAMA_7B,
+    method=Amphista(lm_head="full"),
+    tree="sparse:64",
+    data=DataConfig(answers=70000, max_prompt_tokens=512, max_answer_tokens=512, held_out_tokens=512),
+    train=TrainConfig(
+        steps=35000,
+        batch_size=8,
+        microbatch=1,
+        sequence_length=1024,
+        insertions=512,
+        learning_rate=1e-3,
+        warmup=1000,
+        remat=True,
+    ),
+)

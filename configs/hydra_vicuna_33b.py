@@ -1,0 +1,24 @@
+"""Hydra++ for Vicuna-33B v1.3, trained as in the comparison of the Amphista paper (section 4.1)."""
+
+from jaxspec.config import DataConfig, TrainConfig
+from jaxspec.methods import Hydra
+from jaxspec.model.shapes import LLAMA_33B
+from jaxspec.training.trainer import RunConfig
+
+CONFIG = RunConfig(
+    model="lmsys/vicuna-33b-v1.3",
+    shapes=LLAMA_33B,
+    method=Hydra(lm_head="full", prefix_attention=True, blocks=4, alignment=1.0, labels=0.0),
+    tree="sparse:64",
+    data=DataConfig(answers=70000, max_prompt_tokens=512, max_answer_tokens=512, held_out_tokens=512),
+    train=TrainConfig(
+        steps=35000,
+        batch_size=8,
+        microbatch=1,
+        sequence_length=1024,
+        insertions=512,
+        learning_rate=1e-3,
+        warmup=1000,
+        remat=True,
+    ),
+)

@@ -1,0 +1,23 @@
+"""Medusa for the embedded SmolLM2-135M-Instruct: trains on a laptop; the base's own vocabulary projection."""
+
+from jaxspec.config import DataConfig, TrainConfig
+from jaxspec.methods import Medusa
+from jaxspec.model.shapes import SMOLLM2_135M
+from jaxspec.training.trainer import RunConfig
+
+CONFIG = RunConfig(
+    model="smollm2-135m",
+    shapes=SMOLLM2_135M,
+    method=Medusa(),
+    data=DataConfig(),
+    train=TrainConfig(
+        steps=500,
+        batch_size=4,
+        microbatch=2,
+        insertions=128,
+        learning_rate=3e-3,
+        warmup=10,
+        clip=1.0,
+        adapter_dtype="float16",
+    ),
+)

@@ -1,0 +1,24 @@
+"""Medusa-1 for Vicuna-13B v1.3, trained as in the comparison of the Amphista paper (section 4.1)."""
+
+from jaxspec.config import DataConfig, TrainConfig
+from jaxspec.methods import Medusa
+from jaxspec.model.shapes import LLAMA_13B
+from jaxspec.training.trainer import RunConfig
+
+CONFIG = RunConfig(
+    model="lmsys/vicuna-13b-v1.3",
+    shapes=LLAMA_13B,
+    method=Medusa(lm_head="full"),
+    tree="sparse:64",
+    data=DataConfig(answers=70000, max_prompt_tokens=512, max_answer_tokens=512, held_out_tokens=512),
+    train=TrainConfig(
+        steps=35000,
+        batch_size=8,
+        microbatch=1,
+        sequence_length=1024,
+        insertions=512,
+        learning_rate=1e-3,
+        warmup=1000,
+        remat=True,
+    ),
+)
