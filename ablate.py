@@ -16,7 +16,7 @@ from jaxspec.evaluation.ablation_report import write_report
 from jaxspec.evaluation.ablations import STUDIES, run_studies
 from jaxspec.evaluation.tuning import processor
 from jaxspec.methods import PPD
-from jaxspec.methods.adapter import open_adapter, write_atomically
+from jaxspec.methods.adapter import adapter_plan, make_drafter, open_adapter, write_atomically
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import DEFAULT_MODEL
 from jaxspec.training.data import prepare_answers, select_prompts
@@ -80,8 +80,10 @@ def check_names(names: tuple[str, ...]) -> tuple[str, ...]:
 def check_adapters(names: tuple[str, ...], model: Model) -> None:
     """Raise UserError where a study decodes with an adapter that does not ship, before hours of training."""
     for study in DECODING_STUDIES:
-        for method in {entry.adapter for entry in study.entries.values() if study.name in names and not entry.study}:
-            open_adapter(method, model)
+        for entry in study.entries.values() if study.name in names else ():
+            if entry.method:
+                _, adapter = open_adapter(entry.method, model)
+                make_drafter(adapter, adapter_plan(adapter, entry.tree), model, entry.draft_vocabulary)
     if "similarity" in names:
         open_adapter("hidden_transfer", model)
 

@@ -189,6 +189,8 @@ def main(args: list[str]) -> None:
         raise UserError(f"{options.prompts}: no such file")
     if options.stream and (options.json or options.batch_size > 1):
         raise UserError("--stream prints one text while it is made: it goes with neither --json nor --batch-size")
+    if options.tree == "auto" and options.draft_vocabulary is not None:
+        raise UserError("--tree auto also takes the draft vocabulary that tune.py chose: leave --draft-vocabulary out")
     if options.batch_size < 1:
         raise UserError(f"batch-size must be at least 1, got {options.batch_size}")
     prompts = [options.prompt] if options.prompt else read_prompts(options.prompts, options.column)

@@ -50,6 +50,7 @@ def report(tuning: Tuning) -> str:
     expected = {option.name: option.plan.expected_tokens for option in tuning.options} | {"autoregressive": 1.0}
     rows = {option.name: option.rows for option in tuning.options} | {"autoregressive": 1}
     width = max(len(trial.name) for trial in tuning.trials)
+    # what is expected and predicted does not know of draft vocabularies
     lines = [f"{'tree':{width}}  rows  tokens/step  expected  tokens/s  speedup"]
     for t in tuning.trials:
         lines.append(
@@ -106,7 +107,8 @@ def main(args: list[str]) -> None:
     plot_tuning(tuning.latency, tuning.options, tuning.trials, output / "tuning.png")
     if options.json:
         made_for = {"method": options.method, "model": options.model, "choice": choice.name, "tree": tree}
-        made_for |= {name: getattr(choice, name) for name in ("machine", "dtype", "batch_size", "temperature")}
+        circumstances = ("machine", "dtype", "batch_size", "temperature", "draft_vocabulary")
+        made_for |= {name: getattr(choice, name) for name in circumstances}
         print(json.dumps(made_for | {"file": str(file)} | choice.info))
     else:
         print(report(tuning))

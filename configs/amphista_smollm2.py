@@ -1,4 +1,4 @@
-"""Amphista for the embedded SmolLM2-135M-Instruct: trains on a laptop; the base's own vocabulary projection."""
+"""Amphista for the embedded SmolLM2-135M-Instruct: trains on a laptop, on the base's own projection."""
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import Amphista
@@ -8,7 +8,7 @@ from jaxspec.training.trainer import RunConfig
 CONFIG = RunConfig(
     model="smollm2-135m",
     shapes=SMOLLM2_135M,
-    method=Amphista(),
+    method=Amphista(heads=3),
     data=DataConfig(),
     train=TrainConfig(
         steps=500,

@@ -1,4 +1,4 @@
-"""Hydra++ for the embedded SmolLM2-135M-Instruct: trains on a laptop; the base's own vocabulary projection."""
+"""Hydra++ with 3 blocks for the embedded SmolLM2-135M-Instruct: trains on a laptop, on the base's own projection."""
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import Hydra
@@ -8,7 +8,7 @@ from jaxspec.training.trainer import RunConfig
 CONFIG = RunConfig(
     model="smollm2-135m",
     shapes=SMOLLM2_135M,
-    method=Hydra(prefix_attention=True, blocks=2, alignment=1.0, labels=0.0),
+    method=Hydra(heads=3, prefix_attention=True, blocks=3, alignment=1.0, labels=0.0),
     data=DataConfig(),
     train=TrainConfig(
         steps=500,

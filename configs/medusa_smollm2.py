@@ -1,4 +1,4 @@
-"""Medusa for the embedded SmolLM2-135M-Instruct: trains on a laptop; the base's own vocabulary projection."""
+"""Medusa for the embedded SmolLM2-135M-Instruct: trains on a laptop, on the base's own projection."""
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import Medusa
@@ -8,7 +8,7 @@ from jaxspec.training.trainer import RunConfig
 CONFIG = RunConfig(
     model="smollm2-135m",
     shapes=SMOLLM2_135M,
-    method=Medusa(),
+    method=Medusa(heads=3),
     data=DataConfig(),
     train=TrainConfig(
         steps=500,

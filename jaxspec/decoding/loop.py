@@ -32,13 +32,13 @@ class Drafter:
       trainable: the adapter's pytree, `prepared`; empty for methods without one.
       tree: the draft trees, stacked: one per state (see `jaxspec.tree.TreePlan`).
       method: the static settings.
-      drafts: the tokens that may be drafted; None: all.
+      draft_vocabulary: the tokens that may be drafted; None: all.
     """
 
     trainable: PyTree
     tree: Tree
     method: Method = flax.struct.field(pytree_node=False)
-    drafts: DraftVocabulary | None = None
+    draft_vocabulary: DraftVocabulary | None = None
 
     @property
     def num_rows(self) -> int:
@@ -112,8 +112,11 @@ def prefill(
     """
     B = len(tokens)
     cache = empty_cache(base.decoder.config, B, capacity, base.params["lm_head"].dtype)
-    run = lambda tokens, *context: base.rows(base.embed(tokens), *context)  # noqa: E731
-    cache, hidden = run_in_chunks(run, tokens, cache, chunk)
+
+    def run(tokens: jax.Array, *context: jax.Array) -> tuple[jax.Array, Cache]:
+        return base.rows(base.embed(tokens), *context)
+
+    hidden, cache = run_in_chunks(run, tokens, cache, chunk)
     return cache, hidden, base.logits(hidden[jnp.arange(B), lengths - 1])
 
 
@@ -160,7 +163,7 @@ def start(
     tree = select_trees(drafter.tree, tree_state)
     prompt = Prompt(tokens, hidden, lengths, cache.capacity, chunk)
     draft, method_state = drafter.method.start(
-        drafter.trainable, base.replace(drafts=drafter.drafts), tree, prompt, first, sampler, seeds
+        drafter.trainable, base.replace(draft_vocabulary=drafter.draft_vocabulary), tree, prompt, first, sampler, seeds
     )
     counts = jnp.minimum(limits, 1)
     return DecodeState(
@@ -199,7 +202,7 @@ def step(
     verified = Verified(tuple(x[:, 0] for x in exits), accepted, new, lengths)
     tree_state = jnp.take_along_axis(tree.next_state, accepted.node[:, None], axis=1)[:, 0]
     next_tree = select_trees(drafter.tree, tree_state)
-    drafting = base.replace(drafts=drafter.drafts)
+    drafting = base.replace(draft_vocabulary=drafter.draft_vocabulary)
     new_draft, method_state = method.propose(
         drafter.trainable, drafting, tree, next_tree, verified, sampler, state.seeds, state.method_state
     )

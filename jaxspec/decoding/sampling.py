@@ -36,6 +36,11 @@ class Sampler:
     min_p: jax.Array
     active: tuple[bool, bool, bool, bool] = flax.struct.field(pytree_node=False)
 
+    @property
+    def sampling(self) -> bool:
+        """Whether tokens are drawn at all; else the most probable one is taken."""
+        return self.active[0]
+
     def filtered(self, logits: jax.Array) -> jax.Array:
         """Logits [..., V] over the temperature, with filtered tokens at minus infinity; unchanged when greedy."""
         sampling, use_top_k, use_top_p, use_min_p = self.active
@@ -66,7 +71,7 @@ class Sampler:
         Returns:
           [B, X, V] float32; when greedy a zero that broadcasts.
         """
-        if not self.active[0]:
+        if not self.sampling:
             return jnp.zeros((1, 1, 1))
 
         def one(seed: jax.Array, position: jax.Array) -> jax.Array:

@@ -28,16 +28,24 @@ class Entry:
     """One line of a table of decoding.
 
     Attributes:
-      adapter: the variant whose training decodes, or the method whose shipped adapter does.
       tree: its tree or a specification.
-      study: of the variant; empty: the adapter that ships.
+      method: whose shipped adapter decodes; empty where a variant's does.
+      study: of the variant.
+      variant: whose training decodes.
       draft_vocabulary: how many tokens to draft; 0 is all.
     """
 
-    adapter: str
     tree: str | TreePlan
+    method: str = ""
     study: str = ""
+    variant: str = ""
     draft_vocabulary: int = 0
+
+    def adapter(self, model: Model, runs: Callable[[str, str], Path]) -> Adapter:
+        """What decodes; `runs` gives the folder of a variant."""
+        if self.method:
+            return open_adapter(self.method, model)[1]
+        return load_adapter(runs(self.study, self.variant), model.config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,16 +70,21 @@ class DecodingStudy:
 
 
 _NODES = (22, 35, 45, 64)
+_COMPARED = ("Medusa", "Hydra", "Hydra++", "Amphista")
+_VARIANTS = (
+    "w/o auto-embedding", "w/o position encoding", "w/o staged adaptation", "one adaptation layer",
+    "w/o sampled token", "Amphista-alpha",
+)  # fmt: skip
 _HEADS = {"Medusa": "medusa", "Hydra++": "hydra", "Amphista": "amphista"}
 
 DECODING_STUDIES = (
     DecodingStudy(
         "bita_decoding", "BiTA: trees", "BiTA Table 4",
         {
-            "straightforward": Entry("bita", "straightforward:3"),
-            **{f"full tree, k = {k}": Entry("bita", f"cartesian:{k},{k},{k}") for k in (1, 2, 3, 4)},
-            "efficient tree": Entry("bita", "efficient:5"),
-            "efficient tree, thinning": Entry("bita", "efficient:5,4,3"),
+            "straightforward": Entry("straightforward:3", "bita"),
+            **{f"full tree, k = {k}": Entry(f"cartesian:{k},{k},{k}", "bita") for k in (1, 2, 3, 4)},
+            "efficient tree": Entry("efficient:5", "bita"),
+            "efficient tree, thinning": Entry("efficient:5,4,3", "bita"),
         },
         (
             Claim("full tree, k = 1", "straightforward", "masks on every candidate pay"),
@@ -81,13 +94,13 @@ DECODING_STUDIES = (
     ),
     DecodingStudy(
         "bita_prompts_speed", "BiTA: speed against the number of prompt tokens, efficient tree", "BiTA Figure 8",
-        {str(n): Entry(str(n), "efficient:5", "bita_prompts") for n in (1, 4, 8, 16, 32, 64)},
+        {str(n): Entry("efficient:5", study="bita_prompts", variant=str(n)) for n in (1, 4, 8, 16, 32, 64)},
         (Claim("16", "4", "speed grows with the prompts, up to 16"),),
         "prompt tokens",
     ),
     DecodingStudy(
         "bita_masks_speed", "BiTA: speed against the number of mask tokens, efficient tree", "BiTA Figure 9",
-        {str(m): Entry("5", efficient([5] * m), "bita_masks") for m in (1, 2, 3, 4, 5)},
+        {str(m): Entry(efficient([5] * m), study="bita_masks", variant="5") for m in (1, 2, 3, 4, 5)},
         (
             Claim("3", "1", "three masks are faster than one"),
             Claim("3", "5", "three masks are faster than five"),
@@ -97,14 +110,8 @@ DECODING_STUDIES = (
     DecodingStudy(
         "amphista_variants_speed", "Amphista: variants, trees of 22 nodes", "Amphista Tables 4 and 5",
         {
-            **{label: Entry(label, "sparse:22", "heads") for label in ("Medusa", "Hydra", "Hydra++", "Amphista")},
-            **{
-                label: Entry(label, "sparse:22", "amphista_variants")
-                for label in (
-                    "w/o auto-embedding", "w/o position encoding", "w/o staged adaptation", "one adaptation layer",
-                    "w/o sampled token", "Amphista-alpha",
-                )
-            },
+            **{label: Entry("sparse:22", study="heads", variant=label) for label in _COMPARED},
+            **{label: Entry("sparse:22", study="amphista_variants", variant=label) for label in _VARIANTS},
         },
         (
             Claim("Amphista", "Medusa", "Amphista is faster than Medusa"),
@@ -118,7 +125,7 @@ DECODING_STUDIES = (
     ),
     DecodingStudy(
         "heads_nodes", "Heads: nodes of the tree", "Amphista Table 6",
-        {f"{label}, {n} nodes": Entry(name, f"sparse:{n}") for label, name in _HEADS.items() for n in _NODES},
+        {f"{label}, {n} nodes": Entry(f"sparse:{n}", name) for label, name in _HEADS.items() for n in _NODES},
         (
             Claim("Amphista, 64 nodes", "Amphista, 22 nodes", "more nodes are faster"),
             Claim("Amphista, 22 nodes", "Medusa, 22 nodes", "Amphista is faster than Medusa in small trees"),
@@ -128,7 +135,7 @@ DECODING_STUDIES = (
     DecodingStudy(
         "draft_vocabulary", "Draft vocabulary: tokens that may be drafted, trees of 4 nodes", "not in the papers",
         {
-            f"{label}, {count or 'all'}": Entry(name, "sparse:4", draft_vocabulary=count)
+            f"{label}, {count or 'all'}": Entry("sparse:4", name, draft_vocabulary=count)
             for label, name in {"PPD": "ppd", "Medusa": "medusa"}.items()
             for count in (4096, 8192, 16384, 0)
         },
@@ -161,10 +168,7 @@ def run_decoding(
     """
     drafters = {}
     for label, entry in study.entries.items():
-        if entry.study:
-            adapter = load_adapter(runs(entry.study, entry.adapter), model.config)
-        else:
-            _, adapter = open_adapter(entry.adapter, model)
+        adapter = entry.adapter(model, runs)
         drafters[label] = make_drafter(adapter, adapter_plan(adapter, entry.tree), model, entry.draft_vocabulary)
     trials = race(model, drafters, prompts, max_new_tokens, SamplingConfig())
     rows = {label: drafter.num_rows for label, drafter in drafters.items()} | {"autoregressive": 1}

@@ -22,9 +22,9 @@ from jaxspec.methods.adapter import write_atomically
 from jaxspec.methods.base import Method
 from jaxspec.model.load import Model
 from jaxspec.training.data import cache_file
-from jaxspec.training.trainer import RunConfig, Trainer
+from jaxspec.training.trainer import RunConfig, Trainer, describe, training_settings
 
-_LARGE = 10_000_000  # parameters; projections of whole vocabularies are not kept
+_LARGE = 20_000_000  # parameters; projections of whole vocabularies are not kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,8 @@ def _transfer(*layers: int, **settings: Any) -> HiddenTransfer:
 
 
 _LATE = (0, 5, 10, 15, 20, 25)
-_TRANSFER = 7e-3  # learning rate of Hidden Transfer's maps, and of heads: the best of three in trials of 40 updates
+# Learning rates, the best of a few in trials of 40 updates
+_TRANSFER = 7e-3
 _HEADS = 3e-3
 
 STUDIES = (
@@ -150,7 +151,7 @@ STUDIES = (
         {
             "hidden transfer": _transfer(10, 14, 18, training="joint"),
             "early exit": EarlyExit((10, 14, 18)),
-            "Medusa": Medusa(heads=3),
+            "Medusa": Medusa(heads=3, alignment=1.0, labels=0.0, decay=1.0),
         },
         (
             Claim("hidden transfer", "early exit", "pseudo states beat reading the same layers directly"),
@@ -212,16 +213,19 @@ STUDIES = (
         _over(_LATE, lambda layer: PPD(entry=layer)), axis="layer of entry",
     ),
     Study(
-        "heads", "Heads: Medusa, Hydra and Amphista", "Amphista Figure 1", _HEADS,
+        "heads", "Heads: Medusa, Hydra and Amphista",
+        "Amphista Figure 1; Hydra's heads are given the true tokens before theirs, the others' are not", _HEADS,
         {
             "Medusa": Medusa(),
+            "Medusa, Amphista's losses": Medusa(alignment=1.0, decay=1.0),
             "Hydra": Hydra(),
-            "Hydra++": Hydra(prefix_attention=True, blocks=2, alignment=1.0, labels=0.0),
+            "Hydra++": Hydra(prefix_attention=True, blocks=4, alignment=1.0, labels=0.0),
             "Amphista": Amphista(),
         },
         (
             Claim("Amphista", "Medusa", "Amphista's second head is right more often than Medusa's", distance=2),
             Claim("Amphista", "Medusa", "so is its fourth", distance=4),
+            Claim("Amphista", "Medusa, Amphista's losses", "and not for its losses alone", distance=2),
         ),
     ),
     Study(
@@ -259,7 +263,8 @@ STUDIES = (
 def run_name(run: RunConfig, model: Model) -> str:
     """A folder name that belongs to these settings, this base and these prompts alone."""
     answers = cache_file(model, run.data, run.data.max_answer_tokens).stem
-    values = [dataclasses.asdict(run.method), dataclasses.asdict(run.train), run.data.answers, answers]
+    settings = training_settings(describe(run))
+    values = [settings["method"], settings["train"], run.data.answers, answers]
     return f"{run.method.name}-{hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]}"
 
 

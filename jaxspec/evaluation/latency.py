@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import jax
@@ -17,7 +18,7 @@ from jaxspec.methods.base import Method
 from jaxspec.model.base import Base
 from jaxspec.model.load import Model
 from jaxspec.progress import Progress
-from jaxspec.tree import State, TreePlan, make_plan
+from jaxspec.tree import State, TreePlan, chain, make_plan
 from jaxspec.tree.hardware import Latency, fit_latency
 
 _SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # nodes
@@ -30,7 +31,8 @@ def measure_latency(
 ) -> Latency:
     """Seconds of a decoding step against its rows, the sizes taken in turn so that a slow moment hurts all alike.
 
-    Each size is a root with candidates side by side, every node with one probe where the method has probes.
+    Each size is a root with candidates side by side, every node with one probe where the method has probes. For
+    methods without, chains tell what a deeper tree adds.
 
     Args:
       model: the base.
@@ -43,20 +45,27 @@ def measure_latency(
     """
     base, runs = Base(model.params, model.decoder), {}
     trainable = method.prepared(trainable, base)
-    per_node = 1 + method.probe_rows if method.probe_distances else 1
-    drafters = {1: plain_drafter()}
+    per_node = 1 + method.probe_rows
+    drafters: dict[int | str, Drafter] = {1: plain_drafter()}
     for size in (s for s in _SIZES if s * per_node <= max_rows):
-        drafters[int(size * per_node)] = Drafter(trainable, star(size, 1).arrays(method.probe_distances), method)
+        drafters[size * per_node] = Drafter(trainable, star(size, 1).arrays(method.probe_distances), method)
+    depths = range(2, method.max_distance + 1) if not method.probe_distances else ()
+    drafters |= {f"depth {depth}": Drafter(trainable, chain(depth).arrays(0), method) for depth in depths}
     with Progress("measuring", len(drafters) * (rounds + 1), "runs") as progress:
         for number, (rows, drafter) in enumerate(drafters.items(), 1):
             runs[rows] = StepTimer(base, drafter, batch_size, cache_length)
-            progress.update(number, f"{rows} rows compiled")
+            progress.update(number, f"{rows} compiled" if isinstance(rows, str) else f"{rows} rows compiled")
         samples = {rows: [] for rows in runs}
         for turn in range(rounds):
             for number, (rows, run) in enumerate(runs.items(), 1):
                 samples[rows].append(run())
                 progress.update((turn + 1) * len(runs) + number)
-    return fit_latency({rows: float(np.median(values)) for rows, values in samples.items()})
+    medians = {size: float(np.median(values)) for size, values in samples.items()}
+    latency = fit_latency({rows: seconds for rows, seconds in medians.items() if isinstance(rows, int)})
+    if not depths:
+        return latency
+    deeper = [medians[f"depth {depth}"] - latency(depth + 1) for depth in depths]
+    return dataclasses.replace(latency, drafting=tuple(np.maximum.accumulate([0.0, *deeper]).tolist()))
 
 
 def star(nodes: int, probes: int) -> TreePlan:

@@ -16,7 +16,7 @@ from jaxspec.decoding.generate import encode_prompts, generate_many
 from jaxspec.errors import UserError
 from jaxspec.evaluation.latency import measure_latency
 from jaxspec.evaluation.race import Trial, race
-from jaxspec.methods.adapter import Adapter, adapter_plan, check_drafts, make_drafter, plain_drafter
+from jaxspec.methods.adapter import Adapter, adapter_plan, make_drafter, plain_drafter
 from jaxspec.methods.base import Method
 from jaxspec.methods.tuned import Choice, this_machine
 from jaxspec.model.base import Base
@@ -24,7 +24,7 @@ from jaxspec.model.load import Model
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import Accuracy, evaluate
-from jaxspec.tree import expected
+from jaxspec.tree import chain, expected
 from jaxspec.tree.hardware import Latency, Option, make_option, rank_options
 from jaxspec.tree.plan import check_accuracy
 
@@ -45,7 +45,7 @@ class TuneConfig:
       max_rows: largest step to consider.
       finalists: trees to try by decoding, the best predicted ones.
       also: further trees to try, as `parse_tree` takes them.
-      draft_vocabularies: sizes of the draft vocabulary to try every tree with; 0 is all tokens.
+      draft_vocabularies: sizes of the draft vocabulary to try every tree with, 0 is all tokens; default the adapter's.
     """
 
     batch_size: int = 1
@@ -57,7 +57,7 @@ class TuneConfig:
     max_rows: int = 64
     finalists: int = 4
     also: tuple[str, ...] = ()
-    draft_vocabularies: tuple[int, ...] = (0,)
+    draft_vocabularies: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,16 +90,18 @@ def check_tuning(config: TuneConfig, model: Model, adapter: Adapter, prompts: Se
     if len(prompts) < needed:
         raise UserError(f"{needed} prompts at least are needed for these settings, there are {len(prompts)}")
     encode_prompts(model, prompts[: sum(_counts(config))], 2 * config.max_new_tokens, True, None)
-    if not config.draft_vocabularies:
-        raise UserError("draft-vocabularies must hold a size at least; 0 is all tokens")
-    for count in config.draft_vocabularies:
-        check_drafts(count, 0 if adapter.vocabulary is None else len(adapter.vocabulary))
-    for spec in config.also:
-        make_drafter(adapter, adapter_plan(adapter, spec), model, 0)
+    for count in _vocabularies(config, adapter):
+        make_drafter(adapter, chain(1), model, count)
+        for spec in config.also:
+            make_drafter(adapter, adapter_plan(adapter, spec), model, count)
+
+
+def _vocabularies(config: TuneConfig, adapter: Adapter) -> tuple[int, ...]:
+    return config.draft_vocabularies or (adapter.info.get("draft_vocabulary", 0),)
 
 
 def _rows_per_node(method: Method) -> int:
-    return int(1 + method.probe_rows) if method.probe_distances else 1
+    return 1 + method.probe_rows
 
 
 def _counts(config: TuneConfig) -> tuple[int, int]:
@@ -138,7 +140,7 @@ def tune(model: Model, adapter: Adapter, prompts: Sequence[str], config: TuneCon
         make_option(spec, expected(adapter_plan(adapter, spec), accuracy), latency, *probes) for spec in config.also
     ]
     finalists, drafters, counts = [], {}, {}
-    for option, count in itertools.product([*ranked[: config.finalists], *also], config.draft_vocabularies):
+    for option, count in itertools.product([*ranked[: config.finalists], *also], _vocabularies(config, adapter)):
         option = dataclasses.replace(option, name=f"{option.name}, {count} tokens" if count else option.name)
         finalists, counts[option.name] = [*finalists, option], count
         drafters[option.name] = make_drafter(adapter, option.plan, model, count)
@@ -165,6 +167,7 @@ def _figures(accuracy: np.ndarray, latency: Latency, finalists: list[Option], tr
     return {
         "processor": processor(),
         "trials": [dataclasses.asdict(trial) for trial in trials],
+        "drafting_milliseconds": [round(1e3 * seconds, 3) for seconds in latency.drafting],
         "expected_tokens": {o.name: round(o.plan.expected_tokens, 4) for o in finalists},
         "predicted_tokens_per_second": {o.name: round(o.predicted, 2) for o in finalists},
         "rows_of": {o.name: o.rows for o in finalists},

@@ -31,7 +31,7 @@ from jaxspec.tree.plan import plan_from_json
 
 SHIPPED = Path(__file__).resolve().parents[2] / "adapters"
 _FORMAT = 1
-_VOCABULARY = "draft_vocabulary"  # a tensor beside those of the method
+_FREQUENT = "frequent_tokens"  # a tensor beside those of the method
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,15 +44,15 @@ class Adapter:
       fingerprint: names the base it belongs to.
       info: further content of adapter.json: `base` (name), `training`, `data`, `accuracy` [M][K] per distance and
         rank, `tree` (the candidate paths of its draft tree), `draft_vocabulary` (how many tokens it drafts, 0 all).
-      vocabulary: token ids by how often the base writes them, int32, what a smaller draft vocabulary is taken from;
-        None where that was not counted.
+      frequent_tokens: ids by how often the base writes them, int32, what a draft vocabulary is taken from; None where
+        that was not counted.
     """
 
     method: Method
     trainable: PyTree
     fingerprint: str
     info: dict[str, Any]
-    vocabulary: np.ndarray | None = None
+    frequent_tokens: np.ndarray | None = None
 
     @property
     def digest(self) -> str:
@@ -72,8 +72,8 @@ def save_adapter(folder: Path, adapter: Adapter, dtype: str = "float32") -> None
     folder.mkdir(parents=True, exist_ok=True)
     flat = flax.traverse_util.flatten_dict(adapter.trainable, sep="/")
     tensors = {name: np.asarray(leaf, dtype) for name, leaf in flat.items()}
-    if adapter.vocabulary is not None:
-        tensors[_VOCABULARY] = adapter.vocabulary
+    if adapter.frequent_tokens is not None:
+        tensors[_FREQUENT] = adapter.frequent_tokens
     weights = safetensors.numpy.save(tensors)
     head = {
         "format": _FORMAT,
@@ -114,9 +114,9 @@ def load_adapter(folder: Path, config: ModelConfig) -> Adapter:
         flat = safetensors.numpy.load_file(file)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{file}: not a complete safetensors file ({error})") from None
-    vocabulary = flat.pop(_VOCABULARY, None)
-    if vocabulary is not None and not _are_tokens(vocabulary, config.vocab_size):
-        raise UserError(f"{file}: {_VOCABULARY} must hold different token ids of the vocabulary of {config.vocab_size}")
+    frequent = flat.pop(_FREQUENT, None)
+    if frequent is not None and not _are_tokens(frequent, config.vocab_size):
+        raise UserError(f"{file}: {_FREQUENT} must hold different token ids of the vocabulary of {config.vocab_size}")
     expected = flax.traverse_util.flatten_dict(method.abstract(config), sep="/")
     for key in sorted(expected.keys() | flat.keys()):
         if key not in flat:
@@ -128,7 +128,7 @@ def load_adapter(folder: Path, config: ModelConfig) -> Adapter:
             raise UserError(f"{file}: tensor {key!r} has shape {shape}, {name} on this base needs {wanted}")
     trainable = flax.traverse_util.unflatten_dict({k: jnp.asarray(v, jnp.float32) for k, v in flat.items()}, sep="/")
     info = {k: v for k, v in head.items() if k not in ("format", "method", "settings", "fingerprint")}
-    return Adapter(method, trainable, head.get("fingerprint", ""), info, vocabulary)
+    return Adapter(method, trainable, head.get("fingerprint", ""), info, frequent)
 
 
 def _are_tokens(ids: np.ndarray, vocab_size: int) -> bool:
@@ -172,7 +172,7 @@ def adapter_plan(adapter: Adapter, tree: str | TreePlan | Sequence[TreePath] | N
     if not 1 <= plan.depth <= method.max_distance:
         raise UserError(f"a tree of {method.name} is 1 to {method.max_distance} candidates deep, not {plan.depth}")
     if len(plan.states) > 1 and not method.probe_distances:
-        raise UserError(f"{method.name} always has candidates for all distances: dynamic trees are for probes")
+        raise UserError(f"{method.name} has no probes: it takes one tree, not {len(plan.states)} that depend on them")
     return plan
 
 
@@ -227,17 +227,19 @@ def make_drafter(adapter: Adapter, plan: TreePlan, model: Model, draft_vocabular
     """
     base = Base(model.params, model.decoder)
     count = adapter.info.get("draft_vocabulary", 0) if draft_vocabulary is None else draft_vocabulary
-    check_drafts(count, 0 if adapter.vocabulary is None else len(adapter.vocabulary))
+    check_drafts(count, 0 if adapter.frequent_tokens is None else len(adapter.frequent_tokens))
     if count:
-        base = base.drafting(jnp.asarray(adapter.vocabulary[:count]))
+        base = base.drafting(jnp.asarray(adapter.frequent_tokens[:count]))
     if plan.max_rank >= (count or base.vocab_size):
         raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {count or base.vocab_size}")
     trainable = adapter.method.prepared(adapter.trainable, base)
-    return Drafter(trainable, plan.arrays(adapter.method.probe_distances), adapter.method, base.drafts)
+    return Drafter(trainable, plan.arrays(adapter.method.probe_distances), adapter.method, base.draft_vocabulary)
 
 
 def check_drafts(count: int, most: int) -> None:
     """Raise UserError for a draft vocabulary of another size than 0, all tokens, to `most`."""
+    if type(count) is not int:
+        raise UserError(f"draft-vocabulary must be a whole number, got {count!r}")
     if count and not most:
         raise UserError(f"draft-vocabulary {count}: the adapter does not say which tokens are frequent")
     if not 0 <= count <= most:

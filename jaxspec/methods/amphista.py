@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
 from jaxspec.methods.base import PyTree
-from jaxspec.methods.heads import Context, Features, HeadMethod, init_joint, init_layer, run_layer
+from jaxspec.methods.heads import Context, Features, HeadMethod, beside, init_beside, init_layer, run_layer
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache
 from jaxspec.model.decoder import Attention, RMSNorm
@@ -63,10 +63,10 @@ class Amphista(HeadMethod):
         """Adaptation layers with their input matrices, heads, head positions [K, D] and self-attention layers."""
         c = base.decoder.config
         for_heads, for_stages, for_attention = jax.random.split(key, 3)
-        parts = 2 if self.sampled_token else 1
-        trainable = self.init_heads(for_heads, base)
-        for i, stage in enumerate(jax.random.split(for_stages, 2)[: self.adaptation_layers], 1):
-            trainable[f"stage{i}"] = {"fc": init_joint(base, parts), "layer": init_layer(stage, base)}
+        trainable = self.init_heads(for_heads, base, self.blocks)
+        for i in range(1, self.adaptation_layers + 1):
+            layer = init_layer(jax.random.fold_in(for_stages, i), base)
+            trainable[f"stage{i}"] = {"fc": init_beside(base, int(self.sampled_token)), "layer": layer}
         if self.position_encoding and self.self_attention_layers:
             trainable["positions"] = jnp.zeros((self.heads, c.hidden_size))
         for i in range(self.self_attention_layers):
@@ -83,20 +83,26 @@ class Amphista(HeadMethod):
     ) -> tuple[Features, Cache]:
         """h^i = layer_i(fc_i([h^(i-1); e])), e the embedding of the sampled token (equation 1)."""
         features, keys, values = [], (), ()
-        sampled = base.embed(following).astype(hidden.dtype)
+        sampled = base.embed(following)[..., None, :]  # [B, R, 1, D]
         for i in range(self.adaptation_layers):
             stage = trainable[f"stage{i + 1}"]
-            x = jnp.concatenate([hidden, sampled], axis=-1) if self.sampled_token else hidden
+            x = beside(hidden, sampled) if self.sampled_token else hidden
             hidden, (k, v) = run_layer(stage["layer"], base, x @ stage["fc"], context, i)
             features, keys, values = [*features, hidden], (*keys, k), (*values, v)
         return tuple(features) or (hidden,), Cache(keys, values)
 
     # Section 3.2: the auto-embedding block
 
-    def predict(self, trainable: PyTree, base: Base, features: Features, path: jax.Array, count: int) -> jax.Array:
-        """MLPs on their stage's state (2), positions (4), self-attention over the heads (5), projections (6)."""
-        stage = jnp.arange(self.heads) >= self.heads // 2 if len(features) == 2 else jnp.zeros(self.heads, int)
-        x = jnp.stack([base.normed(x) for x in features], axis=-2)[..., stage.astype(int), :]  # [..., K, D]
+    def predict(
+        self, trainable: PyTree, base: Base, features: Features, count: int, path: jax.Array | None = None
+    ) -> jax.Array:
+        """MLPs on their stage's state (2), positions (4), self-attention over the heads (5), projections (6).
+
+        The MLPs are Medusa's residual blocks, and the self-attention is normalised before and added to its input, so
+        that the block starts as nothing.
+        """
+        stages = [base.normed(x) for x in features]
+        x = jnp.stack([stages[0 if k < self.heads // 2 else -1] for k in range(self.heads)], axis=-2)  # [..., K, D]
         x = self.residual(trainable, x)
         if "positions" in trainable:
             x = x + trainable["positions"]

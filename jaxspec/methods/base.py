@@ -124,8 +124,8 @@ class Method:
 
     @property
     def probe_rows(self) -> int:
-        """Rows of a step that one probe makes."""
-        return 1
+        """Rows of a step that one probe makes; 0 for methods without."""
+        return 0
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -237,8 +237,10 @@ def rank_candidates(
     Returns:
       [B, X, K] int32, token ids.
     """
-    noise = base.draft_part(sampler.noise(seeds, positions, base.vocab_size))
-    return base.draft_ids(jax.lax.top_k(sampler.filtered(logits) + noise, count)[1])
+    scores = sampler.filtered(logits)
+    if sampler.sampling:
+        scores += base.draft_part(sampler.noise(seeds, positions, base.vocab_size))
+    return base.draft_ids(jax.lax.top_k(scores, count)[1])
 
 
 def draft_from_candidates(tree: Tree, root: jax.Array, candidates: jax.Array, known: jax.Array) -> Draft:

@@ -8,8 +8,9 @@ that state and predicts the token at p + d + 1. What stands between the base and
 
 Hidden states are those before the base's final norm, which also stands before the heads: a head that has learned
 nothing gives the base's own next-token distribution. Training runs the base once over a text and the heads behind
-every position that was chosen; decoding feeds the accepted path through the method's own layers and commits what
-they remember of it, as the base's cache does.
+every position that was chosen, the positions that the probes of other methods are measured at; decoding feeds the
+accepted path through the method's own layers and commits what they remember of it, as the base's cache does. These
+layers see all older positions, also where the base has a sliding window.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import abc
 import dataclasses
 from typing import ClassVar, Literal
 
+import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -131,23 +133,28 @@ class HeadMethod(Method, abc.ABC):
         return (hidden,), Cache((), ())
 
     @abc.abstractmethod
-    def predict(self, trainable: PyTree, base: Base, features: Features, path: jax.Array, count: int) -> jax.Array:
+    def predict(
+        self, trainable: PyTree, base: Base, features: Features, count: int, path: jax.Array | None = None
+    ) -> jax.Array:
         """Logits [..., M', V'] of the first `count` heads.
 
         Args:
           trainable: the pytree.
           base: the frozen decoder.
           features: of `adapt`, arrays [..., D].
-          path: [..., M'] int32, the tokens at distances 0 to M' - 1, for heads that read what was drafted before.
           count: M'.
+          path: [..., M'] int32, the tokens at distances 0 to M' - 1; None where they are not known, which heads that
+            read them must not be asked for.
         """
 
     # Parts that heads are made of
 
-    def init_heads(self, key: jax.Array, base: Base) -> PyTree:
+    def init_heads(self, key: jax.Array, base: Base, blocks: int) -> PyTree:
         """Residual blocks of zeros, [K, blocks, D, D], and what `lm_head` says, which starts as the base's."""
         D, V = base.decoder.config.hidden_size, base.vocab_size
-        parts = {"blocks": jnp.zeros((self.heads, self.blocks, D, D)), "bias": jnp.zeros((self.heads, self.blocks, D))}
+        parts = {}
+        if blocks:
+            parts = {"blocks": jnp.zeros((self.heads, blocks, D, D)), "bias": jnp.zeros((self.heads, blocks, D))}
         if self.lm_head == "full":
             parts["lm_head"] = jnp.tile(base.params["lm_head"].astype(jnp.float32), (self.heads, 1, 1))
         if self.lm_head == "low_rank":
@@ -158,7 +165,7 @@ class HeadMethod(Method, abc.ABC):
     def residual(self, trainable: PyTree, x: jax.Array, first: int = 0) -> jax.Array:
         """x + SiLU(W x + b), block after block. [..., M', D] of the heads from `first` on."""
         heads = slice(first, first + x.shape[-2])
-        for block in range(self.blocks):
+        for block in range(trainable["blocks"].shape[1] if "blocks" in trainable else 0):
             inner = jnp.einsum("...md,mde->...me", x, trainable["blocks"][heads, block])
             x = x + jax.nn.silu(inner + trainable["bias"][heads, block])
         return x
@@ -175,9 +182,9 @@ class HeadMethod(Method, abc.ABC):
         return logits
 
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
-        """The base's dtype, and of the projections only what may be drafted."""
-        trainable = jax.tree.map(lambda x: x.astype(base.params["lm_head"].dtype), trainable)
-        return trainable | {name: base.draft_part(trainable[name]) for name in ("lm_head", "up") if name in trainable}
+        """Of the projections only what may be drafted, and all in the base's dtype."""
+        smaller = {name: base.draft_part(trainable[name]) for name in ("lm_head", "up") if name in trainable}
+        return jax.tree.map(lambda x: x.astype(base.params["lm_head"].dtype), trainable | smaller)
 
     # Training
 
@@ -195,7 +202,8 @@ class HeadMethod(Method, abc.ABC):
         rows, points = jnp.arange(B)[:, None], jnp.maximum(batch.points, 0)
         ahead = jnp.minimum(points[..., None] + 1 + jnp.arange(self.heads), T - 1)
         chosen = tuple(x[rows, points] for x in features)
-        return self.predict(trainable, base, chosen, batch.tokens[rows[..., None], ahead], self.heads), frozen
+        path = batch.tokens[rows[..., None], ahead]
+        return self.predict(trainable, base, chosen, self.heads, path), frozen
 
     def loss(
         self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0
@@ -223,8 +231,11 @@ class HeadMethod(Method, abc.ABC):
         cache = empty_cache(own, B, prompt.capacity, base.params["lm_head"].dtype)
         last = (jnp.arange(B), prompt.lengths - 1)
         following = jnp.roll(prompt.tokens, -1, axis=1).at[last].set(root)
-        run = lambda inputs, *context: self.adapt(trainable, base, *inputs, Context(*context))  # noqa: E731
-        cache, features = run_in_chunks(run, (prompt.hidden, following), cache, prompt.chunk)
+
+        def run(inputs: tuple[jax.Array, jax.Array], *context: jax.Array) -> tuple[Features, Cache]:
+            return self.adapt(trainable, base, *inputs, Context(*context))
+
+        features, cache = run_in_chunks(run, (prompt.hidden, following), cache, prompt.chunk)
         features = tuple(x[last] for x in features)
         return self.draft(trainable, base, tree, features, root, prompt.lengths, sampler, seeds), {"cache": cache}
 
@@ -274,8 +285,7 @@ class HeadMethod(Method, abc.ABC):
           seeds: [B] uint32.
         """
         depth = tree.max_depth
-        path = jnp.broadcast_to(root[:, None], (len(root), depth))  # only the root is known
-        logits = self.predict(trainable, base, features, path, depth)
+        logits = self.predict(trainable, base, features, depth)
         positions = position[:, None] + jnp.arange(1, depth + 1)
         candidates = rank_candidates(base, logits, sampler, seeds, positions, tree.max_rank)
         return draft_from_candidates(tree, root, candidates, jnp.ones((len(root), depth), bool))
@@ -303,11 +313,24 @@ def run_layer(
     if context.cache is not None:
         cached = (context.cache.keys[layer], context.cache.values[layer])
         seen = jnp.arange(context.cache.capacity) < context.visible[..., None]  # [B, 1, S]
+    layer = nn.remat(Layer) if base.decoder.remat else Layer
     args = (rope_angles(c, context.positions), context.mask, cached, seen)
-    return Layer(c).apply({"params": params}, x, *args)
+    return layer(c).apply({"params": params}, x, *args)
 
 
-def init_joint(base: Base, parts: int) -> jax.Array:
-    """A matrix [parts * D, D] for the concatenation of a state and `parts - 1` embeddings; at first the state alone."""
+def beside(x: jax.Array, embeddings: jax.Array) -> jax.Array:
+    """The concatenation of states [..., D] and token embeddings [..., n, D]: [..., (1 + n) * D].
+
+    A hidden state can be hundreds of times larger than an embedding, and a matrix that starts without the embeddings
+    would take as much longer to learn from them: they are brought to the size of the state.
+    """
+    size = lambda x: jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True))  # noqa: E731
+    scale = size(x)[..., None, :] / jnp.maximum(size(embeddings), 1e-6)
+    scaled = (embeddings * scale).astype(x.dtype)
+    return jnp.concatenate([x[..., None, :], scaled], axis=-2).reshape(*x.shape[:-1], -1)
+
+
+def init_beside(base: Base, embeddings: int) -> jax.Array:
+    """A matrix [(1 + n) * D, D] for what `beside` makes, which at first returns the state alone."""
     D = base.decoder.config.hidden_size
-    return jnp.eye(parts * D, D)
+    return jnp.eye((1 + embeddings) * D, D)

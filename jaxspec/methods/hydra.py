@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxspec.decoding.sampling import Sampler
 from jaxspec.methods.base import Draft, PyTree, rank_candidates
-from jaxspec.methods.heads import Context, Features, HeadMethod, init_joint, init_layer, run_layer
+from jaxspec.methods.heads import Context, Features, HeadMethod, beside, init_beside, init_layer, run_layer
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache
 from jaxspec.tree import Tree
@@ -40,11 +40,15 @@ class Hydra(HeadMethod):
         return int(self.prefix_attention)
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
-        """The heads, their input matrices [(d + 1) D, D], and the prefix attention layer."""
+        """The heads, whose first blocks read states and tokens, [(d + 1) D, D], and the prefix attention layer."""
         for_heads, for_layer = jax.random.split(key)
-        inputs = {f"input{d}": init_joint(base, d + 1) for d in range(1, self.heads + 1)}
-        prefix = {"prefix_layer": init_layer(for_layer, base)} if self.prefix_attention else {}
-        return self.init_heads(for_heads, base) | inputs | prefix
+        trainable = self.init_heads(for_heads, base, self.blocks - 1)
+        for d in range(1, self.heads + 1):
+            straight = init_beside(base, d)
+            trainable[f"first{d}"] = {"straight": straight, "inner": jnp.zeros_like(straight)}
+        if self.prefix_attention:
+            trainable["prefix_layer"] = init_layer(for_layer, base)
+        return trainable
 
     def adapt(
         self, trainable: PyTree, base: Base, hidden: jax.Array, following: jax.Array, context: Context
@@ -56,14 +60,19 @@ class Hydra(HeadMethod):
         return (hidden,), Cache((keys,), (values,))
 
     def head(self, trainable: PyTree, base: Base, hidden: jax.Array, path: jax.Array) -> jax.Array:
-        """Logits [..., V'] of the head at distance d, from normalised states [..., D] and its d tokens [..., d]."""
+        """Logits [..., V'] of the head at distance d, from normalised states [..., D] and its d tokens [..., d].
+
+        The first block reads their concatenation, R x + SiLU(L x); further ones are like Medusa's.
+        """
         d = path.shape[-1]
-        read = base.embed(path.reshape(1, -1)).reshape(*path.shape[:-1], -1)
-        x = jnp.concatenate([hidden, read.astype(hidden.dtype)], axis=-1) @ trainable[f"input{d}"]
+        x, first = beside(hidden, base.embed(path)), trainable[f"first{d}"]
+        x = x @ first["straight"] + jax.nn.silu(x @ first["inner"])
         x = self.residual(trainable, x[..., None, :], first=d - 1)
         return self.project(trainable, base, x, first=d - 1)[..., 0, :]
 
-    def predict(self, trainable: PyTree, base: Base, features: Features, path: jax.Array, count: int) -> jax.Array:
+    def predict(
+        self, trainable: PyTree, base: Base, features: Features, count: int, path: jax.Array | None = None
+    ) -> jax.Array:
         """All heads along one path that is known: training."""
         hidden = base.normed(features[0])
         return jnp.stack([self.head(trainable, base, hidden, path[..., :d]) for d in range(1, count + 1)], axis=-2)
@@ -82,8 +91,10 @@ class Hydra(HeadMethod):
         """Fill a tree level by level: the candidates below a node come from the head that reads the node's path."""
         hidden, rows = base.normed(features[0]), jnp.arange(len(root))[:, None]
         tokens = jnp.where(tree.depth == 0, root[:, None], 0)  # [B, N]
+        has_children = _has_children(tree)
         for level, width in enumerate(tree.inner):
-            parents = _parents(tree, level, width)  # [B, W]
+            here = has_children & (tree.depth == level)
+            parents = jax.vmap(lambda mask, size=width: jnp.nonzero(mask, size=size, fill_value=0)[0])(here)  # [B, W]
             path = [parents]
             for _ in range(level):
                 path.insert(0, tree.parent[rows, path[0]])
@@ -97,8 +108,7 @@ class Hydra(HeadMethod):
         return Draft(tokens, tree.live)
 
 
-def _parents(tree: Tree, level: int, width: int) -> jax.Array:
-    """The nodes of a level that have children, [B, W]; where there are fewer the root fills up."""
-    children = (tree.parent[:, None] == jnp.arange(tree.num_nodes)[:, None]) & (tree.live & (tree.depth > 0))[:, None]
-    inner = jnp.any(children, axis=-1) & (tree.depth == level)
-    return jax.vmap(lambda mask: jnp.nonzero(mask, size=width, fill_value=0)[0])(inner)
+def _has_children(tree: Tree) -> jax.Array:
+    """[B, N] bool."""
+    is_child = tree.live & (tree.depth > 0)
+    return jnp.any((tree.parent[:, None] == jnp.arange(tree.num_nodes)[:, None]) & is_child[:, None], axis=-1)

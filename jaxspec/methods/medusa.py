@@ -19,7 +19,10 @@ from jaxspec.model.base import Base
 
 @dataclasses.dataclass(frozen=True)
 class Medusa(HeadMethod):
-    """Settings; those of `HeadMethod` are all there are. Head k counts 0.8^k in the loss (2.2.1)."""
+    """Settings; those of `HeadMethod` are all there are.
+
+    Head k counts 0.8^k in the loss (2.2.1), up to a constant factor.
+    """
 
     name: ClassVar[str] = "medusa"
 
@@ -27,9 +30,11 @@ class Medusa(HeadMethod):
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
         """The heads: blocks of zeros and their projections."""
-        return self.init_heads(key, base)
+        return self.init_heads(key, base, self.blocks)
 
-    def predict(self, trainable: PyTree, base: Base, features: Features, path: jax.Array, count: int) -> jax.Array:
+    def predict(
+        self, trainable: PyTree, base: Base, features: Features, count: int, path: jax.Array | None = None
+    ) -> jax.Array:
         """p_k = softmax(W2 (SiLU(W1 h) + h)), section 2.1.1."""
         [hidden] = features
         x = jnp.broadcast_to(base.normed(hidden)[..., None, :], (*hidden.shape[:-1], count, hidden.shape[-1]))

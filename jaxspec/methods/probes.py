@@ -80,6 +80,11 @@ class ProbeMethod(Method, abc.ABC):
         """M: every distance has its probe."""
         return self.distances
 
+    @property
+    def probe_rows(self) -> int:
+        """n, rows of a probe."""
+        return 1
+
     # What a paper says
 
     @property
@@ -241,8 +246,8 @@ class ProbeMethod(Method, abc.ABC):
         frozen, exits = self.probe(trainable, base, batch, counted[-1])
         exits = [x[:, :, np.array(counted) - 1] for x in exits]
         student = self.read(trainable, base, exits, np.array(counted))  # [B, G, counted, V]
-        hard = self.objective == "hard"
-        return future_loss(student, base, frozen, batch, counted, not hard, hard, self.direction, self.decay)
+        weights = {"alignment": 0.0, "labels": 1.0} if self.objective == "hard" else {}
+        return future_loss(student, base, frozen, batch, counted, direction=self.direction, decay=self.decay, **weights)
 
     # Decoding
 

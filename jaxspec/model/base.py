@@ -30,12 +30,12 @@ class Base:
     Attributes:
       params: the frozen parameters.
       decoder: the Flax module (static).
-      drafts: what may be drafted; None: every token. The base's own logits never depend on it.
+      draft_vocabulary: what may be drafted; None: every token. The base's own logits never depend on it.
     """
 
     params: dict
     decoder: Decoder = flax.struct.field(pytree_node=False)
-    drafts: DraftVocabulary | None = None
+    draft_vocabulary: DraftVocabulary | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -75,18 +75,18 @@ class Base:
 
     def drafting(self, ids: jax.Array) -> Base:
         """This base with a draft vocabulary: ids [V'] int32."""
-        return self.replace(drafts=DraftVocabulary(ids, self.params["lm_head"][:, ids]))
+        return self.replace(draft_vocabulary=DraftVocabulary(ids, self.params["lm_head"][:, ids]))
 
     def draft_logits(self, x: jax.Array) -> jax.Array:
         """Normalised hidden states [..., D] to float32 logits of the tokens that may be drafted, [..., V']."""
-        if self.drafts is None:
+        if self.draft_vocabulary is None:
             return self.project(x)
-        return jnp.matmul(x, self.drafts.columns, preferred_element_type=jnp.float32)
+        return jnp.matmul(x, self.draft_vocabulary.columns, preferred_element_type=jnp.float32)
 
     def draft_part(self, x: jax.Array) -> jax.Array:
         """What concerns the tokens that may be drafted: [..., V] to [..., V']."""
-        return x if self.drafts is None or x.shape[-1] == 1 else x[..., self.drafts.ids]
+        return x if self.draft_vocabulary is None else x[..., self.draft_vocabulary.ids]
 
     def draft_ids(self, index: jax.Array) -> jax.Array:
         """Places in the draft vocabulary to token ids."""
-        return index if self.drafts is None else self.drafts.ids[index]
+        return index if self.draft_vocabulary is None else self.draft_vocabulary.ids[index]

@@ -15,7 +15,7 @@ from jaxspec.model.decoder import causal_mask
 Run = Callable[[Any, jax.Array, jax.Array, Cache | None, jax.Array | None], tuple[Any, Cache]]
 
 
-def run_in_chunks(run: Run, inputs: Any, cache: Cache, width: int) -> tuple[Cache, Any]:
+def run_in_chunks(run: Run, inputs: Any, cache: Cache, width: int) -> tuple[Any, Cache]:
     """Run whole sequences from position 0 on and commit their keys and values.
 
     Args:
@@ -26,7 +26,7 @@ def run_in_chunks(run: Run, inputs: Any, cache: Cache, width: int) -> tuple[Cach
       width: W, a divisor of T.
 
     Returns:
-      The cache and the outputs, [B, T, ...].
+      The outputs, [B, T, ...], and the cache.
     """
     B, T = jax.tree.leaves(inputs)[0].shape[:2]
     causal = causal_mask(B, width)
@@ -40,8 +40,8 @@ def run_in_chunks(run: Run, inputs: Any, cache: Cache, width: int) -> tuple[Cach
 
     cache, outputs = chunk(cache, jnp.int32(0), jax.tree.map(lambda x: x[0], parts), None)
     if width == T:
-        return cache, outputs
+        return outputs, cache
     others = (jnp.arange(width, T, width), jax.tree.map(lambda x: x[1:], parts))
     cache, rest = lax.scan(lambda cache, item: chunk(cache, *item, cache), cache, others)
     rest = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(B, T - width, *x.shape[3:]), rest)
-    return cache, jax.tree.map(lambda first, rest: jnp.concatenate([first, rest], axis=1), outputs, rest)
+    return jax.tree.map(lambda first, rest: jnp.concatenate([first, rest], axis=1), outputs, rest), cache

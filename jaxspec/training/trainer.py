@@ -184,7 +184,7 @@ class Trainer:
         file = self.output / "run.json"
         if file.exists() and not resume:
             raise UserError(f"{self.output} holds a run already; continue it with --resume or give another --output")
-        if file.exists() and read_json(file) != self._identity:
+        if file.exists() and training_settings(read_json(file)) != training_settings(self._identity):
             raise UserError(f"{self.output} holds a run with other settings ({file}); give another --output")
         try:
             self.output.mkdir(parents=True, exist_ok=True)
@@ -203,7 +203,7 @@ class Trainer:
                 progress.update(done, f"{tokens / (time.monotonic() - began):.0f} tokens/s")
 
             held_out, answers = prepare_answers(self.model, self.config.data, self._prompts, report)
-        trainable = self._train(TrainingData(answers, self.config.train), held_out)
+        trainable = self._as_stored(self._train(TrainingData(answers, self.config.train), held_out))
         held_out = held_out[: self.config.train.eval_answers or None]
         with Progress("evaluation", len(held_out), "answers") as progress:
             accuracy = evaluate(self.config.method, trainable, self.base, held_out, progress.update)
@@ -215,6 +215,14 @@ class Trainer:
         save_adapter(self.output, adapter, self.config.train.adapter_dtype)
         plot_training(self.output / "log.jsonl", self.output / "training.png")
         return adapter
+
+    def _as_stored(self, trainable: PyTree) -> PyTree:
+        """The trainable pytree as the adapter's file will hold it, so that what is measured is what ships."""
+        dtype = self.config.train.adapter_dtype
+        trainable = jax.tree.map(lambda x: x.astype(dtype).astype(jnp.float32), trainable)
+        if not all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(trainable)):
+            raise UserError(f"some weights do not fit {dtype}; --resume with --train.adapter-dtype float32")
+        return trainable
 
     def _train(self, data: TrainingData, held_out: list[Answer]) -> PyTree:
         train, method = self.config.train, self.config.method
@@ -297,6 +305,12 @@ class Trainer:
 def describe(config: RunConfig) -> dict[str, Any]:
     """A run as plain values, for JSON."""
     return dataclasses.asdict(config) | {"method": {"name": config.method.name} | dataclasses.asdict(config.method)}
+
+
+def training_settings(run: dict[str, Any]) -> dict[str, Any]:
+    """Of what `describe` returns, what the trained weights depend on; the rest may differ when a run is resumed."""
+    train = {name: value for name, value in run["train"].items() if name != "adapter_dtype"}
+    return {name: value for name, value in run.items() if name not in ("tree", "draft_vocabulary")} | {"train": train}
 
 
 def _accuracies(accuracy: Accuracy) -> dict[str, list[float]]:

@@ -23,17 +23,21 @@ class Latency:
     Attributes:
       rows: increasing.
       seconds: medians, made increasing: a row more is never cheaper.
+      drafting: seconds that a tree of depth 1, 2, ... adds by its depth: heads that draft after the pass work for
+        every level. Empty where rows say it all.
     """
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
+    drafting: tuple[float, ...] = ()
 
-    def __call__(self, rows: float) -> float:
-        """Seconds of a step with that many rows."""
+    def __call__(self, rows: float, depth: int = 1) -> float:
+        """Seconds of a step with that many rows and a tree so deep."""
+        deeper = self.drafting[depth - 1] if self.drafting else 0.0
         if rows <= self.rows[-1]:
-            return float(np.interp(rows, self.rows, self.seconds))
+            return float(np.interp(rows, self.rows, self.seconds)) + deeper
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
-        return self.seconds[-1] + slope * (rows - self.rows[-1])
+        return self.seconds[-1] + slope * (rows - self.rows[-1]) + deeper
 
 
 def fit_latency(measured: Mapping[int, float]) -> Latency:
@@ -64,7 +68,7 @@ class Option:
 def make_option(name: str, plan: TreePlan, latency: Latency, probes: int, probe_rows: float) -> Option:
     """A plan with its rows and predicted speed; the arguments of `rank_options`."""
     rows = plan.num_nodes + (plan.num_probes * probe_rows if probes else 0)
-    return Option(name, plan, rows, plan.expected_tokens / latency(rows))
+    return Option(name, plan, rows, plan.expected_tokens / latency(rows, plan.depth))
 
 
 def rank_options(accuracy: np.ndarray, latency: Latency, max_rows: int, probes: int, probe_rows: float) -> list[Option]:

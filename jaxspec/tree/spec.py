@@ -22,6 +22,7 @@ _BUILDERS = {
     "random": (1, "NODES, the root included"),
     "dynamic": (1, "ROWS beyond the root and its probes"),
 }
+_ABOUT_PROBES = ("straightforward", "dynamic")
 
 
 def parse_tree(spec: str, method: str, distances: int, accuracy: list | None, probe_cost: float = 1.0) -> TreePlan:
@@ -32,12 +33,15 @@ def parse_tree(spec: str, method: str, distances: int, accuracy: list | None, pr
       method: the method that will use it.
       distances: M, how deep it can be.
       accuracy: [M][K] of the adapter, for `sparse` and `dynamic`.
-      probe_cost: rows per probe, for `dynamic`.
+      probe_cost: rows per probe, for `dynamic`; 0 for methods without probes.
 
     Raises:
-      UserError: an unknown builder, wrong numbers, a bad file, or a tree deeper than the method's distances.
+      UserError: an unknown builder or one that the method has no use for, wrong numbers, a bad file, or a tree deeper
+        than the method's distances.
     """
     name, _, numbers = spec.partition(":")
+    if name in _ABOUT_PROBES and not probe_cost:
+        raise UserError(f"tree {spec!r} says where probes go, and {method} has none; try sparse:NODES or chain:LENGTH")
     if name in _BUILDERS:
         plan = _build(name, _numbers(name, numbers), distances, accuracy, probe_cost)
     elif _is_file(spec):

@@ -38,7 +38,8 @@ class Tree:
       max_rank: number of candidates per distance the padded size allows (static).
       probe_ends: (E_1 .. E_M), the first E_d probes hold all those at distances up to d, in a stack perhaps some of a
         greater one; a part of the padded size (static).
-      inner: (W_0 .. W_P-1), at most so many nodes of each depth have children; a part of the padded size (static).
+      inner: (W_0 .. W_P-1), at most so many nodes of each depth have children, a power of two, so that similar trees
+        share a program; a part of the padded size (static).
     """
 
     parent: jax.Array
@@ -149,7 +150,7 @@ def build_tree(
         max_depth=len(nodes[-1]),
         max_rank=1 + max(path[-1] if path else 0 for path in nodes),
         probe_ends=tuple(np.searchsorted(spans, range(1, distances + 1), side="right").tolist()),
-        inner=tuple(inner),
+        inner=tuple(1 << (count - 1).bit_length() for count in inner),
     )
 
 
@@ -171,12 +172,13 @@ def pad_tree(
       max_depth: P.
       max_rank: candidates per distance.
       probe_ends: (E_1 .. E_M), at least the tree's own; default Q each, which holds for every tree of this size.
-      inner: (W_0 .. W_P-1), at least the tree's own; default N each, likewise.
+      inner: (W_0 .. W_P-1), at least the tree's own; default N each but the root's 1, likewise.
 
     Raises:
       UserError: the tree is larger than that.
     """
     extra, more = num_nodes - tree.num_nodes, num_probes - tree.num_probes
+    inner = inner or (1, *[num_nodes] * (max_depth - 1))[:max_depth]
     if min(extra, more, max_depth - tree.max_depth, max_rank - tree.max_rank) < 0:
         raise UserError(
             f"tree: {tree.num_nodes} nodes, {tree.num_probes} probes, depth {tree.max_depth} and rank {tree.max_rank} "
@@ -198,7 +200,7 @@ def pad_tree(
         max_depth=max_depth,
         max_rank=max_rank,
         probe_ends=(*probe_ends[:-1], num_probes) if probe_ends else (num_probes,) * len(tree.probe_ends),
-        inner=inner or (1, *[num_nodes] * (max_depth - 1))[:max_depth],
+        inner=inner,
     )
 
 

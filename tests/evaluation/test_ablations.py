@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import time
 
 import jax
@@ -12,9 +13,9 @@ import pytest
 import ablate
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.errors import UserError
-from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, STEP_METHODS, DecodingStudy, run_decoding
+from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, STEP_METHODS, DecodingStudy, Entry, run_decoding
 from jaxspec.evaluation.ablation_report import verdict, write_report
-from jaxspec.evaluation.ablations import STUDIES, Claim, Study, run_name, run_studies
+from jaxspec.evaluation.ablations import _LARGE, STUDIES, Claim, Study, run_name, run_studies
 from jaxspec.evaluation.early_exit import EarlyExit
 from jaxspec.evaluation.probing import similarity, step_times
 from jaxspec.methods import PPD, BiTA, HiddenTransfer
@@ -22,6 +23,7 @@ from jaxspec.methods.adapter import Adapter, adapter_plan, make_drafter
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import causal_mask
 from jaxspec.model.shapes import SMOLLM2_135M
+from jaxspec.training.configs import load_config
 from jaxspec.training.data import Answer
 from jaxspec.training.trainer import RunConfig
 from jaxspec.tree import parse_tree
@@ -94,8 +96,11 @@ def test_a_killed_training_goes_on(model, base_run, tmp_path, monkeypatch):
 def test_decoding_says_what_each_tree_costs_and_brings(model, base_run, tmp_path):
     results = run_studies(base_run, model, tmp_path, SMALL[1:2], print)
     study = DecodingStudy(
-        "trees", "Trees", "a paper", "",
-        {"straight": ("prompts", "deep", "straightforward:3"), "wide": ("prompts", "deep", "efficient:2")},
+        "trees", "Trees", "a paper",
+        {
+            "straight": Entry("straightforward:3", study="prompts", variant="deep"),
+            "wide": Entry("efficient:2", study="prompts", variant="deep"),
+        },
         (Claim("straight", "wide", "straight is faster"),),
     )  # fmt: skip
     runs = lambda name, label: tmp_path / results[name][label]["run"]  # noqa: E731
@@ -208,13 +213,18 @@ def test_every_study_can_run_on_the_embedded_base():
         assert {c.one for c in study.claims} | {c.other for c in study.claims} <= set(study.variants)
         assert not study.axis or [float(label) for label in study.variants]
     for study in DECODING_STUDIES:
-        for name, label, tree in study.entries.values():
-            method = known[name][label] if name else BiTA()
-            plan = parse_tree(tree, method.name, method.max_distance, None) if isinstance(tree, str) else tree
+        for entry in study.entries.values():
+            method = (
+                load_config(f"{entry.method}_smollm2").method if entry.method else known[entry.study][entry.variant]
+            )
+            tree, size = entry.tree, (method.name, method.max_distance, [[0.1] * 10] * method.max_distance)
+            plan = parse_tree(tree, *size, method.probe_rows) if isinstance(tree, str) else tree
             assert plan.depth <= method.max_distance
+            shapes = jax.tree.leaves(method.abstract(SMOLLM2_135M))
+            assert sum(math.prod(x.shape) for x in shapes) < _LARGE  # else its adapter would not be kept
         assert {c.one for c in study.claims} | {c.other for c in study.claims} <= set(study.entries)
     masks = next(study for study in DECODING_STUDIES if study.name == "bita_masks_speed")
-    assert [plan.depth for _, _, plan in masks.entries.values()] == [1, 2, 3, 4, 5]
+    assert [entry.tree.depth for entry in masks.entries.values()] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,13 @@ import pytest
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import generate_many
 from jaxspec.decoding.loop import Drafter
+from jaxspec.errors import UserError
 from jaxspec.evaluation.latency import measure_latency
 from jaxspec.evaluation.race import race
-from jaxspec.methods import PPD, Method
-from jaxspec.methods.adapter import load_method
+from jaxspec.evaluation.tuning import TuneConfig, tune
+from jaxspec.methods import PPD, Medusa, Method
+from jaxspec.methods.adapter import Adapter, load_method, save_adapter
+from jaxspec.methods.tuned import load_tuned, save_choice
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import causal_mask
 from jaxspec.training.data import Answer
@@ -64,3 +67,31 @@ def test_latency_covers_the_sizes_and_a_race_is_lossless(capsys):
     assert plain.identical == trial.identical == 4
     assert plain.tokens_per_step == plain.speedup == 1.0 <= trial.tokens_per_step
     assert "racing: 4/4 runs" in capsys.readouterr().err
+
+
+def test_heads_are_tuned_with_what_depth_costs_and_with_draft_vocabularies(tmp_path, capsys):
+    """Every tree is tried with every vocabulary; the choice remembers its own."""
+    model = make_text_model()
+    method = Medusa(heads=3)
+    trainable = method.init(jax.random.key(0), Base(model.params, model.decoder))
+    frequent = np.random.default_rng(0).permutation(model.config.vocab_size).astype(np.int32)
+    info = {"accuracy": [[0.4, 0.2], [0.3, 0.1], [0.2, 0.1]], "draft_vocabulary": 40}
+    adapter = Adapter(method, trainable, model.fingerprint, info, frequent)
+    config = TuneConfig(
+        cache_length=64, max_new_tokens=8, num_prompts=2, max_rows=4, finalists=1, also=("chain:2",),
+        draft_vocabularies=(0, 30),
+    )  # fmt: skip
+    tuning = tune(model, adapter, ["one", "two", "three"], config)
+    assert len(tuning.latency.drafting) == 3 and tuning.latency.drafting[0] == 0
+    names = [trial.name for trial in tuning.trials]
+    assert len(names) == 5 and {"chain:2", "chain:2, 30 tokens"} <= set(names)
+    assert all(trial.identical == 2 for trial in tuning.trials)
+    choice = dataclasses.replace(tuning.choice, draft_vocabulary=30, plan=chain(2), name="chain:2, 30 tokens")
+    save_adapter(tmp_path, dataclasses.replace(adapter, info=info | {"tree": [[0]]}))
+    save_choice(tmp_path, "medusa", choice)
+    drafter, line = load_tuned("medusa", model, tmp_path)
+    assert drafter.draft_vocabulary.ids.tolist() == frequent[:30].tolist() and "30 tokens" in line
+    with pytest.raises(UserError, match="at most"):
+        tune(model, adapter, ["one"] * 3, dataclasses.replace(config, draft_vocabularies=(10**6,)))
+    default = dataclasses.replace(config, draft_vocabularies=(), also=())
+    assert [t.name.endswith(", 40 tokens") for t in tune(model, adapter, ["one"] * 3, default).trials] == [False, True]

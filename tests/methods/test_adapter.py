@@ -121,18 +121,18 @@ def counted(tiny, tmp_path):
 
 def test_a_draft_vocabulary_goes_with_the_adapter(tiny, counted):
     adapter = load_adapter(counted, tiny.config)
-    np.testing.assert_array_equal(adapter.vocabulary, ORDER)
-    assert load_method("medusa", tiny, counted).drafts.ids.tolist() == [3, 0, 9, 7]
-    assert load_method("medusa", tiny, counted, draft_vocabulary=2).drafts.ids.tolist() == [3, 0]
-    assert load_method("medusa", tiny, counted, draft_vocabulary=0).drafts is None
+    np.testing.assert_array_equal(adapter.frequent_tokens, ORDER)
+    assert load_method("medusa", tiny, counted).draft_vocabulary.ids.tolist() == [3, 0, 9, 7]
+    assert load_method("medusa", tiny, counted, draft_vocabulary=2).draft_vocabulary.ids.tolist() == [3, 0]
+    assert load_method("medusa", tiny, counted, draft_vocabulary=0).draft_vocabulary is None
     smaller = load_method("medusa", tiny, counted, draft_vocabulary=3)
-    assert smaller.drafts.columns.shape == (32, 3) and smaller.trainable["up"].shape == (3, 16, 3)
-    np.testing.assert_array_equal(smaller.drafts.columns, tiny.params["lm_head"][:, ORDER[:3]])
+    assert smaller.draft_vocabulary.columns.shape == (32, 3) and smaller.trainable["up"].shape == (3, 16, 3)
+    np.testing.assert_array_equal(smaller.draft_vocabulary.columns, tiny.params["lm_head"][:, ORDER[:3]])
 
 
 def test_weights_in_16_bits_are_read_as_float32(tiny, counted):
     stored = safetensors.numpy.load_file(counted / "adapter.safetensors")
-    assert {value.dtype.name for name, value in stored.items() if name != "draft_vocabulary"} == {"float16"}
+    assert {value.dtype.name for name, value in stored.items() if name != "frequent_tokens"} == {"float16"}
     adapter = load_adapter(counted, tiny.config)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(adapter.trainable)} == {"float32"}
 
@@ -150,9 +150,16 @@ def test_draft_vocabularies_that_cannot_be(tiny, folder, counted):
     assert "rank 2 is outside the vocabulary of 2" in message("medusa", counted, tree=[(2,)], draft_vocabulary=2)
     with pytest.raises(UserError, match="has no draft vocabulary, got 3"):
         load_method("autoregressive", tiny, draft_vocabulary=3)
-    assert "dynamic trees are for probes" in message("medusa", counted, tree="dynamic:12")
+    assert "medusa has none; try sparse:NODES" in message("medusa", counted, tree="dynamic:12")
+    for count in ("8k", None, 2.5, True):
+        edit(counted, draft_vocabulary=count)
+        assert f"must be a whole number, got {count!r}" in message("medusa", counted)
+    edit(counted, draft_vocabulary=0)
+    states = [{"needs": n, "paths": [[0]][:n], "probes": [1] * (n + 1)} for n in (0, 1)]
+    edit(counted, tree=states)
+    assert "takes one tree, not 2" in message("medusa", counted)
     file = counted / "adapter.safetensors"
     for wrong in (np.array([0, 16], np.int32), np.array([0, 0], np.int32), np.zeros(2), np.zeros((1, 1), np.int32)):
         tensors = safetensors.numpy.load_file(file)
-        file.write_bytes(safetensors.numpy.save(tensors | {"draft_vocabulary": wrong}))
-        assert "draft_vocabulary must hold different token ids of the vocabulary of 16" in message("medusa", counted)
+        file.write_bytes(safetensors.numpy.save(tensors | {"frequent_tokens": wrong}))
+        assert "frequent_tokens must hold different token ids of the vocabulary of 16" in message("medusa", counted)

@@ -10,19 +10,20 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
-from jaxspec.decoding.generate import generate
+from jaxspec.decoding.generate import generate, generate_many
 from jaxspec.decoding.loop import Drafter, decode, prefill, start
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, Amphista, Hydra, Medusa
+from jaxspec.methods import PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
 from jaxspec.methods.adapter import load_method
 from jaxspec.methods.base import Batch
 from jaxspec.methods.heads import Context
 from jaxspec.model.base import Base
-from jaxspec.model.decoder import causal_mask
+from jaxspec.model.decoder import Layer, causal_mask
+from jaxspec.model.rope import rope_angles
 from jaxspec.tree import build_tree, pad_tree, stack_trees
 from tests.model.helpers import plain
-from tests.tiny import make_prompts, make_tiny
+from tests.tiny import TINY, make_prompts, make_tiny
 
 METHODS = [
     Medusa(),
@@ -103,12 +104,107 @@ def test_training_moves_every_part_and_nothing_else(tiny, method):
     state, losses = optimizer.init(trainable), []
     for _ in range(12):
         (loss, metrics), gradient = gradients(trainable, base.params)
-        assert all(float(jnp.max(jnp.abs(g))) > 0 for g in jax.tree.leaves(gradient))
+        for name, leaf in jax.tree.leaves_with_path(gradient):  # every head of what is stacked by heads, too
+            stacked = leaf.shape[0] == method.heads and leaf.ndim > 1
+            assert all(float(jnp.max(jnp.abs(part))) > 0 for part in (leaf if stacked else [leaf])), name
         updates, state = optimizer.update(gradient, state)
         trainable, losses = optax.apply_updates(trainable, updates), [*losses, float(loss)]
     assert losses[-1] < 0.8 * losses[0]
     assert set(metrics) == {f"top1@{d}" for d in range(1, method.heads + 1)}
     jax.tree.map(np.testing.assert_array_equal, frozen, jax.tree.map(np.array, base.params))
+
+
+def numpy_of(tree):
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def rms_norm(x, scale):
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + TINY.rms_norm_eps) * scale
+
+
+def by_hand(tiny, method, seed=0):
+    """A batch, the trained pytree, hidden states before and after the final norm, embeddings and what was predicted."""
+    base, batch = Base(tiny.params, tiny.decoder), batch_of(tiny, seed=seed)
+    trainable = trained(method, base)
+    logits = np.asarray(method.predictions(trainable, base, batch))
+    mask = causal_mask(2, batch.tokens.shape[1])
+    positions = jnp.broadcast_to(jnp.arange(batch.tokens.shape[1]), batch.tokens.shape)
+    hidden = numpy_of(base.rows(base.embed(batch.tokens), positions, mask)[0])
+    parameters = numpy_of(tiny.params)
+    normed = rms_norm(hidden, parameters["norm"]["scale"])
+    return batch, numpy_of(trainable), hidden, normed, parameters["embedding"], parameters["lm_head"], logits
+
+
+def test_medusa_by_hand(tiny):
+    """Section 2.1.1, every head with its own weights."""
+    method = Medusa(heads=3, blocks=2, lm_head="full")
+    batch, t, _, normed, _, _, logits = by_hand(tiny, method)
+    for g, point in enumerate(np.asarray(batch.points)[0]):
+        for k in range(3):
+            x = normed[0, point]
+            for block in range(2):
+                x = x + silu(x @ t["blocks"][k, block] + t["bias"][k, block])
+            np.testing.assert_allclose(logits[0, g, k], x @ t["lm_head"][k], rtol=1e-3, atol=1e-3)
+
+
+def test_hydra_by_hand(tiny):
+    """Head d on the state and the d tokens after it, scaled to its size; its first block reads them all."""
+    method = Hydra(heads=3, blocks=2, lm_head="low_rank", rank=2)
+    batch, t, _, normed, embedding, lm_head, logits = by_hand(tiny, method)
+    tokens = np.asarray(batch.tokens)[0]
+    for g, point in enumerate(np.asarray(batch.points)[0]):
+        for d in (1, 2, 3):
+            h = normed[0, point]
+            read = [embedding[tokens[point + i]] for i in range(1, d + 1)]
+            read = [e * np.sqrt(np.mean(h * h) / np.mean(e * e)) for e in read]
+            x = np.concatenate([h, *read])
+            x = x @ t[f"first{d}"]["straight"] + silu(x @ t[f"first{d}"]["inner"])
+            x = x + silu(x @ t["blocks"][d - 1, 0] + t["bias"][d - 1, 0])
+            expected = x @ lm_head + x @ t["down"][d - 1] @ t["up"][d - 1]
+            np.testing.assert_allclose(logits[0, g, d - 1], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_amphista_by_hand(tiny):
+    """Equations 1 to 6 with three heads: the first on stage one, the others on stage two, and all see all."""
+    method = Amphista(heads=3)
+    batch, t, hidden, _, embedding, lm_head, logits = by_hand(tiny, method)
+    base, scale = Base(tiny.params, tiny.decoder), np.asarray(tiny.params["norm"]["scale"], np.float64)
+    tokens, length = np.asarray(batch.tokens)[0], batch.tokens.shape[1]
+    x, stages = hidden[0], []
+    for i in (1, 2):
+        e = embedding[np.roll(tokens, -1)]
+        e = e * np.sqrt(np.mean(x * x, -1, keepdims=True) / np.mean(e * e, -1, keepdims=True))
+        joint = jnp.asarray(np.concatenate([x, e], -1) @ t[f"stage{i}"]["fc"], jnp.float32)[None]
+        layer = jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), t[f"stage{i}"]["layer"])
+        angles = rope_angles(TINY, jnp.arange(length)[None])
+        x = np.asarray(Layer(TINY).apply({"params": layer}, joint, angles, causal_mask(1, length))[0][0], np.float64)
+        stages.append(rms_norm(x, scale))
+    attention = t["self_attention1"]
+    for g, point in enumerate(np.asarray(batch.points)[0]):
+        h = np.stack([stages[0][point], stages[1][point], stages[1][point]])
+        h = h + silu(np.einsum("kd,kde->ke", h, t["blocks"][:, 0]) + t["bias"][:, 0]) + t["positions"]
+        q, k, v = heads_of(rms_norm(h, attention["norm"]["scale"]) @ attention["attention"]["qkv"]["kernel"])
+        weights = np.exp(np.einsum("qhd,khd->hqk", q, k) / np.sqrt(TINY.head_dim))
+        mixed = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v).reshape(3, -1)
+        expected = (h + mixed @ attention["attention"]["o"]["kernel"]) @ lm_head
+        np.testing.assert_allclose(logits[0, g], expected, rtol=2e-3, atol=2e-3)
+    assert base.vocab_size == logits.shape[-1]
+
+
+def heads_of(qkv):
+    """Queries, keys and values [K, H, Dh] of one product: per key/value head its queries, its key, its value."""
+    grouped = qkv.reshape(len(qkv), TINY.num_kv_heads, -1, TINY.head_dim)
+    repeat = lambda x: np.repeat(x[:, :, None], TINY.num_heads // TINY.num_kv_heads, 2)  # noqa: E731
+    shape = (len(qkv), TINY.num_heads, TINY.head_dim)
+    return (
+        grouped[:, :, :-2].reshape(shape),
+        repeat(grouped[:, :, -2]).reshape(shape),
+        repeat(grouped[:, :, -1]).reshape(shape),
+    )
 
 
 def run(model, method, trainable, prompts, steps, paths=PATHS, drafts=None, sampling=SamplingConfig(), chunk=None):
@@ -185,7 +281,11 @@ def test_padding_drafts_nothing(tiny):
 
 
 @pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.2, top_k=7)], ids=["greedy", "sampling"])
-@pytest.mark.parametrize("method", [*METHODS[:5], Amphista(), PPD(), PPD(head="one_stage")], ids=settings)
+@pytest.mark.parametrize(
+    "method",
+    [*METHODS[:5], Amphista(), PPD(), PPD(head="one_stage"), BiTA(), HiddenTransfer(layers=(0, 1, 2))],
+    ids=settings,
+)
 def test_a_draft_vocabulary_is_lossless_and_drafts_nothing_else(tiny, method, sampling):
     base, ids = Base(tiny.params, tiny.decoder), jnp.array([7, 0, 3, 12, 5, 9])
     restricted = base.drafting(ids)
@@ -194,7 +294,7 @@ def test_a_draft_vocabulary_is_lossless_and_drafts_nothing_else(tiny, method, sa
     )
     paths = [path for path in PATHS if len(path) <= method.max_distance]
     tree = stack_trees([build_tree(paths, method.probe_distances)])
-    drafter = Drafter(method.prepared(trainable, restricted), tree, method, restricted.drafts)
+    drafter = Drafter(method.prepared(trainable, restricted), tree, method, restricted.draft_vocabulary)
     prompts, settings = make_prompts(8), {"sampling": sampling, "seed": 3}
     ours = generate(tiny, drafter, prompts, 24, batch_size=4, **settings)
     reference = generate(tiny, load_method("autoregressive", tiny), prompts, 24, **settings)
@@ -211,8 +311,20 @@ def test_a_draft_vocabulary_of_all_tokens_changes_no_draft(tiny):
         trainable, prompts = trained(method, base), make_prompts(3)
         full = run(tiny, method, trainable, prompts, 5, sampling=SamplingConfig(1.0))
         mapped = method.prepared(trainable, order)
-        small = run(tiny, method, mapped, prompts, 5, drafts=order.drafts, sampling=SamplingConfig(1.0))
+        small = run(tiny, method, mapped, prompts, 5, drafts=order.draft_vocabulary, sampling=SamplingConfig(1.0))
         np.testing.assert_array_equal(full.draft.tokens, small.draft.tokens)
+
+
+@pytest.mark.parametrize("method", [Amphista(), Hydra(prefix_attention=True)], ids=settings)
+def test_a_base_with_a_sliding_window_and_rows_that_are_refilled(method):
+    """The method's own layers look at everything; what a row remembers goes with it when prompts take turns."""
+    model = make_tiny(dataclasses.replace(TINY, sliding_window=6))
+    trainable = trained(method, Base(model.params, model.decoder))
+    drafter = Drafter(trainable, stack_trees([build_tree(PATHS)]), method)
+    prompts = [[*prompt, *range(12)] for prompt in make_prompts(7)]
+    alone = generate(model, load_method("autoregressive", model), prompts, 20)
+    turns = dict(generate_many(model, drafter, prompts, 20, batch_size=3, refill=2, steps_per_chunk=3))
+    assert [turns[i] for i in range(7)] == [a.tokens for a in alone]
 
 
 def test_tied_embeddings_and_bfloat16():

@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, HiddenTransfer, Method
+from jaxspec.methods import PPD, Amphista, HiddenTransfer, Method
 from jaxspec.methods.adapter import load_method
 from jaxspec.model.base import Base
 from jaxspec.training.batches import TrainingData
@@ -263,3 +263,31 @@ def test_evaluation_counts_every_position(model, config, tmp_path):
     assert accuracy.positions == counted[0]
     np.testing.assert_allclose(accuracy.by_rank, hits / counted[:, None], atol=1e-6)
     shutil.rmtree(tmp_path)
+
+
+def test_heads_train_too_and_are_stored_in_16_bits(config, model, tmp_path):
+    """What is measured is what is stored; what only concerns the adapter's file may change when a run is resumed."""
+    train = dataclasses.replace(config.train, adapter_dtype="float16", learning_rate=3e-3)
+    config = dataclasses.replace(config, method=Amphista(heads=2), train=train, tree="chain:1", draft_vocabulary=50)
+    adapter = Trainer(config, model, tmp_path / "run", resume=False).run()
+    rows = losses(tmp_path / "run")
+    assert np.mean([rows[step] for step in (11, 12)]) < np.mean([rows[step] for step in (1, 2)])
+    loaded = load_method("amphista", model, tmp_path / "run")
+    assert loaded.draft_vocabulary.ids.shape == (50,)
+    stored = weights(tmp_path / "run")
+    assert stored["positions"].dtype == np.float16
+    np.testing.assert_array_equal(stored["positions"].astype(np.float32), adapter.trainable["positions"])
+    other = dataclasses.replace(
+        config, draft_vocabulary=0, tree="chain:2", train=dataclasses.replace(train, adapter_dtype="float32")
+    )
+    Trainer(other, model, tmp_path / "run", resume=True).run()
+    assert weights(tmp_path / "run")["positions"].dtype == np.float32
+    with pytest.raises(UserError, match="other settings"):
+        Trainer(dataclasses.replace(config, method=Amphista(heads=3)), model, tmp_path / "run", resume=True)
+
+
+def test_weights_that_do_not_fit_16_bits_are_refused(config, model, tmp_path, monkeypatch):
+    train = dataclasses.replace(config.train, adapter_dtype="float16", steps=1, save_every=1)
+    trainer = Trainer(dataclasses.replace(config, train=train), model, tmp_path / "run", resume=False)
+    with pytest.raises(UserError, match="do not fit float16"):
+        trainer._as_stored({"w": jax.numpy.array([1e6])})
