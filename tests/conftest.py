@@ -8,6 +8,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import jax
 import pytest
 
+import jaxspec.model.load
 from tests.tiny import make_tiny
 
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -18,6 +19,7 @@ def pytest_configure(config):
     if config.getoption("markexpr") == "not slow":
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
+        jaxspec.model.load.BLOCK = 8  # which divides the kernels of tiny models
 
 
 @pytest.fixture(scope="session")

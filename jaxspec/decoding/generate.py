@@ -106,7 +106,7 @@ class _Job:
 
     Attributes:
       model: the base's names and tokenizer.
-      base: decoder and parameters.
+      base: decoder and parameters, as decoding wants them.
       drafter: method, adapter, tree.
       sampler: how tokens are drawn.
       seed: of sampling.
@@ -132,9 +132,9 @@ class _Job:
             tokens[row, : len(prompt)] = prompt
         seeds = jnp.full(len(prompts), self.seed % 2**32, jnp.uint32)
         chunk = min(padded, _PREFILL_CHUNK)
-        run_prefill, compiling = _compiled(prefill, self.base, tokens, lengths, capacity=capacity, chunk=chunk)
+        run_prefill, compiling = _compiled(prefill, self.model.base, tokens, lengths, capacity=capacity, chunk=chunk)
         began = time.perf_counter()
-        prefilled = jax.block_until_ready(run_prefill(self.base, tokens, lengths))
+        prefilled = jax.block_until_ready(run_prefill(self.model.base, tokens, lengths))
         seconds = time.perf_counter() - began
         limits = np.array(limits, np.int32)
         args = (self.base, self.drafter, self.sampler, *prefilled, tokens, lengths, limits, seeds, self.eos)
@@ -161,7 +161,7 @@ class _Job:
 
 def _job(model: Model, drafter: Drafter, sampling: SamplingConfig, seed: int, acceptance: Acceptance) -> _Job:
     eos = jnp.array(model.eos or (-1,), jnp.int32)
-    return _Job(model, Base(model.params, model.decoder), drafter, make_sampler(sampling), seed, acceptance, eos)
+    return _Job(model, model.decoding_base, drafter, make_sampler(sampling), seed, acceptance, eos)
 
 
 def _collect(model: Model, run: _Run, row: int, prompt: str) -> Generation:

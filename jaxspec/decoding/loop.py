@@ -111,7 +111,7 @@ def prefill(
       The cache, the hidden states of all positions [B, T, D], and the logits [B, V] after each prompt.
     """
     B = len(tokens)
-    cache = empty_cache(base.decoder.config, B, capacity, base.params["lm_head"].dtype)
+    cache = empty_cache(base.decoder.config, B, capacity, base.dtype)
 
     def run(tokens: jax.Array, *context: jax.Array) -> tuple[jax.Array, Cache]:
         return base.rows(base.embed(tokens), *context)

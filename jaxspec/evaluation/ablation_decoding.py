@@ -17,7 +17,6 @@ from jaxspec.evaluation.race import race
 from jaxspec.methods import PPD, BiTA, HiddenTransfer
 from jaxspec.methods.adapter import Adapter, adapter_plan, load_adapter, make_drafter, open_adapter
 from jaxspec.methods.base import Method
-from jaxspec.model.base import Base
 from jaxspec.model.load import Model
 from jaxspec.training.data import Answer
 from jaxspec.tree import TreePlan, efficient
@@ -188,7 +187,7 @@ _STEP_NODES = (2, 4, 8)
 
 def run_steps(model: Model, cache_length: int, rounds: int) -> dict[str, dict[str, float]]:
     """Seconds of a step by method and number of rows: nodes with all their probes, the same for every method."""
-    base, drafters = Base(model.params, model.decoder), {}
+    base, drafters = model.base, {}
     for name, method in STEP_METHODS.items():
         adapter = Adapter(method, method.init(jax.random.key(0), base), model.fingerprint, {})
         for nodes in _STEP_NODES:
@@ -203,5 +202,5 @@ def run_steps(model: Model, cache_length: int, rounds: int) -> dict[str, dict[st
 def run_similarity(model: Model, answers: Sequence[Answer]) -> list[dict[str, float]]:
     """Figure 4 of Hidden Transfer with the adapter that ships."""
     _, adapter = open_adapter("hidden_transfer", model)
-    curves = similarity(adapter.method, adapter.trainable, Base(model.params, model.decoder), answers)
+    curves = similarity(adapter.method, adapter.trainable, model.base, answers)
     return [{str(layer): value for layer, value in curve.items()} for curve in curves]

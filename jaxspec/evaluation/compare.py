@@ -66,7 +66,7 @@ def first_divergence(
     text = [*prompt, *reference[:index]]
     tokens = np.zeros((1, bucket(len(text))), np.int32)
     tokens[0, : len(text)] = text
-    base = Base(model.params, model.decoder)
+    base = model.base
     scores = np.asarray(_scores(base, make_sampler(sampling), tokens, np.int32(len(text)), jnp.uint32(seed % 2**32)))
     return Divergence(index, pair, float(abs(scores[pair[0]] - scores[pair[1]])))
 

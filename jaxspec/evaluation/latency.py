@@ -43,7 +43,7 @@ def measure_latency(
       max_rows: the largest size.
       rounds: measurements of each size.
     """
-    base, runs = Base(model.params, model.decoder), {}
+    base, runs = model.decoding_base, {}
     trainable = method.prepared(trainable, base)
     per_node = 1 + method.probe_rows
     drafters: dict[int | str, Drafter] = {1: plain_drafter()}

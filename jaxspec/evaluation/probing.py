@@ -34,7 +34,7 @@ def step_times(
       cache_length: S.
       rounds: measurements of each.
     """
-    base = Base(model.params, model.decoder)
+    base = model.base
     with Progress("measuring", len(drafters) * rounds, "runs") as progress:
         timers = {name: StepTimer(base, drafter, 1, cache_length) for name, drafter in drafters.items()}
         samples: dict[Hashable, list[float]] = {name: [] for name in drafters}

@@ -19,7 +19,6 @@ from jaxspec.evaluation.race import Trial, race
 from jaxspec.methods.adapter import Adapter, adapter_plan, make_drafter, plain_drafter
 from jaxspec.methods.base import Method
 from jaxspec.methods.tuned import Choice, this_machine
-from jaxspec.model.base import Base
 from jaxspec.model.load import Model
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
@@ -149,7 +148,7 @@ def tune(model: Model, adapter: Adapter, prompts: Sequence[str], config: TuneCon
     best = max(trials, key=lambda trial: trial.speedup)
     choice = Choice(
         machine=this_machine(),
-        dtype=str(model.params["lm_head"].dtype),
+        dtype=str(model.dtype),
         adapter=adapter.digest,
         batch_size=config.batch_size,
         cache_length=config.cache_length,
@@ -202,7 +201,7 @@ def measure_accuracy(
             answers.append(Answer(ids[index], answer))
             progress.update(len(answers))
     with Progress("accuracy", len(ids), "answers") as progress:
-        base = Base(model.params, model.decoder)
+        base = model.base
         accuracy = evaluate(method, trainable, base, answers, progress.update, sampling=sampling)
     if not accuracy.positions:
         raise UserError("the answers to these prompts are too short to measure accuracies on; give more or others")

@@ -22,7 +22,6 @@ from jaxspec.decoding.loop import Drafter
 from jaxspec.errors import UserError, suggest
 from jaxspec.methods import METHODS
 from jaxspec.methods.base import Method, PyTree
-from jaxspec.model.base import Base
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model
 from jaxspec.tree import Path as TreePath
@@ -225,7 +224,7 @@ def make_drafter(adapter: Adapter, plan: TreePlan, model: Model, draft_vocabular
     Raises:
       UserError: a draft vocabulary that the adapter cannot give, or a rank that is not in it.
     """
-    base = Base(model.params, model.decoder)
+    base = model.decoding_base
     count = adapter.info.get("draft_vocabulary", 0) if draft_vocabulary is None else draft_vocabulary
     check_drafts(count, 0 if adapter.frequent_tokens is None else len(adapter.frequent_tokens))
     if count:

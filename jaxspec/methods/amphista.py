@@ -19,6 +19,7 @@ from jaxspec.errors import UserError
 from jaxspec.methods.base import PyTree
 from jaxspec.methods.heads import Context, Features, HeadMethod, beside, init_beside, init_layer, run_layer
 from jaxspec.model.base import Base
+from jaxspec.model.blocks import product
 from jaxspec.model.cache import Cache
 from jaxspec.model.decoder import Attention, RMSNorm
 
@@ -66,7 +67,7 @@ class Amphista(HeadMethod):
         trainable = self.init_heads(for_heads, base, self.blocks)
         for i in range(1, self.adaptation_layers + 1):
             layer = init_layer(jax.random.fold_in(for_stages, i), base)
-            trainable[f"stage{i}"] = {"fc": init_beside(base, int(self.sampled_token)), "layer": layer}
+            trainable[f"stage{i}"] = {"kernel": init_beside(base, int(self.sampled_token)), "layer": layer}
         if self.position_encoding and self.self_attention_layers:
             trainable["positions"] = jnp.zeros((self.heads, c.hidden_size))
         for i in range(self.self_attention_layers):
@@ -87,7 +88,7 @@ class Amphista(HeadMethod):
         for i in range(self.adaptation_layers):
             stage = trainable[f"stage{i + 1}"]
             x = beside(hidden, sampled) if self.sampled_token else hidden
-            hidden, (k, v) = run_layer(stage["layer"], base, x @ stage["fc"], context, i)
+            hidden, (k, v) = run_layer(stage["layer"], base, product(x, stage["kernel"]), context, i)
             features, keys, values = [*features, hidden], (*keys, k), (*values, v)
         return tuple(features) or (hidden,), Cache(keys, values)
 

@@ -73,7 +73,7 @@ class BiTA(ProbeMethod):
         """Shallow prompts run through the base once; what they leave in each layer is then a prefix like deep ones."""
         if self.prompting != "shallow":
             return trainable
-        x = trainable["prompts"][None].astype(base.params["lm_head"].dtype)
+        x = trainable["prompts"][None].astype(base.dtype)
         _, kv = base.rows(x, jnp.arange(self.prompts)[None], causal_mask(1, self.prompts))
         keys, values = (jnp.concatenate(part[self.entry :]) for part in (kv.keys, kv.values))  # [L', K, P, Dh]
         return trainable | {"prompts": {"keys": keys, "values": values}}

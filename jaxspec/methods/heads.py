@@ -39,6 +39,7 @@ from jaxspec.methods.base import (
 )
 from jaxspec.methods.losses import future_loss
 from jaxspec.model.base import Base
+from jaxspec.model.blocks import in_blocks
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.chunks import run_in_chunks
 from jaxspec.model.decoder import Layer, causal_mask
@@ -182,9 +183,9 @@ class HeadMethod(Method, abc.ABC):
         return logits
 
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
-        """Of the projections only what may be drafted, and all in the base's dtype."""
+        """Of the projections only what may be drafted, and all in the base's dtype and layout."""
         smaller = {name: base.draft_part(trainable[name]) for name in ("lm_head", "up") if name in trainable}
-        return jax.tree.map(lambda x: x.astype(base.params["lm_head"].dtype), trainable | smaller)
+        return in_blocks(jax.tree.map(lambda x: x.astype(base.dtype), trainable | smaller), base.block)
 
     # Training
 
@@ -228,7 +229,7 @@ class HeadMethod(Method, abc.ABC):
         """The prompts through the method's own layers, and a first draft."""
         B = len(root)
         own = dataclasses.replace(base.decoder.config, num_layers=self.own_layers)
-        cache = empty_cache(own, B, prompt.capacity, base.params["lm_head"].dtype)
+        cache = empty_cache(own, B, prompt.capacity, base.dtype)
         last = (jnp.arange(B), prompt.lengths - 1)
         following = jnp.roll(prompt.tokens, -1, axis=1).at[last].set(root)
 
@@ -331,6 +332,6 @@ def beside(x: jax.Array, embeddings: jax.Array) -> jax.Array:
 
 
 def init_beside(base: Base, embeddings: int) -> jax.Array:
-    """A matrix [(1 + n) * D, D] for what `beside` makes, which at first returns the state alone."""
+    """A kernel [(1 + n) * D, D] for what `beside` makes, which at first returns the state alone."""
     D = base.decoder.config.hidden_size
     return jnp.eye((1 + embeddings) * D, D)

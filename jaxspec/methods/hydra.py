@@ -18,6 +18,7 @@ from jaxspec.decoding.sampling import Sampler
 from jaxspec.methods.base import Draft, PyTree, rank_candidates
 from jaxspec.methods.heads import Context, Features, HeadMethod, beside, init_beside, init_layer, run_layer
 from jaxspec.model.base import Base
+from jaxspec.model.blocks import product
 from jaxspec.model.cache import Cache
 from jaxspec.tree import Tree
 
@@ -45,7 +46,7 @@ class Hydra(HeadMethod):
         trainable = self.init_heads(for_heads, base, self.blocks - 1)
         for d in range(1, self.heads + 1):
             straight = init_beside(base, d)
-            trainable[f"first{d}"] = {"straight": straight, "inner": jnp.zeros_like(straight)}
+            trainable[f"first{d}"] = {"kernel": straight, "inner": {"kernel": jnp.zeros_like(straight)}}
         if self.prefix_attention:
             trainable["prefix_layer"] = init_layer(for_layer, base)
         return trainable
@@ -66,7 +67,7 @@ class Hydra(HeadMethod):
         """
         d = path.shape[-1]
         x, first = beside(hidden, base.embed(path)), trainable[f"first{d}"]
-        x = x @ first["straight"] + jax.nn.silu(x @ first["inner"])
+        x = product(x, first["kernel"]) + jax.nn.silu(product(x, first["inner"]["kernel"]))
         x = self.residual(trainable, x[..., None, :], first=d - 1)
         return self.project(trainable, base, x, first=d - 1)[..., 0, :]
 

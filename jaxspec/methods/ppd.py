@@ -20,6 +20,7 @@ from jaxspec.errors import UserError
 from jaxspec.methods.base import PyTree, Stage
 from jaxspec.methods.probes import ProbeMethod, init_prefix, mean_normed, prefix_cache
 from jaxspec.model.base import Base
+from jaxspec.model.blocks import in_blocks, product
 from jaxspec.model.cache import Cache
 
 
@@ -112,9 +113,9 @@ class PPD(ProbeMethod):
         return jax.tree.map(lambda x: x.astype(jnp.float32), trainable)
 
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
-        """Of a head of their own only what may be drafted."""
+        """Of a head of their own only what may be drafted, in the base's layout."""
         own = {"head": base.draft_part(trainable["head"])} if "head" in trainable else {}
-        return trainable | own
+        return in_blocks(trainable | own, base.block, ("head",))
 
     def enter(
         self, trainable: PyTree, entering: Sequence[int], distance: jax.Array, copy: jax.Array, owners: jax.Array
@@ -144,4 +145,4 @@ class PPD(ProbeMethod):
         hidden = mean_normed(base, exits, weights)
         if self.head == "none":
             return base.draft_logits(hidden)
-        return jnp.matmul(hidden, trainable["head"].astype(hidden.dtype), preferred_element_type=jnp.float32)
+        return product(hidden, trainable["head"].astype(hidden.dtype), preferred_element_type=jnp.float32)

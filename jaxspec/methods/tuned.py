@@ -95,7 +95,7 @@ def find_choice(
     Raises:
       UserError: a damaged file.
     """
-    wanted = (this_machine(), str(model.params["lm_head"].dtype), adapter.digest)
+    wanted = (this_machine(), str(model.dtype), adapter.digest)
     near = [
         choice
         for choice in reversed(_read(folder, adapter.method.name))

@@ -6,6 +6,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxspec.model.blocks import columns, in_blocks, product
 from jaxspec.model.cache import Cache
 from jaxspec.model.decoder import Decoder
 
@@ -16,7 +17,7 @@ class DraftVocabulary:
 
     Attributes:
       ids: [V'] int32.
-      columns: [D, V'], their part of the vocabulary projection.
+      columns: [D, V'], their part of the vocabulary projection, in the base's layout.
     """
 
     ids: jax.Array
@@ -41,6 +42,16 @@ class Base:
     def vocab_size(self) -> int:
         """V."""
         return self.decoder.config.vocab_size
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """dtype of the weights (norms are float32)."""
+        return self.params["lm_head"].dtype
+
+    @property
+    def block(self) -> int:
+        """Columns per block of the kernels; 0: they are plain matrices."""
+        return self.params["lm_head"].shape[-1] if self.params["lm_head"].ndim == 3 else 0
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Token ids [B, R] to embeddings [B, R, D]."""
@@ -75,13 +86,14 @@ class Base:
 
     def drafting(self, ids: jax.Array) -> Base:
         """This base with a draft vocabulary: ids [V'] int32."""
-        return self.replace(draft_vocabulary=DraftVocabulary(ids, self.params["lm_head"][:, ids]))
+        part = {"kernel": columns(self.params["lm_head"], ids).T}
+        return self.replace(draft_vocabulary=DraftVocabulary(ids, in_blocks(part, self.block)["kernel"]))
 
     def draft_logits(self, x: jax.Array) -> jax.Array:
         """Normalised hidden states [..., D] to float32 logits of the tokens that may be drafted, [..., V']."""
         if self.draft_vocabulary is None:
             return self.project(x)
-        return jnp.matmul(x, self.draft_vocabulary.columns, preferred_element_type=jnp.float32)
+        return product(x, self.draft_vocabulary.columns, preferred_element_type=jnp.float32)
 
     def draft_part(self, x: jax.Array) -> jax.Array:
         """What concerns the tokens that may be drafted: [..., V] to [..., V']."""

@@ -13,6 +13,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError, suggest
+from jaxspec.model.base import Base
+from jaxspec.model.blocks import BLOCK, in_blocks
 from jaxspec.model.decoder import Decoder
 from jaxspec.model.gguf import GGUFFile
 from jaxspec.model.hf import eos_tokens, load_directory
@@ -48,10 +50,21 @@ class Model:
         """The Flax module that `params` belong to."""
         return Decoder(self.config)
 
+    @functools.cached_property
+    def base(self) -> Base:
+        """Decoder and parameters as loaded: for many rows at once, as in training."""
+        return Base(self.params, self.decoder)
+
+    @functools.cached_property
+    def decoding_base(self) -> Base:
+        """The same as decoding wants it: on CPU a copy with its kernels in blocks, which doubles the memory."""
+        on_cpu = jax.default_backend() == "cpu"
+        return Base(in_blocks(self.params, BLOCK), self.decoder) if on_cpu else self.base
+
     @property
     def dtype(self) -> jnp.dtype:
         """dtype of the weights (norms are float32)."""
-        return self.params["lm_head"].dtype
+        return self.base.dtype
 
     def encode(self, prompt: str, chat: bool = True) -> list[int]:
         """Token ids of a prompt, inside the chat template where `chat` and the tokenizer has one."""

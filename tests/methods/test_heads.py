@@ -162,7 +162,7 @@ def test_hydra_by_hand(tiny):
             read = [embedding[tokens[point + i]] for i in range(1, d + 1)]
             read = [e * np.sqrt(np.mean(h * h) / np.mean(e * e)) for e in read]
             x = np.concatenate([h, *read])
-            x = x @ t[f"first{d}"]["straight"] + silu(x @ t[f"first{d}"]["inner"])
+            x = x @ t[f"first{d}"]["kernel"] + silu(x @ t[f"first{d}"]["inner"]["kernel"])
             x = x + silu(x @ t["blocks"][d - 1, 0] + t["bias"][d - 1, 0])
             expected = x @ lm_head + x @ t["down"][d - 1] @ t["up"][d - 1]
             np.testing.assert_allclose(logits[0, g, d - 1], expected, rtol=1e-3, atol=1e-3)
@@ -178,7 +178,7 @@ def test_amphista_by_hand(tiny):
     for i in (1, 2):
         e = embedding[np.roll(tokens, -1)]
         e = e * np.sqrt(np.mean(x * x, -1, keepdims=True) / np.mean(e * e, -1, keepdims=True))
-        joint = jnp.asarray(np.concatenate([x, e], -1) @ t[f"stage{i}"]["fc"], jnp.float32)[None]
+        joint = jnp.asarray(np.concatenate([x, e], -1) @ t[f"stage{i}"]["kernel"], jnp.float32)[None]
         layer = jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), t[f"stage{i}"]["layer"])
         angles = rope_angles(TINY, jnp.arange(length)[None])
         x = np.asarray(Layer(TINY).apply({"params": layer}, joint, angles, causal_mask(1, length))[0][0], np.float64)

@@ -1,0 +1,60 @@
+"""Kernels in blocks of columns compute what plain ones do."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.model.base import Base
+from jaxspec.model.blocks import columns, in_blocks, product
+from tests.model.helpers import plain
+from tests.tiny import TINY, make_tiny
+
+
+def kernel(width, features, seed=0):
+    return jax.random.normal(jax.random.key(seed), (width, features))
+
+
+@pytest.mark.parametrize("shape", [(1, 24), (3, 24), (2, 5, 24), (200, 24), (24,)])
+@pytest.mark.parametrize("block", [8, 16, 48])
+def test_a_product_is_the_same_in_either_layout(shape, block):
+    """Also of so many rows that the blocks are put together first, and of none that divide them."""
+    plain_kernel, x = kernel(24, 48), jax.random.normal(jax.random.key(1), shape)
+    blocked = in_blocks({"kernel": plain_kernel}, block)["kernel"]
+    assert blocked.shape == (48 // block, 24, block)
+    np.testing.assert_allclose(product(x, blocked), x @ plain_kernel, atol=1e-5)
+    half = product(x.astype(jnp.bfloat16), blocked.astype(jnp.bfloat16), preferred_element_type=jnp.float32)
+    assert half.dtype == jnp.float32 and half.shape == (*shape[:-1], 48)
+
+
+def test_columns_are_found_in_either_layout():
+    plain_kernel, index = kernel(24, 48), jnp.array([[0, 47, 8], [7, 16, 31]])
+    blocked = in_blocks({"kernel": plain_kernel}, 8)["kernel"]
+    for held in (plain_kernel, blocked):
+        np.testing.assert_array_equal(columns(held, index), np.asarray(plain_kernel).T[np.asarray(index)])
+
+
+def test_only_kernels_that_divide_are_put_in_blocks():
+    tree = {"a": {"kernel": kernel(4, 12), "bias": jnp.zeros(12)}, "lm_head": kernel(4, 10), "embedding": kernel(8, 16)}
+    found = in_blocks(tree, 4)
+    assert found["a"]["kernel"].shape == (3, 4, 4) and found["a"]["bias"].shape == (12,)
+    assert found["lm_head"].shape == (4, 10) and found["embedding"].shape == (8, 16)
+    assert in_blocks(tree, 0)["a"]["kernel"].shape == (4, 12)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_decoder_in_blocks(tied):
+    model = make_tiny(dataclasses.replace(TINY, tie_embeddings=tied, qkv_bias=True))
+    tokens = jnp.array([[3, 0, 15, 7, 7]])
+    base = Base(in_blocks(model.params, 8), model.decoder)
+    assert base.block == 8 and model.base.block == 0 and model.decoding_base.block == 8
+    assert {leaf.ndim for path, leaf in jax.tree.leaves_with_path(base.params) if path[-1].key == "kernel"} == {3}
+    np.testing.assert_allclose(plain(base, tokens), plain(model.base, tokens), rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(base.embed(tokens), model.base.embed(tokens))
+    ids = jnp.array([9, 2, 4, 11, 0, 1, 8, 5])
+    hidden = jax.random.normal(jax.random.key(3), (2, 32))
+    for held in (base, model.base):
+        few = held.drafting(ids)
+        np.testing.assert_allclose(few.draft_logits(hidden), held.project(hidden)[:, ids], rtol=1e-5, atol=1e-5)
