@@ -1,4 +1,4 @@
-"""Amphista (Li et al., 2024): bi-directionally dependent heads on states adapted in stages.
+"""Amphista (2024): bi-directionally dependent heads on states adapted in stages.
 
 Section 3.1: two causal decoder layers with caches of their own adapt the base's hidden state and the embedding of the
 token sampled from it; the first half of the heads reads the first layer, the second half the second. Section 3.2: the
