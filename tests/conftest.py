@@ -1,5 +1,6 @@
 """Tests run on CPU, without network."""
 
+import itertools
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -9,6 +10,7 @@ import jax
 import pytest
 
 import jaxspec.model.load
+from jaxspec.decoding import generate
 from tests.tiny import make_tiny
 
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -20,6 +22,16 @@ def pytest_configure(config):
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
         jaxspec.model.load.BLOCK = 8  # which divides the kernels of tiny models
+
+
+_PROGRAMS = itertools.count(1)
+
+
+def pytest_runtest_teardown():
+    """Every compiled program holds memory mappings, and XLA crashes where the system grants no more: forget some."""
+    if next(_PROGRAMS) % 30 == 0:
+        generate._EXECUTABLES.clear()
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
