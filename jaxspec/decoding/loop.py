@@ -45,6 +45,10 @@ class Drafter:
         """R, rows of a step, padding included."""
         return self.tree.num_nodes + self.tree.num_probes * self.method.probe_rows
 
+    def drafting(self, base: Base) -> Base:
+        """The base as the method sees it when it drafts."""
+        return base.replace(draft_vocabulary=self.draft_vocabulary)
+
 
 @flax.struct.dataclass
 class Stats:
@@ -163,7 +167,7 @@ def start(
     tree = select_trees(drafter.tree, tree_state)
     prompt = Prompt(tokens, hidden, lengths, cache.capacity, chunk)
     draft, method_state = drafter.method.start(
-        drafter.trainable, base.replace(draft_vocabulary=drafter.draft_vocabulary), tree, prompt, first, sampler, seeds
+        drafter.trainable, drafter.drafting(base), tree, prompt, first, sampler, seeds
     )
     counts = jnp.minimum(limits, 1)
     return DecodeState(
@@ -202,9 +206,15 @@ def step(
     verified = Verified(tuple(x[:, 0] for x in exits), accepted, new, lengths)
     tree_state = jnp.take_along_axis(tree.next_state, accepted.node[:, None], axis=1)[:, 0]
     next_tree = select_trees(drafter.tree, tree_state)
-    drafting = base.replace(draft_vocabulary=drafter.draft_vocabulary)
     new_draft, method_state = method.propose(
-        drafter.trainable, drafting, tree, next_tree, verified, sampler, state.seeds, state.method_state
+        drafter.trainable,
+        drafter.drafting(base),
+        tree,
+        next_tree,
+        verified,
+        sampler,
+        state.seeds,
+        state.method_state,
     )
     stats = _count(state, tree, accepted)
     state = _emit(state, accepted, new, eos)

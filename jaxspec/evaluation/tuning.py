@@ -16,7 +16,7 @@ from jaxspec.decoding.generate import encode_prompts, generate_many
 from jaxspec.errors import UserError
 from jaxspec.evaluation.latency import measure_latency
 from jaxspec.evaluation.race import Trial, race
-from jaxspec.methods.adapter import Adapter, adapter_plan, make_drafter, plain_drafter
+from jaxspec.methods.adapter import Adapter, adapter_plan, check_drafting, make_drafter, plain_drafter
 from jaxspec.methods.base import Method
 from jaxspec.methods.tuned import Choice, this_machine
 from jaxspec.model.load import Model
@@ -90,9 +90,8 @@ def check_tuning(config: TuneConfig, model: Model, adapter: Adapter, prompts: Se
         raise UserError(f"{needed} prompts at least are needed for these settings, there are {len(prompts)}")
     encode_prompts(model, prompts[: sum(_counts(config))], 2 * config.max_new_tokens, True, None)
     for count in _vocabularies(config, adapter):
-        make_drafter(adapter, chain(1), model, count)
-        for spec in config.also:
-            make_drafter(adapter, adapter_plan(adapter, spec), model, count)
+        for plan in (chain(1), *(adapter_plan(adapter, spec) for spec in config.also)):
+            check_drafting(adapter, plan, model, count)
 
 
 def _vocabularies(config: TuneConfig, adapter: Adapter) -> tuple[int, ...]:

@@ -148,22 +148,26 @@ def find_shipped(method: str, fingerprint: str) -> Path | None:
     return None
 
 
+def method_plan(method: Method, spec: str, accuracy: Sequence[Sequence[float]] | None) -> TreePlan:
+    """A draft tree for a method, from its specification (see `jaxspec.tree.parse_tree`) and accuracies [M][K]."""
+    return parse_tree(spec, method.name, method.max_distance, accuracy, method.probe_rows)
+
+
 def adapter_plan(adapter: Adapter, tree: str | TreePlan | Sequence[TreePath] | None) -> TreePlan:
     """The draft tree to decode with.
 
     Args:
       adapter: a trained adapter.
-      tree: a specification (see `jaxspec.tree.parse_tree`), a plan, a list of paths, or None for the one that the
-        adapter carries.
+      tree: a specification, a plan, a list of paths, or None for the one that the adapter carries.
 
     Raises:
       UserError: a bad specification, a tree without candidates or deeper than the method's distances.
     """
-    method, accuracy = adapter.method, adapter.info.get("accuracy")
+    method = adapter.method
     if tree is None and "tree" not in adapter.info:
         raise UserError("the adapter holds no tree; train.py writes it")
     if isinstance(tree, str):
-        plan = parse_tree(tree, method.name, method.max_distance, accuracy, method.probe_rows)
+        plan = method_plan(method, tree, adapter.info.get("accuracy"))
     elif tree is None:
         plan = plan_from_json(adapter.info["tree"], "the adapter's tree")
     else:
@@ -224,15 +228,21 @@ def make_drafter(adapter: Adapter, plan: TreePlan, model: Model, draft_vocabular
     Raises:
       UserError: a draft vocabulary that the adapter cannot give, or a rank that is not in it.
     """
-    base = model.decoding_base
     count = adapter.info.get("draft_vocabulary", 0) if draft_vocabulary is None else draft_vocabulary
-    check_drafts(count, 0 if adapter.frequent_tokens is None else len(adapter.frequent_tokens))
+    check_drafting(adapter, plan, model, count)
+    base = model.decoding_base
     if count:
         base = base.drafting(jnp.asarray(adapter.frequent_tokens[:count]))
-    if plan.max_rank >= (count or base.vocab_size):
-        raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {count or base.vocab_size}")
     trainable = adapter.method.prepared(adapter.trainable, base)
     return Drafter(trainable, plan.arrays(adapter.method.probe_distances), adapter.method, base.draft_vocabulary)
+
+
+def check_drafting(adapter: Adapter, plan: TreePlan, model: Model, draft_vocabulary: int) -> None:
+    """Raise UserError for a draft vocabulary that the adapter cannot give, or that lacks a rank of the tree."""
+    check_drafts(draft_vocabulary, 0 if adapter.frequent_tokens is None else len(adapter.frequent_tokens))
+    tokens = draft_vocabulary or model.config.vocab_size
+    if plan.max_rank >= tokens:
+        raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {tokens}")
 
 
 def check_drafts(count: int, most: int) -> None:

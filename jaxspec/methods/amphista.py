@@ -73,7 +73,7 @@ class Amphista(HeadMethod):
         for i in range(self.self_attention_layers):
             x = jnp.zeros((1, self.heads, c.hidden_size))
             params = SelfAttention(c).init(jax.random.fold_in(for_attention, i), x)["params"]
-            params["attention"]["o"]["kernel"] = jnp.zeros_like(params["attention"]["o"]["kernel"])
+            params["attention"]["o"] = jax.tree.map(jnp.zeros_like, params["attention"]["o"])
             trainable[f"self_attention{i + 1}"] = params
         return trainable
 

@@ -37,7 +37,7 @@ from jaxspec.methods.base import (
     draft_from_candidates,
     rank_candidates,
 )
-from jaxspec.methods.losses import future_loss
+from jaxspec.methods.losses import check_decay, future_loss
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import in_blocks
 from jaxspec.model.cache import Cache, commit, empty_cache
@@ -95,8 +95,7 @@ class HeadMethod(Method, abc.ABC):
         for setting in ("heads", "blocks", "rank"):
             if getattr(self, setting) < 1:
                 raise UserError(f"{self.name}: {setting} must be at least 1, got {getattr(self, setting)}")
-        if not 0 < self.decay <= 1:
-            raise UserError(f"{self.name}: decay must be above 0 and at most 1, got {self.decay}")
+        check_decay(self.name, self.decay)
         if min(self.alignment, self.labels) < 0 or not self.alignment + self.labels > 0:
             raise UserError(
                 f"{self.name}: alignment and labels must not be negative and not both 0, got {self.alignment} and "
@@ -297,22 +296,22 @@ def init_layer(key: jax.Array, base: Base) -> PyTree:
     c = base.decoder.config
     x, angles = jnp.zeros((1, 1, c.hidden_size)), jnp.zeros((1, 1, c.head_dim // 2))
     params = Layer(c).init(key, x, angles, jnp.ones((1, 1, 1, 1), bool))["params"]
-    for part, name in (("attention", "o"), ("mlp", "down")):
-        params[part][name]["kernel"] = jnp.zeros_like(params[part][name]["kernel"])
+    for part, last in (("attention", "o"), ("mlp", "down")):
+        params[part][last] = jax.tree.map(jnp.zeros_like, params[part][last])
     return params
 
 
 def run_layer(
-    params: PyTree, base: Base, x: jax.Array, context: Context, layer: int
+    params: PyTree, base: Base, x: jax.Array, context: Context, number: int
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Run a decoder layer of the method's own: rows [B, R, D], as number `layer` of its cache.
+    """Run a decoder layer of the method's own: rows [B, R, D], with its `number` in the cache.
 
     Returns:
       The rows after it, and their keys and values [B, K, R, Dh].
     """
     c, cached, seen = base.decoder.config, None, None
     if context.cache is not None:
-        cached = (context.cache.keys[layer], context.cache.values[layer])
+        cached = (context.cache.keys[number], context.cache.values[number])
         seen = jnp.arange(context.cache.capacity) < context.visible[..., None]  # [B, 1, S]
     layer = nn.remat(Layer) if base.decoder.remat else Layer
     args = (rope_angles(c, context.positions), context.mask, cached, seen)

@@ -8,8 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.errors import UserError
 from jaxspec.methods.base import Batch
 from jaxspec.model.base import Base
+
+
+def check_decay(name: str, decay: float) -> None:
+    """Raise UserError for a decay that is no share."""
+    if not 0 < decay <= 1:
+        raise UserError(f"{name}: decay must be above 0 and at most 1, got {decay}")
 
 
 def divergence(p: jax.Array, q: jax.Array) -> jax.Array:

@@ -37,7 +37,7 @@ from jaxspec.methods.base import (
     draft_from_candidates,
     rank_candidates,
 )
-from jaxspec.methods.losses import future_loss
+from jaxspec.methods.losses import check_decay, future_loss
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache
 from jaxspec.model.decoder import causal_mask
@@ -66,8 +66,7 @@ class ProbeMethod(Method, abc.ABC):
     def __post_init__(self) -> None:
         if self.distances < 1:
             raise UserError(f"{self.name}: distances must be at least 1, got {self.distances}")
-        if not 0 < self.decay <= 1:
-            raise UserError(f"{self.name}: decay must be above 0 and at most 1, got {self.decay}")
+        check_decay(self.name, self.decay)
         check_choices(self)
 
     @property

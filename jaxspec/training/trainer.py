@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 
 from jaxspec.config import DataConfig, ModelConfig, TrainConfig
 from jaxspec.errors import UserError
-from jaxspec.methods.adapter import Adapter, check_drafts, save_adapter, write_atomically
+from jaxspec.methods.adapter import Adapter, check_drafts, method_plan, save_adapter, write_atomically
 from jaxspec.methods.base import Batch, Method, PyTree
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
@@ -30,7 +30,6 @@ from jaxspec.training.batches import TrainingData
 from jaxspec.training.data import MOST_DRAFTS, Answer, cache_file, frequent_tokens, prepare_answers, select_prompts
 from jaxspec.training.evaluate import Accuracy, evaluate
 from jaxspec.training.plot import plot_training
-from jaxspec.tree import TreePlan, parse_tree
 from jaxspec.tree.plan import plan_to_json
 from jaxspec.tree.spec import RANKS
 
@@ -76,7 +75,7 @@ def check_config(config: RunConfig) -> None:
             raise UserError(f"{name.replace('_', '-')} must be at least 1, got {getattr(getattr(config, part), field)}")
     check_drafts(config.draft_vocabulary, min(config.shapes.vocab_size, MOST_DRAFTS))
     config.method.abstract(config.shapes)  # refuses settings that do not fit the base
-    _tree(config, _EVEN * config.method.max_distance)
+    method_plan(config.method, config.tree, _EVEN * config.method.max_distance)
     if t.microbatch < 0 or (t.microbatch and t.batch_size % t.microbatch):
         raise UserError(f"train.microbatch must divide train.batch-size {t.batch_size}, got {t.microbatch}")
     if min(t.eval_every, t.eval_answers, t.warmup) < 0:
@@ -96,12 +95,6 @@ def check_config(config: RunConfig) -> None:
         )
     if d.max_prompt_tokens + max(d.max_answer_tokens, d.held_out_tokens) > config.shapes.max_positions:
         raise UserError(f"prompts and answers of data.* do not fit the base's {config.shapes.max_positions} positions")
-
-
-def _tree(config: RunConfig, accuracy: list[list[float]]) -> TreePlan:
-    """The adapter's draft tree, from accuracies [M][K]."""
-    method = config.method
-    return parse_tree(config.tree, method.name, method.max_distance, accuracy, method.probe_rows)
 
 
 def stage_ends(method: Method, steps: int) -> list[int]:
@@ -293,7 +286,7 @@ class Trainer:
         tokens = sum(len(answer.answer_tokens) for answer in answers)
         return {
             "base": run["model"],
-            "tree": plan_to_json(_tree(self.config, known)),
+            "tree": plan_to_json(method_plan(self.config.method, self.config.tree, known)),
             "draft_vocabulary": self.config.draft_vocabulary,
             "training": run["train"],
             "data": run["data"] | {"answers": len(answers), "answer_tokens": tokens},

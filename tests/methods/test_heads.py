@@ -22,6 +22,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.decoder import Layer, causal_mask
 from jaxspec.model.rope import rope_angles
 from jaxspec.tree import build_tree, pad_tree, stack_trees
+from tests.methods.helpers import settings, trained
 from tests.model.helpers import plain
 from tests.tiny import TINY, make_prompts, make_tiny
 
@@ -40,18 +41,7 @@ METHODS = [
 PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0), (0, 0, 0, 0)]
 
 
-def settings(method):
-    changed = [f"{k}={v}" for k, v in vars(method).items() if getattr(type(method)(), k) != v]
-    return "-".join([method.name, *changed])
-
-
 every_method = pytest.mark.parametrize("method", METHODS, ids=settings)
-
-
-def trained(method, base):
-    """A pytree in which nothing is zero, the identity, or the base's."""
-    trainable = method.init(jax.random.key(1), base)
-    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(2), x.shape), trainable)
 
 
 def batch_of(tiny, length=18, seed=0):

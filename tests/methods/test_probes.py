@@ -20,6 +20,7 @@ from jaxspec.model.cache import commit, empty_cache
 from jaxspec.model.decoder import causal_mask
 from jaxspec.model.rows import run_rows
 from jaxspec.tree import build_tree, select_trees, stack_trees
+from tests.methods.helpers import settings, trained
 from tests.model.helpers import plain
 
 METHODS = [
@@ -39,11 +40,6 @@ METHODS = [
 ]
 
 
-def settings(method):
-    changed = [f"{k}={v}" for k, v in vars(method).items() if getattr(type(method)(), k) != v]
-    return "-".join([method.name, *changed])
-
-
 every_method = pytest.mark.parametrize("method", METHODS, ids=settings)
 
 
@@ -54,12 +50,6 @@ def sequence(tiny, length=20, seed=0):
 def batch_of(tokens, points, lengths=None):
     lengths = [tokens.shape[1]] * tokens.shape[0] if lengths is None else lengths
     return Batch(tokens, jnp.array(lengths), jnp.ones(tokens.shape[0], jnp.int32), jnp.array(points))
-
-
-def trained(method, base, seed=3):
-    """A pytree in which nothing is zero, the identity, or equal among the rows of a probe."""
-    trainable = method.init(jax.random.key(seed), base)
-    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(9), x.shape), trainable)
 
 
 @functools.partial(jax.jit, static_argnums=0)
