@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -64,20 +64,37 @@ def race(
     results: dict[str, list[Generation]] = {name: [] for name in everyone}
     batches = [prompts[i : i + batch_size] for i in range(0, len(prompts), batch_size)]
     with Progress("racing", len(batches) * len(everyone), "runs") as progress:
-        done = 0
         for number, batch in enumerate(batches):
-            names = list(everyone)
-            for name in names[number % len(names) :] + names[: number % len(names)]:
-                answers = generate(model, everyone[name], batch, max_new_tokens, **settings)
-                if any(answer.compile_seconds for answer in answers):  # the first run touches fresh memory
-                    answers = generate(model, everyone[name], batch, max_new_tokens, **settings)
+            run = lambda drafter: generate(model, drafter, batch, max_new_tokens, **settings)  # noqa: E731, B023
+            for done, (name, answers) in enumerate(in_turn(everyone, run, number), 1):
                 results[name] += answers
-                done += 1
-                progress.update(done)
+                progress.update(number * len(everyone) + done)
     plain = results["autoregressive"]
     if not any(answer.steps for answer in plain):
         raise UserError("no prompt has an answer of more than one token: there is no speed to measure")
     return [_trial(name, answers, plain) for name, answers in results.items()]
+
+
+def in_turn(
+    drafters: dict[str, Drafter], run: Callable[[Drafter], list[Generation]], number: int
+) -> Iterator[tuple[str, list[Generation]]]:
+    """Run the same work with every drafter; again where something had to be compiled, which no timing may hold.
+
+    Args:
+      drafters: by name.
+      run: decodes with one.
+      number: of the work; another drafter begins each time.
+
+    Yields:
+      Names, and what `run` returned.
+    """
+    names = list(drafters)
+    first = number % len(names)
+    for name in names[first:] + names[:first]:
+        answers = run(drafters[name])
+        if any(answer.compile_seconds for answer in answers):  # the first run touches fresh memory, too
+            answers = run(drafters[name])
+        yield name, answers
 
 
 def _trial(name: str, answers: list[Generation], plain: list[Generation]) -> Trial:

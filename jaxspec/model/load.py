@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -66,12 +67,16 @@ class Model:
         """dtype of the weights (norms are float32)."""
         return self.base.dtype
 
-    def encode(self, prompt: str, chat: bool = True) -> list[int]:
-        """Token ids of a prompt, inside the chat template where `chat` and the tokenizer has one."""
+    def encode(self, prompt: str | Sequence[str], chat: bool = True) -> list[int]:
+        """Token ids of a prompt, or of a conversation: turns of the user and of the base, the user's first and last.
+
+        They come inside the chat template where `chat` and the tokenizer has one, else with blank lines between.
+        """
+        turns = [prompt] if isinstance(prompt, str) else prompt
         if chat and self.tokenizer.chat_template:
-            messages = [{"role": "user", "content": prompt}]
+            messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
             return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        return self.tokenizer.encode(prompt)
+        return self.tokenizer.encode("\n\n".join(turns))
 
     def decode(self, tokens: list[int]) -> str:
         """Text of token ids, special tokens left out."""

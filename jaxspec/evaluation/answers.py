@@ -1,0 +1,113 @@
+"""Answers on disk: lines of JSON in Spec-Bench's own format, with more fields beside."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxspec.decoding.generate import Generation
+from jaxspec.evaluation.questions import Question
+from jaxspec.methods.adapter import write_atomically
+from jaxspec.model.load import Model
+
+
+def accept_lengths(answer: Generation) -> list[int]:
+    """Tokens that every step emitted: those it accepted, and the bonus unless the answer ended before it."""
+    lengths, count = [], 0
+    for drafted in answer.drafted[1:]:  # prefill emitted the first
+        count += 1
+        if not drafted:
+            lengths, count = [*lengths, count], 0
+    return [*lengths, count] if count else lengths
+
+
+class Answers:
+    """The answer files of one output folder: `answers/run_<n>/<way>.jsonl`.
+
+    Args:
+      folder: of the benchmark.
+      ways: names.
+    """
+
+    def __init__(self, folder: Path, ways: Sequence[str]):
+        self._folder, self._ways = folder, ways
+
+    def file(self, way: str, run: int) -> Path:
+        """Where the answers of one way and run are."""
+        return self._folder / "answers" / f"run_{run}" / (re.sub(r"[^\w.,=@-]", "-", way) + ".jsonl")
+
+    def read(self, run: int) -> dict[str, list[dict[str, Any]]]:
+        """The rows of every way, of the questions that every way has answered."""
+        rows = {way: _whole_lines(self.file(way, run)) for way in self._ways}
+        done = set.intersection(*({_key(row) for row in found} for found in rows.values()))
+        return {way: [row for row in found if _key(row) in done] for way, found in rows.items()}
+
+    def restore(self, run: int) -> set[tuple[str, int | str]]:
+        """The questions that every way has answered; anything else in the files, left by a kill, is removed."""
+        found = self.read(run)
+        for way, rows in found.items():
+            file = self.file(way, run)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, "".join(_line(row) for row in rows).encode())
+        return {_key(row) for row in next(iter(found.values()))}
+
+    def append(self, way: str, run: int, rows: Sequence[dict[str, Any]]) -> None:
+        """Add answers."""
+        with self.file(way, run).open("a", encoding="utf-8") as file:
+            file.writelines(_line(row) for row in rows)
+
+
+def _key(row: dict[str, Any]) -> tuple[str, int | str]:
+    return row["data"], row["question_id"]
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _whole_lines(file: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file whose last line may be cut."""
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1] if line]
+
+
+def answer_row(
+    model: Model, way: str, question: Question, turns: Sequence[Generation], reference: Sequence[Generation]
+) -> dict[str, Any]:
+    """A line of an answer file.
+
+    Args:
+      model: the base.
+      way: name.
+      question: what was asked.
+      turns: the answers.
+      reference: those of autoregressive decoding.
+    """
+    choice = {
+        "index": 0,
+        "turns": [turn.text for turn in turns],
+        "decoding_steps": [turn.steps for turn in turns],
+        "new_tokens": [turn.new_tokens for turn in turns],
+        "wall_time": [turn.prefill_seconds + turn.decode_seconds for turn in turns],
+        "accept_lengths": [length for turn in turns for length in accept_lengths(turn)],
+    }
+    ours = {
+        "decode_seconds": [turn.decode_seconds for turn in turns],
+        "offered": [turn.offered for turn in turns],
+        "accepted": [turn.accepted for turn in turns],
+        "identical": [a.tokens == b.tokens for a, b in zip(turns, reference, strict=True)],
+    }
+    return {
+        "question_id": question.id,
+        "category": question.category,
+        "answer_id": hashlib.sha256(f"{way}{question.data}{question.id}{time.time()}".encode()).hexdigest()[:22],
+        "model_id": f"{model.name}-{way}",
+        "choices": [choice | ours],
+        "tstamp": time.time(),
+        "data": question.data,
+    }

@@ -1,0 +1,334 @@
+"""The benchmark: every method answers the same questions in turn, and every answer is kept on disk at once.
+
+Answers are lines of JSON in Spec-Bench's own format, with more fields beside; what is computed from them, tables and
+plots, is made from the files alone (see `jaxspec.evaluation.metrics`). A killed benchmark goes on with the first
+question that not every method has answered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.generate import Generation, generate
+from jaxspec.decoding.loop import Drafter
+from jaxspec.decoding.sampling import make_sampler
+from jaxspec.errors import UserError
+from jaxspec.evaluation.answers import Answers, answer_row
+from jaxspec.evaluation.compare import first_divergence
+from jaxspec.evaluation.questions import MT_BENCH, Question, read_questions, stratified
+from jaxspec.evaluation.race import in_turn
+from jaxspec.methods import METHODS
+from jaxspec.methods.adapter import adapter_plan, load_method, make_drafter, open_adapter, write_atomically
+from jaxspec.methods.tuned import load_tuned
+from jaxspec.model.hf import read_json
+from jaxspec.model.load import Model
+from jaxspec.progress import Progress
+from jaxspec.tree.plan import plan_to_json
+
+REFERENCE = "autoregressive"
+_WAY = re.compile(r"(?P<method>\w+)(=(?P<tree>[^@]+))?(@(?P<vocabulary>\d+))?")
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchConfig:
+    """What to ask, and how.
+
+    Attributes:
+      methods: METHOD, METHOD=TREE or METHOD=TREE@DRAFT-VOCABULARY with commas between; a tree of `auto` is what
+        tune.py chose. Autoregressive decoding always runs; named twice it races itself.
+      data: question files with commas between.
+      adapters: METHOD=FOLDER with commas between, where not the adapters that ship.
+      limit: questions, as many of every category as of any other; 0 is all.
+      max_new_tokens: per turn.
+      batch_size: questions answered together.
+      temperature: of sampling; 0 is greedy.
+      mt_bench_temperatures: sample MT-Bench's categories each at its own temperature, 0 to 0.7.
+      top_k: keep the k most probable tokens; 0 keeps all.
+      top_p: keep the most probable tokens up to this probability.
+      min_p: drop tokens less probable than this fraction of the best.
+      seed: of the first run's sampling; every further run takes the next.
+      repeats: runs over all questions.
+      chat: ask inside the tokenizer's chat template, where it has one.
+    """
+
+    methods: str = "ppd,bita,hidden_transfer,medusa,hydra,amphista"
+    data: str = ""
+    adapters: str = ""
+    limit: int = 0
+    max_new_tokens: int = 128
+    batch_size: int = 1
+    temperature: float = 0.0
+    mt_bench_temperatures: bool = False
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repeats: int = 1
+    chat: bool = True
+
+    def sampling(self, temperature: float) -> SamplingConfig:
+        """How answers are drawn at a temperature."""
+        return SamplingConfig(temperature, self.top_k, self.top_p, self.min_p)
+
+    def temperature_of(self, question: Question) -> float:
+        """The temperature a question is answered at."""
+        return MT_BENCH.get(question.category, self.temperature) if self.mt_bench_temperatures else self.temperature
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One way to decode.
+
+    Attributes:
+      name: as the user wrote it.
+      drafter: method, adapter and tree.
+      info: adapter, tree and draft vocabulary, as plain values.
+    """
+
+    name: str
+    drafter: Drafter
+    info: dict[str, Any]
+
+
+def check_bench(config: BenchConfig) -> None:
+    """Raise UserError for settings that make no sense, before anything is loaded."""
+    for name, least in {"limit": 0, "max_new_tokens": 2, "batch_size": 1, "repeats": 1}.items():
+        if getattr(config, name) < least:
+            raise UserError(f"{name.replace('_', '-')} must be at least {least}, got {getattr(config, name)}")
+    make_sampler(config.sampling(config.temperature))
+    if not config.data:
+        raise UserError("give question files with --data FILE[,FILE]")
+    names = [Path(file).name for file in config.data.split(",")]
+    if len(set(names)) < len(names):
+        raise UserError(f"question files must have different names, got {', '.join(names)}")
+
+
+def parse_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
+    """The ways to compare by name, autoregressive decoding first.
+
+    Raises:
+      UserError: what `methods` or `adapters` say cannot be read or does not fit the base.
+    """
+    adapters = dict(_pair(text) for text in config.adapters.split(",") if text)
+    plain = load_method(REFERENCE, model)
+    ways = {REFERENCE: Way(REFERENCE, plain, {})}
+    again, used = False, {REFERENCE}
+    for text in re.split(r",(?=[a-z_])", config.methods):  # commas inside a tree are followed by numbers
+        match = _WAY.fullmatch(text.strip())
+        if not match:
+            raise UserError(f"method {text!r}: expected METHOD, METHOD=TREE or METHOD=TREE@DRAFT-VOCABULARY")
+        method, tree, vocabulary = match["method"], match["tree"], match["vocabulary"]
+        if method == REFERENCE and not tree and not vocabulary:
+            if again:
+                ways[f"{REFERENCE} again"] = Way(f"{REFERENCE} again", plain, {})
+            again = True
+            continue
+        ways[text] = _way(text, model, method, tree, vocabulary, adapters.get(method))
+        used.add(method)
+    if adapters.keys() - used:
+        raise UserError(f"adapters: {', '.join(sorted(adapters.keys() - used))} is not among the methods")
+    return ways
+
+
+def _pair(text: str) -> tuple[str, str]:
+    method, equals, folder = text.partition("=")
+    if not equals or method not in METHODS:
+        raise UserError(f"adapters: expected METHOD=FOLDER, got {text!r}")
+    return method, folder
+
+
+def _way(name: str, model: Model, method: str, tree: str | None, vocabulary: str | None, folder: str | None) -> Way:
+    if tree == "auto":
+        if vocabulary:
+            raise UserError(f"method {name!r}: a tree of auto brings its own draft vocabulary")
+        drafter, line = load_tuned(method, model, folder)
+        return Way(name, drafter, {"tree": line, "rows": drafter.num_rows})
+    _, adapter = open_adapter(method, model, folder)
+    plan = adapter_plan(adapter, tree)
+    count = adapter.info.get("draft_vocabulary", 0) if vocabulary is None else int(vocabulary)
+    drafter = make_drafter(adapter, plan, model, count)
+    info = {"adapter": adapter.digest, "tree": plan_to_json(plan), "draft_vocabulary": count, "rows": drafter.num_rows}
+    return Way(name, drafter, info)
+
+
+def select_questions(config: BenchConfig, model: Model) -> tuple[list[Question], list[Question]]:
+    """The questions to ask, and those left out because they do not fit the base's context.
+
+    Raises:
+      UserError: an unreadable file, or no question that fits.
+    """
+    questions = [question for file in config.data.split(",") for question in read_questions(file)]
+    fit, long = [], []
+    for question in stratified(questions, config.limit):
+        spoken = [text for turn in question.turns for text in (turn, "")][:-1]
+        needed = len(model.encode(spoken, config.chat)) + (config.max_new_tokens + 4) * len(question.turns)
+        (fit if needed <= model.config.max_positions else long).append(question)
+    if not fit:
+        raise UserError(f"no question fits the {model.config.max_positions} positions of {model.name!r}")
+    return fit, long
+
+
+def converse(
+    model: Model, drafter: Drafter, questions: Sequence[Question], config: BenchConfig, seed: int
+) -> list[Generation]:
+    """Answer questions of as many turns and one temperature together: all first turns, then all second ones, ..."""
+    sampling = config.sampling(config.temperature_of(questions[0]))
+    talks: list[list[str]] = [[] for _ in questions]
+    answers: list[Generation] = []
+    for turn in range(len(questions[0].turns)):
+        for talk, question in zip(talks, questions, strict=True):
+            talk.append(question.turns[turn])
+        prompts = [model.encode(talk, config.chat) for talk in talks]
+        batch = len(prompts)
+        new = generate(model, drafter, prompts, config.max_new_tokens, sampling=sampling, seed=seed, batch_size=batch)
+        for talk, answer in zip(talks, new, strict=True):
+            talk.append(answer.text)
+        answers += new
+    return answers
+
+
+def batches(questions: Sequence[Question], config: BenchConfig) -> Iterator[list[Question]]:
+    """Questions that can be answered together: as many turns, one temperature, at most `batch_size` of them."""
+    groups: dict[tuple[int, float], list[Question]] = {}
+    for question in questions:
+        group = groups.setdefault((len(question.turns), config.temperature_of(question)), [])
+        group.append(question)
+        if len(group) == config.batch_size:
+            yield group[:]
+            group.clear()
+    yield from (group for group in groups.values() if group)
+
+
+def partings(
+    model: Model, config: BenchConfig, question: Question, ours: Sequence[Generation], plain: Sequence[Generation],
+    seed: int,
+) -> list[dict[str, Any] | None]:  # fmt: skip
+    """Per turn, where the answers part, if they do: index, the two tokens, and the gap between their scores.
+
+    Behind a turn that differs the conversations differ, and nothing that follows says anything: it is left out.
+    """
+    talk: list[str] = []
+    found: list[dict[str, Any] | None] = []
+    for text, a, b in zip(question.turns, ours, plain, strict=True):
+        talk.append(text)
+        parting = None
+        if a.tokens != b.tokens and not any(found):
+            prompt = model.encode(talk, config.chat)
+            sampling = config.sampling(config.temperature_of(question))
+            parting = dataclasses.asdict(first_divergence(model, prompt, a.tokens, b.tokens, sampling, seed))
+        found.append(parting)
+        talk.append(b.text)
+    return found
+
+
+def run_bench(config: BenchConfig, model: Model, output: Path, say: Callable[[str], None]) -> None:
+    """Ask all questions that have no answers yet.
+
+    Args:
+      config: what and how.
+      model: the base.
+      output: folder for bench.json and answers/.
+      say: told what is worth a line.
+
+    Raises:
+      UserError: settings that make no sense, or a folder that holds another benchmark.
+    """
+    check_bench(config)
+    ways = parse_ways(config, model)
+    questions, long = select_questions(config, model)
+    if long:
+        say(f"left out, too long for the base: {', '.join(f'{q.data} {q.id}' for q in long)}")
+    describe_bench(config, model, ways, questions, long, output)
+    answers = Answers(output, list(ways))
+    drafters = {name: way.drafter for name, way in ways.items()}
+    with Progress("questions", config.repeats * len(questions), "questions") as progress:
+        finished = 0
+        for run in range(1, config.repeats + 1):
+            seed, done = config.seed + run - 1, answers.restore(run)
+            left = [question for question in questions if (question.data, question.id) not in done]
+            finished += len(questions) - len(left)
+            progress.skip(finished)
+            for number, batch in enumerate(batches(left, config)):
+                _ask(model, config, batch, drafters, answers, number, run, seed)
+                finished += len(batch)
+                progress.update(finished)
+    memory = json.dumps({"peak_bytes": peak_memory()} | {"method_bytes": {n: _size(d) for n, d in drafters.items()}})
+    write_atomically(output / "memory.json", memory.encode())
+
+
+def _ask(
+    model: Model, config: BenchConfig, batch: list[Question], drafters: dict[str, Drafter], answers: Answers,
+    number: int, run: int, seed: int,
+) -> None:  # fmt: skip
+    """Answer a batch every way, and write the answers down once all have."""
+    results = dict(in_turn(drafters, lambda drafter: converse(model, drafter, batch, config, seed), number))
+    for name in drafters:
+        rows = []
+        for index, question in enumerate(batch):
+            ours, plain = (results[way][index :: len(batch)] for way in (name, REFERENCE))
+            row = answer_row(model, name, question, ours, plain)
+            row["choices"][0]["divergence"] = partings(model, config, question, ours, plain, seed)
+            rows.append(row)
+        answers.append(name, run, rows)
+
+
+def describe_bench(
+    config: BenchConfig, model: Model, ways: dict[str, Way], questions: Sequence[Question], long: Sequence[Question],
+    output: Path,
+) -> None:  # fmt: skip
+    """Write bench.json, or check that it is the same. Raises UserError where the folder holds another benchmark."""
+    from jaxspec.evaluation.tuning import processor
+
+    device = jax.devices()[0]
+    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(BenchConfig)}
+    settings |= {"data": [Path(file).name for file in config.data.split(",")]}
+    asked = hashlib.sha256(json.dumps([[q.data, q.id, q.turns] for q in questions]).encode()).hexdigest()[:16]
+    found = {
+        "model": model.name,
+        "fingerprint": model.fingerprint,
+        "dtype": str(model.dtype),
+        "device": processor() if device.platform == "cpu" else f"{len(jax.devices())} x {device.device_kind}",
+        "settings": settings,
+        "ways": {name: way.info for name, way in ways.items()},
+        "questions": len(questions),
+        "asked": asked,
+        "left_out": [[q.data, q.id] for q in long],
+        "jax": jax.__version__,
+    }
+    found, file = json.loads(json.dumps(found)), output / "bench.json"
+    if file.exists():
+        before = read_json(file)
+        different = [name for name in found if before.get(name) != found[name]]
+        if different:
+            raise UserError(f"{output} holds another benchmark (other {', '.join(different)}); give another --output")
+        return
+    if output.exists() and any(output.iterdir()):
+        raise UserError(f"{output} holds other files; give another --output")
+    output.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, json.dumps(found | {"began": time.strftime("%Y-%m-%d")}, indent=1).encode())
+
+
+def peak_memory() -> int:
+    """Most bytes used so far: of the device where it tells, else of this process."""
+    stats = jax.devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in stats:
+        return stats["peak_bytes_in_use"]
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _size(drafter: Drafter) -> int:
+    """Bytes of what a method holds beside the base."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(drafter))

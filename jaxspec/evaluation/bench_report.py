@@ -1,0 +1,243 @@
+"""summary.json, report.md and plots of a benchmark, made from its answer files alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.errors import UserError
+from jaxspec.evaluation.answers import Answers
+from jaxspec.evaluation.bench import REFERENCE, BenchConfig
+from jaxspec.evaluation.compare import NEAR_TIE
+from jaxspec.evaluation.metrics import Estimate, Figures, figures
+from jaxspec.evaluation.questions import group_of
+from jaxspec.methods.adapter import write_atomically
+from jaxspec.model.hf import read_json
+
+Rows = list[list[dict[str, Any]]]  # rows of answer files, run by run
+ALL = "all"
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """Everything a folder holds.
+
+    Attributes:
+      setting: bench.json.
+      rows: answers of every way, run by run; of questions that every way has answered.
+      figures: {way: {group: figures}}; the group `all` first.
+      memory: memory.json; empty for a benchmark that was cut short.
+    """
+
+    setting: dict[str, Any]
+    rows: dict[str, Rows]
+    figures: dict[str, dict[str, Figures]]
+    memory: dict[str, Any]
+
+
+def load_results(folder: Path) -> Results:
+    """Read a benchmark's folder, finished or not.
+
+    Raises:
+      UserError: no benchmark there, or none with an answer of more than one token.
+    """
+    if not (folder / "bench.json").exists():
+        raise UserError(f"{folder}: no benchmark there (bench.json is missing)")
+    setting = read_json(folder / "bench.json")
+    ways = list(setting["ways"])
+    answers = Answers(folder, ways)
+    rows: dict[str, Rows] = {way: [] for way in ways}
+    for run in range(1, setting["settings"]["repeats"] + 1):
+        for way, found in answers.read(run).items():
+            rows[way].append(found)
+    groups = [ALL, *sorted({group_of(row["category"]) for run in rows[REFERENCE] for row in run})]
+    found = {
+        way: {
+            group: value
+            for group in groups
+            if (value := figures(_only(runs, group), _only(rows[REFERENCE], group))) is not None
+        }
+        for way, runs in rows.items()
+    }
+    if ALL not in found[REFERENCE]:
+        raise UserError(f"{folder}: no question has an answer of more than one token yet")
+    memory = read_json(folder / "memory.json") if (folder / "memory.json").exists() else {}
+    return Results(setting, rows, found, memory)
+
+
+def _only(runs: Rows, group: str) -> Rows:
+    return [[row for row in run if group in (ALL, group_of(row["category"]))] for run in runs]
+
+
+def write_bench_report(folder: Path) -> Path:
+    """Write summary.json, report.md and its plots into a benchmark's folder.
+
+    Returns:
+      The report.
+    """
+    results = load_results(folder)
+    summary = {way: {g: dataclasses.asdict(f) for g, f in groups.items()} for way, groups in results.figures.items()}
+    whole = {"setting": results.setting, "memory": results.memory, "ways": summary}
+    write_atomically(folder / "summary.json", json.dumps(whole, indent=1).encode())
+    pictures = plot_bench(results, folder)
+    lines = ["# Benchmark", "", *_setting(results), ""]
+    lines += ["## All questions", "", *overall_table(results), ""]
+    lines += ["## Speedup by category", "", *_by_group(results, lambda f: _interval(f.speedup)), ""]
+    lines += ["## Tokens per step by category", "", *_by_group(results, lambda f: f"{f.tokens_per_step:.2f}"), ""]
+    lines += ["## Acceptance by depth", "", *_acceptance(results), ""]
+    lines += ["## Where answers differ", "", *_differences(results), ""]
+    lines += [f"![{name}]({name})" for name in pictures]
+    file = folder / "report.md"
+    write_atomically(file, "\n".join([*lines, ""]).encode())
+    return file
+
+
+def command(setting: dict[str, Any]) -> str:
+    """The command line of a benchmark: what differs from the defaults."""
+    words, plain = ["python bench.py"], dataclasses.asdict(BenchConfig())
+    for name, value in setting["settings"].items():
+        if name in plain and value != plain[name]:
+            value = ",".join(value) if name == "data" else value
+            words.append(f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}"))
+    return " ".join(words)
+
+
+def _setting(results: Results) -> list[str]:
+    s, settings = results.setting, results.setting["settings"]
+    greedy = not settings["temperature"] and not settings["mt_bench_temperatures"]
+    drawn = "MT-Bench's temperatures" if settings["mt_bench_temperatures"] else f"temperature {settings['temperature']}"
+    lines = [
+        f"`{command(s)}`",
+        "",
+        f"{s['model']} ({s['dtype']}) on {s['device']}, jax {s['jax']}, {s['began']}. {s['questions']} questions, "
+        f"{'greedy' if greedy else drawn}, up to {settings['max_new_tokens']} tokens per turn, "
+        f"{settings['batch_size']} at a time, {settings['repeats']} run(s). Every question is answered by all methods "
+        "in turn; speed is of decoding, without prefill and compilation. Speedups are of pairs (the same question): "
+        "the median and the mean over questions with 95% intervals.",
+    ]
+    if s["left_out"]:
+        lines += ["", f"{len(s['left_out'])} questions are too long for the base and were left out."]
+    if results.memory:
+        lines += ["", f"Peak memory: {results.memory['peak_bytes'] / 2**20:,.0f} MiB."]
+    return lines
+
+
+def overall_table(results: Results) -> list[str]:
+    """The main table, a line per way."""
+    heads = [
+        "method",
+        "rows",
+        "tokens per step",
+        "tokens/s",
+        "speedup, median",
+        "speedup, mean",
+        "Spec-Bench's speedup",
+    ]
+    heads += ["ms per step", "step cost", "adapter, MiB", "identical"]
+    repeated = results.setting["settings"]["repeats"] > 1
+    lines = [_row([*heads, *(["runs"] if repeated else [])]), _row(["---"] * (len(heads) + repeated))]
+    sizes = results.memory.get("method_bytes", {})
+    for way, groups in results.figures.items():
+        f = groups[ALL]
+        cells = [
+            way,
+            results.setting["ways"][way].get("rows", 1),
+            f"{f.tokens_per_step:.2f}",
+            f"{f.tokens_per_second:.1f}",
+            _interval(f.speedup),
+            _interval(f.mean_speedup),
+            f"{f.spec_bench_speedup:.2f}",
+            f"{f.step_milliseconds:.1f}",
+            f"{f.step_cost:.2f}",
+            f"{sizes[way] / 2**20:.1f}" if way in sizes else "",
+            f"{f.identical} of {f.answers}",
+        ]
+        runs = f"{np.mean(f.run_speedups):.3f} ± {np.std(f.run_speedups):.3f}"
+        lines.append(_row([*cells, *([runs] if repeated else [])]))
+    return lines
+
+
+def _by_group(results: Results, cell: Any) -> list[str]:
+    groups = list(results.figures[REFERENCE])
+    counts = [results.figures[REFERENCE][group].questions for group in groups]
+    lines = [_row(["method", *(f"{g} ({n})" for g, n in zip(groups, counts, strict=True))])]
+    lines.append(_row(["---"] * (len(groups) + 1)))
+    for way, found in results.figures.items():
+        lines.append(_row([way, *(cell(found[g]) if g in found else "" for g in groups)]))
+    return lines
+
+
+def _acceptance(results: Results) -> list[str]:
+    drafting = {way: f[ALL].acceptance for way, f in results.figures.items() if f[ALL].acceptance}
+    deepest = max(map(len, drafting.values()), default=0)
+    if not deepest:
+        return ["Nothing was drafted."]
+    lines = [_row(["method", *(f"depth {d + 1}" for d in range(deepest))]), _row(["---"] * (deepest + 1))]
+    for way, rates in drafting.items():
+        lines.append(_row([way, *(f"{rate:.3f}" for rate in rates), *[""] * (deepest - len(rates))]))
+    return lines
+
+
+def _differences(results: Results) -> list[str]:
+    """One line per answer that is not autoregressive decoding's."""
+    lines = []
+    for way, runs in results.rows.items():
+        for number, rows in enumerate(runs, 1):
+            for row in rows:
+                for turn, parting in enumerate(row["choices"][0]["divergence"], 1):
+                    if parting:
+                        near = "a near-tie" if parting["gap"] < NEAR_TIE else "no near-tie"
+                        lines.append(
+                            f"- {way}: {row['data']} {row['question_id']}, turn {turn}, run {number}, from token "
+                            f"{parting['index'] + 1} on; gap {parting['gap']:.2g}, {near}"
+                        )
+    return lines or ["Nowhere: every answer is that of autoregressive decoding, token by token."]
+
+
+def _interval(estimate: Estimate) -> str:
+    return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
+
+
+def _row(cells: Sequence[Any]) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def plot_bench(results: Results, folder: Path) -> list[str]:
+    """Speedup and tokens per step by category, and acceptance by depth. Returns the picture's name in a list."""
+    import matplotlib  # slow to import, needed once at the end
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    groups = list(results.figures[REFERENCE])
+    ways = [way for way in results.figures if way != REFERENCE]
+    if not ways:
+        return []
+    figure, axes = plt.subplots(3, 1, figsize=(11, 12))
+    width, places = 0.8 / len(ways), np.arange(len(groups))
+    for number, way in enumerate(ways):
+        found = [results.figures[way].get(group) for group in groups]
+        at = places + (number - (len(ways) - 1) / 2) * width
+        speed = [f.speedup.value if f else 0 for f in found]
+        spread = [[max(f.speedup.value - f.speedup.low, 0) if f else 0 for f in found]]
+        spread += [[max(f.speedup.high - f.speedup.value, 0) if f else 0 for f in found]]
+        axes[0].bar(at, speed, width, yerr=spread, label=way, error_kw={"linewidth": 0.8})
+        axes[1].bar(at, [f.tokens_per_step if f else 0 for f in found], width, label=way)
+        rates = results.figures[way][ALL].acceptance
+        axes[2].plot(range(1, len(rates) + 1), rates, marker="o", label=way)
+    for axis, name in ((axes[0], "speedup against autoregressive"), (axes[1], "tokens per step")):
+        axis.axhline(1, color="black", linewidth=0.8)
+        axis.set_xticks(places, groups)
+        axis.set(ylabel=name)
+    axes[2].set(xlabel="depth", ylabel="accepted of offered", ylim=(0, 1))
+    axes[2].xaxis.get_major_locator().set_params(integer=True)
+    axes[0].legend(fontsize=8, ncols=min(len(ways), 4))
+    figure.tight_layout()
+    figure.savefig(folder / "report.png", dpi=100)
+    plt.close(figure)
+    return ["report.png"]

@@ -1,0 +1,110 @@
+"""Benchmark questions from JSONL files: Spec-Bench, GSM8K, HumanEval, CNN/DailyMail, XSum, or plain prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.errors import UserError
+from jaxspec.training.data import read_jsonl
+
+MT_BENCH = {  # categories and the temperatures that MT-Bench samples them at
+    "writing": 0.7, "roleplay": 0.7, "reasoning": 0.0, "math": 0.0, "coding": 0.0, "extraction": 0.0, "stem": 0.1,
+    "humanities": 0.1,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Attributes:
+      data: name of the file.
+      id: unique in it.
+      category: what the file calls it; the kind of file where it has no categories.
+      turns: what the user says, turn by turn.
+      row: the whole line of the file, with whatever says what a good answer is.
+    """
+
+    data: str
+    id: int | str
+    category: str
+    turns: tuple[str, ...]
+    row: dict[str, Any]
+
+
+def group_of(category: str) -> str:
+    """What results are summed up by: MT-Bench's categories together, every other category by itself."""
+    return "mt_bench" if category in MT_BENCH else category
+
+
+_CODE = "Complete this Python function. Answer with the whole function in one code block.\n\n{}"
+_SUMMARY = "Summarize this article in a few sentences.\n\n{}"
+_SENTENCE = "Summarize this article in one sentence.\n\n{}"
+
+# The columns that tell a format, its category, and what the user says
+_FORMATS: tuple[tuple[tuple[str, ...], str, Callable[[dict], Sequence[str]]], ...] = (
+    (("turns", "category"), "", lambda row: row["turns"]),
+    (("task_id", "prompt", "test", "entry_point"), "humaneval", lambda row: [_CODE.format(row["prompt"])]),
+    (("article", "highlights"), "cnn_dm", lambda row: [_SUMMARY.format(row["article"])]),
+    (("document", "summary"), "xsum", lambda row: [_SENTENCE.format(row["document"])]),
+    (("question", "answer"), "gsm8k", lambda row: [row["question"]]),
+    (("prompt",), "prompts", lambda row: [row["prompt"]]),
+)
+_IDS = ("question_id", "task_id", "id")
+
+
+def read_questions(path: str | Path) -> list[Question]:
+    """All questions of a file; its columns tell the format.
+
+    Raises:
+      UserError: no such file, a malformed line, unknown columns, a turn that is no text, an id twice, or no questions.
+    """
+    path, questions, seen = Path(path), [], set()
+    for number, row in read_jsonl(path):
+        where = f"{path}:{number}"
+        found = [entry for entry in _FORMATS if set(entry[0]) <= set(row)]
+        if not found:
+            known = "; ".join(", ".join(columns) for columns, *_ in _FORMATS)
+            raise UserError(f"{where}: columns {', '.join(row)} are of no known format; formats have: {known}")
+        _, category, read = found[0]
+        turns = read(row)
+        if not (isinstance(turns, list) and turns and all(isinstance(t, str) and t.strip() for t in turns)):
+            raise UserError(f"{where}: every turn must be a text that is not empty, got {turns!r}")
+        name = next((row[column] for column in _IDS if column in row), number)
+        if name in seen:
+            raise UserError(f"{where}: question {name!r} is there twice")
+        seen.add(name)
+        questions.append(Question(path.name, name, str(row.get("category") or category), tuple(turns), row))
+    if not questions:
+        raise UserError(f"{path}: holds no questions")
+    return questions
+
+
+def stratified(questions: Sequence[Question], limit: int, seed: int = 0) -> list[Question]:
+    """At most `limit` questions, as many of every category as of any other where there are enough, in their order.
+
+    Args:
+      questions: all.
+      limit: how many; 0 is all.
+      seed: of the choice within a category. A smaller choice is part of every larger one.
+    """
+    if not limit or limit >= len(questions):
+        return list(questions)
+    shuffled = np.random.default_rng(seed).permutation(len(questions))
+    groups: dict[str, dict[str, list[int]]] = {}
+    for index in shuffled:
+        question = questions[index]
+        groups.setdefault(group_of(question.category), {}).setdefault(question.category, []).append(int(index))
+    turns = [_in_turn([group[name] for name in sorted(group)]) for _, group in sorted(groups.items())]
+    return [questions[index] for index in sorted(_in_turn(turns)[:limit])]
+
+
+def _in_turn(lists: Sequence[list[int]]) -> list[int]:
+    """The first of every list, then the second of every list, and so on."""
+    longest = max(map(len, lists))
+    return [values[place] for place in range(longest) for values in lists if place < len(values)]
