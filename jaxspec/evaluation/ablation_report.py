@@ -155,6 +155,7 @@ def plot_curves(results: dict[str, Any], folder: Path) -> list[str]:
 
     pictures = []
     curves = [(_accuracy_curve, study, results["trainings"].get(study.name)) for study in STUDIES if study.axis]
+    curves += [(_distances, study, results["trainings"].get(study.name)) for study in STUDIES if study.by_distance]
     curves += [(_speed_curve, study, results["decoding"].get(study.name)) for study in DECODING_STUDIES if study.axis]
     curves = [(draw, study, found) for draw, study, found in curves if found]
     if curves:
@@ -183,6 +184,19 @@ def _accuracy_curve(axes: Any, study: Study, results: dict[str, Any]) -> None:
         for d in range(min(map(len, tops))):
             axes.plot(x, [t[d] for t in tops], style, color=f"C{d}", marker=".", label=f"top-{k}, d={d + 1}")
     axes.set(xlabel=study.axis, ylabel="accuracy", title=f"{study.title}", ylim=(0, None))
+    axes.title.set_fontsize(9)
+    axes.legend(fontsize=7)
+
+
+def _distances(axes: Any, study: Study, results: dict[str, Any]) -> None:
+    """Top-1 and top-5 of every variant against the distance."""
+    for number, (label, r) in enumerate(results.items()):
+        for k, style in ((1, "-"), (5, "--")):
+            tops = top(r["accuracy"], k)
+            name = label if k == 1 else None
+            axes.plot(range(1, len(tops) + 1), tops, style, color=f"C{number}", marker=".", label=name)
+    axes.set(xlabel="distance", ylabel="accuracy: top-1, dashed top-5", title=study.title, ylim=(0, None))
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.title.set_fontsize(9)
     axes.legend(fontsize=7)
 

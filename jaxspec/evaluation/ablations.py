@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,12 @@ class Study:
       name: short, for files.
       title: what is compared.
       source: where the paper has it.
-      learning_rate: of all variants.
+      learning_rate: of all variants but those of `rates`.
       variants: methods by label.
       claims: what the paper concludes.
       axis: name of the quantity that the labels are values of, where a curve says more than rows.
+      by_distance: draw every variant's accuracies against the distance.
+      rates: learning rates of variants that learn better with another.
     """
 
     name: str
@@ -67,6 +69,8 @@ class Study:
     variants: dict[str, Method]
     claims: tuple[Claim, ...] = ()
     axis: str = ""
+    by_distance: bool = False
+    rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def _over(values: Iterable[Any], build: Callable[[Any], Method]) -> dict[str, Method]:
@@ -85,6 +89,7 @@ _LATE = (0, 5, 10, 15, 20, 25)
 # Learning rates, the best of a few in trials of 40 updates
 _TRANSFER = 7e-3
 _HEADS = 3e-3
+_LAYERS = 1e-3  # heads behind layers of their own
 
 STUDIES = (
     Study(
@@ -227,9 +232,11 @@ STUDIES = (
             Claim("Amphista", "Medusa", "so is its fourth", distance=4),
             Claim("Amphista", "Medusa, Amphista's losses", "and not for its losses alone", distance=2),
         ),
+        by_distance=True,
+        rates={"Hydra": _LAYERS, "Hydra++": _LAYERS, "Amphista": _LAYERS},
     ),
     Study(
-        "amphista_variants", "Amphista: variants", "Amphista Tables 4 and 5, their accuracies", _HEADS,
+        "amphista_variants", "Amphista: variants", "Amphista Tables 4 and 5, their accuracies", _LAYERS,
         {
             "Amphista": Amphista(),
             "w/o auto-embedding": Amphista(self_attention_layers=0),
@@ -246,7 +253,7 @@ STUDIES = (
         ),
     ),
     Study(
-        "amphista_losses", "Amphista: its two losses", "equation 7, which gives no weights", _HEADS,
+        "amphista_losses", "Amphista: its two losses", "equation 7, which gives no weights", _LAYERS,
         {
             "both": Amphista(),
             "alignment alone": Amphista(labels=0.0),
@@ -312,7 +319,8 @@ def run_studies(
     for study in studies:
         results[study.name] = {}
         for label, method in study.variants.items():
-            train = dataclasses.replace(base.train, learning_rate=study.learning_rate)
+            rate = study.rates.get(label, study.learning_rate)
+            train = dataclasses.replace(base.train, learning_rate=rate)
             run = dataclasses.replace(base, method=method, tree="chain:1", train=train)
             say(f"{study.title}: {label}")
             folder = output / run_name(run, model)

@@ -55,7 +55,9 @@ SMALL = (
         "layer",
     ),
     Study("prompts", "Prompts", "a paper", 1e-2, {"masks": BiTA(prompting="none"), "deep": BiTA(prompts=2)}),
-    Study("shared", "Shared", "a paper", 1e-2, {"the same": PPD(), "exit": EarlyExit((1, 2, 2))}),
+    Study(
+        "shared", "Shared", "a paper", 1e-2, {"the same": PPD(), "exit": EarlyExit((1, 2, 2))}, rates={"exit": 2e-3}
+    ),
 )  # fmt: skip
 
 
@@ -65,6 +67,7 @@ def test_trainings_are_shared_and_done_once(model, base_run, tmp_path):
     assert len(said) == 6 and len(list(tmp_path.iterdir())) == 5  # PPD() is in two tables
     assert results["shared"]["the same"] == results["entry"]["0"]
     assert results["prompts"]["deep"]["method"]["prompts"] == 2
+    assert [r["training"]["learning_rate"] for r in results["shared"].values()] == [1e-2, 2e-3]
     assert all(np.shape(r["accuracy"]) == (3, 10) for study in results.values() for r in study.values())
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
     assert run_studies(base_run, model, tmp_path, SMALL, said.append) == results
@@ -211,6 +214,7 @@ def test_every_study_can_run_on_the_embedded_base():
         assert jax.tree.leaves(method.abstract(dataclasses.replace(SMOLLM2_135M, vocab_size=64)))
     for study in STUDIES:
         assert {c.one for c in study.claims} | {c.other for c in study.claims} <= set(study.variants)
+        assert set(study.rates) <= set(study.variants)
         assert not study.axis or [float(label) for label in study.variants]
     for study in DECODING_STUDIES:
         for entry in study.entries.values():
