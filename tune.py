@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -12,7 +11,8 @@ from jaxspec import DataConfig, Model, SamplingConfig, UserError, load_model
 from jaxspec.cli import enable_compilation_cache, parse, run_main
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.evaluation.tuning import TuneConfig, Tuning, check_tuning, plot_tuning, tune
-from jaxspec.methods.adapter import Adapter, open_adapter, write_atomically
+from jaxspec.files import writable, write_atomically
+from jaxspec.methods.adapter import Adapter, open_adapter
 from jaxspec.methods.tuned import save_choice
 from jaxspec.model.load import DEFAULT_MODEL
 from jaxspec.training.data import read_prompts, select_prompts
@@ -74,17 +74,6 @@ def unseen_prompts(options: Options, model: Model, adapter: Adapter) -> list[str
     return [text for text, _ in select_prompts(model, config)[: config.held_out]]
 
 
-def _writable(folder: Path) -> Path:
-    """The folder, made where missing. Raises UserError before hours of measuring rather than after them."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"{folder}: cannot be written; give another --output")
-    return folder
-
-
 def main(args: list[str]) -> None:
     """Parse, tune, write, print."""
     options = parse(Options, args, prog="tune.py")
@@ -97,7 +86,7 @@ def main(args: list[str]) -> None:
     folder, adapter = open_adapter(options.method, model, options.adapter or None)
     prompts = unseen_prompts(options, model, adapter)
     check_tuning(config, model, adapter, prompts)
-    output = _writable(Path(options.output) if options.output else folder)
+    output = writable(Path(options.output) if options.output else folder)
     tuning = tune(model, adapter, prompts, config)
     choice = tuning.choice
     file = save_choice(output, options.method, choice)

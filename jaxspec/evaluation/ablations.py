@@ -17,8 +17,8 @@ from typing import Any
 import jax
 
 from jaxspec.evaluation.early_exit import EarlyExit
+from jaxspec.files import write_atomically
 from jaxspec.methods import PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
-from jaxspec.methods.adapter import write_atomically
 from jaxspec.methods.base import Method
 from jaxspec.model.load import Model
 from jaxspec.training.data import cache_file

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -11,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.decoding.generate import Generation
+from jaxspec.errors import UserError
+from jaxspec.evaluation.compare import Divergence
 from jaxspec.evaluation.questions import Question
-from jaxspec.methods.adapter import write_atomically
-from jaxspec.model.load import Model
+from jaxspec.files import write_atomically
 
 
 def accept_lengths(answer: Generation) -> list[int]:
@@ -42,10 +45,15 @@ class Answers:
         return self._folder / "answers" / f"run_{run}" / (re.sub(r"[^\w.,=@-]", "-", way) + ".jsonl")
 
     def read(self, run: int) -> dict[str, list[dict[str, Any]]]:
-        """The rows of every way, of the questions that every way has answered."""
+        """The rows of every way, of the batches that every way has answered.
+
+        Raises:
+          UserError: a damaged line before the last one, which a kill may have cut.
+        """
         rows = {way: _whole_lines(self.file(way, run)) for way in self._ways}
         done = set.intersection(*({_key(row) for row in found} for found in rows.values()))
-        return {way: [row for row in found if _key(row) in done] for way, found in rows.items()}
+        whole = lambda row: {tuple(key) for key in row["batch"]} <= done  # noqa: E731
+        return {way: [row for row in found if whole(row)] for way, found in rows.items()}
 
     def restore(self, run: int) -> set[tuple[str, int | str]]:
         """The questions that every way has answered; anything else in the files, left by a kill, is removed."""
@@ -72,21 +80,31 @@ def _line(row: dict[str, Any]) -> str:
 
 def _whole_lines(file: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file whose last line may be cut."""
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    return [json.loads(line) for line in text.split("\n")[:-1] if line]
+    content = file.read_bytes() if file.exists() else b""
+    rows = []
+    for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise UserError(f"{file}:{number}: damaged ({error}); remove that line") from None
+    return rows
 
 
 def answer_row(
-    model: Model, way: str, question: Question, turns: Sequence[Generation], reference: Sequence[Generation]
+    model_id: str,
+    batch: Sequence[Question],
+    question: Question,
+    turns: Sequence[Generation],
+    parted: Sequence[Divergence | None],
 ) -> dict[str, Any]:
     """A line of an answer file.
 
     Args:
-      model: the base.
-      way: name.
-      question: what was asked.
-      turns: the answers.
-      reference: those of autoregressive decoding.
+      model_id: of base and method.
+      batch: the questions answered together; times are those of all of them.
+      question: the one of this line.
+      turns: its answers.
+      parted: per turn, where they part from autoregressive decoding's; no entry behind the first that does.
     """
     choice = {
         "index": 0,
@@ -95,19 +113,23 @@ def answer_row(
         "new_tokens": [turn.new_tokens for turn in turns],
         "wall_time": [turn.prefill_seconds + turn.decode_seconds for turn in turns],
         "accept_lengths": [length for turn in turns for length in accept_lengths(turn)],
-    }
-    ours = {
         "decode_seconds": [turn.decode_seconds for turn in turns],
         "offered": [turn.offered for turn in turns],
         "accepted": [turn.accepted for turn in turns],
-        "identical": [a.tokens == b.tokens for a, b in zip(turns, reference, strict=True)],
+        "divergence": [parting and _plain(parting) for parting in parted],
     }
     return {
         "question_id": question.id,
         "category": question.category,
-        "answer_id": hashlib.sha256(f"{way}{question.data}{question.id}{time.time()}".encode()).hexdigest()[:22],
-        "model_id": f"{model.name}-{way}",
-        "choices": [choice | ours],
+        "answer_id": hashlib.sha256(f"{model_id}{question.data}{question.id}{time.time()}".encode()).hexdigest()[:22],
+        "model_id": model_id,
+        "choices": [choice],
         "tstamp": time.time(),
         "data": question.data,
+        "batch": [[q.data, q.id] for q in batch],
     }
+
+
+def _plain(parting: Divergence) -> dict[str, Any]:
+    """For JSON, which has no infinity: a gap of null where one answer ended and the other went on."""
+    return dataclasses.asdict(parting) | {"gap": parting.gap if math.isfinite(parting.gap) else None}

@@ -26,18 +26,21 @@ from jaxspec.decoding.loop import Drafter
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers, answer_row
-from jaxspec.evaluation.compare import first_divergence
-from jaxspec.evaluation.questions import MT_BENCH, Question, read_questions, stratified
+from jaxspec.evaluation.compare import Divergence, first_divergence
+from jaxspec.evaluation.machine import device_name
+from jaxspec.evaluation.questions import MT_BENCH, Question, group_of, read_questions, stratified
 from jaxspec.evaluation.race import in_turn
+from jaxspec.files import writable, write_atomically
 from jaxspec.methods import METHODS
-from jaxspec.methods.adapter import adapter_plan, load_method, make_drafter, open_adapter, write_atomically
+from jaxspec.methods.adapter import adapter_plan, find_shipped, load_method, make_drafter, open_adapter
 from jaxspec.methods.tuned import load_tuned
 from jaxspec.model.hf import read_json
-from jaxspec.model.load import Model
+from jaxspec.model.load import DEFAULT_MODEL, Model
 from jaxspec.progress import Progress
 from jaxspec.tree.plan import plan_to_json
 
 REFERENCE = "autoregressive"
+_TEMPLATE = 32  # tokens that a chat template may put around a turn
 _WAY = re.compile(r"(?P<method>\w+)(=(?P<tree>[^@]+))?(@(?P<vocabulary>\d+))?")
 
 
@@ -47,9 +50,12 @@ class BenchConfig:
 
     Attributes:
       methods: METHOD, METHOD=TREE or METHOD=TREE@DRAFT-VOCABULARY with commas between; a tree of `auto` is what
-        tune.py chose. Autoregressive decoding always runs; named twice it races itself.
+        tune.py chose. Autoregressive decoding always runs; named twice it races itself. Default: every method with an
+        adapter that ships for the base.
       data: question files with commas between.
       adapters: METHOD=FOLDER with commas between, where not the adapters that ship.
+      model: smollm2-135m (embedded), a Hugging Face directory or hub name, or a GGUF file.
+      dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
       limit: questions, as many of every category as of any other; 0 is all.
       max_new_tokens: per turn.
       batch_size: questions answered together.
@@ -63,9 +69,11 @@ class BenchConfig:
       chat: ask inside the tokenizer's chat template, where it has one.
     """
 
-    methods: str = "ppd,bita,hidden_transfer,medusa,hydra,amphista"
+    methods: str = ""
     data: str = ""
     adapters: str = ""
+    model: str = DEFAULT_MODEL
+    dtype: str = ""
     limit: int = 0
     max_new_tokens: int = 128
     batch_size: int = 1
@@ -122,21 +130,19 @@ def parse_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
       UserError: what `methods` or `adapters` say cannot be read or does not fit the base.
     """
     adapters = dict(_pair(text) for text in config.adapters.split(",") if text)
+    shipped = [name for name in METHODS if name in adapters or find_shipped(name, model.fingerprint)]
+    texts = re.split(r",\s*(?=[a-z_])", config.methods) if config.methods else shipped  # commas in a tree: numbers
     plain = load_method(REFERENCE, model)
-    ways = {REFERENCE: Way(REFERENCE, plain, {})}
-    again, used = False, {REFERENCE}
-    for text in re.split(r",(?=[a-z_])", config.methods):  # commas inside a tree are followed by numbers
-        match = _WAY.fullmatch(text.strip())
+    ways, used = {REFERENCE: Way(REFERENCE, plain, {})}, set()
+    for text in map(str.strip, texts):
+        match = _WAY.fullmatch(text)
         if not match:
             raise UserError(f"method {text!r}: expected METHOD, METHOD=TREE or METHOD=TREE@DRAFT-VOCABULARY")
-        method, tree, vocabulary = match["method"], match["tree"], match["vocabulary"]
-        if method == REFERENCE and not tree and not vocabulary:
-            if again:
-                ways[f"{REFERENCE} again"] = Way(f"{REFERENCE} again", plain, {})
-            again = True
-            continue
-        ways[text] = _way(text, model, method, tree, vocabulary, adapters.get(method))
-        used.add(method)
+        if text == REFERENCE in used:
+            ways[f"{REFERENCE} again"] = Way(f"{REFERENCE} again", plain, {})
+        elif text != REFERENCE:
+            ways[text] = _way(text, model, config, adapters.get(match["method"]), **match.groupdict())
+        used.add(match["method"])
     if adapters.keys() - used:
         raise UserError(f"adapters: {', '.join(sorted(adapters.keys() - used))} is not among the methods")
     return ways
@@ -149,35 +155,40 @@ def _pair(text: str) -> tuple[str, str]:
     return method, folder
 
 
-def _way(name: str, model: Model, method: str, tree: str | None, vocabulary: str | None, folder: str | None) -> Way:
+def _way(
+    name: str, model: Model, config: BenchConfig, folder: str | None, method: str, tree: str | None,
+    vocabulary: str | None,
+) -> Way:  # fmt: skip
+    _, adapter = open_adapter(method, model, folder)
     if tree == "auto":
         if vocabulary:
             raise UserError(f"method {name!r}: a tree of auto brings its own draft vocabulary")
-        drafter, line = load_tuned(method, model, folder)
-        return Way(name, drafter, {"tree": line, "rows": drafter.num_rows})
-    _, adapter = open_adapter(method, model, folder)
-    plan = adapter_plan(adapter, tree)
-    count = adapter.info.get("draft_vocabulary", 0) if vocabulary is None else int(vocabulary)
-    drafter = make_drafter(adapter, plan, model, count)
-    info = {"adapter": adapter.digest, "tree": plan_to_json(plan), "draft_vocabulary": count, "rows": drafter.num_rows}
-    return Way(name, drafter, info)
+        tuning = {"batch_size": config.batch_size, "temperature": config.temperature}
+        drafter, line = load_tuned(method, model, folder, **tuning)
+        count = 0 if drafter.draft_vocabulary is None else len(drafter.draft_vocabulary.ids)
+        info = {"tree": line, "note": f"{name}: {line}"}
+    else:
+        plan = adapter_plan(adapter, tree)
+        count = adapter.info.get("draft_vocabulary", 0) if vocabulary is None else int(vocabulary)
+        drafter, info = make_drafter(adapter, plan, model, count), {"tree": plan_to_json(plan)}
+    return Way(name, drafter, info | {"adapter": adapter.digest, "draft_vocabulary": count, "rows": drafter.num_rows})
 
 
 def select_questions(config: BenchConfig, model: Model) -> tuple[list[Question], list[Question]]:
-    """The questions to ask, and those left out because they do not fit the base's context.
+    """The questions to ask, and those of the files that do not fit the base's context.
 
     Raises:
       UserError: an unreadable file, or no question that fits.
     """
-    questions = [question for file in config.data.split(",") for question in read_questions(file)]
     fit, long = [], []
-    for question in stratified(questions, config.limit):
+    for question in (question for file in config.data.split(",") for question in read_questions(file)):
         spoken = [text for turn in question.turns for text in (turn, "")][:-1]
-        needed = len(model.encode(spoken, config.chat)) + (config.max_new_tokens + 4) * len(question.turns)
-        (fit if needed <= model.config.max_positions else long).append(question)
+        room = (config.max_new_tokens + _TEMPLATE) * len(question.turns)
+        fits = len(model.encode(spoken, config.chat)) + room <= model.config.max_positions
+        (fit if fits else long).append(question)
     if not fit:
         raise UserError(f"no question fits the {model.config.max_positions} positions of {model.name!r}")
-    return fit, long
+    return stratified(fit, config.limit), long
 
 
 def converse(
@@ -200,10 +211,11 @@ def converse(
 
 
 def batches(questions: Sequence[Question], config: BenchConfig) -> Iterator[list[Question]]:
-    """Questions that can be answered together: as many turns, one temperature, at most `batch_size` of them."""
-    groups: dict[tuple[int, float], list[Question]] = {}
+    """Questions that can be answered together: of one group, as many turns, one temperature, at most `batch_size`."""
+    groups: dict[tuple, list[Question]] = {}
     for question in questions:
-        group = groups.setdefault((len(question.turns), config.temperature_of(question)), [])
+        kind = (group_of(question.category), len(question.turns), config.temperature_of(question))
+        group = groups.setdefault(kind, [])
         group.append(question)
         if len(group) == config.batch_size:
             yield group[:]
@@ -214,21 +226,20 @@ def batches(questions: Sequence[Question], config: BenchConfig) -> Iterator[list
 def partings(
     model: Model, config: BenchConfig, question: Question, ours: Sequence[Generation], plain: Sequence[Generation],
     seed: int,
-) -> list[dict[str, Any] | None]:  # fmt: skip
-    """Per turn, where the answers part, if they do: index, the two tokens, and the gap between their scores.
+) -> list[Divergence | None]:  # fmt: skip
+    """Per turn, where answers part from autoregressive decoding's, if they do, up to the first turn where they do.
 
-    Behind a turn that differs the conversations differ, and nothing that follows says anything: it is left out.
+    Behind it the conversations differ, and nothing that follows says anything: no entry.
     """
     talk: list[str] = []
-    found: list[dict[str, Any] | None] = []
+    found: list[Divergence | None] = []
+    sampling = config.sampling(config.temperature_of(question))
     for text, a, b in zip(question.turns, ours, plain, strict=True):
         talk.append(text)
-        parting = None
-        if a.tokens != b.tokens and not any(found):
-            prompt = model.encode(talk, config.chat)
-            sampling = config.sampling(config.temperature_of(question))
-            parting = dataclasses.asdict(first_divergence(model, prompt, a.tokens, b.tokens, sampling, seed))
-        found.append(parting)
+        prompt = model.encode(talk, config.chat)
+        found.append(first_divergence(model, prompt, a.tokens, b.tokens, sampling, seed))
+        if found[-1]:
+            break
         talk.append(b.text)
     return found
 
@@ -248,40 +259,49 @@ def run_bench(config: BenchConfig, model: Model, output: Path, say: Callable[[st
     check_bench(config)
     ways = parse_ways(config, model)
     questions, long = select_questions(config, model)
+    describe_bench(config, model, ways, questions, long, output)
+    for line in (way.info["note"] for way in ways.values() if "note" in way.info):
+        say(line)
     if long:
         say(f"left out, too long for the base: {', '.join(f'{q.data} {q.id}' for q in long)}")
-    describe_bench(config, model, ways, questions, long, output)
     answers = Answers(output, list(ways))
     drafters = {name: way.drafter for name, way in ways.items()}
-    with Progress("questions", config.repeats * len(questions), "questions") as progress:
-        finished = 0
-        for run in range(1, config.repeats + 1):
-            seed, done = config.seed + run - 1, answers.restore(run)
-            left = [question for question in questions if (question.data, question.id) not in done]
-            finished += len(questions) - len(left)
-            progress.skip(finished)
-            for number, batch in enumerate(batches(left, config)):
-                _ask(model, config, batch, drafters, answers, number, run, seed)
+    done = {run: answers.restore(run) for run in range(1, config.repeats + 1)}
+    finished, total = sum(map(len, done.values())), config.repeats * len(questions)
+    with Progress("questions", total, "questions", finished) as progress:
+        for run, before in done.items():
+            left = [question for question in questions if (question.data, question.id) not in before]
+            for batch in batches(left, config):
+                number = run * len(questions) + questions.index(batch[0])
+                _ask(model, config, batch, drafters, answers, number, run)
                 finished += len(batch)
                 progress.update(finished)
-    memory = json.dumps({"peak_bytes": peak_memory()} | {"method_bytes": {n: _size(d) for n, d in drafters.items()}})
-    write_atomically(output / "memory.json", memory.encode())
+                _note_memory(output, drafters)
 
 
 def _ask(
     model: Model, config: BenchConfig, batch: list[Question], drafters: dict[str, Drafter], answers: Answers,
-    number: int, run: int, seed: int,
+    number: int, run: int,
 ) -> None:  # fmt: skip
     """Answer a batch every way, and write the answers down once all have."""
+    seed = config.seed + run - 1
     results = dict(in_turn(drafters, lambda drafter: converse(model, drafter, batch, config, seed), number))
     for name in drafters:
         rows = []
         for index, question in enumerate(batch):
             ours, plain = (results[way][index :: len(batch)] for way in (name, REFERENCE))
-            row = answer_row(model, name, question, ours, plain)
-            row["choices"][0]["divergence"] = partings(model, config, question, ours, plain, seed)
-            rows.append(row)
+            parted = partings(model, config, question, ours, plain, seed)
+            rows.append(answer_row(f"{model.name}-{name}", batch, question, ours, parted))
         answers.append(name, run, rows)
+
+
+def _note_memory(output: Path, drafters: dict[str, Drafter]) -> None:
+    """The most memory that any process of this benchmark has used, and what each method holds beside the base."""
+    file = output / "memory.json"
+    before = read_json(file)["peak_bytes"] if file.exists() else 0
+    sizes = {name: sum(leaf.nbytes for leaf in jax.tree.leaves(drafter)) for name, drafter in drafters.items()}
+    found = {"peak_bytes": max(before, peak_memory()), "method_bytes": sizes}
+    write_atomically(file, json.dumps(found).encode())
 
 
 def describe_bench(
@@ -289,17 +309,16 @@ def describe_bench(
     output: Path,
 ) -> None:  # fmt: skip
     """Write bench.json, or check that it is the same. Raises UserError where the folder holds another benchmark."""
-    from jaxspec.evaluation.tuning import processor
-
-    device = jax.devices()[0]
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(BenchConfig)}
-    settings |= {"data": [Path(file).name for file in config.data.split(",")]}
+    adapters = [_pair(text) for text in config.adapters.split(",") if text]
+    settings["adapters"] = ",".join(f"{method}={Path(folder).name}" for method, folder in adapters)
+    settings["data"] = ",".join(Path(file).name for file in config.data.split(","))
     asked = hashlib.sha256(json.dumps([[q.data, q.id, q.turns] for q in questions]).encode()).hexdigest()[:16]
     found = {
         "model": model.name,
         "fingerprint": model.fingerprint,
         "dtype": str(model.dtype),
-        "device": processor() if device.platform == "cpu" else f"{len(jax.devices())} x {device.device_kind}",
+        "device": device_name(),
         "settings": settings,
         "ways": {name: way.info for name, way in ways.items()},
         "questions": len(questions),
@@ -314,9 +333,8 @@ def describe_bench(
         if different:
             raise UserError(f"{output} holds another benchmark (other {', '.join(different)}); give another --output")
         return
-    if output.exists() and any(output.iterdir()):
+    if any(writable(output).iterdir()):
         raise UserError(f"{output} holds other files; give another --output")
-    output.mkdir(parents=True, exist_ok=True)
     write_atomically(file, json.dumps(found | {"began": time.strftime("%Y-%m-%d")}, indent=1).encode())
 
 
@@ -327,8 +345,3 @@ def peak_memory() -> int:
         return stats["peak_bytes_in_use"]
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _size(drafter: Drafter) -> int:
-    """Bytes of what a method holds beside the base."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(drafter))

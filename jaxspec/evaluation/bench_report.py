@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from jaxspec.evaluation.bench import REFERENCE, BenchConfig
 from jaxspec.evaluation.compare import NEAR_TIE
 from jaxspec.evaluation.metrics import Estimate, Figures, figures
 from jaxspec.evaluation.questions import group_of
-from jaxspec.methods.adapter import write_atomically
+from jaxspec.files import write_atomically
 from jaxspec.model.hf import read_json
 
 Rows = list[list[dict[str, Any]]]  # rows of answer files, run by run
@@ -98,32 +99,43 @@ def write_bench_report(folder: Path) -> Path:
 
 
 def command(setting: dict[str, Any]) -> str:
-    """The command line of a benchmark: what differs from the defaults."""
-    words, plain = ["python bench.py"], dataclasses.asdict(BenchConfig())
+    """The command line of a benchmark: what differs from the defaults, files without their folders."""
+    words, defaults = ["python", "bench.py"], dataclasses.asdict(BenchConfig())
     for name, value in setting["settings"].items():
-        if name in plain and value != plain[name]:
-            value = ",".join(value) if name == "data" else value
-            words.append(f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}"))
-    return " ".join(words)
+        option = name.replace("_", "-")
+        if isinstance(value, bool) and value != defaults[name]:
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif value != defaults[name]:
+            words += [f"--{option}", str(value)]
+    return shlex.join(words)
 
 
 def _setting(results: Results) -> list[str]:
     s, settings = results.setting, results.setting["settings"]
-    greedy = not settings["temperature"] and not settings["mt_bench_temperatures"]
-    drawn = "MT-Bench's temperatures" if settings["mt_bench_temperatures"] else f"temperature {settings['temperature']}"
+    drawn = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
+    if settings["mt_bench_temperatures"]:
+        drawn = f"MT-Bench's categories at its temperatures, the others {drawn}"
+    asked, runs = s["questions"], settings["repeats"]
+    answered = sum(map(len, results.rows[REFERENCE]))
+    unfinished = "" if answered == asked * runs else f" **Unfinished: {answered} of {asked * runs} answers are there.**"
     lines = [
         f"`{command(s)}`",
         "",
-        f"{s['model']} ({s['dtype']}) on {s['device']}, jax {s['jax']}, {s['began']}. {s['questions']} questions, "
-        f"{'greedy' if greedy else drawn}, up to {settings['max_new_tokens']} tokens per turn, "
-        f"{settings['batch_size']} at a time, {settings['repeats']} run(s). Every question is answered by all methods "
-        "in turn; speed is of decoding, without prefill and compilation. Speedups are of pairs (the same question): "
-        "the median and the mean over questions with 95% intervals.",
+        f"{s['model']} ({s['dtype']}) on {s['device']}, jax {s['jax']}, {s['began']}. {asked} questions, {drawn}, up "
+        f"to {settings['max_new_tokens']} tokens per turn, {settings['batch_size']} at a time, {runs} run(s)."
+        f"{unfinished}",
+        "",
+        "Every question is answered by all methods in turn, compilation apart. Speedups compare pairs, the same "
+        "question answered both ways: the median and the mean, with 95% intervals. They are of decoding; the column "
+        "*with prefill* is Spec-Bench's speedup. *Step cost* is the time of a step over that of an autoregressive one: "
+        "speedup = tokens per step / step cost.",
     ]
+    lines += [f"\n{way['note']}" for way in s["ways"].values() if "note" in way]
     if s["left_out"]:
-        lines += ["", f"{len(s['left_out'])} questions are too long for the base and were left out."]
+        lines += ["", f"{len(s['left_out'])} questions of the files are too long for the base and were left out."]
     if results.memory:
-        lines += ["", f"Peak memory: {results.memory['peak_bytes'] / 2**20:,.0f} MiB."]
+        peak = results.memory["peak_bytes"] / 2**20
+        lines += ["", f"Peak memory, all methods together in one process: {peak:,.0f} MiB."]
     return lines
 
 
@@ -138,10 +150,11 @@ def overall_table(results: Results) -> list[str]:
         "speedup, mean",
         "Spec-Bench's speedup",
     ]
-    heads += ["ms per step", "step cost", "adapter, MiB", "identical"]
+    heads += ["ms per step", "step cost", "held beside the base, MiB", "identical"]
     repeated = results.setting["settings"]["repeats"] > 1
     lines = [_row([*heads, *(["runs"] if repeated else [])]), _row(["---"] * (len(heads) + repeated))]
     sizes = results.memory.get("method_bytes", {})
+    whole = all(len(rows) == results.setting["questions"] for rows in results.rows[REFERENCE])
     for way, groups in results.figures.items():
         f = groups[ALL]
         cells = [
@@ -151,14 +164,15 @@ def overall_table(results: Results) -> list[str]:
             f"{f.tokens_per_second:.1f}",
             _interval(f.speedup),
             _interval(f.mean_speedup),
-            f"{f.spec_bench_speedup:.2f}",
+            f"{f.with_prefill:.2f}",
             f"{f.step_milliseconds:.1f}",
             f"{f.step_cost:.2f}",
             f"{sizes[way] / 2**20:.1f}" if way in sizes else "",
             f"{f.identical} of {f.answers}",
         ]
-        runs = f"{np.mean(f.run_speedups):.3f} ± {np.std(f.run_speedups):.3f}"
-        lines.append(_row([*cells, *([runs] if repeated else [])]))
+        if repeated:
+            cells.append(_mean_and_spread(f.run_speedups) if whole else "unfinished")
+        lines.append(_row(cells))
     return lines
 
 
@@ -191,20 +205,39 @@ def _differences(results: Results) -> list[str]:
             for row in rows:
                 for turn, parting in enumerate(row["choices"][0]["divergence"], 1):
                     if parting:
-                        near = "a near-tie" if parting["gap"] < NEAR_TIE else "no near-tie"
-                        lines.append(
-                            f"- {way}: {row['data']} {row['question_id']}, turn {turn}, run {number}, from token "
-                            f"{parting['index'] + 1} on; gap {parting['gap']:.2g}, {near}"
-                        )
+                        where = f"{row['data']} {row['question_id']}, turn {turn}, run {number}"
+                        gap = _gap(results, parting["gap"])
+                        lines.append(f"- {way}: {where}, from token {parting['index'] + 1} on; {gap}")
     return lines or ["Nowhere: every answer is that of autoregressive decoding, token by token."]
 
 
+def _gap(results: Results, gap: float | None) -> str:
+    """What a gap between two scores says. In 16 bits passes of other shapes round differently by much more."""
+    if gap is None:
+        return "one answer ends where the other goes on"
+    word = "a near-tie" if gap < NEAR_TIE else "no near-tie"
+    return f"gap {gap:.2g}" + (f", {word}" if results.setting["dtype"] == "float32" else "")
+
+
+def _mean_and_spread(values: Sequence[float]) -> str:
+    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
+
+
 def _interval(estimate: Estimate) -> str:
+    if estimate.low is None:
+        return f"{estimate.value:.2f}"
     return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
 
 
 def _row(cells: Sequence[Any]) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _spread(estimate: Estimate) -> tuple[float, float]:
+    """How far its interval reaches below and above a value."""
+    if estimate.low is None:
+        return 0, 0
+    return max(estimate.value - estimate.low, 0), max(estimate.high - estimate.value, 0)
 
 
 def plot_bench(results: Results, folder: Path) -> list[str]:
@@ -224,8 +257,7 @@ def plot_bench(results: Results, folder: Path) -> list[str]:
         found = [results.figures[way].get(group) for group in groups]
         at = places + (number - (len(ways) - 1) / 2) * width
         speed = [f.speedup.value if f else 0 for f in found]
-        spread = [[max(f.speedup.value - f.speedup.low, 0) if f else 0 for f in found]]
-        spread += [[max(f.speedup.high - f.speedup.value, 0) if f else 0 for f in found]]
+        spread = np.array([_spread(f.speedup) if f else (0, 0) for f in found]).T
         axes[0].bar(at, speed, width, yerr=spread, label=way, error_kw={"linewidth": 0.8})
         axes[1].bar(at, [f.tokens_per_step if f else 0 for f in found], width, label=way)
         rates = results.figures[way][ALL].acceptance

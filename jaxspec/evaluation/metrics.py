@@ -1,7 +1,8 @@
 """Figures from answer files alone: how many tokens a step makes, how much faster it is, and whether it is the same.
 
 Questions are compared in pairs: the same question, answered in turn in the same run, by a method and by autoregressive
-decoding. Intervals are bootstrapped over questions.
+decoding. Intervals are bootstrapped over questions. Where several are answered together, such a batch takes the place
+of a question in everything that is about time: it is the batch that was timed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 _RESAMPLES = 2000
 _CONFIDENCE = 95  # percent
+_FEWEST = 5  # that an interval is made of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,13 +24,13 @@ class Estimate:
 
     Attributes:
       value: the figure.
-      low: lower end.
-      high: upper end.
+      low: lower end; None where there is too little to tell.
+      high: upper end, likewise.
     """
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +43,14 @@ class Figures:
       tokens_per_second: median over questions, of decoding without prefill.
       speedup: of decoding, in pairs: the median over questions.
       mean_speedup: the mean.
-      spec_bench_speedup: as its script computes it, with prefill: the mean over questions of tokens per second, over
-        that of autoregressive decoding.
+      with_prefill: as Spec-Bench defines speedup: the mean over questions of tokens per second, prefill included, over
+        that of autoregressive decoding. Its script tokenizes the reference's texts again to count their tokens, less
+        one per turn; here the tokens that were made are counted on both sides.
       step_milliseconds: median over questions.
       step_cost: a step's time over that of an autoregressive step, in pairs, median over questions.
       acceptance: per depth, how many of the steps that offered a candidate there accepted one.
       identical: answers that are autoregressive decoding's, token by token.
-      answers: how many answers that is of.
+      answers: how many answers that is of; turns behind one that differs answer something else and do not count.
       run_speedups: the median speedup of every run.
     """
 
@@ -56,7 +59,7 @@ class Figures:
     tokens_per_second: float
     speedup: Estimate
     mean_speedup: Estimate
-    spec_bench_speedup: float
+    with_prefill: float
     step_milliseconds: float
     step_cost: float
     acceptance: tuple[float, ...]
@@ -65,16 +68,18 @@ class Figures:
     run_speedups: tuple[float, ...]
 
 
+Row = dict[str, Any]
+
+
 @dataclasses.dataclass(frozen=True)
-class _Talk:
-    """One question's answer in one run, its turns together."""
+class _Work:
+    """What was answered together in one run: one question, or a batch of them, all turns."""
 
     tokens: int
     steps: int
     decode_seconds: float
-    wall_seconds: float
-    wall_tokens: int
-    lengths: list[int]
+    all_tokens: int
+    all_seconds: float
 
     @property
     def speed(self) -> float:
@@ -84,20 +89,33 @@ class _Talk:
     def step_seconds(self) -> float:
         return self.decode_seconds / self.steps
 
+    @property
+    def whole_speed(self) -> float:
+        return self.all_tokens / self.all_seconds
 
-def _talk(row: dict[str, Any]) -> _Talk:
-    choice = row["choices"][0]
-    return _Talk(
-        tokens=sum(choice["new_tokens"]) - len(choice["new_tokens"]),  # prefill makes the first of every turn
-        steps=sum(choice["decoding_steps"]),
-        decode_seconds=sum(choice["decode_seconds"]),
-        wall_seconds=sum(choice["wall_time"]),
-        wall_tokens=sum(choice["new_tokens"]),
-        lengths=choice["accept_lengths"],
+
+def _work(rows: Sequence[Row]) -> _Work:
+    """Rows of one batch: their tokens add up, their times are the same, and the longest answer says how many steps."""
+    choices = [row["choices"][0] for row in rows]
+    made = sum(sum(choice["new_tokens"]) for choice in choices)
+    return _Work(
+        tokens=made - sum(len(choice["new_tokens"]) for choice in choices),  # prefill makes the first of every turn
+        steps=sum(map(max, zip(*(choice["decoding_steps"] for choice in choices), strict=True))),
+        decode_seconds=sum(choices[0]["decode_seconds"]),
+        all_tokens=made,
+        all_seconds=sum(choices[0]["wall_time"]),
     )
 
 
-def figures(runs: Sequence[Sequence[dict[str, Any]]], plain: Sequence[Sequence[dict[str, Any]]]) -> Figures | None:
+def _works(rows: Sequence[Row]) -> dict[tuple, _Work]:
+    """By what was answered together."""
+    batches: dict[tuple, list[Row]] = {}
+    for row in rows:
+        batches.setdefault(tuple(map(tuple, row["batch"])), []).append(row)
+    return {batch: _work(found) for batch, found in batches.items()}
+
+
+def figures(runs: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> Figures | None:
     """A method's figures.
 
     Args:
@@ -107,56 +125,51 @@ def figures(runs: Sequence[Sequence[dict[str, Any]]], plain: Sequence[Sequence[d
     Returns:
       None where no question has an answer of more than one token.
     """
-    pairs: dict[Any, list[tuple[_Talk, _Talk]]] = {}
+    pairs: dict[tuple, list[tuple[_Work, _Work]]] = {}
     by_run: list[list[float]] = []
     for rows, references in zip(runs, plain, strict=True):
-        reference = {_key(row): _talk(row) for row in references}
-        by_run.append([])
-        for row in rows:
-            ours, theirs = _talk(row), reference[_key(row)]
-            if ours.steps and theirs.steps:
-                pairs.setdefault(_key(row), []).append((ours, theirs))
-                by_run[-1].append(ours.speed / theirs.speed)
+        reference = _works(references)
+        found = [(batch, ours, reference[batch]) for batch, ours in _works(rows).items()]
+        found = [(batch, ours, theirs) for batch, ours, theirs in found if ours.steps and theirs.steps]
+        for batch, ours, theirs in found:
+            pairs.setdefault(batch, []).append((ours, theirs))
+        by_run.append([ours.speed / theirs.speed for _, ours, theirs in found])
     if not pairs:
         return None
-    talks = [ours for found in pairs.values() for ours, _ in found]
     mean = lambda value: np.array([np.mean([value(*pair) for pair in found]) for found in pairs.values()])  # noqa: E731
     speedups = mean(lambda a, b: a.speed / b.speed)
-    turns = [same for rows in runs for row in rows for same in row["choices"][0]["identical"]]
+    choices = [row["choices"][0] for rows in runs for row in rows]
+    lengths = [length for choice in choices for length in choice["accept_lengths"]]
+    compared = [parting for choice in choices for parting in choice["divergence"]]
     return Figures(
-        questions=len(pairs),
-        tokens_per_step=sum(sum(t.lengths) for t in talks) / sum(len(t.lengths) for t in talks),
+        questions=len({(row["data"], row["question_id"]) for rows in runs for row in rows}),
+        tokens_per_step=float(np.mean(lengths)),
         tokens_per_second=float(np.median(mean(lambda a, _: a.speed))),
         speedup=estimate(speedups, np.median),
         mean_speedup=estimate(speedups, np.mean),
-        spec_bench_speedup=float(
-            np.mean(mean(lambda a, _: a.wall_tokens / a.wall_seconds))
-            / np.mean(mean(lambda _, b: b.wall_tokens / b.wall_seconds))
-        ),
+        with_prefill=float(np.mean(mean(lambda a, _: a.whole_speed)) / np.mean(mean(lambda _, b: b.whole_speed))),
         step_milliseconds=float(1e3 * np.median(mean(lambda a, _: a.step_seconds))),
         step_cost=float(np.median(mean(lambda a, b: a.step_seconds / b.step_seconds))),
-        acceptance=_acceptance([row for rows in runs for row in rows]),
-        identical=sum(turns),
-        answers=len(turns),
+        acceptance=_acceptance(choices),
+        identical=sum(parting is None for parting in compared),
+        answers=len(compared),
         run_speedups=tuple(float(np.median(values)) for values in by_run if values),
     )
 
 
-def _key(row: dict[str, Any]) -> tuple[str, int | str]:
-    return row["data"], row["question_id"]
-
-
-def _acceptance(rows: Sequence[dict[str, Any]]) -> tuple[float, ...]:
+def _acceptance(choices: Sequence[dict[str, Any]]) -> tuple[float, ...]:
     """Accepted over offered at every depth that was offered anything."""
     offered, accepted = (
-        np.sum([turn for row in rows for turn in row["choices"][0][name]], axis=0) for name in ("offered", "accepted")
+        np.sum([turn for choice in choices for turn in choice[name]], axis=0) for name in ("offered", "accepted")
     )
     return tuple(float(a / o) for o, a in zip(offered, accepted, strict=True) if o)
 
 
 def estimate(values: np.ndarray, statistic: Any) -> Estimate:
-    """A statistic of values [n] with its bootstrap interval; always the same for the same values."""
+    """A statistic of values [n] with its bootstrap interval, always the same for the same values; none for too few."""
+    value = float(statistic(values))
+    if len(values) < _FEWEST:
+        return Estimate(value, None, None)
     picks = np.random.default_rng(0).integers(0, len(values), (_RESAMPLES, len(values)))
-    spread = statistic(values[picks], axis=1)
-    low, high = np.percentile(spread, [50 - _CONFIDENCE / 2, 50 + _CONFIDENCE / 2])
-    return Estimate(float(statistic(values)), float(low), float(high))
+    low, high = np.percentile(statistic(values[picks], axis=1), [50 - _CONFIDENCE / 2, 50 + _CONFIDENCE / 2])
+    return Estimate(value, float(low), float(high))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +46,14 @@ _CODE = "Complete this Python function. Answer with the whole function in one co
 _SUMMARY = "Summarize this article in a few sentences.\n\n{}"
 _SENTENCE = "Summarize this article in one sentence.\n\n{}"
 
-# The columns that tell a format, its category, and what the user says
-_FORMATS: tuple[tuple[tuple[str, ...], str, Callable[[dict], Sequence[str]]], ...] = (
-    (("turns", "category"), "", lambda row: row["turns"]),
-    (("task_id", "prompt", "test", "entry_point"), "humaneval", lambda row: [_CODE.format(row["prompt"])]),
-    (("article", "highlights"), "cnn_dm", lambda row: [_SUMMARY.format(row["article"])]),
-    (("document", "summary"), "xsum", lambda row: [_SENTENCE.format(row["document"])]),
-    (("question", "answer"), "gsm8k", lambda row: [row["question"]]),
-    (("prompt",), "prompts", lambda row: [row["prompt"]]),
+# The columns that tell a format, its category, the column that holds what the user says, and what is said around it
+_FORMATS = (
+    (("turns", "category"), "", "turns", "{}"),
+    (("task_id", "prompt", "test", "entry_point"), "humaneval", "prompt", _CODE),
+    (("article", "highlights"), "cnn_dm", "article", _SUMMARY),
+    (("document", "summary"), "xsum", "document", _SENTENCE),
+    (("question", "answer"), "gsm8k", "question", "{}"),
+    (("prompt",), "prompts", "prompt", "{}"),
 )
 _IDS = ("question_id", "task_id", "id")
 
@@ -71,15 +71,18 @@ def read_questions(path: str | Path) -> list[Question]:
         if not found:
             known = "; ".join(", ".join(columns) for columns, *_ in _FORMATS)
             raise UserError(f"{where}: columns {', '.join(row)} are of no known format; formats have: {known}")
-        _, category, read = found[0]
-        turns = read(row)
+        _, category, column, around = found[0]
+        turns = row[column] if column == "turns" else [row[column]]
         if not (isinstance(turns, list) and turns and all(isinstance(t, str) and t.strip() for t in turns)):
-            raise UserError(f"{where}: every turn must be a text that is not empty, got {turns!r}")
-        name = next((row[column] for column in _IDS if column in row), number)
+            raise UserError(f"{where}: {column} must be text that is not empty, got {turns!r}")
+        name = next((row[column] for column in _IDS if row.get(column) is not None), f"line {number}")
+        if not isinstance(name, int | str):
+            raise UserError(f"{where}: a question's id must be a number or a text, got {name!r}")
         if name in seen:
             raise UserError(f"{where}: question {name!r} is there twice")
         seen.add(name)
-        questions.append(Question(path.name, name, str(row.get("category") or category), tuple(turns), row))
+        said = tuple(around.format(turn) for turn in turns)
+        questions.append(Question(path.name, name, str(row.get("category") or category), said, row))
     if not questions:
         raise UserError(f"{path}: holds no questions")
     return questions

@@ -83,14 +83,14 @@ def in_turn(
     Args:
       drafters: by name.
       run: decodes with one.
-      number: of the work; another drafter begins each time.
+      number: of the work; decides the order, so that over many of them nobody always follows the same one.
 
     Yields:
       Names, and what `run` returned.
     """
     names = list(drafters)
-    first = number % len(names)
-    for name in names[first:] + names[:first]:
+    for place in np.random.default_rng(number).permutation(len(names)):
+        name = names[place]
         answers = run(drafters[name])
         if any(answer.compile_seconds for answer in answers):  # the first run touches fresh memory, too
             answers = run(drafters[name])

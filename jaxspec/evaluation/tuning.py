@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import encode_prompts, generate_many
 from jaxspec.errors import UserError
 from jaxspec.evaluation.latency import measure_latency
+from jaxspec.evaluation.machine import processor
 from jaxspec.evaluation.race import Trial, race
 from jaxspec.methods.adapter import Adapter, adapter_plan, check_drafting, make_drafter, plain_drafter
 from jaxspec.methods.base import Method
@@ -173,14 +173,6 @@ def _figures(accuracy: np.ndarray, latency: Latency, finalists: list[Option], tr
         "rows": list(latency.rows),
         "milliseconds": [round(1e3 * seconds, 3) for seconds in latency.seconds],
     }
-
-
-def processor() -> str:
-    """The name of the processor, where the system tells."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else os.uname().machine
 
 
 def measure_accuracy(

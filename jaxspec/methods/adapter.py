@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from safetensors import SafetensorError
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.loop import Drafter
 from jaxspec.errors import UserError, suggest
+from jaxspec.files import write_atomically
 from jaxspec.methods import METHODS
 from jaxspec.methods.base import Method, PyTree
 from jaxspec.model.hf import read_json
@@ -83,13 +83,6 @@ def save_adapter(folder: Path, adapter: Adapter, dtype: str = "float32") -> None
     text = json.dumps(head | adapter.info, indent=1).encode()
     write_atomically(folder / "adapter.safetensors", weights)
     write_atomically(folder / "adapter.json", text)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name, then rename it: readers see the old content or the new, never half."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
 
 
 def load_adapter(folder: Path, config: ModelConfig) -> Adapter:
@@ -272,9 +265,7 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
         raise UserError(f"{name} takes no adapter")
     folder = Path(adapter) if adapter else find_shipped(name, model.fingerprint)
     if folder is None:
-        raise UserError(
-            f"no adapter of {name} ships for {model.name!r}; train one with train.py and pass it with --adapter"
-        )
+        raise UserError(f"no adapter of {name} ships for {model.name!r}; train one with train.py and give its folder")
     if not (folder / "adapter.json").exists():
         raise UserError(f"{folder}: no adapter there (adapter.json is missing)")
     declared = read_json(folder / "adapter.json")

@@ -186,8 +186,7 @@ class Method:
           sampler: as in `propose`.
           seeds: [B] uint32.
         """
-        tokens = jnp.zeros((root.shape[0], tree.num_nodes), jnp.int32).at[:, 0].set(root)
-        return Draft(tokens, jnp.zeros(tokens.shape, bool).at[:, 0].set(True)), {}
+        return no_draft(tree, root), {}
 
     def rows(self, trainable: PyTree, base: Base, tree: Tree, draft: Draft, lengths: jax.Array) -> Rows:
         """The rows to verify, one group: the draft's nodes, and for methods that probe, their probes after them."""
@@ -217,8 +216,13 @@ class Method:
           seeds: [B] uint32.
           method_state: what the method remembers.
         """
-        tokens = verified.accepted.bonus[:, None]
-        return Draft(tokens, jnp.ones(tokens.shape, bool)), method_state
+        return no_draft(next_tree, verified.accepted.bonus), method_state
+
+
+def no_draft(tree: Tree, root: jax.Array) -> Draft:
+    """The newest tokens [B] alone, without candidates."""
+    is_root = jnp.broadcast_to(jnp.arange(tree.num_nodes) == 0, (len(root), tree.num_nodes))
+    return Draft(jnp.where(is_root, root[:, None], 0), is_root)
 
 
 def rank_candidates(

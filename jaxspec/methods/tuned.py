@@ -12,15 +12,9 @@ import jax
 
 from jaxspec.decoding.loop import Drafter
 from jaxspec.errors import UserError
+from jaxspec.files import write_atomically
 from jaxspec.methods import METHODS
-from jaxspec.methods.adapter import (
-    Adapter,
-    adapter_plan,
-    load_method,
-    make_drafter,
-    open_adapter,
-    write_atomically,
-)
+from jaxspec.methods.adapter import Adapter, adapter_plan, load_method, make_drafter, open_adapter
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model
 from jaxspec.tree import TreePlan

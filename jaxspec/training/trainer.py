@@ -19,7 +19,8 @@ import orbax.checkpoint as ocp
 
 from jaxspec.config import DataConfig, ModelConfig, TrainConfig
 from jaxspec.errors import UserError
-from jaxspec.methods.adapter import Adapter, check_drafts, method_plan, save_adapter, write_atomically
+from jaxspec.files import write_atomically
+from jaxspec.methods.adapter import Adapter, check_drafts, method_plan, save_adapter
 from jaxspec.methods.base import Batch, Method, PyTree
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder

@@ -1,20 +1,26 @@
 """The benchmark from question file to report, on a tiny model."""
 
+import dataclasses
 import json
+import shlex
+import shutil
 
 import jax
 import numpy as np
 import pytest
 
 import bench
-from jaxspec.cli import run_main
+from jaxspec.cli import parse, run_main
 from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers
-from jaxspec.evaluation.bench import BenchConfig, batches, parse_ways, run_bench, select_questions
+from jaxspec.evaluation.bench import BenchConfig, batches, converse, parse_ways, partings, run_bench, select_questions
 from jaxspec.evaluation.bench_report import command, load_results, write_bench_report
+from jaxspec.evaluation.compare import first_divergence
 from jaxspec.evaluation.questions import Question
 from jaxspec.methods import PPD, Medusa
-from jaxspec.methods.adapter import Adapter, save_adapter
+from jaxspec.methods.adapter import Adapter, load_method, open_adapter, save_adapter
+from jaxspec.methods.tuned import Choice, save_choice, this_machine
+from jaxspec.tree import chain
 from tests.tiny import make_text_model
 
 QUESTIONS = [
@@ -70,13 +76,14 @@ def test_every_method_answers_every_question_that_fits(finished):
 
 
 def test_answers_are_in_spec_benchs_format(finished):
-    """What its speed script computes from the files is what the report says."""
+    """What Spec-Bench's script reads is there, and its two means are those of the report."""
     folder, _ = finished
     answers = Answers(folder, ["autoregressive", "medusa"])
     rows = {way: [json.loads(line) for line in answers.file(way, 1).open()] for way in ("autoregressive", "medusa")}
     speeds = {}
     for way, found in rows.items():
-        assert [row["question_id"] for row in found] != [] and {row["model_id"] for row in found} == {f"tiny-{way}"}
+        assert sorted(row["question_id"] for row in found) == [1, 2, 3, 4]
+        assert {row["model_id"] for row in found} == {f"tiny-{way}"}
         choices = [row["choices"][0] for row in found]
         for choice in choices:
             assert len(choice["turns"]) == len(choice["wall_time"]) == len(choice["new_tokens"])
@@ -84,7 +91,7 @@ def test_answers_are_in_spec_benchs_format(finished):
             assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"]) - len(choice["new_tokens"])
         speeds[way] = np.mean([sum(c["new_tokens"]) / sum(c["wall_time"]) for c in choices])
     figures = load_results(folder).figures["medusa"]["all"]
-    assert figures.spec_bench_speedup == pytest.approx(speeds["medusa"] / speeds["autoregressive"])
+    assert figures.with_prefill == pytest.approx(speeds["medusa"] / speeds["autoregressive"])
     lengths = [length for row in rows["medusa"] for length in row["choices"][0]["accept_lengths"]]
     assert figures.tokens_per_step == pytest.approx(np.mean(lengths))
 
@@ -95,10 +102,17 @@ def test_the_report_is_made_from_the_files_alone(finished, capsys):
     assert "| medusa |" in capsys.readouterr().out
     text = (folder / "report.md").read_text()
     assert "python bench.py --methods ppd=chain:2,medusa --data questions.jsonl" in text
-    assert "1 questions are too long" in text and "Nowhere" in text and "| all (4) |" in text
+    assert "1 questions of the files are too long" in text and "Nowhere" in text and "| all (4) |" in text
     assert (folder / "report.png").stat().st_size > 10_000
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["ways"]["medusa"]["all"]["speedup"]["low"] <= summary["ways"]["medusa"]["all"]["speedup"]["value"]
+    assert summary["ways"]["medusa"]["all"]["speedup"] == {
+        "value": load_results(folder).figures["medusa"]["all"].speedup.value, "low": None, "high": None,
+    }  # fmt: skip
+
+
+def texts_of(folder, way, run=1):
+    rows = [json.loads(line) for line in Answers(folder, [way]).file(way, run).open()]
+    return {row["question_id"]: row["choices"][0]["turns"] for row in rows}
 
 
 def test_a_killed_benchmark_goes_on_where_it_stopped(files, model, finished, tmp_path):
@@ -106,38 +120,79 @@ def test_a_killed_benchmark_goes_on_where_it_stopped(files, model, finished, tmp
     run_bench(config, model, folder, lambda line: None)
     answers = Answers(folder, ["autoregressive", "ppd=chain:2", "medusa"])
     file = answers.file("medusa", 1)
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[:-2]) + lines[-2][:40])  # one answer missing, one cut in the middle
+    lines = file.read_bytes().splitlines(keepends=True)
+    torn = lines[-2][: lines[-2].index(b'"turns"') + 12] + "é".encode()[:1]  # in the middle of a letter
+    file.write_bytes(b"".join(lines[:-2]) + torn)  # one answer missing, one cut
     kept = json.loads(lines[0])["answer_id"]
     assert len(answers.read(1)["ppd=chain:2"]) == 2
+    assert "**Unfinished: 2 of 4 answers are there.**" in write_bench_report(folder).read_text()
+    memory = json.loads((folder / "memory.json").read_text())
+    (folder / "memory.json").write_text(json.dumps(memory | {"peak_bytes": 10**15}))
     run_bench(config, model, folder, lambda line: None)
+    assert json.loads((folder / "memory.json").read_text())["peak_bytes"] == 10**15
     again = [json.loads(line) for line in file.open()]
     assert sorted(row["question_id"] for row in again) == [1, 2, 3, 4] and again[0]["answer_id"] == kept
-    whole = [json.loads(line) for line in Answers(finished[0], ["medusa"]).file("medusa", 1).open()]
-    texts = [{row["question_id"]: row["choices"][0]["turns"] for row in rows} for rows in (again, whole)]
-    assert texts[0] == texts[1]
+    assert texts_of(folder, "medusa") == texts_of(finished[0], "medusa")
+    file.write_bytes(b"{broken\n" + file.read_bytes())
+    with pytest.raises(UserError, match=r"medusa\.jsonl:1: damaged"):
+        load_results(folder)
+
+
+def test_half_a_batch_does_not_count(files, model, tmp_path):
+    config = config_of(files, methods="ppd", adapters=f"ppd={files}/ppd", batch_size=2)
+    run_bench(config, model, tmp_path / "b", lambda line: None)
+    answers = Answers(tmp_path / "b", ["autoregressive", "ppd"])
+    file = answers.file("ppd", 1)
+    rows = [json.loads(line) for line in file.open()]
+    assert [len(row["batch"]) for row in rows if row["category"] in ("writing", "math")] == [2, 2]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows if row["category"] != "math"))
+    assert {row["category"] for row in answers.read(1)["ppd"]} == {"qa", "rag"}
 
 
 def test_sampling_repeats_and_batches_are_lossless(files, model, tmp_path):
-    config = config_of(files, methods="ppd,autoregressive,autoregressive", adapters=f"ppd={files}/ppd", repeats=2)
-    changes = {"batch_size": 2, "temperature": 0.8, "mt_bench_temperatures": True, "seed": 5}
-    run_bench(config.__class__(**(vars(config) | changes)), model, tmp_path / "b", lambda line: None)
-    results = load_results(tmp_path / "b")
+    shared = {"methods": "ppd, autoregressive,autoregressive", "adapters": f"ppd={files}/ppd", "repeats": 2}
+    shared |= {"mt_bench_temperatures": True, "temperature": 0.8, "seed": 5}
+    for size in (1, 2):
+        run_bench(config_of(files, **shared, batch_size=size), model, tmp_path / str(size), lambda line: None)
+    results = load_results(tmp_path / "2")
     assert list(results.figures) == ["autoregressive", "ppd", "autoregressive again"]
     for groups in results.figures.values():
         assert groups["all"].identical == groups["all"].answers == 12 and len(groups["all"].run_speedups) == 2
-    first, second = ([row["choices"][0]["turns"] for row in run] for run in results.rows["ppd"])
-    assert first != second  # another seed
-    assert "±" in write_bench_report(tmp_path / "b").read_text()
+    one, two = (texts_of(tmp_path / "2", "ppd", run) for run in (1, 2))
+    assert one == texts_of(tmp_path / "1", "ppd") and two == texts_of(tmp_path / "1", "ppd", 2)
+    assert one[2] == two[2]  # math is greedy
+    assert all(one[name] != two[name] for name in (1, 3, 4))  # the others are drawn with another seed
+    assert "±" in write_bench_report(tmp_path / "2").read_text()
+
+
+def other(answer, place):
+    """An answer with another token at a place."""
+    tokens = list(answer.tokens)
+    tokens[place] = (tokens[place] + 1) % 200
+    return dataclasses.replace(answer, tokens=tokens)
+
+
+def test_where_answers_part_is_found_turn_by_turn(files, model):
+    config = config_of(files, temperature=0.9)
+    [question, *_] = select_questions(config, model)[0]
+    plain = converse(model, load_method("autoregressive", model), [question], config, seed=4)
+    assert partings(model, config, question, plain, plain, 4) == [None, None]
+    [none, second] = partings(model, config, question, [plain[0], other(plain[1], 3)], plain, 4)
+    assert none is None and second.index == 3 and second.gap > 0
+    prompt = model.encode([question.turns[0], plain[0].text, question.turns[1]])
+    tokens = other(plain[1], 3).tokens
+    assert second == first_divergence(model, prompt, tokens, plain[1].tokens, config.sampling(0.9), 4)
+    [first] = partings(model, config, question, [other(plain[0], 0), plain[1]], plain, 4)
+    assert first.index == 0  # and nothing is said of the second turn
 
 
 def test_batches_share_turns_and_temperature():
-    categories = ["writing", "qa", "roleplay", "math", "qa", "stem"]
+    categories = ["writing", "qa", "roleplay", "math", "qa", "stem", "rag"]
     questions = [Question("f", i, c, ("a",) * (1 if c == "qa" else 2), {}) for i, c in enumerate(categories)]
     ids = lambda config: [[q.id for q in batch] for batch in batches(questions, config)]  # noqa: E731
-    assert ids(BenchConfig(batch_size=2)) == [[0, 2], [1, 4], [3, 5]]
-    assert ids(BenchConfig(batch_size=2, mt_bench_temperatures=True)) == [[0, 2], [1, 4], [3], [5]]
-    assert ids(BenchConfig()) == [[i] for i in range(6)]
+    assert ids(BenchConfig(batch_size=2)) == [[0, 2], [1, 4], [3, 5], [6]]
+    assert ids(BenchConfig(batch_size=2, mt_bench_temperatures=True)) == [[0, 2], [1, 4], [3], [5], [6]]
+    assert ids(BenchConfig()) == [[i] for i in range(7)]
 
 
 def test_a_divergence_is_listed_with_its_gap(finished, tmp_path):
@@ -146,11 +201,12 @@ def test_a_divergence_is_listed_with_its_gap(finished, tmp_path):
     for name in ("bench.json", "answers/run_1/autoregressive.jsonl", "answers/run_1/ppd=chain-2.jsonl"):
         (tmp_path / name).write_text((folder / name).read_text())
     rows = [json.loads(line) for line in (folder / "answers/run_1/medusa.jsonl").open()]
-    rows[0]["choices"][0]["identical"][0] = False
-    rows[0]["choices"][0]["divergence"][0] = {"index": 2, "tokens": [1, 2], "gap": 3e-5}
+    rows[0]["choices"][0]["divergence"] = [{"index": 2, "tokens": [1, 2], "gap": 3e-5}]
+    rows[1]["choices"][0]["divergence"] = [{"index": 0, "tokens": [1, -1], "gap": None}]
     (tmp_path / "answers/run_1/medusa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = write_bench_report(tmp_path).read_text()
-    assert "turn 1, run 1, from token 3 on; gap 3e-05, a near-tie" in text and "5 of 6" in text
+    assert "turn 1, run 1, from token 3 on; gap 3e-05, a near-tie" in text
+    assert "from token 1 on; one answer ends where the other goes on" in text
 
 
 @pytest.mark.parametrize(
@@ -169,6 +225,7 @@ def test_a_divergence_is_listed_with_its_gap(finished, tmp_path):
         ({"adapters": "ppd"}, "expected METHOD=FOLDER"),
         ({"data": "/nowhere.jsonl"}, "/nowhere.jsonl"),
         ({"max_new_tokens": 4000}, "no question fits"),
+        ({"data": "a/b.jsonl,c/b.jsonl"}, "different names"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_written(files, model, tmp_path, changes, message):
@@ -185,6 +242,8 @@ def test_a_folder_with_other_results_is_left_alone(files, model, finished, tmp_p
         run_bench(config_of(files, max_new_tokens=9), model, folder, lambda line: None)
     assert (folder / "bench.json").read_text() == before
     (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="cannot be written"):
+        run_bench(config_of(files), model, tmp_path / "notes.txt", lambda line: None)
     with pytest.raises(UserError, match="holds other files"):
         run_bench(config_of(files), model, tmp_path, lambda line: None)
 
@@ -209,11 +268,32 @@ def test_a_tree_may_hold_commas(files, model):
     assert ways["ppd"].drafter.tree.num_nodes == 4
 
 
-def test_the_command_repeats_the_benchmark():
-    setting = {"settings": vars(BenchConfig(methods="ppd", repeats=3, mt_bench_temperatures=True))}
-    setting["settings"] = setting["settings"] | {"data": ["a.jsonl", "b.jsonl"]}
-    expected = "python bench.py --methods ppd --data a.jsonl,b.jsonl --mt-bench-temperatures --repeats 3"
-    assert command(setting) == expected
+def test_the_command_repeats_the_benchmark(files, model, tmp_path):
+    changes = {"methods": "ppd", "adapters": f"ppd={files}/ppd", "repeats": 2, "chat": False, "dtype": "float32"}
+    config = config_of(files, **changes, mt_bench_temperatures=True, model="a model's folder")
+    run_bench(config, model, tmp_path / "b", lambda line: None)
+    words = shlex.split(command(json.loads((tmp_path / "b" / "bench.json").read_text())))
+    assert words[:2] == ["python", "bench.py"]
+    expected = dataclasses.replace(config, data="questions.jsonl", adapters="ppd=ppd")
+    assert parse(BenchConfig, words[2:]) == expected
+
+
+def test_what_ships_for_the_base_runs_by_default(files, model, monkeypatch):
+    assert list(parse_ways(config_of(files, methods=""), model)) == ["autoregressive", "ppd", "medusa"]
+    assert list(parse_ways(BenchConfig(), model)) == ["autoregressive"]
+
+
+def test_a_tuned_tree_is_the_one_for_these_circumstances(files, model, tmp_path):
+    _, adapter = open_adapter("ppd", model, files / "ppd")
+    shutil.copytree(files / "ppd", tmp_path / "ppd")
+    for size, plan in ((1, chain(2)), (2, chain(1))):
+        choice = Choice(this_machine(), "float32", adapter.digest, size, 512, 0.0, plan, f"for {size}", {})
+        save_choice(tmp_path / "ppd", "ppd", choice)
+    config = config_of(files, methods="ppd=auto", adapters=f"ppd={tmp_path}/ppd", batch_size=2)
+    way = parse_ways(config, model)["ppd=auto"]
+    assert way.drafter.tree.num_nodes == 2 and way.info["note"].startswith("ppd=auto: tuned for this machine: for 2")
+    alone = parse_ways(dataclasses.replace(config, batch_size=1), model)["ppd=auto"]
+    assert alone.drafter.tree.num_nodes == 3 and alone.info["adapter"] == adapter.digest
 
 
 def test_long_conversations_are_left_out(files, model):

@@ -26,9 +26,9 @@ def write(folder, *rows):
         ),
         ({"task_id": "H/0", "prompt": "def f():", "test": "t", "entry_point": "f"}, "humaneval", "def f():", "H/0"),
         ({"id": "x1", "article": "Long text.", "highlights": "Text."}, "cnn_dm", "Long text.", "x1"),
-        ({"document": "Long text.", "summary": "Text."}, "xsum", "Long text.", 1),
-        ({"question": "2 + 2?", "answer": "#### 4"}, "gsm8k", ("2 + 2?",), 1),
-        ({"prompt": "Hello."}, "prompts", ("Hello.",), 1),
+        ({"document": "Long text.", "summary": "Text."}, "xsum", "Long text.", "line 1"),
+        ({"question": "2 + 2?", "answer": "#### 4"}, "gsm8k", ("2 + 2?",), "line 1"),
+        ({"prompt": "Hello."}, "prompts", ("Hello.",), "line 1"),
     ],
 )
 def test_every_format_is_known_by_its_columns(tmp_path, row, category, said, name):
@@ -45,8 +45,10 @@ def test_every_format_is_known_by_its_columns(tmp_path, row, category, said, nam
         ((), "holds no questions"),
         (({"text": "a"},), "questions.jsonl:1: columns text are of no known format"),
         (({"prompt": "a"}, "{not json"), "questions.jsonl:2: not JSON"),
-        (({"prompt": "a"}, {"prompt": " "}), "questions.jsonl:2: every turn must be a text that is not empty"),
-        (({"category": "qa", "turns": "a"},), "every turn must be a text"),
+        (({"prompt": "a"}, {"prompt": " "}), "questions.jsonl:2: prompt must be text that is not empty"),
+        (({"category": "qa", "turns": "a"},), "turns must be text"),
+        (({"article": None, "highlights": "a"},), "article must be text"),
+        (({"id": [1], "prompt": "a"},), "id must be a number or a text, got [1]"),
         (({"id": 3, "prompt": "a"}, {"id": 3, "prompt": "b"}), "questions.jsonl:2: question 3 is there twice"),
     ],
 )
@@ -54,6 +56,12 @@ def test_bad_files_are_refused_with_file_and_line(tmp_path, rows, message):
     with pytest.raises(UserError) as error:
         read_questions(write(tmp_path, *rows))
     assert message in str(error.value)
+
+
+def test_a_question_without_an_id_is_named_by_its_line(tmp_path):
+    file = write(tmp_path, {"id": None, "prompt": "a"}, {"id": 1, "prompt": "b"}, {"prompt": "{c}"})
+    assert [q.id for q in read_questions(file)] == ["line 1", 1, "line 3"]
+    assert read_questions(file)[2].turns == ("{c}",)
 
 
 def test_a_missing_file_is_named(tmp_path):

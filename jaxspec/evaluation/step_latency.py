@@ -1,0 +1,213 @@
+"""How long one step of the base takes against rows, batch and cache: what every method's arithmetic rests on.
+
+PPD Figure 6.6b and Hidden Transfer Figure 1: as long as a step waits for memory, further rows are nearly free. The
+time that reading the weights and the cache must take is measured beside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.config import ModelConfig
+from jaxspec.decoding.loop import Drafter
+from jaxspec.errors import UserError, suggest
+from jaxspec.evaluation.latency import StepTimer
+from jaxspec.evaluation.machine import device_name
+from jaxspec.files import write_atomically
+from jaxspec.methods.base import Method
+from jaxspec.model.decoder import Decoder
+from jaxspec.model.load import DEFAULT_MODEL, DTYPES, Model, load_model
+from jaxspec.model.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B
+from jaxspec.progress import Progress
+from jaxspec.tree import from_paths
+
+SHAPES = {"1b": MOBILELLAMA_1_4B, "7b": LLAMA_7B, "13b": LLAMA_13B}
+_COPIED = 1 << 28  # bytes of the array that bandwidth is measured with
+
+
+@dataclasses.dataclass(frozen=True)
+class LatencyConfig:
+    """What to measure.
+
+    Attributes:
+      models: smollm2-135m, 1b, 7b, 13b (random weights of these shapes), or what `load_model` takes.
+      rows: rows of a step, the root included.
+      batch_sizes: prompts decoded together.
+      cache_lengths: slots of the cache.
+      rounds: measurements of each step, all sizes in turn.
+      dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
+    """
+
+    models: tuple[str, ...] = (DEFAULT_MODEL,)
+    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    batch_sizes: tuple[int, ...] = (1,)
+    cache_lengths: tuple[int, ...] = (512,)
+    rounds: int = 9
+    dtype: str = ""
+
+
+def check_latency(config: LatencyConfig) -> None:
+    """Raise UserError for settings that cannot be measured."""
+    for name in ("models", "rows", "batch_sizes", "cache_lengths"):
+        if not getattr(config, name):
+            raise UserError(f"give at least one value for {name.replace('_', '-')}")
+    least = {"rows": 1, "batch_sizes": 1, "cache_lengths": 64}
+    for name, value in least.items():
+        if min(getattr(config, name)) < value:
+            raise UserError(f"{name.replace('_', '-')} must be at least {value}, got {min(getattr(config, name))}")
+    if config.rounds < 1:
+        raise UserError(f"rounds must be at least 1, got {config.rounds}")
+    for name in config.models:
+        if name not in SHAPES and name != DEFAULT_MODEL and "/" not in name and not Path(name).exists():
+            raise UserError(
+                f"model {name!r}{suggest(name, [DEFAULT_MODEL, *SHAPES])}: no such shapes, file or hub name"
+            )
+
+
+def random_model(name: str, config: ModelConfig, dtype: str) -> Model:
+    """Random weights of published shapes: steps take as long as with trained ones.
+
+    Raises:
+      UserError: they do not fit the device's memory.
+    """
+    decoder = Decoder(config)
+    shapes = jax.eval_shape(decoder.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    needed = sum(leaf.size for leaf in jax.tree.leaves(shapes)) * jnp.dtype(dtype).itemsize
+    copies = 2 if jax.default_backend() == "cpu" else 1  # decoding on CPU holds a second layout
+    if copies * needed > 0.9 * device_bytes():
+        raise UserError(
+            f"{name} in {dtype} needs {copies * needed / 2**30:.0f} GiB and the device has "
+            f"{device_bytes() / 2**30:.0f} GiB"
+        )
+    fill = jax.jit(lambda key, shape: 0.02 * jax.random.normal(key, shape, dtype), static_argnums=1)
+    params = jax.tree.map(lambda leaf: fill(jax.random.key(leaf.size), leaf.shape), shapes)
+    return Model(name, config, params, "random")
+
+
+def device_bytes() -> int:
+    """Memory of the device that JAX computes on."""
+    stats = jax.devices()[0].memory_stats() or {}
+    return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def bandwidth(rounds: int) -> float:
+    """Bytes per second that the device reads and writes while it copies a large array; the best of a few rounds."""
+    x = jnp.zeros(_COPIED // 4, jnp.float32)
+    copy = jax.jit(lambda x: x + 1).lower(x).compile()
+    seconds = []
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        jax.block_until_ready(copy(x))
+        seconds.append(time.perf_counter() - began)
+    return 2 * _COPIED / min(seconds[1:])
+
+
+def step_bytes(model: Model, batch_size: int, cache_length: int) -> int:
+    """Bytes that one step must read: every weight but unread embeddings, and the whole cache."""
+    c, params = model.config, model.params
+    embedding = 0 if c.tie_embeddings else params["embedding"].nbytes
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) - embedding
+    cache = 2 * c.num_layers * batch_size * c.num_kv_heads * cache_length * c.head_dim * model.dtype.itemsize
+    return weights + cache
+
+
+def measure_steps(config: LatencyConfig) -> dict[str, Any]:
+    """Median seconds of a step for every model, batch, cache length and number of rows; all sizes in turn.
+
+    Raises:
+      UserError: settings that cannot be measured, or a model that cannot be loaded or does not fit.
+    """
+    check_latency(config)
+    speed = bandwidth(config.rounds)
+    curves = []
+    for name in config.models:
+        dtype = config.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+        if dtype not in DTYPES:
+            raise UserError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
+        model = random_model(name, SHAPES[name], dtype) if name in SHAPES else load_model(name, dtype)
+        cases = [(b, s, r) for b in config.batch_sizes for s in config.cache_lengths for r in config.rows]
+        seconds = _in_turn(name, model, cases, config.rounds)
+        for b in config.batch_sizes:
+            for s in config.cache_lengths:
+                curves.append(
+                    {
+                        "model": name,
+                        "dtype": dtype,
+                        "batch_size": b,
+                        "cache_length": s,
+                        "seconds": {str(r): seconds[b, s, r] for r in config.rows},
+                        "memory_seconds": step_bytes(model, b, s) / speed,
+                    }
+                )
+    return {"device": device_name(), "bytes_per_second": speed, "jax": jax.__version__, "curves": curves}
+
+
+def _in_turn(name: str, model: Model, cases: Sequence[tuple[int, int, int]], rounds: int) -> dict[tuple, float]:
+    timers: dict[tuple[int, int, int], Callable[[], float]] = {}
+    with Progress(name, len(cases) * (rounds + 1), "runs") as progress:
+        for number, (batch, cache, rows) in enumerate(cases, 1):
+            drafter = Drafter({}, from_paths([(rank,) for rank in range(rows - 1)]).arrays(0), Method())
+            timers[batch, cache, rows] = StepTimer(model.decoding_base, drafter, batch, cache)
+            progress.update(number, f"{rows} rows compiled")
+        samples: dict[tuple, list[float]] = {case: [] for case in timers}
+        for turn in range(1, rounds + 1):
+            for number, (case, run) in enumerate(timers.items(), 1):
+                samples[case].append(run())
+                progress.update(turn * len(cases) + number)
+    return {case: float(np.median(values)) for case, values in samples.items()}
+
+
+def write_latency(results: dict[str, Any], folder: Path) -> Path:
+    """Write latency.json, latency.md and latency.png. Returns the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "latency.json", json.dumps(results, indent=1).encode())
+    _plot(results, folder / "latency.png")
+    page = folder / "latency.md"
+    write_atomically(page, "\n".join(latency_table(results)).encode())
+    return page
+
+
+def latency_table(results: dict[str, Any]) -> list[str]:
+    """Milliseconds by rows, a line per curve, with what reading weights and cache alone would take."""
+    rows = list(results["curves"][0]["seconds"])
+    gigabytes = results["bytes_per_second"] / 1e9
+    lines = ["# Milliseconds of a step by rows", "", f"{results['device']}, {gigabytes:.1f} GB/s, jax {results['jax']}"]
+    lines += ["", "| model | batch | cache | memory alone | " + " | ".join(f"{r} rows" for r in rows) + " |"]
+    lines.append("|" + " --- |" * (4 + len(rows)))
+    for curve in results["curves"]:
+        cells = [f"{curve['model']} ({curve['dtype']})", curve["batch_size"], curve["cache_length"]]
+        cells += [f"{1e3 * s:.1f}" for s in (curve["memory_seconds"], *curve["seconds"].values())]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return [*lines, "", "![latency](latency.png)", ""]
+
+
+def _plot(results: dict[str, Any], picture: Path) -> None:
+    import matplotlib  # slow to import, needed once at the end
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    models = list(dict.fromkeys(curve["model"] for curve in results["curves"]))
+    figure, grid = plt.subplots(1, len(models), figsize=(5.5 * len(models), 4), squeeze=False)
+    for axes, model in zip(grid.flat, models, strict=True):
+        for number, curve in enumerate(c for c in results["curves"] if c["model"] == model):
+            rows = [int(r) for r in curve["seconds"]]
+            label = f"batch {curve['batch_size']}, cache {curve['cache_length']}"
+            axes.plot(rows, [1e3 * s for s in curve["seconds"].values()], marker=".", color=f"C{number}", label=label)
+            axes.axhline(1e3 * curve["memory_seconds"], color=f"C{number}", linestyle=":", linewidth=1)
+        axes.set_xscale("log", base=2)
+        axes.set(xlabel="rows", ylabel="milliseconds per step", title=f"{model} (dotted: memory alone)", ylim=(0, None))
+        axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(picture, dpi=100)
+    plt.close(figure)

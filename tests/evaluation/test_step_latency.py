@@ -1,0 +1,68 @@
+"""Step times against rows: every case is measured, and the memory a step must read is counted right."""
+
+import dataclasses
+
+import pytest
+
+import bench
+from jaxspec.errors import UserError
+from jaxspec.evaluation import step_latency
+from jaxspec.evaluation.step_latency import LatencyConfig, check_latency, measure_steps, random_model, step_bytes
+from jaxspec.model.hf import save_directory
+from tests.tiny import TINY, make_text_model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    model = make_text_model()
+    save_directory(tmp_path / "model", model.config, model.params, model.eos)
+    model.tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path
+
+
+def test_every_case_is_measured_and_shown(folder, capsys):
+    sizes = ["--rows", "1", "5", "--batch-sizes", "1", "2", "--cache-lengths", "64", "96", "--rounds", "1"]
+    bench.main(["latency", "--models", str(folder / "model"), *sizes, "--output", str(folder / "out")])
+    shown = capsys.readouterr().out
+    assert (folder / "out" / "latency.md").read_text().strip() == shown.strip() and "| 5 rows |" in shown
+    assert (folder / "out" / "latency.png").stat().st_size > 5000
+    assert len([line for line in shown.splitlines() if "(float32)" in line]) == 4
+
+
+def test_curves_hold_seconds_and_the_memory_limit(monkeypatch):
+    monkeypatch.setitem(step_latency.SHAPES, "1b", TINY)
+    [curve] = measure_steps(LatencyConfig(models=("1b",), rows=(1, 4), rounds=1))["curves"]
+    assert set(curve["seconds"]) == {"1", "4"} and min(curve["seconds"].values()) > 0
+    assert 0 < curve["memory_seconds"] < 1
+
+
+def test_bytes_by_hand():
+    model = make_text_model()
+    c = model.config
+    layer = 32 * (32 + 2 * 16) + 32 * 32 + 3 * 32 * 48 + 2 * 32  # q, k and v, o, MLP, two norms
+    weights = c.num_layers * layer + 32 + 32 * c.vocab_size
+    cache = 2 * c.num_layers * 3 * c.num_kv_heads * 64 * c.head_dim
+    assert step_bytes(model, 3, 64) == 4 * (weights + cache)
+
+
+def test_shapes_that_do_not_fit_are_refused(monkeypatch):
+    assert random_model("tiny", TINY, "float32").params["lm_head"].shape == (32, 16)
+    monkeypatch.setattr(step_latency, "device_bytes", lambda: 1000)
+    with pytest.raises(UserError, match="tiny in float32 needs 0 GiB"):
+        random_model("tiny", TINY, "float32")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"rows": (0, 2)}, "rows must be at least 1, got 0"),
+        ({"rows": ()}, "at least one value for rows"),
+        ({"cache_lengths": (32,)}, "cache-lengths must be at least 64"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"models": ("7bb",)}, "did you mean '7b'"),
+    ],
+)
+def test_bad_settings_are_refused(changes, message):
+    with pytest.raises(UserError) as error:
+        check_latency(dataclasses.replace(LatencyConfig(), **changes))
+    assert message in str(error.value)
