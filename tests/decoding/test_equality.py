@@ -83,12 +83,20 @@ def pairwise(options):
     return chosen
 
 
-VARIANTS = [method(**settings) for method, options in OPTIONS.items() for settings in pairwise(options)]
-DEFAULTS = [method(**{name: values[0] for name, values in options.items()}) for method, options in OPTIONS.items()]
-
-
 def settings_of(method):
     return method.name + "".join(f"-{value}" for value in dataclasses.astuple(method))
+
+
+def variants():
+    """Methods with how tokens are drawn, which is one more option: every value of an option meets both."""
+    for method, options in OPTIONS.items():
+        for settings in pairwise(options | {"sampling": (GREEDY, SAMPLING[1])}):
+            sampling = settings.pop("sampling")
+            yield method(**settings), sampling
+
+
+VARIANTS = list(variants())
+DEFAULTS = [method(**{name: values[0] for name, values in options.items()}) for method, options in OPTIONS.items()]
 
 
 def trained(method, model):
@@ -115,7 +123,7 @@ def check(model, draft, prompts, sampling, seed, batch_size, limit=24):
 
 
 def test_every_method_is_covered():
-    assert {m.name for m in VARIANTS} | {"autoregressive"} == set(METHODS)
+    assert {method.name for method, _ in VARIANTS} | {"autoregressive"} == set(METHODS)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
@@ -130,8 +138,9 @@ def test_same_tokens_as_autoregressive(tiny, method, sampling, batch_size):
     assert any(0 in a.tokens for a in answers)  # token 0 is an ordinary token
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLING[1]], ids=["greedy", "filtered"])
-@pytest.mark.parametrize("method", VARIANTS, ids=settings_of)
+@pytest.mark.parametrize(
+    "method, sampling", [pytest.param(*v, id=f"{settings_of(v[0])}-{v[1].temperature:g}") for v in VARIANTS]
+)
 def test_every_option_is_lossless(tiny, method, sampling):
     """Every two values of two options meet in one of these; each has a tree of two states of unequal probes."""
     depth = method.max_distance
