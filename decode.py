@@ -10,8 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from jaxspec import Generation, Match, Model, SamplingConfig, Typical, UserError, load_method, load_model, stream
+from jaxspec import (
+    Generation,
+    Match,
+    Model,
+    Rejection,
+    SamplingConfig,
+    Typical,
+    UserError,
+    load_method,
+    load_model,
+    stream,
+)
 from jaxspec.cli import enable_compilation_cache, parse, run_main
+from jaxspec.decoding.acceptance import Acceptance
 from jaxspec.decoding.generate import encode_prompts, iterate
 from jaxspec.decoding.loop import Drafter
 from jaxspec.decoding.sampling import make_sampler
@@ -47,7 +59,8 @@ class Options:
       top_p: keep the most probable tokens up to this probability.
       min_p: drop tokens less probable than this fraction of the best.
       seed: decides the text when sampling.
-      accept: match is lossless; typical is faster and changes the text.
+      accept: match gives the text of autoregressive decoding; rejection, when sampling, another text of the same
+        distribution; typical is lossy.
       epsilon: typical acceptance, largest threshold.
       delta: typical acceptance, factor of the entropy-dependent threshold.
       dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
@@ -73,7 +86,7 @@ class Options:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
-    accept: Literal["match", "typical"] = "match"
+    accept: Literal["match", "rejection", "typical"] = "match"
     epsilon: float = Typical.epsilon
     delta: float = Typical.delta
     dtype: str = ""
@@ -83,7 +96,7 @@ class Options:
     json: bool = False
 
 
-def decode(options: Options, prompts: list[str], sampling: SamplingConfig, acceptance: Match | Typical) -> None:
+def decode(options: Options, prompts: list[str], sampling: SamplingConfig, acceptance: Acceptance) -> None:
     """Load, answer, print."""
     model = load_model(options.model, options.dtype or None)
     method = _method(options, model)
@@ -141,7 +154,7 @@ def _streams(options: Options) -> bool:
 
 
 def _answers(
-    options: Options, model: Model, method: Drafter, prompts: list[str], acceptance: Match | Typical, settings: dict
+    options: Options, model: Model, method: Drafter, prompts: list[str], acceptance: Acceptance, settings: dict
 ) -> Iterator[Generation]:
     """One answer per prompt; its text is printed on the way unless the result is JSON."""
     if not _streams(options):
@@ -164,18 +177,26 @@ def _print(
     """One prompt's result: JSON, or texts on stdout with a report on stderr."""
     if options.json:
         row = record(name, options.model, answer, reference, parting)
-        print(json.dumps(row | {"lossless": options.accept == "match"}, ensure_ascii=False), flush=True)
+        print(json.dumps(row | {"lossless": options.accept != "typical"}, ensure_ascii=False), flush=True)
         return
     if not _streams(options):
         print(f"[{name}]\n{answer.text}" if reference else answer.text)
     if reference:
         print(f"[autoregressive]\n{reference.text}")
     sys.stdout.flush()
-    lossy = " (typical acceptance: the text may differ from the base's own)" if options.accept == "typical" else ""
-    print(summary(name, answer) + lossy, file=sys.stderr)
+    print(summary(name, answer) + _remark(options), file=sys.stderr)
     if reference:
         print(summary("autoregressive", reference), file=sys.stderr)
         print(comparison(answer, reference, parting), file=sys.stderr)
+
+
+def _remark(options: Options) -> str:
+    """What there is to say about a text that need not be autoregressive decoding's."""
+    if options.accept == "typical":
+        return " (typical acceptance: the text may differ from the base's own)"
+    if options.accept == "rejection" and options.temperature:
+        return " (rejection sampling: another text than the seed's own, of the same distribution)"
+    return ""
 
 
 def main(args: list[str]) -> None:
@@ -196,7 +217,8 @@ def main(args: list[str]) -> None:
     prompts = [options.prompt] if options.prompt else read_prompts(options.prompts, options.column)
     sampling = SamplingConfig(options.temperature, options.top_k, options.top_p, options.min_p)
     make_sampler(sampling)  # refuses bad settings before anything is loaded
-    acceptance = Typical(options.epsilon, options.delta) if options.accept == "typical" else Match()
+    kinds = {"match": Match, "rejection": Rejection, "typical": lambda: Typical(options.epsilon, options.delta)}
+    acceptance = kinds[options.accept]()
     enable_compilation_cache()
     decode(options, prompts, sampling, acceptance)
 

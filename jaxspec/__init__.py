@@ -14,7 +14,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # its advice is
 
 from jaxspec import tree
 from jaxspec.config import DataConfig, ModelConfig, SamplingConfig, TrainConfig
-from jaxspec.decoding.acceptance import Match, Typical
+from jaxspec.decoding.acceptance import Match, Rejection, Typical
 from jaxspec.decoding.generate import Generation, generate, stream
 from jaxspec.errors import UserError
 from jaxspec.methods.adapter import load_method
@@ -27,6 +27,7 @@ __all__ = [
     "Match",
     "Model",
     "ModelConfig",
+    "Rejection",
     "SamplingConfig",
     "TrainConfig",
     "Typical",

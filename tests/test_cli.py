@@ -128,6 +128,14 @@ def test_chat_template_is_the_default_and_can_be_left_out(files, capsys):
     assert texts[0] != texts[1]
 
 
+def test_rejection_says_that_the_text_is_another(files, capsys):
+    command = arguments(files, "--prompt", "hello", "--accept", "rejection", "--temperature", "0.9")
+    decode.main(command)
+    assert "another text than the seed's own, of the same distribution" in capsys.readouterr().err
+    decode.main([*command, "--json"])
+    assert json.loads(capsys.readouterr().out)["lossless"] is True
+
+
 def test_typical_acceptance_says_that_it_is_lossy(files, capsys):
     decode.main(arguments(files, "--prompt", "hello", "--accept", "typical"))
     assert "may differ from the base's own" in capsys.readouterr().err

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxspec.decoding.sampling import Sampler
 from jaxspec.errors import UserError
 from jaxspec.tree import Tree
+
+_TINY = 1e-20
 
 
 @flax.struct.dataclass
@@ -30,37 +34,160 @@ class Accepted:
     bonus: jax.Array
 
 
+@flax.struct.dataclass
+class Drawn:
+    """Where sampled candidates came from.
+
+    Attributes:
+      log_q: [B, X, V] float32, distributions, filters and temperature included.
+      place: [B, N] int32, which of them each node's token was drawn from. Siblings share one: they are drawn without
+        replacement, in the order of their ranks.
+    """
+
+    log_q: jax.Array
+    place: jax.Array
+
+
+@flax.struct.dataclass
+class Draft:
+    """What a step verifies.
+
+    Attributes:
+      tokens: [B, N] int32, token of every node; node 0, the root, is the newest token emitted.
+      valid: [B, N] bool; False for nodes without a candidate (a first step, an n-gram miss, padding).
+      drawn: None unless candidates were drawn independently of the text's noise.
+    """
+
+    tokens: jax.Array
+    valid: jax.Array
+    drawn: Drawn | None = None
+
+
+class Acceptance(abc.ABC):
+    """Which candidates survive; a frozen dataclass of static settings."""
+
+    @abc.abstractmethod
+    def choose(self, logits: jax.Array, noise: jax.Array, sampler: Sampler) -> jax.Array:
+        """The base's own token [...] from logits [..., V] and noise that broadcasts to them."""
+
+    @abc.abstractmethod
+    def __call__(
+        self,
+        tree: Tree,
+        draft: Draft,
+        logits: jax.Array,
+        sampler: Sampler,
+        seeds: jax.Array,
+        positions: jax.Array,
+    ) -> Accepted:
+        """Verify a draft.
+
+        Args:
+          tree: arrays with a batch axis.
+          draft: what to verify.
+          logits: [B, N, V] float32, the base's logits at the nodes.
+          sampler: how tokens are drawn.
+          seeds: [B] uint32.
+          positions: [B, P + 1] int32, the position that a node of each depth predicts.
+        """
+
+    def drafting(self, sampler: Sampler) -> Sampler:
+        """How the method draws its candidates."""
+        return sampler
+
+
 @dataclasses.dataclass(frozen=True)
-class Match:
+class Match(Acceptance):
     """Lossless: a candidate survives if it is the token the base draws there with that position's noise.
 
     Greedy decoding is the case without noise ("exact matching", PPD 4.5.2, Algorithm 3).
     """
 
     def choose(self, logits: jax.Array, noise: jax.Array, sampler: Sampler) -> jax.Array:
-        """The base's own token [...] from logits [..., V] and noise that broadcasts to them."""
+        """The best token, noise included."""
         return jnp.argmax(sampler.filtered(logits) + noise, axis=-1).astype(jnp.int32)
 
     def __call__(
-        self, tree: Tree, tokens: jax.Array, valid: jax.Array, logits: jax.Array, noise: jax.Array, sampler: Sampler
+        self, tree: Tree, draft: Draft, logits: jax.Array, sampler: Sampler, seeds: jax.Array, positions: jax.Array
     ) -> Accepted:
-        """Verify a draft.
-
-        Args:
-          tree: arrays with a batch axis.
-          tokens: [B, N] int32, the draft.
-          valid: [B, N] bool, nodes that hold a candidate.
-          logits: [B, N, V] float32, the base's logits at the nodes.
-          noise: [B, P + 1, V], of the position that a node of each depth predicts; [1, 1, 1] when greedy.
-          sampler: how tokens are drawn.
-        """
+        """Verify a draft."""
+        noise = sampler.noise(seeds, positions, logits.shape[-1])
         targets = self.choose(logits, _per_node(noise, tree), sampler)  # [B, N]
-        right = tokens == jnp.take_along_axis(targets, tree.parent, axis=1)
-        return _longest(tree, valid & right, targets)
+        right = draft.tokens == jnp.take_along_axis(targets, tree.parent, axis=1)
+        return _longest(tree, draft.valid & right, targets)
 
 
 @dataclasses.dataclass(frozen=True)
-class Typical:
+class Rejection(Match):
+    """Lossless in distribution (Leviathan et al., 2023): a candidate x drawn from q survives with min(1, p(x) / q(x)).
+
+    After a rejection the next token, or the next sibling's judge, is p's normalised excess over q, max(p - q, 0), and
+    q loses the token that was refused. Drawing from all of p instead, as SPACE prints it, is not lossless. The text is
+    another one than autoregressive decoding's with the same seed. Greedy decoding is the case of `Match`.
+    """
+
+    def drafting(self, sampler: Sampler) -> Sampler:
+        """From a stream of their own: candidates that knew the text's noise would bias it."""
+        return sampler.replace(independent=sampler.sampling)
+
+    def __call__(
+        self, tree: Tree, draft: Draft, logits: jax.Array, sampler: Sampler, seeds: jax.Array, positions: jax.Array
+    ) -> Accepted:
+        """Verify a draft, from the root down."""
+        if draft.drawn is None:
+            return super().__call__(tree, draft, logits, sampler, seeds, positions)
+        rows = jnp.arange(len(seeds))
+        chances = sampler.chances(seeds, positions, tree.max_rank)  # [B, P + 1, K]
+        node, length, path = jnp.zeros_like(rows), jnp.zeros_like(rows), [jnp.zeros_like(rows)]
+        rest = jax.nn.softmax(sampler.filtered(logits[:, 0]))  # [B, V], what the next token is drawn from
+        for depth in range(tree.max_depth):
+            child, residual = self._choose_child(tree, draft, rest, node, chances[:, depth])
+            goes_on = (length == depth) & (child >= 0)
+            node, length = jnp.where(goes_on, child, node), length + goes_on
+            below = jax.nn.softmax(sampler.filtered(logits[rows, node]))
+            stays = length == depth  # stopped here; those that stopped above keep what they had
+            rest = jnp.where(goes_on[:, None], below, jnp.where(stays[:, None], residual, rest))
+            path.append(node)
+        noise = sampler.noise(seeds, positions[rows, length][:, None], logits.shape[-1])[:, 0]
+        bonus = jnp.argmax(jnp.log(rest) + noise, axis=-1)
+        whole = (jnp.stack(path, axis=1), length, node, bonus)
+        return Accepted(*(x.astype(jnp.int32) for x in whole))
+
+    def _choose_child(
+        self, tree: Tree, draft: Draft, p: jax.Array, node: jax.Array, chances: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The child [B] that survives, or -1, and what is left of p [B, V] when none does. Siblings in turn."""
+        rows = jnp.arange(len(node))
+        is_child = (tree.parent == node[:, None]) & (tree.depth > 0) & draft.valid  # [B, N]
+        place = draft.drawn.place[rows, jnp.argmax(is_child, axis=1)]
+        q = jnp.exp(draft.drawn.log_q[rows, place])  # [B, V]
+
+        def judge(rank: int, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            p, q, taken, waiting = state
+            here = is_child & (tree.rank == rank)
+            child = jnp.argmax(here, axis=1)
+            token = draft.tokens[rows, child]
+            drawn = waiting & jnp.any(here, axis=1) & (q[rows, token] > 0)
+            survives = drawn & (chances[:, rank] * q[rows, token] < p[rows, token])
+            refused = (drawn & ~survives)[:, None]
+            fewer = q.at[rows, token].set(0.0)
+            left = fewer / jnp.maximum(jnp.sum(fewer, axis=-1, keepdims=True), _TINY)
+            p, q = jnp.where(refused, self.residual(p, q), p), jnp.where(refused, left, q)
+            return p, q, jnp.where(survives, child, taken), drawn & ~survives
+
+        start = (p, q, jnp.full_like(node, -1), jnp.ones_like(node, bool))
+        p, _, taken, _ = lax.fori_loop(0, tree.max_rank, judge, start)
+        return taken, p
+
+    def residual(self, p: jax.Array, q: jax.Array) -> jax.Array:
+        """What is left of p [..., V] once a token drawn from q was refused."""
+        excess = jnp.maximum(p - q, 0)
+        total = jnp.sum(excess, axis=-1, keepdims=True)
+        return jnp.where(total > _TINY, excess / jnp.maximum(total, _TINY), p)  # p = q refuses nothing but by rounding
+
+
+@dataclasses.dataclass(frozen=True)
+class Typical(Acceptance):
     """Lossy: a candidate survives if the base finds it plausible (Medusa 2.3.1; PPD 4.5.2).
 
     p(candidate) > min(epsilon, delta * exp(-entropy)); the base's own tokens are greedy; the longest surviving path
@@ -83,19 +210,16 @@ class Typical:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
     def __call__(
-        self, tree: Tree, tokens: jax.Array, valid: jax.Array, logits: jax.Array, noise: jax.Array, sampler: Sampler
+        self, tree: Tree, draft: Draft, logits: jax.Array, sampler: Sampler, seeds: jax.Array, positions: jax.Array
     ) -> Accepted:
-        """Verify a draft; the arguments of `Match`."""
+        """Verify a draft."""
         log_p = jax.nn.log_softmax(sampler.filtered(logits))
         entropy = -jnp.sum(jnp.where(log_p > -jnp.inf, jnp.exp(log_p) * log_p, 0), axis=-1)  # [B, N]
         threshold = jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy))
         at_parent = jnp.take_along_axis(log_p, tree.parent[..., None], axis=1)  # [B, N, V]
-        p = jnp.exp(jnp.take_along_axis(at_parent, tokens[..., None], axis=2))[..., 0]
+        p = jnp.exp(jnp.take_along_axis(at_parent, draft.tokens[..., None], axis=2))[..., 0]
         plausible = p > jnp.take_along_axis(threshold, tree.parent, axis=1)
-        return _longest(tree, valid & plausible, self.choose(logits, noise, sampler))
-
-
-Acceptance = Match | Typical
+        return _longest(tree, draft.valid & plausible, self.choose(logits, jnp.zeros(()), sampler))
 
 
 def _per_node(noise: jax.Array, tree: Tree) -> jax.Array:

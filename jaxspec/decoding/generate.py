@@ -244,7 +244,8 @@ def iterate(
       max_new_tokens: stop there, or at an end-of-text token.
       sampling: greedy by default.
       seed: with sampling, decides the text; the same for every prompt.
-      acceptance: `Match` is lossless, `Typical` is not.
+      acceptance: `Match` gives autoregressive decoding's text, `Rejection` another of the same distribution,
+        `Typical` is lossy.
       batch_size: prompts decoded together; each accepts at its own pace.
       chat: wrap texts in the tokenizer's chat template, where it has one.
       max_length: longest prompt and answer together, in tokens; default the base's context.
@@ -372,7 +373,8 @@ def stream(
       max_new_tokens: stop there, or at an end-of-text token.
       sampling: greedy by default.
       seed: with sampling, decides the text.
-      acceptance: `Match` is lossless, `Typical` is not.
+      acceptance: `Match` gives autoregressive decoding's text, `Rejection` another of the same distribution,
+        `Typical` is lossy.
       chat: wrap text in the tokenizer's chat template, where it has one.
       max_length: longest prompt and answer together, in tokens.
       steps_per_chunk: forward passes between two yields.

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.decoding.acceptance import Acceptance, Accepted
+from jaxspec.decoding.acceptance import Acceptance, Accepted, Draft
 from jaxspec.decoding.sampling import Sampler
-from jaxspec.methods.base import Draft, Method, Prompt, PyTree, Verified
+from jaxspec.methods.base import Method, Prompt, PyTree, Verified
 from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
 from jaxspec.model.chunks import run_in_chunks
@@ -167,7 +167,7 @@ def start(
     tree = select_trees(drafter.tree, tree_state)
     prompt = Prompt(tokens, hidden, lengths, cache.capacity, chunk)
     draft, method_state = drafter.method.start(
-        drafter.trainable, drafter.drafting(base), tree, prompt, first, sampler, seeds
+        drafter.trainable, drafter.drafting(base), tree, prompt, first, acceptance.drafting(sampler), seeds
     )
     counts = jnp.minimum(limits, 1)
     return DecodeState(
@@ -197,8 +197,7 @@ def step(
 
     logits = base.logits(exits[-1][:, 0, : tree.num_nodes])  # [B, N, V]
     predicted = state.lengths[:, None] + 1 + jnp.arange(tree.max_depth + 1)
-    noise = sampler.noise(state.seeds, predicted, base.vocab_size)
-    accepted = acceptance(tree, draft.tokens, draft.valid, logits, noise, sampler)
+    accepted = acceptance(tree, draft, logits, sampler, state.seeds, predicted)
 
     cache = commit(state.cache, gather_rows(kv, accepted.path), state.lengths)
     new = _new_tokens(draft, accepted)
@@ -212,7 +211,7 @@ def step(
         tree,
         next_tree,
         verified,
-        sampler,
+        acceptance.drafting(sampler),
         state.seeds,
         state.method_state,
     )

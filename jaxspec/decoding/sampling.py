@@ -3,6 +3,8 @@
 Every absolute position t of a row with seed s has its own noise g[t] = gumbel(fold_in(key(s), t)). Whoever draws
 the token at t, autoregressive decoding, a node of a tree or a drafter guessing ahead, takes
 argmax(filtered log p + g[t]). So the same seed gives the same text whatever the method, the tree or the batch.
+
+Rejection sampling alone needs drafts and chances that know nothing of g: they have streams of their own.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.errors import UserError
 
 _DROPPED = -jnp.inf
+_DRAFTS, _CHANCES = (jnp.uint32(2**32 - n) for n in (1, 2))  # streams; no position is as large
 
 
 @flax.struct.dataclass
@@ -28,6 +31,7 @@ class Sampler:
       top_p: float32 scalar.
       min_p: float32 scalar.
       active: which of (sampling at all, top-k, top-p, min-p) are switched on (static).
+      independent: draw from the stream of drafts, and remember the distribution drawn from (static).
     """
 
     temperature: jax.Array
@@ -35,6 +39,7 @@ class Sampler:
     top_p: jax.Array
     min_p: jax.Array
     active: tuple[bool, bool, bool, bool] = flax.struct.field(pytree_node=False)
+    independent: bool = flax.struct.field(pytree_node=False, default=False)
 
     @property
     def sampling(self) -> bool:
@@ -75,7 +80,18 @@ class Sampler:
             return jnp.zeros((1, 1, 1))
 
         def one(seed: jax.Array, position: jax.Array) -> jax.Array:
-            return jax.random.gumbel(jax.random.fold_in(jax.random.key(seed), position), (vocab_size,))
+            key = jax.random.key(seed)
+            key = jax.random.fold_in(key, _DRAFTS) if self.independent else key
+            return jax.random.gumbel(jax.random.fold_in(key, position), (vocab_size,))
+
+        return jax.vmap(jax.vmap(one, (None, 0)))(seeds, positions)
+
+    def chances(self, seeds: jax.Array, positions: jax.Array, count: int) -> jax.Array:
+        """Uniform numbers in [0, 1) that decide about drafts, [B, X, count], by seed [B] and position [B, X]."""
+
+        def one(seed: jax.Array, position: jax.Array) -> jax.Array:
+            key = jax.random.fold_in(jax.random.key(seed), _CHANCES)
+            return jax.random.uniform(jax.random.fold_in(key, position), (count,))
 
         return jax.vmap(jax.vmap(one, (None, 0)))(seeds, positions)
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
-from jaxspec.decoding.acceptance import Accepted
+from jaxspec.decoding.acceptance import Accepted, Draft, Drawn
 from jaxspec.decoding.sampling import Sampler
 from jaxspec.errors import UserError
 from jaxspec.model.base import Base
@@ -25,16 +25,16 @@ PyTree = Any
 
 
 @flax.struct.dataclass
-class Draft:
-    """What the next step verifies.
+class Candidates:
+    """Tokens that may come, at some places.
 
     Attributes:
-      tokens: [B, N] int32, token of every node; node 0, the root, is the newest token emitted.
-      valid: [B, N] bool; False for nodes without a candidate (a first step, an n-gram miss, padding).
+      tokens: [B, X, K] int32, the best first, or those drawn first.
+      log_q: [B, X, V], what they were drawn from, where the sampler is independent; else None.
     """
 
     tokens: jax.Array
-    valid: jax.Array
+    log_q: jax.Array | None
 
 
 @flax.struct.dataclass
@@ -186,7 +186,7 @@ class Method:
           sampler: as in `propose`.
           seeds: [B] uint32.
         """
-        return no_draft(tree, root), {}
+        return no_draft(base, tree, root, sampler), {}
 
     def rows(self, trainable: PyTree, base: Base, tree: Tree, draft: Draft, lengths: jax.Array) -> Rows:
         """The rows to verify, one group: the draft's nodes, and for methods that probe, their probes after them."""
@@ -216,50 +216,55 @@ class Method:
           seeds: [B] uint32.
           method_state: what the method remembers.
         """
-        return no_draft(next_tree, verified.accepted.bonus), method_state
+        return no_draft(base, next_tree, verified.accepted.bonus, sampler), method_state
 
 
-def no_draft(tree: Tree, root: jax.Array) -> Draft:
+def no_draft(base: Base, tree: Tree, root: jax.Array, sampler: Sampler) -> Draft:
     """The newest tokens [B] alone, without candidates."""
     is_root = jnp.broadcast_to(jnp.arange(tree.num_nodes) == 0, (len(root), tree.num_nodes))
-    return Draft(jnp.where(is_root, root[:, None], 0), is_root)
+    drawn = None
+    if sampler.independent:
+        drawn = Drawn(jnp.zeros((len(root), tree.max_depth, base.vocab_size)), jnp.zeros(is_root.shape, jnp.int32))
+    return Draft(jnp.where(is_root, root[:, None], 0), is_root, drawn)
 
 
 def rank_candidates(
     base: Base, logits: jax.Array, sampler: Sampler, seeds: jax.Array, positions: jax.Array, count: int
-) -> jax.Array:
+) -> Candidates:
     """The best tokens by a drafter's logits, ranked with the noise of the positions they are for.
+
+    With an independent sampler that is drawing without replacement (Gumbel's top-k).
 
     Args:
       base: the frozen decoder, which knows what may be drafted.
       logits: [B, X, V'].
-      sampler: as the base's own tokens are drawn.
+      sampler: as the base's own tokens are drawn, or independently.
       seeds: [B] uint32.
       positions: [B, X] int32, or [B, 1] where all are for the same.
       count: K.
-
-    Returns:
-      [B, X, K] int32, token ids.
     """
     scores = sampler.filtered(logits)
+    log_q = base.draft_whole(jax.nn.log_softmax(scores), -jnp.inf) if sampler.independent else None
     if sampler.sampling:
         scores += base.draft_part(sampler.noise(seeds, positions, base.vocab_size))
-    return base.draft_ids(jax.lax.top_k(scores, count)[1])
+    return Candidates(base.draft_ids(jax.lax.top_k(scores, count)[1]), log_q)
 
 
-def draft_from_candidates(tree: Tree, root: jax.Array, candidates: jax.Array, known: jax.Array) -> Draft:
+def draft_from_candidates(tree: Tree, root: jax.Array, candidates: Candidates, known: jax.Array) -> Draft:
     """Fill a tree from candidates per distance.
 
     Args:
       tree: arrays with a batch axis.
       root: [B] int32, the newest token.
-      candidates: [B, M, K] int32, tokens by distance and rank.
+      candidates: of M distances, by distance and rank.
       known: [B, M] bool, distances that have candidates this time.
     """
-    index = (jnp.arange(root.shape[0])[:, None], jnp.maximum(tree.depth - 1, 0))
+    place = jnp.maximum(tree.depth - 1, 0)
+    index = (jnp.arange(root.shape[0])[:, None], place)
     is_root = tree.depth == 0
-    tokens = jnp.where(is_root, root[:, None], candidates[(*index, tree.rank)])
-    return Draft(tokens, tree.live & (is_root | known[index]))
+    tokens = jnp.where(is_root, root[:, None], candidates.tokens[(*index, tree.rank)])
+    drawn = None if candidates.log_q is None else Drawn(candidates.log_q, place)
+    return Draft(tokens, tree.live & (is_root | known[index]), drawn)
 
 
 def check_choices(method: Method) -> None:

@@ -14,8 +14,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from jaxspec.decoding.acceptance import Draft, Drawn
 from jaxspec.decoding.sampling import Sampler
-from jaxspec.methods.base import Draft, PyTree, rank_candidates
+from jaxspec.methods.base import PyTree, rank_candidates
 from jaxspec.methods.heads import Context, Features, HeadMethod, beside, init_beside, init_layer, run_layer
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product
@@ -92,6 +93,7 @@ class Hydra(HeadMethod):
         """Fill a tree level by level: the candidates below a node come from the head that reads the node's path."""
         hidden, rows = base.normed(features[0]), jnp.arange(len(root))[:, None]
         tokens = jnp.where(tree.depth == 0, root[:, None], 0)  # [B, N]
+        places, log_q = jnp.zeros_like(tokens), []
         has_children = _has_children(tree)
         for level, width in enumerate(tree.inner):
             here = has_children & (tree.depth == level)
@@ -105,8 +107,12 @@ class Hydra(HeadMethod):
             positions = position[:, None] + level + 1
             candidates = rank_candidates(base, logits, sampler, seeds, positions, tree.max_rank)
             place = jnp.argmax(parents[:, None] == tree.parent[..., None], axis=-1)  # [B, N], of each node's parent
-            tokens = jnp.where(tree.depth == level + 1, candidates[rows, place, tree.rank], tokens)
-        return Draft(tokens, tree.live)
+            below = tree.depth == level + 1
+            tokens = jnp.where(below, candidates.tokens[rows, place, tree.rank], tokens)
+            places = jnp.where(below, place + sum(tree.inner[:level]), places)
+            log_q.append(candidates.log_q)
+        drawn = Drawn(jnp.concatenate(log_q, axis=1), places) if sampler.independent else None
+        return Draft(tokens, tree.live, drawn)
 
 
 def _has_children(tree: Tree) -> jax.Array:

@@ -99,6 +99,12 @@ class Base:
         """What concerns the tokens that may be drafted: [..., V] to [..., V']."""
         return x if self.draft_vocabulary is None else x[..., self.draft_vocabulary.ids]
 
+    def draft_whole(self, x: jax.Array, fill: float) -> jax.Array:
+        """[..., V'] to [..., V], with a value for the tokens that may not be drafted."""
+        if self.draft_vocabulary is None:
+            return x
+        return jnp.full((*x.shape[:-1], self.vocab_size), fill, x.dtype).at[..., self.draft_vocabulary.ids].set(x)
+
     def draft_ids(self, index: jax.Array) -> jax.Array:
         """Places in the draft vocabulary to token ids."""
         return index if self.draft_vocabulary is None else self.draft_vocabulary.ids[index]

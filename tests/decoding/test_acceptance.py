@@ -1,12 +1,14 @@
 """Acceptance on small trees worked out by hand."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Match, Typical
+from jaxspec.decoding.acceptance import Draft, Match, Typical
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.errors import UserError
 from jaxspec.tree import build_tree
@@ -14,7 +16,7 @@ from jaxspec.tree import build_tree
 # nodes: 0 root, 1 (0), 2 (1), 3 (0, 0), 4 (1, 0), 5 (1, 0, 0)
 TREE = build_tree([(0,), (1,), (0, 0), (1, 0), (1, 0, 0)])
 GREEDY = make_sampler(SamplingConfig())
-NO_NOISE = jnp.zeros((1, 1, 1))
+SEEDS, POSITIONS = jnp.zeros(1, jnp.uint32), jnp.arange(4)[None]
 
 
 def run(acceptance, tokens, targets, valid=None, vocab=8):
@@ -22,7 +24,7 @@ def run(acceptance, tokens, targets, valid=None, vocab=8):
     tree = jax.tree.map(lambda x: jnp.asarray(x)[None], TREE)
     valid = jnp.ones((1, 6), bool) if valid is None else jnp.array([valid])
     logits = 10.0 * jax.nn.one_hot(jnp.array([targets]), vocab)
-    return acceptance(tree, jnp.array([tokens]), valid, logits, NO_NOISE, GREEDY)
+    return acceptance(tree, Draft(jnp.array([tokens]), valid), logits, GREEDY, SEEDS, POSITIONS)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +54,11 @@ def test_invalid_nodes_are_never_accepted():
 
 def test_noise_belongs_to_the_position_a_node_predicts():
     """Node at depth d is judged with noise[d]: noise that forbids the argmax moves the target."""
-    sampler = make_sampler(SamplingConfig(1.0))
-    tree = jax.tree.map(lambda x: jnp.asarray(x)[None], TREE)
-    logits = jnp.zeros((1, 6, 8))
     noise = 5.0 * jax.nn.one_hot(jnp.array([[2, 4, 6, 1]]), 8)
-    accepted = Match()(tree, jnp.array([[7, 1, 2, 3, 4, 5]]), jnp.ones((1, 6), bool), logits, noise, sampler)
+    sampler = SimpleNamespace(filtered=lambda logits: logits, noise=lambda seeds, positions, size: noise)
+    tree = jax.tree.map(lambda x: jnp.asarray(x)[None], TREE)
+    draft = Draft(jnp.array([[7, 1, 2, 3, 4, 5]]), jnp.ones((1, 6), bool))
+    accepted = Match()(tree, draft, jnp.zeros((1, 6, 8)), sampler, SEEDS, POSITIONS)
     assert accepted.path[0, :3].tolist() == [0, 2, 4] and int(accepted.length[0]) == 2
     assert int(accepted.bonus[0]) == 6
 
@@ -68,13 +70,13 @@ def test_typical_threshold_is_the_published_one():
     p[[1, 2]] = 0.45, 0.25
     entropy = -(p * np.log(p)).sum()
     logits = jnp.broadcast_to(jnp.log(p), (1, 6, 8))
-    draft = (jnp.array([[7, 2, 3, 3, 3, 3]]), jnp.ones((1, 6), bool))
+    draft = Draft(jnp.array([[7, 2, 3, 3, 3, 3]]), jnp.ones((1, 6), bool))
     for factor, taken in ((0.99, 1), (1.01, 0)):
         delta = factor * 0.25 / np.exp(-entropy)
-        accepted = Typical(epsilon=1.0, delta=delta)(tree, *draft, logits, NO_NOISE, GREEDY)
+        accepted = Typical(epsilon=1.0, delta=delta)(tree, draft, logits, GREEDY, SEEDS, POSITIONS)
         assert int(accepted.length[0]) == taken
         assert int(accepted.bonus[0]) == 1  # greedy
-        accepted = Typical(epsilon=0.25 * factor, delta=1e9)(tree, *draft, logits, NO_NOISE, GREEDY)
+        accepted = Typical(epsilon=0.25 * factor, delta=1e9)(tree, draft, logits, GREEDY, SEEDS, POSITIONS)
         assert int(accepted.length[0]) == taken
 
 

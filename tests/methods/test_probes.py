@@ -10,11 +10,11 @@ import optax
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Accepted
+from jaxspec.decoding.acceptance import Accepted, Draft
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, BiTA, HiddenTransfer
-from jaxspec.methods.base import Batch, Draft, Verified
+from jaxspec.methods.base import Batch, Verified
 from jaxspec.model.base import Base
 from jaxspec.model.cache import commit, empty_cache
 from jaxspec.model.decoder import causal_mask

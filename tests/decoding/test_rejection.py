@@ -1,0 +1,184 @@
+"""Rejection sampling preserves the base's distribution: chi-square tests against exact enumeration."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.acceptance import Draft, Drawn, Rejection
+from jaxspec.decoding.generate import generate
+from jaxspec.decoding.loop import Drafter, decode, prefill, start
+from jaxspec.decoding.sampling import make_sampler
+from jaxspec.methods import PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
+from jaxspec.tree import build_tree, stack_trees
+from tests.methods.helpers import trained
+from tests.tiny import TINY, make_prompts, make_tiny
+
+V, TOKENS, TEXTS = 9, 4, 10_000
+PROMPT = [3, 1, 4]
+CHAIN = [(0,), (0, 0), (0, 0, 0)]
+TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 0, 1), (1, 0, 0)]
+METHODS = [PPD(), BiTA(prompts=2), HiddenTransfer(layers=(0, 1, 2)), Medusa(heads=3), Hydra(heads=3), Amphista(heads=3)]
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Nine tokens, none of which ends a text, and distributions that are neither flat nor nearly certain."""
+    model = make_tiny(dataclasses.replace(TINY, vocab_size=V), eos=())
+    return dataclasses.replace(model, params=model.params | {"lm_head": 0.3 * model.params["lm_head"]})
+
+
+@pytest.fixture(scope="module")
+def exact(model):
+    """(sampling) to the probability of every text of four tokens, [V, V, V, V]."""
+    texts = jnp.array([[*PROMPT, *text] for text in itertools.product(range(V), repeat=TOKENS - 1)])
+    logits = model.decoder.apply({"params": model.params}, texts)[:, len(PROMPT) - 1 :]  # [V^3, 4, V]
+
+    @functools.cache
+    def joint(sampling):
+        p = jax.nn.softmax(make_sampler(sampling).filtered(logits)).reshape(*[V] * (TOKENS - 1), TOKENS, V)
+        p = np.asarray(p, np.float64)
+        first, second = p[0, 0, 0, 0][:, None, None, None], p[:, 0, 0, 1][:, :, None, None]
+        return first * second * p[:, :, 0, 2][..., None] * p[..., 3, :]
+
+    return joint
+
+
+def sample(model, drafter, sampling, acceptance, seed):
+    """Texts of many seeds, [TEXTS, 4], and how many candidates were accepted and offered."""
+    seeds = jnp.arange(TEXTS, dtype=jnp.uint32) + jnp.uint32(seed * TEXTS)
+    tokens, lengths = np.tile(np.array(PROMPT, np.int32), (TEXTS, 1)), np.full(TEXTS, len(PROMPT), np.int32)
+    sampler, base, eos = make_sampler(sampling), model.base, jnp.array([-1], jnp.int32)
+    cache, hidden, logits = prefill(base, tokens, lengths, capacity=16, chunk=len(PROMPT))
+    limits = np.full(TEXTS, TOKENS, np.int32)
+    state = start(
+        base, drafter, sampler, cache, hidden, logits, tokens, lengths, limits, seeds, eos, acceptance=acceptance,
+        width=TOKENS, chunk=len(PROMPT),
+    )  # fmt: skip
+    state = decode(base, drafter, sampler, eos, state, np.int32(TOKENS), acceptance=acceptance)
+    return np.asarray(state.tokens)[:, :TOKENS], int(state.stats.accepted.sum()), int(state.stats.offered.sum())
+
+
+def p_value(texts, joint):
+    """Of a chi-square test of texts [X, n] against their joint distribution; rare texts are counted together."""
+    expected = joint.reshape(-1) * len(texts)
+    found = np.bincount(np.ravel_multi_index(texts.T, joint.shape), minlength=joint.size)
+    common = expected >= 10
+    found, expected = (np.append(x[common], x[~common].sum()) for x in (found, expected))
+    possible = expected > 0
+    assert found[~possible].sum() == 0
+    return stats.chisquare(found[possible], expected[possible] * found.sum() / expected[possible].sum()).pvalue
+
+
+def drafter_of(method, model, paths):
+    trainable = method.prepared(trained(method, model.base), model.base)
+    return Drafter(trainable, stack_trees([build_tree(paths, method.probe_distances)]), method)
+
+
+def check(model, exact, method, paths, sampling, acceptance=None):
+    """The smallest p-value of three tokens in a row together, and of every token by itself."""
+    texts, accepted, offered = sample(model, drafter_of(method, model, paths), sampling, acceptance or Rejection(), 1)
+    assert 0 < accepted < offered
+    joint = exact(sampling)
+    groups = [(0, 1, 2), (1, 2, 3), *((i,) for i in range(TOKENS))]
+    others = lambda group: tuple(i for i in range(TOKENS) if i not in group)  # noqa: E731
+    return min(p_value(texts[:, group], joint.sum(axis=others(group))) for group in groups)
+
+
+P, Q = np.array([0.35, 0.02, 0.05, 0.55, 0.02, 0.01]), np.array([0.02, 0.5, 0.02, 0.36, 0.05, 0.05])
+
+
+def one_level(paths, acceptance, independent=True, count=100_000):
+    """The p-value of the token behind the root, where the base has P and candidates are drawn from Q."""
+    single = build_tree(paths)
+    tree = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x), (count, *np.shape(x))), single)
+    sampler, seeds = make_sampler(SamplingConfig(1.0)), jnp.arange(count, dtype=jnp.uint32)
+    positions = jnp.broadcast_to(jnp.array([7, 8]), (count, 2))
+    noise = sampler.replace(independent=independent).noise(seeds, positions[:, :1], len(P))[:, 0]
+    candidates = jax.lax.top_k(jnp.log(Q) + noise, single.max_rank)[1]
+    tokens = jnp.where(tree.depth == 1, jnp.take_along_axis(candidates, tree.rank, axis=1), 0)
+    drawn = Drawn(jnp.broadcast_to(jnp.log(Q), (count, 1, len(Q))), jnp.zeros_like(tokens))
+    logits = jnp.broadcast_to(jnp.log(P), (count, single.num_nodes, len(P)))
+    result = jax.jit(acceptance)(tree, Draft(tokens, tree.live, drawn), logits, sampler, seeds, positions)
+    accepted = jnp.take_along_axis(tokens, result.node[:, None], axis=1)[:, 0]
+    first = np.asarray(jnp.where(result.length == 1, accepted, result.bonus))
+    return p_value(first[:, None], P)
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [[(0,)], [(0,), (1,), (2,)], [(0,), (1,), (2,), (3,), (4,), (5,)], [(0,), (3,)], [(0,), (4,)]],
+    ids=["one", "three", "all", "gap", "wide-gap"],
+)
+def test_one_level(paths):
+    """A draw behind a gap among the ranks depends on draws that were not offered: it must not be judged."""
+    assert one_level(paths, Rejection()) > 1e-3
+
+
+def test_drafts_must_not_know_the_noise_of_the_text():
+    assert one_level([(0,), (1,)], Rejection(), independent=False) < 1e-9
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+def test_every_method_keeps_the_distribution(model, exact, method):
+    assert check(model, exact, method, TREE, SamplingConfig(0.9)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "sampling, paths",
+    [
+        pytest.param(SamplingConfig(0.4), CHAIN, id="cold-chain"),
+        pytest.param(SamplingConfig(1.6), TREE, id="hot-tree"),
+        pytest.param(SamplingConfig(1.0, top_k=4), TREE, id="top-k-tree"),
+        pytest.param(SamplingConfig(1.2, top_p=0.8, min_p=0.05), CHAIN, id="top-p-min-p-chain"),
+    ],
+)
+def test_temperatures_and_filters(model, exact, sampling, paths):
+    assert check(model, exact, Medusa(heads=3), paths, sampling) > 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Published(Rejection):
+    """SPACE's Algorithm 1: after a rejection the token is drawn from all of p."""
+
+    def residual(self, p, q):
+        return p
+
+
+@pytest.mark.parametrize("paths", [CHAIN, TREE], ids=["chain", "tree"])
+def test_the_published_rule_fails(model, exact, paths):
+    assert check(model, exact, Medusa(heads=3), paths, SamplingConfig(0.9), Published()) < 1e-9
+
+
+def test_a_draft_vocabulary_changes_nothing(model, exact):
+    method = Medusa(heads=3)
+    base = model.base.drafting(jnp.array([7, 0, 2, 5], jnp.int32))
+    trainable = method.prepared(trained(method, base), base)
+    drafter = Drafter(trainable, stack_trees([build_tree(TREE)]), method, base.draft_vocabulary)
+    texts, accepted, _ = sample(model, drafter, SamplingConfig(0.9), Rejection(), 2)
+    assert accepted > 0 and p_value(texts[:, :3], exact(SamplingConfig(0.9)).sum(axis=3)) > 1e-3
+
+
+def test_the_hand_worked_example():
+    """p = [.5 .3 .2] and q = [.8 .1 .1]: the excess is [0 .2 .1], not p."""
+    left = Rejection().residual(jnp.array([[0.5, 0.3, 0.2]]), jnp.array([[0.8, 0.1, 0.1]]))
+    np.testing.assert_allclose(left, [[0, 2 / 3, 1 / 3]], rtol=1e-6)
+
+
+def test_greedy_is_exact_matching(model):
+    model = dataclasses.replace(model, eos=(5,))
+    drafter, prompts = drafter_of(PPD(), model, TREE), make_prompts(4, V)
+    ours = generate(model, drafter, prompts, 20, batch_size=4, acceptance=Rejection())
+    assert [a.tokens for a in ours] == [a.tokens for a in generate(model, drafter, prompts, 20, batch_size=4)]
+
+
+def test_the_text_is_fixed_by_the_seed(model):
+    drafter, settings = drafter_of(PPD(), model, TREE), {"acceptance": Rejection(), "sampling": SamplingConfig(1.0)}
+    run = lambda seed: [a.tokens for a in generate(model, drafter, make_prompts(3, V), 20, seed=seed, **settings)]  # noqa: E731
+    assert run(1) == run(1) != run(2)
