@@ -16,11 +16,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from jaxspec.config import SamplingConfig
+from jaxspec.decoding.acceptance import Match, Rejection, Typical
 from jaxspec.decoding.generate import Generation, generate
 from jaxspec.decoding.loop import Drafter
 from jaxspec.decoding.sampling import make_sampler
@@ -40,6 +41,7 @@ from jaxspec.progress import Progress
 from jaxspec.tree.plan import plan_to_json
 
 REFERENCE = "autoregressive"
+ACCEPT = {"match": Match, "rejection": Rejection, "typical": Typical}
 _TEMPLATE = 32  # tokens that a chat template may put around a turn
 _WAY = re.compile(r"(?P<method>\w+)(=(?P<tree>[^@]+))?(@(?P<vocabulary>\d+))?")
 
@@ -64,6 +66,7 @@ class BenchConfig:
       top_k: keep the k most probable tokens; 0 keeps all.
       top_p: keep the most probable tokens up to this probability.
       min_p: drop tokens less probable than this fraction of the best.
+      accept: match, rejection or typical, as for decode.py; what is not `match` may give another text.
       seed: of the first run's sampling; every further run takes the next.
       repeats: runs over all questions.
       chat: ask inside the tokenizer's chat template, where it has one.
@@ -82,6 +85,7 @@ class BenchConfig:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    accept: Literal["match", "rejection", "typical"] = "match"
     seed: int = 0
     repeats: int = 1
     chat: bool = True
@@ -202,8 +206,8 @@ def converse(
         for talk, question in zip(talks, questions, strict=True):
             talk.append(question.turns[turn])
         prompts = [model.encode(talk, config.chat) for talk in talks]
-        batch = len(prompts)
-        new = generate(model, drafter, prompts, config.max_new_tokens, sampling=sampling, seed=seed, batch_size=batch)
+        settings = {"sampling": sampling, "seed": seed, "acceptance": ACCEPT[config.accept]()}
+        new = generate(model, drafter, prompts, config.max_new_tokens, batch_size=len(prompts), **settings)
         for talk, answer in zip(talks, new, strict=True):
             talk.append(answer.text)
         answers += new
@@ -335,6 +339,9 @@ def describe_bench(
         return
     if any(writable(output).iterdir()):
         raise UserError(f"{output} holds other files; give another --output")
+    rows = [{"data": q.data, "question_id": q.id, "row": q.row} for q in questions]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_atomically(output / "questions.jsonl", lines.encode())
     write_atomically(file, json.dumps(found | {"began": time.strftime("%Y-%m-%d")}, indent=1).encode())
 
 

@@ -16,9 +16,11 @@ from jaxspec.evaluation.answers import Answers
 from jaxspec.evaluation.bench import REFERENCE, BenchConfig
 from jaxspec.evaluation.compare import NEAR_TIE
 from jaxspec.evaluation.metrics import Estimate, Figures, figures
+from jaxspec.evaluation.quality import quality
 from jaxspec.evaluation.questions import group_of
 from jaxspec.files import write_atomically
 from jaxspec.model.hf import read_json
+from jaxspec.training.data import read_jsonl
 
 Rows = list[list[dict[str, Any]]]  # rows of answer files, run by run
 ALL = "all"
@@ -32,12 +34,14 @@ class Results:
       setting: bench.json.
       rows: answers of every way, run by run; of questions that every way has answered.
       figures: {way: {group: figures}}; the group `all` first.
+      questions: lines of the question files, by file and id.
       memory: memory.json; empty for a benchmark that was cut short.
     """
 
     setting: dict[str, Any]
     rows: dict[str, Rows]
     figures: dict[str, dict[str, Figures]]
+    questions: dict[tuple[str, int | str], dict[str, Any]]
     memory: dict[str, Any]
 
 
@@ -68,7 +72,8 @@ def load_results(folder: Path) -> Results:
     if ALL not in found[REFERENCE]:
         raise UserError(f"{folder}: no question has an answer of more than one token yet")
     memory = read_json(folder / "memory.json") if (folder / "memory.json").exists() else {}
-    return Results(setting, rows, found, memory)
+    asked = {(row["data"], row["question_id"]): row["row"] for _, row in read_jsonl(folder / "questions.jsonl")}
+    return Results(setting, rows, found, asked, memory)
 
 
 def _only(runs: Rows, group: str) -> Rows:
@@ -91,6 +96,8 @@ def write_bench_report(folder: Path) -> Path:
     lines += ["## Speedup by category", "", *_by_group(results, lambda f: _interval(f.speedup)), ""]
     lines += ["## Tokens per step by category", "", *_by_group(results, lambda f: f"{f.tokens_per_step:.2f}"), ""]
     lines += ["## Acceptance by depth", "", *_acceptance(results), ""]
+    scores = _quality(results)
+    lines += ["## Quality", "", *scores, ""] if scores else []
     lines += ["## Where answers differ", "", *_differences(results), ""]
     lines += [f"![{name}]({name})" for name in pictures]
     file = folder / "report.md"
@@ -197,9 +204,29 @@ def _acceptance(results: Results) -> list[str]:
     return lines
 
 
+def _quality(results: Results) -> list[str]:
+    """Mean scores over the questions that have a reference, per category; no lines where none has."""
+    tables: dict[tuple[str, str], dict[str, float]] = {}
+    for way, runs in results.rows.items():
+        scores: dict[tuple[str, str], list[float]] = {}
+        for first in runs[0]:
+            key = (first["data"], first["question_id"])
+            rows = [row for run in runs for row in run if (row["data"], row["question_id"]) == key]
+            texts = [row["choices"][0]["turns"][-1] for row in rows]
+            for name, value in quality(first["category"], texts, results.questions[key]).items():
+                scores.setdefault((first["category"], name), []).append(value)
+        tables |= {kind: tables.get(kind, {}) | {way: float(np.mean(values))} for kind, values in scores.items()}
+    if not tables:
+        return []
+    lines = [_row(["method", *(" ".join(kind) for kind in tables)]), _row(["---"] * (len(tables) + 1))]
+    return lines + [_row([way, *(f"{table[way]:.3f}" for table in tables.values())]) for way in results.rows]
+
+
 def _differences(results: Results) -> list[str]:
     """One line per answer that is not autoregressive decoding's."""
-    lines = []
+    accept, lines = results.setting["settings"]["accept"], []
+    if accept != "match":
+        return [f"`--accept {accept}` may give another text than autoregressive decoding: differences are not listed."]
     for way, runs in results.rows.items():
         for number, rows in enumerate(runs, 1):
             for row in rows:

@@ -198,7 +198,8 @@ def test_batches_share_turns_and_temperature():
 def test_a_divergence_is_listed_with_its_gap(finished, tmp_path):
     folder, _ = finished
     (tmp_path / "answers" / "run_1").mkdir(parents=True)
-    for name in ("bench.json", "answers/run_1/autoregressive.jsonl", "answers/run_1/ppd=chain-2.jsonl"):
+    answers = [f"answers/run_1/{way}.jsonl" for way in ("autoregressive", "ppd=chain-2")]
+    for name in ("bench.json", "questions.jsonl", *answers):
         (tmp_path / name).write_text((folder / name).read_text())
     rows = [json.loads(line) for line in (folder / "answers/run_1/medusa.jsonl").open()]
     rows[0]["choices"][0]["divergence"] = [{"index": 2, "tokens": [1, 2], "gap": 3e-5}]
@@ -276,6 +277,17 @@ def test_the_command_repeats_the_benchmark(files, model, tmp_path):
     assert words[:2] == ["python", "bench.py"]
     expected = dataclasses.replace(config, data="questions.jsonl", adapters="ppd=ppd")
     assert parse(BenchConfig, words[2:]) == expected
+
+
+def test_scores_stand_beside_speeds_and_text_may_be_another(files, model, tmp_path):
+    rows = [{"question": "2+2", "answer": "#### 444444"}, {"question": "one", "answer": "#### 111111"}]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = {"data": f"{tmp_path}/sums.jsonl", "temperature": 1.0, "accept": "rejection", "repeats": 2}
+    run_bench(config_of(files, **changes), model, tmp_path / "b", lambda line: None)
+    text = write_bench_report(tmp_path / "b").read_text()
+    assert "| method | gsm8k solved |" in text and "| medusa | 0.000 |" in text and "differences are not listed" in text
+    figures = load_results(tmp_path / "b").figures
+    assert figures["autoregressive"]["all"].identical == 4 > figures["medusa"]["all"].identical
 
 
 def test_what_ships_for_the_base_runs_by_default(files, model, monkeypatch):
