@@ -24,7 +24,7 @@ def test_it_answers(model):
 
 
 @pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.8)], ids=["greedy", "sampling"])
-@pytest.mark.parametrize("name", ["ppd", "bita", "hidden_transfer"])
+@pytest.mark.parametrize("name", ["ppd", "bita", "hidden_transfer", "medusa", "hydra", "amphista"])
 def test_adapters_that_ship_are_lossless_and_draft_well(model, name, sampling):
     """Differences are allowed where two tokens tie to within rounding, and nowhere else."""
     prompts = read_prompts("")[:12]
