@@ -10,7 +10,7 @@ from jaxspec import UserError, load_model
 from jaxspec.cli import enable_compilation_cache, parse, run_main
 from jaxspec.evaluation.bench import BenchConfig, check_bench, run_bench
 from jaxspec.evaluation.bench_report import load_results, overall_table, write_bench_report
-from jaxspec.evaluation.step_latency import LatencyConfig, latency_table, measure_steps, write_latency
+from jaxspec.evaluation.step_latency import LatencyConfig, latency_table, measure_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +22,13 @@ class Options(BenchConfig):
 
     Attributes:
       output: folder for the answers, summary.json, report.md and plots.
+      run_code: score HumanEval by running the programs that the answers hold, within limits of time and memory; what
+        a model writes is run with your rights: use a container where that matters.
       json: print summary.json instead of the table.
     """
 
     output: str = "runs/bench"
+    run_code: bool = False
     json: bool = False
 
 
@@ -46,7 +49,7 @@ def bench(args: list[str]) -> None:
     check_bench(options)
     enable_compilation_cache()
     model = load_model(options.model, options.dtype or None)
-    run_bench(options, model, Path(options.output), lambda line: print(line, file=sys.stderr))
+    run_bench(options, model, Path(options.output), lambda line: print(line, file=sys.stderr), options.run_code)
     show(Path(options.output), options.json)
 
 
@@ -68,10 +71,8 @@ def latency(args: list[str]) -> None:
     """Measure steps."""
     options = parse(LatencyOptions, args, prog="bench.py latency")
     enable_compilation_cache()
-    results = measure_steps(options)
-    page = write_latency(results, Path(options.output))
-    print("\n".join(latency_table(results)))
-    print(f"written to {page}", file=sys.stderr)
+    print("\n".join(latency_table(measure_steps(options, Path(options.output)))))
+    print(f"written to {options.output}", file=sys.stderr)
 
 
 def main(args: list[str]) -> None:

@@ -116,7 +116,7 @@ def decode(options: Options, prompts: list[str], sampling: SamplingConfig, accep
         answer = dataclasses.replace(answer, compile_seconds=answer.compile_seconds + compiling)
         compiling = 0.0
         parting = None
-        if reference:
+        if reference and not (options.accept == "rejection" and options.temperature):  # whose noise is another
             parting = first_divergence(model, ids, answer.tokens, reference.tokens, sampling, options.seed)
         _print(options, method.method.name, answer, reference, parting)
 
@@ -177,7 +177,8 @@ def _print(
     """One prompt's result: JSON, or texts on stdout with a report on stderr."""
     if options.json:
         row = record(name, options.model, answer, reference, parting)
-        print(json.dumps(row | {"lossless": options.accept != "typical"}, ensure_ascii=False), flush=True)
+        row |= {"accept": options.accept, "lossless": options.accept != "typical"}
+        print(json.dumps(row, ensure_ascii=False), flush=True)
         return
     if not _streams(options):
         print(f"[{name}]\n{answer.text}" if reference else answer.text)

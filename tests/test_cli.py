@@ -132,8 +132,9 @@ def test_rejection_says_that_the_text_is_another(files, capsys):
     command = arguments(files, "--prompt", "hello", "--accept", "rejection", "--temperature", "0.9")
     decode.main(command)
     assert "another text than the seed's own, of the same distribution" in capsys.readouterr().err
-    decode.main([*command, "--json"])
-    assert json.loads(capsys.readouterr().out)["lossless"] is True
+    decode.main([*command, "--json", "--compare"])
+    row = json.loads(capsys.readouterr().out)
+    assert row["lossless"] is True and row["accept"] == "rejection" and row["first_divergence"] is None
 
 
 def test_typical_acceptance_says_that_it_is_lossy(files, capsys):

@@ -1,6 +1,8 @@
 """The check of installed versions."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,3 +26,9 @@ def test_requirements_state_the_same_ranges():
     text = Path("requirements.txt").read_text()
     for package, (lowest, beyond) in versions._TRIED.items():
         assert f"{package}>={lowest},<{beyond}\n" in text
+
+
+def test_importing_starts_no_device():
+    """Who imports may still choose platforms, or call jax.distributed.initialize."""
+    code = "import jaxspec; from jax._src import xla_bridge; assert not xla_bridge._backends"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])

@@ -160,23 +160,26 @@ class Rejection(Match):
         rows = jnp.arange(len(node))
         is_child = (tree.parent == node[:, None]) & (tree.depth > 0) & draft.valid  # [B, N]
         place = draft.drawn.place[rows, jnp.argmax(is_child, axis=1)]
-        q = jnp.exp(draft.drawn.log_q[rows, place])  # [B, V]
 
-        def judge(rank: int, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            p, q, taken, waiting = state
+        def judge(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            rank, p, log_q, taken, waiting = state
+            q = _normalised(log_q)
             here = is_child & (tree.rank == rank)
             child = jnp.argmax(here, axis=1)
             token = draft.tokens[rows, child]
             drawn = waiting & jnp.any(here, axis=1) & (q[rows, token] > 0)
             survives = drawn & (chances[:, rank] * q[rows, token] < p[rows, token])
-            refused = (drawn & ~survives)[:, None]
-            fewer = q.at[rows, token].set(0.0)
-            left = fewer / jnp.maximum(jnp.sum(fewer, axis=-1, keepdims=True), _TINY)
-            p, q = jnp.where(refused, self.residual(p, q), p), jnp.where(refused, left, q)
-            return p, q, jnp.where(survives, child, taken), drawn & ~survives
+            refused = drawn & ~survives
+            p = jnp.where(refused[:, None], self.residual(p, q), p)
+            # As logarithms: what is left may be too small a share of q to be told from nothing.
+            log_q = jnp.where(refused[:, None], log_q.at[rows, token].set(-jnp.inf), log_q)
+            return rank + 1, p, log_q, jnp.where(survives, child, taken), refused
 
-        start = (p, q, jnp.full_like(node, -1), jnp.ones_like(node, bool))
-        p, _, taken, _ = lax.fori_loop(0, tree.max_rank, judge, start)
+        def unsettled(state: tuple[jax.Array, ...]) -> jax.Array:
+            return (state[0] < tree.max_rank) & jnp.any(state[-1])
+
+        start = (jnp.int32(0), p, draft.drawn.log_q[rows, place], jnp.full_like(node, -1), jnp.any(is_child, axis=1))
+        _, p, _, taken, _ = lax.while_loop(unsettled, judge, start)
         return taken, p
 
     def residual(self, p: jax.Array, q: jax.Array) -> jax.Array:
@@ -220,6 +223,12 @@ class Typical(Acceptance):
         p = jnp.exp(jnp.take_along_axis(at_parent, draft.tokens[..., None], axis=2))[..., 0]
         plausible = p > jnp.take_along_axis(threshold, tree.parent, axis=1)
         return _longest(tree, draft.valid & plausible, self.choose(logits, jnp.zeros(()), sampler))
+
+
+def _normalised(log_q: jax.Array) -> jax.Array:
+    """Probabilities [..., V] from logarithms up to a constant; all 0 where nothing is left."""
+    total = jax.nn.logsumexp(log_q, axis=-1, keepdims=True)
+    return jnp.where(total > -jnp.inf, jnp.exp(log_q - total), 0.0)
 
 
 def _per_node(noise: jax.Array, tree: Tree) -> jax.Array:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxspec.config import SamplingConfig
 from jaxspec.errors import UserError
 
 _DROPPED = -jnp.inf
-_DRAFTS, _CHANCES = (jnp.uint32(2**32 - n) for n in (1, 2))  # streams; no position is as large
+_DRAFTS, _CHANCES = (np.uint32(2**32 - n) for n in (1, 2))  # streams; no position is as large
 
 
 @flax.struct.dataclass

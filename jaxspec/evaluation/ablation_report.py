@@ -34,12 +34,14 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
     distances = max(len(r["accuracy"]) for r in results.values())
     heads = [f"top-1 d={d + 1}" for d in range(distances)] + [f"top-5 d={d + 1}" for d in range(distances)]
     lines = [f"### {study.title}", "", f"{study.source}.", ""]
-    lines += [_row([study.axis or "variant", *heads, "trained parameters", "groups/s"]), _rule(len(heads) + 3)]
+    heads += ["trained parameters", "groups/s", *(["learning rate"] if study.rates else [])]
+    lines += [_row([study.axis or "variant", *heads]), _rule(len(heads) + 1)]
     for label, r in results.items():
         cells = [*top(r["accuracy"], 1), *[""] * (distances - len(r["accuracy"]))]
         cells += [*top(r["accuracy"], 5), *[""] * (distances - len(r["accuracy"]))]
         cells = [f"{cell:.3f}" if cell != "" else "" for cell in cells]
-        lines.append(_row([label, *cells, f"{r['parameters']:,}", f"{r['groups_per_second']:.0f}"]))
+        cells += [f"{r['parameters']:,}", f"{r['groups_per_second']:.0f}"]
+        lines.append(_row([label, *cells, *([study.rates.get(label, study.learning_rate)] if study.rates else [])]))
     lines.append("")
     for claim in study.claims:
         one, other = (top(results[label]["accuracy"], 1) for label in (claim.one, claim.other))

@@ -251,6 +251,7 @@ STUDIES = (
             Claim("Amphista", "w/o staged adaptation", "adapted states predict better"),
             Claim("Amphista", "w/o sampled token", "the sampled token predicts better"),
         ),
+        rates={"w/o staged adaptation": _HEADS},
     ),
     Study(
         "amphista_losses", "Amphista: its two losses", "equation 7, which gives no weights", _LAYERS,

@@ -29,6 +29,7 @@ from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers, answer_row
 from jaxspec.evaluation.compare import Divergence, first_divergence
 from jaxspec.evaluation.machine import device_name
+from jaxspec.evaluation.quality import score_answers
 from jaxspec.evaluation.questions import MT_BENCH, Question, group_of, read_questions, stratified
 from jaxspec.evaluation.race import in_turn
 from jaxspec.files import writable, write_atomically
@@ -66,7 +67,7 @@ class BenchConfig:
       top_k: keep the k most probable tokens; 0 keeps all.
       top_p: keep the most probable tokens up to this probability.
       min_p: drop tokens less probable than this fraction of the best.
-      accept: match, rejection or typical, as for decode.py; what is not `match` may give another text.
+      accept: match, rejection or typical, as for decode.py: the same text, another of the same distribution, or lossy.
       seed: of the first run's sampling; every further run takes the next.
       repeats: runs over all questions.
       chat: ask inside the tokenizer's chat template, where it has one.
@@ -93,6 +94,10 @@ class BenchConfig:
     def sampling(self, temperature: float) -> SamplingConfig:
         """How answers are drawn at a temperature."""
         return SamplingConfig(temperature, self.top_k, self.top_p, self.min_p)
+
+    def same_text(self, question: Question) -> bool:
+        """Whether every method owes the text of autoregressive decoding."""
+        return self.accept == "match" or (self.accept == "rejection" and not self.temperature_of(question))
 
     def temperature_of(self, question: Question) -> float:
         """The temperature a question is answered at."""
@@ -199,6 +204,8 @@ def converse(
     model: Model, drafter: Drafter, questions: Sequence[Question], config: BenchConfig, seed: int
 ) -> list[Generation]:
     """Answer questions of as many turns and one temperature together: all first turns, then all second ones, ..."""
+    # Who drafts nothing has nothing to accept, and its own text is the base's, whatever the rule.
+    acceptance = ACCEPT[config.accept]() if drafter.tree.max_depth else Match()
     sampling = config.sampling(config.temperature_of(questions[0]))
     talks: list[list[str]] = [[] for _ in questions]
     answers: list[Generation] = []
@@ -206,7 +213,7 @@ def converse(
         for talk, question in zip(talks, questions, strict=True):
             talk.append(question.turns[turn])
         prompts = [model.encode(talk, config.chat) for talk in talks]
-        settings = {"sampling": sampling, "seed": seed, "acceptance": ACCEPT[config.accept]()}
+        settings = {"sampling": sampling, "seed": seed, "acceptance": acceptance}
         new = generate(model, drafter, prompts, config.max_new_tokens, batch_size=len(prompts), **settings)
         for talk, answer in zip(talks, new, strict=True):
             talk.append(answer.text)
@@ -248,14 +255,17 @@ def partings(
     return found
 
 
-def run_bench(config: BenchConfig, model: Model, output: Path, say: Callable[[str], None]) -> None:
-    """Ask all questions that have no answers yet.
+def run_bench(
+    config: BenchConfig, model: Model, output: Path, say: Callable[[str], None], run_code: bool = False
+) -> None:
+    """Ask all questions that have no answers yet, and score the answers where a question says what is right.
 
     Args:
       config: what and how.
       model: the base.
-      output: folder for bench.json and answers/.
+      output: folder for bench.json, answers/ and scores.jsonl.
       say: told what is worth a line.
+      run_code: run the programs that answers to HumanEval hold.
 
     Raises:
       UserError: settings that make no sense, or a folder that holds another benchmark.
@@ -281,6 +291,13 @@ def run_bench(config: BenchConfig, model: Model, output: Path, say: Callable[[st
                 finished += len(batch)
                 progress.update(finished)
                 _note_memory(output, drafters)
+    texts: dict[str, dict[tuple, list[str]]] = {name: {} for name in ways}
+    for run in done:
+        for name, rows in answers.read(run).items():
+            for row in rows:
+                key = (row["data"], row["question_id"])
+                texts[name].setdefault(key, []).append(row["choices"][0]["turns"][-1])
+    score_answers(texts, questions, output / "scores.jsonl", run_code, say)
 
 
 def _ask(
@@ -289,12 +306,12 @@ def _ask(
 ) -> None:  # fmt: skip
     """Answer a batch every way, and write the answers down once all have."""
     seed = config.seed + run - 1
-    results = dict(in_turn(drafters, lambda drafter: converse(model, drafter, batch, config, seed), number))
+    results = dict(in_turn(list(drafters), lambda name: converse(model, drafters[name], batch, config, seed), number))
     for name in drafters:
         rows = []
         for index, question in enumerate(batch):
             ours, plain = (results[way][index :: len(batch)] for way in (name, REFERENCE))
-            parted = partings(model, config, question, ours, plain, seed)
+            parted = partings(model, config, question, ours, plain, seed) if config.same_text(question) else []
             rows.append(answer_row(f"{model.name}-{name}", batch, question, ours, parted))
         answers.append(name, run, rows)
 
@@ -339,9 +356,6 @@ def describe_bench(
         return
     if any(writable(output).iterdir()):
         raise UserError(f"{output} holds other files; give another --output")
-    rows = [{"data": q.data, "question_id": q.id, "row": q.row} for q in questions]
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    write_atomically(output / "questions.jsonl", lines.encode())
     write_atomically(file, json.dumps(found | {"began": time.strftime("%Y-%m-%d")}, indent=1).encode())
 
 

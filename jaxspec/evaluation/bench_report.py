@@ -16,14 +16,18 @@ from jaxspec.evaluation.answers import Answers
 from jaxspec.evaluation.bench import REFERENCE, BenchConfig
 from jaxspec.evaluation.compare import NEAR_TIE
 from jaxspec.evaluation.metrics import Estimate, Figures, figures
-from jaxspec.evaluation.quality import quality
+from jaxspec.evaluation.quality import read_scores
 from jaxspec.evaluation.questions import group_of
 from jaxspec.files import write_atomically
 from jaxspec.model.hf import read_json
-from jaxspec.training.data import read_jsonl
 
 Rows = list[list[dict[str, Any]]]  # rows of answer files, run by run
 ALL = "all"
+_RULES = {
+    "match": "which owes the text of autoregressive decoding, token for token",
+    "rejection": "which when sampling gives another text of the same distribution",
+    "typical": "which is **lossy**: another text of another distribution",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +38,14 @@ class Results:
       setting: bench.json.
       rows: answers of every way, run by run; of questions that every way has answered.
       figures: {way: {group: figures}}; the group `all` first.
-      questions: lines of the question files, by file and id.
+      scores: {way: {kind and name: mean over questions}}, of answers that could be scored.
       memory: memory.json; empty for a benchmark that was cut short.
     """
 
     setting: dict[str, Any]
     rows: dict[str, Rows]
     figures: dict[str, dict[str, Figures]]
-    questions: dict[tuple[str, int | str], dict[str, Any]]
+    scores: dict[str, dict[str, float]]
     memory: dict[str, Any]
 
 
@@ -72,8 +76,16 @@ def load_results(folder: Path) -> Results:
     if ALL not in found[REFERENCE]:
         raise UserError(f"{folder}: no question has an answer of more than one token yet")
     memory = read_json(folder / "memory.json") if (folder / "memory.json").exists() else {}
-    asked = {(row["data"], row["question_id"]): row["row"] for _, row in read_jsonl(folder / "questions.jsonl")}
-    return Results(setting, rows, found, asked, memory)
+    scores = _mean_scores(read_scores(folder / "scores.jsonl"), ways)
+    return Results(setting, rows, found, scores, memory)
+
+
+def _mean_scores(lines: Sequence[dict[str, Any]], ways: Sequence[str]) -> dict[str, dict[str, float]]:
+    values: dict[str, dict[str, list[float]]] = {way: {} for way in ways}
+    for line in lines:
+        for name, value in line["scores"].items():
+            values[line["way"]].setdefault(f"{line['kind']} {name}", []).append(value)
+    return {way: {name: float(np.mean(found)) for name, found in scores.items()} for way, scores in values.items()}
 
 
 def _only(runs: Rows, group: str) -> Rows:
@@ -88,7 +100,7 @@ def write_bench_report(folder: Path) -> Path:
     """
     results = load_results(folder)
     summary = {way: {g: dataclasses.asdict(f) for g, f in groups.items()} for way, groups in results.figures.items()}
-    whole = {"setting": results.setting, "memory": results.memory, "ways": summary}
+    whole = {"setting": results.setting, "memory": results.memory, "quality": results.scores, "ways": summary}
     write_atomically(folder / "summary.json", json.dumps(whole, indent=1).encode())
     pictures = plot_bench(results, folder)
     lines = ["# Benchmark", "", *_setting(results), ""]
@@ -96,8 +108,7 @@ def write_bench_report(folder: Path) -> Path:
     lines += ["## Speedup by category", "", *_by_group(results, lambda f: _interval(f.speedup)), ""]
     lines += ["## Tokens per step by category", "", *_by_group(results, lambda f: f"{f.tokens_per_step:.2f}"), ""]
     lines += ["## Acceptance by depth", "", *_acceptance(results), ""]
-    scores = _quality(results)
-    lines += ["## Quality", "", *scores, ""] if scores else []
+    lines += ["## Quality", "", *_quality(results), ""] if any(results.scores.values()) else []
     lines += ["## Where answers differ", "", *_differences(results), ""]
     lines += [f"![{name}]({name})" for name in pictures]
     file = folder / "report.md"
@@ -132,10 +143,11 @@ def _setting(results: Results) -> list[str]:
         f"to {settings['max_new_tokens']} tokens per turn, {settings['batch_size']} at a time, {runs} run(s)."
         f"{unfinished}",
         "",
-        "Every question is answered by all methods in turn, compilation apart. Speedups compare pairs, the same "
-        "question answered both ways: the median and the mean, with 95% intervals. They are of decoding; the column "
-        "*with prefill* is Spec-Bench's speedup. *Step cost* is the time of a step over that of an autoregressive one: "
-        "speedup = tokens per step / step cost.",
+        f"Acceptance: {s['settings']['accept']}, {_RULES[s['settings']['accept']]}. Every question is answered by all "
+        "methods in turn, compilation apart. Speedups compare pairs, the same question answered both ways: the median "
+        "and the mean, with 95% intervals. They are of decoding; the column *with prefill* is Spec-Bench's speedup. "
+        "*Step cost* is the time of a step over that of an autoregressive one: for one question alone, speedup = "
+        "tokens per step / step cost.",
     ]
     lines += [f"\n{way['note']}" for way in s["ways"].values() if "note" in way]
     if s["left_out"]:
@@ -175,7 +187,7 @@ def overall_table(results: Results) -> list[str]:
             f"{f.step_milliseconds:.1f}",
             f"{f.step_cost:.2f}",
             f"{sizes[way] / 2**20:.1f}" if way in sizes else "",
-            f"{f.identical} of {f.answers}",
+            f"{f.identical} of {f.answers}" if f.answers else "",
         ]
         if repeated:
             cells.append(_mean_and_spread(f.run_speedups) if whole else "unfinished")
@@ -205,21 +217,11 @@ def _acceptance(results: Results) -> list[str]:
 
 
 def _quality(results: Results) -> list[str]:
-    """Mean scores over the questions that have a reference, per category; no lines where none has."""
-    tables: dict[tuple[str, str], dict[str, float]] = {}
-    for way, runs in results.rows.items():
-        scores: dict[tuple[str, str], list[float]] = {}
-        for first in runs[0]:
-            key = (first["data"], first["question_id"])
-            rows = [row for run in runs for row in run if (row["data"], row["question_id"]) == key]
-            texts = [row["choices"][0]["turns"][-1] for row in rows]
-            for name, value in quality(first["category"], texts, results.questions[key]).items():
-                scores.setdefault((first["category"], name), []).append(value)
-        tables |= {kind: tables.get(kind, {}) | {way: float(np.mean(values))} for kind, values in scores.items()}
-    if not tables:
-        return []
-    lines = [_row(["method", *(" ".join(kind) for kind in tables)]), _row(["---"] * (len(tables) + 1))]
-    return lines + [_row([way, *(f"{table[way]:.3f}" for table in tables.values())]) for way in results.rows]
+    kinds = list(dict.fromkeys(name for scores in results.scores.values() for name in scores))
+    lines = [_row(["method", *kinds]), _row(["---"] * (len(kinds) + 1))]
+    for way, scores in results.scores.items():
+        lines.append(_row([way, *(f"{scores[name]:.3f}" if name in scores else "" for name in kinds)]))
+    return lines
 
 
 def _differences(results: Results) -> list[str]:

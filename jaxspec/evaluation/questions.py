@@ -27,6 +27,7 @@ class Question:
       id: unique in it.
       category: what the file calls it; the kind of file where it has no categories.
       turns: what the user says, turn by turn.
+      kind: of file, which says how an answer can be scored.
       row: the whole line of the file, with whatever says what a good answer is.
     """
 
@@ -34,6 +35,7 @@ class Question:
     id: int | str
     category: str
     turns: tuple[str, ...]
+    kind: str
     row: dict[str, Any]
 
 
@@ -46,14 +48,25 @@ _CODE = "Complete this Python function. Answer with the whole function in one co
 _SUMMARY = "Summarize this article in a few sentences.\n\n{}"
 _SENTENCE = "Summarize this article in one sentence.\n\n{}"
 
-# The columns that tell a format, its category, the column that holds what the user says, and what is said around it
+
+@dataclasses.dataclass(frozen=True)
+class _Format:
+    """A kind of question file: the columns that tell it, what is asked, and what says whether an answer is good."""
+
+    kind: str
+    columns: tuple[str, ...]
+    asked: str
+    around: str = "{}"
+    reference: tuple[str, ...] = ()
+
+
 _FORMATS = (
-    (("turns", "category"), "", "turns", "{}"),
-    (("task_id", "prompt", "test", "entry_point"), "humaneval", "prompt", _CODE),
-    (("article", "highlights"), "cnn_dm", "article", _SUMMARY),
-    (("document", "summary"), "xsum", "document", _SENTENCE),
-    (("question", "answer"), "gsm8k", "question", "{}"),
-    (("prompt",), "prompts", "prompt", "{}"),
+    _Format("turns", ("turns", "category"), "turns"),
+    _Format("humaneval", ("task_id", "prompt", "test", "entry_point"), "prompt", _CODE, ("test", "entry_point")),
+    _Format("cnn_dm", ("article", "highlights"), "article", _SUMMARY, ("highlights",)),
+    _Format("xsum", ("document", "summary"), "document", _SENTENCE, ("summary",)),
+    _Format("gsm8k", ("question", "answer"), "question", reference=("answer",)),
+    _Format("prompts", ("prompt",), "prompt"),
 )
 _IDS = ("question_id", "task_id", "id")
 
@@ -67,22 +80,23 @@ def read_questions(path: str | Path) -> list[Question]:
     path, questions, seen = Path(path), [], set()
     for number, row in read_jsonl(path):
         where = f"{path}:{number}"
-        found = [entry for entry in _FORMATS if set(entry[0]) <= set(row)]
-        if not found:
-            known = "; ".join(", ".join(columns) for columns, *_ in _FORMATS)
+        format = next((f for f in _FORMATS if set(f.columns) <= set(row)), None)
+        if format is None:
+            known = "; ".join(", ".join(f.columns) for f in _FORMATS)
             raise UserError(f"{where}: columns {', '.join(row)} are of no known format; formats have: {known}")
-        _, category, column, around = found[0]
-        turns = row[column] if column == "turns" else [row[column]]
-        if not (isinstance(turns, list) and turns and all(isinstance(t, str) and t.strip() for t in turns)):
-            raise UserError(f"{where}: {column} must be text that is not empty, got {turns!r}")
+        turns = row[format.asked] if format.asked == "turns" else [row[format.asked]]
+        for column, texts in ((format.asked, turns), *((name, [row[name]]) for name in format.reference)):
+            if not (isinstance(texts, list) and texts and all(isinstance(t, str) and t.strip() for t in texts)):
+                raise UserError(f"{where}: {column} must be text that is not empty, got {row[column]!r}")
         name = next((row[column] for column in _IDS if row.get(column) is not None), f"line {number}")
         if not isinstance(name, int | str):
             raise UserError(f"{where}: a question's id must be a number or a text, got {name!r}")
         if name in seen:
             raise UserError(f"{where}: question {name!r} is there twice")
         seen.add(name)
-        said = tuple(around.format(turn) for turn in turns)
-        questions.append(Question(path.name, name, str(row.get("category") or category), said, row))
+        kind = "questions" if format.kind == "gsm8k" and "####" not in row["answer"] else format.kind
+        said = tuple(format.around.format(turn) for turn in turns)
+        questions.append(Question(path.name, name, str(row.get("category") or kind), said, kind, row))
     if not questions:
         raise UserError(f"{path}: holds no questions")
     return questions

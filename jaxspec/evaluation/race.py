@@ -65,8 +65,8 @@ def race(
     batches = [prompts[i : i + batch_size] for i in range(0, len(prompts), batch_size)]
     with Progress("racing", len(batches) * len(everyone), "runs") as progress:
         for number, batch in enumerate(batches):
-            run = lambda drafter: generate(model, drafter, batch, max_new_tokens, **settings)  # noqa: E731, B023
-            for done, (name, answers) in enumerate(in_turn(everyone, run, number), 1):
+            run = lambda name: generate(model, everyone[name], batch, max_new_tokens, **settings)  # noqa: E731, B023
+            for done, (name, answers) in enumerate(in_turn(list(everyone), run, number), 1):
                 results[name] += answers
                 progress.update(number * len(everyone) + done)
     plain = results["autoregressive"]
@@ -76,24 +76,23 @@ def race(
 
 
 def in_turn(
-    drafters: dict[str, Drafter], run: Callable[[Drafter], list[Generation]], number: int
+    names: Sequence[str], run: Callable[[str], list[Generation]], number: int
 ) -> Iterator[tuple[str, list[Generation]]]:
-    """Run the same work with every drafter; again where something had to be compiled, which no timing may hold.
+    """Do the same work in every way; again where something had to be compiled, which no timing may hold.
 
     Args:
-      drafters: by name.
-      run: decodes with one.
+      names: of the ways.
+      run: does the work in one.
       number: of the work; decides the order, so that over many of them nobody always follows the same one.
 
     Yields:
       Names, and what `run` returned.
     """
-    names = list(drafters)
     for place in np.random.default_rng(number).permutation(len(names)):
         name = names[place]
-        answers = run(drafters[name])
+        answers = run(name)
         if any(answer.compile_seconds for answer in answers):  # the first run touches fresh memory, too
-            answers = run(drafters[name])
+            answers = run(name)
         yield name, answers
 
 

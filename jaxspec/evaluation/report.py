@@ -70,7 +70,7 @@ def summary(name: str, answer: Generation) -> str:
 
 def comparison(answer: Generation, reference: Generation, divergence: Divergence | None) -> str:
     """One line: whether the outputs are identical, where they part if not, and how much faster one is."""
-    line = "identical: yes"
+    line = "identical: yes" if answer.tokens == reference.tokens else "identical: no, nor need it be"
     if divergence:
         near = " (a near-tie)" if divergence.gap < NEAR_TIE else ""
         line = f"identical: no, from token {divergence.index + 1} on, by a gap of {divergence.gap:.2g}{near}"

@@ -23,7 +23,7 @@ from jaxspec.decoding.loop import Drafter
 from jaxspec.errors import UserError, suggest
 from jaxspec.evaluation.latency import StepTimer
 from jaxspec.evaluation.machine import device_name
-from jaxspec.files import write_atomically
+from jaxspec.files import writable, write_atomically
 from jaxspec.methods.base import Method
 from jaxspec.model.decoder import Decoder
 from jaxspec.model.load import DEFAULT_MODEL, DTYPES, Model, load_model
@@ -65,6 +65,8 @@ def check_latency(config: LatencyConfig) -> None:
     for name, value in least.items():
         if min(getattr(config, name)) < value:
             raise UserError(f"{name.replace('_', '-')} must be at least {value}, got {min(getattr(config, name))}")
+    if config.dtype and config.dtype not in DTYPES:
+        raise UserError(f"dtype {config.dtype!r} is unknown; use one of {', '.join(DTYPES)}")
     if config.rounds < 1:
         raise UserError(f"rounds must be at least 1, got {config.rounds}")
     for name in config.models:
@@ -75,23 +77,23 @@ def check_latency(config: LatencyConfig) -> None:
 
 
 def random_model(name: str, config: ModelConfig, dtype: str) -> Model:
-    """Random weights of published shapes: steps take as long as with trained ones.
-
-    Raises:
-      UserError: they do not fit the device's memory.
-    """
-    decoder = Decoder(config)
-    shapes = jax.eval_shape(decoder.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-    needed = sum(leaf.size for leaf in jax.tree.leaves(shapes)) * jnp.dtype(dtype).itemsize
-    copies = 2 if jax.default_backend() == "cpu" else 1  # decoding on CPU holds a second layout
-    if copies * needed > 0.9 * device_bytes():
-        raise UserError(
-            f"{name} in {dtype} needs {copies * needed / 2**30:.0f} GiB and the device has "
-            f"{device_bytes() / 2**30:.0f} GiB"
-        )
+    """Random weights of published shapes: steps take as long as with trained ones."""
     fill = jax.jit(lambda key, shape: 0.02 * jax.random.normal(key, shape, dtype), static_argnums=1)
-    params = jax.tree.map(lambda leaf: fill(jax.random.key(leaf.size), leaf.shape), shapes)
+    params = jax.tree.map(lambda leaf: fill(jax.random.key(leaf.size), leaf.shape), _shapes(config))
     return Model(name, config, params, "random")
+
+
+def _shapes(config: ModelConfig) -> dict:
+    return jax.eval_shape(Decoder(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+
+
+def check_fits(name: str, config: ModelConfig, dtype: str) -> None:
+    """Raise UserError for shapes that the device's memory does not hold."""
+    copies = 2 if jax.default_backend() == "cpu" else 1  # decoding on CPU holds a second layout
+    needed = copies * sum(leaf.size for leaf in jax.tree.leaves(_shapes(config))) * jnp.dtype(dtype).itemsize
+    if needed > 0.9 * device_bytes():
+        sizes = f"{needed / 2**30:.1f} GiB and the device has {device_bytes() / 2**30:.1f} GiB"
+        raise UserError(f"{name} in {dtype} needs {sizes}")
 
 
 def device_bytes() -> int:
@@ -121,40 +123,51 @@ def step_bytes(model: Model, batch_size: int, cache_length: int) -> int:
     return weights + cache
 
 
-def measure_steps(config: LatencyConfig) -> dict[str, Any]:
+def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
     """Median seconds of a step for every model, batch, cache length and number of rows; all sizes in turn.
+
+    Args:
+      config: what to measure.
+      folder: latency.json, latency.md and latency.png are written there after every model.
 
     Raises:
       UserError: settings that cannot be measured, or a model that cannot be loaded or does not fit.
     """
     check_latency(config)
-    speed = bandwidth(config.rounds)
-    curves = []
+    dtype = config.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    for name in set(config.models) & set(SHAPES):
+        check_fits(name, SHAPES[name], dtype)
+    writable(folder)
+    results = {"device": device_name(), "bytes_per_second": bandwidth(config.rounds), "jax": jax.__version__}
+    results["curves"] = []
     for name in config.models:
-        dtype = config.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-        if dtype not in DTYPES:
-            raise UserError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
         model = random_model(name, SHAPES[name], dtype) if name in SHAPES else load_model(name, dtype)
-        cases = [(b, s, r) for b in config.batch_sizes for s in config.cache_lengths for r in config.rows]
-        seconds = _in_turn(name, model, cases, config.rounds)
-        for b in config.batch_sizes:
-            for s in config.cache_lengths:
-                curves.append(
-                    {
-                        "model": name,
-                        "dtype": dtype,
-                        "batch_size": b,
-                        "cache_length": s,
-                        "seconds": {str(r): seconds[b, s, r] for r in config.rows},
-                        "memory_seconds": step_bytes(model, b, s) / speed,
-                    }
-                )
-    return {"device": device_name(), "bytes_per_second": speed, "jax": jax.__version__, "curves": curves}
+        results["curves"] += _curves(config, model, results["bytes_per_second"])
+        write_latency(results, folder)
+        del model  # before the next one takes its place in memory
+    return results
 
 
-def _in_turn(name: str, model: Model, cases: Sequence[tuple[int, int, int]], rounds: int) -> dict[tuple, float]:
+def _curves(config: LatencyConfig, model: Model, bytes_per_second: float) -> list[dict[str, Any]]:
+    """One entry per batch size and cache length."""
+    sizes = [(b, s) for b in config.batch_sizes for s in config.cache_lengths]
+    seconds = _in_turn(model, [(*size, r) for size in sizes for r in config.rows], config.rounds)
+    return [
+        {
+            "model": model.name,
+            "dtype": str(model.dtype),
+            "batch_size": b,
+            "cache_length": s,
+            "seconds": {str(r): seconds[b, s, r] for r in config.rows},
+            "memory_seconds": step_bytes(model, b, s) / bytes_per_second,
+        }
+        for b, s in sizes
+    ]
+
+
+def _in_turn(model: Model, cases: Sequence[tuple[int, int, int]], rounds: int) -> dict[tuple, float]:
     timers: dict[tuple[int, int, int], Callable[[], float]] = {}
-    with Progress(name, len(cases) * (rounds + 1), "runs") as progress:
+    with Progress(model.name, len(cases) * (rounds + 1), "runs") as progress:
         for number, (batch, cache, rows) in enumerate(cases, 1):
             drafter = Drafter({}, from_paths([(rank,) for rank in range(rows - 1)]).arrays(0), Method())
             timers[batch, cache, rows] = StepTimer(model.decoding_base, drafter, batch, cache)
@@ -167,14 +180,11 @@ def _in_turn(name: str, model: Model, cases: Sequence[tuple[int, int, int]], rou
     return {case: float(np.median(values)) for case, values in samples.items()}
 
 
-def write_latency(results: dict[str, Any], folder: Path) -> Path:
-    """Write latency.json, latency.md and latency.png. Returns the page."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_latency(results: dict[str, Any], folder: Path) -> None:
+    """Write latency.json, latency.md and latency.png."""
     write_atomically(folder / "latency.json", json.dumps(results, indent=1).encode())
     _plot(results, folder / "latency.png")
-    page = folder / "latency.md"
-    write_atomically(page, "\n".join(latency_table(results)).encode())
-    return page
+    write_atomically(folder / "latency.md", "\n".join(latency_table(results)).encode())
 
 
 def latency_table(results: dict[str, Any]) -> list[str]:

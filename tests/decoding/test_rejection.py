@@ -12,11 +12,11 @@ from scipy import stats
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Draft, Drawn, Rejection
-from jaxspec.decoding.generate import generate
+from jaxspec.decoding.generate import generate, stream
 from jaxspec.decoding.loop import Drafter, decode, prefill, start
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.methods import PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
-from jaxspec.tree import build_tree, stack_trees
+from jaxspec.tree import State, build_tree, make_plan, stack_trees
 from tests.methods.helpers import trained
 from tests.tiny import TINY, make_prompts, make_tiny
 
@@ -91,19 +91,20 @@ def check(model, exact, method, paths, sampling, acceptance=None):
     return min(p_value(texts[:, group], joint.sum(axis=others(group))) for group in groups)
 
 
-P, Q = np.array([0.35, 0.02, 0.05, 0.55, 0.02, 0.01]), np.array([0.02, 0.5, 0.02, 0.36, 0.05, 0.05])
+P = np.array([0.35, 0.02, 0.05, 0.55, 0.02, 0.01])
+LOG_Q = np.log([0.02, 0.5, 0.02, 0.36, 0.05, 0.05])
 
 
-def one_level(paths, acceptance, independent=True, count=100_000):
-    """The p-value of the token behind the root, where the base has P and candidates are drawn from Q."""
+def one_level(paths, acceptance, independent=True, count=100_000, log_q=LOG_Q):
+    """The p-value of the token behind the root, where the base has P and candidates are drawn from q."""
     single = build_tree(paths)
     tree = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x), (count, *np.shape(x))), single)
     sampler, seeds = make_sampler(SamplingConfig(1.0)), jnp.arange(count, dtype=jnp.uint32)
     positions = jnp.broadcast_to(jnp.array([7, 8]), (count, 2))
     noise = sampler.replace(independent=independent).noise(seeds, positions[:, :1], len(P))[:, 0]
-    candidates = jax.lax.top_k(jnp.log(Q) + noise, single.max_rank)[1]
+    candidates = jax.lax.top_k(log_q + noise, single.max_rank)[1]
     tokens = jnp.where(tree.depth == 1, jnp.take_along_axis(candidates, tree.rank, axis=1), 0)
-    drawn = Drawn(jnp.broadcast_to(jnp.log(Q), (count, 1, len(Q))), jnp.zeros_like(tokens))
+    drawn = Drawn(jnp.broadcast_to(jnp.asarray(log_q, jnp.float32), (count, 1, len(P))), jnp.zeros_like(tokens))
     logits = jnp.broadcast_to(jnp.log(P), (count, single.num_nodes, len(P)))
     result = jax.jit(acceptance)(tree, Draft(tokens, tree.live, drawn), logits, sampler, seeds, positions)
     accepted = jnp.take_along_axis(tokens, result.node[:, None], axis=1)[:, 0]
@@ -121,6 +122,13 @@ def test_one_level(paths):
     assert one_level(paths, Rejection()) > 1e-3
 
 
+@pytest.mark.parametrize("gap", [40, 50, 60, 120])
+def test_a_drafter_may_be_nearly_certain(gap):
+    """What is left of q once its favourite is refused is 1e-17 of it, or 1e-52."""
+    log_q = jax.nn.log_softmax(np.array([-gap - 4.0, 0.0, -gap, -gap - 3.0, -gap - 4.0, -np.inf]))
+    assert one_level([(0,), (1,), (2,)], Rejection(), log_q=log_q) > 1e-3
+
+
 def test_drafts_must_not_know_the_noise_of_the_text():
     assert one_level([(0,), (1,)], Rejection(), independent=False) < 1e-9
 
@@ -135,7 +143,8 @@ def test_every_method_keeps_the_distribution(model, exact, method):
     [
         pytest.param(SamplingConfig(0.4), CHAIN, id="cold-chain"),
         pytest.param(SamplingConfig(1.6), TREE, id="hot-tree"),
-        pytest.param(SamplingConfig(1.0, top_k=4), TREE, id="top-k-tree"),
+        pytest.param(SamplingConfig(1.0, top_k=2), TREE, id="fewer-tokens-than-ranks"),
+        pytest.param(SamplingConfig(0.1), TREE, id="nearly-greedy-tree"),
         pytest.param(SamplingConfig(1.2, top_p=0.8, min_p=0.05), CHAIN, id="top-p-min-p-chain"),
     ],
 )
@@ -165,6 +174,22 @@ def test_a_draft_vocabulary_changes_nothing(model, exact):
     assert accepted > 0 and p_value(texts[:, :3], exact(SamplingConfig(0.9)).sum(axis=3)) > 1e-3
 
 
+def test_trees_that_depend_on_probes(model, exact):
+    """PPD's dynamic tree: states of unequal depth and probes, borrowed ones too."""
+    method = PPD()
+    states = [
+        State((), (1,), 0, False),
+        State(((0,), (1,)), (2, 1, 3), 1, True),
+        State(((0,), (1,), (0, 0), (0, 1)), (3, 2, 1, 2, 2), 2, True),
+    ]
+    trainable = method.prepared(trained(method, model.base), model.base)
+    drafter = Drafter(trainable, make_plan(states).arrays(method.probe_distances), method)
+    texts, accepted, offered = sample(model, drafter, SamplingConfig(0.9), Rejection(), 3)
+    joint = exact(SamplingConfig(0.9))
+    assert 0 < accepted < offered
+    assert min(p_value(texts[:, :3], joint.sum(axis=3)), p_value(texts[:, 1:], joint.sum(axis=0))) > 1e-3
+
+
 def test_the_hand_worked_example():
     """p = [.5 .3 .2] and q = [.8 .1 .1]: the excess is [0 .2 .1], not p."""
     left = Rejection().residual(jnp.array([[0.5, 0.3, 0.2]]), jnp.array([[0.8, 0.1, 0.1]]))
@@ -182,3 +207,7 @@ def test_the_text_is_fixed_by_the_seed(model):
     drafter, settings = drafter_of(PPD(), model, TREE), {"acceptance": Rejection(), "sampling": SamplingConfig(1.0)}
     run = lambda seed: [a.tokens for a in generate(model, drafter, make_prompts(3, V), 20, seed=seed, **settings)]  # noqa: E731
     assert run(1) == run(1) != run(2)
+    together = generate(model, drafter, make_prompts(3, V), 20, seed=1, batch_size=3, **settings)
+    assert [a.tokens for a in together] == run(1)
+    *_, last = stream(model, drafter, make_prompts(3, V)[0], 20, seed=1, **settings)
+    assert last.tokens == run(1)[0]

@@ -188,7 +188,7 @@ def test_where_answers_part_is_found_turn_by_turn(files, model):
 
 def test_batches_share_turns_and_temperature():
     categories = ["writing", "qa", "roleplay", "math", "qa", "stem", "rag"]
-    questions = [Question("f", i, c, ("a",) * (1 if c == "qa" else 2), {}) for i, c in enumerate(categories)]
+    questions = [Question("f", i, c, ("a",) * (1 if c == "qa" else 2), "turns", {}) for i, c in enumerate(categories)]
     ids = lambda config: [[q.id for q in batch] for batch in batches(questions, config)]  # noqa: E731
     assert ids(BenchConfig(batch_size=2)) == [[0, 2], [1, 4], [3, 5], [6]]
     assert ids(BenchConfig(batch_size=2, mt_bench_temperatures=True)) == [[0, 2], [1, 4], [3], [5], [6]]
@@ -199,7 +199,7 @@ def test_a_divergence_is_listed_with_its_gap(finished, tmp_path):
     folder, _ = finished
     (tmp_path / "answers" / "run_1").mkdir(parents=True)
     answers = [f"answers/run_1/{way}.jsonl" for way in ("autoregressive", "ppd=chain-2")]
-    for name in ("bench.json", "questions.jsonl", *answers):
+    for name in ("bench.json", *answers):
         (tmp_path / name).write_text((folder / name).read_text())
     rows = [json.loads(line) for line in (folder / "answers/run_1/medusa.jsonl").open()]
     rows[0]["choices"][0]["divergence"] = [{"index": 2, "tokens": [1, 2], "gap": 3e-5}]
@@ -287,7 +287,15 @@ def test_scores_stand_beside_speeds_and_text_may_be_another(files, model, tmp_pa
     text = write_bench_report(tmp_path / "b").read_text()
     assert "| method | gsm8k solved |" in text and "| medusa | 0.000 |" in text and "differences are not listed" in text
     figures = load_results(tmp_path / "b").figures
-    assert figures["autoregressive"]["all"].identical == 4 > figures["medusa"]["all"].identical
+    assert "| medusa | 0.000 |" in text and "Acceptance: rejection, which when sampling gives another text" in text
+    assert figures["medusa"]["all"].answers == 0  # no answer is compared
+    summary = json.loads((tmp_path / "b" / "summary.json").read_text())
+    assert summary["quality"]["medusa"] == {"gsm8k solved": 0.0}
+    typical = config_of(files, **changes | {"accept": "typical", "repeats": 1})
+    run_bench(typical, model, tmp_path / "t", lambda line: None)
+    assert "**lossy**" in write_bench_report(tmp_path / "t").read_text()
+    plain = texts_of(tmp_path / "t", "autoregressive")  # the reference is sampled as ever
+    assert plain == texts_of(tmp_path / "b", "autoregressive")
 
 
 def test_what_ships_for_the_base_runs_by_default(files, model, monkeypatch):

@@ -2,11 +2,26 @@
 
 import itertools
 import sys
+import tempfile
+import time
 
 import pytest
 
+import jaxspec.evaluation.quality as quality_module
 from jaxspec.errors import UserError
-from jaxspec.evaluation.quality import extract_code, last_number, pass_at, passes, quality, rouge, solved
+from jaxspec.evaluation.quality import (
+    check_runner,
+    extract_code,
+    pass_at,
+    passes,
+    quality,
+    read_scores,
+    rouge,
+    score_answers,
+    solved,
+    stated_number,
+)
+from jaxspec.evaluation.questions import Question
 
 PROMPT = 'import math\n\n\ndef area(r):\n    """Of a circle."""\n'
 TEST = "def check(f):\n    assert abs(f(2) - 12.566) < 1e-2\n"
@@ -19,15 +34,10 @@ def test_rouge_by_hand():
     assert rouge("cat mat", "mat cat")["ROUGE-L"] == pytest.approx(1 / 2)
 
 
-def test_a_missing_library_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "rouge_score", None)
-    with pytest.raises(UserError, match="pip install rouge-score"):
-        rouge("a", "b")
-
-
-def test_the_last_number_decides():
-    assert last_number("first 3, then 1,234.5 dollars.") == 1234.5 and last_number("It is -7.") == -7
-    assert last_number("none") is None
+def test_the_stated_number_decides():
+    assert stated_number("first 3, then 1,234.5 dollars.") == 1234.5 and stated_number("It is -7.") == -7
+    assert stated_number("The answer is **$12**.\n\n1. Add.\n2. Done.") == 12 and stated_number("18-5") == 5
+    assert stated_number("none") is None
     assert solved("2 + 2 = 4, so 4.", "so 2 + 2 = <<2+2=4>>4\n#### 4") and not solved("5 or so", "#### 4")
     assert solved("1,000", "#### 1000") and not solved("", "#### 4")
 
@@ -39,30 +49,53 @@ def test_the_last_number_decides():
         f"```\ndef area(r):\n{RIGHT}```",
         RIGHT,
         f"```python\n{PROMPT}{RIGHT}",  # cut off behind the code
+        f"```bash\npip install it\n```\nThen:\n```python3\nx = 1\n```\nand\n```python\ndef area(r):\n{RIGHT}```",
     ],
-    ids=["whole", "without-imports", "body", "open-block"],
+    ids=["whole", "without-imports", "body", "open-block", "other-blocks"],
 )
 def test_code_is_found_and_passes(answer):
-    assert passes(extract_code(answer, PROMPT), TEST, "area")
+    assert passes(extract_code(answer, PROMPT, "area"), TEST, "area")
 
 
 @pytest.mark.parametrize(
     "body",
-    ["return 0", "raise SystemExit(0)", "return (", "[0] * 10**10", "import os; os._exit(0)"],
-    ids=["wrong", "exit", "syntax", "memory", "hard-exit"],
+    [
+        "return 0",
+        "raise SystemExit(0)",
+        "return (",
+        "import os; os._exit(0)",
+        "x = bytearray(2 * 2**30); return math.pi * r * r",
+        "open('f', 'wb').write(bytes(2 * 2**20)); return math.pi * r * r",
+    ],
+    ids=["wrong", "exit", "syntax", "hard-exit", "memory", "file-size"],
 )
 def test_bad_code_fails(body):
     assert not passes(f"{PROMPT}    {body}\n", TEST, "area")
 
 
-def test_code_that_never_ends_is_stopped(monkeypatch):
-    monkeypatch.setattr("jaxspec.evaluation.quality._SECONDS", 1)
-    assert not passes(PROMPT + "    while True: pass\n", TEST, "area")
+def test_code_that_never_ends_is_stopped_with_all_that_it_started(monkeypatch, tmp_path):
+    monkeypatch.setattr(quality_module, "_SECONDS", 2)
+    alive = tmp_path / "alive"
+    child = f"import time; time.sleep(4); open({str(alive)!r}, 'w')"
+    body = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}])\n    while True: pass\n"
+    assert not passes(f"{PROMPT}    {body}", TEST, "area")
+    time.sleep(3)
+    assert not alive.exists()
 
 
-def test_code_leaves_nothing_behind(tmp_path):
-    program = f"{PROMPT}    open('left.txt', 'w').write('x'); return math.pi * r * r\n"
-    assert passes(program, TEST, "area") and not list(tmp_path.iterdir())
+def test_code_works_in_a_folder_that_goes_away(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    body = "open('left.txt', 'w').write('x'); import os; assert 'SECRET' not in os.environ; return math.pi * r * r"
+    monkeypatch.setenv("SECRET", "1")
+    assert passes(f"{PROMPT}    {body}\n", TEST, "area") and not list(tmp_path.iterdir())
+
+
+def test_a_machine_that_runs_nothing_is_found_out(monkeypatch):
+    check_runner()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(UserError, match="programs cannot be run here"):
+        check_runner()
 
 
 def test_pass_at_k_counts_all_choices():
@@ -72,9 +105,33 @@ def test_pass_at_k_counts_all_choices():
     assert pass_at(1, 4, 1) == 0.25 and pass_at(2, 2, 0) == 0
 
 
-def test_scores_by_category():
+def test_scores_by_kind():
     assert quality("gsm8k", ["4", "5"], {"answer": "#### 4"}) == {"solved": 0.5}
     assert quality("xsum", ["one two"], {"summary": "one two"})["ROUGE-2"] == 1
     code = {"prompt": PROMPT, "test": TEST, "entry_point": "area"}
     assert quality("humaneval", [RIGHT, "    return 0\n"], code) == {"pass@1": 0.5}
-    assert quality("qa", ["x"], {}) == {}
+    assert quality("turns", ["x"], {}) == {}
+
+
+def test_code_runs_only_when_asked_and_scores_are_kept(monkeypatch, tmp_path):
+    code = {"prompt": PROMPT, "test": TEST, "entry_point": "area"}
+    questions = [
+        Question("h", 1, "humaneval", ("q",), "humaneval", code),
+        Question("g", 2, "gsm8k", ("q",), "gsm8k", {"answer": "#### 4"}),
+        Question("x", 3, "xsum", ("q",), "xsum", {"summary": "one two"}),
+    ]
+    texts = {"ppd": {("h", 1): [RIGHT], ("g", 2): ["4"], ("x", 3): ["one"]}}
+    file, said = tmp_path / "scores.jsonl", []
+    monkeypatch.setattr(quality_module.importlib.util, "find_spec", lambda name: None)
+    score_answers(texts, questions, file, False, said.append)
+    assert [row["kind"] for row in read_scores(file)] == ["gsm8k"]
+    assert "--run-code" in said[0] and "pip install rouge-score" in said[1]
+    monkeypatch.undo()
+    with file.open("a") as out:
+        out.write('{"way": "ppd", "da')  # cut by a kill
+    score_answers(texts, questions, file, True, said.append)
+    assert [row["kind"] for row in read_scores(file)] == ["gsm8k", "humaneval", "xsum"]
+    assert read_scores(file)[1]["scores"] == {"pass@1": 1.0}
+    before = file.read_text()
+    score_answers(texts, questions, file, True, said.append)
+    assert file.read_text() == before

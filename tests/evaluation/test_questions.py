@@ -28,6 +28,7 @@ def write(folder, *rows):
         ({"id": "x1", "article": "Long text.", "highlights": "Text."}, "cnn_dm", "Long text.", "x1"),
         ({"document": "Long text.", "summary": "Text."}, "xsum", "Long text.", "line 1"),
         ({"question": "2 + 2?", "answer": "#### 4"}, "gsm8k", ("2 + 2?",), "line 1"),
+        ({"question": "Who?", "answer": "Nobody."}, "questions", ("Who?",), "line 1"),
         ({"prompt": "Hello."}, "prompts", ("Hello.",), "line 1"),
     ],
 )
@@ -48,6 +49,8 @@ def test_every_format_is_known_by_its_columns(tmp_path, row, category, said, nam
         (({"prompt": "a"}, {"prompt": " "}), "questions.jsonl:2: prompt must be text that is not empty"),
         (({"category": "qa", "turns": "a"},), "turns must be text"),
         (({"article": None, "highlights": "a"},), "article must be text"),
+        (({"question": "a", "answer": 4},), "answer must be text"),
+        (({"document": "a", "summary": None},), "summary must be text"),
         (({"id": [1], "prompt": "a"},), "id must be a number or a text, got [1]"),
         (({"id": 3, "prompt": "a"}, {"id": 3, "prompt": "b"}), "questions.jsonl:2: question 3 is there twice"),
     ],
@@ -71,7 +74,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_a_choice_takes_as_many_of_every_group_and_grows_without_changing():
     categories = ["qa"] * 20 + ["rag"] * 10 + ["writing"] * 4 + ["math"] * 4 + ["translation"] * 2
-    questions = [Question("f", i, category, ("a",), {}) for i, category in enumerate(categories)]
+    questions = [Question("f", i, category, ("a",), "turns", {}) for i, category in enumerate(categories)]
     chosen = stratified(questions, 12)
     assert Counter(group_of(q.category) for q in chosen) == {"qa": 3, "rag": 3, "mt_bench": 4, "translation": 2}
     assert {q.category for q in chosen if q.category in MT_BENCH} == {"writing", "math"}

@@ -29,9 +29,9 @@ def test_every_case_is_measured_and_shown(folder, capsys):
     assert len([line for line in shown.splitlines() if "(float32)" in line]) == 4
 
 
-def test_curves_hold_seconds_and_the_memory_limit(monkeypatch):
+def test_curves_hold_seconds_and_the_memory_limit(monkeypatch, tmp_path):
     monkeypatch.setitem(step_latency.SHAPES, "1b", TINY)
-    [curve] = measure_steps(LatencyConfig(models=("1b",), rows=(1, 4), rounds=1))["curves"]
+    [curve] = measure_steps(LatencyConfig(models=("1b",), rows=(1, 4), rounds=1), tmp_path)["curves"]
     assert set(curve["seconds"]) == {"1", "4"} and min(curve["seconds"].values()) > 0
     assert 0 < curve["memory_seconds"] < 1
 
@@ -45,11 +45,17 @@ def test_bytes_by_hand():
     assert step_bytes(model, 3, 64) == 4 * (weights + cache)
 
 
-def test_shapes_that_do_not_fit_are_refused(monkeypatch):
+def test_nothing_is_measured_before_everything_is_known_to_fit(monkeypatch, tmp_path):
     assert random_model("tiny", TINY, "float32").params["lm_head"].shape == (32, 16)
+    monkeypatch.setitem(step_latency.SHAPES, "1b", TINY)
+    monkeypatch.setattr(step_latency, "bandwidth", lambda rounds: pytest.fail("measured"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        measure_steps(LatencyConfig(models=("1b",)), tmp_path / "file")
     monkeypatch.setattr(step_latency, "device_bytes", lambda: 1000)
-    with pytest.raises(UserError, match="tiny in float32 needs 0 GiB"):
-        random_model("tiny", TINY, "float32")
+    with pytest.raises(UserError, match=r"1b in float32 needs 0\.0 GiB"):
+        measure_steps(LatencyConfig(models=("1b",)), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
@@ -58,6 +64,7 @@ def test_shapes_that_do_not_fit_are_refused(monkeypatch):
         ({"rows": (0, 2)}, "rows must be at least 1, got 0"),
         ({"rows": ()}, "at least one value for rows"),
         ({"cache_lengths": (32,)}, "cache-lengths must be at least 64"),
+        ({"dtype": "int4"}, "dtype 'int4' is unknown"),
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"models": ("7bb",)}, "did you mean '7b'"),
     ],
