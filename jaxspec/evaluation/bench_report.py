@@ -167,7 +167,7 @@ def overall_table(results: Results) -> list[str]:
         "tokens/s",
         "speedup, median",
         "speedup, mean",
-        "Spec-Bench's speedup",
+        "with prefill",
     ]
     heads += ["ms per step", "step cost", "held beside the base, MiB", "identical"]
     repeated = results.setting["settings"]["repeats"] > 1
