@@ -62,8 +62,9 @@ def report(args: list[str]) -> None:
 
 def show(folder: Path, as_json: bool) -> None:
     """Write the report of a folder and print its main table."""
-    page = write_bench_report(folder)
-    print((folder / "summary.json").read_text() if as_json else "\n".join(overall_table(load_results(folder))))
+    results = load_results(folder)
+    page = write_bench_report(results, folder)
+    print((folder / "summary.json").read_text() if as_json else "\n".join(overall_table(results)))
     print(f"written to {page}", file=sys.stderr)
 
 

@@ -1,9 +1,11 @@
-"""Writing files so that nothing is half there or lost."""
+"""Writing files so that nothing is half there or lost, and reading what a kill has left."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from jaxspec.errors import UserError
 
@@ -24,3 +26,19 @@ def writable(folder: Path) -> Path:
     if not os.access(folder, os.W_OK):
         raise UserError(f"{folder}: cannot be written; give another --output")
     return folder
+
+
+def read_whole_lines(file: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file whose last line a kill may have cut; none where there is no file.
+
+    Raises:
+      UserError: an earlier line is damaged.
+    """
+    content = file.read_bytes() if file.exists() else b""
+    rows = []
+    for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise UserError(f"{file}:{number}: damaged ({error}); remove that line") from None
+    return rows

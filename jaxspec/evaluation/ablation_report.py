@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, DecodingStudy
 from jaxspec.evaluation.ablations import STUDIES, Claim, Study
+from jaxspec.evaluation.markdown import row, rule
 
 _CLOSE = 0.01  # top-1 accuracies closer than this are called equal
 _CLOSE_SPEED = 0.03  # and speeds, relative to autoregressive decoding
@@ -35,13 +36,13 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
     heads = [f"top-1 d={d + 1}" for d in range(distances)] + [f"top-5 d={d + 1}" for d in range(distances)]
     lines = [f"### {study.title}", "", f"{study.source}.", ""]
     heads += ["trained parameters", "groups/s", *(["learning rate"] if study.rates else [])]
-    lines += [_row([study.axis or "variant", *heads]), _rule(len(heads) + 1)]
+    lines += [row([study.axis or "variant", *heads]), rule(len(heads) + 1)]
     for label, r in results.items():
         cells = [*top(r["accuracy"], 1), *[""] * (distances - len(r["accuracy"]))]
         cells += [*top(r["accuracy"], 5), *[""] * (distances - len(r["accuracy"]))]
         cells = [f"{cell:.3f}" if cell != "" else "" for cell in cells]
         cells += [f"{r['parameters']:,}", f"{r['groups_per_second']:.0f}"]
-        lines.append(_row([label, *cells, *([study.rates.get(label, study.learning_rate)] if study.rates else [])]))
+        lines.append(row([label, *cells, *([study.rates.get(label, study.learning_rate)] if study.rates else [])]))
     lines.append("")
     for claim in study.claims:
         one, other = (top(results[label]["accuracy"], 1) for label in (claim.one, claim.other))
@@ -54,10 +55,10 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
 def decoding_section(study: DecodingStudy, results: dict[str, Any]) -> list[str]:
     """The table of a decoding study and its verdicts."""
     heads = [study.axis or "variant", "rows", "tokens per step", "tokens/s", "speedup", "identical"]
-    lines = [f"### {study.title}", "", f"{study.source}.", "", _row(heads), _rule(len(heads))]
+    lines = [f"### {study.title}", "", f"{study.source}.", "", row(heads), rule(len(heads))]
     for label, r in results.items():
         figures = [r["rows"], f"{r['tokens_per_step']:.2f}", f"{r['tokens_per_second']:.1f}", f"{r['speedup']:.2f}"]
-        lines.append(_row([label, *figures, f"{r['identical']} of {r['prompts']}"]))
+        lines.append(row([label, *figures, f"{r['identical']} of {r['prompts']}"]))
     lines.append("")
     for claim in study.claims:
         one, other = results[claim.one], results[claim.other]
@@ -70,20 +71,12 @@ def _claim(claim: Claim, difference: float, close: float, metric: str) -> str:
     return f"- {claim.text}: **{verdict(difference, close, claim.gains)}** ({metric} {difference:+.3f})"
 
 
-def _row(cells: Sequence[Any]) -> str:
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
-
-
-def _rule(count: int) -> str:
-    return _row(["---"] * count)
-
-
 def steps_section(results: dict[str, dict[str, float]]) -> list[str]:
     """What rows that join late save."""
     rows = list(next(iter(results.values())))
     lines = ["### Milliseconds of a step by rows", "", "A quarter of the rows are nodes, the others their probes.", ""]
-    lines += [_row(["method", *(f"{r} rows" for r in rows)]), _rule(len(rows) + 1)]
-    lines += [_row([name, *(f"{1e3 * seconds[r]:.1f}" for r in rows)]) for name, seconds in results.items()]
+    lines += [row(["method", *(f"{r} rows" for r in rows)]), rule(len(rows) + 1)]
+    lines += [row([name, *(f"{1e3 * seconds[r]:.1f}" for r in rows)]) for name, seconds in results.items()]
     early, late = results["PPD"], results["Hidden Transfer, layers 10/14/18"]
     saved = {r: 1 - late[r] / early[r] for r in rows}
     word = "holds" if min(saved.values()) > 0 else "does not hold"

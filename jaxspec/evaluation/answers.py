@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.decoding.generate import Generation
-from jaxspec.errors import UserError
 from jaxspec.evaluation.compare import Divergence
 from jaxspec.evaluation.questions import Question
-from jaxspec.files import write_atomically
+from jaxspec.files import read_whole_lines, write_atomically
 
 
 def accept_lengths(answer: Generation) -> list[int]:
@@ -50,7 +49,7 @@ class Answers:
         Raises:
           UserError: a damaged line before the last one, which a kill may have cut.
         """
-        rows = {way: _whole_lines(self.file(way, run)) for way in self._ways}
+        rows = {way: read_whole_lines(self.file(way, run)) for way in self._ways}
         done = set.intersection(*({_key(row) for row in found} for found in rows.values()))
         whole = lambda row: {tuple(key) for key in row["batch"]} <= done  # noqa: E731
         return {way: [row for row in found if whole(row)] for way, found in rows.items()}
@@ -76,18 +75,6 @@ def _key(row: dict[str, Any]) -> tuple[str, int | str]:
 
 def _line(row: dict[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
-
-
-def _whole_lines(file: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file whose last line may be cut."""
-    content = file.read_bytes() if file.exists() else b""
-    rows = []
-    for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            raise UserError(f"{file}:{number}: damaged ({error}); remove that line") from None
-    return rows
 
 
 def answer_row(

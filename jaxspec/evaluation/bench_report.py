@@ -15,10 +15,10 @@ from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers
 from jaxspec.evaluation.bench import REFERENCE, BenchConfig
 from jaxspec.evaluation.compare import NEAR_TIE
+from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate, Figures, figures
-from jaxspec.evaluation.quality import read_scores
 from jaxspec.evaluation.questions import group_of
-from jaxspec.files import write_atomically
+from jaxspec.files import read_whole_lines, write_atomically
 from jaxspec.model.hf import read_json
 
 Rows = list[list[dict[str, Any]]]  # rows of answer files, run by run
@@ -64,7 +64,7 @@ def load_results(folder: Path) -> Results:
     for run in range(1, setting["settings"]["repeats"] + 1):
         for way, found in answers.read(run).items():
             rows[way].append(found)
-    groups = [ALL, *sorted({group_of(row["category"]) for run in rows[REFERENCE] for row in run})]
+    groups = [ALL, *sorted({group_of(answer["category"]) for run in rows[REFERENCE] for answer in run})]
     found = {
         way: {
             group: value
@@ -76,7 +76,7 @@ def load_results(folder: Path) -> Results:
     if ALL not in found[REFERENCE]:
         raise UserError(f"{folder}: no question has an answer of more than one token yet")
     memory = read_json(folder / "memory.json") if (folder / "memory.json").exists() else {}
-    scores = _mean_scores(read_scores(folder / "scores.jsonl"), ways)
+    scores = _mean_scores(read_whole_lines(folder / "scores.jsonl"), ways)
     return Results(setting, rows, found, scores, memory)
 
 
@@ -89,16 +89,15 @@ def _mean_scores(lines: Sequence[dict[str, Any]], ways: Sequence[str]) -> dict[s
 
 
 def _only(runs: Rows, group: str) -> Rows:
-    return [[row for row in run if group in (ALL, group_of(row["category"]))] for run in runs]
+    return [[answer for answer in run if group in (ALL, group_of(answer["category"]))] for run in runs]
 
 
-def write_bench_report(folder: Path) -> Path:
+def write_bench_report(results: Results, folder: Path) -> Path:
     """Write summary.json, report.md and its plots into a benchmark's folder.
 
     Returns:
       The report.
     """
-    results = load_results(folder)
     summary = {way: {g: dataclasses.asdict(f) for g, f in groups.items()} for way, groups in results.figures.items()}
     whole = {"setting": results.setting, "memory": results.memory, "quality": results.scores, "ways": summary}
     write_atomically(folder / "summary.json", json.dumps(whole, indent=1).encode())
@@ -160,18 +159,10 @@ def _setting(results: Results) -> list[str]:
 
 def overall_table(results: Results) -> list[str]:
     """The main table, a line per way."""
-    heads = [
-        "method",
-        "rows",
-        "tokens per step",
-        "tokens/s",
-        "speedup, median",
-        "speedup, mean",
-        "with prefill",
-    ]
+    heads = ["method", "rows", "tokens per step", "tokens/s", "speedup, median", "speedup, mean", "with prefill"]
     heads += ["ms per step", "step cost", "held beside the base, MiB", "identical"]
     repeated = results.setting["settings"]["repeats"] > 1
-    lines = [_row([*heads, *(["runs"] if repeated else [])]), _row(["---"] * (len(heads) + repeated))]
+    lines = [row([*heads, *(["runs"] if repeated else [])]), rule(len(heads) + repeated)]
     sizes = results.memory.get("method_bytes", {})
     whole = all(len(rows) == results.setting["questions"] for rows in results.rows[REFERENCE])
     for way, groups in results.figures.items():
@@ -191,17 +182,17 @@ def overall_table(results: Results) -> list[str]:
         ]
         if repeated:
             cells.append(_mean_and_spread(f.run_speedups) if whole else "unfinished")
-        lines.append(_row(cells))
+        lines.append(row(cells))
     return lines
 
 
 def _by_group(results: Results, cell: Any) -> list[str]:
     groups = list(results.figures[REFERENCE])
     counts = [results.figures[REFERENCE][group].questions for group in groups]
-    lines = [_row(["method", *(f"{g} ({n})" for g, n in zip(groups, counts, strict=True))])]
-    lines.append(_row(["---"] * (len(groups) + 1)))
+    lines = [row(["method", *(f"{g} ({n})" for g, n in zip(groups, counts, strict=True))])]
+    lines.append(rule(len(groups) + 1))
     for way, found in results.figures.items():
-        lines.append(_row([way, *(cell(found[g]) if g in found else "" for g in groups)]))
+        lines.append(row([way, *(cell(found[g]) if g in found else "" for g in groups)]))
     return lines
 
 
@@ -210,17 +201,17 @@ def _acceptance(results: Results) -> list[str]:
     deepest = max(map(len, drafting.values()), default=0)
     if not deepest:
         return ["Nothing was drafted."]
-    lines = [_row(["method", *(f"depth {d + 1}" for d in range(deepest))]), _row(["---"] * (deepest + 1))]
+    lines = [row(["method", *(f"depth {d + 1}" for d in range(deepest))]), rule(deepest + 1)]
     for way, rates in drafting.items():
-        lines.append(_row([way, *(f"{rate:.3f}" for rate in rates), *[""] * (deepest - len(rates))]))
+        lines.append(row([way, *(f"{rate:.3f}" for rate in rates), *[""] * (deepest - len(rates))]))
     return lines
 
 
 def _quality(results: Results) -> list[str]:
     kinds = list(dict.fromkeys(name for scores in results.scores.values() for name in scores))
-    lines = [_row(["method", *kinds]), _row(["---"] * (len(kinds) + 1))]
+    lines = [row(["method", *kinds]), rule(len(kinds) + 1)]
     for way, scores in results.scores.items():
-        lines.append(_row([way, *(f"{scores[name]:.3f}" if name in scores else "" for name in kinds)]))
+        lines.append(row([way, *(f"{scores[name]:.3f}" if name in scores else "" for name in kinds)]))
     return lines
 
 
@@ -231,10 +222,10 @@ def _differences(results: Results) -> list[str]:
         return [f"`--accept {accept}` may give another text than autoregressive decoding: differences are not listed."]
     for way, runs in results.rows.items():
         for number, rows in enumerate(runs, 1):
-            for row in rows:
-                for turn, parting in enumerate(row["choices"][0]["divergence"], 1):
+            for answer in rows:
+                for turn, parting in enumerate(answer["choices"][0]["divergence"], 1):
                     if parting:
-                        where = f"{row['data']} {row['question_id']}, turn {turn}, run {number}"
+                        where = f"{answer['data']} {answer['question_id']}, turn {turn}, run {number}"
                         gap = _gap(results, parting["gap"])
                         lines.append(f"- {way}: {where}, from token {parting['index'] + 1} on; {gap}")
     return lines or ["Nowhere: every answer is that of autoregressive decoding, token by token."]
@@ -256,10 +247,6 @@ def _interval(estimate: Estimate) -> str:
     if estimate.low is None:
         return f"{estimate.value:.2f}"
     return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
-
-
-def _row(cells: Sequence[Any]) -> str:
-    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def _spread(estimate: Estimate) -> tuple[float, float]:

@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxspec.errors import UserError
 from jaxspec.evaluation.questions import Question
-from jaxspec.files import write_atomically
+from jaxspec.files import read_whole_lines, write_atomically
 from jaxspec.progress import Progress
 
 Row = dict[str, Any]
@@ -110,9 +110,7 @@ def check_runner() -> None:
 
 
 def pass_at(k: int, tries: int, right: int) -> float:
-    """The chance that one of k answers passes, estimated without bias from how many of `tries` answers did."""
-    if tries < k:
-        return float("nan")
+    """The chance that one of k answers passes, without bias from how many of `tries` >= k answers did."""
     return 1 - math.comb(tries - right, k) / math.comb(tries, k)
 
 
@@ -164,7 +162,7 @@ def score_answers(
       run_code: run the programs that answers to HumanEval hold.
       say: told what is left out.
     """
-    kept = read_scores(file)
+    kept = read_whole_lines(file)
     write_atomically(file, "".join(json.dumps(row) + "\n" for row in kept).encode())  # without a line cut by a kill
     known = {(row["way"], row["data"], row["question_id"]) for row in kept}
     kinds = {question.kind for question in questions} & set(_SCORES)
@@ -184,9 +182,3 @@ def score_answers(
             row = {"way": way, "data": question.data, "question_id": question.id, "kind": question.kind}
             out.write(json.dumps(row | {"scores": scores}) + "\n")
             progress.update(number)
-
-
-def read_scores(file: Path) -> list[Row]:
-    """The lines of scores.jsonl; a last one that a kill has cut is none."""
-    content = file.read_bytes() if file.exists() else b""
-    return [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]

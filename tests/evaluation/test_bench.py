@@ -125,7 +125,7 @@ def test_a_killed_benchmark_goes_on_where_it_stopped(files, model, finished, tmp
     file.write_bytes(b"".join(lines[:-2]) + torn)  # one answer missing, one cut
     kept = json.loads(lines[0])["answer_id"]
     assert len(answers.read(1)["ppd=chain:2"]) == 2
-    assert "**Unfinished: 2 of 4 answers are there.**" in write_bench_report(folder).read_text()
+    assert "**Unfinished: 2 of 4 answers are there.**" in write_bench_report(load_results(folder), folder).read_text()
     memory = json.loads((folder / "memory.json").read_text())
     (folder / "memory.json").write_text(json.dumps(memory | {"peak_bytes": 10**15}))
     run_bench(config, model, folder, lambda line: None)
@@ -162,7 +162,7 @@ def test_sampling_repeats_and_batches_are_lossless(files, model, tmp_path):
     assert one == texts_of(tmp_path / "1", "ppd") and two == texts_of(tmp_path / "1", "ppd", 2)
     assert one[2] == two[2]  # math is greedy
     assert all(one[name] != two[name] for name in (1, 3, 4))  # the others are drawn with another seed
-    assert "±" in write_bench_report(tmp_path / "2").read_text()
+    assert "±" in write_bench_report(load_results(tmp_path / "2"), tmp_path / "2").read_text()
 
 
 def other(answer, place):
@@ -205,7 +205,7 @@ def test_a_divergence_is_listed_with_its_gap(finished, tmp_path):
     rows[0]["choices"][0]["divergence"] = [{"index": 2, "tokens": [1, 2], "gap": 3e-5}]
     rows[1]["choices"][0]["divergence"] = [{"index": 0, "tokens": [1, -1], "gap": None}]
     (tmp_path / "answers/run_1/medusa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = write_bench_report(tmp_path).read_text()
+    text = write_bench_report(load_results(tmp_path), tmp_path).read_text()
     assert "turn 1, run 1, from token 3 on; gap 3e-05, a near-tie" in text
     assert "from token 1 on; one answer ends where the other goes on" in text
 
@@ -284,7 +284,7 @@ def test_scores_stand_beside_speeds_and_text_may_be_another(files, model, tmp_pa
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     changes = {"data": f"{tmp_path}/sums.jsonl", "temperature": 1.0, "accept": "rejection", "repeats": 2}
     run_bench(config_of(files, **changes), model, tmp_path / "b", lambda line: None)
-    text = write_bench_report(tmp_path / "b").read_text()
+    text = write_bench_report(load_results(tmp_path / "b"), tmp_path / "b").read_text()
     assert "| method | gsm8k solved |" in text and "| medusa | 0.000 |" in text and "differences are not listed" in text
     figures = load_results(tmp_path / "b").figures
     assert "| medusa | 0.000 |" in text and "Acceptance: rejection, which when sampling gives another text" in text
@@ -293,7 +293,7 @@ def test_scores_stand_beside_speeds_and_text_may_be_another(files, model, tmp_pa
     assert summary["quality"]["medusa"] == {"gsm8k solved": 0.0}
     typical = config_of(files, **changes | {"accept": "typical", "repeats": 1})
     run_bench(typical, model, tmp_path / "t", lambda line: None)
-    assert "**lossy**" in write_bench_report(tmp_path / "t").read_text()
+    assert "**lossy**" in write_bench_report(load_results(tmp_path / "t"), tmp_path / "t").read_text()
     plain = texts_of(tmp_path / "t", "autoregressive")  # the reference is sampled as ever
     assert plain == texts_of(tmp_path / "b", "autoregressive")
 

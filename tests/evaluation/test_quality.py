@@ -15,13 +15,13 @@ from jaxspec.evaluation.quality import (
     pass_at,
     passes,
     quality,
-    read_scores,
     rouge,
     score_answers,
     solved,
     stated_number,
 )
 from jaxspec.evaluation.questions import Question
+from jaxspec.files import read_whole_lines
 
 PROMPT = 'import math\n\n\ndef area(r):\n    """Of a circle."""\n'
 TEST = "def check(f):\n    assert abs(f(2) - 12.566) < 1e-2\n"
@@ -124,14 +124,14 @@ def test_code_runs_only_when_asked_and_scores_are_kept(monkeypatch, tmp_path):
     file, said = tmp_path / "scores.jsonl", []
     monkeypatch.setattr(quality_module.importlib.util, "find_spec", lambda name: None)
     score_answers(texts, questions, file, False, said.append)
-    assert [row["kind"] for row in read_scores(file)] == ["gsm8k"]
+    assert [row["kind"] for row in read_whole_lines(file)] == ["gsm8k"]
     assert "--run-code" in said[0] and "pip install rouge-score" in said[1]
     monkeypatch.undo()
     with file.open("a") as out:
         out.write('{"way": "ppd", "da')  # cut by a kill
     score_answers(texts, questions, file, True, said.append)
-    assert [row["kind"] for row in read_scores(file)] == ["gsm8k", "humaneval", "xsum"]
-    assert read_scores(file)[1]["scores"] == {"pass@1": 1.0}
+    assert [row["kind"] for row in read_whole_lines(file)] == ["gsm8k", "humaneval", "xsum"]
+    assert read_whole_lines(file)[1]["scores"] == {"pass@1": 1.0}
     before = file.read_text()
     score_answers(texts, questions, file, True, said.append)
     assert file.read_text() == before
