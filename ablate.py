@@ -20,7 +20,8 @@ from jaxspec.methods import PPD
 from jaxspec.methods.adapter import adapter_plan, make_drafter, open_adapter
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import DEFAULT_MODEL
-from jaxspec.training.data import prepare_answers, select_prompts
+from jaxspec.training.data import prepare_answers
+from jaxspec.training.examples import select_prompts
 from jaxspec.training.trainer import RunConfig, check_config
 
 _MEASURES = ("steps", "similarity")
@@ -104,7 +105,7 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
     held_out, _ = prepare_answers(model, base.data, prompts, lambda done, tokens: None)
     folder = lambda study, label: output / results["trainings"][study][label]["run"]  # noqa: E731
     for study in (study for study in DECODING_STUDIES if study.name in names):
-        texts = [text for text, _ in prompts[: options.decode_prompts]]
+        texts = [prompt.text for prompt in prompts[: options.decode_prompts]]
         results["decoding"][study.name] = run_decoding(study, model, folder, texts, options.max_new_tokens)
         save()
     if "steps" in names:

@@ -33,7 +33,7 @@ from jaxspec.methods import METHODS
 from jaxspec.methods.adapter import Adapter, adapter_plan, make_drafter, open_adapter
 from jaxspec.methods.tuned import find_choice, load_tuned
 from jaxspec.model.load import DEFAULT_MODEL
-from jaxspec.training.data import read_prompts
+from jaxspec.training.examples import read_prompts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +100,7 @@ def decode(options: Options, prompts: list[str], sampling: SamplingConfig, accep
     """Load, answer, print."""
     model = load_model(options.model, options.dtype or None)
     method = _method(options, model)
+    model = method.own or model  # what both sides decode on
     plain = load_method("autoregressive", model)
     settings = {"max_new_tokens": options.max_new_tokens, "sampling": sampling, "seed": options.seed}
     settings |= {"chat": options.chat, "max_length": options.max_length or None, "batch_size": options.batch_size}

@@ -15,7 +15,7 @@ from jaxspec.files import writable, write_atomically
 from jaxspec.methods.adapter import Adapter, open_adapter
 from jaxspec.methods.tuned import save_choice
 from jaxspec.model.load import DEFAULT_MODEL
-from jaxspec.training.data import read_prompts, select_prompts
+from jaxspec.training.examples import read_prompts, select_prompts
 from jaxspec.tree import save_plan
 
 
@@ -71,7 +71,7 @@ def unseen_prompts(options: Options, model: Model, adapter: Adapter) -> list[str
         return read_prompts(options.prompts, options.column)
     shared = ("held_out", "held_out_seed", "max_prompt_tokens", "chat")
     config = DataConfig(options.prompts, options.column, **{name: data[name] for name in shared})
-    return [text for text, _ in select_prompts(model, config)[: config.held_out]]
+    return [prompt.text for prompt in select_prompts(model, config)[: config.held_out]]
 
 
 def main(args: list[str]) -> None:

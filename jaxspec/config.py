@@ -91,12 +91,14 @@ class SamplingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Where the training text comes from: the base's own greedy answers to these prompts.
+    """Where the training text comes from: the base's own greedy answers to these prompts, or given answers.
 
     Attributes:
       prompts: a JSONL file with a `prompt` per line, or the name of a `datasets` hub dataset; empty for the
         small set that ships with the project.
-      column: name of the prompt's column.
+      column: name of the prompt's column; where it holds conversations (lists of messages with `role` and `content`,
+        or `from` and `value`), every turn of the assistant is an answer to learn.
+      answer_column: name of the column with the answers to learn; empty: the base writes them itself.
       answers: how many answers to train on; fewer when there are fewer prompts.
       held_out: how many further prompts are set aside for evaluation, never trained on.
       held_out_seed: chooses the held-out prompts; the same for every method, so that figures compare.
@@ -110,6 +112,7 @@ class DataConfig:
 
     prompts: str = ""
     column: str = "prompt"
+    answer_column: str = ""
     answers: int = 2000
     held_out: int = 100
     held_out_seed: int = 0

@@ -18,7 +18,7 @@ from jaxspec.methods.adapter import Adapter, save_adapter
 from jaxspec.model.base import Base
 from jaxspec.model.hf import save_directory
 from jaxspec.model.load import load_model
-from jaxspec.training.data import select_prompts
+from jaxspec.training.examples import select_prompts
 from tests.tiny import make_text_model
 
 KEYS = {
@@ -230,7 +230,7 @@ def test_prompts_that_the_adapter_was_trained_on_are_left_out(files, tmp_path):
     file = tmp_path / "mine.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(30)))
     data = {"held_out": 5, "held_out_seed": 3, "max_prompt_tokens": 100, "chat": True}
-    held_out = [text for text, _ in select_prompts(model, DataConfig(str(file), answers=9, **data))[:5]]
+    held_out = [prompt.text for prompt in select_prompts(model, DataConfig(str(file), answers=9, **data))[:5]]
     options = tune.Options(prompts=str(file))
     for name, expected in (("mine.jsonl", held_out), ("other.jsonl", [f"question {i}" for i in range(30)])):
         adapter = Adapter(PPD(), {}, "", {"data": data | {"prompts": name}})

@@ -8,7 +8,7 @@ import pytest
 import decode
 from jaxspec import SamplingConfig, generate, load_method, load_model
 from jaxspec.evaluation.compare import NEAR_TIE, first_divergence
-from jaxspec.training.data import read_prompts
+from jaxspec.training.examples import read_prompts
 
 pytestmark = pytest.mark.slow
 

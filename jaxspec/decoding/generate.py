@@ -160,6 +160,7 @@ class _Job:
 
 
 def _job(model: Model, drafter: Drafter, sampling: SamplingConfig, seed: int, acceptance: Acceptance) -> _Job:
+    model, drafter = drafter.own or model, drafter.replace(own=None)
     eos = jnp.array(model.eos or (-1,), jnp.int32)
     return _Job(model, model.decoding_base, drafter, make_sampler(sampling), seed, acceptance, eos)
 
@@ -239,7 +240,7 @@ def iterate(
 
     Args:
       model: from `load_model`.
-      method: from `load_method`.
+      method: from `load_method`; one that has a base of its own decodes on that.
       prompts: texts or token ids.
       max_new_tokens: stop there, or at an end-of-text token.
       sampling: greedy by default.

@@ -20,6 +20,7 @@ from jaxspec.methods.base import Method, Prompt, PyTree, Verified
 from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
 from jaxspec.model.chunks import run_in_chunks
+from jaxspec.model.load import Model
 from jaxspec.model.rows import run_rows
 from jaxspec.tree import Tree, select_trees
 
@@ -33,12 +34,14 @@ class Drafter:
       tree: the draft trees, stacked: one per state (see `jaxspec.tree.TreePlan`).
       method: the static settings.
       draft_vocabulary: the tokens that may be drafted; None: all.
+      own: the base that the method has fine-tuned and decodes on; None: the one that is given. No part of the pytree.
     """
 
     trainable: PyTree
     tree: Tree
     method: Method = flax.struct.field(pytree_node=False)
     draft_vocabulary: DraftVocabulary | None = None
+    own: Model | None = flax.struct.field(pytree_node=False, default=None)
 
     @property
     def num_rows(self) -> int:

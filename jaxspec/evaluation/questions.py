@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.errors import UserError
-from jaxspec.training.data import read_jsonl
+from jaxspec.training.examples import read_jsonl
 
 MT_BENCH = {  # categories and the temperatures that MT-Bench samples them at
     "writing": 0.7, "roleplay": 0.7, "reasoning": 0.0, "math": 0.0, "coding": 0.0, "extraction": 0.0, "stem": 0.1,

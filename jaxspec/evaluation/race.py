@@ -46,7 +46,7 @@ def race(
     """Decode the same prompts with every drafter and autoregressively, in turn, batch by batch.
 
     Args:
-      model: the base.
+      model: the base of all of them.
       drafters: by name.
       prompts: texts, a multiple of `batch_size` of them.
       max_new_tokens: per answer, at least 2.

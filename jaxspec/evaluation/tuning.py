@@ -16,7 +16,7 @@ from jaxspec.errors import UserError
 from jaxspec.evaluation.latency import measure_latency
 from jaxspec.evaluation.machine import processor
 from jaxspec.evaluation.race import Trial, race
-from jaxspec.methods.adapter import Adapter, adapter_plan, check_drafting, make_drafter, plain_drafter
+from jaxspec.methods.adapter import Adapter, adapter_plan, check_drafting, make_drafter, plain_drafter, settle
 from jaxspec.methods.base import Method
 from jaxspec.methods.tuned import Choice, this_machine
 from jaxspec.model.load import Model
@@ -122,6 +122,7 @@ def tune(model: Model, adapter: Adapter, prompts: Sequence[str], config: TuneCon
       UserError: settings or prompts that cannot be measured.
     """
     check_tuning(config, model, adapter, prompts)
+    digest, (adapter, model) = adapter.digest, settle(adapter, model)
     method, sampling = adapter.method, SamplingConfig(config.temperature)
     measured, tried = _counts(config)
     if measured:
@@ -148,7 +149,7 @@ def tune(model: Model, adapter: Adapter, prompts: Sequence[str], config: TuneCon
     choice = Choice(
         machine=this_machine(),
         dtype=str(model.dtype),
-        adapter=adapter.digest,
+        adapter=digest,
         batch_size=config.batch_size,
         cache_length=config.cache_length,
         temperature=config.temperature,

@@ -9,9 +9,10 @@ from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.methods.hydra import Hydra
 from jaxspec.methods.medusa import Medusa
 from jaxspec.methods.ppd import PPD
+from jaxspec.methods.space import SPACE
 
 METHODS: dict[str, type[Method]] = {
-    cls.name: cls for cls in (Method, PPD, BiTA, HiddenTransfer, Medusa, Hydra, Amphista)
+    cls.name: cls for cls in (Method, PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista)
 }
 
-__all__ = ["METHODS", "PPD", "Amphista", "BiTA", "HiddenTransfer", "Hydra", "Medusa", "Method"]
+__all__ = ["METHODS", "PPD", "SPACE", "Amphista", "BiTA", "HiddenTransfer", "Hydra", "Medusa", "Method"]

@@ -24,6 +24,7 @@ from jaxspec.methods import METHODS
 from jaxspec.methods.base import Method, PyTree
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model
+from jaxspec.model.weights import params_fingerprint
 from jaxspec.tree import Path as TreePath
 from jaxspec.tree import TreePlan, from_paths, parse_tree
 from jaxspec.tree.plan import plan_from_json
@@ -204,9 +205,18 @@ def load_method(
     return make_drafter(loaded, adapter_plan(loaded, tree), model, draft_vocabulary)
 
 
-def plain_drafter() -> Drafter:
-    """Autoregressive decoding."""
-    return Drafter({}, from_paths([]).arrays(0), Method())
+def plain_drafter(own: Model | None = None) -> Drafter:
+    """Autoregressive decoding, of a method's own base where one is given."""
+    return Drafter({}, from_paths([]).arrays(0), Method(), own=own)
+
+
+def settle(adapter: Adapter, model: Model) -> tuple[Adapter, Model]:
+    """What decodes: for a method that tunes its base an adapter and the base as tuned, else what was given."""
+    method, trainable, params = adapter.method.settled(adapter.trainable, model.base)
+    if params is None:
+        return adapter, model
+    own = dataclasses.replace(model, params=params, fingerprint=params_fingerprint(model.config, params))
+    return dataclasses.replace(adapter, method=method, trainable=trainable, fingerprint=own.fingerprint), own
 
 
 def make_drafter(adapter: Adapter, plan: TreePlan, model: Model, draft_vocabulary: int | None = None) -> Drafter:
@@ -223,11 +233,12 @@ def make_drafter(adapter: Adapter, plan: TreePlan, model: Model, draft_vocabular
     """
     count = adapter.info.get("draft_vocabulary", 0) if draft_vocabulary is None else draft_vocabulary
     check_drafting(adapter, plan, model, count)
-    base = model.decoding_base
+    adapter, own = settle(adapter, model)
+    base = own.decoding_base
     if count:
         base = base.drafting(jnp.asarray(adapter.frequent_tokens[:count]))
-    trainable = adapter.method.prepared(adapter.trainable, base)
-    return Drafter(trainable, plan.arrays(adapter.method.probe_distances), adapter.method, base.draft_vocabulary)
+    trainable, tree = adapter.method.prepared(adapter.trainable, base), plan.arrays(adapter.method.probe_distances)
+    return Drafter(trainable, tree, adapter.method, base.draft_vocabulary, own if own is not model else None)
 
 
 def check_drafting(adapter: Adapter, plan: TreePlan, model: Model, draft_vocabulary: int) -> None:

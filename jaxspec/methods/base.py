@@ -128,6 +128,11 @@ class Method:
         return 0
 
     @property
+    def replaces_base(self) -> bool:
+        """Whether training ends in a base of its own instead of an adapter of the one it began with."""
+        return False
+
+    @property
     def stages(self) -> tuple[Stage, ...]:
         """How training is divided."""
         return (Stage(),)
@@ -135,6 +140,14 @@ class Method:
     def init(self, key: jax.Array, base: Base) -> PyTree:
         """The trainable pytree, float32: a dict. Raises UserError for settings that do not fit the base."""
         return {}
+
+    def fit_base(self, trainable: PyTree, base: Base) -> Base:
+        """The base as this method has tuned it, which `loss` and `predictions` are given: for most, the frozen one."""
+        return base
+
+    def settled(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, PyTree | None]:
+        """What decodes: this method and its pytree, and the parameters of its own base, None where that is frozen."""
+        return self, trainable, None
 
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
         """What decoding uses of the trainable pytree: everything done that need not be done in every step."""
@@ -155,7 +168,7 @@ class Method:
 
         Args:
           trainable: the pytree of `init`.
-          base: the frozen decoder.
+          base: the decoder, from `fit_base`.
           batch: sequences with insertion points.
           stage: index into `stages`.
         """

@@ -60,7 +60,7 @@ def future_loss(
     at_label = jnp.take_along_axis(student, batch.tokens[rows, source + 1][..., None], axis=-1)[..., 0]
     each = jnp.zeros(())
     if alignment:
-        teacher = base.logits(frozen[rows, source])
+        teacher = jax.lax.stop_gradient(base.logits(frozen[rows, source]))
         each += alignment * divergence(*((teacher, student) if direction == "forward" else (student, teacher)))
     if labels:
         each += labels * (jax.nn.logsumexp(student, axis=-1) - at_label)

@@ -242,11 +242,23 @@ class ProbeMethod(Method, abc.ABC):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss of some distances, and the accuracy of each of them on the text."""
         trainable = self.prepared(trainable, base)
-        frozen, exits = self.probe(trainable, base, batch, counted[-1])
+        text, exits = self.probe(trainable, base, batch, counted[-1])
+        return self.loss_of(trainable, base, batch, text, exits, counted)
+
+    def loss_of(
+        self,
+        trainable: PyTree,
+        base: Base,
+        batch: Batch,
+        text: jax.Array,
+        exits: Sequence[jax.Array],
+        counted: Sequence[int],
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss and accuracies of what `probe` returned."""
         exits = [x[:, :, np.array(counted) - 1] for x in exits]
         student = self.read(trainable, base, exits, np.array(counted))  # [B, G, counted, V]
         weights = {"alignment": 0.0, "labels": 1.0} if self.objective == "hard" else {}
-        return future_loss(student, base, frozen, batch, counted, direction=self.direction, decay=self.decay, **weights)
+        return future_loss(student, base, text, batch, counted, direction=self.direction, decay=self.decay, **weights)
 
     # Decoding
 

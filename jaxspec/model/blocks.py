@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -17,8 +18,38 @@ BLOCK = 64  # columns; 32 and 96 are slower
 _FEW_ROWS = 128  # from here on plain kernels are faster, and making one costs less than it saves
 
 
-def product(x: jax.Array, kernel: jax.Array, **options: Any) -> jax.Array:
-    """x [..., in] times a kernel, [in, out] or in blocks [out / n, in, n]: [..., out]."""
+@flax.struct.dataclass
+class Corrected:
+    """A kernel with a correction of low rank beside it, kernel + down @ up (LoRA).
+
+    Kept apart in training, so that no gradient as large as the kernel is ever made.
+
+    Attributes:
+      kernel: [in, out].
+      down: [in, r].
+      up: [r, out].
+    """
+
+    kernel: jax.Array
+    down: jax.Array
+    up: jax.Array
+
+    def merged(self) -> jax.Array:
+        """[in, out] in the kernel's own dtype."""
+        return (self.kernel.astype(jnp.float32) + self.down @ self.up).astype(self.kernel.dtype)
+
+
+def merged(params: Any) -> Any:
+    """A parameter tree with every correction added to its kernel."""
+    is_corrected = lambda leaf: isinstance(leaf, Corrected)  # noqa: E731
+    return jax.tree.map(lambda x: x.merged() if is_corrected(x) else x, params, is_leaf=is_corrected)
+
+
+def product(x: jax.Array, kernel: jax.Array | Corrected, **options: Any) -> jax.Array:
+    """x [..., in] times a kernel, [in, out], in blocks [out / n, in, n] or corrected: [..., out]."""
+    if isinstance(kernel, Corrected):
+        down, up = kernel.down.astype(x.dtype), kernel.up.astype(x.dtype)
+        return product(x, kernel.kernel, **options) + (x @ down) @ up
     if kernel.ndim == 2:
         return jnp.matmul(x, kernel, **options)
     rows = x.reshape(-1, x.shape[-1])

@@ -46,3 +46,16 @@ LLAMA2_13B = dataclasses.replace(LLAMA_13B, max_positions=4096, rms_norm_eps=1e-
 LLAMA2_70B = dataclasses.replace(
     LLAMA2_7B, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64, num_kv_heads=8
 )
+QWEN2_7B = ModelConfig(
+    vocab_size=152064,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_layers=28,
+    num_heads=28,
+    num_kv_heads=4,
+    head_dim=128,
+    max_positions=131072,
+    rope_theta=1e6,
+    rms_norm_eps=1e-6,
+    qkv_bias=True,
+)

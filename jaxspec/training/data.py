@@ -1,4 +1,4 @@
-"""Training text: the base's own greedy answers to prompts, made once, cached on disk, resumable.
+"""Training text: the base's own greedy answers to prompts, made once, cached on disk, resumable; or given answers.
 
 A method learns to guess what its base would say, so the base writes the training text itself (BiTA 3.3, PPD
 4.3.2). The cache is a JSONL file that can be read with any tool; a killed run continues behind its last full line.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +17,11 @@ import numpy as np
 from jaxspec.config import DataConfig
 from jaxspec.decoding.generate import generate_many
 from jaxspec.errors import UserError
+from jaxspec.files import read_whole_lines
 from jaxspec.methods.adapter import load_method
 from jaxspec.model.load import Model
+from jaxspec.training.examples import SHIPPED_PROMPTS, Selected
 
-SHIPPED_PROMPTS = Path(__file__).parent / "prompts.jsonl"
 MOST_DRAFTS = 32768  # tokens whose order by frequency goes with an adapter
 _BLOCK = 512
 
@@ -38,96 +39,8 @@ class Answer:
     answer_tokens: list[int]
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[int, dict]]:
-    """Line numbers and objects of a JSONL file; empty lines are skipped.
-
-    Raises:
-      UserError: the file cannot be read or a line is no JSON object; names file and line.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines would cut inside JSON strings
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {error}") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}:{number}: not JSON ({error.msg})") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
-        yield number, row
-
-
-def read_prompts(source: str, column: str = "prompt") -> list[str]:
-    """Prompts from a JSONL file, or from the train split of a `datasets` hub dataset.
-
-    Args:
-      source: a path, a hub name, or empty for the set that ships with the project.
-      column: name of the field that holds the prompt.
-
-    Raises:
-      UserError: nothing there, a malformed line, or no such column.
-    """
-    path = Path(source) if source else SHIPPED_PROMPTS
-    if path.is_file():
-        prompts = []
-        for number, row in read_jsonl(path):
-            if not isinstance(row.get(column), str):
-                raise UserError(f"{path}:{number}: no text in column {column!r}; columns: {', '.join(row)}")
-            prompts.append(row[column])
-    else:
-        prompts = _read_hub(source, column)
-    if not prompts:
-        raise UserError(f"{source or path}: holds no prompts")
-    return prompts
-
-
-def _read_hub(name: str, column: str) -> list[str]:
-    import datasets  # slow to import, and only this case needs it
-
-    try:
-        split = datasets.load_dataset(name, split="train")
-    except Exception as error:  # network, name, format: all end here
-        reason = str(error).split("\n", 1)[0]
-        raise UserError(f"prompts {name!r}: no such file, and not a dataset on the hub ({reason})") from None
-    if column not in split.column_names:
-        raise UserError(f"dataset {name!r} has no column {column!r}; columns: {', '.join(split.column_names)}")
-    return [str(text) for text in split[column]]
-
-
-def select_prompts(model: Model, data: DataConfig) -> list[tuple[str, list[int]]]:
-    """Texts and ids of held-out prompts, then of training prompts, in an order fixed by the seed.
-
-    Repeated, blank and too long prompts are left out.
-
-    Args:
-      model: the base.
-      data: which prompts, and how many.
-
-    Raises:
-      UserError: unreadable or too few prompts.
-    """
-    prompts = [p for p in dict.fromkeys(read_prompts(data.prompts, data.column)) if p.strip()]
-    order = np.random.default_rng(data.held_out_seed).permutation(len(prompts))
-    chosen = []
-    for index in order:
-        ids = model.encode(prompts[index], data.chat)
-        if 0 < len(ids) <= data.max_prompt_tokens:
-            chosen.append((prompts[index], ids))
-        if len(chosen) == data.held_out + data.answers:
-            break
-    if len(chosen) <= data.held_out:
-        raise UserError(
-            f"{len(chosen)} prompts of at most {data.max_prompt_tokens} tokens are not enough to hold out "
-            f"{data.held_out} and train on the rest; give more prompts or lower data.held-out"
-        )
-    return chosen
-
-
 def cache_file(model: Model, data: DataConfig, limit: int) -> Path:
-    """Where answers are cached: one file per base, prompts, and settings that shape answers.
+    """Where the base's answers are cached: one file per base, prompts, and settings that shape answers.
 
     Args:
       model: the base.
@@ -137,6 +50,7 @@ def cache_file(model: Model, data: DataConfig, limit: int) -> Path:
     source = Path(data.prompts) if data.prompts else SHIPPED_PROMPTS
     content = source.read_bytes() if source.is_file() else data.prompts.encode()
     shaping = (data.column, data.held_out_seed, data.max_prompt_tokens, data.chat, limit)
+    shaping += (data.answer_column,) if data.answer_column else ()
     key = hashlib.sha256(content + repr(shaping).encode()).hexdigest()[:12]
     return Path(data.cache) / f"{model.fingerprint}-{key}.jsonl"
 
@@ -146,17 +60,17 @@ def _read_cache(path: Path) -> dict[int, Answer]:
     if not path.exists():
         return {}
     content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
         with path.open("r+b") as file:
-            file.truncate(len(whole))
-    return {row["index"]: Answer(row["prompt_tokens"], row["answer_tokens"]) for _, row in read_jsonl(path)}
+            file.truncate(whole)
+    return {row["index"]: Answer(row["prompt_tokens"], row["answer_tokens"]) for row in read_whole_lines(path)}
 
 
 def prepare_answers(
-    model: Model, data: DataConfig, prompts: Sequence[tuple[str, list[int]]], progress: Callable[[int, int], None]
+    model: Model, data: DataConfig, prompts: Sequence[Selected], progress: Callable[[int, int], None]
 ) -> tuple[list[Answer], list[Answer]]:
-    """The base's answers: from the cache, and what is missing generated now.
+    """The answers: those given, those in the cache, and what is missing generated now.
 
     Args:
       model: the base.
@@ -191,11 +105,15 @@ def prepare_answers(
 def _answers(
     model: Model,
     data: DataConfig,
-    prompts: dict[int, tuple[str, list[int]]],
+    prompts: dict[int, Selected],
     limit: int,
     report: Callable[[int, int], None],
 ) -> list[Answer]:
-    """Answers to numbered prompts, in their order."""
+    """Answers to numbered prompts, in their order, cut at the limit."""
+    given = {i: p.answer_tokens for i, p in prompts.items() if p.answer_tokens is not None}
+    if given:
+        report(len(given), 0)
+        return [Answer(prompts[i].prompt_tokens, tokens[:limit]) for i, tokens in given.items()]
     path = cache_file(model, data, limit)
     path.parent.mkdir(parents=True, exist_ok=True)
     done = {i: answer for i, answer in _read_cache(path).items() if i in prompts}
@@ -205,13 +123,12 @@ def _answers(
     with path.open("a", encoding="utf-8") as file:
         for first in range(0, len(missing), _BLOCK):
             # prompts of like length are prefilled together, so that little is padded
-            block = sorted(missing[first : first + _BLOCK], key=lambda i: len(prompts[i][1]))
-            ids = [prompts[i][1] for i in block]
+            block = sorted(missing[first : first + _BLOCK], key=lambda i: len(prompts[i].prompt_tokens))
+            ids = [prompts[i].prompt_tokens for i in block]
             for at, tokens in generate_many(model, plain, ids, limit, batch_size=data.batch_size):
                 index = block[at]
-                prompt, prompt_tokens = prompts[index]
-                done[index] = Answer(prompt_tokens, tokens)
-                row = {"index": index, "prompt": prompt, "answer": model.decode(tokens)}
+                done[index] = Answer(prompts[index].prompt_tokens, tokens)
+                row = {"index": index, "prompt": prompts[index].text, "answer": model.decode(tokens)}
                 file.write(json.dumps(row | dataclasses.asdict(done[index]), ensure_ascii=False) + "\n")
                 file.flush()
                 report(1, len(tokens))

@@ -1,14 +1,15 @@
-"""How well a drafter predicts held-out text: accuracy per distance and rank, at every position."""
+"""How well a drafter predicts held-out text, accuracy per distance and rank at every position; and how well a base."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import bucket
@@ -43,7 +44,7 @@ class Accuracy:
 def _rank_counts(
     method: Method, trainable: PyTree, base: Base, batch: Batch, sampler: Sampler, seed: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    logits = method.predictions(trainable, base, batch)  # [B, G, M, V]
+    logits = method.predictions(trainable, method.fit_base(trainable, base), batch)  # [B, G, M, V]
     target = batch.points[..., None] + 1 + np.arange(1, method.max_distance + 1)  # [B, G, M]
     counted = (batch.points[..., None] >= 0) & (target < batch.lengths[:, None, None])
     rows = jnp.arange(target.shape[0])[:, None, None]
@@ -80,15 +81,36 @@ def evaluate(
       sampling: how the answers were drawn.
       seed: with which seed.
     """
+    sampler, hits, counted = make_sampler(sampling), 0, 0
+    for number, batch in enumerate(_batches(answers), 1):
+        new_hits, new_counted = _rank_counts(method, trainable, base, batch, sampler, np.uint32(seed))
+        hits, counted = hits + np.asarray(new_hits, float), counted + np.asarray(new_counted, float)
+        progress(min(number * _BATCH, len(answers)))
+    return Accuracy(hits / np.maximum(counted, 1)[:, None], int(counted[0]))
+
+
+def _batches(answers: Sequence[Answer]) -> Iterator[Batch]:
+    """Answers of like length together, with all their insertion points."""
     length = bucket(max(len(a.prompt_tokens) + len(a.answer_tokens) for a in answers), 64, 64)
     ordered = sorted(answers, key=lambda a: len(a.answer_tokens))
-    sampler, hits, counted = make_sampler(sampling), 0, 0
     for first in range(0, len(ordered), _BATCH):
         group = ordered[first : first + _BATCH]
         group += [Answer([0], [])] * (_BATCH - len(group))
         points = [insertion_points(a, length) for a in group]
-        batch = make_batch(group, points, length, bucket(max(map(len, points)), 32))
-        new_hits, new_counted = _rank_counts(method, trainable, base, batch, sampler, np.uint32(seed))
-        hits, counted = hits + np.asarray(new_hits, float), counted + np.asarray(new_counted, float)
-        progress(min(first + _BATCH, len(ordered)))
-    return Accuracy(hits / np.maximum(counted, 1)[:, None], int(counted[0]))
+        yield make_batch(group, points, length, bucket(max(map(len, points)), 32))
+
+
+@jax.jit
+def _entropy(base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Sum of -log P over answer tokens, and how many they are."""
+    logits = base.decoder.apply({"params": base.params}, batch.tokens[:, :-1])
+    entropy = optax.softmax_cross_entropy_with_integer_labels(logits, batch.tokens[:, 1:])
+    place = jnp.arange(1, batch.tokens.shape[1])
+    counted = (place >= batch.starts[:, None]) & (place < batch.lengths[:, None])
+    return jnp.sum(entropy * counted), jnp.sum(counted)
+
+
+def perplexity(base: Base, answers: Sequence[Answer]) -> float:
+    """exp of the mean of -log P over the tokens of all answers."""
+    sums = np.array([_entropy(base, batch) for batch in _batches(answers)], float).sum(axis=0)
+    return float(np.exp(sums[0] / max(sums[1], 1)))

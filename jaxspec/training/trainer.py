@@ -20,16 +20,17 @@ import orbax.checkpoint as ocp
 from jaxspec.config import DataConfig, ModelConfig, TrainConfig
 from jaxspec.errors import UserError
 from jaxspec.files import write_atomically
-from jaxspec.methods.adapter import Adapter, check_drafts, method_plan, save_adapter
+from jaxspec.methods.adapter import Adapter, check_drafts, method_plan, save_adapter, settle
 from jaxspec.methods.base import Batch, Method, PyTree
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.model.hf import read_json
-from jaxspec.model.load import Model
+from jaxspec.model.load import Model, save_model
 from jaxspec.progress import Progress
 from jaxspec.training.batches import TrainingData
-from jaxspec.training.data import MOST_DRAFTS, Answer, cache_file, frequent_tokens, prepare_answers, select_prompts
-from jaxspec.training.evaluate import Accuracy, evaluate
+from jaxspec.training.data import MOST_DRAFTS, Answer, cache_file, frequent_tokens, prepare_answers
+from jaxspec.training.evaluate import Accuracy, evaluate, perplexity
+from jaxspec.training.examples import select_prompts
 from jaxspec.training.plot import plot_training
 from jaxspec.tree.plan import plan_to_json
 from jaxspec.tree.spec import RANKS
@@ -134,7 +135,8 @@ def train_step(
     trained = moving(method, trainable, stage)
 
     def loss(trained: PyTree, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return method.loss(trainable | trained, base, batch, stage)
+        everything = trainable | trained
+        return method.loss(everything, method.fit_base(everything, base), batch, stage)
 
     def part(batch: Batch) -> tuple[PyTree, dict[str, jax.Array]]:
         (value, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(trained, batch)
@@ -197,18 +199,32 @@ class Trainer:
                 progress.update(done, f"{tokens / (time.monotonic() - began):.0f} tokens/s")
 
             held_out, answers = prepare_answers(self.model, self.config.data, self._prompts, report)
-        trainable = self._as_stored(self._train(TrainingData(answers, self.config.train), held_out))
+        adapter, model = self._result(self._train(TrainingData(answers, self.config.train), held_out))
         held_out = held_out[: self.config.train.eval_answers or None]
         with Progress("evaluation", len(held_out), "answers") as progress:
-            accuracy = evaluate(self.config.method, trainable, self.base, held_out, progress.update)
+            accuracy = evaluate(adapter.method, adapter.trainable, model.base, held_out, progress.update)
         self._log({"step": self.config.train.steps, "held_out": len(held_out)} | _accuracies(accuracy))
-        adapter = Adapter(
-            self.config.method, trainable, self.model.fingerprint, self._provenance(accuracy, answers),
-            frequent_tokens(answers, self.model.config.vocab_size),
-        )  # fmt: skip
+        info = self._provenance(accuracy, answers) | self._perplexities(adapter, model, held_out)
+        frequent = frequent_tokens(answers, model.config.vocab_size)
+        adapter = dataclasses.replace(adapter, info=info, frequent_tokens=frequent)
         save_adapter(self.output, adapter, self.config.train.adapter_dtype)
         plot_training(self.output / "log.jsonl", self.output / "training.png")
         return adapter
+
+    def _result(self, trainable: PyTree) -> tuple[Adapter, Model]:
+        """The adapter and the base it is for, which is written beside it where the training has made a new one."""
+        adapter, model = Adapter(self.config.method, trainable, self.model.fingerprint, {}), self.model
+        if self.config.method.replaces_base:
+            adapter, model = settle(adapter, model)
+            save_model(model, self.output / "model", "orbax")
+        return dataclasses.replace(adapter, trainable=self._as_stored(adapter.trainable)), model
+
+    def _perplexities(self, adapter: Adapter, model: Model, held_out: list[Answer]) -> dict[str, Any]:
+        """Of the held-out answers, where the method has tuned the base: before and after."""
+        own = adapter.method.fit_base(adapter.trainable, model.base)
+        if own is self.model.base:
+            return {}
+        return {"perplexity": {"base": perplexity(self.model.base, held_out), "own": perplexity(own, held_out)}}
 
     def _as_stored(self, trainable: PyTree) -> PyTree:
         """The trainable pytree as the adapter's file will hold it, so that what is measured is what ships."""

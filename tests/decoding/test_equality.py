@@ -10,8 +10,8 @@ import pytest
 from jaxspec.config import RopeScaling, SamplingConfig
 from jaxspec.decoding.generate import generate
 from jaxspec.decoding.loop import Drafter
-from jaxspec.methods import METHODS, PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
-from jaxspec.methods.adapter import load_method
+from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
+from jaxspec.methods.adapter import Adapter, plain_drafter, settle
 from jaxspec.model.base import Base
 from jaxspec.tree import State, build_tree, make_plan, pad_tree, random_tree, sparse_tree, stack_trees, straightforward
 from tests.tiny import TINY, make_prompts, make_tiny
@@ -40,6 +40,12 @@ OPTIONS = {
         "prompts": (3, 1),
         "objective": ("hard", "distillation"),
         "entry": (0, 2),
+    },
+    SPACE: {
+        "distances": (3, 2),
+        "tuning": ("lora", "full", "none"),
+        "targets": (("qkv", "o"), ("gate", "up", "down")),
+        "alpha": (2.0, 1.0),
     },
     HiddenTransfer: {
         "layers": ((0, 1, 2), (1, 1, 2), (2, 2, 2), (0, 2, 2)),
@@ -99,24 +105,25 @@ VARIANTS = list(variants())
 DEFAULTS = [method(**{name: values[0] for name, values in options.items()}) for method, options in OPTIONS.items()]
 
 
-def trained(method, model):
-    """A pytree whose every part matters: nothing of it is zero, the identity, or a copy of the base's."""
+def make(method, model, tree):
+    """A drafter whose every part matters: nothing of it is zero, the identity, or a copy of the base's."""
     base = Base(model.params, model.decoder)
     trainable = method.init(jax.random.key(1), base)
-    return method.prepared(
-        jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(2), x.shape), trainable), base
-    )
+    trainable = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(2), x.shape), trainable)
+    adapter, own = settle(Adapter(method, trainable, "", {}), model)
+    prepared = adapter.method.prepared(adapter.trainable, own.base)
+    return Drafter(prepared, tree, adapter.method, own=own if own is not model else None)
 
 
 def drafter(method, model, paths=WIDE, probes=None):
-    trainable = trained(method, model)
     paths = [path for path in paths if len(path) <= method.max_distance]
-    return Drafter(trainable, stack_trees([build_tree(paths, method.probe_distances, probes)]), method)
+    return make(method, model, stack_trees([build_tree(paths, method.probe_distances, probes)]))
 
 
 def check(model, draft, prompts, sampling, seed, batch_size, limit=24):
+    """A method that has tuned its base owes the text of that one."""
     settings = {"sampling": sampling, "seed": seed}
-    plain = generate(model, load_method("autoregressive", model), prompts, limit, **settings)
+    plain = generate(model, plain_drafter(draft.own), prompts, limit, **settings)
     ours = generate(model, draft, prompts, limit, batch_size=batch_size, **settings)
     assert [a.tokens for a in ours] == [a.tokens for a in plain]
     return ours
@@ -148,9 +155,10 @@ def test_every_option_is_lossless(tiny, method, sampling):
         State(tuple(p for p in WIDE if len(p) <= needs), (depth, *[n % (depth + 1) for n in range(count)]), needs)
         for needs, count in ((0, 0), (1, 6), (2, 18))
     ]
-    draft = Drafter(trained(method, tiny), make_plan(states).arrays(method.probe_distances), method)
-    answers = check(tiny, draft, make_prompts(8), sampling, 3, 4)
-    assert any(sum(a.accepted) for a in answers) and any(a.tokens[-1] in tiny.eos for a in answers)
+    model = dataclasses.replace(tiny, eos=(5, 9))
+    draft = make(method, model, make_plan(states).arrays(method.probe_distances))
+    answers = check(model, draft, make_prompts(8), sampling, 3, 4)
+    assert any(sum(a.accepted) for a in answers) and any(a.tokens[-1] in model.eos for a in answers)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLING[0]], ids=["greedy", "sampling"])
@@ -159,7 +167,7 @@ def test_every_option_is_lossless(tiny, method, sampling):
 )
 def test_straightforward_decoding(tiny, method, sampling):
     """BiTA 3.2: only the root carries probes, and what is left of them drafts again."""
-    draft = Drafter(trained(method, tiny), straightforward(3).arrays(3), method)
+    draft = make(method, tiny, straightforward(3).arrays(3))
     answers = check(tiny, draft, make_prompts(8), sampling, 3, 4)
     assert sum(sum(a.accepted) for a in answers) > 0 and any(a.tokens[-1] in tiny.eos for a in answers)
     assert sum(a.offered[-1] for a in answers) < sum(a.steps for a in answers)  # drafts are shorter after acceptances
@@ -188,7 +196,7 @@ def test_dynamic_trees_of_one_padded_size_share_a_program(tiny):
     """Random states and random ways between them: the same text, and nothing compiled after the first tree."""
     rng, method, prompts = np.random.default_rng(0), PPD(ensemble=2), make_prompts(4)
     trainable = method.init(jax.random.key(1), Base(tiny.params, tiny.decoder))
-    plain = generate(tiny, load_method("autoregressive", tiny), prompts, 24, sampling=SAMPLING[0])
+    plain = generate(tiny, plain_drafter(), prompts, 24, sampling=SAMPLING[0])
     visited = set()
     for trial in range(12):
         plan = random_plan(rng, method)

@@ -13,7 +13,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Accepted, Draft
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, BiTA, HiddenTransfer
+from jaxspec.methods import PPD, SPACE, BiTA, HiddenTransfer
 from jaxspec.methods.base import Batch, Verified
 from jaxspec.model.base import Base
 from jaxspec.model.cache import commit, empty_cache
@@ -34,6 +34,7 @@ METHODS = [
     BiTA(prompting="shallow", prompts=3),
     BiTA(prompting="shallow", prompts=3, entry=2),
     BiTA(prompting="none", distances=2),
+    SPACE(distances=3, tuning="none"),
     HiddenTransfer(layers=(0, 1, 2), training="joint"),
     HiddenTransfer(layers=(1, 1, 2), training="joint"),
     HiddenTransfer(layers=(0, 2, 2), masked=True, training="joint"),

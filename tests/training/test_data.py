@@ -13,14 +13,12 @@ from jaxspec.errors import UserError
 from jaxspec.methods.adapter import load_method
 from jaxspec.training.batches import TrainingData, insertion_points
 from jaxspec.training.data import (
-    SHIPPED_PROMPTS,
     Answer,
     cache_file,
     frequent_tokens,
     prepare_answers,
-    read_prompts,
-    select_prompts,
 )
+from jaxspec.training.examples import select_prompts
 from tests.tiny import make_text_model
 
 
@@ -73,42 +71,23 @@ def test_a_cache_cut_short_by_a_kill_is_continued(model, data):
     assert all(row["answer"] == model.decode(row["answer_tokens"]) for row in rows)
 
 
-def test_bad_prompt_files_name_file_and_line(tmp_path, model, data):
-    file = tmp_path / "bad.jsonl"
-    cases = [
-        ('{"prompt": "a"}\nnot json\n', "bad.jsonl:2: not JSON"),
-        ('{"prompt": "a"}\n\n[1]\n', "bad.jsonl:3: expected a JSON object"),
-        ('{"question": "a"}\n', "bad.jsonl:1: no text in column 'prompt'; columns: question"),
-        ("", "holds no prompts"),
-    ]
-    for content, message in cases:
-        file.write_text(content)
-        with pytest.raises(UserError, match=message):
-            read_prompts(str(file))
-    file.write_bytes(b"\xff\xfe{}")
-    with pytest.raises(UserError, match=r"bad.jsonl"):
-        read_prompts(str(file))
-    with pytest.raises(UserError, match="not enough to hold out 4"):
-        select_prompts(model, dataclasses.replace(data, max_prompt_tokens=12))
-
-
-def test_line_separators_inside_strings_do_not_end_a_line(tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "one\u2028two\u0085three"}\r\n{"prompt": "four"}\n', encoding="utf-8")
-    assert read_prompts(str(file)) == ["one\u2028two\u0085three", "four"]
-
-
-def test_repeated_and_blank_prompts_are_not_trained_on_twice(model, data, tmp_path):
-    file = tmp_path / "repeated.jsonl"
-    file.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("a", "b", "a", " ", "c", "d", "e")))
-    chosen = select_prompts(model, dataclasses.replace(data, prompts=str(file), held_out=2))
-    assert sorted(text for text, _ in chosen) == ["a", "b", "c", "d", "e"]
-    assert len(read_prompts(str(file))) == 7  # whoever decodes them gets one answer each
-
-
-def test_the_shipped_prompts_are_many_and_distinct():
-    prompts = read_prompts("")
-    assert len(prompts) >= 200 and len(SHIPPED_PROMPTS.read_text().splitlines()) == len(prompts)
+def test_given_answers_are_taken_as_they_are_and_cut(model, data, tmp_path):
+    file = tmp_path / "given.jsonl"
+    rows = [{"prompt": f"q{i}", "answer": "word " * (i % 4 + 1)} for i in range(16)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    counted = []
+    held_out, answers = answers_to(
+        model,
+        dataclasses.replace(data, prompts=str(file), answer_column="answer"),
+        lambda done, tokens: counted.append((done, tokens)),
+    )
+    assert len(held_out) == 4 and len(answers) == 12 and counted[-1] == (16, 0)
+    assert not (tmp_path / "cache").exists()  # nothing was generated
+    for limit, group in ((16, held_out), (10, answers)):
+        for answer in group:
+            number = int(model.decode(answer.prompt_tokens)[2:-1])
+            whole = [*model.tokenizer.encode(rows[number]["answer"]), *model.eos]
+            assert answer.answer_tokens == whole[:limit]
 
 
 ANSWERS = [Answer([1] * n, list(range(2, 2 + m))) for n, m in ((3, 9), (5, 2), (2, 30), (4, 6), (8, 12))]

@@ -239,7 +239,8 @@ def test_an_unknown_config_is_refused_with_a_suggestion():
 def test_evaluation_counts_every_position(model, config, tmp_path):
     """Against counting by hand, one position at a time."""
     from jaxspec.methods.base import Batch
-    from jaxspec.training.data import prepare_answers, select_prompts
+    from jaxspec.training.data import prepare_answers
+    from jaxspec.training.examples import select_prompts
 
     held_out, _ = prepare_answers(model, config.data, select_prompts(model, config.data), lambda done, tokens: None)
     base, method = Base(model.params, model.decoder), config.method

@@ -1,0 +1,15 @@
+"""SPACE for the embedded SmolLM2-135M-Instruct: full fine-tuning on its own answers; a checkpoint of the whole base."""
+
+from jaxspec.config import DataConfig, TrainConfig
+from jaxspec.methods import SPACE
+from jaxspec.model.shapes import SMOLLM2_135M
+from jaxspec.training.trainer import RunConfig
+
+CONFIG = RunConfig(
+    model="smollm2-135m",
+    shapes=SMOLLM2_135M,
+    method=SPACE(tuning="full"),
+    tree="chain:5",
+    data=DataConfig(),
+    train=TrainConfig(steps=500, batch_size=2, insertions=64, learning_rate=5e-5, warmup=10, clip=1.0),
+)

@@ -1,0 +1,17 @@
+"""SPACE for the embedded SmolLM2-135M-Instruct: LoRA on its own answers, a small adapter; trains on a laptop."""
+
+from jaxspec.config import DataConfig, TrainConfig
+from jaxspec.methods import SPACE
+from jaxspec.model.shapes import SMOLLM2_135M
+from jaxspec.training.trainer import RunConfig
+
+CONFIG = RunConfig(
+    model="smollm2-135m",
+    shapes=SMOLLM2_135M,
+    method=SPACE(objective="distillation"),
+    tree="sparse:3",
+    data=DataConfig(),
+    train=TrainConfig(
+        steps=400, batch_size=2, insertions=48, learning_rate=1e-3, warmup=10, clip=1.0, adapter_dtype="float16"
+    ),
+)

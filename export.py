@@ -1,0 +1,54 @@
+"""Write a base where other software can read it: python export.py --model M [--method space] --output DIR."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from jaxspec.cli import parse, run_main
+from jaxspec.errors import UserError
+from jaxspec.methods.adapter import open_adapter, settle
+from jaxspec.model.load import DEFAULT_MODEL, load_model, save_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Write a base as a Hugging Face directory: config.json, model.safetensors, tokenizer files.
+
+    Attributes:
+      model: smollm2-135m (embedded), a Hugging Face directory or hub name, a checkpoint that train.py made, or a GGUF
+        file.
+      method: first tune the base with the adapter of this method, where that has a base of its own.
+      adapter: folder of that adapter; default the one that ships for this method and model.
+      dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
+      output: the directory; it must not exist.
+    """
+
+    model: str = DEFAULT_MODEL
+    method: str = ""
+    adapter: str = ""
+    dtype: str = ""
+    output: str = ""
+
+
+def main(args: list[str]) -> None:
+    """Parse, load, write."""
+    options = parse(Options, args, prog="export.py")
+    output = Path(options.output)
+    if not options.output or output.exists():
+        raise UserError(f"give a new directory with --output, got {options.output!r}")
+    if options.adapter and not options.method:
+        raise UserError("--adapter needs --method, the method it belongs to")
+    model = load_model(options.model, options.dtype or None)
+    if options.method:
+        _, adapter = open_adapter(options.method, model, options.adapter or None)
+        _, tuned = settle(adapter, model)
+        if tuned is model:
+            raise UserError(f"{options.method} leaves the base as it is: there is nothing to tune it with")
+        model = tuned
+    save_model(model, output)
+    print(f"{output}: {model.name} as a Hugging Face directory, {model.dtype}, fingerprint {model.fingerprint}")
+
+
+if __name__ == "__main__":
+    run_main(main)

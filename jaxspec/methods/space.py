@@ -1,0 +1,155 @@
+"""SPACE, smart parallel auto-correct decoding (Yi et al., 2024): the base learns to guess ahead behind mask tokens.
+
+Section 3.1, semi-autoregressive fine-tuning: k copies of one mask token stand behind a cut of the text; the i-th sits
+i positions after the last token and predicts the token i + 1 positions after it. Unlike the other methods this one
+trains the base itself, on the text as much as on the masks: wholly, or by corrections of low rank (LoRA, beyond the
+paper). Its output is that of its own, fine-tuned base.
+
+Section 3.2, auto-correct decoding: every candidate carries a group of k masks (equation 5), a mask sees the earlier
+masks of its own group and the tokens before it (Figure 3), and stands where the number of rows that it sees says
+(equation 7): the rows of every probe method, over the chain of candidates `chain:5`. Candidates are accepted by
+`match` or `rejection`; Algorithm 1 as printed draws the token after a rejection from the whole distribution, which
+changes it. Beyond the paper, candidates may form any draft tree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+
+from jaxspec.errors import UserError
+from jaxspec.methods.base import Batch, Method, PyTree
+from jaxspec.methods.probes import ProbeMethod
+from jaxspec.model.base import Base
+from jaxspec.model.blocks import Corrected, merged
+
+_TARGETS = ("qkv", "o", "gate", "up", "down")
+
+
+@dataclasses.dataclass(frozen=True)
+class SPACE(ProbeMethod):
+    """Settings of SPACE, beyond those of every probe method.
+
+    Attributes:
+      distances: k, the number of mask tokens (4.1: 5).
+      objective: of the masks: `hard` labels (equation 3), or `distillation` against the base's own distribution.
+      p_ar: weight of the autoregressive loss (equation 4; 4.1: 0.5); 1 is ordinary fine-tuning.
+      tuning: of the base: `full`, `lora`, or `none`: the mask alone learns. What a full fine-tuning ends in is a base
+        of its own and, for it, an adapter with `none`.
+      rank: r of the corrections.
+      alpha: a correction counts alpha / rank.
+      targets: which matrices have one: qkv (query, key and value together), o, gate, up, down.
+    """
+
+    name: ClassVar[str] = "space"
+
+    distances: int = 5
+    objective: Literal["distillation", "hard"] = "hard"
+    p_ar: float = 0.5
+    tuning: Literal["full", "lora", "none"] = "lora"
+    rank: int = 16
+    alpha: float = 32.0
+    targets: tuple[str, ...] = _TARGETS
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "targets", tuple(self.targets))  # a list, where the settings come from JSON
+        super().__post_init__()
+        if not 0 <= self.p_ar <= 1:
+            raise UserError(f"space: p-ar is a share between 0 and 1, got {self.p_ar}")
+        if self.rank < 1 or not self.alpha > 0:
+            raise UserError(f"space: rank must be at least 1 and alpha positive, got {self.rank} and {self.alpha}")
+        if not self.targets or not set(self.targets) <= set(_TARGETS):
+            raise UserError(f"space: targets must be some of {', '.join(_TARGETS)}, got {', '.join(self.targets)}")
+
+    # Section 3.1: semi-autoregressive fine-tuning
+
+    def init(self, key: jax.Array, base: Base) -> PyTree:
+        """The mask's embedding [D], N(0, 0.02), and what tunes the base: all its parameters, or corrections of zero."""
+        for_mask, for_lora = jax.random.split(key)
+        trainable = {"mask": 0.02 * jax.random.normal(for_mask, (base.decoder.config.hidden_size,))}
+        if self.tuning == "full":
+            trainable["base"] = jax.tree.map(lambda x: jnp.array(x, jnp.float32), base.params)
+        if self.tuning == "lora":
+            trainable["lora"] = self._corrections(for_lora, base)
+        return trainable
+
+    def _corrections(self, key: jax.Array, base: Base) -> PyTree:
+        """`down` [in, r], random, and `up` [r, out], zero, for every target of every layer."""
+        corrections = {}
+        for path, kernel in flax.traverse_util.flatten_dict(base.params).items():
+            if path[-1] == "kernel" and path[-2] in self.targets:
+                key, used = jax.random.split(key)
+                (rows, columns), place = kernel.shape, path[:-1]
+                corrections[*place, "down"] = jax.random.normal(used, (rows, self.rank)) * rows**-0.5
+                corrections[*place, "up"] = jnp.zeros((self.rank, columns))
+        return flax.traverse_util.unflatten_dict(corrections)
+
+    def fit_base(self, trainable: PyTree, base: Base) -> Base:
+        """The base being tuned, in the frozen one's dtype."""
+        if self.tuning == "full":
+            return base.replace(params=jax.tree.map(lambda x, old: x.astype(old.dtype), trainable["base"], base.params))
+        if self.tuning == "none":
+            return base
+        params = flax.traverse_util.flatten_dict(base.params)
+        corrections = flax.traverse_util.flatten_dict(trainable["lora"])
+        for place in {path[:-1] for path in corrections}:
+            down, up = corrections[*place, "down"], corrections[*place, "up"] * (self.alpha / self.rank)
+            params[*place, "kernel"] = Corrected(params[*place, "kernel"], down, up)
+        return base.replace(params=flax.traverse_util.unflatten_dict(params))
+
+    def enter(
+        self, trainable: PyTree, entering: Sequence[int], distance: jax.Array, copy: jax.Array, owners: jax.Array
+    ) -> jax.Array:
+        """The one mask, everywhere."""
+        return jnp.broadcast_to(trainable["mask"], (*distance.shape, trainable["mask"].size))
+
+    def loss(
+        self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Equation 4, where every sum of equations 1 and 3 is a mean over its tokens.
+
+        The paper tosses a coin for every text, and cuts it in one place; here one pass over a text serves both losses
+        and every insertion point as a cut. `m` of equation 3 is the token behind the cut: the last token before the
+        masks predicts it, and the masks those that follow.
+        """
+        text, exits = self.probe(trainable, base, batch, self.distances)
+        masked, metrics = self.loss_of(trainable, base, batch, text, exits, range(1, self.distances + 1))
+        entropy = _cross_entropy(base, text, batch)  # [B, T - 1], of the tokens from the second on
+        target = jnp.arange(1, batch.tokens.shape[1])
+        answer = (target >= batch.starts[:, None]) & (target < batch.lengths[:, None])
+        before_cut = target <= batch.points[..., None] + 1  # [B, G, T - 1]
+        cuts = jnp.sum(before_cut & (batch.points[..., None] >= 0), axis=1)  # how many of them count a token
+        autoregressive = _mean(entropy, answer)  # equation 1
+        semi = _mean(entropy, answer * cuts) + masked  # equation 3
+        metrics |= {"autoregressive": autoregressive}
+        return self.p_ar * autoregressive + (1 - self.p_ar) * semi, metrics
+
+    # What training ends in
+
+    @property
+    def replaces_base(self) -> bool:
+        """A full fine-tuning does."""
+        return self.tuning == "full"
+
+    def settled(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, PyTree | None]:
+        """The mask for a base that is tuned, and that base's parameters."""
+        if self.tuning == "none":
+            return self, trainable, None
+        own = merged(self.fit_base(trainable, base).params)
+        return dataclasses.replace(self, tuning="none"), {"mask": trainable["mask"]}, own
+
+
+def _cross_entropy(base: Base, text: jax.Array, batch: Batch) -> jax.Array:
+    """-log P of every token but the first, [B, T - 1], from final hidden states [B, T, D]."""
+    logits = base.logits(text[:, :-1])
+    said = jnp.take_along_axis(logits, batch.tokens[:, 1:, None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - said
+
+
+def _mean(values: jax.Array, weights: jax.Array) -> jax.Array:
+    return jnp.sum(values * weights) / jnp.maximum(jnp.sum(weights), 1)

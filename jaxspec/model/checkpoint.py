@@ -1,0 +1,65 @@
+"""Orbax checkpoints of whole bases: what a full fine-tuning ends in.
+
+config.json     as Hugging Face has it, end-of-text ids included
+params/         the parameter tree, an Orbax checkpoint
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from jaxspec.config import ModelConfig
+from jaxspec.errors import UserError
+from jaxspec.model.decoder import Decoder
+from jaxspec.model.hf import hf_config, parse_config, read_json
+from jaxspec.model.weights import params_fingerprint
+
+_PARAMS = "params"
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder holds such a checkpoint."""
+    return (folder / _PARAMS).is_dir()
+
+
+def save_checkpoint(folder: Path, config: ModelConfig, params: dict, eos: tuple[int, ...] = ()) -> None:
+    """Write config.json and params/ into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save((folder / _PARAMS).resolve(), params)
+    (folder / "config.json").write_text(json.dumps(hf_config(config) | {"eos_token_id": list(eos)}, indent=2))
+
+
+def load_checkpoint(folder: Path, dtype: jnp.dtype) -> tuple[ModelConfig, dict, str]:
+    """Read what `save_checkpoint` wrote.
+
+    Args:
+      folder: config.json and params/.
+      dtype: of the parameters; norms are float32.
+
+    Returns:
+      Config, parameters, fingerprint.
+
+    Raises:
+      UserError: a file is missing or damaged, or the parameters do not match the config.
+    """
+    config = parse_config(read_json(folder / "config.json"), str(folder / "config.json"))
+
+    def as_wanted(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        norm = any("norm" in key.key for key in path)
+        return jax.ShapeDtypeStruct(leaf.shape, jnp.float32 if norm else dtype)
+
+    shapes = jax.eval_shape(Decoder(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            params = checkpointer.restore((folder / _PARAMS).resolve(), jax.tree.map_with_path(as_wanted, shapes))
+    except Exception as error:  # Orbax raises many kinds
+        reason = str(error).strip().split("\n", 1)[0]
+        raise UserError(f"{folder / _PARAMS}: not a checkpoint of these shapes ({reason})") from None
+    params = jax.tree.map(jnp.asarray, params)
+    return config, params, params_fingerprint(config, params)

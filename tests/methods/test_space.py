@@ -1,0 +1,125 @@
+"""SPACE: its loss term by term, what it tunes, and that what it tunes is what decodes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.errors import UserError
+from jaxspec.methods import SPACE
+from jaxspec.methods.adapter import Adapter, settle
+from jaxspec.methods.base import Batch
+from jaxspec.model.base import Base
+from jaxspec.model.decoder import causal_mask
+from tests.methods.helpers import trained
+from tests.methods.test_probes import batch_of, loss_and_gradient, predict, sequence
+from tests.model.helpers import plain
+
+TUNINGS = [SPACE(distances=3, tuning=tuning, rank=2) for tuning in ("lora", "full", "none")]
+every_tuning = pytest.mark.parametrize("method", TUNINGS, ids=lambda m: m.tuning)
+
+
+@pytest.fixture
+def base(tiny):
+    return Base(tiny.params, tiny.decoder)
+
+
+@every_tuning
+def test_masks_are_one_token_more(tiny, base, method):
+    """Read behind the text by the tuned base: k times the same embedding, at the positions it stands for."""
+    tokens, p = sequence(tiny), 7
+    trainable = trained(method, base)
+    own = method.fit_base(trainable, base)
+    masks = jnp.broadcast_to(trainable["mask"], (1, 3, 32))
+    x = jnp.concatenate([own.embed(tokens[:, : p + 1]), masks], axis=1)
+    hidden, _ = own.rows(x, jnp.arange(p + 4)[None], causal_mask(1, p + 4))
+    predicted = predict(method, trainable, own, batch_of(tokens, [[p]]))
+    np.testing.assert_allclose(predicted[0, 0], own.logits(hidden)[0, p + 1 :], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("p_ar", [0.0, 0.3, 1.0])
+def test_the_loss_is_equation_4(tiny, base, p_ar):
+    """One text and one cut, each term from a pass of its own, as the paper has it."""
+    method = SPACE(distances=3, p_ar=p_ar, rank=2)
+    tokens, start, cut = sequence(tiny, 12)[0], 4, 6  # the last token before the masks; m of the paper is the next
+    trainable = trained(method, base)
+    own = method.fit_base(trainable, base)
+    said = jax.nn.log_softmax(plain(own, tokens[None])[0])
+    entropy = [-said[t - 1, tokens[t]] for t in range(len(tokens))]
+    masked = jnp.concatenate([own.embed(tokens[None, : cut + 1]), jnp.tile(trainable["mask"], (1, 3, 1))], axis=1)
+    hidden, _ = own.rows(masked, jnp.arange(cut + 4)[None], causal_mask(1, cut + 4))
+    guessed = jax.nn.log_softmax(own.logits(hidden)[0])
+    autoregressive = np.mean(entropy[start:])
+    semi = np.mean(entropy[start : cut + 2]) + np.mean([-guessed[cut + i, tokens[cut + i + 1]] for i in (1, 2, 3)])
+    batch = Batch(tokens[None], jnp.array([12]), jnp.array([start]), jnp.array([[cut, -1]]))
+    loss, metrics = method.loss(trainable, own, batch)
+    np.testing.assert_allclose(loss, p_ar * autoregressive + (1 - p_ar) * semi, rtol=1e-4)
+    np.testing.assert_allclose(metrics["autoregressive"], autoregressive, rtol=1e-4)
+
+
+@every_tuning
+def test_everything_that_is_tuned_moves_and_nothing_else(tiny, base, method):
+    trainable, batch = trained(method, base), batch_of(sequence(tiny), [[4, 9]])
+
+    def loss(trainable, base):
+        return method.loss(trainable, method.fit_base(trainable, base), batch)[0]
+
+    gradients = jax.jit(jax.grad(loss))(trainable, base)
+    parts = {"lora": {"mask", "lora"}, "full": {"mask", "base"}, "none": {"mask"}}[method.tuning]
+    assert set(gradients) == parts
+    assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradients))
+
+
+def test_ordinary_fine_tuning_leaves_the_mask_alone(tiny, base):
+    method = SPACE(distances=3, p_ar=1.0, tuning="none")
+    trainable, batch = trained(method, base), batch_of(sequence(tiny), [[4, 9]])
+    (loss, _), gradients = loss_and_gradient(method, trainable, base, 0, batch)
+    assert loss > 0 and not np.any(gradients["mask"])
+
+
+@pytest.mark.parametrize("method", TUNINGS[:2], ids=lambda m: m.tuning)
+def test_training_begins_with_the_base_itself(tiny, base, method):
+    own = method.fit_base(method.init(jax.random.key(0), base), base)
+    tokens = sequence(tiny)
+    expected = plain(base, tokens)
+    np.testing.assert_allclose(plain(own, tokens), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_corrections_sit_where_they_are_wanted(tiny):
+    shapes = jax.tree.map(lambda x: x.shape, SPACE(rank=4, targets=("qkv", "down")).abstract(tiny.config))
+    layer = {
+        "attention": {"qkv": {"down": (32, 4), "up": (4, 64)}},
+        "mlp": {"down": {"down": (48, 4), "up": (4, 32)}},
+    }
+    assert shapes == {"mask": (32,), "lora": {f"layers_{i}": layer for i in range(3)}}
+
+
+@pytest.mark.parametrize("method", TUNINGS[:2], ids=lambda m: m.tuning)
+def test_what_settles_is_a_base_of_its_own(tiny, base, method):
+    trainable, tokens = trained(method, base), sequence(tiny)
+    adapter, own = settle(Adapter(method, trainable, tiny.fingerprint, {}), tiny)
+    assert adapter.method == dataclasses.replace(method, tuning="none") and set(adapter.trainable) == {"mask"}
+    assert adapter.fingerprint == own.fingerprint != tiny.fingerprint
+    tuned = method.fit_base(trainable, base)
+    expected = plain(tuned, tokens)
+    np.testing.assert_allclose(plain(own.base, tokens), expected, rtol=1e-3, atol=1e-3)
+    assert float(jnp.abs(expected - plain(base, tokens)).max()) > 0.1
+    again, same = settle(adapter, own)
+    assert again is adapter and same is own
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"p_ar": 1.5}, "p-ar is a share between 0 and 1, got 1.5"),
+        ({"rank": 0}, "rank must be at least 1"),
+        ({"targets": ("q",)}, "targets must be some of qkv, o, gate, up, down, got q"),
+        ({"targets": ()}, "targets must be some of"),
+        ({"tuning": "some"}, "tuning must be one of full, lora, none, got 'some'"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        SPACE(**settings)
