@@ -8,13 +8,14 @@ import jax
 import pytest
 
 import decode
+import export
 import train
 import tune
 from jaxspec.cli import run_main
 from jaxspec.config import DataConfig
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD
-from jaxspec.methods.adapter import Adapter, save_adapter
+from jaxspec.methods import PPD, SPACE
+from jaxspec.methods.adapter import Adapter, load_method, save_adapter
 from jaxspec.model.base import Base
 from jaxspec.model.hf import save_directory
 from jaxspec.model.load import load_model
@@ -270,3 +271,23 @@ def test_the_programs_start(files):
     """As real processes, where an import that only works under pytest would show."""
     result = subprocess.run([sys.executable, "decode.py", "--help"], capture_output=True, text=True, check=True)
     assert "--max-new-tokens" in result.stdout
+
+
+def test_export_writes_the_base_that_a_method_has_tuned(files, tmp_path, capsys):
+    model = load_model(str(files / "model"))
+    method = SPACE(rank=2)
+    trainable = jax.tree.map(lambda x: x + 0.1, method.init(jax.random.key(0), model.base))
+    save_adapter(tmp_path / "space", Adapter(method, trainable, model.fingerprint, {"tree": [[0]]}))
+    place = ["--model", str(files / "model"), "--output", str(tmp_path / "out")]
+    space = ["--adapter", str(tmp_path / "space")]
+    for words, message in (
+        (["--method", "ppd", "--adapter", str(files / "adapter")], "ppd leaves the base as it is"),
+        (space, "--adapter needs --method"),
+        (["--output", str(tmp_path)], "give a new directory"),
+    ):
+        with pytest.raises(UserError, match=message):
+            export.main([*place, *words])
+    export.main([*place, "--method", "space", *space])
+    assert load_method("space", model, tmp_path / "space").own.fingerprint in capsys.readouterr().out
+    exported = load_model(str(tmp_path / "out"))
+    assert exported.fingerprint == load_method("space", model, tmp_path / "space").own.fingerprint

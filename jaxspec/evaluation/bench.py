@@ -34,7 +34,7 @@ from jaxspec.evaluation.questions import MT_BENCH, Question, group_of, read_ques
 from jaxspec.evaluation.race import in_turn
 from jaxspec.files import writable, write_atomically
 from jaxspec.methods import METHODS
-from jaxspec.methods.adapter import adapter_plan, find_shipped, load_method, make_drafter, open_adapter
+from jaxspec.methods.adapter import adapter_plan, find_shipped, load_method, make_drafter, open_adapter, plain_drafter
 from jaxspec.methods.tuned import load_tuned
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import DEFAULT_MODEL, Model
@@ -111,12 +111,17 @@ class Way:
     Attributes:
       name: as the user wrote it.
       drafter: method, adapter and tree.
-      info: adapter, tree and draft vocabulary, as plain values.
+      info: adapter, tree and draft vocabulary, as plain values; `reference`, the way it is compared with.
     """
 
     name: str
     drafter: Drafter
     info: dict[str, Any]
+
+    @property
+    def reference(self) -> str:
+        """The way that decodes the same base autoregressively."""
+        return self.info.get("reference", REFERENCE)
 
 
 def check_bench(config: BenchConfig) -> None:
@@ -150,7 +155,10 @@ def parse_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
         if text == REFERENCE in used:
             ways[f"{REFERENCE} again"] = Way(f"{REFERENCE} again", plain, {})
         elif text != REFERENCE:
-            ways[text] = _way(text, model, config, adapters.get(match["method"]), **match.groupdict())
+            way = _way(text, model, config, adapters.get(match["method"]), **match.groupdict())
+            if way.drafter.own:  # it owes the text of the base that it has tuned
+                ways[way.reference] = Way(way.reference, plain_drafter(way.drafter.own), {"reference": way.reference})
+            ways[text] = way
         used.add(match["method"])
     if adapters.keys() - used:
         raise UserError(f"adapters: {', '.join(sorted(adapters.keys() - used))} is not among the methods")
@@ -180,7 +188,8 @@ def _way(
         plan = adapter_plan(adapter, tree)
         count = adapter.info.get("draft_vocabulary", 0) if vocabulary is None else int(vocabulary)
         drafter, info = make_drafter(adapter, plan, model, count), {"tree": plan_to_json(plan)}
-    return Way(name, drafter, info | {"adapter": adapter.digest, "draft_vocabulary": count, "rows": drafter.num_rows})
+    info |= {"adapter": adapter.digest, "draft_vocabulary": count, "rows": drafter.num_rows}
+    return Way(name, drafter, info | ({"reference": f"{REFERENCE}, base of {name}"} if drafter.own else {}))
 
 
 def select_questions(config: BenchConfig, model: Model) -> tuple[list[Question], list[Question]]:
@@ -279,7 +288,6 @@ def run_bench(
     if long:
         say(f"left out, too long for the base: {', '.join(f'{q.data} {q.id}' for q in long)}")
     answers = Answers(output, list(ways))
-    drafters = {name: way.drafter for name, way in ways.items()}
     done = {run: answers.restore(run) for run in range(1, config.repeats + 1)}
     finished, total = sum(map(len, done.values())), config.repeats * len(questions)
     with Progress("questions", total, "questions", finished) as progress:
@@ -287,10 +295,10 @@ def run_bench(
             left = [question for question in questions if (question.data, question.id) not in before]
             for batch in batches(left, config):
                 number = run * len(questions) + questions.index(batch[0])
-                _ask(model, config, batch, drafters, answers, number, run)
+                _ask(model, config, batch, ways, answers, number, run)
                 finished += len(batch)
                 progress.update(finished)
-                _note_memory(output, drafters)
+                _note_memory(output, ways)
     texts: dict[str, dict[tuple, list[str]]] = {name: {} for name in ways}
     for run in done:
         for name, rows in answers.read(run).items():
@@ -301,26 +309,27 @@ def run_bench(
 
 
 def _ask(
-    model: Model, config: BenchConfig, batch: list[Question], drafters: dict[str, Drafter], answers: Answers,
+    model: Model, config: BenchConfig, batch: list[Question], ways: dict[str, Way], answers: Answers,
     number: int, run: int,
 ) -> None:  # fmt: skip
     """Answer a batch every way, and write the answers down once all have."""
     seed = config.seed + run - 1
-    results = dict(in_turn(list(drafters), lambda name: converse(model, drafters[name], batch, config, seed), number))
-    for name in drafters:
-        rows = []
+    results = dict(in_turn(list(ways), lambda name: converse(model, ways[name].drafter, batch, config, seed), number))
+    for name, way in ways.items():
+        rows, base = [], way.drafter.own or model
         for index, question in enumerate(batch):
-            ours, plain = (results[way][index :: len(batch)] for way in (name, REFERENCE))
-            parted = partings(model, config, question, ours, plain, seed) if config.same_text(question) else []
+            ours, plain = (results[side][index :: len(batch)] for side in (name, way.reference))
+            parted = partings(base, config, question, ours, plain, seed) if config.same_text(question) else []
             rows.append(answer_row(f"{model.name}-{name}", batch, question, ours, parted))
         answers.append(name, run, rows)
 
 
-def _note_memory(output: Path, drafters: dict[str, Drafter]) -> None:
+def _note_memory(output: Path, ways: dict[str, Way]) -> None:
     """The most memory that any process of this benchmark has used, and what each method holds beside the base."""
     file = output / "memory.json"
     before = read_json(file)["peak_bytes"] if file.exists() else 0
-    sizes = {name: sum(leaf.nbytes for leaf in jax.tree.leaves(drafter)) for name, drafter in drafters.items()}
+    held = lambda drafter: jax.tree.leaves((drafter, drafter.own.params if drafter.own else None))  # noqa: E731
+    sizes = {name: sum(leaf.nbytes for leaf in held(way.drafter)) for name, way in ways.items()}
     found = {"peak_bytes": max(before, peak_memory()), "method_bytes": sizes}
     write_atomically(file, json.dumps(found).encode())
 

@@ -69,7 +69,7 @@ def load_results(folder: Path) -> Results:
         way: {
             group: value
             for group in groups
-            if (value := figures(_only(runs, group), _only(rows[REFERENCE], group))) is not None
+            if (value := figures(_only(runs, group), _only(rows[reference_of(setting, way)], group))) is not None
         }
         for way, runs in rows.items()
     }
@@ -78,6 +78,11 @@ def load_results(folder: Path) -> Results:
     memory = read_json(folder / "memory.json") if (folder / "memory.json").exists() else {}
     scores = _mean_scores(read_whole_lines(folder / "scores.jsonl"), ways)
     return Results(setting, rows, found, scores, memory)
+
+
+def reference_of(setting: dict[str, Any], way: str) -> str:
+    """The way that another is compared with: autoregressive decoding of the same base."""
+    return setting["ways"][way].get("reference", REFERENCE)
 
 
 def _mean_scores(lines: Sequence[dict[str, Any]], ways: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -149,6 +154,9 @@ def _setting(results: Results) -> list[str]:
         "tokens per step / step cost.",
     ]
     lines += [f"\n{way['note']}" for way in s["ways"].values() if "note" in way]
+    own = [way for way in s["ways"] if reference_of(s, way) not in (REFERENCE, way)]
+    if own:
+        lines += ["", f"{', '.join(own)}: compared with autoregressive decoding of the base that the method has tuned."]
     if s["left_out"]:
         lines += ["", f"{len(s['left_out'])} questions of the files are too long for the base and were left out."]
     if results.memory:
@@ -264,7 +272,7 @@ def plot_bench(results: Results, folder: Path) -> list[str]:
     import matplotlib.pyplot as plt
 
     groups = list(results.figures[REFERENCE])
-    ways = [way for way in results.figures if way != REFERENCE]
+    ways = [way for way in results.figures if way != reference_of(results.setting, way)]
     if not ways:
         return []
     figure, axes = plt.subplots(3, 1, figsize=(11, 12))

@@ -14,7 +14,15 @@ from jaxspec.decoding.loop import Drafter
 from jaxspec.errors import UserError
 from jaxspec.files import write_atomically
 from jaxspec.methods import METHODS
-from jaxspec.methods.adapter import Adapter, adapter_plan, load_method, make_drafter, open_adapter
+from jaxspec.methods.adapter import (
+    Adapter,
+    adapter_plan,
+    load_method,
+    make_drafter,
+    open_adapter,
+    plain_drafter,
+    settle,
+)
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model
 from jaxspec.tree import TreePlan
@@ -125,7 +133,9 @@ def load_tuned(
         line = f"{name} was never tuned for this machine and batch size (tune.py does it): the adapter's own tree"
         return make_drafter(loaded, adapter_plan(loaded, None), model), line
     if choice.plan is None:
-        return load_method("autoregressive", model), f"no tree of {name} pays on this machine: autoregressive decoding"
+        _, tuned = settle(loaded, model)
+        plain = plain_drafter(tuned if tuned is not model else None)
+        return plain, f"no tree of {name} pays on this machine: autoregressive decoding"
     line = f"tuned for this machine: {choice.name} (batch {choice.batch_size}, temperature {choice.temperature:g})"
     return make_drafter(loaded, adapter_plan(loaded, choice.plan), model, choice.draft_vocabulary), line
 

@@ -17,7 +17,7 @@ from jaxspec.evaluation.bench import BenchConfig, batches, converse, parse_ways,
 from jaxspec.evaluation.bench_report import command, load_results, write_bench_report
 from jaxspec.evaluation.compare import first_divergence
 from jaxspec.evaluation.questions import Question
-from jaxspec.methods import PPD, Medusa
+from jaxspec.methods import PPD, SPACE, Medusa
 from jaxspec.methods.adapter import Adapter, load_method, open_adapter, save_adapter
 from jaxspec.methods.tuned import Choice, save_choice, this_machine
 from jaxspec.tree import chain
@@ -319,3 +319,21 @@ def test_a_tuned_tree_is_the_one_for_these_circumstances(files, model, tmp_path)
 def test_long_conversations_are_left_out(files, model):
     fit, long = select_questions(config_of(files, max_new_tokens=120), model)
     assert [q.id for q in fit] == [3, 4] and [q.id for q in long] == [1, 2, 5]
+
+
+def test_a_method_with_a_base_of_its_own_is_compared_with_that(files, model, tmp_path):
+    method = SPACE(distances=2, rank=2)
+    trainable = jax.tree.map(lambda x: x + 0.1, method.init(jax.random.key(0), model.base))
+    save_adapter(tmp_path / "space", Adapter(method, trainable, model.fingerprint, {"tree": [[0], [0, 0]]}))
+    config = config_of(files, methods="space,ppd", adapters=f"space={tmp_path}/space,ppd={files}/ppd")
+    run_bench(config, model, tmp_path / "bench", lambda line: None)
+    results = load_results(tmp_path / "bench")
+    own = "autoregressive, base of space"
+    assert list(results.figures) == ["autoregressive", own, "space", "ppd"]
+    texts = {way: [row["choices"][0]["turns"] for row in runs[0]] for way, runs in results.rows.items()}
+    assert texts["space"] == texts[own] != texts["autoregressive"] == texts["ppd"]
+    assert all(groups["all"].identical == 6 for groups in results.figures.values())
+    assert results.figures[own]["all"].speedup.value == 1
+    assert results.memory["method_bytes"]["space"] > results.memory["method_bytes"]["ppd"] * 10
+    report = write_bench_report(results, tmp_path / "bench").read_text()
+    assert "space: compared with autoregressive decoding of the base that the method has tuned" in report

@@ -11,10 +11,12 @@ import pytest
 import safetensors.numpy
 
 from jaxspec.config import DataConfig, TrainConfig
+from jaxspec.decoding.generate import generate
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, Amphista, HiddenTransfer, Method
-from jaxspec.methods.adapter import load_method
+from jaxspec.methods import PPD, SPACE, Amphista, HiddenTransfer, Method
+from jaxspec.methods.adapter import load_method, plain_drafter
 from jaxspec.model.base import Base
+from jaxspec.model.load import load_model
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.configs import config_names, load_config, split_config_name
 from jaxspec.training.data import Answer
@@ -292,3 +294,44 @@ def test_weights_that_do_not_fit_16_bits_are_refused(config, model, tmp_path, mo
     trainer = Trainer(dataclasses.replace(config, train=train), model, tmp_path / "run", resume=False)
     with pytest.raises(UserError, match="do not fit float16"):
         trainer._as_stored({"w": jax.numpy.array([1e6])})
+
+
+def test_full_fine_tuning_ends_in_a_base_of_its_own(config, model, tmp_path):
+    """It learns, it resumes to the same weights, and `load_model` takes what it made, with an adapter that fits."""
+    train = dataclasses.replace(config.train, learning_rate=1e-3)
+    config = dataclasses.replace(config, method=SPACE(distances=2, tuning="full"), train=train, tree="chain:2")
+    adapter = Trainer(config, model, tmp_path / "run", resume=False).run()
+    rows = losses(tmp_path / "run")
+    assert np.mean([rows[step] for step in (11, 12)]) < np.mean([rows[step] for step in (1, 2)])
+    assert set(weights(tmp_path / "run")) == {"mask", "frequent_tokens"} and adapter.method.tuning == "none"
+    tuned = load_model(str(tmp_path / "run" / "model"))
+    assert tuned.fingerprint == adapter.fingerprint != model.fingerprint
+    found = adapter.info["perplexity"]
+    assert found["own"] != found["base"] and found["own"] > 1
+    drafter = load_method("space", tuned, tmp_path / "run")
+    assert drafter.own is None
+    ours, plain = (generate(tuned, d, ["question 3"], 12) for d in (drafter, plain_drafter()))
+    assert ours[0].tokens == plain[0].tokens
+    with pytest.raises(UserError, match="trained for another base"):
+        load_method("space", model, tmp_path / "run")
+
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    shutil.rmtree(tmp_path / "again" / "model")
+    shutil.rmtree(tmp_path / "again" / "checkpoints" / "12")
+    Trainer(config, model, tmp_path / "again", resume=True).run()
+    assert load_model(str(tmp_path / "again" / "model")).fingerprint == tuned.fingerprint
+
+
+def test_a_tuned_base_is_part_of_a_small_adapter(config, model, tmp_path):
+    """With LoRA the adapter belongs to the frozen base, and decodes on the one it makes of it."""
+    train = dataclasses.replace(config.train, learning_rate=3e-3)
+    config = dataclasses.replace(config, method=SPACE(distances=2, rank=2), train=train, tree="chain:2")
+    adapter = Trainer(config, model, tmp_path / "run", resume=False).run()
+    assert adapter.fingerprint == model.fingerprint and not (tmp_path / "run" / "model").exists()
+    assert adapter.info["perplexity"]["own"] != adapter.info["perplexity"]["base"]
+    drafter = load_method("space", model, tmp_path / "run")
+    assert drafter.own.fingerprint != model.fingerprint
+    ours, own, base = (
+        generate(model, d, ["question 3"], 24)[0].tokens for d in (drafter, plain_drafter(drafter.own), plain_drafter())
+    )
+    assert ours == own != base
