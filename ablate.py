@@ -14,8 +14,8 @@ from jaxspec.errors import suggest
 from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, run_decoding, run_similarity, run_steps
 from jaxspec.evaluation.ablation_report import write_report
 from jaxspec.evaluation.ablations import STUDIES, run_studies
-from jaxspec.evaluation.machine import processor
 from jaxspec.files import write_atomically
+from jaxspec.machine import processor
 from jaxspec.methods import PPD
 from jaxspec.methods.adapter import adapter_plan, make_drafter, open_adapter
 from jaxspec.model.hf import read_json

@@ -12,9 +12,7 @@ from typing import Literal
 
 from jaxspec import (
     Generation,
-    Match,
     Model,
-    Rejection,
     SamplingConfig,
     Typical,
     UserError,
@@ -23,7 +21,7 @@ from jaxspec import (
     stream,
 )
 from jaxspec.cli import enable_compilation_cache, parse, run_main
-from jaxspec.decoding.acceptance import Acceptance
+from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance
 from jaxspec.decoding.generate import encode_prompts, iterate
 from jaxspec.decoding.loop import Drafter
 from jaxspec.decoding.sampling import make_sampler
@@ -117,9 +115,9 @@ def decode(options: Options, prompts: list[str], sampling: SamplingConfig, accep
         answer = dataclasses.replace(answer, compile_seconds=answer.compile_seconds + compiling)
         compiling = 0.0
         parting = None
-        if reference and not (options.accept == "rejection" and options.temperature):  # whose noise is another
+        if reference and acceptance.same_text(options.temperature):
             parting = first_divergence(model, ids, answer.tokens, reference.tokens, sampling, options.seed)
-        _print(options, method.method.name, answer, reference, parting)
+        _print(options, method.method.name, answer, reference, parting, acceptance)
 
 
 def _method(options: Options, model: Model) -> Drafter:
@@ -173,12 +171,17 @@ def _answers(
 
 
 def _print(
-    options: Options, name: str, answer: Generation, reference: Generation | None, parting: Divergence | None
+    options: Options,
+    name: str,
+    answer: Generation,
+    reference: Generation | None,
+    parting: Divergence | None,
+    acceptance: Acceptance,
 ) -> None:
     """One prompt's result: JSON, or texts on stdout with a report on stderr."""
     if options.json:
         row = record(name, options.model, answer, reference, parting)
-        row |= {"accept": options.accept, "lossless": options.accept != "typical"}
+        row |= {"accept": options.accept, "lossless": acceptance.lossless}
         print(json.dumps(row, ensure_ascii=False), flush=True)
         return
     if not _streams(options):
@@ -186,19 +189,11 @@ def _print(
     if reference:
         print(f"[autoregressive]\n{reference.text}")
     sys.stdout.flush()
-    print(summary(name, answer) + _remark(options), file=sys.stderr)
+    remark = "" if acceptance.same_text(options.temperature) else f" ({acceptance.remark})"
+    print(summary(name, answer) + remark, file=sys.stderr)
     if reference:
         print(summary("autoregressive", reference), file=sys.stderr)
         print(comparison(answer, reference, parting), file=sys.stderr)
-
-
-def _remark(options: Options) -> str:
-    """What there is to say about a text that need not be autoregressive decoding's."""
-    if options.accept == "typical":
-        return " (typical acceptance: the text may differ from the base's own)"
-    if options.accept == "rejection" and options.temperature:
-        return " (rejection sampling: another text than the seed's own, of the same distribution)"
-    return ""
 
 
 def main(args: list[str]) -> None:
@@ -219,8 +214,8 @@ def main(args: list[str]) -> None:
     prompts = [options.prompt] if options.prompt else read_prompts(options.prompts, options.column)
     sampling = SamplingConfig(options.temperature, options.top_k, options.top_p, options.min_p)
     make_sampler(sampling)  # refuses bad settings before anything is loaded
-    kinds = {"match": Match, "rejection": Rejection, "typical": lambda: Typical(options.epsilon, options.delta)}
-    acceptance = kinds[options.accept]()
+    settings = {"epsilon": options.epsilon, "delta": options.delta} if options.accept == "typical" else {}
+    acceptance = ACCEPTANCES[options.accept](**settings)
     enable_compilation_cache()
     decode(options, prompts, sampling, acceptance)
 

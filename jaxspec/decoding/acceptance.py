@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from typing import ClassVar
 
 import flax.struct
 import jax
@@ -64,7 +65,19 @@ class Draft:
 
 
 class Acceptance(abc.ABC):
-    """Which candidates survive; a frozen dataclass of static settings."""
+    """Which candidates survive; a frozen dataclass of static settings.
+
+    Attributes:
+      lossless: whether the text has the distribution of autoregressive decoding's.
+      remark: what there is to say about a text that is not autoregressive decoding's own.
+    """
+
+    lossless: ClassVar[bool] = True
+    remark: ClassVar[str] = ""
+
+    def same_text(self, temperature: float) -> bool:
+        """Whether at a temperature the text is that of autoregressive decoding, token by token."""
+        return True
 
     @abc.abstractmethod
     def choose(self, logits: jax.Array, noise: jax.Array, sampler: Sampler) -> jax.Array:
@@ -125,6 +138,12 @@ class Rejection(Match):
     q loses the token that was refused. Drawing from all of p instead, as SPACE prints it, is not lossless. The text is
     another one than autoregressive decoding's with the same seed. Greedy decoding is the case of `Match`.
     """
+
+    remark: ClassVar[str] = "rejection sampling: another text than the seed's own, of the same distribution"
+
+    def same_text(self, temperature: float) -> bool:
+        """Only where nothing is drawn."""
+        return not temperature
 
     def drafting(self, sampler: Sampler) -> Sampler:
         """From a stream of their own: candidates that knew the text's noise would bias it."""
@@ -201,12 +220,19 @@ class Typical(Acceptance):
       delta: factor of the entropy-dependent threshold.
     """
 
+    lossless: ClassVar[bool] = False
+    remark: ClassVar[str] = "typical acceptance: the text may differ from the base's own"
+
     epsilon: float = 0.09
     delta: float = 0.3
 
     def __post_init__(self) -> None:
         if not (self.epsilon > 0 and self.delta > 0):
             raise UserError(f"epsilon and delta must be positive, got {self.epsilon} and {self.delta}")
+
+    def same_text(self, temperature: float) -> bool:
+        """Never for sure."""
+        return False
 
     def choose(self, logits: jax.Array, noise: jax.Array, sampler: Sampler) -> jax.Array:
         """The base's own token [...] from logits [..., V]: greedy, whatever the temperature."""
@@ -223,6 +249,9 @@ class Typical(Acceptance):
         p = jnp.exp(jnp.take_along_axis(at_parent, draft.tokens[..., None], axis=2))[..., 0]
         plausible = p > jnp.take_along_axis(threshold, tree.parent, axis=1)
         return _longest(tree, draft.valid & plausible, self.choose(logits, jnp.zeros(()), sampler))
+
+
+ACCEPTANCES: dict[str, type[Acceptance]] = {"match": Match, "rejection": Rejection, "typical": Typical}
 
 
 def _normalised(log_q: jax.Array) -> jax.Array:

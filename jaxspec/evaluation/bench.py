@@ -21,18 +21,18 @@ from typing import Any, Literal
 import jax
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Match, Rejection, Typical
+from jaxspec.decoding.acceptance import ACCEPTANCES, Match
 from jaxspec.decoding.generate import Generation, generate
 from jaxspec.decoding.loop import Drafter
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers, answer_row
 from jaxspec.evaluation.compare import Divergence, first_divergence
-from jaxspec.evaluation.machine import device_name
 from jaxspec.evaluation.quality import score_answers
 from jaxspec.evaluation.questions import MT_BENCH, Question, group_of, read_questions, stratified
 from jaxspec.evaluation.race import in_turn
 from jaxspec.files import writable, write_atomically
+from jaxspec.machine import device_name
 from jaxspec.methods import METHODS
 from jaxspec.methods.adapter import adapter_plan, find_shipped, load_method, make_drafter, open_adapter, plain_drafter
 from jaxspec.methods.tuned import load_tuned
@@ -42,7 +42,6 @@ from jaxspec.progress import Progress
 from jaxspec.tree.plan import plan_to_json
 
 REFERENCE = "autoregressive"
-ACCEPT = {"match": Match, "rejection": Rejection, "typical": Typical}
 _TEMPLATE = 32  # tokens that a chat template may put around a turn
 _WAY = re.compile(r"(?P<method>\w+)(=(?P<tree>[^@]+))?(@(?P<vocabulary>\d+))?")
 
@@ -97,7 +96,7 @@ class BenchConfig:
 
     def same_text(self, question: Question) -> bool:
         """Whether every method owes the text of autoregressive decoding."""
-        return self.accept == "match" or (self.accept == "rejection" and not self.temperature_of(question))
+        return ACCEPTANCES[self.accept]().same_text(self.temperature_of(question))
 
     def temperature_of(self, question: Question) -> float:
         """The temperature a question is answered at."""
@@ -214,7 +213,7 @@ def converse(
 ) -> list[Generation]:
     """Answer questions of as many turns and one temperature together: all first turns, then all second ones, ..."""
     # Who drafts nothing has nothing to accept, and its own text is the base's, whatever the rule.
-    acceptance = ACCEPT[config.accept]() if drafter.tree.max_depth else Match()
+    acceptance = ACCEPTANCES[config.accept]() if drafter.tree.max_depth else Match()
     sampling = config.sampling(config.temperature_of(questions[0]))
     talks: list[list[str]] = [[] for _ in questions]
     answers: list[Generation] = []

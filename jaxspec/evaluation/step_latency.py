@@ -22,10 +22,11 @@ from jaxspec.config import ModelConfig
 from jaxspec.decoding.loop import Drafter
 from jaxspec.errors import UserError, suggest
 from jaxspec.evaluation.latency import StepTimer
-from jaxspec.evaluation.machine import device_name
+from jaxspec.evaluation.markdown import row, rule
 from jaxspec.files import writable, write_atomically
+from jaxspec.machine import device_name
 from jaxspec.methods.base import Method
-from jaxspec.model.decoder import Decoder
+from jaxspec.model.decoder import abstract_params
 from jaxspec.model.load import DEFAULT_MODEL, DTYPES, Model, load_model
 from jaxspec.model.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B
 from jaxspec.progress import Progress
@@ -79,18 +80,14 @@ def check_latency(config: LatencyConfig) -> None:
 def random_model(name: str, config: ModelConfig, dtype: str) -> Model:
     """Random weights of published shapes: steps take as long as with trained ones."""
     fill = jax.jit(lambda key, shape: 0.02 * jax.random.normal(key, shape, dtype), static_argnums=1)
-    params = jax.tree.map(lambda leaf: fill(jax.random.key(leaf.size), leaf.shape), _shapes(config))
+    params = jax.tree.map(lambda leaf: fill(jax.random.key(leaf.size), leaf.shape), abstract_params(config))
     return Model(name, config, params, "random")
-
-
-def _shapes(config: ModelConfig) -> dict:
-    return jax.eval_shape(Decoder(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
 
 
 def check_fits(name: str, config: ModelConfig, dtype: str) -> None:
     """Raise UserError for shapes that the device's memory does not hold."""
     copies = 2 if jax.default_backend() == "cpu" else 1  # decoding on CPU holds a second layout
-    needed = copies * sum(leaf.size for leaf in jax.tree.leaves(_shapes(config))) * jnp.dtype(dtype).itemsize
+    needed = copies * sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config))) * jnp.dtype(dtype).itemsize
     if needed > 0.9 * device_bytes():
         sizes = f"{needed / 2**30:.1f} GiB and the device has {device_bytes() / 2**30:.1f} GiB"
         raise UserError(f"{name} in {dtype} needs {sizes}")
@@ -192,12 +189,12 @@ def latency_table(results: dict[str, Any]) -> list[str]:
     rows = list(results["curves"][0]["seconds"])
     gigabytes = results["bytes_per_second"] / 1e9
     lines = ["# Milliseconds of a step by rows", "", f"{results['device']}, {gigabytes:.1f} GB/s, jax {results['jax']}"]
-    lines += ["", "| model | batch | cache | memory alone | " + " | ".join(f"{r} rows" for r in rows) + " |"]
-    lines.append("|" + " --- |" * (4 + len(rows)))
+    heads = ["model", "batch", "cache", "memory alone", *(f"{r} rows" for r in rows)]
+    lines += ["", row(heads), rule(len(heads))]
     for curve in results["curves"]:
         cells = [f"{curve['model']} ({curve['dtype']})", curve["batch_size"], curve["cache_length"]]
         cells += [f"{1e3 * s:.1f}" for s in (curve["memory_seconds"], *curve["seconds"].values())]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        lines.append(row(cells))
     return [*lines, "", "![latency](latency.png)", ""]
 
 

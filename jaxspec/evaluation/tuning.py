@@ -14,11 +14,11 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import encode_prompts, generate_many
 from jaxspec.errors import UserError
 from jaxspec.evaluation.latency import measure_latency
-from jaxspec.evaluation.machine import processor
 from jaxspec.evaluation.race import Trial, race
+from jaxspec.machine import processor, this_machine
 from jaxspec.methods.adapter import Adapter, adapter_plan, check_drafting, make_drafter, plain_drafter, settle
 from jaxspec.methods.base import Method
-from jaxspec.methods.tuned import Choice, this_machine
+from jaxspec.methods.tuned import Choice
 from jaxspec.model.load import Model
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer

@@ -18,6 +18,7 @@ from jaxspec.decoding.acceptance import Accepted, Draft, Drawn
 from jaxspec.decoding.sampling import Sampler
 from jaxspec.errors import UserError
 from jaxspec.model.base import Base
+from jaxspec.model.decoder import Decoder, abstract_params
 from jaxspec.model.rows import Rows
 from jaxspec.tree import Tree
 
@@ -155,11 +156,8 @@ class Method:
 
     def abstract(self, config: ModelConfig) -> PyTree:
         """Shapes and dtypes of the trainable pytree, to check an adapter against."""
-        from jaxspec.model.decoder import Decoder  # cheap, and only needed here
-
-        decoder = Decoder(config)
-        params = jax.eval_shape(decoder.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-        return jax.eval_shape(lambda params: self.init(jax.random.key(0), Base(params, decoder)), params)
+        init = lambda params: self.init(jax.random.key(0), Base(params, Decoder(config)))  # noqa: E731
+        return jax.eval_shape(init, abstract_params(config))
 
     def loss(
         self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0

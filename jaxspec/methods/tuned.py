@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
-
-import jax
 
 from jaxspec.decoding.loop import Drafter
 from jaxspec.errors import UserError
 from jaxspec.files import write_atomically
+from jaxspec.machine import this_machine
 from jaxspec.methods import METHODS
 from jaxspec.methods.adapter import (
     Adapter,
@@ -58,14 +56,6 @@ class Choice:
     name: str
     info: dict[str, Any]
     draft_vocabulary: int = 0
-
-
-def this_machine() -> dict[str, Any]:
-    """Platform, kind of device, and where the device is a CPU the number of cores this process may use."""
-    device = jax.devices()[0]
-    machine = {"platform": device.platform, "device": device.device_kind}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return machine | {"cores": cores} if device.platform == "cpu" else machine
 
 
 def save_choice(folder: Path, method: str, choice: Choice) -> Path:

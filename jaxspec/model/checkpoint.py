@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 
 from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
-from jaxspec.model.decoder import Decoder
+from jaxspec.model.decoder import abstract_params
 from jaxspec.model.hf import hf_config, parse_config, read_json
 from jaxspec.model.weights import params_fingerprint
 
@@ -54,10 +54,10 @@ def load_checkpoint(folder: Path, dtype: jnp.dtype) -> tuple[ModelConfig, dict, 
         norm = any("norm" in key.key for key in path)
         return jax.ShapeDtypeStruct(leaf.shape, jnp.float32 if norm else dtype)
 
-    shapes = jax.eval_shape(Decoder(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    wanted = jax.tree.map_with_path(as_wanted, abstract_params(config))
     try:
         with ocp.StandardCheckpointer() as checkpointer:
-            params = checkpointer.restore((folder / _PARAMS).resolve(), jax.tree.map_with_path(as_wanted, shapes))
+            params = checkpointer.restore((folder / _PARAMS).resolve(), wanted)
     except Exception as error:  # Orbax raises many kinds
         reason = str(error).strip().split("\n", 1)[0]
         raise UserError(f"{folder / _PARAMS}: not a checkpoint of these shapes ({reason})") from None

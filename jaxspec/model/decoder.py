@@ -6,6 +6,8 @@ rows see each other; the cache holds everything older. Nothing is written to the
 
 from __future__ import annotations
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -277,3 +279,9 @@ def _windowed(
 def causal_mask(batch: int, length: int) -> jax.Array:
     """[B, 1, T, T] bool: every token sees itself and what is older."""
     return jnp.broadcast_to(jnp.tri(length, dtype=bool), (batch, 1, length, length))
+
+
+@functools.lru_cache(maxsize=16)
+def abstract_params(config: ModelConfig) -> dict:
+    """Shapes and dtypes of the parameters, float32: tracing dozens of layers takes a second."""
+    return jax.eval_shape(Decoder(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
-from jaxspec.model.decoder import Decoder
+from jaxspec.model.decoder import abstract_params
 
 _SAMPLES = 64
 
@@ -57,11 +57,8 @@ GGUF_NAMES = {
 def parameter_table(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Path and shape of every parameter as files hold them, e.g. `layers_0/attention/q/kernel`: (D, H * Dh)."""
 
-    def init() -> dict:
-        params = Decoder(config).init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-        return split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))
-
-    return {path: leaf.shape for path, leaf in jax.eval_shape(init).items()}
+    split = lambda params: split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))  # noqa: E731
+    return {path: leaf.shape for path, leaf in jax.eval_shape(split, abstract_params(config)).items()}
 
 
 def split_qkv(config: ModelConfig, flat: dict[str, jax.Array]) -> dict[str, jax.Array]:

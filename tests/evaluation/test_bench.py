@@ -17,9 +17,10 @@ from jaxspec.evaluation.bench import BenchConfig, batches, converse, parse_ways,
 from jaxspec.evaluation.bench_report import command, load_results, write_bench_report
 from jaxspec.evaluation.compare import first_divergence
 from jaxspec.evaluation.questions import Question
+from jaxspec.machine import this_machine
 from jaxspec.methods import PPD, SPACE, Medusa
 from jaxspec.methods.adapter import Adapter, load_method, open_adapter, save_adapter
-from jaxspec.methods.tuned import Choice, save_choice, this_machine
+from jaxspec.methods.tuned import Choice, save_choice
 from jaxspec.tree import chain
 from tests.tiny import make_text_model
 

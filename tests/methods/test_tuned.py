@@ -8,9 +8,10 @@ import pytest
 
 import jaxspec.methods.tuned as tuned
 from jaxspec.errors import UserError
+from jaxspec.machine import this_machine
 from jaxspec.methods import PPD
 from jaxspec.methods.adapter import Adapter, load_adapter, save_adapter
-from jaxspec.methods.tuned import Choice, find_choice, load_tuned, save_choice, this_machine
+from jaxspec.methods.tuned import Choice, find_choice, load_tuned, save_choice
 from jaxspec.model.base import Base
 from jaxspec.tree import chain, dynamic_sparse_tree
 

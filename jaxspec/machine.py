@@ -1,13 +1,20 @@
-"""What figures were measured on."""
+"""What this machine is: for choices that hold on it alone, and for whoever reads figures measured on it."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 
-from jaxspec.methods.tuned import this_machine
+
+def this_machine() -> dict[str, Any]:
+    """Platform, kind of device, and where the device is a CPU the number of cores this process may use."""
+    device = jax.devices()[0]
+    machine = {"platform": device.platform, "device": device.device_kind}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return machine | {"cores": cores} if device.platform == "cpu" else machine
 
 
 def processor() -> str:
