@@ -11,7 +11,14 @@ from typing import Any
 from jaxspec import DataConfig, Model, TrainConfig, UserError, load_model
 from jaxspec.cli import enable_compilation_cache, parse, run_main
 from jaxspec.errors import suggest
-from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, run_decoding, run_similarity, run_steps
+from jaxspec.evaluation.ablation_decoding import (
+    ACCEPTED,
+    DECODING_STUDIES,
+    run_acceptance,
+    run_decoding,
+    run_similarity,
+    run_steps,
+)
 from jaxspec.evaluation.ablation_report import write_report
 from jaxspec.evaluation.ablations import STUDIES, run_studies
 from jaxspec.files import write_atomically
@@ -24,7 +31,8 @@ from jaxspec.training.data import prepare_answers
 from jaxspec.training.examples import select_prompts
 from jaxspec.training.trainer import RunConfig, check_config
 
-_MEASURES = ("steps", "similarity")
+_MEASURES = ("steps", "similarity", "acceptance")
+_SAMPLED = 40  # held-out prompts that are sampled from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +40,8 @@ class Options:
     """Train the variants of the papers' tables, decode with them, and write docs/ablations.md.
 
     Attributes:
-      studies: names; default all. `steps` and `similarity` are measurements of their own.
+      studies: names; default all. `steps`, `similarity` and `acceptance` are measurements of their
+        own.
       model: smollm2-135m (embedded); the layers of some studies are made for its 30.
       prompts: a JSONL file of training prompts; empty takes the small set that ships.
       column: field of that file that holds the prompt.
@@ -86,8 +95,9 @@ def check_adapters(names: tuple[str, ...], model: Model) -> None:
             if entry.method:
                 _, adapter = open_adapter(entry.method, model)
                 make_drafter(adapter, adapter_plan(adapter, entry.tree), model, entry.draft_vocabulary)
-    if "similarity" in names:
-        open_adapter("hidden_transfer", model)
+    measured = {"similarity": {"hidden_transfer"}, "acceptance": {entry.method for entry in ACCEPTED.values()}}
+    for method in {method for name, methods in measured.items() if name in names for method in methods}:
+        open_adapter(method, model)
 
 
 def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save: Any) -> None:
@@ -112,6 +122,10 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
         results["steps"] = run_steps(model, cache_length=512, rounds=9)
     if "similarity" in names:
         results["similarity"] = run_similarity(model, held_out[: options.eval_answers])
+        save()
+    if "acceptance" in names:
+        texts = [prompt.text for prompt in prompts[:_SAMPLED]]
+        results["acceptance"] = run_acceptance(model, texts, options.max_new_tokens)
     save()
 
 
@@ -134,7 +148,7 @@ def main(args: list[str]) -> None:
     file = docs / "ablations.json"
     if options.report and not file.exists():
         raise UserError(f"{file}: no results there; run ablate.py without --report first")
-    results = {"setting": {}, "trainings": {}, "decoding": {}, "steps": {}, "similarity": []}
+    results = {"setting": {}, "trainings": {}, "decoding": {}, "steps": {}, "similarity": [], "acceptance": {}}
     results |= read_json(file) if file.exists() else {}
     if not options.report:
         results["setting"] = check_setting(options, results, file)

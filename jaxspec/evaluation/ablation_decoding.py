@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,16 +12,19 @@ from typing import Any
 import jax
 
 from jaxspec.config import SamplingConfig
+from jaxspec.decoding.acceptance import Match, Rejection
+from jaxspec.decoding.generate import generate
 from jaxspec.evaluation.ablations import Claim
 from jaxspec.evaluation.latency import star
 from jaxspec.evaluation.probing import similarity, step_times
 from jaxspec.evaluation.race import race
 from jaxspec.methods import PPD, BiTA, HiddenTransfer
-from jaxspec.methods.adapter import Adapter, adapter_plan, load_adapter, make_drafter, open_adapter
+from jaxspec.methods.adapter import Adapter, adapter_plan, load_adapter, make_drafter, open_adapter, settle
 from jaxspec.methods.base import Method
 from jaxspec.model.load import Model
+from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
-from jaxspec.tree import TreePlan, efficient
+from jaxspec.tree import TreePlan, chain, efficient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +112,15 @@ DECODING_STUDIES = (
         "mask tokens",
     ),
     DecodingStudy(
+        "space_masks_speed", "SPACE: speed against the number of mask tokens, chain", "SPACE Figure 6",
+        {str(m): Entry(chain(m), "space") for m in (1, 2, 3, 4, 5)},
+        (
+            Claim("3", "1", "three masks are faster than one"),
+            Claim("5", "3", "five masks are faster than three"),
+        ),
+        "mask tokens",
+    ),
+    DecodingStudy(
         "amphista_variants_speed", "Amphista: variants, trees of 22 nodes", "Amphista Tables 4 and 5",
         {
             **{label: Entry("sparse:22", study="heads", variant=label) for label in _COMPARED},
@@ -163,13 +177,18 @@ def run_decoding(
       max_new_tokens: per answer.
 
     Returns:
-      {label: figures}, `autoregressive` among them.
+      {label: figures}, `autoregressive` among them; of the base that the method has tuned, where it has.
     """
-    drafters = {}
+
+    @functools.cache  # entries that differ in their trees alone share a base
+    def settled(entry: Entry) -> tuple[Adapter, Model]:
+        return settle(entry.adapter(model, runs), model)
+
+    drafters, base = {}, model
     for label, entry in study.entries.items():
-        adapter = entry.adapter(model, runs)
-        drafters[label] = make_drafter(adapter, adapter_plan(adapter, entry.tree), model, entry.draft_vocabulary)
-    trials = race(model, drafters, prompts, max_new_tokens, SamplingConfig())
+        adapter, base = settled(dataclasses.replace(entry, tree="", draft_vocabulary=0))
+        drafters[label] = make_drafter(adapter, adapter_plan(adapter, entry.tree), base, entry.draft_vocabulary)
+    trials = race(base, drafters, prompts, max_new_tokens, SamplingConfig())
     rows = {label: drafter.num_rows for label, drafter in drafters.items()} | {"autoregressive": 1}
     return {t.name: dataclasses.asdict(t) | {"rows": rows[t.name], "prompts": len(prompts)} for t in trials}
 
@@ -204,3 +223,30 @@ def run_similarity(model: Model, answers: Sequence[Answer]) -> list[dict[str, fl
     _, adapter = open_adapter("hidden_transfer", model)
     curves = similarity(adapter.method, adapter.trainable, model.base, answers)
     return [{str(layer): value for layer, value in curve.items()} for curve in curves]
+
+
+RULES = {"match": Match(), "rejection": Rejection()}
+TEMPERATURES = (0.3, 0.7, 1.0, 1.3)
+ACCEPTED = {
+    "SPACE, chain of 5": Entry("chain:5", "space"),
+    "SPACE, 16 nodes": Entry("sparse:16", "space"),
+    "PPD, 16 nodes": Entry("sparse:16", "ppd"),
+    "Medusa, 16 nodes": Entry("sparse:16", "medusa"),
+}
+
+
+def run_acceptance(model: Model, prompts: Sequence[str], max_new_tokens: int) -> dict[str, dict[str, list[float]]]:
+    """Tokens per step of both lossless rules at every temperature: {entry: {rule: one per temperature}}."""
+    results: dict[str, dict[str, list[float]]] = {}
+    with Progress("acceptance", len(ACCEPTED) * len(RULES) * len(TEMPERATURES), "runs") as progress:
+        for label, entry in ACCEPTED.items():
+            _, adapter = open_adapter(entry.method, model)
+            drafter = make_drafter(adapter, adapter_plan(adapter, entry.tree), model)
+            results[label] = {rule: [] for rule in RULES}
+            for temperature, (rule, acceptance) in itertools.product(TEMPERATURES, RULES.items()):
+                settings = {"sampling": SamplingConfig(temperature), "acceptance": acceptance, "batch_size": 8}
+                answers = generate(model, drafter, prompts, max_new_tokens, **settings)
+                made = sum(answer.new_tokens - 1 for answer in answers)
+                results[label][rule].append(made / sum(answer.steps for answer in answers))
+                progress.update(sum(len(found) for rules in results.values() for found in rules.values()))
+    return results

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, DecodingStudy
+from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, TEMPERATURES, DecodingStudy
 from jaxspec.evaluation.ablations import STUDIES, Claim, Study
 from jaxspec.evaluation.markdown import row, rule
 
@@ -35,14 +35,18 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
     distances = max(len(r["accuracy"]) for r in results.values())
     heads = [f"top-1 d={d + 1}" for d in range(distances)] + [f"top-5 d={d + 1}" for d in range(distances)]
     lines = [f"### {study.title}", "", f"{study.source}.", ""]
+    tuned = any("perplexity" in r for r in results.values())
     heads += ["trained parameters", "groups/s", *(["learning rate"] if study.rates else [])]
+    heads += ["perplexity, frozen base", "its own"] if tuned else []
     lines += [row([study.axis or "variant", *heads]), rule(len(heads) + 1)]
     for label, r in results.items():
         cells = [*top(r["accuracy"], 1), *[""] * (distances - len(r["accuracy"]))]
         cells += [*top(r["accuracy"], 5), *[""] * (distances - len(r["accuracy"]))]
         cells = [f"{cell:.3f}" if cell != "" else "" for cell in cells]
         cells += [f"{r['parameters']:,}", f"{r['groups_per_second']:.0f}"]
-        lines.append(row([label, *cells, *([study.rates.get(label, study.learning_rate)] if study.rates else [])]))
+        cells += [study.rates.get(label, study.learning_rate)] if study.rates else []
+        cells += [f"{value:.3f}" for value in r.get("perplexity", {}).values()] or [""] * 2 * tuned
+        lines.append(row([label, *cells]))
     lines.append("")
     for claim in study.claims:
         one, other = (top(results[label]["accuracy"], 1) for label in (claim.one, claim.other))
@@ -83,6 +87,18 @@ def steps_section(results: dict[str, dict[str, float]]) -> list[str]:
     figures = ", ".join(f"{100 * share:.0f}% less at {r} rows" for r, share in saved.items())
     lines += ["", f"- a step of Hidden Transfer costs less than one of PPD with as many rows: **{word}** ({figures})"]
     return [*lines, ""]
+
+
+def acceptance_section(results: dict[str, dict[str, list[float]]]) -> list[str]:
+    """Which of the lossless rules accepts more, and where."""
+    lines = ["### Tokens per step when sampling: `match` or `rejection`", ""]
+    lines += ["Both keep the distribution; `match` also keeps the text of every seed.", ""]
+    lines += [row(["", "rule", *(f"T = {t:g}" for t in TEMPERATURES)]), rule(2 + len(TEMPERATURES))]
+    for label, rules in results.items():
+        lines += [row([label, name, *(f"{value:.2f}" for value in found)]) for name, found in rules.items()]
+    pairs = [pair for rules in results.values() for pair in zip(rules["rejection"], rules["match"], strict=True)]
+    wins = sum(ours > theirs for ours, theirs in pairs)
+    return [*lines, "", f"- `rejection` accepts more in {wins} of {len(pairs)} cells", ""]
 
 
 def similarity_section(curves: list[dict[str, float]]) -> list[str]:
@@ -133,6 +149,8 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
         lines += steps_section(results["steps"])
     if results["similarity"]:
         lines += similarity_section(results["similarity"])
+    if results["acceptance"]:
+        lines += acceptance_section(results["acceptance"])
     pictures = plot_curves(results, folder)
     if pictures:
         lines += ["## Curves", "", *(f"![{name}]({name})" for name in pictures), ""]

@@ -18,7 +18,7 @@ import jax
 
 from jaxspec.evaluation.early_exit import EarlyExit
 from jaxspec.files import write_atomically
-from jaxspec.methods import PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
+from jaxspec.methods import PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
 from jaxspec.methods.base import Method
 from jaxspec.model.load import Model
 from jaxspec.training.data import cache_file
@@ -120,6 +120,20 @@ STUDIES = (
     Study(
         "bita_entry", "BiTA: masks that join late", "PPD section 7.4.2, an idea", 3e-2,
         _over(_LATE, lambda layer: _distilled(entry=layer)), axis="layer of entry",
+    ),
+    Study(
+        "space_training", "SPACE: what is trained, three masks", "section 3.1, which tunes the whole base", _LAYERS,
+        {
+            "mask alone": SPACE(distances=3, tuning="none"),
+            "LoRA": SPACE(distances=3),
+            "LoRA, distillation": SPACE(distances=3, objective="distillation"),
+            "LoRA, p_ar = 1": SPACE(distances=3, p_ar=1.0),
+        },
+        (
+            Claim("LoRA", "mask alone", "a base that is tuned guesses better behind masks"),
+            Claim("LoRA", "LoRA, p_ar = 1", "ordinary fine-tuning alone does not teach it to guess"),
+        ),
+        rates={"mask alone": 3e-2},
     ),
     Study(
         "transfer_first", "Hidden Transfer: layer of the first step", "Hidden Transfer Figure 5", _TRANSFER,
@@ -280,7 +294,8 @@ def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
     """Train a variant, or go on with it, or read what it came to.
 
     Returns:
-      Settings, held-out accuracies [M][K], trainable parameters, and training speed.
+      Settings, held-out accuracies [M][K], trainable parameters, training speed, and where the method tunes its base
+      the perplexities of held-out answers.
     """
     result = folder / "result.json"
     if not result.exists():
@@ -293,7 +308,7 @@ def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
             "positions": adapter.info["accuracy_positions"],
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(adapter.trainable)),
             "groups_per_second": [row["groups_per_second"] for row in rows if "loss" in row][-1],
-        }
+        } | {name: adapter.info[name] for name in ("perplexity",) if name in adapter.info}
         write_atomically(result, json.dumps(figures).encode())
         shutil.rmtree(folder / "checkpoints")
         if figures["parameters"] > _LARGE:

@@ -13,20 +13,29 @@ import pytest
 import ablate
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.errors import UserError
-from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, STEP_METHODS, DecodingStudy, Entry, run_decoding
+from jaxspec.evaluation import ablation_decoding
+from jaxspec.evaluation.ablation_decoding import (
+    ACCEPTED,
+    DECODING_STUDIES,
+    STEP_METHODS,
+    DecodingStudy,
+    Entry,
+    run_acceptance,
+    run_decoding,
+)
 from jaxspec.evaluation.ablation_report import verdict, write_report
 from jaxspec.evaluation.ablations import _LARGE, STUDIES, Claim, Study, run_name, run_studies
 from jaxspec.evaluation.early_exit import EarlyExit
 from jaxspec.evaluation.probing import similarity, step_times
-from jaxspec.methods import PPD, BiTA, HiddenTransfer
-from jaxspec.methods.adapter import Adapter, adapter_plan, make_drafter
+from jaxspec.methods import PPD, SPACE, BiTA, HiddenTransfer
+from jaxspec.methods.adapter import Adapter, adapter_plan, make_drafter, save_adapter
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import causal_mask
 from jaxspec.model.shapes import SMOLLM2_135M
 from jaxspec.training.configs import load_config
 from jaxspec.training.data import Answer
 from jaxspec.training.trainer import RunConfig
-from jaxspec.tree import parse_tree
+from jaxspec.tree import chain, parse_tree
 from tests.methods.test_probes import batch_of, predict, sequence, trained
 from tests.tiny import make_text_model
 
@@ -112,6 +121,27 @@ def test_decoding_says_what_each_tree_costs_and_brings(model, base_run, tmp_path
     assert all(row["identical"] == 2 and row["tokens_per_step"] >= 1 for row in figures.values())
 
 
+def test_a_method_with_a_base_of_its_own_races_that(model, tmp_path):
+    method = SPACE(distances=2, rank=2)
+    trainable = jax.tree.map(lambda x: x + 0.1, method.init(jax.random.key(0), model.base))
+    save_adapter(tmp_path, Adapter(method, trainable, model.fingerprint, {}))
+    study = DecodingStudy(
+        "masks", "Masks", "a paper", {str(m): Entry(chain(m), study="s", variant="v") for m in (1, 2)}
+    )
+    figures = run_decoding(study, model, lambda study, variant: tmp_path, ["question 1", "another"], 12)
+    assert [figures[name]["rows"] for name in figures] == [1, 4, 9]
+    assert all(row["identical"] == 2 for row in figures.values())
+
+
+def test_both_lossless_rules_are_measured_at_every_temperature(model, monkeypatch):
+    adapter = Adapter(PPD(), PPD().init(jax.random.key(0), model.base), model.fingerprint, {})
+    monkeypatch.setattr(ablation_decoding, "open_adapter", lambda method, model: (None, adapter))
+    monkeypatch.setattr(ablation_decoding, "ACCEPTED", {"a chain": Entry("chain:2", "ppd")})
+    (rules,) = run_acceptance(model, ["question 1", "another"], 8).values()
+    assert set(rules) == {"match", "rejection"} and {entry.method for entry in ACCEPTED.values()} >= {"space", "ppd"}
+    assert all(len(found) == 4 and min(found) >= 1 for found in rules.values())
+
+
 def test_early_exit_reads_a_layer_through_a_projection_of_its_own(tiny):
     base, method = Base(tiny.params, tiny.decoder), EarlyExit((1, 2))
     tokens, trainable = sequence(tiny), trained(method, base)
@@ -180,6 +210,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     row = {"rows": 9, "tokens_per_step": 1.5, "tokens_per_second": 40.0, "speedup": 1.0, "identical": 2, "prompts": 2}
     decoding = {study.name: {label: dict(row) for label in study.entries} for study in DECODING_STUDIES}
     decoding["bita_decoding"]["efficient tree"]["speedup"] = 1.3
+    trainings["space_training"]["LoRA"]["perplexity"] = {"base": 1.25, "own": 1.5}
     trainings["transfer_second"]["25"]["accuracy"][1][0] -= 0.015
     steps = {name: {"8": 0.02, "16": 0.03} for name in STEP_METHODS}
     steps["Hidden Transfer, layers 10/14/18"] = {"8": 0.015, "16": 0.027}
@@ -189,6 +220,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
         "decoding": decoding,
         "steps": steps,
         "similarity": [{"11": 0.5, "12": 0.6}],
+        "acceptance": {"a tree": {"match": [1.5, 1.4, 1.3, 1.2], "rejection": [1.4, 1.4, 1.35, 1.25]}},
     }
     page = write_report(results, tmp_path).read_text()
     for study in (*STUDIES, *DECODING_STUDIES):
@@ -201,8 +233,16 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     assert "with as many rows: **holds** (25% less at 8 rows, 10% less at 16 rows)" in page
     assert "from layer to layer: **holds** (cosine, step 1: 0.50 after layer 11, 0.60 after the last)" in page
     assert "| deep | 0.200 | 0.100 | 0.067 | 0.280 | 0.180 | 0.147 | 1,234 | 50 |" in page
+    assert "| 1,234 | 50 | 0.03 |  |  |" in page and "| 1,234 | 50 | 0.001 | 1.250 | 1.500 |" in page
+    assert "| a tree | rejection | 1.40 | 1.40 | 1.35 | 1.25 |" in page
+    assert "`rejection` accepts more in 2 of 4 cells" in page
     for picture in ("ablations-curves.png", "ablations-similarity.png"):
         assert f"]({picture})" in page and (tmp_path / picture).stat().st_size > 5000
+
+
+SHIPPED = {name: load_config(f"{name}_smollm2").method for name in ("ppd", "bita", "hidden_transfer")}
+SHIPPED |= {name: load_config(f"{name}_smollm2").method for name in ("medusa", "hydra", "amphista")}
+SHIPPED["space"] = load_config("space_smollm2_lora").method
 
 
 def test_every_study_can_run_on_the_embedded_base():
@@ -218,9 +258,7 @@ def test_every_study_can_run_on_the_embedded_base():
         assert not study.axis or [float(label) for label in study.variants]
     for study in DECODING_STUDIES:
         for entry in study.entries.values():
-            method = (
-                load_config(f"{entry.method}_smollm2").method if entry.method else known[entry.study][entry.variant]
-            )
+            method = SHIPPED[entry.method] if entry.method else known[entry.study][entry.variant]
             tree, size = entry.tree, (method.name, method.max_distance, [[0.1] * 10] * method.max_distance)
             plan = parse_tree(tree, *size, method.probe_rows) if isinstance(tree, str) else tree
             assert plan.depth <= method.max_distance
