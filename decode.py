@@ -40,7 +40,8 @@ class Options:
 
     Attributes:
       method: how to draft.
-      model: smollm2-135m (embedded), a Hugging Face directory or hub name, or a GGUF file.
+      model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made,
+        or a GGUF file.
       adapter: folder of a trained adapter; default the one that ships for this method and model.
       tree: draft tree: auto (what tune.py chose for this machine), BUILDER:NUMBERS (sparse:16, dynamic:60, chain:3,
         straightforward:3, cartesian:3,2, efficient:5, random:16) or a JSON file; empty takes the adapter's own.
@@ -98,7 +99,9 @@ def decode(options: Options, prompts: list[str], sampling: SamplingConfig, accep
     """Load, answer, print."""
     model = load_model(options.model, options.dtype or None)
     method = _method(options, model)
-    model = method.own or model  # what both sides decode on
+    if method.own:
+        print(f"{options.method} decodes on the base that it has tuned, not on {model.name}", file=sys.stderr)
+    model = method.own or model  # both sides
     plain = load_method("autoregressive", model)
     settings = {"max_new_tokens": options.max_new_tokens, "sampling": sampling, "seed": options.seed}
     settings |= {"chat": options.chat, "max_length": options.max_length or None, "batch_size": options.batch_size}
@@ -117,7 +120,7 @@ def decode(options: Options, prompts: list[str], sampling: SamplingConfig, accep
         parting = None
         if reference and acceptance.same_text(options.temperature):
             parting = first_divergence(model, ids, answer.tokens, reference.tokens, sampling, options.seed)
-        _print(options, method.method.name, answer, reference, parting, acceptance)
+        _print(options, method.method.name, model.fingerprint, answer, reference, parting, acceptance)
 
 
 def _method(options: Options, model: Model) -> Drafter:
@@ -173,6 +176,7 @@ def _answers(
 def _print(
     options: Options,
     name: str,
+    base: str,
     answer: Generation,
     reference: Generation | None,
     parting: Divergence | None,
@@ -181,7 +185,7 @@ def _print(
     """One prompt's result: JSON, or texts on stdout with a report on stderr."""
     if options.json:
         row = record(name, options.model, answer, reference, parting)
-        row |= {"accept": options.accept, "lossless": acceptance.lossless}
+        row |= {"accept": options.accept, "lossless": acceptance.lossless, "base": base}
         print(json.dumps(row, ensure_ascii=False), flush=True)
         return
     if not _streams(options):

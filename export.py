@@ -7,13 +7,15 @@ from pathlib import Path
 
 from jaxspec.cli import parse, run_main
 from jaxspec.errors import UserError
-from jaxspec.methods.adapter import open_adapter, settle
+from jaxspec.methods.adapter import open_adapter, save_adapter, settle
 from jaxspec.model.load import DEFAULT_MODEL, load_model, save_model
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """Write a base as a Hugging Face directory: config.json, model.safetensors, tokenizer files.
+
+    With a method that tunes its base that one, and in adapter/ what still drafts on it.
 
     Attributes:
       model: smollm2-135m (embedded), a Hugging Face directory or hub name, a checkpoint that train.py made, or a GGUF
@@ -42,12 +44,15 @@ def main(args: list[str]) -> None:
     model = load_model(options.model, options.dtype or None)
     if options.method:
         _, adapter = open_adapter(options.method, model, options.adapter or None)
-        _, tuned = settle(adapter, model)
+        adapter, tuned = settle(adapter, model)
         if tuned is model:
             raise UserError(f"{options.method} leaves the base as it is: there is nothing to tune it with")
         model = tuned
     save_model(model, output)
     print(f"{output}: {model.name} as a Hugging Face directory, {model.dtype}, fingerprint {model.fingerprint}")
+    if options.method:
+        save_adapter(output / "adapter", adapter)
+        print(f"{output / 'adapter'}: what {options.method} drafts with on that base")
 
 
 if __name__ == "__main__":

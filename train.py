@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from jaxspec.cli import enable_compilation_cache, parse, run_main
+from jaxspec.methods.adapter import OWN_MODEL
 from jaxspec.model.load import load_model
 from jaxspec.training.configs import config_names, load_config, split_config_name
 from jaxspec.training.trainer import RunConfig, Trainer, check_config, describe
@@ -47,6 +48,8 @@ def main(args: list[str]) -> None:
     for distance, ranks in enumerate(adapter.info["accuracy"], 1):
         print(f"distance {distance}: top-1 {ranks[0]:.3f}  top-5 {sum(ranks[:5]):.3f}  top-10 {sum(ranks):.3f}")
     print(f"adapter: {output}")
+    if config.method.replaces_base:
+        print(f"its base: {output / OWN_MODEL}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ class Options(TuneConfig):
 
     Attributes:
       method: what drafts.
-      model: smollm2-135m (embedded), a Hugging Face directory or hub name, or a GGUF file.
+      model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made,
+        or a GGUF file.
       adapter: folder of a trained adapter; default the one that ships for this method and model.
       prompts: a JSONL file of prompts, no benchmark; empty takes the small set that ships. Of the file that the
         adapter was trained on, only what training set aside is used.
@@ -69,8 +70,8 @@ def unseen_prompts(options: Options, model: Model, adapter: Adapter) -> list[str
     data = adapter.info.get("data", {})
     if data.get("prompts") != Path(options.prompts).name:  # both are empty for the set that ships
         return read_prompts(options.prompts, options.column)
-    shared = ("held_out", "held_out_seed", "max_prompt_tokens", "chat")
-    config = DataConfig(options.prompts, options.column, **{name: data[name] for name in shared})
+    shared = ("column", "answer_column", "held_out", "held_out_seed", "max_prompt_tokens", "chat")
+    config = DataConfig(options.prompts, **{name: data[name] for name in shared if name in data})
     return [prompt.text for prompt in select_prompts(model, config)[: config.held_out]]
 
 

@@ -236,6 +236,12 @@ def test_prompts_that_the_adapter_was_trained_on_are_left_out(files, tmp_path):
     for name, expected in (("mine.jsonl", held_out), ("other.jsonl", [f"question {i}" for i in range(30)])):
         adapter = Adapter(PPD(), {}, "", {"data": data | {"prompts": name}})
         assert tune.unseen_prompts(options, model, adapter) == expected
+    rows = [{"say": f"question {i % 9}", "answer": f"{i}" * (i > 2)} for i in range(30)]  # repeated, and some empty
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data |= {"column": "say", "answer_column": "answer"}
+    held_out = [prompt.text for prompt in select_prompts(model, DataConfig(str(file), answers=9, **data))[:5]]
+    adapter = Adapter(PPD(), {}, "", {"data": data | {"prompts": "mine.jsonl"}})
+    assert tune.unseen_prompts(options, model, adapter) == held_out
 
 
 @pytest.mark.parametrize(
@@ -290,4 +296,7 @@ def test_export_writes_the_base_that_a_method_has_tuned(files, tmp_path, capsys)
     export.main([*place, "--method", "space", *space])
     assert load_method("space", model, tmp_path / "space").own.fingerprint in capsys.readouterr().out
     exported = load_model(str(tmp_path / "out"))
+    decode.main(["--model", str(tmp_path / "out"), "--method", "space", "--adapter", str(tmp_path / "out" / "adapter"),
+                 "--prompt", "one", "--max-new-tokens", "8", "--compare", "--json"])  # fmt: skip
+    assert json.loads(capsys.readouterr().out)["identical_to_autoregressive"]
     assert exported.fingerprint == load_method("space", model, tmp_path / "space").own.fingerprint

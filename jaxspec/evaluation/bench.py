@@ -56,7 +56,8 @@ class BenchConfig:
         adapter that ships for the base.
       data: question files with commas between.
       adapters: METHOD=FOLDER with commas between, where not the adapters that ship.
-      model: smollm2-135m (embedded), a Hugging Face directory or hub name, or a GGUF file.
+      model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made,
+        or a GGUF file.
       dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
       limit: questions, as many of every category as of any other; 0 is all.
       max_new_tokens: per turn.
@@ -156,7 +157,8 @@ def parse_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
         elif text != REFERENCE:
             way = _way(text, model, config, adapters.get(match["method"]), **match.groupdict())
             if way.drafter.own:  # it owes the text of the base that it has tuned
-                ways[way.reference] = Way(way.reference, plain_drafter(way.drafter.own), {"reference": way.reference})
+                plain_own = Way(way.reference, plain_drafter(way.drafter.own), {"reference": way.reference})
+                ways.setdefault(way.reference, plain_own)
             ways[text] = way
         used.add(match["method"])
     if adapters.keys() - used:
@@ -188,7 +190,7 @@ def _way(
         count = adapter.info.get("draft_vocabulary", 0) if vocabulary is None else int(vocabulary)
         drafter, info = make_drafter(adapter, plan, model, count), {"tree": plan_to_json(plan)}
     info |= {"adapter": adapter.digest, "draft_vocabulary": count, "rows": drafter.num_rows}
-    return Way(name, drafter, info | ({"reference": f"{REFERENCE}, base of {name}"} if drafter.own else {}))
+    return Way(name, drafter, info | ({"reference": f"{REFERENCE}, base of {method}"} if drafter.own else {}))
 
 
 def select_questions(config: BenchConfig, model: Model) -> tuple[list[Question], list[Question]]:

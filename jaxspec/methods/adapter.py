@@ -30,6 +30,7 @@ from jaxspec.tree import TreePlan, from_paths, parse_tree
 from jaxspec.tree.plan import plan_from_json
 
 SHIPPED = Path(__file__).resolve().parents[2] / "adapters"
+OWN_MODEL = "model"  # folder, beside an adapter, of a base that was trained with it
 _FORMAT = 1
 _FREQUENT = "frequent_tokens"  # a tensor beside those of the method
 
@@ -212,11 +213,16 @@ def plain_drafter(own: Model | None = None) -> Drafter:
 
 def settle(adapter: Adapter, model: Model) -> tuple[Adapter, Model]:
     """What decodes: for a method that tunes its base an adapter and the base as tuned, else what was given."""
-    method, trainable, params = adapter.method.settled(adapter.trainable, model.base)
-    if params is None:
+    method = adapter.method
+    if not method.tunes_base:
         return adapter, model
-    own = dataclasses.replace(model, params=params, fingerprint=params_fingerprint(model.config, params))
-    return dataclasses.replace(adapter, method=method, trainable=trainable, fingerprint=own.fingerprint), own
+    key = (method, adapter.digest)
+    if key not in model.tuned:
+        kept, trainable, params = method.settled(adapter.trainable, model.base)
+        own = dataclasses.replace(model, params=params, fingerprint=params_fingerprint(model.config, params))
+        model.tuned[key] = kept, trainable, own
+    kept, trainable, own = model.tuned[key]
+    return dataclasses.replace(adapter, method=kept, trainable=trainable, fingerprint=own.fingerprint), own
 
 
 def make_drafter(adapter: Adapter, plan: TreePlan, model: Model, draft_vocabulary: int | None = None) -> Drafter:
@@ -283,8 +289,10 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
     if declared.get("method") != name:
         raise UserError(f"{folder}: this adapter belongs to method {declared.get('method')!r}, not {name!r}")
     if declared.get("fingerprint") != model.fingerprint:
+        beside = folder / OWN_MODEL
+        hint = f"; its base was trained with it: give {beside} as the model" if beside.is_dir() else ""
         raise UserError(
             f"{folder}: this adapter was trained for another base ({declared.get('base')!r}, fingerprint "
-            f"{declared.get('fingerprint')}); {model.name!r} has {model.fingerprint}"
+            f"{declared.get('fingerprint')}); {model.name!r} has {model.fingerprint}{hint}"
         )
     return folder, load_adapter(folder, model.config)

@@ -78,7 +78,7 @@ class Verified:
 
 @flax.struct.dataclass
 class Batch:
-    """Training sequences: prompts with the base's own answers.
+    """Training sequences: prompts with answers, the base's own ones or given ones.
 
     Attributes:
       tokens: [B, T] int32.
@@ -129,6 +129,11 @@ class Method:
         return 0
 
     @property
+    def tunes_base(self) -> bool:
+        """Whether this method decodes on a base that it has trained itself."""
+        return False
+
+    @property
     def replaces_base(self) -> bool:
         """Whether training ends in a base of its own instead of an adapter of the one it began with."""
         return False
@@ -146,9 +151,9 @@ class Method:
         """The base as this method has tuned it, which `loss` and `predictions` are given: for most, the frozen one."""
         return base
 
-    def settled(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, PyTree | None]:
-        """What decodes: this method and its pytree, and the parameters of its own base, None where that is frozen."""
-        return self, trainable, None
+    def settled(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, PyTree]:
+        """What decodes where `tunes_base`: a method and its pytree, and the parameters of the base they are for."""
+        raise TypeError(f"{self.name} leaves the base as it is")
 
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
         """What decoding uses of the trainable pytree: everything done that need not be done in every step."""

@@ -192,7 +192,7 @@ class ProbeMethod(Method, abc.ABC):
     def probe(
         self, trainable: PyTree, base: Base, batch: Batch, distances: int
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        """Run the frozen text once, then the probes of all insertion points against its keys and values.
+        """Run the text once, then the probes of all insertion points against its keys and values.
 
         Args:
           trainable: the prepared pytree.

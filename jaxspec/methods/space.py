@@ -81,7 +81,7 @@ class SPACE(ProbeMethod):
     def _corrections(self, key: jax.Array, base: Base) -> PyTree:
         """`down` [in, r], random, and `up` [r, out], zero, for every target of every layer."""
         corrections = {}
-        for path, kernel in flax.traverse_util.flatten_dict(base.params).items():
+        for path, kernel in sorted(flax.traverse_util.flatten_dict(base.params).items(), key=lambda item: item[0]):
             if path[-1] == "kernel" and path[-2] in self.targets:
                 key, used = jax.random.split(key)
                 (rows, columns), place = kernel.shape, path[:-1]
@@ -97,7 +97,7 @@ class SPACE(ProbeMethod):
             return base
         params = flax.traverse_util.flatten_dict(base.params)
         corrections = flax.traverse_util.flatten_dict(trainable["lora"])
-        for place in {path[:-1] for path in corrections}:
+        for place in sorted({path[:-1] for path in corrections}):
             down, up = corrections[*place, "down"], corrections[*place, "up"] * (self.alpha / self.rank)
             params[*place, "kernel"] = Corrected(params[*place, "kernel"], down, up)
         return base.replace(params=flax.traverse_util.unflatten_dict(params))
@@ -115,7 +115,8 @@ class SPACE(ProbeMethod):
 
         The paper tosses a coin for every text, and cuts it in one place; here one pass over a text serves both losses
         and every insertion point as a cut. `m` of equation 3 is the token behind the cut: the last token before the
-        masks predicts it, and the masks those that follow.
+        masks predicts it, and the masks those that follow. As means, the two sums of equation 3 count alike; in the
+        paper's sum a mask counts no more than any token of a long text.
         """
         text, exits = self.probe(trainable, base, batch, self.distances)
         masked, metrics = self.loss_of(trainable, base, batch, text, exits, range(1, self.distances + 1))
@@ -132,14 +133,17 @@ class SPACE(ProbeMethod):
     # What training ends in
 
     @property
+    def tunes_base(self) -> bool:
+        """Wholly or by corrections."""
+        return self.tuning != "none"
+
+    @property
     def replaces_base(self) -> bool:
         """A full fine-tuning does."""
         return self.tuning == "full"
 
-    def settled(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, PyTree | None]:
+    def settled(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, PyTree]:
         """The mask for a base that is tuned, and that base's parameters."""
-        if self.tuning == "none":
-            return self, trainable, None
         own = merged(self.fit_base(trainable, base).params)
         return dataclasses.replace(self, tuning="none"), {"mask": trainable["mask"]}, own
 

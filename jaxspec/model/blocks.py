@@ -36,7 +36,8 @@ class Corrected:
 
     def merged(self) -> jax.Array:
         """[in, out] in the kernel's own dtype."""
-        return (self.kernel.astype(jnp.float32) + self.down @ self.up).astype(self.kernel.dtype)
+        correction = jnp.matmul(self.down, self.up, precision="highest")
+        return (self.kernel.astype(jnp.float32) + correction).astype(self.kernel.dtype)
 
 
 def merged(params: Any) -> Any:

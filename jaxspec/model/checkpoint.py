@@ -20,6 +20,7 @@ from jaxspec.model.hf import hf_config, parse_config, read_json
 from jaxspec.model.weights import params_fingerprint
 
 _PARAMS = "params"
+_FINGERPRINT = "jaxspec_fingerprint"  # of the parameters as written: other dtypes may round to another one
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -29,10 +30,11 @@ def is_checkpoint(folder: Path) -> bool:
 
 def save_checkpoint(folder: Path, config: ModelConfig, params: dict, eos: tuple[int, ...] = ()) -> None:
     """Write config.json and params/ into a folder."""
+    named = {"eos_token_id": list(eos), _FINGERPRINT: params_fingerprint(config, params)}
     folder.mkdir(parents=True, exist_ok=True)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((folder / _PARAMS).resolve(), params)
-    (folder / "config.json").write_text(json.dumps(hf_config(config) | {"eos_token_id": list(eos)}, indent=2))
+    (folder / "config.json").write_text(json.dumps(hf_config(config) | named, indent=2))
 
 
 def load_checkpoint(folder: Path, dtype: jnp.dtype) -> tuple[ModelConfig, dict, str]:
@@ -48,7 +50,11 @@ def load_checkpoint(folder: Path, dtype: jnp.dtype) -> tuple[ModelConfig, dict, 
     Raises:
       UserError: a file is missing or damaged, or the parameters do not match the config.
     """
-    config = parse_config(read_json(folder / "config.json"), str(folder / "config.json"))
+    file = folder / "config.json"
+    content = read_json(file)
+    if not isinstance(content.get(_FINGERPRINT), str):
+        raise UserError(f"{file}: key {_FINGERPRINT!r} is missing; train.py writes it")
+    config = parse_config(content, str(file))
 
     def as_wanted(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         norm = any("norm" in key.key for key in path)
@@ -61,5 +67,4 @@ def load_checkpoint(folder: Path, dtype: jnp.dtype) -> tuple[ModelConfig, dict, 
     except Exception as error:  # Orbax raises many kinds
         reason = str(error).strip().split("\n", 1)[0]
         raise UserError(f"{folder / _PARAMS}: not a checkpoint of these shapes ({reason})") from None
-    params = jax.tree.map(jnp.asarray, params)
-    return config, params, params_fingerprint(config, params)
+    return config, jax.tree.map(jnp.asarray, params), content[_FINGERPRINT]

@@ -114,6 +114,8 @@ def hf_config(config: ModelConfig) -> dict:
         "head_dim": config.head_dim,
         "max_position_embeddings": config.max_positions,
         "rope_parameters": rope,
+        "rope_theta": config.rope_theta,  # the older style of the same
+        "rope_scaling": rope if config.rope_scaling else None,
         "rms_norm_eps": config.rms_norm_eps,
         "tie_word_embeddings": config.tie_embeddings,
         "sliding_window": config.sliding_window,

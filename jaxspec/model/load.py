@@ -8,10 +8,11 @@ import importlib.util
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from jaxspec.config import ModelConfig
@@ -40,6 +41,7 @@ class Model:
       fingerprint: names these weights; an adapter remembers the fingerprint of its base.
       eos: ids that end a text; empty: only the length does.
       tokenizer: None for a model without one (tests).
+      tuned: what methods have made of this base, by what they made it of.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Model:
     fingerprint: str
     eos: tuple[int, ...] = ()
     tokenizer: PreTrainedTokenizerBase | None = None
+    tuned: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @functools.cached_property
     def decoder(self) -> Decoder:
@@ -157,13 +160,17 @@ def save_model(model: Model, folder: Path, form: Literal["huggingface", "orbax"]
       UserError: it cannot be written there.
     """
     save = save_directory if form == "huggingface" else save_checkpoint
-    temporary = folder.with_name(f".{folder.name}.tmp")
+    new, old = (folder.with_name(f".{folder.name}.{part}") for part in ("tmp", "old"))
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        save(temporary, model.config, model.params, model.eos)
+        shutil.rmtree(new, ignore_errors=True)
+        save(new, model.config, model.params, model.eos)
         if model.tokenizer:
-            model.tokenizer.save_pretrained(temporary)
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.rename(folder)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
+            model.tokenizer.save_pretrained(new)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)
+        new.rename(folder)
+    except (OSError, ValueError, SafetensorError) as error:  # a full disk has many names
+        reason = str(error).strip().split("\n", 1)[0]
+        raise UserError(f"{folder}: the base cannot be written there ({reason})") from None
+    shutil.rmtree(old, ignore_errors=True)

@@ -170,11 +170,11 @@ def _wanted(path: str, table: dict[str, tuple[int, ...]]) -> list[int]:
     return list(shape[::-1] if stored_transposed(path) else shape)
 
 
-def tensor_digest(array: np.ndarray) -> str:
+def tensor_digest(array: np.ndarray | jax.Array) -> str:
     """A short hash of a few evenly spaced elements, rounded to bfloat16 so that the stored precision is no matter."""
     count = array.size
     index = np.unravel_index(np.linspace(0, count - 1, min(count, _SAMPLES)).astype(int), array.shape)
-    return hashlib.sha256(array[index].astype(ml_dtypes.bfloat16).tobytes()).hexdigest()
+    return hashlib.sha256(np.asarray(array[index]).astype(ml_dtypes.bfloat16).tobytes()).hexdigest()
 
 
 def fingerprint(config: ModelConfig, digests: dict[str, str]) -> str:
@@ -187,4 +187,4 @@ def fingerprint(config: ModelConfig, digests: dict[str, str]) -> str:
 def params_fingerprint(config: ModelConfig, params: dict) -> str:
     """The fingerprint of parameters that are already in memory."""
     flat = split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))
-    return fingerprint(config, {path: tensor_digest(np.asarray(leaf)) for path, leaf in flat.items()})
+    return fingerprint(config, {path: tensor_digest(leaf) for path, leaf in flat.items()})

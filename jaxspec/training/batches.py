@@ -45,6 +45,9 @@ class TrainingData:
       answers: training answers; those without an insertion point are left out.
       train: sizes and seed.
 
+    Attributes:
+      left_out: how many that are.
+
     Raises:
       UserError: no answer is long enough.
     """
@@ -52,6 +55,7 @@ class TrainingData:
     def __init__(self, answers: Sequence[Answer], train: TrainConfig):
         self._train = train
         self._answers = [a for a in answers if len(insertion_points(a, train.sequence_length))]
+        self.left_out = len(answers) - len(self._answers)
         if not self._answers:
             raise UserError("none of the training answers is long enough to train on; give more or other prompts")
 

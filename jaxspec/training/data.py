@@ -32,7 +32,7 @@ class Answer:
 
     Attributes:
       prompt_tokens: ids of the prompt, chat template included.
-      answer_tokens: ids of the base's own answer, the end-of-text token included where it came.
+      answer_tokens: ids of what to say, the base's own answer or a given one, with the end-of-text token where it came.
     """
 
     prompt_tokens: list[int]
@@ -136,7 +136,7 @@ def _answers(
 
 
 def frequent_tokens(answers: Sequence[Answer], vocab_size: int) -> np.ndarray:
-    """Token ids by how often the base itself writes them, [at most MOST_DRAFTS] int32.
+    """Token ids by how often answers hold them, [at most MOST_DRAFTS] int32.
 
     Tokens that the answers do not hold follow by their id: tokenizers number frequent ones first.
     """

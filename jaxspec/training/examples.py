@@ -35,6 +35,11 @@ class Example:
     turns: tuple[str, ...]
     answer: str | None = None
 
+    @property
+    def source(self) -> str:
+        """What examples share that must not be on both sides of a split: how the conversation begins."""
+        return self.turns[0]
+
 
 @dataclasses.dataclass(frozen=True)
 class Selected:
@@ -131,15 +136,14 @@ def _examples(where: str, row: dict[str, Any], data: DataConfig) -> Iterable[Exa
 
 
 def _conversation(where: str, messages: list) -> Iterator[Example]:
-    """An example for every turn of the assistant; a system message goes before the user's first words."""
+    """An example for every turn of the assistant."""
     system, turns = "", []
-    for message in messages:
-        role, text = _message(where, message)
-        if role == "system" and not turns:
-            system = f"{text}\n\n"
+    for role, text in (_message(where, message) for message in messages):
+        if not turns and role != "user":
+            system += f"{text}\n\n" if role == "system" else ""
             continue
         if role != ("user", "assistant")[len(turns) % 2]:
-            raise UserError(f"{where}: turns of user and assistant must alternate, the user's first; found {role}")
+            return
         if role == "assistant":
             yield Example(tuple(turns), text)
         turns.append(text if turns else system + text)
@@ -149,43 +153,55 @@ def _message(where: str, message: Any) -> tuple[str, str]:
     """Role and text of a message, {"role", "content"} or {"from", "value"}."""
     fields = message if isinstance(message, dict) else {}
     role, text = (fields.get(new, fields.get(old)) for new, old in (("role", "from"), ("content", "value")))
-    if role not in _ROLES or not isinstance(text, str):
-        shown = json.dumps(message, ensure_ascii=False)[:80]
-        raise UserError(f"{where}: expected a message with a role ({', '.join(_ROLES)}) and a content, found {shown}")
-    return _ROLES[role], text
+    if not isinstance(role, str) or not isinstance(text, str):
+        raise UserError(f"{where}: expected a message with a role and a content, found {str(message)[:80]}")
+    return _ROLES.get(role, role), text
 
 
 def select_prompts(model: Model, data: DataConfig) -> list[Selected]:
     """Held-out examples, then training examples, in an order fixed by the seed.
 
-    Those that are repeated, blank or whose prompt is too long are left out.
+    Those that are repeated, blank or whose prompt is too long are left out. Examples that begin alike are on one side.
 
     Args:
       model: the base.
       data: which, and how many.
 
     Raises:
-      UserError: unreadable or too few.
+      UserError: unreadable or too few, or some of them with an answer and some without.
     """
-    examples = [e for e in dict.fromkeys(read_examples(data)) if e.turns[-1].strip() and e.answer != ""]
-    order = np.random.default_rng(data.held_out_seed).permutation(len(examples))
-    chosen = []
-    for index in order:
-        example = examples[index]
-        ids = model.encode(example.turns, data.chat)
-        if 0 < len(ids) <= data.max_prompt_tokens:
-            chosen.append(Selected(example.turns[-1], ids, _answer_tokens(model, example)))
-        if len(chosen) == data.held_out + data.answers:
+    groups: dict[str, list[Example]] = {}
+    for example in dict.fromkeys(read_examples(data)):
+        if example.turns[-1].strip() and example.answer != "":
+            groups.setdefault(example.source, []).append(example)
+    if len({example.answer is None for group in groups.values() for example in group}) > 1:
+        raise UserError(f"{data.prompts}: some rows hold a conversation and some a prompt alone; give one kind")
+    sources, held_out, chosen = list(groups), [], []
+    for index in np.random.default_rng(data.held_out_seed).permutation(len(sources)):
+        side = held_out if len(held_out) < data.held_out else chosen
+        selected = (_select(model, data, example) for example in groups[sources[index]])
+        side += [s for s in selected if 0 < len(s.prompt_tokens) <= data.max_prompt_tokens]
+        if len(chosen) >= data.answers:
             break
-    if len(chosen) <= data.held_out:
+    if not chosen:
         raise UserError(
-            f"{len(chosen)} prompts of at most {data.max_prompt_tokens} tokens are not enough to hold out "
+            f"{len(held_out)} prompts of at most {data.max_prompt_tokens} tokens are not enough to hold out "
             f"{data.held_out} and train on the rest; give more prompts or lower data.held-out"
         )
-    return chosen
+    return held_out[: data.held_out] + chosen[: data.answers]
 
 
-def _answer_tokens(model: Model, example: Example) -> list[int] | None:
+def _select(model: Model, data: DataConfig, example: Example) -> Selected:
+    """Ids of an example; without a chat template a given answer begins behind a blank line."""
+    *turns, last = example.turns
     if example.answer is None:
-        return None
-    return [*model.tokenizer.encode(example.answer, add_special_tokens=False), *model.eos[:1]]
+        return Selected(last, model.encode(example.turns, data.chat), None)
+    templated = data.chat and model.tokenizer.chat_template
+    prompt = model.encode([*turns, last if templated else f"{last}\n\n"], data.chat)
+    return Selected(last, prompt, [*model.tokenizer.encode(example.answer, add_special_tokens=False), *_end(model)])
+
+
+def _end(model: Model) -> list[int]:
+    """What ends an answer: of several ids the tokenizer's own, which for a chat model ends a turn."""
+    own = model.tokenizer.eos_token_id
+    return [own] if own in model.eos else list(model.eos[:1])

@@ -1,4 +1,4 @@
-"""Training an adapter: the frozen base is an argument, gradients reach the method's small pytree alone."""
+"""Training an adapter: the base is an argument, gradients reach the method's trainable pytree alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import math
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import orbax.checkpoint as ocp
 from jaxspec.config import DataConfig, ModelConfig, TrainConfig
 from jaxspec.errors import UserError
 from jaxspec.files import write_atomically
-from jaxspec.methods.adapter import Adapter, check_drafts, method_plan, save_adapter, settle
+from jaxspec.methods.adapter import OWN_MODEL, Adapter, check_drafts, method_plan, save_adapter, settle
 from jaxspec.methods.base import Batch, Method, PyTree
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
@@ -142,7 +143,14 @@ def train_step(
         (value, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(trained, batch)
         return gradients, metrics | {"loss": value}
 
-    gradients, metrics = jax.tree.map(lambda x: jnp.mean(x, axis=0), jax.lax.map(part, parts))
+    def add(sums: PyTree, batch: Batch) -> tuple[PyTree, None]:  # one gradient is held, however many are added
+        return jax.tree.map(jnp.add, sums, part(batch)), None
+
+    count = train.batch_size // size
+    first = jax.tree.map(lambda x: x[0], parts)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, first))
+    sums, _ = jax.lax.scan(add, zeros, parts)
+    gradients, metrics = jax.tree.map(lambda x: x / count, sums)
     updates, state = stage_optimizer(method, train, stage).update(gradients, state, trained)
     metrics |= {"gradient_norm": optax.tree.norm(gradients)}
     return trainable | optax.apply_updates(trained, updates), state, metrics
@@ -150,6 +158,8 @@ def train_step(
 
 class Trainer:
     """One run in one folder: log.jsonl, checkpoints/, and at the end the adapter and training.png.
+
+    A method that replaces its base leaves the new one in model/.
 
     Args:
       config: what to train and how.
@@ -199,12 +209,21 @@ class Trainer:
                 progress.update(done, f"{tokens / (time.monotonic() - began):.0f} tokens/s")
 
             held_out, answers = prepare_answers(self.model, self.config.data, self._prompts, report)
-        adapter, model = self._result(self._train(TrainingData(answers, self.config.train), held_out))
+        data = TrainingData(answers, self.config.train)
+        if data.left_out:
+            print(f"{data.left_out} answers are too short to train on and are left out", file=sys.stderr)
+        adapter, model = self._result(self._train(data, held_out))
+        decoding, own = settle(adapter, model)  # what is measured is what decodes
         held_out = held_out[: self.config.train.eval_answers or None]
         with Progress("evaluation", len(held_out), "answers") as progress:
-            accuracy = evaluate(adapter.method, adapter.trainable, model.base, held_out, progress.update)
+            accuracy = evaluate(decoding.method, decoding.trainable, own.base, held_out, progress.update)
         self._log({"step": self.config.train.steps, "held_out": len(held_out)} | _accuracies(accuracy))
-        info = self._provenance(accuracy, answers) | self._perplexities(adapter, model, held_out)
+        info = self._provenance(accuracy, answers)
+        if own is not self.model:
+            before, after = (perplexity(base, held_out) for base in (self.model.base, own.base))
+            info["perplexity"] = {"base": before, "own": after}
+        if model is not self.model:
+            info["base"] = f"{OWN_MODEL}, made from {info['base']}"
         frequent = frequent_tokens(answers, model.config.vocab_size)
         adapter = dataclasses.replace(adapter, info=info, frequent_tokens=frequent)
         save_adapter(self.output, adapter, self.config.train.adapter_dtype)
@@ -216,15 +235,8 @@ class Trainer:
         adapter, model = Adapter(self.config.method, trainable, self.model.fingerprint, {}), self.model
         if self.config.method.replaces_base:
             adapter, model = settle(adapter, model)
-            save_model(model, self.output / "model", "orbax")
+            save_model(model, self.output / OWN_MODEL, "orbax")
         return dataclasses.replace(adapter, trainable=self._as_stored(adapter.trainable)), model
-
-    def _perplexities(self, adapter: Adapter, model: Model, held_out: list[Answer]) -> dict[str, Any]:
-        """Of the held-out answers, where the method has tuned the base: before and after."""
-        own = adapter.method.fit_base(adapter.trainable, model.base)
-        if own is self.model.base:
-            return {}
-        return {"perplexity": {"base": perplexity(self.model.base, held_out), "own": perplexity(own, held_out)}}
 
     def _as_stored(self, trainable: PyTree) -> PyTree:
         """The trainable pytree as the adapter's file will hold it, so that what is measured is what ships."""
@@ -236,14 +248,10 @@ class Trainer:
 
     def _train(self, data: TrainingData, held_out: list[Answer]) -> PyTree:
         train, method = self.config.train, self.config.method
-        # a copy: what starts as a part of the base must not be the base's own memory, which steps would reuse
-        trainable = jax.tree.map(jnp.copy, method.init(jax.random.key(train.seed), self.base))
         ends = stage_ends(method, train.steps)
         first = self._checkpoints.latest_step() or 0
         stage = bisect.bisect_right(ends, max(first - 1, 0))  # of the update before, whose state was saved
-        state = stage_optimizer(method, train, stage).init(moving(method, trainable, stage))
-        if first:
-            trainable, state = self._restore(first, trainable, state)
+        trainable, state = self._begin(first, stage)
         began, groups = time.monotonic(), 0
         with Progress("training", train.steps, "steps", done=first) as progress:
             for step in range(first, train.steps):
@@ -277,8 +285,18 @@ class Trainer:
         tree = {"trainable": trainable, "optimizer": state}
         self._checkpoints.save(step, args=ocp.args.StandardSave(tree))
 
-    def _restore(self, step: int, trainable: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-        wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, {"trainable": trainable, "optimizer": state})
+    def _begin(self, step: int, stage: int) -> tuple[PyTree, PyTree]:
+        """Trainable pytree and optimizer state, fresh before the first update, else of the checkpoint after `step`."""
+        method, train = self.config.method, self.config.train
+
+        def fresh() -> tuple[PyTree, PyTree]:
+            # a copy: what starts as a part of the base must not be the base's own memory, which steps would reuse
+            trainable = jax.tree.map(jnp.copy, method.init(jax.random.key(train.seed), self.base))
+            return trainable, stage_optimizer(method, train, stage).init(moving(method, trainable, stage))
+
+        if not step:
+            return fresh()
+        wanted = dict(zip(("trainable", "optimizer"), jax.eval_shape(fresh), strict=True))
         tree = self._checkpoints.restore(step, args=ocp.args.StandardRestore(wanted))
         tree = jax.tree.map(jnp.asarray, tree)
         return tree["trainable"], tree["optimizer"]
@@ -318,9 +336,14 @@ def describe(config: RunConfig) -> dict[str, Any]:
 
 
 def training_settings(run: dict[str, Any]) -> dict[str, Any]:
-    """Of what `describe` returns, what the trained weights depend on; the rest may differ when a run is resumed."""
-    train = {name: value for name, value in run["train"].items() if name != "adapter_dtype"}
-    return {name: value for name, value in run.items() if name not in ("tree", "draft_vocabulary")} | {"train": train}
+    """Of what `describe` returns, what the trained weights depend on; the rest may differ when a run is resumed.
+
+    A run of an older version had the defaults where it has no value.
+    """
+    train = dataclasses.asdict(TrainConfig()) | run["train"]
+    data = {name: value for name, value in dataclasses.asdict(DataConfig()).items() if name != "cache"} | run["data"]
+    kept = {name: value for name, value in run.items() if name not in ("tree", "draft_vocabulary")}
+    return kept | {"data": data, "train": {name: value for name, value in train.items() if name != "adapter_dtype"}}
 
 
 def _accuracies(accuracy: Accuracy) -> dict[str, list[float]]:

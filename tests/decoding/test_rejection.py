@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from jaxspec import methods
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Draft, Drawn, Rejection
 from jaxspec.decoding.generate import generate, stream
 from jaxspec.decoding.loop import Drafter, decode, prefill, start
 from jaxspec.decoding.sampling import make_sampler
-from jaxspec.methods import PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
+from jaxspec.methods import PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
 from jaxspec.tree import State, build_tree, make_plan, stack_trees
 from tests.methods.helpers import trained
 from tests.tiny import TINY, make_prompts, make_tiny
@@ -24,7 +25,8 @@ V, TOKENS, TEXTS = 9, 4, 10_000
 PROMPT = [3, 1, 4]
 CHAIN = [(0,), (0, 0), (0, 0, 0)]
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 0, 1), (1, 0, 0)]
-METHODS = [PPD(), BiTA(prompts=2), HiddenTransfer(layers=(0, 1, 2)), Medusa(heads=3), Hydra(heads=3), Amphista(heads=3)]
+METHODS = [PPD(), BiTA(prompts=2), SPACE(distances=3, tuning="none"), HiddenTransfer(layers=(0, 1, 2))]
+METHODS += [Medusa(heads=3), Hydra(heads=3), Amphista(heads=3)]
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +133,10 @@ def test_a_drafter_may_be_nearly_certain(gap):
 
 def test_drafts_must_not_know_the_noise_of_the_text():
     assert one_level([(0,), (1,)], Rejection(), independent=False) < 1e-9
+
+
+def test_every_method_that_samples_is_covered():
+    assert {method.name for method in METHODS} | {"autoregressive"} == set(methods.METHODS)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)

@@ -7,12 +7,22 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from jaxspec.decoding.generate import generate, generate_many, stream
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, Medusa
-from jaxspec.methods.adapter import Adapter, adapter_plan, load_adapter, load_method, save_adapter
+from jaxspec.machine import this_machine
+from jaxspec.methods import PPD, SPACE, Medusa
+from jaxspec.methods.adapter import (
+    Adapter,
+    adapter_plan,
+    load_adapter,
+    load_method,
+    plain_drafter,
+    save_adapter,
+)
+from jaxspec.methods.tuned import Choice, load_tuned, save_choice
 from jaxspec.model.base import Base
 from jaxspec.tree import tree_paths
-from tests.tiny import make_tiny
+from tests.tiny import make_prompts, make_tiny
 
 ACCURACY = [[0.5, 0.2, 0.1], [0.3, 0.1, 0.1], [0.2, 0.1, 0.0]]
 
@@ -163,3 +173,23 @@ def test_draft_vocabularies_that_cannot_be(tiny, folder, counted):
         tensors = safetensors.numpy.load_file(file)
         file.write_bytes(safetensors.numpy.save(tensors | {"frequent_tokens": wrong}))
         assert "frequent_tokens must hold different token ids of the vocabulary of 16" in message("medusa", counted)
+
+
+def test_a_method_decodes_on_the_base_that_it_has_tuned(tiny, tmp_path):
+    """However it is asked: one prompt or many, streamed, or tuned to draft nothing."""
+    method = SPACE(distances=2, rank=2)
+    trainable = jax.tree.map(lambda x: x + 0.1, method.init(jax.random.key(0), tiny.base))
+    adapter = Adapter(method, trainable, tiny.fingerprint, {"accuracy": ACCURACY[:2], "tree": [[0], [0, 0]]})
+    save_adapter(tmp_path, adapter)
+    drafter, prompts = load_method("space", tiny, tmp_path), make_prompts(3)
+    expected = [a.tokens for a in generate(drafter.own, plain_drafter(), prompts, 12)]
+    assert expected != [a.tokens for a in generate(tiny, plain_drafter(), prompts, 12)]
+    assert [a.tokens for a in generate(tiny, drafter, prompts, 12)] == expected
+    assert [a.tokens for a in generate(tiny, drafter, prompts, 12, batch_size=3)] == expected
+    assert dict(generate_many(tiny, drafter, prompts, 12)) == dict(enumerate(expected))
+    *_, last = stream(tiny, drafter, prompts[0], 12)
+    assert last.tokens == expected[0]
+    none = Choice(this_machine(), "float32", load_adapter(tmp_path, tiny.config).digest, 1, 512, 0.0, None, "none", {})
+    save_choice(tmp_path, "space", none)
+    tuned, line = load_tuned("space", tiny, tmp_path)
+    assert "autoregressive" in line and [a.tokens for a in generate(tiny, tuned, prompts, 12)] == expected

@@ -59,8 +59,30 @@ def test_the_loss_is_equation_4(tiny, base, p_ar):
     np.testing.assert_allclose(metrics["autoregressive"], autoregressive, rtol=1e-4)
 
 
+def test_texts_and_cuts_count_by_their_tokens(tiny, base):
+    """Two texts of unequal lengths, three cuts and one that is none, against counting token by token."""
+    method = SPACE(distances=2, p_ar=0.4, tuning="none")
+    tokens = jnp.concatenate([sequence(tiny, 12), sequence(tiny, 12, seed=1)])
+    starts, lengths, points = [3, 5], [12, 9], [[4, 8], [6, -1]]
+    trainable = trained(method, base)
+    batch = Batch(tokens, jnp.array(lengths), jnp.array(starts), jnp.array(points))
+    said = jax.nn.log_softmax(plain(base, tokens))
+    guessed = jax.nn.log_softmax(predict(method, trainable, base, batch))
+    autoregressive, before, masked = [], [], []
+    for b in range(2):
+        entropy = {t: -said[b, t - 1, tokens[b, t]] for t in range(starts[b], lengths[b])}
+        autoregressive += entropy.values()
+        for g, point in enumerate(points[b]):
+            if point >= 0:
+                before += [value for t, value in entropy.items() if t <= point + 1]
+                targets = [t for t in (point + 2, point + 3) if t < lengths[b]]
+                masked += [-guessed[b, g, t - point - 2, tokens[b, t]] for t in targets]
+    expected = 0.4 * np.mean(autoregressive) + 0.6 * (np.mean(before) + np.mean(masked))
+    np.testing.assert_allclose(method.loss(trainable, base, batch)[0], expected, rtol=1e-4)
+
+
 @every_tuning
-def test_everything_that_is_tuned_moves_and_nothing_else(tiny, base, method):
+def test_everything_that_is_tuned_moves(tiny, base, method):
     trainable, batch = trained(method, base), batch_of(sequence(tiny), [[4, 9]])
 
     def loss(trainable, base):
@@ -108,6 +130,7 @@ def test_what_settles_is_a_base_of_its_own(tiny, base, method):
     assert float(jnp.abs(expected - plain(base, tokens)).max()) > 0.1
     again, same = settle(adapter, own)
     assert again is adapter and same is own
+    assert settle(Adapter(method, trainable, tiny.fingerprint, {}), tiny)[1] is own  # made once
 
 
 @pytest.mark.parametrize(

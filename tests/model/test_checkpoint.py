@@ -30,12 +30,15 @@ def test_round_trip(tmp_path, changes, form):
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_checkpoint_loads_in_16_bits(tmp_path):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_checkpoint_loads_in_16_bits(tmp_path, dtype):
     model = make_text_model()
+    model = dataclasses.replace(model, params=jax.tree.map(lambda x: x * 1e-6, model.params))  # float16 loses digits
+    model = dataclasses.replace(model, fingerprint=params_fingerprint(model.config, model.params))
     save_model(model, tmp_path / "base", "orbax")
-    loaded = load_model(str(tmp_path / "base"), "bfloat16")
+    loaded = load_model(str(tmp_path / "base"), dtype)
     types = {str(path[-1].key): leaf.dtype for path, leaf in jax.tree.leaves_with_path(loaded.params)}
-    assert types["kernel"] == types["lm_head"] == "bfloat16" and types["scale"] == "float32"
+    assert types["kernel"] == types["lm_head"] == dtype and types["scale"] == "float32"
     assert loaded.fingerprint == model.fingerprint
 
 
@@ -57,6 +60,10 @@ def test_damage_is_named(tmp_path):
     shutil.copy(tmp_path / "other" / "config.json", tmp_path / "base" / "config.json")
     with pytest.raises(UserError, match=r"base/params: not a checkpoint of these shapes"):
         load_model(str(tmp_path / "base"))
+    for file in [file for file in (tmp_path / "other" / "params").rglob("*") if file.is_file()]:
+        file.write_bytes(b"")
+    with pytest.raises(UserError, match=r"other/params: not a checkpoint"):
+        load_model(str(tmp_path / "other"))
     (tmp_path / "other" / "config.json").unlink()
     with pytest.raises(UserError, match=r"other/config\.json"):
         load_model(str(tmp_path / "other"))

@@ -1,5 +1,6 @@
 """Prompts, answers and conversations from files: what is read, what is left out, what is refused."""
 
+import dataclasses
 import json
 
 import pytest
@@ -81,14 +82,50 @@ def test_every_turn_of_the_assistant_is_an_answer(model, write):
         assert texts == sorted([f"[{first}]", f"[{first}][hello][bye]"])
 
 
-def test_conversations_that_cannot_be_read_are_refused(write):
+def test_conversations_count_up_to_the_first_turn_out_of_place(write):
     said = lambda role, text: {"role": role, "content": text}  # noqa: E731
-    cases = [
-        ([said("assistant", "hello")], "must alternate, the user's first; found assistant"),
-        ([said("user", "a"), said("user", "b")], "must alternate, the user's first; found user"),
-        ([said("robot", "a")], 'found {"role": "robot", "content": "a"}'),
-        (["hello"], 'expected a message with a role .* and a content, found "hello"'),
+    good = [said("user", "a"), said("assistant", "b")]
+    rows = [
+        [said("assistant", "hello"), *good],
+        [*good, said("assistant", "more"), said("user", "c"), said("assistant", "d")],
+        [*good, said("tool", "4"), said("assistant", "d")],
+        [said("user", "alone")],
     ]
-    for messages, message in cases:
-        with pytest.raises(UserError, match=message):
-            read_examples(DataConfig(prompts=write({"prompt": messages})))
+    for number, messages in enumerate(rows):
+        found = read_examples(DataConfig(prompts=write({"prompt": messages})))
+        assert found == ([Example(("a",), "b")] if number < 3 else [])
+    for message in ("hello", {"role": ["user"], "content": "a"}, {"role": "user", "content": None}):
+        with pytest.raises(UserError, match=r"data.jsonl:1: expected a message with a role and a content, found"):
+            read_examples(DataConfig(prompts=write({"prompt": [message]})))
+
+
+def test_what_begins_alike_is_on_one_side_of_the_split(model, write):
+    """Turns of one conversation, and several answers to one question."""
+    turns = lambda i: [{"role": ("user", "assistant")[n % 2], "content": f"{n} of {i}"} for n in range(6)]  # noqa: E731
+    data = DataConfig(prompts=write(*({"prompt": turns(i)} for i in range(4))), held_out=2, max_prompt_tokens=99)
+    chosen = select_prompts(model, data)
+    talks = [model.decode(s.prompt_tokens)[6] for s in chosen]
+    assert len(chosen) == 2 + 9 and talks[0] == talks[1] not in talks[2:]
+    file = write(*({"prompt": f"q{i % 3}", "answer": f"{i}"} for i in range(9)))
+    chosen = select_prompts(model, DataConfig(prompts=file, answer_column="answer", held_out=1))
+    assert len(chosen) == 1 + 6 and chosen[0].text not in {s.text for s in chosen[1:]}
+
+
+def test_prompts_with_and_without_answers_do_not_mix(model, write):
+    rows = [{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]}]
+    with pytest.raises(UserError, match="some rows hold a conversation and some a prompt alone"):
+        select_prompts(model, DataConfig(prompts=write(*rows), held_out=0))
+
+
+def test_an_answer_ends_as_the_tokenizer_ends_turns(model, write):
+    data = DataConfig(prompts=write({"prompt": "a", "answer": "b"}), answer_column="answer", held_out=0)
+    own = model.tokenizer.eos_token_id
+    for eos, end in (((3, own), [own]), ((3, 4), [3]), ((), [])):
+        (chosen,) = select_prompts(dataclasses.replace(model, eos=eos), data)
+        assert chosen.answer_tokens == [*model.tokenizer.encode("b"), *end]
+
+
+def test_without_a_template_an_answer_begins_behind_a_blank_line(model, write):
+    data = DataConfig(prompts=write({"prompt": "a", "answer": "b"}), answer_column="answer", held_out=0, chat=False)
+    (chosen,) = select_prompts(model, data)
+    assert model.decode(chosen.prompt_tokens) == "a\n\n"
