@@ -8,7 +8,8 @@ from pathlib import Path
 
 from jaxspec import UserError, load_model
 from jaxspec.cli import enable_compilation_cache, parse, run_main
-from jaxspec.evaluation.bench import BenchConfig, check_bench, run_bench
+from jaxspec.evaluation.bench import run_bench
+from jaxspec.evaluation.bench_config import BenchConfig, check_bench
 from jaxspec.evaluation.bench_report import load_results, overall_table, write_bench_report
 from jaxspec.evaluation.step_latency import LatencyConfig, latency_table, measure_steps
 

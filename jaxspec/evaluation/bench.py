@@ -10,187 +10,30 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 import jax
 
-from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import ACCEPTANCES, Match
-from jaxspec.decoding.generate import Generation, generate
-from jaxspec.decoding.loop import Drafter
-from jaxspec.decoding.sampling import make_sampler
+from jaxspec.decoding.generate import Generation
 from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers, answer_row
+from jaxspec.evaluation.bench_config import BenchConfig, check_bench
 from jaxspec.evaluation.compare import Divergence, first_divergence
 from jaxspec.evaluation.quality import score_answers
-from jaxspec.evaluation.questions import MT_BENCH, Question, group_of, read_questions, stratified
+from jaxspec.evaluation.questions import Question, group_of, read_questions, stratified
 from jaxspec.evaluation.race import in_turn
+from jaxspec.evaluation.ways import Way, parse_adapter, parse_ways
 from jaxspec.files import writable, write_atomically
 from jaxspec.machine import device_name
-from jaxspec.methods import METHODS
-from jaxspec.methods.adapter import adapter_plan, find_shipped, load_method, make_drafter, open_adapter, plain_drafter
-from jaxspec.methods.tuned import load_tuned
 from jaxspec.model.hf import read_json
-from jaxspec.model.load import DEFAULT_MODEL, Model
+from jaxspec.model.load import Model
 from jaxspec.progress import Progress
-from jaxspec.tree.plan import plan_to_json
 
-REFERENCE = "autoregressive"
 _TEMPLATE = 32  # tokens that a chat template may put around a turn
-_WAY = re.compile(r"(?P<method>\w+)(=(?P<tree>[^@]+))?(@(?P<vocabulary>\d+))?")
-
-
-@dataclasses.dataclass(frozen=True)
-class BenchConfig:
-    """What to ask, and how.
-
-    Attributes:
-      methods: METHOD, METHOD=TREE or METHOD=TREE@DRAFT-VOCABULARY with commas between; a tree of `auto` is what
-        tune.py chose. Autoregressive decoding always runs; named twice it races itself. Default: every method with an
-        adapter that ships for the base.
-      data: question files with commas between.
-      adapters: METHOD=FOLDER with commas between, where not the adapters that ship.
-      model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made,
-        or a GGUF file.
-      dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
-      limit: questions, as many of every category as of any other; 0 is all.
-      max_new_tokens: per turn.
-      batch_size: questions answered together.
-      temperature: of sampling; 0 is greedy.
-      mt_bench_temperatures: sample MT-Bench's categories each at its own temperature, 0 to 0.7.
-      top_k: keep the k most probable tokens; 0 keeps all.
-      top_p: keep the most probable tokens up to this probability.
-      min_p: drop tokens less probable than this fraction of the best.
-      accept: match, rejection or typical, as for decode.py: the same text, another of the same distribution, or lossy.
-      seed: of the first run's sampling; every further run takes the next.
-      repeats: runs over all questions.
-      chat: ask inside the tokenizer's chat template, where it has one.
-    """
-
-    methods: str = ""
-    data: str = ""
-    adapters: str = ""
-    model: str = DEFAULT_MODEL
-    dtype: str = ""
-    limit: int = 0
-    max_new_tokens: int = 128
-    batch_size: int = 1
-    temperature: float = 0.0
-    mt_bench_temperatures: bool = False
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    accept: Literal["match", "rejection", "typical"] = "match"
-    seed: int = 0
-    repeats: int = 1
-    chat: bool = True
-
-    def sampling(self, temperature: float) -> SamplingConfig:
-        """How answers are drawn at a temperature."""
-        return SamplingConfig(temperature, self.top_k, self.top_p, self.min_p)
-
-    def same_text(self, question: Question) -> bool:
-        """Whether every method owes the text of autoregressive decoding."""
-        return ACCEPTANCES[self.accept]().same_text(self.temperature_of(question))
-
-    def temperature_of(self, question: Question) -> float:
-        """The temperature a question is answered at."""
-        return MT_BENCH.get(question.category, self.temperature) if self.mt_bench_temperatures else self.temperature
-
-
-@dataclasses.dataclass(frozen=True)
-class Way:
-    """One way to decode.
-
-    Attributes:
-      name: as the user wrote it.
-      drafter: method, adapter and tree.
-      info: adapter, tree and draft vocabulary, as plain values; `reference`, the way it is compared with.
-    """
-
-    name: str
-    drafter: Drafter
-    info: dict[str, Any]
-
-    @property
-    def reference(self) -> str:
-        """The way that decodes the same base autoregressively."""
-        return self.info.get("reference", REFERENCE)
-
-
-def check_bench(config: BenchConfig) -> None:
-    """Raise UserError for settings that make no sense, before anything is loaded."""
-    for name, least in {"limit": 0, "max_new_tokens": 2, "batch_size": 1, "repeats": 1}.items():
-        if getattr(config, name) < least:
-            raise UserError(f"{name.replace('_', '-')} must be at least {least}, got {getattr(config, name)}")
-    make_sampler(config.sampling(config.temperature))
-    if not config.data:
-        raise UserError("give question files with --data FILE[,FILE]")
-    names = [Path(file).name for file in config.data.split(",")]
-    if len(set(names)) < len(names):
-        raise UserError(f"question files must have different names, got {', '.join(names)}")
-
-
-def parse_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
-    """The ways to compare by name, autoregressive decoding first.
-
-    Raises:
-      UserError: what `methods` or `adapters` say cannot be read or does not fit the base.
-    """
-    adapters = dict(_pair(text) for text in config.adapters.split(",") if text)
-    shipped = [name for name in METHODS if name in adapters or find_shipped(name, model.fingerprint)]
-    texts = re.split(r",\s*(?=[a-z_])", config.methods) if config.methods else shipped  # commas in a tree: numbers
-    plain = load_method(REFERENCE, model)
-    ways, used = {REFERENCE: Way(REFERENCE, plain, {})}, set()
-    for text in map(str.strip, texts):
-        match = _WAY.fullmatch(text)
-        if not match:
-            raise UserError(f"method {text!r}: expected METHOD, METHOD=TREE or METHOD=TREE@DRAFT-VOCABULARY")
-        if text == REFERENCE in used:
-            ways[f"{REFERENCE} again"] = Way(f"{REFERENCE} again", plain, {})
-        elif text != REFERENCE:
-            way = _way(text, model, config, adapters.get(match["method"]), **match.groupdict())
-            if way.drafter.own:  # it owes the text of the base that it has tuned
-                plain_own = Way(way.reference, plain_drafter(way.drafter.own), {"reference": way.reference})
-                ways.setdefault(way.reference, plain_own)
-            ways[text] = way
-        used.add(match["method"])
-    if adapters.keys() - used:
-        raise UserError(f"adapters: {', '.join(sorted(adapters.keys() - used))} is not among the methods")
-    return ways
-
-
-def _pair(text: str) -> tuple[str, str]:
-    method, equals, folder = text.partition("=")
-    if not equals or method not in METHODS:
-        raise UserError(f"adapters: expected METHOD=FOLDER, got {text!r}")
-    return method, folder
-
-
-def _way(
-    name: str, model: Model, config: BenchConfig, folder: str | None, method: str, tree: str | None,
-    vocabulary: str | None,
-) -> Way:  # fmt: skip
-    _, adapter = open_adapter(method, model, folder)
-    if tree == "auto":
-        if vocabulary:
-            raise UserError(f"method {name!r}: a tree of auto brings its own draft vocabulary")
-        tuning = {"batch_size": config.batch_size, "temperature": config.temperature}
-        drafter, line = load_tuned(method, model, folder, **tuning)
-        count = 0 if drafter.draft_vocabulary is None else len(drafter.draft_vocabulary.ids)
-        info = {"tree": line, "note": f"{name}: {line}"}
-    else:
-        plan = adapter_plan(adapter, tree)
-        count = adapter.info.get("draft_vocabulary", 0) if vocabulary is None else int(vocabulary)
-        drafter, info = make_drafter(adapter, plan, model, count), {"tree": plan_to_json(plan)}
-    info |= {"adapter": adapter.digest, "draft_vocabulary": count, "rows": drafter.num_rows}
-    return Way(name, drafter, info | ({"reference": f"{REFERENCE}, base of {method}"} if drafter.own else {}))
 
 
 def select_questions(config: BenchConfig, model: Model) -> tuple[list[Question], list[Question]]:
@@ -210,21 +53,15 @@ def select_questions(config: BenchConfig, model: Model) -> tuple[list[Question],
     return stratified(fit, config.limit), long
 
 
-def converse(
-    model: Model, drafter: Drafter, questions: Sequence[Question], config: BenchConfig, seed: int
-) -> list[Generation]:
+def converse(model: Model, way: Way, questions: Sequence[Question], config: BenchConfig, seed: int) -> list[Generation]:
     """Answer questions of as many turns and one temperature together: all first turns, then all second ones, ..."""
-    # Who drafts nothing has nothing to accept, and its own text is the base's, whatever the rule.
-    acceptance = ACCEPTANCES[config.accept]() if drafter.tree.max_depth else Match()
     sampling = config.sampling(config.temperature_of(questions[0]))
     talks: list[list[str]] = [[] for _ in questions]
     answers: list[Generation] = []
     for turn in range(len(questions[0].turns)):
         for talk, question in zip(talks, questions, strict=True):
             talk.append(question.turns[turn])
-        prompts = [model.encode(talk, config.chat) for talk in talks]
-        settings = {"sampling": sampling, "seed": seed, "acceptance": acceptance}
-        new = generate(model, drafter, prompts, config.max_new_tokens, batch_size=len(prompts), **settings)
+        new = way.answer(model, [model.encode(talk, config.chat) for talk in talks], config, sampling, seed)
         for talk, answer in zip(talks, new, strict=True):
             talk.append(answer.text)
         answers += new
@@ -315,12 +152,13 @@ def _ask(
 ) -> None:  # fmt: skip
     """Answer a batch every way, and write the answers down once all have."""
     seed = config.seed + run - 1
-    results = dict(in_turn(list(ways), lambda name: converse(model, ways[name].drafter, batch, config, seed), number))
+    results = dict(in_turn(list(ways), lambda name: converse(model, ways[name], batch, config, seed), number))
     for name, way in ways.items():
-        rows, base = [], way.drafter.own or model
+        rows, base = [], way.own or model
         for index, question in enumerate(batch):
             ours, plain = (results[side][index :: len(batch)] for side in (name, way.reference))
-            parted = partings(base, config, question, ours, plain, seed) if config.same_text(question) else []
+            owed = way.same_text(config, config.temperature_of(question))
+            parted = partings(base, config, question, ours, plain, seed) if owed else []
             rows.append(answer_row(f"{model.name}-{name}", batch, question, ours, parted))
         answers.append(name, run, rows)
 
@@ -329,9 +167,7 @@ def _note_memory(output: Path, ways: dict[str, Way]) -> None:
     """The most memory that any process of this benchmark has used, and what each method holds beside the base."""
     file = output / "memory.json"
     before = read_json(file)["peak_bytes"] if file.exists() else 0
-    held = lambda drafter: jax.tree.leaves((drafter, drafter.own.params if drafter.own else None))  # noqa: E731
-    sizes = {name: sum(leaf.nbytes for leaf in held(way.drafter)) for name, way in ways.items()}
-    found = {"peak_bytes": max(before, peak_memory()), "method_bytes": sizes}
+    found = {"peak_bytes": max(before, peak_memory()), "method_bytes": {name: way.bytes for name, way in ways.items()}}
     write_atomically(file, json.dumps(found).encode())
 
 
@@ -341,7 +177,7 @@ def describe_bench(
 ) -> None:  # fmt: skip
     """Write bench.json, or check that it is the same. Raises UserError where the folder holds another benchmark."""
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(BenchConfig)}
-    adapters = [_pair(text) for text in config.adapters.split(",") if text]
+    adapters = [parse_adapter(text) for text in config.adapters.split(",") if text]
     settings["adapters"] = ",".join(f"{method}={Path(folder).name}" for method, folder in adapters)
     settings["data"] = ",".join(Path(file).name for file in config.data.split(","))
     asked = hashlib.sha256(json.dumps([[q.data, q.id, q.turns] for q in questions]).encode()).hexdigest()[:16]

@@ -13,11 +13,12 @@ import numpy as np
 
 from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers
-from jaxspec.evaluation.bench import REFERENCE, BenchConfig
+from jaxspec.evaluation.bench_config import BenchConfig
 from jaxspec.evaluation.compare import NEAR_TIE
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate, Figures, figures
 from jaxspec.evaluation.questions import group_of
+from jaxspec.evaluation.ways import REFERENCE
 from jaxspec.files import read_whole_lines, write_atomically
 from jaxspec.model.hf import read_json
 

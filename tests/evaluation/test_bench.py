@@ -13,10 +13,12 @@ import bench
 from jaxspec.cli import parse, run_main
 from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers
-from jaxspec.evaluation.bench import BenchConfig, batches, converse, parse_ways, partings, run_bench, select_questions
+from jaxspec.evaluation.bench import batches, converse, partings, run_bench, select_questions
+from jaxspec.evaluation.bench_config import BenchConfig
 from jaxspec.evaluation.bench_report import command, load_results, write_bench_report
 from jaxspec.evaluation.compare import first_divergence
 from jaxspec.evaluation.questions import Question
+from jaxspec.evaluation.ways import MethodWay, parse_ways
 from jaxspec.machine import this_machine
 from jaxspec.methods import PPD, SPACE, Medusa
 from jaxspec.methods.adapter import Adapter, load_method, open_adapter, save_adapter
@@ -176,7 +178,7 @@ def other(answer, place):
 def test_where_answers_part_is_found_turn_by_turn(files, model):
     config = config_of(files, temperature=0.9)
     [question, *_] = select_questions(config, model)[0]
-    plain = converse(model, load_method("autoregressive", model), [question], config, seed=4)
+    plain = converse(model, MethodWay("plain", {}, load_method("autoregressive", model)), [question], config, seed=4)
     assert partings(model, config, question, plain, plain, 4) == [None, None]
     [none, second] = partings(model, config, question, [plain[0], other(plain[1], 3)], plain, 4)
     assert none is None and second.index == 3 and second.gap > 0

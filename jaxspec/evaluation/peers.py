@@ -1,0 +1,144 @@
+"""Peers in a benchmark: Hugging Face transformers on PyTorch, with the same weights, prompts and clock.
+
+They are never required: whoever wants them installs torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.generate import Generation
+from jaxspec.errors import UserError
+from jaxspec.model.load import Model, save_model
+
+PEERS: dict[str, dict[str, Any]] = {"hf_greedy": {}, "hf_prompt_lookup": {"prompt_lookup_num_tokens": 10}}
+ASSISTED = "hf_assisted"
+
+
+class Peer:
+    """One way in which transformers decodes.
+
+    Args:
+      model: a torch model.
+      settings: for its `generate`.
+      ours: whose tokenizer and end-of-text ids count.
+    """
+
+    def __init__(self, model: Any, settings: dict[str, Any], ours: Model):
+        self._model, self._settings, self._ours = model, settings, ours
+
+    def __call__(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: SamplingConfig, seed: int
+    ) -> list[Generation]:
+        """Answer prompts one after the other."""
+        return [self._answer(prompt, max_new_tokens, sampling, seed) for prompt in prompts]
+
+    def _answer(self, prompt: Sequence[int], max_new_tokens: int, sampling: SamplingConfig, seed: int) -> Generation:
+        import torch
+
+        torch.manual_seed(seed)
+        how: dict[str, Any] = {"do_sample": False}
+        if sampling.temperature:
+            how = {"do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k}
+            how |= {"top_p": sampling.top_p, "min_p": sampling.min_p or None}
+        ids = torch.tensor([list(prompt)])
+        began = time.perf_counter()
+        with _watched(self._model) as passes:
+            out = self._model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, pad_token_id=0,
+                eos_token_id=list(self._ours.eos) or None, **how, **self._settings,
+            )  # fmt: skip
+        ended = time.perf_counter()
+        tokens = out[0, len(prompt) :].tolist()
+        emitted = tokens_by_pass([held for _, held in passes], len(prompt), len(tokens))
+        return Generation(
+            prompt=self._ours.decode(list(prompt)),
+            text=self._ours.decode(tokens),
+            tokens=tokens,
+            drafted=[False, *(place < count - 1 for count in emitted for place in range(count))],
+            steps=len(emitted),
+            offered=[],
+            accepted=[],
+            prefill_seconds=passes[0][0] - began,
+            decode_seconds=ended - passes[0][0],
+            compile_seconds=0.0,
+        )
+
+
+def tokens_by_pass(held: Sequence[int], prompt: int, tokens: int) -> list[int]:
+    """Tokens emitted by every pass after prefill.
+
+    The pass over a prompt may verify candidates too: what it emits beyond the first token counts as a pass.
+
+    Args:
+      held: tokens in the cache before each pass.
+      prompt: tokens of the prompt.
+      tokens: of the whole answer.
+    """
+    ends = [*held[1:], prompt + tokens - 1]  # the newest token is in no cache
+    first, *rest = (end - start for start, end in zip([prompt - 1, *held[1:]], ends, strict=True))
+    return [*([first - 1] if first > 1 else []), *rest]
+
+
+@contextlib.contextmanager
+def _watched(model: Any) -> Iterator[list[tuple[float, int]]]:
+    """Notes when every pass of a model ended, and how many tokens the cache held before it."""
+    passes: list[tuple[float, int]] = []
+    held = 0
+
+    def before(module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        nonlocal held
+        cache = kwargs.get("past_key_values")
+        held = 0 if cache is None else int(cache.get_seq_length())
+
+    def after(module: Any, args: tuple, output: Any) -> None:
+        passes.append((time.perf_counter(), held))
+
+    hooks = model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after)
+    try:
+        yield passes
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def load_peers(model: Model, assistant: str = "") -> dict[str, Peer]:
+    """Everything transformers offers, on the weights of a base.
+
+    Args:
+      model: the base.
+      assistant: a smaller model for assisted generation, as transformers takes it; empty: without.
+
+    Raises:
+      UserError: torch is not there, or a model cannot be loaded.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("--peers needs PyTorch: pip install torch")
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+    def load(path: str) -> Any:
+        try:
+            return AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, str(model.dtype))).eval()
+        except Exception as error:  # transformers raises many kinds
+            reason = str(error).split("\n", 1)[0]
+            raise UserError(f"peers: {path}: transformers cannot load it ({reason})") from None
+
+    with tempfile.TemporaryDirectory() as folder:  # the very weights that jaxspec decodes with, wherever they came from
+        save_model(model, Path(folder) / "base")
+        base = load(str(Path(folder) / "base"))
+    settings = dict(PEERS)
+    if assistant:
+        settings[ASSISTED] = {"assistant_model": load(assistant)}
+    return {name: Peer(base, chosen, model) for name, chosen in settings.items()}
