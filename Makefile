@@ -11,7 +11,7 @@ demo: setup
 	$(BIN)/python decode.py --method ppd --prompt "Write a short story about a lighthouse keeper." --max-new-tokens 128 --compare --stream
 
 test: setup lint
-	$(BIN)/python -m pytest -q -n auto
+	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .

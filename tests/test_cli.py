@@ -200,7 +200,7 @@ def test_train_shows_a_config_and_refuses_bad_options(capsys, monkeypatch):
 
 def test_tune_measures_tries_and_decode_takes_its_choice(files, capsys):
     base = ["--model", str(files / "model"), "--adapter", str(files / "adapter")]
-    small = ["--cache-length", "64", "--max-rows", "6", "--num-prompts", "2", "--finalists", "9", "--also", "sparse:3"]
+    small = ["--cache-length", "64", "--max-rows", "6", "--num-prompts", "2", "--finalists", "2", "--also", "sparse:3"]
     prompts = ["--prompts", str(files / "prompts.jsonl"), "--max-new-tokens", "8"]
     tune.main([*base, *small, *prompts, "--output", str(files / "tuned"), "--json"])
     out, err = capsys.readouterr()

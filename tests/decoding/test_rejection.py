@@ -124,7 +124,7 @@ def test_one_level(paths):
     assert one_level(paths, Rejection()) > 1e-3
 
 
-@pytest.mark.parametrize("gap", [40, 50, 60, 120])
+@pytest.mark.parametrize("gap", [40, 120])
 def test_a_drafter_may_be_nearly_certain(gap):
     """What is left of q once its favourite is refused is 1e-17 of it, or 1e-52."""
     log_q = jax.nn.log_softmax(np.array([-gap - 4.0, 0.0, -gap, -gap - 3.0, -gap - 4.0, -np.inf]))

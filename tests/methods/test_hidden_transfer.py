@@ -39,10 +39,12 @@ def layer_by_layer(method, trainable, base, tokens, p):
     return base.logits(x[:, T:])
 
 
-@pytest.mark.parametrize("layers", [(0, 1, 2), (1, 1, 2), (2, 2, 2)])
+OPTIONS = [{}, {"masked": True}, {"train_visibility": "real"}, {"train_visibility": "real", "masked": True}]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"masked": True}, {"train_visibility": "real"}, {"train_visibility": "real", "masked": True}],
+    ("layers", "options"),
+    [*(((0, 1, 2), options) for options in OPTIONS), ((1, 1, 2), {}), ((2, 2, 2), {})],
     ids=str,
 )
 def test_pseudo_states_are_those_of_the_paper(tiny, layers, options):
