@@ -120,6 +120,7 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
         save()
     if "steps" in names:
         results["steps"] = run_steps(model, cache_length=512, rounds=9)
+        save()
     if "similarity" in names:
         results["similarity"] = run_similarity(model, held_out[: options.eval_answers])
         save()

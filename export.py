@@ -15,7 +15,7 @@ from jaxspec.model.load import DEFAULT_MODEL, load_model, save_model
 class Options:
     """Write a base as a Hugging Face directory: config.json, model.safetensors, tokenizer files.
 
-    With a method that tunes its base that one, and in adapter/ what still drafts on it.
+    With a method: the base as the method's adapter tunes it, and in adapter/ what then drafts on it.
 
     Attributes:
       model: smollm2-135m (embedded), a Hugging Face directory or hub name, a checkpoint that train.py made, or a GGUF
@@ -51,7 +51,8 @@ def main(args: list[str]) -> None:
     save_model(model, output)
     print(f"{output}: {model.name} as a Hugging Face directory, {model.dtype}, fingerprint {model.fingerprint}")
     if options.method:
-        save_adapter(output / "adapter", adapter)
+        info = adapter.info | {"base": f"{output.name}, made from {options.model}"}
+        save_adapter(output / "adapter", dataclasses.replace(adapter, info=info))
         print(f"{output / 'adapter'}: what {options.method} drafts with on that base")
 
 

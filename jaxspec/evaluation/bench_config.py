@@ -20,7 +20,7 @@ class BenchConfig:
     Attributes:
       methods: METHOD, METHOD=TREE or METHOD=TREE@DRAFT-VOCABULARY with commas between; a tree of `auto` is what
         tune.py chose. Autoregressive decoding always runs; named twice it races itself. Default: every method with an
-        adapter that ships for the base.
+        adapter, shipped for the base or given.
       data: question files with commas between.
       adapters: METHOD=FOLDER with commas between, where not the adapters that ship.
       model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made,

@@ -158,6 +158,8 @@ def _setting(results: Results) -> list[str]:
     own = [way for way in s["ways"] if reference_of(s, way) not in (REFERENCE, way)]
     if own:
         lines += ["", f"{', '.join(own)}: compared with autoregressive decoding of the base that the method has tuned."]
+    peers = {info["library"]: way for way, info in s["ways"].items() if "library" in info}
+    lines += [f"\nThe peers (hf) are {found}." for found in peers]
     if s["left_out"]:
         lines += ["", f"{len(s['left_out'])} questions of the files are too long for the base and were left out."]
     if results.memory:
@@ -175,10 +177,10 @@ def overall_table(results: Results) -> list[str]:
     sizes = results.memory.get("method_bytes", {})
     whole = all(len(rows) == results.setting["questions"] for rows in results.rows[REFERENCE])
     for way, groups in results.figures.items():
-        f = groups[ALL]
+        f, info = groups[ALL], results.setting["ways"][way]
         cells = [
             way,
-            results.setting["ways"][way].get("rows", 1),
+            "" if "library" in info else info.get("rows", 1),
             f"{f.tokens_per_step:.2f}",
             f"{f.tokens_per_second:.1f}",
             _interval(f.speedup),
@@ -186,7 +188,7 @@ def overall_table(results: Results) -> list[str]:
             f"{f.with_prefill:.2f}",
             f"{f.step_milliseconds:.1f}",
             f"{f.step_cost:.2f}",
-            f"{sizes[way] / 2**20:.1f}" if way in sizes else "",
+            f"{sizes[way] / 2**20:.1f}" if way in sizes and "library" not in info else "",
             f"{f.identical} of {f.answers}" if f.answers else "",
         ]
         if repeated:
@@ -225,19 +227,20 @@ def _quality(results: Results) -> list[str]:
 
 
 def _differences(results: Results) -> list[str]:
-    """One line per answer that is not autoregressive decoding's."""
-    accept, lines = results.setting["settings"]["accept"], []
-    if accept != "match":
-        return [f"`--accept {accept}` may give another text than autoregressive decoding: differences are not listed."]
+    """One line per answer that is not autoregressive decoding's, among those that owe its text."""
+    lines, owed = [], 0
     for way, runs in results.rows.items():
         for number, rows in enumerate(runs, 1):
             for answer in rows:
+                owed += len(answer["choices"][0]["divergence"])
                 for turn, parting in enumerate(answer["choices"][0]["divergence"], 1):
                     if parting:
                         where = f"{answer['data']} {answer['question_id']}, turn {turn}, run {number}"
                         gap = _gap(results, parting["gap"])
                         lines.append(f"- {way}: {where}, from token {parting['index'] + 1} on; {gap}")
-    return lines or ["Nowhere: every answer is that of autoregressive decoding, token by token."]
+    if not owed:
+        return ["No answer owes the text of autoregressive decoding: differences are not listed."]
+    return lines or [f"Nowhere among the {owed} answers that owe the text of autoregressive decoding, token by token."]
 
 
 def _gap(results: Results, gap: float | None) -> str:

@@ -34,7 +34,7 @@ def step_times(
       cache_length: S.
       rounds: measurements of each.
     """
-    base = model.base
+    base = model.decoding_base
     with Progress("measuring", len(drafters) * rounds, "runs") as progress:
         timers = {name: StepTimer(base, drafter, 1, cache_length) for name, drafter in drafters.items()}
         samples: dict[Hashable, list[float]] = {name: [] for name in drafters}

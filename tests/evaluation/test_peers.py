@@ -1,5 +1,6 @@
 """Peers: what their passes emitted, and that they answer with the same weights."""
 
+import dataclasses
 import importlib.util
 
 import jax
@@ -11,11 +12,11 @@ from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import accept_lengths
 from jaxspec.evaluation.bench import run_bench
 from jaxspec.evaluation.bench_config import BenchConfig, check_bench
-from jaxspec.evaluation.bench_report import load_results
-from jaxspec.evaluation.peers import load_peers, tokens_by_pass
+from jaxspec.evaluation.bench_report import load_results, write_bench_report
+from jaxspec.evaluation.peers import load_peers, seconds, tokens_by_pass
 from jaxspec.methods.adapter import plain_drafter
 from jaxspec.model.load import save_model
-from tests.tiny import make_text_model
+from tests.tiny import make_text_model, make_tiny
 
 
 def test_tokens_by_pass():
@@ -23,6 +24,12 @@ def test_tokens_by_pass():
     assert tokens_by_pass([0, 7, 10, 11], 7, 6) == [3, 1, 1]  # the second pass kept two candidates
     assert tokens_by_pass([0, 9, 10], 7, 5) == [2, 1, 1]  # prefill verified two candidates: a pass of its own
     assert tokens_by_pass([0], 7, 1) == []
+
+
+def test_seconds_of_a_first_pass_that_also_verified():
+    assert seconds([0.0, 2.0, 2.5, 3.0, 3.1], shared=False) == pytest.approx((2.0, 1.1))
+    assert seconds([0.0, 2.0, 2.5, 3.0, 3.1], shared=True) == pytest.approx((1.5, 1.6))
+    assert seconds([0.0, 2.0, 2.0], shared=True) == pytest.approx((0.0, 2.0))
 
 
 def test_settings_that_peers_cannot_have_are_refused(monkeypatch):
@@ -47,11 +54,17 @@ def test_peers_say_the_same_in_as_many_passes_as_they_say(tmp_path):
         answers = peer(prompts, 20, SamplingConfig(), 0)
         assert [a.tokens for a in answers] == plain
         for answer in answers:
-            assert len(answer.drafted) == answer.new_tokens and answer.decode_seconds > 0 < answer.prefill_seconds
+            assert (
+                len(answer.drafted) == answer.new_tokens and answer.decode_seconds > 0 and answer.prefill_seconds >= 0
+            )
             assert len(accept_lengths(answer)) == answer.steps and sum(accept_lengths(answer)) == answer.new_tokens - 1
             assert (answer.tokens_per_step == 1) == (name == "hf_greedy") or name == "hf_prompt_lookup"
         drawn = [peer(prompts, 8, SamplingConfig(1.0, top_k=9), seed)[0].tokens for seed in (1, 1, 2)]
         assert drawn[0] == drawn[1] != drawn[2]
+    other = dataclasses.replace(model.config, vocab_size=64)
+    save_model(dataclasses.replace(make_tiny(other), tokenizer=model.tokenizer), tmp_path / "other")
+    with pytest.raises(UserError, match="has another vocabulary: 64 tokens"):
+        load_peers(model, str(tmp_path / "other"))
     with pytest.raises(UserError, match=r"nowhere: transformers cannot load it"):
         load_peers(model, str(tmp_path / "nowhere"))
 
@@ -67,4 +80,6 @@ def test_peers_in_a_benchmark(tmp_path):
     assert set(figures) == {"autoregressive", "hf_greedy", "hf_prompt_lookup"}
     assert figures["hf_greedy"]["all"].tokens_per_step == 1
     assert all(groups["all"].identical == groups["all"].answers == 2 for groups in figures.values())
+    report = write_bench_report(load_results(tmp_path / "bench"), tmp_path / "bench").read_text()
+    assert "The peers (hf) are transformers " in report and "among the 6 answers that owe" in report
     jax.clear_caches()
