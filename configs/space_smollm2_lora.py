@@ -12,6 +12,6 @@ CONFIG = RunConfig(
     tree="sparse:3",
     data=DataConfig(),
     train=TrainConfig(
-        steps=400, batch_size=2, insertions=48, learning_rate=1e-3, warmup=10, clip=1.0, adapter_dtype="float16"
+        steps=240, batch_size=2, insertions=48, learning_rate=1e-3, warmup=10, clip=1.0, adapter_dtype="float16"
     ),
 )
