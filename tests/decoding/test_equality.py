@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -104,8 +105,10 @@ DEFAULTS = [method(**{name: values[0] for name, values in options.items()}) for 
 def make(method, model, tree):
     """A drafter whose every part matters: nothing of it is zero, the identity, or a copy of the base's."""
     base = Base(model.params, model.decoder)
-    trainable = method.init(jax.random.key(1), base)
-    trainable = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(2), x.shape), trainable)
+    trainable, rng = jax.jit(lambda base: method.init(jax.random.key(1), base))(base), np.random.default_rng(2)
+    trainable = jax.tree.map(
+        lambda x: jnp.asarray(np.asarray(x) + 0.3 * rng.normal(size=x.shape), jnp.float32), trainable
+    )
     adapter, own = settle(Adapter(method, trainable, "", {}), model)
     prepared = adapter.method.prepared(adapter.trainable, own.base)
     return Drafter(prepared, tree, adapter.method, own=own if own is not model else None)

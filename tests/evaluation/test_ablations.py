@@ -70,23 +70,29 @@ SMALL = (
 )  # fmt: skip
 
 
-def test_trainings_are_shared_and_done_once(model, base_run, tmp_path):
-    said = []
-    results = run_studies(base_run, model, tmp_path, SMALL, said.append)
-    assert len(said) == 6 and len(list(tmp_path.iterdir())) == 5  # PPD() is in two tables
+@pytest.fixture(scope="module")
+def done(model, base_run, tmp_path_factory):
+    """A folder with all small studies, their results, and what was said."""
+    folder, said = tmp_path_factory.mktemp("studies"), []
+    return folder, run_studies(base_run, model, folder, SMALL, said.append), said
+
+
+def test_trainings_are_shared_and_done_once(model, base_run, done):
+    folder, results, said = done
+    assert len(said) == 6 and len(list(folder.iterdir())) == 5  # PPD() is in two tables
     assert results["shared"]["the same"] == results["entry"]["0"]
     assert results["prompts"]["deep"]["method"]["prompts"] == 2
     assert [r["training"]["learning_rate"] for r in results["shared"].values()] == [1e-2, 2e-3]
     assert all(np.shape(r["accuracy"]) == (3, 10) for study in results.values() for r in study.values())
-    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
-    assert run_studies(base_run, model, tmp_path, SMALL, said.append) == results
-    assert before == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
+    before = {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
+    assert run_studies(base_run, model, folder, SMALL, print) == results
+    assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
 
 
-def test_a_killed_training_goes_on(model, base_run, tmp_path, monkeypatch):
+def test_a_killed_training_goes_on(model, base_run, done, tmp_path, monkeypatch):
     import jaxspec.training.trainer as module
 
-    (whole,) = run_studies(base_run, model, tmp_path / "whole", SMALL[1:2], print).values()
+    whole = done[1]["prompts"]
     real, calls = module.train_step, []
 
     def dies(*args):
@@ -105,8 +111,8 @@ def test_a_killed_training_goes_on(model, base_run, tmp_path, monkeypatch):
         assert again[label]["accuracy"] == whole[label]["accuracy"]
 
 
-def test_decoding_says_what_each_tree_costs_and_brings(model, base_run, tmp_path):
-    results = run_studies(base_run, model, tmp_path, SMALL[1:2], print)
+def test_decoding_says_what_each_tree_costs_and_brings(model, done):
+    folder, results, _ = done
     study = DecodingStudy(
         "trees", "Trees", "a paper",
         {
@@ -115,7 +121,7 @@ def test_decoding_says_what_each_tree_costs_and_brings(model, base_run, tmp_path
         },
         (Claim("straight", "wide", "straight is faster"),),
     )  # fmt: skip
-    runs = lambda name, label: tmp_path / results[name][label]["run"]  # noqa: E731
+    runs = lambda name, label: folder / results[name][label]["run"]  # noqa: E731
     figures = run_decoding(study, model, runs, ["question 1", "another"], 12)
     assert [figures[name]["rows"] for name in figures] == [1, 4 + 3, 7 + 21] and study.axis == ""
     assert all(row["identical"] == 2 and row["tokens_per_step"] >= 1 for row in figures.values())

@@ -1,6 +1,8 @@
 """What the tests of all methods need: names for settings, and trained pytrees without training."""
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 
 def settings(method):
@@ -11,5 +13,6 @@ def settings(method):
 
 def trained(method, base, seed=3):
     """A pytree in which nothing is zero, the identity, the base's, or equal among the rows of a probe."""
-    trainable = method.init(jax.random.key(seed), base)
-    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(9), x.shape), trainable)
+    trainable = jax.jit(lambda base: method.init(jax.random.key(seed), base))(base)
+    rng = np.random.default_rng(9)  # not in JAX, which would compile a program for every shape
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x) + 0.1 * rng.normal(size=x.shape), jnp.float32), trainable)

@@ -77,7 +77,7 @@ def test_microbatches_average_to_the_gradient_of_the_whole_batch(config, model, 
     """Answers of one length and every insertion point, so that every part has as many targets."""
     answers = [Answer([1, 2, 3 + i], list(range(20))) for i in range(4)]
     updated = []
-    for size, remat in ((0, False), (1, False), (2, True)):
+    for size, remat in ((0, False), (1, True)):
         train = dataclasses.replace(config.train, batch_size=4, microbatch=size, insertions=20)
         base = Base(model.params, Decoder(model.config, remat=remat))
         trainable = method.init(jax.random.key(0), base)
@@ -86,7 +86,6 @@ def test_microbatches_average_to_the_gradient_of_the_whole_batch(config, model, 
         _, _, metrics = train_step(method, train, 0, base, trainable, state, batch)
         updated.append([float(metrics[name]) for name in ("loss", "gradient_norm", "top1@1")])
     np.testing.assert_allclose(updated[1], updated[0], rtol=1e-4)
-    np.testing.assert_allclose(updated[2], updated[0], rtol=1e-4)
 
 
 def test_one_gradient_is_held_however_many_are_added(config, model):
@@ -149,14 +148,18 @@ def test_stages_train_one_map_after_the_other_and_resume(config, model, tmp_path
     dies_at = None
     Trainer(config, model, tmp_path / "whole", resume=False).run()
     assert seen == [(stage, {f"step{stage + 1}"}) for stage in range(3) for _ in range(4)]
-    for dies_at in (6, 5):  # in the middle of a stage, then right behind the checkpoint at its start
+    folder = tmp_path / "killed"
+    with pytest.raises(KeyboardInterrupt):
         seen.clear()
-        folder = tmp_path / f"killed{dies_at}"
-        with pytest.raises(KeyboardInterrupt):
-            Trainer(config, model, folder, resume=False).run()
+        dies_at = 6  # in the middle of a stage
+        Trainer(config, model, folder, resume=False).run()
+    with pytest.raises(KeyboardInterrupt):
+        seen.clear()
+        dies_at = 5  # right behind the checkpoint at the start of the next
         Trainer(config, model, folder, resume=True).run()
-        for name, value in weights(tmp_path / "whole").items():
-            np.testing.assert_array_equal(weights(folder)[name], value)
+    Trainer(config, model, folder, resume=True).run()
+    for name, value in weights(tmp_path / "whole").items():
+        np.testing.assert_array_equal(weights(folder)[name], value)
 
 
 def test_a_head_of_two_stages_waits_for_the_prompt_tokens(model):
