@@ -224,9 +224,9 @@ def run_similarity(model: Model, answers: Sequence[Answer]) -> list[dict[str, fl
 RULES = {"match": Match(), "rejection": Rejection()}
 TEMPERATURES = (0.3, 0.7, 1.0, 1.3)
 ACCEPTED = {
-    "SPACE, chain of 5": Entry("chain:5", "space"),
-    "SPACE, 16 nodes": Entry("sparse:16", "space"),
-    "PPD, 16 nodes": Entry("sparse:16", "ppd"),
+    "SPACE, chain of 3": Entry("chain:3", "space"),
+    "SPACE, 5 nodes": Entry("sparse:5", "space"),
+    "Medusa, chain of 3": Entry("chain:3", "medusa"),
     "Medusa, 16 nodes": Entry("sparse:16", "medusa"),
 }
 
@@ -240,7 +240,7 @@ def run_acceptance(model: Model, prompts: Sequence[str], max_new_tokens: int) ->
             drafter = make_drafter(adapter, adapter_plan(adapter, entry.tree), model)
             results[label] = {rule: [] for rule in RULES}
             for temperature, (rule, acceptance) in itertools.product(TEMPERATURES, RULES.items()):
-                settings = {"sampling": SamplingConfig(temperature), "acceptance": acceptance, "batch_size": 8}
+                settings = {"sampling": SamplingConfig(temperature), "acceptance": acceptance, "batch_size": 4}
                 answers = generate(model, drafter, prompts, max_new_tokens, **settings)
                 made = sum(answer.new_tokens - 1 for answer in answers)
                 results[label][rule].append(made / sum(answer.steps for answer in answers))
