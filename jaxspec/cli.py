@@ -80,7 +80,11 @@ def _option_names(settings: object, prefix: str = "") -> list[str]:
 
 
 def enable_compilation_cache() -> None:
-    """Keep compiled programs on disk, so that the second start is fast. JAX_COMPILATION_CACHE_DIR overrides where."""
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "jaxspec" / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    """Keep compiled programs on disk, so that the second start is fast. JAX's own environment variables override it."""
+    settings = {
+        "compilation_cache_dir": str(Path.home() / ".cache" / "jaxspec" / "xla"),
+        "persistent_cache_min_compile_time_secs": 0.5,
+    }
+    for name, value in settings.items():
+        if f"JAX_{name.upper()}" not in os.environ:
+            jax.config.update(f"jax_{name}", value)

@@ -2,10 +2,16 @@
 
 import itertools
 import os
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if "PYTEST_XDIST_WORKER" not in os.environ:  # what one worker has compiled the others read, until all are done
+    _PROGRAMS = tempfile.TemporaryDirectory(prefix="jaxspec-tests-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _PROGRAMS.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax
 import pytest
