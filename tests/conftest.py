@@ -27,7 +27,8 @@ def pytest_configure(config):
     """Tests on tiny models wait for the compiler, not for its code: compile them without optimisation."""
     if config.getoption("markexpr") == "not slow":
         flags = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
+        quick = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+        os.environ["XLA_FLAGS"] = f"{flags} {quick} --xla_cpu_parallel_codegen_split_count=1"
         jaxspec.model.load.BLOCK = 8  # which divides the kernels of tiny models
 
 
