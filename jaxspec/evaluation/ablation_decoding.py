@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Match, Rejection
+from jaxspec.decoding.acceptance import ACCEPTANCES
 from jaxspec.decoding.generate import generate
 from jaxspec.evaluation.ablations import Claim
 from jaxspec.evaluation.latency import star
@@ -221,7 +221,7 @@ def run_similarity(model: Model, answers: Sequence[Answer]) -> list[dict[str, fl
     return [{str(layer): value for layer, value in curve.items()} for curve in curves]
 
 
-RULES = {"match": Match(), "rejection": Rejection()}
+RULES = {name: rule() for name, rule in ACCEPTANCES.items() if rule.lossless}
 TEMPERATURES = (0.3, 0.7, 1.0, 1.3)
 ACCEPTED = {
     "SPACE, chain of 3": Entry("chain:3", "space"),

@@ -308,7 +308,9 @@ def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
             "positions": adapter.info["accuracy_positions"],
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(adapter.trainable)),
             "groups_per_second": [row["groups_per_second"] for row in rows if "loss" in row][-1],
-        } | {name: adapter.info[name] for name in ("perplexity",) if name in adapter.info}
+        }
+        if "perplexity" in adapter.info:
+            figures["perplexity"] = adapter.info["perplexity"]
         write_atomically(result, json.dumps(figures).encode())
         shutil.rmtree(folder / "checkpoints")
         if figures["parameters"] > _LARGE:

@@ -158,8 +158,8 @@ def _setting(results: Results) -> list[str]:
     own = [way for way in s["ways"] if reference_of(s, way) not in (REFERENCE, way)]
     if own:
         lines += ["", f"{', '.join(own)}: compared with autoregressive decoding of the base that the method has tuned."]
-    peers = {info["library"]: way for way, info in s["ways"].items() if "library" in info}
-    lines += [f"\nThe peers (hf) are {found}." for found in peers]
+    libraries = dict.fromkeys(way["library"] for way in s["ways"].values() if "library" in way)
+    lines += [f"\nThe peers (hf) are {library}." for library in libraries]
     if s["left_out"]:
         lines += ["", f"{len(s['left_out'])} questions of the files are too long for the base and were left out."]
     if results.memory:

@@ -155,7 +155,7 @@ def parse_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
     if adapters.keys() - used:
         raise UserError(f"adapters: {', '.join(sorted(adapters.keys() - used))} is not among the methods")
     peers = load_peers(model, config.assistant) if config.peers else {}
-    return ways | {name: PeerWay(name, {"rows": None, "library": library()}, peer) for name, peer in peers.items()}
+    return ways | {name: PeerWay(name, {"library": library()}, peer) for name, peer in peers.items()}
 
 
 def parse_adapter(text: str) -> tuple[str, str]:

@@ -25,6 +25,21 @@ def divergence(p: jax.Array, q: jax.Array) -> jax.Array:
     return apart - jax.nn.logsumexp(p, axis=-1) + jax.nn.logsumexp(q, axis=-1)
 
 
+def answer_entropy(base: Base, text: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """-log P of every token but the first, [B, T - 1], and which of them belong to answers.
+
+    Args:
+      base: the decoder.
+      text: [B, T, D], its final hidden states of the texts.
+      batch: the texts.
+    """
+    logits = base.logits(text[:, :-1])
+    said = jnp.take_along_axis(logits, batch.tokens[:, 1:, None], axis=-1)[..., 0]
+    place = jnp.arange(1, batch.tokens.shape[1])
+    is_answer = (place >= batch.starts[:, None]) & (place < batch.lengths[:, None])
+    return jax.nn.logsumexp(logits, axis=-1) - said, is_answer
+
+
 def future_loss(
     student: jax.Array,
     base: Base,

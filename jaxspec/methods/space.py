@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from jaxspec.errors import UserError
 from jaxspec.methods.base import Batch, Method, PyTree
+from jaxspec.methods.losses import answer_entropy
 from jaxspec.methods.probes import ProbeMethod
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import Corrected, merged
@@ -120,10 +121,8 @@ class SPACE(ProbeMethod):
         """
         text, exits = self.probe(trainable, base, batch, self.distances)
         masked, metrics = self.loss_of(trainable, base, batch, text, exits, range(1, self.distances + 1))
-        entropy = _cross_entropy(base, text, batch)  # [B, T - 1], of the tokens from the second on
-        target = jnp.arange(1, batch.tokens.shape[1])
-        answer = (target >= batch.starts[:, None]) & (target < batch.lengths[:, None])
-        before_cut = target <= batch.points[..., None] + 1  # [B, G, T - 1]
+        entropy, answer = answer_entropy(base, text, batch)  # [B, T - 1], of the tokens from the second on
+        before_cut = jnp.arange(1, batch.tokens.shape[1]) <= batch.points[..., None] + 1  # [B, G, T - 1]
         cuts = jnp.sum(before_cut & (batch.points[..., None] >= 0), axis=1)  # how many of them count a token
         autoregressive = _mean(entropy, answer)  # equation 1
         semi = _mean(entropy, answer * cuts) + masked  # equation 3
@@ -146,13 +145,6 @@ class SPACE(ProbeMethod):
         """The mask for a base that is tuned, and that base's parameters."""
         own = merged(self.fit_base(trainable, base).params)
         return dataclasses.replace(self, tuning="none"), {"mask": trainable["mask"]}, own
-
-
-def _cross_entropy(base: Base, text: jax.Array, batch: Batch) -> jax.Array:
-    """-log P of every token but the first, [B, T - 1], from final hidden states [B, T, D]."""
-    logits = base.logits(text[:, :-1])
-    said = jnp.take_along_axis(logits, batch.tokens[:, 1:, None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(logits, axis=-1) - said
 
 
 def _mean(values: jax.Array, weights: jax.Array) -> jax.Array:

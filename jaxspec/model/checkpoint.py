@@ -1,12 +1,11 @@
 """Orbax checkpoints of whole bases: what a full fine-tuning ends in.
 
-config.json     as Hugging Face has it, end-of-text ids included
+config.json     as Hugging Face has it, with end-of-text ids and the base's fingerprint
 params/         the parameter tree, an Orbax checkpoint
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import jax
@@ -16,7 +15,7 @@ import orbax.checkpoint as ocp
 from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
 from jaxspec.model.decoder import abstract_params
-from jaxspec.model.hf import hf_config, parse_config, read_json
+from jaxspec.model.hf import parse_config, read_json, write_config
 from jaxspec.model.weights import params_fingerprint
 
 _PARAMS = "params"
@@ -30,11 +29,10 @@ def is_checkpoint(folder: Path) -> bool:
 
 def save_checkpoint(folder: Path, config: ModelConfig, params: dict, eos: tuple[int, ...] = ()) -> None:
     """Write config.json and params/ into a folder."""
-    named = {"eos_token_id": list(eos), _FINGERPRINT: params_fingerprint(config, params)}
     folder.mkdir(parents=True, exist_ok=True)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((folder / _PARAMS).resolve(), params)
-    (folder / "config.json").write_text(json.dumps(hf_config(config) | named, indent=2))
+    write_config(folder, config, eos, **{_FINGERPRINT: params_fingerprint(config, params)})
 
 
 def load_checkpoint(folder: Path, dtype: jnp.dtype) -> tuple[ModelConfig, dict, str]:

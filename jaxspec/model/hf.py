@@ -176,6 +176,11 @@ def eos_tokens(folder: Path) -> tuple[int, ...]:
     return ()
 
 
+def write_config(folder: Path, config: ModelConfig, eos: tuple[int, ...], **more: str) -> None:
+    """Write config.json: the shapes, the ids that end a text, and whatever else a form of weights needs to know."""
+    (folder / "config.json").write_text(json.dumps(hf_config(config) | {"eos_token_id": list(eos)} | more, indent=2))
+
+
 def save_directory(folder: Path, config: ModelConfig, params: dict, eos: tuple[int, ...] = ()) -> None:
     """Write config.json and model.safetensors so that transformers and `load_model` can read them."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -185,4 +190,4 @@ def save_directory(folder: Path, config: ModelConfig, params: dict, eos: tuple[i
         array = np.asarray(flat[path])
         tensors[name] = np.ascontiguousarray(array.T if stored_transposed(path) else array)
     safetensors.numpy.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(hf_config(config) | {"eos_token_id": list(eos)}, indent=2))
+    write_config(folder, config, eos)

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import bucket
 from jaxspec.decoding.sampling import Sampler, make_sampler
 from jaxspec.methods.base import Batch, Method, PyTree
+from jaxspec.methods.losses import answer_entropy
 from jaxspec.model.base import Base
+from jaxspec.model.decoder import causal_mask
+from jaxspec.model.rows import read_layers
 from jaxspec.training.batches import insertion_points, make_batch
 from jaxspec.training.data import Answer
 from jaxspec.tree.spec import RANKS
@@ -103,11 +105,9 @@ def _batches(answers: Sequence[Answer]) -> Iterator[Batch]:
 @jax.jit
 def _entropy(base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Sum of -log P over answer tokens, and how many they are."""
-    logits = base.decoder.apply({"params": base.params}, batch.tokens[:, :-1])
-    entropy = optax.softmax_cross_entropy_with_integer_labels(logits, batch.tokens[:, 1:])
-    place = jnp.arange(1, batch.tokens.shape[1])
-    counted = (place >= batch.starts[:, None]) & (place < batch.lengths[:, None])
-    return jnp.sum(entropy * counted), jnp.sum(counted)
+    text, _, _ = read_layers(base, batch.tokens, causal_mask(*batch.tokens.shape), ())
+    entropy, is_answer = answer_entropy(base, text, batch)
+    return jnp.sum(entropy * is_answer), jnp.sum(is_answer)
 
 
 def perplexity(base: Base, answers: Sequence[Answer]) -> float:

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,6 +14,7 @@ from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer,
 from jaxspec.methods.adapter import Adapter, plain_drafter, settle
 from jaxspec.model.base import Base
 from jaxspec.tree import State, build_tree, make_plan, pad_tree, random_tree, sparse_tree, stack_trees, straightforward
+from tests.methods.helpers import trained
 from tests.tiny import TINY, make_prompts, make_tiny
 
 GREEDY = SamplingConfig()
@@ -104,11 +104,7 @@ DEFAULTS = [method(**{name: values[0] for name, values in options.items()}) for 
 
 def make(method, model, tree):
     """A drafter whose every part matters: nothing of it is zero, the identity, or a copy of the base's."""
-    base = Base(model.params, model.decoder)
-    trainable, rng = jax.jit(lambda base: method.init(jax.random.key(1), base))(base), np.random.default_rng(2)
-    trainable = jax.tree.map(
-        lambda x: jnp.asarray(np.asarray(x) + 0.3 * rng.normal(size=x.shape), jnp.float32), trainable
-    )
+    trainable = trained(method, Base(model.params, model.decoder), seed=1, scale=0.3, noise=2)
     adapter, own = settle(Adapter(method, trainable, "", {}), model)
     prepared = adapter.method.prepared(adapter.trainable, own.base)
     return Drafter(prepared, tree, adapter.method, own=own if own is not model else None)

@@ -11,8 +11,8 @@ def settings(method):
     return "-".join([method.name, *changed])
 
 
-def trained(method, base, seed=3):
+def trained(method, base, seed=3, scale=0.1, noise=9):
     """A pytree in which nothing is zero, the identity, the base's, or equal among the rows of a probe."""
     trainable = jax.jit(lambda base: method.init(jax.random.key(seed), base))(base)
-    rng = np.random.default_rng(9)  # not in JAX, which would compile a program for every shape
-    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x) + 0.1 * rng.normal(size=x.shape), jnp.float32), trainable)
+    rng = np.random.default_rng(noise)  # not in JAX, which would compile a program for every shape
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x) + scale * rng.normal(size=x.shape), jnp.float32), trainable)
