@@ -29,7 +29,7 @@ from jaxspec.model.hf import read_json
 from jaxspec.model.load import DEFAULT_MODEL
 from jaxspec.training.data import prepare_answers
 from jaxspec.training.examples import select_prompts
-from jaxspec.training.trainer import RunConfig, check_config
+from jaxspec.training.run_config import RunConfig, check_config
 
 _MEASURES = ("steps", "similarity", "acceptance")
 _SAMPLED = 40  # held-out prompts that are sampled from

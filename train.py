@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 from jaxspec.cli import enable_compilation_cache, parse, run_main
 from jaxspec.methods.adapter import OWN_MODEL
 from jaxspec.model.load import load_model
+from jaxspec.processes import ProcessConfig, is_leader, join_processes
 from jaxspec.training.configs import config_names, load_config, split_config_name
-from jaxspec.training.trainer import RunConfig, Trainer, check_config, describe
+from jaxspec.training.preemption import on_sigterm
+from jaxspec.training.run_config import RunConfig, check_config, describe
+from jaxspec.training.trainer import Stopped, Trainer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +24,15 @@ class Options(RunConfig):
     Attributes:
       output: folder of the run and of the adapter; default runs/<config>.
       resume: continue the run in that folder.
+      dtype: of the base's weights; default float32 on CPU, bfloat16 elsewhere.
+      processes: how several of them, one per host, find each other.
       show: print the settings as JSON and stop.
     """
 
     output: str = ""
     resume: bool = False
+    dtype: str = ""
+    processes: ProcessConfig = ProcessConfig()
     show: bool = False
 
 
@@ -42,9 +50,18 @@ def main(args: list[str]) -> None:
     if options.show:
         print(json.dumps(describe(config), indent=2))
         return
+    join_processes(options.processes)
     enable_compilation_cache()
     output = Path(options.output or f"runs/{name}")
-    adapter = Trainer(config, load_model(config.model), output, options.resume).run()
+    stopping = on_sigterm()
+    model = load_model(config.model, options.dtype or None, config.mesh)
+    try:
+        adapter = Trainer(config, model, output, options.resume, stopping).run()
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return
+    if not is_leader():
+        return
     for distance, ranks in enumerate(adapter.info["accuracy"], 1):
         print(f"distance {distance}: top-1 {ranks[0]:.3f}  top-5 {sum(ranks[:5]):.3f}  top-10 {sum(ranks):.3f}")
     print(f"adapter: {output}")

@@ -3,7 +3,7 @@
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import BiTA
 from jaxspec.model.shapes import LLAMA2_7B
-from jaxspec.training.trainer import RunConfig
+from jaxspec.training.run_config import RunConfig
 
 CONFIG = RunConfig(
     model="meta-llama/Llama-2-7b-chat-hf",

@@ -3,7 +3,7 @@
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import Medusa
 from jaxspec.model.shapes import LLAMA_33B
-from jaxspec.training.trainer import RunConfig
+from jaxspec.training.run_config import RunConfig
 
 CONFIG = RunConfig(
     model="lmsys/vicuna-33b-v1.3",

@@ -3,7 +3,7 @@
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import PPD
 from jaxspec.model.shapes import MOBILELLAMA_1_4B
-from jaxspec.training.trainer import RunConfig
+from jaxspec.training.run_config import RunConfig
 
 CONFIG = RunConfig(
     model="mtgv/MobileLLaMA-1.4B-Chat",

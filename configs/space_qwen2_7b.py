@@ -3,7 +3,7 @@
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import SPACE
 from jaxspec.model.shapes import QWEN2_7B
-from jaxspec.training.trainer import RunConfig
+from jaxspec.training.run_config import RunConfig
 
 CONFIG = RunConfig(
     model="Qwen/Qwen2-7B",

@@ -3,7 +3,7 @@
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import SPACE
 from jaxspec.model.shapes import SMOLLM2_135M
-from jaxspec.training.trainer import RunConfig
+from jaxspec.training.run_config import RunConfig
 
 CONFIG = RunConfig(
     model="smollm2-135m",

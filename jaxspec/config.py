@@ -125,6 +125,29 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """How many devices share the work, and how: their number is the product of the three axes.
+
+    Attributes:
+      data: copies that divide the batch.
+      fsdp: parts that the weights are divided into, with gradients and optimizer state; every layer's weights are
+        gathered where they are used. Divides the batch as well.
+      tensor: parts that heads, MLPs and the vocabulary are divided into; every layer ends in sums over them.
+      zero: what `fsdp` divides: 3, everything; 2, gradients and optimizer state, while the weights stay whole.
+    """
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+    zero: Literal[2, 3] = 3
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return self.data * self.fsdp * self.tensor
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """How an adapter is trained.
 
@@ -145,6 +168,9 @@ class TrainConfig:
       eval_every: updates between evaluations on part of the held-out answers; 0 evaluates at the end only.
       eval_answers: held-out answers of the evaluation at the end; 0 is all.
       save_every: updates between checkpoints.
+      keep: how many of them.
+      ema: the adapter is a moving average of the weights, of which every update keeps this share; 0: the last weights.
+      tensorboard: write the log for TensorBoard too (needs the package tensorboardX).
       remat: recompute each layer's activations in the backward pass instead of storing them.
       adapter_dtype: of the adapter on disk; it trains in float32.
     """
@@ -164,5 +190,8 @@ class TrainConfig:
     eval_every: int = 250
     eval_answers: int = 0
     save_every: int = 100
+    keep: int = 2
+    ema: float = 0.0
+    tensorboard: bool = False
     remat: bool = False
     adapter_dtype: Literal["float32", "float16"] = "float32"

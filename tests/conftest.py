@@ -29,6 +29,7 @@ def pytest_configure(config):
         flags = os.environ.get("XLA_FLAGS", "")
         quick = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
         os.environ["XLA_FLAGS"] = f"{flags} {quick} --xla_cpu_parallel_codegen_split_count=1"
+        jax.config.update("jax_num_cpu_devices", 8)  # for tests of meshes
         jaxspec.model.load.BLOCK = 8  # which divides the kernels of tiny models
 
 

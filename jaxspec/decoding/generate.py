@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Acceptance, Match
@@ -18,6 +19,8 @@ from jaxspec.decoding.sampling import Sampler, make_sampler
 from jaxspec.errors import UserError
 from jaxspec.model.base import Base
 from jaxspec.model.load import Model
+from jaxspec.model.sharding import in_mesh, mesh_of, put, tree_shardings
+from jaxspec.processes import host
 
 _PREFILL_CHUNK = 512
 _UNBOUNDED = np.iinfo(np.int32).max
@@ -73,7 +76,7 @@ _EXECUTABLES: dict[Any, Any] = {}
 def _compiled(function: Any, *args: Any, **static: Any) -> tuple[Any, float]:
     """A jitted function compiled for these arguments, and the seconds it took (0 when already known)."""
     leaves, structure = jax.tree.flatten(args)
-    shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+    shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf), getattr(leaf, "sharding", None)) for leaf in leaves)
     key = (function, structure, shapes, tuple(sorted(static.items(), key=lambda item: item[0])))
     if key in _EXECUTABLES:
         return _EXECUTABLES[key], 0.0
@@ -112,6 +115,7 @@ class _Job:
       seed: of sampling.
       acceptance: which candidates survive.
       eos: [E] int32.
+      mesh: what the base and all else is divided over; None: one device.
     """
 
     model: Model
@@ -121,6 +125,7 @@ class _Job:
     seed: int
     acceptance: Acceptance
     eos: jax.Array
+    mesh: Mesh | None
 
     def begin(
         self, prompts: Sequence[Sequence[int]], limits: Sequence[int], padded: int, width: int, capacity: int
@@ -130,15 +135,18 @@ class _Job:
         tokens = np.zeros((len(prompts), padded), np.int32)
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = prompt
-        seeds = jnp.full(len(prompts), self.seed % 2**32, jnp.uint32)
+        seeds = np.full(len(prompts), self.seed % 2**32, np.uint32)
         chunk = min(padded, _PREFILL_CHUNK)
-        run_prefill, compiling = _compiled(prefill, self.model.base, tokens, lengths, capacity=capacity, chunk=chunk)
+        sizes = {"capacity": capacity, "chunk": chunk}
+        with in_mesh(self.mesh):
+            run_prefill, compiling = _compiled(prefill, self.model.base, tokens, lengths, **sizes)
         began = time.perf_counter()
         prefilled = jax.block_until_ready(run_prefill(self.model.base, tokens, lengths))
         seconds = time.perf_counter() - began
         limits = np.array(limits, np.int32)
         args = (self.base, self.drafter, self.sampler, *prefilled, tokens, lengths, limits, seeds, self.eos)
-        run_start, more = _compiled(start, *args, acceptance=self.acceptance, width=width, chunk=chunk)
+        with in_mesh(self.mesh):
+            run_start, more = _compiled(start, *args, acceptance=self.acceptance, width=width, chunk=chunk)
         began = time.perf_counter()
         state = jax.block_until_ready(run_start(*args))
         return _Run(state, seconds + time.perf_counter() - began, 0.0, compiling + more)
@@ -146,7 +154,8 @@ class _Job:
     def advance(self, run: _Run, steps: int) -> None:
         """Run some steps, or fewer where all rows are done."""
         args = (self.base, self.drafter, self.sampler, self.eos, run.state, np.int32(steps))
-        run_decode, compiling = _compiled(decode, *args, acceptance=self.acceptance)
+        with in_mesh(self.mesh):
+            run_decode, compiling = _compiled(decode, *args, acceptance=self.acceptance)
         run.compile_seconds += compiling
         began = time.perf_counter()
         run.state = jax.block_until_ready(run_decode(*args))
@@ -161,22 +170,23 @@ class _Job:
 
 def _job(model: Model, drafter: Drafter, sampling: SamplingConfig, seed: int, acceptance: Acceptance) -> _Job:
     model, drafter = drafter.own or model, drafter.replace(own=None)
-    eos = jnp.array(model.eos or (-1,), jnp.int32)
-    return _Job(model, model.decoding_base, drafter, make_sampler(sampling), seed, acceptance, eos)
+    mesh, rest = mesh_of(model.params), (drafter, make_sampler(sampling), jnp.array(model.eos or (-1,), jnp.int32))
+    drafter, sampler, eos = rest if mesh is None else put(rest, tree_shardings(mesh, rest))
+    return _Job(model, model.decoding_base, drafter, sampler, seed, acceptance, eos, mesh)
 
 
 def _collect(model: Model, run: _Run, row: int, prompt: str) -> Generation:
     """The answer of one batch row as it stands."""
     state, count = run.state, int(run.state.counts[row])
-    tokens = np.asarray(state.tokens)[row, :count].tolist()
+    tokens = host(state.tokens)[row, :count].tolist()
     return Generation(
         prompt=prompt,
         text=model.decode(tokens) if model.tokenizer else "",
         tokens=tokens,
-        drafted=np.asarray(state.drafted)[row, :count].tolist(),
+        drafted=host(state.drafted)[row, :count].tolist(),
         steps=int(state.stats.steps[row]),
-        offered=np.asarray(state.stats.offered)[row].tolist(),
-        accepted=np.asarray(state.stats.accepted)[row].tolist(),
+        offered=host(state.stats.offered)[row].tolist(),
+        accepted=host(state.stats.accepted)[row].tolist(),
         prefill_seconds=run.prefill_seconds,
         decode_seconds=run.decode_seconds,
         compile_seconds=run.compile_seconds,
@@ -340,12 +350,13 @@ def generate_many(
             limits = [max_new_tokens] * len(taken) + [0] * padding
             batch = [*(prompts[i] for i in taken), *[[0]] * padding]
             fresh = job.begin(batch, limits, bucket(max(map(len, batch))), width, capacity)
-            run.state = insert(run.state, fresh.state, np.array(rows + [batch_size] * padding, np.int32))
+            with in_mesh(job.mesh):
+                run.state = insert(run.state, fresh.state, np.array(rows + [batch_size] * padding, np.int32))
             for row, prompt in zip(rows, taken, strict=True):
                 owner[row] = prompt
         job.advance(run, steps_per_chunk)
-        done, counts = np.asarray(run.state.done), np.asarray(run.state.counts)
-        tokens = np.asarray(run.state.tokens)
+        done, counts = host(run.state.done), host(run.state.counts)
+        tokens = host(run.state.tokens)
         for row, prompt in enumerate(owner):
             if prompt is not None and done[row]:
                 owner[row] = None
@@ -390,7 +401,7 @@ def stream(
     job, text = _job(model, method, sampling, seed, acceptance), _as_text(model, prompt)
     run = job.begin([ids], [max_new_tokens], *job.sizes(len(ids), max_new_tokens))
     yield _collect(model, run, 0, text)
-    while not np.all(run.state.done):
+    while not np.all(host(run.state.done)):
         job.advance(run, steps_per_chunk)
         yield _collect(model, run, 0, text)
 

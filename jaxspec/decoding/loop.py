@@ -22,6 +22,7 @@ from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
 from jaxspec.model.chunks import run_in_chunks
 from jaxspec.model.load import Model
 from jaxspec.model.rows import run_rows
+from jaxspec.model.sharding import divided
 from jaxspec.tree import Tree, select_trees
 
 
@@ -124,7 +125,7 @@ def prefill(
         return base.rows(base.embed(tokens), *context)
 
     hidden, cache = run_in_chunks(run, tokens, cache, chunk)
-    return cache, hidden, base.logits(hidden[jnp.arange(B), lengths - 1])
+    return _divided(cache), hidden, base.logits(hidden[jnp.arange(B), lengths - 1])
 
 
 @functools.partial(jax.jit, static_argnames=("acceptance", "width", "chunk"), donate_argnames=("cache",))
@@ -173,7 +174,7 @@ def start(
         drafter.trainable, drafter.drafting(base), tree, prompt, first, acceptance.drafting(sampler), seeds
     )
     counts = jnp.minimum(limits, 1)
-    return DecodeState(
+    state = DecodeState(
         cache=cache,
         lengths=lengths,
         tokens=jnp.zeros((B, width + P + 1), jnp.int32).at[:, 0].set(first),
@@ -187,6 +188,12 @@ def start(
         seeds=seeds,
         stats=Stats(jnp.zeros(B, jnp.int32), jnp.zeros((B, P), jnp.int32), jnp.zeros((B, P), jnp.int32)),
     )
+    return _divided(state)
+
+
+def _divided(state: PyTree) -> PyTree:
+    """On a mesh the batch is divided, and caches, the only arrays of four dimensions, by heads."""
+    return jax.tree.map(lambda x: divided(x, "batch", "heads") if x.ndim == 4 else divided(x, "batch"), state)
 
 
 def step(
@@ -220,7 +227,7 @@ def step(
     )
     stats = _count(state, tree, accepted)
     state = _emit(state, accepted, new, eos)
-    return state.replace(
+    state = state.replace(
         cache=cache,
         lengths=jnp.where(state.done, state.lengths, lengths),
         tree_state=tree_state,
@@ -228,6 +235,7 @@ def step(
         method_state=method_state,
         stats=stats,
     )
+    return _divided(state)
 
 
 def _new_tokens(draft: Draft, accepted: Accepted) -> jax.Array:
@@ -301,4 +309,4 @@ def insert(state: DecodeState, new: DecodeState, rows: jax.Array) -> DecodeState
       new: F rows of the same capacity and buffer width.
       rows: [F] int32, where they go; an index of B drops a row that only pads.
     """
-    return jax.tree.map(lambda old, fresh: old.at[rows].set(fresh, mode="drop"), state, new)
+    return _divided(jax.tree.map(lambda old, fresh: old.at[rows].set(fresh, mode="drop"), state, new))

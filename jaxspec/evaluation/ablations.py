@@ -22,7 +22,8 @@ from jaxspec.methods import PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, M
 from jaxspec.methods.base import Method
 from jaxspec.model.load import Model
 from jaxspec.training.data import cache_file
-from jaxspec.training.trainer import RunConfig, Trainer, describe, training_settings
+from jaxspec.training.run_config import RunConfig, describe, training_settings
+from jaxspec.training.trainer import Trainer
 
 _LARGE = 20_000_000  # parameters; projections of whole vocabularies are not kept
 

@@ -25,6 +25,7 @@ from jaxspec.methods.base import Method, PyTree
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model
 from jaxspec.model.weights import params_fingerprint
+from jaxspec.processes import host, is_leader
 from jaxspec.tree import Path as TreePath
 from jaxspec.tree import TreePlan, from_paths, parse_tree
 from jaxspec.tree.plan import plan_from_json
@@ -58,7 +59,7 @@ class Adapter:
     @property
     def digest(self) -> str:
         """12 hex digits that name these weights."""
-        content = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(self.trainable))
+        content = b"".join(host(leaf).tobytes() for leaf in jax.tree.leaves(self.trainable))
         return hashlib.sha256(content).hexdigest()[:12]
 
 
@@ -69,10 +70,12 @@ def save_adapter(folder: Path, adapter: Adapter, dtype: str = "float32") -> None
       folder: created where missing.
       adapter: what to write.
       dtype: of the weights.
+
+    Raises:
+      UserError: it cannot be written there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     flat = flax.traverse_util.flatten_dict(adapter.trainable, sep="/")
-    tensors = {name: np.asarray(leaf, dtype) for name, leaf in flat.items()}
+    tensors = {name: host(leaf).astype(dtype) for name, leaf in flat.items()}
     if adapter.frequent_tokens is not None:
         tensors[_FREQUENT] = adapter.frequent_tokens
     weights = safetensors.numpy.save(tensors)
@@ -83,8 +86,14 @@ def save_adapter(folder: Path, adapter: Adapter, dtype: str = "float32") -> None
         "fingerprint": adapter.fingerprint,
     }
     text = json.dumps(head | adapter.info, indent=1).encode()
-    write_atomically(folder / "adapter.safetensors", weights)
-    write_atomically(folder / "adapter.json", text)
+    if not is_leader():
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "adapter.safetensors", weights)
+        write_atomically(folder / "adapter.json", text)
+    except OSError as error:
+        raise UserError(f"{folder}: the adapter cannot be written there ({error.strerror})") from None
 
 
 def load_adapter(folder: Path, config: ModelConfig) -> Adapter:

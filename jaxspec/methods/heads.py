@@ -39,7 +39,7 @@ from jaxspec.methods.base import (
 )
 from jaxspec.methods.losses import check_decay, future_loss
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import in_blocks
+from jaxspec.model.blocks import in_blocks, wide
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.chunks import run_in_chunks
 from jaxspec.model.decoder import Layer, causal_mask
@@ -156,7 +156,7 @@ class HeadMethod(Method, abc.ABC):
         if blocks:
             parts = {"blocks": jnp.zeros((self.heads, blocks, D, D)), "bias": jnp.zeros((self.heads, blocks, D))}
         if self.lm_head == "full":
-            parts["lm_head"] = jnp.tile(base.params["lm_head"].astype(jnp.float32), (self.heads, 1, 1))
+            parts["lm_head"] = jnp.tile(base.params["lm_head"].astype(wide(base.params["lm_head"])), (self.heads, 1, 1))
         if self.lm_head == "low_rank":
             parts["down"] = 0.02 * jax.random.normal(key, (self.heads, D, self.rank))
             parts["up"] = jnp.zeros((self.heads, self.rank, V))
@@ -172,7 +172,7 @@ class HeadMethod(Method, abc.ABC):
 
     def project(self, trainable: PyTree, base: Base, x: jax.Array, first: int = 0) -> jax.Array:
         """States [..., M', D] of the heads from `first` on to float32 logits [..., M', V']."""
-        heads, dot = slice(first, first + x.shape[-2]), dict(preferred_element_type=jnp.float32)
+        heads, dot = slice(first, first + x.shape[-2]), dict(preferred_element_type=wide(x))
         if self.lm_head == "full":
             return jnp.einsum("...md,mdv->...mv", x, trainable["lm_head"][heads], **dot)
         logits = base.draft_logits(x)
@@ -324,7 +324,7 @@ def beside(x: jax.Array, embeddings: jax.Array) -> jax.Array:
     A hidden state can be hundreds of times larger than an embedding, and a matrix that starts without the embeddings
     would take as much longer to learn from them: they are brought to the size of the state.
     """
-    size = lambda x: jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True))  # noqa: E731
+    size = lambda x: jnp.sqrt(jnp.mean(jnp.square(x.astype(wide(x))), axis=-1, keepdims=True))  # noqa: E731
     scale = size(x)[..., None, :] / jnp.maximum(size(embeddings), 1e-6)
     scaled = (embeddings * scale).astype(x.dtype)
     return jnp.concatenate([x[..., None, :], scaled], axis=-2).reshape(*x.shape[:-1], -1)

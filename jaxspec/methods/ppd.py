@@ -20,7 +20,7 @@ from jaxspec.errors import UserError
 from jaxspec.methods.base import PyTree, Stage
 from jaxspec.methods.probes import ProbeMethod, init_prefix, mean_normed, prefix_cache
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import in_blocks, product
+from jaxspec.model.blocks import in_blocks, product, wide
 from jaxspec.model.cache import Cache
 
 
@@ -110,7 +110,7 @@ class PPD(ProbeMethod):
             "head": lambda: base.params["lm_head"],
         }
         trainable = {part: make[part]() for part, used in self._parts().items() if used}
-        return jax.tree.map(lambda x: x.astype(jnp.float32), trainable)
+        return jax.tree.map(lambda x: x.astype(wide(x)), trainable)
 
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
         """Of a head of their own only what may be drafted, in the base's layout."""
@@ -145,4 +145,4 @@ class PPD(ProbeMethod):
         hidden = mean_normed(base, exits, weights)
         if self.head == "none":
             return base.draft_logits(hidden)
-        return product(hidden, trainable["head"].astype(hidden.dtype), preferred_element_type=jnp.float32)
+        return product(hidden, trainable["head"].astype(hidden.dtype), preferred_element_type=wide(hidden))

@@ -27,7 +27,7 @@ from jaxspec.methods.base import Batch, Method, PyTree
 from jaxspec.methods.losses import answer_entropy
 from jaxspec.methods.probes import ProbeMethod
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import Corrected, merged
+from jaxspec.model.blocks import Corrected, merged, wide
 
 _TARGETS = ("qkv", "o", "gate", "up", "down")
 
@@ -74,7 +74,7 @@ class SPACE(ProbeMethod):
         for_mask, for_lora = jax.random.split(key)
         trainable = {"mask": 0.02 * jax.random.normal(for_mask, (base.decoder.config.hidden_size,))}
         if self.tuning == "full":
-            trainable["base"] = jax.tree.map(lambda x: jnp.array(x, jnp.float32), base.params)
+            trainable["base"] = jax.tree.map(lambda x: jnp.array(x, wide(x)), base.params)
         if self.tuning == "lora":
             trainable["lora"] = self._corrections(for_lora, base)
         return trainable

@@ -6,7 +6,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxspec.model.blocks import columns, in_blocks, product
+from jaxspec.model.blocks import columns, in_blocks, product, wide
 from jaxspec.model.cache import Cache
 from jaxspec.model.decoder import Decoder
 
@@ -93,7 +93,7 @@ class Base:
         """Normalised hidden states [..., D] to float32 logits of the tokens that may be drafted, [..., V']."""
         if self.draft_vocabulary is None:
             return self.project(x)
-        return product(x, self.draft_vocabulary.columns, preferred_element_type=jnp.float32)
+        return product(x, self.draft_vocabulary.columns, preferred_element_type=wide(x))
 
     def draft_part(self, x: jax.Array) -> jax.Array:
         """What concerns the tokens that may be drafted: [..., V] to [..., V']."""

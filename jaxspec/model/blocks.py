@@ -37,7 +37,7 @@ class Corrected:
     def merged(self) -> jax.Array:
         """[in, out] in the kernel's own dtype."""
         correction = jnp.matmul(self.down, self.up, precision="highest")
-        return (self.kernel.astype(jnp.float32) + correction).astype(self.kernel.dtype)
+        return (self.kernel.astype(wide(self.kernel)) + correction).astype(self.kernel.dtype)
 
 
 def merged(params: Any) -> Any:
@@ -59,6 +59,11 @@ def product(x: jax.Array, kernel: jax.Array | Corrected, **options: Any) -> jax.
     everywhere = jnp.broadcast_to(rows, (len(kernel), *rows.shape))
     y = lax.dot_general(everywhere, kernel, (((2,), (1,)), ((0,), (0,))), **options)  # [out / n, R, n]
     return y.swapaxes(0, 1).reshape(*x.shape[:-1], -1)
+
+
+def wide(x: jax.Array) -> jnp.dtype:
+    """The dtype of sums over `x`: float32, or its own where that is wider."""
+    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def columns(kernel: jax.Array, index: jax.Array) -> jax.Array:

@@ -11,11 +11,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from jax.sharding import Mesh
 
 from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
 from jaxspec.model.decoder import abstract_params
 from jaxspec.model.hf import parse_config, read_json, write_config
+from jaxspec.model.sharding import parameter_sharding
 from jaxspec.model.weights import params_fingerprint
 
 _PARAMS = "params"
@@ -35,12 +37,13 @@ def save_checkpoint(folder: Path, config: ModelConfig, params: dict, eos: tuple[
     write_config(folder, config, eos, **{_FINGERPRINT: params_fingerprint(config, params)})
 
 
-def load_checkpoint(folder: Path, dtype: jnp.dtype) -> tuple[ModelConfig, dict, str]:
+def load_checkpoint(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:
     """Read what `save_checkpoint` wrote.
 
     Args:
       folder: config.json and params/.
       dtype: of the parameters; norms are float32.
+      mesh: what they are divided over.
 
     Returns:
       Config, parameters, fingerprint.
@@ -55,8 +58,9 @@ def load_checkpoint(folder: Path, dtype: jnp.dtype) -> tuple[ModelConfig, dict, 
     config = parse_config(content, str(file))
 
     def as_wanted(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        norm = any("norm" in key.key for key in path)
-        return jax.ShapeDtypeStruct(leaf.shape, jnp.float32 if norm else dtype)
+        name = "/".join(key.key for key in path)
+        place = None if mesh is None else parameter_sharding(mesh, name, leaf.shape)
+        return jax.ShapeDtypeStruct(leaf.shape, jnp.float32 if "norm" in name else dtype, sharding=place)
 
     wanted = jax.tree.map_with_path(as_wanted, abstract_params(config))
     try:

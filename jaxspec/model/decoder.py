@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
-from jaxspec.model.blocks import columns, product
+from jaxspec.model.blocks import columns, product, wide
 from jaxspec.model.cache import Cache
 from jaxspec.model.rope import rope_angles, rotate
+from jaxspec.model.sharding import divided
 
 _MASKED = -1e30
 
@@ -28,7 +29,7 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        y = x.astype(jnp.float32)
+        y = x.astype(wide(x))
         y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.epsilon)
         return (y * scale).astype(x.dtype)
 
@@ -89,7 +90,7 @@ def attend(
         k, v = (jnp.concatenate([before(x, y), y], axis=3) for x, y in zip(prefix, (k, v), strict=True))
     folded = q.reshape(B, K, G, -1, Dh) * Dh**-0.5
 
-    dot = dict(preferred_element_type=jnp.float32)
+    dot = dict(preferred_element_type=wide(q))
     scores = jnp.einsum("bkgqd,bkgrd->bkgqr", folded, k, **dot).reshape(B, K, G, -1, r, near)
     scores = jnp.where(mask[:, None, :, None], scores, _MASKED)
     top = jnp.max(scores, axis=-1, keepdims=True)
@@ -235,7 +236,7 @@ class Decoder(nn.Module):
                 own = jnp.concatenate([seen.reshape(*mask.shape[:3], -1), own], axis=-1)
             cached = None if cache is None else (cache.keys[i], cache.values[i])
             before = None if prefix is None else (prefix.keys[i], prefix.values[i])
-            x, (k, v) = self.layers[i](x, angles, own, cached, old, before)
+            x, (k, v) = self.layers[i](divided(x, "batch"), angles, own, cached, old, before)
             keys.append(k)
             values.append(v)
         return x, Cache(tuple(keys), tuple(values))
@@ -246,7 +247,7 @@ class Decoder(nn.Module):
 
     def project(self, x: jax.Array) -> jax.Array:
         """Normalised hidden states [..., D] to logits [..., V] in float32."""
-        return product(x, self.lm_head, preferred_element_type=jnp.float32)
+        return product(x, self.lm_head, preferred_element_type=wide(x))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Logits [B, T, V] of whole sequences [B, T] without a cache: the plain forward pass."""

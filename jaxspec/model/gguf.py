@@ -8,6 +8,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 from gguf import GGUFReader, dequantize
+from jax.sharding import Mesh
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -112,10 +113,10 @@ class GGUFFile:
                 array = _unpermute(array, config.num_kv_heads)
             yield tensor.name, array
 
-    def load(self, dtype: jnp.dtype) -> tuple[ModelConfig, dict, str]:
+    def load(self, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:
         """Config, parameters and fingerprint; weights are dequantized tensor by tensor."""
         config = self.config()
-        params, fingerprint = load_params(config, self._tensors(config), GGUF_NAMES, dtype, str(self.path))
+        params, fingerprint = load_params(config, self._tensors(config), GGUF_NAMES, dtype, str(self.path), mesh)
         return config, params, fingerprint
 
     def eos_tokens(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import flax.traverse_util
 import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
+from jax.sharding import Mesh
 from safetensors import SafetensorError, safe_open
 
 from jaxspec.config import ModelConfig, RopeScaling
@@ -149,12 +150,13 @@ def _stream(shards: list[Path]) -> Iterator[tuple[str, np.ndarray]]:
             raise UserError(f"{shard}: not a complete safetensors file ({error})") from None
 
 
-def load_directory(folder: Path, dtype: jnp.dtype) -> tuple[ModelConfig, dict, str]:
+def load_directory(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:
     """Load config and weights, tensor by tensor.
 
     Args:
       folder: a Hugging Face model directory.
       dtype: dtype of the parameters.
+      mesh: what they are divided over.
 
     Returns:
       Config, parameters, fingerprint.
@@ -163,7 +165,7 @@ def load_directory(folder: Path, dtype: jnp.dtype) -> tuple[ModelConfig, dict, s
       UserError: a file is missing, truncated or does not match the config.
     """
     config = parse_config(read_json(folder / "config.json"), str(folder / "config.json"))
-    params, fingerprint = load_params(config, _stream(_shards(folder)), HF_NAMES, dtype, str(folder))
+    params, fingerprint = load_params(config, _stream(_shards(folder)), HF_NAMES, dtype, str(folder), mesh)
     return config, params, fingerprint
 
 

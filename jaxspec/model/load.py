@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from jaxspec.config import ModelConfig
+from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.errors import UserError, suggest
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import BLOCK, in_blocks
@@ -23,6 +23,8 @@ from jaxspec.model.checkpoint import is_checkpoint, load_checkpoint, save_checkp
 from jaxspec.model.decoder import Decoder
 from jaxspec.model.gguf import GGUFFile
 from jaxspec.model.hf import eos_tokens, load_directory, save_directory
+from jaxspec.model.sharding import make_mesh, mesh_of
+from jaxspec.processes import is_leader, wait_for_all
 
 DEFAULT_MODEL = "smollm2-135m"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -64,8 +66,8 @@ class Model:
 
     @functools.cached_property
     def decoding_base(self) -> Base:
-        """The same as decoding wants it: on CPU a copy with its kernels in blocks, which doubles the memory."""
-        on_cpu = jax.default_backend() == "cpu"
+        """The same as decoding wants it: on one CPU a copy with its kernels in blocks, which doubles the memory."""
+        on_cpu = jax.default_backend() == "cpu" and mesh_of(self.params) is None
         return Base(in_blocks(self.params, BLOCK), self.decoder) if on_cpu else self.base
 
     @property
@@ -110,7 +112,7 @@ def _fetch(name: str) -> Path:
         raise UserError(f"model {name!r} is no local path and could not be fetched from the hub: {reason}") from None
 
 
-def load_model(name_or_path: str = DEFAULT_MODEL, dtype: str | None = None) -> Model:
+def load_model(name_or_path: str = DEFAULT_MODEL, dtype: str | None = None, mesh: MeshConfig = MeshConfig()) -> Model:
     """Load a base with its tokenizer.
 
     Args:
@@ -118,17 +120,19 @@ def load_model(name_or_path: str = DEFAULT_MODEL, dtype: str | None = None) -> M
         folder that `save_model` wrote.
       dtype: `float32`, `bfloat16` or `float16`; default float32 on CPU (where 16 bits are 10 to 20 times slower
         in XLA) and bfloat16 elsewhere.
+      mesh: the devices that share the weights, and afterwards the work; default one device.
 
     Raises:
-      UserError: not found, truncated, unsupported, or its tensors do not match its config.
+      UserError: fewer devices than that, or not found, truncated, unsupported, or its tensors do not match its config.
     """
     dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
+    devices = make_mesh(mesh)
     path = embedded_model_path() if name_or_path == DEFAULT_MODEL else Path(name_or_path)
     if path.is_file():
         file = GGUFFile(path)
-        return Model(name_or_path, *file.load(jnp.dtype(dtype)), file.eos_tokens(), file.tokenizer())
+        return Model(name_or_path, *file.load(jnp.dtype(dtype), devices), file.eos_tokens(), file.tokenizer())
     if not path.is_dir():
         if name_or_path.count("/") != 1 or name_or_path.startswith((".", "/")):
             hint = suggest(name_or_path, [DEFAULT_MODEL])
@@ -137,7 +141,7 @@ def load_model(name_or_path: str = DEFAULT_MODEL, dtype: str | None = None) -> M
             )
         path = _fetch(name_or_path)
     load = load_checkpoint if is_checkpoint(path) else load_directory
-    config, params, fingerprint = load(path, jnp.dtype(dtype))
+    config, params, fingerprint = load(path, jnp.dtype(dtype), devices)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except Exception as error:  # transformers raises many kinds
@@ -162,14 +166,18 @@ def save_model(model: Model, folder: Path, form: Literal["huggingface", "orbax"]
     save = save_directory if form == "huggingface" else save_checkpoint
     new, old = (folder.with_name(f".{folder.name}.{part}") for part in ("tmp", "old"))
     try:
-        shutil.rmtree(new, ignore_errors=True)
+        if is_leader():
+            shutil.rmtree(new, ignore_errors=True)
+        wait_for_all("save")
         save(new, model.config, model.params, model.eos)
-        if model.tokenizer:
-            model.tokenizer.save_pretrained(new)
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            folder.rename(old)
-        new.rename(folder)
+        wait_for_all("saved")
+        if is_leader():
+            if model.tokenizer:
+                model.tokenizer.save_pretrained(new)
+            if folder.exists():
+                shutil.rmtree(old, ignore_errors=True)
+                folder.rename(old)
+            new.rename(folder)
     except (OSError, ValueError, SafetensorError) as error:  # a full disk has many names
         reason = str(error).strip().split("\n", 1)[0]
         raise UserError(f"{folder}: the base cannot be written there ({reason})") from None

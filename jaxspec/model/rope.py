@@ -57,5 +57,5 @@ def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
       [B, R, heads, Dh], computed in float32, in the dtype of `x`.
     """
     cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    first, second = jnp.split(x.astype(jnp.promote_types(x.dtype, jnp.float32)), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)

@@ -14,10 +14,13 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
 from jaxspec.model.decoder import abstract_params
+from jaxspec.model.sharding import parameter_sharding, put
+from jaxspec.processes import host
 
 _SAMPLES = 64
 
@@ -75,7 +78,7 @@ def split_qkv(config: ModelConfig, flat: dict[str, jax.Array]) -> dict[str, jax.
     return parts
 
 
-def join_qkv(config: ModelConfig, flat: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def join_qkv(config: ModelConfig, flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The inverse of `split_qkv`: per key/value head its query heads, its key and its value, side by side.
 
     Layers of which a part is missing stay as they are.
@@ -87,7 +90,7 @@ def join_qkv(config: ModelConfig, flat: dict[str, jax.Array]) -> dict[str, jax.A
         if "/q/" in path and all(name in flat for name in names):
             three = [flat.pop(name) for name in names]
             heads = [part.reshape(*part.shape[:-1], K, -1, Dh) for part in three]
-            joined[path.replace("/q/", "/qkv/")] = jnp.concatenate(heads, axis=-2).reshape(*three[0].shape[:-1], -1)
+            joined[path.replace("/q/", "/qkv/")] = np.concatenate(heads, axis=-2).reshape(*three[0].shape[:-1], -1)
     return flat | joined
 
 
@@ -120,6 +123,7 @@ def load_params(
     names: dict[str, str],
     dtype: jnp.dtype,
     where: str,
+    mesh: Mesh | None = None,
 ) -> tuple[dict, str]:
     """Build the parameter tree from a stream of named tensors.
 
@@ -129,6 +133,7 @@ def load_params(
       names: HF_NAMES or GGUF_NAMES.
       dtype: dtype of the parameters; norms stay float32.
       where: the file or folder, for messages.
+      mesh: the parameters are divided over it, and no more than a layer is held whole; None: they go to one device.
 
     Returns:
       The nested dict of parameters, and the fingerprint of the base.
@@ -138,6 +143,7 @@ def load_params(
     """
     table, expected = parameter_table(config), tensor_names(config, names)
     params: dict[str, jax.Array] = {}
+    waiting: dict[str, np.ndarray] = {}  # parts of a layer's qkv, until all three are there
     digests: dict[str, str] = {}
     for name, array in tensors:
         if name.endswith("rotary_emb.inv_freq") or (config.tie_embeddings and name == names["lm_head"]):
@@ -156,13 +162,25 @@ def load_params(
             raise UserError(
                 f"{where}: tensor {name!r} has shape {shape}, the configuration needs {_wanted(path, table)}"
             )
-        params[path] = jnp.asarray(np.ascontiguousarray(array), jnp.float32 if "norm" in path else dtype)
         digests[path] = tensor_digest(array)
-        params = join_qkv(config, params)  # layer by layer, so that no more than one is held twice
+        waiting[path] = np.ascontiguousarray(array, jnp.float32 if "norm" in path else dtype)
+        waiting = join_qkv(config, waiting)
+        for whole in [path for path in waiting if not _is_part(path)]:
+            params[whole] = _placed(waiting.pop(whole), whole, mesh)
     missing = [name for name, path in expected.items() if path not in digests]
     if missing:
         raise UserError(f"{where}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
     return flax.traverse_util.unflatten_dict(params, sep="/"), fingerprint(config, digests)
+
+
+def _is_part(path: str) -> bool:
+    """Whether a file's tensor is a part of one of the decoder's."""
+    return any(f"/attention/{name}/" in path for name in "qkv")
+
+
+def _placed(array: np.ndarray, path: str, mesh: Mesh | None) -> jax.Array:
+    """A parameter on its device or devices."""
+    return jnp.asarray(array) if mesh is None else put(array, parameter_sharding(mesh, path, array.shape))
 
 
 def _wanted(path: str, table: dict[str, tuple[int, ...]]) -> list[int]:
@@ -174,7 +192,7 @@ def tensor_digest(array: np.ndarray | jax.Array) -> str:
     """A short hash of a few evenly spaced elements, rounded to bfloat16 so that the stored precision is no matter."""
     count = array.size
     index = np.unravel_index(np.linspace(0, count - 1, min(count, _SAMPLES)).astype(int), array.shape)
-    return hashlib.sha256(np.asarray(array[index]).astype(ml_dtypes.bfloat16).tobytes()).hexdigest()
+    return hashlib.sha256(host(array[index]).astype(ml_dtypes.bfloat16).tobytes()).hexdigest()
 
 
 def fingerprint(config: ModelConfig, digests: dict[str, str]) -> str:

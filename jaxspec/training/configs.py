@@ -6,7 +6,7 @@ import runpy
 from pathlib import Path
 
 from jaxspec.errors import UserError, suggest
-from jaxspec.training.trainer import RunConfig
+from jaxspec.training.run_config import RunConfig
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 

@@ -18,6 +18,7 @@ from jaxspec.methods.losses import answer_entropy
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import causal_mask
 from jaxspec.model.rows import read_layers
+from jaxspec.processes import host
 from jaxspec.training.batches import insertion_points, make_batch
 from jaxspec.training.data import Answer
 from jaxspec.tree.spec import RANKS
@@ -86,7 +87,7 @@ def evaluate(
     sampler, hits, counted = make_sampler(sampling), 0, 0
     for number, batch in enumerate(_batches(answers), 1):
         new_hits, new_counted = _rank_counts(method, trainable, base, batch, sampler, np.uint32(seed))
-        hits, counted = hits + np.asarray(new_hits, float), counted + np.asarray(new_counted, float)
+        hits, counted = hits + host(new_hits).astype(float), counted + host(new_counted).astype(float)
         progress(min(number * _BATCH, len(answers)))
     return Accuracy(hits / np.maximum(counted, 1)[:, None], int(counted[0]))
 

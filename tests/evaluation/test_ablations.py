@@ -34,7 +34,7 @@ from jaxspec.model.decoder import causal_mask
 from jaxspec.model.shapes import SMOLLM2_135M
 from jaxspec.training.configs import load_config
 from jaxspec.training.data import Answer
-from jaxspec.training.trainer import RunConfig
+from jaxspec.training.run_config import RunConfig
 from jaxspec.tree import chain, parse_tree
 from tests.methods.test_probes import batch_of, predict, sequence, trained
 from tests.tiny import make_text_model
@@ -95,12 +95,12 @@ def test_a_killed_training_goes_on(model, base_run, done, tmp_path, monkeypatch)
     whole = done[1]["prompts"]
     real, calls = module.train_step, []
 
-    def dies(*args):
+    def dies(*args, **settings):
         calls.append(1)
         if len(calls) == 4:
             time.sleep(1)  # a process that dies takes the writer of its checkpoints along; this one stays
             raise KeyboardInterrupt
-        return real(*args)
+        return real(*args, **settings)
 
     monkeypatch.setattr(module, "train_step", dies)
     with pytest.raises(KeyboardInterrupt):

@@ -22,7 +22,9 @@ from jaxspec.training.batches import TrainingData
 from jaxspec.training.configs import config_names, load_config, split_config_name
 from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import evaluate, perplexity
-from jaxspec.training.trainer import RunConfig, Trainer, check_config, stage_ends, stage_optimizer, train_step
+from jaxspec.training.run_config import RunConfig, check_config
+from jaxspec.training.step import first_state, stage_ends, train_step
+from jaxspec.training.trainer import Trainer
 from tests.tiny import make_text_model
 
 
@@ -80,10 +82,8 @@ def test_microbatches_average_to_the_gradient_of_the_whole_batch(config, model, 
     for size, remat in ((0, False), (1, True)):
         train = dataclasses.replace(config.train, batch_size=4, microbatch=size, insertions=20)
         base = Base(model.params, Decoder(model.config, remat=remat))
-        trainable = method.init(jax.random.key(0), base)
-        state = stage_optimizer(method, train, 0).init(trainable)
-        batch = TrainingData(answers, train).batch(0)
-        _, _, metrics = train_step(method, train, 0, base, trainable, state, batch)
+        state, batch = first_state(method, train, 0, base), TrainingData(answers, train).batch(0)
+        _, metrics = train_step(method, train, 0, base, state, batch)
         updated.append([float(metrics[name]) for name in ("loss", "gradient_norm", "top1@1")])
     np.testing.assert_allclose(updated[1], updated[0], rtol=1e-4)
 
@@ -93,10 +93,9 @@ def test_one_gradient_is_held_however_many_are_added(config, model):
     answers = [Answer([1, 2, 3 + i], list(range(20))) for i in range(3)]
     train, method = dataclasses.replace(config.train, batch_size=3, microbatch=1), SPACE(distances=2, tuning="full")
     base = Base(model.params, model.decoder)
-    trainable = method.init(jax.random.key(0), base)
-    args = (base, trainable, stage_optimizer(method, train, 0).init(trainable), TrainingData(answers, train).batch(0))
-    program = str(jax.make_jaxpr(lambda *args: train_step(method, train, 0, *args))(*args))
-    rows, columns = trainable["base"]["lm_head"].shape
+    state, batch = first_state(method, train, 0, base), TrainingData(answers, train).batch(0)
+    program = str(jax.make_jaxpr(lambda *args: train_step(method, train, 0, *args))(base, state, batch))
+    rows, columns = state.trainable["base"]["lm_head"].shape
     assert f"f32[{rows},{columns}]" in program and f"f32[3,{rows},{columns}]" not in program
 
 
@@ -108,12 +107,12 @@ def test_a_killed_run_resumes_to_the_same_adapter(config, model, tmp_path, monke
 
     real, calls = module.train_step, []
 
-    def dies(*args):
+    def dies(*args, **settings):
         calls.append(1)
         if len(calls) == 7:
             time.sleep(1)  # a process that dies takes the writer of its checkpoints along; this one stays
             raise KeyboardInterrupt
-        return real(*args)
+        return real(*args, **settings)
 
     monkeypatch.setattr(module, "train_step", dies)
     with pytest.raises(KeyboardInterrupt):
@@ -135,10 +134,10 @@ def test_stages_train_one_map_after_the_other_and_resume(config, model, tmp_path
     assert stage_ends(method, 12) == [4, 8, 12]
     real, seen = module.train_step, []
 
-    def spy(method, train, stage, base, trainable, *rest):
-        before = jax.tree.map(np.asarray, trainable)  # the step may reuse its memory
-        result = real(method, train, stage, base, trainable, *rest)
-        seen.append((stage, {k for k in before if not np.array_equal(before[k], result[0][k])}))
+    def spy(method, train, stage, base, state, batch, **settings):
+        before = jax.tree.map(np.asarray, state.trainable)  # the step may reuse its memory
+        result = real(method, train, stage, base, state, batch, **settings)
+        seen.append((stage, {k for k in before if not np.array_equal(before[k], result[0].trainable[k])}))
         if len(seen) == dies_at:
             time.sleep(1)
             raise KeyboardInterrupt
@@ -180,9 +179,12 @@ def test_a_loss_that_is_not_finite_stops_the_run(config, model, tmp_path, monkey
     import jaxspec.training.trainer as module
 
     real = module.train_step
-    monkeypatch.setattr(
-        module, "train_step", lambda *args: (lambda t, s, m: (t, s, m | {"loss": float("nan")}))(*real(*args))
-    )
+
+    def diverges(*args, **settings):
+        state, metrics = real(*args, **settings)
+        return state, metrics | {"loss": float("nan")}
+
+    monkeypatch.setattr(module, "train_step", diverges)
     with pytest.raises(UserError, match="no longer finite at step 1"):
         Trainer(config, model, tmp_path / "run", resume=False).run()
     assert not (tmp_path / "run" / "adapter.json").exists()

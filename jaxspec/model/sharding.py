@@ -1,0 +1,175 @@
+"""One mesh and one table: which dimension of which array is divided over which of the mesh's axes.
+
+    data     whole copies; the batch is divided
+    fsdp     the batch is divided, and so are weights, gathered where a layer uses them
+    tensor   query heads with their keys and values, MLP columns, the vocabulary
+
+The compiler (JAX's SPMD partitioner) does the rest: arguments say how they are divided, `divided` says it of the hidden
+states between two layers, and everything in between follows. Without a mesh nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxspec.config import MeshConfig
+from jaxspec.errors import UserError
+
+AXES = ("data", "fsdp", "tensor")
+RULES = {
+    "batch": ("data", "fsdp"),
+    "embed": ("fsdp",),
+    "heads": ("tensor",),
+    "mlp": ("tensor",),
+    "vocab": ("tensor",),
+}
+# By the end of a path, of its last dimensions: bases, methods' own layers and optimizers share these names. A leaf of
+# another name is small and lies whole on every device.
+DIMENSIONS = {
+    "qkv/kernel": ("embed", "heads"),
+    "qkv/bias": ("heads",),
+    "o/kernel": ("heads", "embed"),
+    "gate/kernel": ("embed", "mlp"),
+    "up/kernel": ("embed", "mlp"),
+    "down/kernel": ("mlp", "embed"),
+    "lm_head": ("embed", "vocab"),
+    "embedding": ("vocab", "embed"),
+}
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh | None:
+    """The mesh of a configuration; None where it is one device.
+
+    Args:
+      config: lengths of the axes.
+      devices: default all that JAX sees, the first ones of them where there are more.
+
+    Raises:
+      UserError: an axis shorter than 1, or fewer devices than the mesh needs.
+    """
+    shape = (config.data, config.fsdp, config.tensor)
+    if min(shape) < 1:
+        raise UserError(f"mesh: data, fsdp and tensor must be at least 1, got {shape}")
+    if config.devices == 1 and devices is None:
+        return None
+    devices = jax.devices() if devices is None else devices
+    if len(devices) < config.devices or (jax.process_count() > 1 and len(devices) != config.devices):
+        name = " x ".join(map(str, shape))
+        raise UserError(f"mesh: {name} needs {config.devices} devices, and there are {len(devices)}")
+    return Mesh(np.array(devices[: config.devices]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def in_mesh(mesh: Mesh | None) -> contextlib.AbstractContextManager:
+    """The context in which `divided` means this mesh."""
+    return jax.set_mesh(mesh) if mesh is not None else contextlib.nullcontext()
+
+
+def mesh_of(tree: Any) -> Mesh | None:
+    """The mesh that arrays lie on, or None."""
+    sharding = getattr(jax.tree.leaves(tree)[0], "sharding", None)
+    return sharding.mesh if isinstance(sharding, NamedSharding) else None
+
+
+def partition(mesh: Mesh, shape: Sequence[int], names: Sequence[str | None]) -> PartitionSpec:
+    """How an array lies on a mesh: a dimension that an axis does not divide stays whole.
+
+    Args:
+      mesh: concrete or abstract.
+      shape: of the array.
+      names: of its dimensions, as `RULES` has them; of fewer, the first ones.
+    """
+    spec = []
+    for size, name in zip(shape, names, strict=False):
+        axes = RULES.get(name, ())
+        spec.append(axes if size % math.prod(mesh.shape[axis] for axis in axes) == 0 else None)
+    return PartitionSpec(*spec)
+
+
+def dimensions(path: str, rank: int) -> tuple[str | None, ...]:
+    """Names of a parameter's dimensions, from the end of its path; leading ones that the table lacks are None."""
+    name = next((end for end in DIMENSIONS if f"/{path}".endswith(f"/{end}")), None)
+    names = DIMENSIONS.get(name, ())
+    return (None,) * (rank - len(names)) + names[:rank]
+
+
+def parameter_sharding(mesh: Mesh, path: str, shape: Sequence[int], whole: bool = False) -> NamedSharding:
+    """Where a parameter lies.
+
+    Args:
+      mesh: a concrete mesh.
+      path: with slashes, `layers_0/mlp/up/kernel`.
+      shape: of the parameter.
+      whole: do not divide it over `fsdp` (ZeRO-2).
+    """
+    names = dimensions(path, len(shape))
+    return NamedSharding(mesh, partition(mesh, shape, [None if whole and n == "embed" else n for n in names]))
+
+
+def tree_shardings(mesh: Mesh, tree: Any, whole: bool = False) -> Any:
+    """Where the leaves of a tree of parameters lie, or of gradients or an optimizer's state for them."""
+
+    def place(path: tuple, leaf: Any) -> NamedSharding:
+        return parameter_sharding(mesh, jax.tree_util.keystr(path, simple=True, separator="/"), leaf.shape, whole)
+
+    return jax.tree.map_with_path(place, tree)
+
+
+def batch_shardings(mesh: Mesh, tree: Any) -> Any:
+    """Where arrays lie whose first dimension is the batch."""
+    return jax.tree.map(lambda x: NamedSharding(mesh, partition(mesh, x.shape, ("batch",))), tree)
+
+
+def put(tree: Any, shardings: Any) -> Any:
+    """Arrays that every process holds whole onto the mesh: each keeps its own devices' parts.
+
+    Args:
+      tree: of arrays in host memory or on one device.
+      shardings: a tree alike.
+    """
+
+    def place(x: Any, sharding: NamedSharding) -> jax.Array:
+        if sharding.is_fully_addressable:
+            return jax.device_put(x, sharding)
+        x = np.asarray(x)
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+    return jax.tree.map(place, tree, shardings)
+
+
+def everywhere(mesh: Mesh | None, tree: Any) -> Any:
+    """Arrays that lie whole on every device of a mesh; without one as they are."""
+    if mesh is None:
+        return tree
+    return put(tree, jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), tree))
+
+
+def divided(x: jax.Array, *names: str | None) -> jax.Array:
+    """Inside jit, say how an array lies on the mesh of the context; nothing without one.
+
+    Args:
+      x: any array.
+      names: of its dimensions, as `RULES` has them; of fewer, the first ones.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return x if mesh.empty else jax.lax.with_sharding_constraint(x, partition(mesh, x.shape, names))
+
+
+def divided_as(tree: Any, whole: bool = False) -> Any:
+    """Inside jit, the same of a tree of parameters (see `tree_shardings`)."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return tree
+
+    def place(path: tuple, x: jax.Array) -> jax.Array:
+        names = dimensions(jax.tree_util.keystr(path, simple=True, separator="/"), x.ndim)
+        names = [None if whole and name == "embed" else name for name in names]
+        return jax.lax.with_sharding_constraint(x, partition(mesh, x.shape, names))
+
+    return jax.tree.map_with_path(place, tree)

@@ -1,0 +1,90 @@
+"""Several processes, one run: a host of a TPU pod or of a GPU cluster each, or two on one machine for a test."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+import jax
+import numpy as np
+
+from jaxspec.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessConfig:
+    """How processes find each other.
+
+    Attributes:
+      coordinator: host:port of the first one; `auto` on TPU pods and under Slurm, which know; empty: there is one
+        process.
+      count: how many there are.
+      index: which of them this is, from 0.
+    """
+
+    coordinator: str = ""
+    count: int = 1
+    index: int = 0
+
+
+def join_processes(config: ProcessConfig) -> None:
+    """Meet the other processes. To be called before JAX looks for devices.
+
+    Raises:
+      UserError: settings that make no sense, or nobody comes.
+    """
+    if not config.coordinator:
+        if config.count != 1 or config.index:
+            raise UserError("processes: give --processes.coordinator HOST:PORT, the same for all of them")
+        return
+    settings = {}
+    if config.coordinator != "auto":
+        if not 0 <= config.index < config.count:
+            raise UserError(f"processes: index must be from 0 to count - 1, got {config.index} of {config.count}")
+        settings = {
+            "coordinator_address": config.coordinator,
+            "num_processes": config.count,
+            "process_id": config.index,
+        }
+    try:
+        jax.distributed.initialize(**settings)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise UserError(f"processes: could not meet at {config.coordinator!r} ({reason})") from None
+
+
+def is_leader() -> bool:
+    """Whether this process is the one that writes files."""
+    return jax.process_index() == 0
+
+
+def wait_for_all(where: str) -> None:
+    """Go on when every process has come here."""
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils  # slow to import, and only several processes need it
+
+        multihost_utils.sync_global_devices(where)
+
+
+def check_alike(content: bytes, what: str) -> None:
+    """Raise UserError unless every process has the same: what they read must lie on a disk that all of them see."""
+    if jax.process_count() > 1:
+        digest = np.frombuffer(hashlib.sha256(content).digest()[:8], np.uint32)
+        if (gathered(digest) != digest).any():
+            raise UserError(f"{what} is not the same for all processes: give folders that all of them see")
+
+
+def gathered(value: np.ndarray) -> np.ndarray:
+    """The values of all processes, one row each."""
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(value)).reshape(jax.process_count(), *np.shape(value))
+
+
+def host(x: jax.Array | np.ndarray) -> np.ndarray:
+    """An array in this process's memory, whole, wherever its parts lie. All processes must ask for it."""
+    if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+        from jax.experimental import multihost_utils
+
+        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+    return np.asarray(x)

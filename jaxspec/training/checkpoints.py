@@ -1,0 +1,101 @@
+"""Where a run stands, on disk: Orbax checkpoints, written while the training goes on, whole or not at all."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from jax.sharding import Mesh
+
+from jaxspec.config import TrainConfig
+from jaxspec.errors import UserError
+from jaxspec.methods.base import Method
+from jaxspec.model.base import Base
+from jaxspec.model.sharding import tree_shardings
+from jaxspec.training.step import TrainState, first_state
+
+
+class Checkpoints:
+    """The checkpoints of one run, by the number of updates done.
+
+    Args:
+      folder: where.
+      keep: how many.
+    """
+
+    def __init__(self, folder: Path, keep: int):
+        self._folder = folder
+        self._manager = ocp.CheckpointManager(
+            folder.resolve(), options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
+        )
+
+    @property
+    def latest(self) -> int:
+        """Updates done at the last one; 0 without any."""
+        return self._manager.latest_step() or 0
+
+    def save(self, step: int, state: TrainState) -> None:
+        """Begin to write one; the one before is finished first. Raises UserError where it cannot be written."""
+        try:
+            self._manager.save(step, args=ocp.args.StandardSave(state))
+        except (OSError, ValueError) as error:
+            raise self._unwritten(error) from None
+
+    def finish(self) -> None:
+        """Wait for what is being written. Raises UserError where it cannot be."""
+        try:
+            self._manager.wait_until_finished()
+        except (OSError, ValueError) as error:
+            raise self._unwritten(error) from None
+
+    def restore(self, step: int, like: TrainState) -> TrainState:
+        """Read one.
+
+        Args:
+          step: which.
+          like: shapes, dtypes and shardings.
+        """
+        state = self._manager.restore(step, args=ocp.args.StandardRestore(like))
+        return jax.tree.map(jnp.asarray, state)
+
+    def _unwritten(self, error: Exception) -> UserError:
+        reason = str(error).strip().split("\n", 1)[0]
+        return UserError(f"{self._folder}: a checkpoint cannot be written ({reason}); the last whole one is kept")
+
+
+def begin(
+    checkpoints: Checkpoints, method: Method, train: TrainConfig, stage: int, base: Base, mesh: Mesh | None, whole: bool
+) -> TrainState:
+    """The state to go on from: that of the last checkpoint, or a fresh one.
+
+    Args:
+      checkpoints: of the run.
+      method: settings.
+      train: settings.
+      stage: the stage that the last update belonged to.
+      base: the frozen decoder.
+      mesh: where the state lies; None: on one device.
+      whole: as in `train_step`.
+    """
+    make = functools.partial(first_state, method, train, stage)
+    like = jax.eval_shape(make, base)
+    if mesh is not None:
+        like = with_shardings(like, state_shardings(mesh, like, whole))
+    if checkpoints.latest:
+        return checkpoints.restore(checkpoints.latest, like)
+    places = None if mesh is None else jax.tree.map(lambda x: x.sharding, like)
+    return jax.jit(make, out_shardings=places)(base)
+
+
+def state_shardings(mesh: Mesh, state: TrainState, whole: bool) -> TrainState:
+    """Where a state lies: weights whole over `fsdp` or divided, the optimizer's state always divided."""
+    weights = tree_shardings(mesh, state.trainable, whole)
+    return TrainState(weights, tree_shardings(mesh, state.optimizer), None if state.average is None else weights)
+
+
+def with_shardings(tree: TrainState, shardings: TrainState) -> TrainState:
+    """Abstract arrays that lie there."""
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)

@@ -1,0 +1,61 @@
+"""What a run says of itself on the way: a JSONL file, and TensorBoard where that is wanted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jaxspec.errors import UserError
+from jaxspec.processes import is_leader
+
+
+class RunLog:
+    """Rows of figures, each with its `step`; of several processes the first one writes them.
+
+    Args:
+      folder: of log.jsonl and tensorboard/.
+      tensorboard: whether to write for TensorBoard too.
+
+    Raises:
+      UserError: that needs a package that is not installed.
+    """
+
+    def __init__(self, folder: Path, tensorboard: bool):
+        self._file, self._writer = folder / "log.jsonl", None
+        if tensorboard and is_leader():
+            try:
+                from tensorboardX import SummaryWriter  # an extra: most runs do without
+            except ImportError:
+                raise UserError(
+                    "train.tensorboard needs a package; install it with: pip install tensorboardX"
+                ) from None
+            self._writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Append a row. Raises UserError where the disk takes no more."""
+        if not is_leader():
+            return
+        try:
+            with self._file.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise UserError(f"{self._file}: cannot be written ({error.strerror})") from None
+        if self._writer:
+            self._draw(row)
+
+    def _draw(self, row: dict[str, Any]) -> None:
+        """Figures by name; those of several distances by distance."""
+        part = "held-out" if "held_out" in row else "training"
+        for name, value in row.items():
+            values = (
+                {name: value} if not isinstance(value, list) else {f"{name}/{d}": v for d, v in enumerate(value, 1)}
+            )
+            for tag, number in values.items():
+                if tag not in ("step", "held_out"):
+                    self._writer.add_scalar(f"{part}/{tag}", number, row["step"])
+
+    def close(self) -> None:
+        """Write out what is held back."""
+        if self._writer:
+            self._writer.close()

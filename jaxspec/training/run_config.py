@@ -1,0 +1,107 @@
+"""One training run as a value: what to train, on what, how, over which devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jaxspec.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
+from jaxspec.errors import UserError
+from jaxspec.methods.adapter import check_drafts, method_plan
+from jaxspec.methods.base import Method
+from jaxspec.training.data import MOST_DRAFTS
+from jaxspec.tree.plan import TreePlan
+from jaxspec.tree.spec import RANKS
+
+_EVEN = [[1 / RANKS] * RANKS]  # accuracies that make any tree
+_FREE = ("adapter_dtype", "keep", "tensorboard")  # settings of training that change nothing of what is trained
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """One named training run: what configs/ holds and `train.py --config` takes.
+
+    Attributes:
+      model: the base, as `load_model` takes it.
+      shapes: the base's shapes, so that the run can be inspected without its weights.
+      method: what to train, with its settings.
+      tree: the draft tree that goes with the adapter, as `jaxspec.tree.parse_tree` takes it.
+      draft_vocabulary: V', draft only the tokens that the base itself uses most; 0 drafts them all.
+      data: where the text comes from.
+      train: how to train.
+      mesh: over which devices.
+    """
+
+    model: str
+    shapes: ModelConfig
+    method: Method
+    tree: str = "sparse:3"
+    draft_vocabulary: int = 0
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    mesh: MeshConfig = MeshConfig()
+
+    def plan(self) -> TreePlan:
+        """The draft tree as it is without measured accuracies: for its size alone."""
+        return method_plan(self.method, self.tree, _EVEN * self.method.max_distance)
+
+
+def check_config(config: RunConfig) -> None:
+    """Raise UserError for settings that cannot train."""
+    t, d = config.train, config.data
+    if not config.method.trainable:
+        raise UserError(f"method {config.method.name!r} has nothing to train")
+    positive = [f"train.{name}" for name in ("steps", "batch_size", "insertions", "save_every")]
+    positive += [
+        f"data.{name}" for name in ("answers", "held_out", "batch_size", "max_answer_tokens", "held_out_tokens")
+    ]
+    for name in positive:
+        part, field = name.split(".")
+        if getattr(getattr(config, part), field) < 1:
+            raise UserError(f"{name.replace('_', '-')} must be at least 1, got {getattr(getattr(config, part), field)}")
+    check_drafts(config.draft_vocabulary, min(config.shapes.vocab_size, MOST_DRAFTS))
+    config.method.abstract(config.shapes)  # refuses settings that do not fit the base
+    config.plan()
+    if t.microbatch < 0 or (t.microbatch and t.batch_size % t.microbatch):
+        raise UserError(f"train.microbatch must divide train.batch-size {t.batch_size}, got {t.microbatch}")
+    shares = config.mesh.data * config.mesh.fsdp
+    if (t.microbatch or t.batch_size) % max(shares, 1):
+        raise UserError(
+            f"mesh: data x fsdp = {shares} must divide the sequences of a pass, train.microbatch or train.batch-size "
+            f"{t.microbatch or t.batch_size}"
+        )
+    if not 0 <= t.ema < 1:
+        raise UserError(f"train.ema must be at least 0 and below 1, got {t.ema}")
+    if min(t.eval_every, t.eval_answers, t.warmup) < 0:
+        raise UserError("train.eval-every, train.eval-answers and train.warmup must not be negative")
+    shortest = t.steps // len(config.method.stages)
+    if t.warmup >= shortest:
+        raise UserError(
+            f"train.warmup {t.warmup} leaves nothing of a stage of {shortest} updates: train.steps are divided over "
+            f"{len(config.method.stages)} stage(s)"
+        )
+    if not t.learning_rate > 0:
+        raise UserError(f"train.learning-rate must be positive, got {t.learning_rate}")
+    if t.sequence_length <= d.max_prompt_tokens:
+        raise UserError(
+            f"train.sequence-length {t.sequence_length} leaves no room for an answer behind prompts of up to "
+            f"data.max-prompt-tokens {d.max_prompt_tokens}"
+        )
+    if d.max_prompt_tokens + max(d.max_answer_tokens, d.held_out_tokens) > config.shapes.max_positions:
+        raise UserError(f"prompts and answers of data.* do not fit the base's {config.shapes.max_positions} positions")
+
+
+def describe(config: RunConfig) -> dict[str, Any]:
+    """A run as plain values, for JSON."""
+    return dataclasses.asdict(config) | {"method": {"name": config.method.name} | dataclasses.asdict(config.method)}
+
+
+def training_settings(run: dict[str, Any]) -> dict[str, Any]:
+    """Of what `describe` returns, what the trained weights depend on; the rest may differ when a run is resumed.
+
+    A run of an older version had the defaults where it has no value.
+    """
+    train = dataclasses.asdict(TrainConfig()) | run["train"]
+    data = {name: value for name, value in dataclasses.asdict(DataConfig()).items() if name != "cache"} | run["data"]
+    kept = {name: value for name, value in run.items() if name not in ("tree", "draft_vocabulary", "mesh")}
+    return kept | {"data": data, "train": {name: value for name, value in train.items() if name not in _FREE}}

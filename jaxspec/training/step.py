@@ -1,0 +1,123 @@
+"""One update: the base is an argument, gradients reach the method's trainable pytree alone."""
+
+from __future__ import annotations
+
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxspec.config import TrainConfig
+from jaxspec.methods.base import Batch, Method, PyTree
+from jaxspec.model.base import Base
+from jaxspec.model.sharding import divided, divided_as
+
+
+def stage_ends(method: Method, steps: int) -> list[int]:
+    """The update after the last one of every stage."""
+    count = len(method.stages)
+    return [steps * number // count for number in range(1, count + 1)]
+
+
+def optimizer(train: TrainConfig, steps: int, factor: float = 1.0) -> optax.GradientTransformation:
+    """AdamW on a cosine schedule of `steps` updates, `factor` times the configured learning rate."""
+    peak = factor * train.learning_rate
+    schedule = optax.warmup_cosine_decay_schedule(0.0 if train.warmup else peak, peak, train.warmup, steps)
+    clip = optax.clip_by_global_norm(train.clip) if train.clip else optax.identity()
+    return optax.chain(clip, optax.adamw(schedule, train.beta1, train.beta2, weight_decay=train.weight_decay))
+
+
+def stage_optimizer(method: Method, train: TrainConfig, stage: int) -> optax.GradientTransformation:
+    """The optimizer of one stage."""
+    ends = [0, *stage_ends(method, train.steps)]
+    return optimizer(train, ends[stage + 1] - ends[stage], method.stages[stage].learning_rate)
+
+
+def moving(method: Method, trainable: PyTree, stage: int) -> PyTree:
+    """The part of the trainable pytree that a stage trains."""
+    names = method.stages[stage].trains
+    return trainable if names is None else {name: trainable[name] for name in names}
+
+
+@flax.struct.dataclass
+class TrainState:
+    """What an update changes.
+
+    Attributes:
+      trainable: the method's pytree, float32.
+      optimizer: the state of the stage's optimizer.
+      average: the moving average of the trainable pytree; None without `train.ema`.
+    """
+
+    trainable: PyTree
+    optimizer: PyTree
+    average: PyTree | None
+
+    @property
+    def best(self) -> PyTree:
+        """What to draft with: the average where there is one."""
+        return self.trainable if self.average is None else self.average
+
+
+def first_state(method: Method, train: TrainConfig, stage: int, base: Base) -> TrainState:
+    """The state before the first update of a run that begins with this stage."""
+    # a copy: what starts as a part of the base must not be the base's own memory, which steps would reuse
+    trainable = jax.tree.map(jnp.copy, method.init(jax.random.key(train.seed), base))
+    optimizer = stage_optimizer(method, train, stage).init(moving(method, trainable, stage))
+    return TrainState(trainable, optimizer, jax.tree.map(jnp.copy, trainable) if train.ema else None)
+
+
+@functools.partial(jax.jit, static_argnames=("method", "train", "stage", "whole"), donate_argnames=("state",))
+def train_step(
+    method: Method,
+    train: TrainConfig,
+    stage: int,
+    base: Base,
+    state: TrainState,
+    batch: Batch,
+    *,
+    whole: bool = False,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One update.
+
+    Args:
+      method: settings.
+      train: settings.
+      stage: of the method.
+      base: the frozen decoder.
+      state: donated.
+      batch: B sequences.
+      whole: on a mesh, do not divide weights over `fsdp`, only gradients and the optimizer's state.
+
+    Returns:
+      The new state, and metrics with `loss` and `gradient_norm`.
+    """
+    size = train.microbatch or train.batch_size
+    parts = jax.tree.map(lambda x: divided(x.reshape(-1, size, *x.shape[1:]), None, "batch"), batch)
+    trained = moving(method, state.trainable, stage)
+
+    def loss(trained: PyTree, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        everything = state.trainable | trained
+        return method.loss(everything, method.fit_base(everything, base), batch, stage)
+
+    def part(batch: Batch) -> tuple[PyTree, dict[str, jax.Array]]:
+        (value, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(trained, batch)
+        return divided_as(gradients), metrics | {"loss": value}
+
+    def add(sums: PyTree, batch: Batch) -> tuple[PyTree, None]:  # one gradient is held, however many are added
+        return jax.tree.map(jnp.add, sums, part(batch)), None
+
+    count = train.batch_size // size
+    first = jax.tree.map(lambda x: x[0], parts)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, first))
+    sums, _ = jax.lax.scan(add, divided_as(zeros), parts)
+    gradients, metrics = jax.tree.map(lambda x: x / count, sums)
+    metrics |= {"gradient_norm": optax.tree.norm(gradients)}
+    updates, optimizer = stage_optimizer(method, train, stage).update(gradients, state.optimizer, trained)
+    trainable = state.trainable | divided_as(optax.apply_updates(trained, updates), whole)
+    average = state.average
+    if average is not None:
+        average = jax.tree.map(lambda old, new: train.ema * old + (1 - train.ema) * new, average, trainable)
+    return TrainState(trainable, divided_as(optimizer), average), metrics

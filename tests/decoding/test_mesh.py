@@ -1,0 +1,67 @@
+"""Decoding over several devices writes what one device writes."""
+
+import dataclasses
+
+import pytest
+
+from jaxspec.config import MeshConfig, SamplingConfig
+from jaxspec.decoding.acceptance import Match
+from jaxspec.decoding.generate import _job, generate, generate_many
+from jaxspec.methods import PPD, Amphista
+from jaxspec.methods.adapter import Adapter, make_drafter, plain_drafter
+from jaxspec.model.base import Base
+from jaxspec.model.sharding import make_mesh, put, tree_shardings
+from jaxspec.tree import sparse_tree
+from tests.methods.helpers import trained
+from tests.tiny import TINY, make_prompts, make_tiny
+
+SHAPES = {"tensor 2": MeshConfig(tensor=2), "tensor 4": MeshConfig(tensor=4), "2 x 2 x 2": MeshConfig(2, 2, 2)}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_tiny(seed=1)
+
+
+def on_mesh(model, config):
+    return dataclasses.replace(model, params=put(model.params, tree_shardings(make_mesh(config), model.params)))
+
+
+@pytest.mark.parametrize(
+    ("method", "shape"),
+    [
+        (None, "tensor 2"),
+        (PPD(distances=2), "tensor 4"),
+        (PPD(distances=2), "2 x 2 x 2"),
+        (Amphista(heads=2), "tensor 2"),
+    ],
+    ids=["autoregressive", "ppd", "ppd", "amphista"],
+)
+def test_the_same_tokens(model, method, shape):
+    many = on_mesh(model, SHAPES[shape])
+    prompts, settings = make_prompts(4), dict(max_new_tokens=20, batch_size=4)
+    for sampling in (SamplingConfig(), SamplingConfig(temperature=0.8)):
+        expected = generate(model, plain_drafter(), prompts, sampling=sampling, **settings)
+        drafter = plain_drafter()
+        if method is not None:
+            adapter = Adapter(method, trained(method, Base(model.params, model.decoder)), "", {})
+            drafter = make_drafter(adapter, sparse_tree([[0.5, 0.3, 0.1]] * 2, 5), many, 0)
+        answers = generate(many, drafter, prompts, sampling=sampling, **settings)
+        assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
+
+
+def test_refilled_rows_too(model):
+    prompts = make_prompts(9)
+    expected = dict(generate_many(model, plain_drafter(), prompts, 12, batch_size=4, refill=2))
+    for config in SHAPES.values():
+        many = on_mesh(model, config)
+        assert dict(generate_many(many, plain_drafter(), prompts, 12, batch_size=4, refill=2)) == expected
+
+
+def test_the_cache_is_divided(model):
+    config = dataclasses.replace(TINY, num_kv_heads=4)
+    many = on_mesh(make_tiny(config), MeshConfig(tensor=4))
+    assert many.decoding_base is many.base  # blocks are for one processor
+    run = _job(many, plain_drafter(), SamplingConfig(), 0, Match()).begin([[1, 2, 3]], [4], 32, 64, 128)
+    keys = run.state.cache.keys[0]
+    assert keys.sharding.shard_shape(keys.shape) == (1, 1, 128, 8)

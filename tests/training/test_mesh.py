@@ -1,0 +1,92 @@
+"""Training over several devices: the same losses and the same adapter as on one, to the rounding of float64."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.config import MeshConfig, TrainConfig
+from jaxspec.methods import PPD, SPACE, Amphista, BiTA, HiddenTransfer, Medusa
+from jaxspec.model.base import Base
+from jaxspec.model.decoder import Decoder
+from jaxspec.model.sharding import batch_shardings, in_mesh, make_mesh, put, tree_shardings
+from jaxspec.training.batches import TrainingData
+from jaxspec.training.checkpoints import state_shardings
+from jaxspec.training.data import Answer
+from jaxspec.training.step import first_state, train_step
+from tests.tiny import TINY, make_tiny
+
+TRAIN = TrainConfig(
+    steps=20, batch_size=8, sequence_length=32, insertions=4, learning_rate=1e-3, clip=1.0, remat=True, ema=0.9
+)
+
+
+def train(method, settings, mesh_config=MeshConfig(), steps=6):
+    """Losses of the updates, and the last state."""
+    mesh = make_mesh(mesh_config)
+    params = jax.tree.map(lambda x: x.astype(jnp.float64), make_tiny().params)
+    rng = np.random.default_rng(0)
+    answers = [Answer(rng.integers(0, 16, 4).tolist(), rng.integers(0, 16, 24).tolist()) for _ in range(24)]
+    data, whole, losses = TrainingData(answers, settings), mesh_config.zero == 2, []
+    if mesh is not None:
+        params = put(params, tree_shardings(mesh, params))
+    base = Base(params, Decoder(TINY, remat=settings.remat))
+    with in_mesh(mesh):
+        state = first_state(method, settings, 0, base)
+        if mesh is not None:
+            state = put(state, state_shardings(mesh, state, whole))
+        for step in range(steps):
+            batch = data.batch(step)
+            batch = batch if mesh is None else put(batch, batch_shardings(mesh, batch))
+            state, metrics = train_step(method, settings, 0, base, state, batch, whole=whole)
+            losses.append(float(metrics["loss"]))
+    return losses, state
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def assert_alike(one, many):
+    np.testing.assert_allclose(many[0], one[0], rtol=1e-9)
+    assert one[0][-1] != one[0][0]
+    for part in ("trainable", "average"):
+        ours, theirs = (jax.tree.leaves(getattr(state, part)) for _, state in (one, many))
+        for x, y in zip(ours, theirs, strict=True):
+            assert x.dtype == jnp.float64
+            np.testing.assert_allclose(y, x, rtol=1e-6, atol=1e-9)
+
+
+MESHES = [MeshConfig(data=8), MeshConfig(fsdp=8), MeshConfig(tensor=8), MeshConfig(2, 2, 2)]
+
+
+def test_every_mesh():
+    one = train(PPD(ensemble=2), TRAIN, steps=20)
+    for mesh in MESHES:
+        assert_alike(one, train(PPD(ensemble=2), TRAIN, mesh, steps=20))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [BiTA(), HiddenTransfer(layers=(0, 1, 1), training="joint"), Medusa(lm_head="full"), Amphista()],
+    ids=lambda method: method.name,
+)
+def test_every_method(method):
+    assert_alike(train(method, TRAIN), train(method, TRAIN, MeshConfig(2, 2, 2)))
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_a_whole_base_with_its_optimizer_divided(zero):
+    """SPACE's full fine-tuning: of ZeRO-3 everything, of ZeRO-2 only what the optimizer holds is divided."""
+    method, settings = SPACE(distances=2, tuning="full"), dataclasses.replace(TRAIN, microbatch=4)
+    mesh = MeshConfig(fsdp=4, tensor=2, zero=zero)
+    one, many = train(method, settings), train(method, settings, mesh)
+    assert_alike(one, many)
+    kernel = many[1].trainable["base"]["layers_0"]["mlp"]["up"]["kernel"]
+    assert kernel.sharding.shard_shape(kernel.shape) == ((32, 24) if zero == 2 else (8, 24))
+    moments = [x for x in jax.tree.leaves(many[1].optimizer) if x.shape == kernel.shape]
+    assert moments and all(x.sharding.shard_shape(x.shape) == (8, 24) for x in moments)
