@@ -1,4 +1,7 @@
-"""Answer prompts: python decode.py --method ppd --prompt "Why is the sky blue?" [--compare] [--json]."""
+"""Answer prompts: python decode.py --method ppd --prompt "Why is the sky blue?" [--compare] [--json].
+
+python decode.py --dry-run --config bita_7b --mesh.tensor 4 says what that would need, without weights or devices.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,20 @@ from jaxspec import (
     stream,
 )
 from jaxspec.cli import enable_compilation_cache, parse, run_main
+from jaxspec.config import MeshConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance
 from jaxspec.decoding.generate import encode_prompts, iterate
 from jaxspec.decoding.loop import Drafter
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.evaluation.compare import Divergence, first_divergence
+from jaxspec.evaluation.dry_run import decoding_lines, dry_run_decoding
 from jaxspec.evaluation.report import TextPrinter, comparison, record, summary
 from jaxspec.methods import METHODS
 from jaxspec.methods.adapter import Adapter, adapter_plan, make_drafter, open_adapter
 from jaxspec.methods.tuned import find_choice, load_tuned
+from jaxspec.model.chips import absent_mesh
 from jaxspec.model.load import DEFAULT_MODEL
+from jaxspec.training.configs import load_config
 from jaxspec.training.examples import read_prompts
 
 
@@ -67,6 +74,7 @@ class Options:
       compare: also decode autoregressively and say whether the outputs are identical.
       stream: print the text while it is made, even when the output is no terminal.
       json: print one JSON object per prompt.
+      mesh: devices that share the work.
     """
 
     method: str = "ppd"
@@ -93,11 +101,52 @@ class Options:
     compare: bool = False
     stream: bool = False
     json: bool = False
+    mesh: MeshConfig = MeshConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+class DryRun:
+    """What a decoding step needs of every device, from shapes alone, for 1, 16 and 64 rows.
+
+    Attributes:
+      config: name of a training run, for its method and its base's shapes.
+      dtype: of the weights.
+      batch_size: prompts decoded together.
+      max_length: longest prompt and answer together, in tokens.
+      mesh: devices that share the work; none of them is needed.
+      topology: compile for this slice of TPUs, like v5e:2x2x1 (needs the package libtpu).
+      json: print the figures as JSON.
+      dry_run: this.
+    """
+
+    config: str = "ppd_smollm2"
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    batch_size: int = 1
+    max_length: int = 2048
+    mesh: MeshConfig = MeshConfig()
+    topology: str = ""
+    json: bool = False
+    dry_run: bool = True
+
+
+def dry_run(args: list[str]) -> None:
+    """Compile steps that cannot run here, and print what they need."""
+    options = parse(DryRun, args, prog="decode.py --dry-run")
+    config = load_config(options.config)
+    if options.batch_size < 1 or not 1 <= options.max_length <= config.shapes.max_positions:
+        raise UserError(
+            f"give a batch-size of at least 1 and a max-length of at most {config.shapes.max_positions}, got "
+            f"{options.batch_size} and {options.max_length}"
+        )
+    absent = absent_mesh(options.mesh, options.topology)
+    found = dry_run_decoding(config, *absent, options.batch_size, options.max_length, options.dtype)
+    lines = decoding_lines(options.config, config, options.mesh, found)
+    print(json.dumps(found, indent=1) if options.json else "\n".join(lines))
 
 
 def decode(options: Options, prompts: list[str], sampling: SamplingConfig, acceptance: Acceptance) -> None:
     """Load, answer, print."""
-    model = load_model(options.model, options.dtype or None)
+    model = load_model(options.model, options.dtype or None, options.mesh)
     method = _method(options, model)
     if method.own:
         print(f"{options.method} decodes on the base that it has tuned, not on {model.name}", file=sys.stderr)
@@ -202,6 +251,9 @@ def _print(
 
 def main(args: list[str]) -> None:
     """Parse, check, decode."""
+    if "--dry-run" in args:
+        dry_run(args)
+        return
     options = parse(Options, args, prog="decode.py")
     if bool(options.prompt) == bool(options.prompts):
         raise UserError(

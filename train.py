@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 from jaxspec.cli import enable_compilation_cache, parse, run_main
+from jaxspec.evaluation.dry_run import dry_run_training, training_lines
 from jaxspec.methods.adapter import OWN_MODEL
+from jaxspec.model.chips import absent_mesh
 from jaxspec.model.load import load_model
 from jaxspec.processes import ProcessConfig, is_leader, join_processes
 from jaxspec.training.configs import config_names, load_config, split_config_name
@@ -25,6 +27,9 @@ class Options(RunConfig):
       output: folder of the run and of the adapter; default runs/<config>.
       resume: continue the run in that folder.
       dtype: of the base's weights; default float32 on CPU, bfloat16 elsewhere.
+      dry_run: from shapes alone, compile one update and print what it needs per device; no such devices are needed.
+      topology: of a dry run: compile for this slice of TPUs, like v5e:2x2x1 (needs the package libtpu).
+      json: print the figures of a dry run as JSON.
       processes: how several of them, one per host, find each other.
       show: print the settings as JSON and stop.
     """
@@ -32,6 +37,9 @@ class Options(RunConfig):
     output: str = ""
     resume: bool = False
     dtype: str = ""
+    dry_run: bool = False
+    topology: str = ""
+    json: bool = False
     processes: ProcessConfig = ProcessConfig()
     show: bool = False
 
@@ -46,9 +54,14 @@ def main(args: list[str]) -> None:
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     options = parse(Options, rest, Options(**fields), prog=f"train.py --config {name}")
     config = RunConfig(**{key: getattr(options, key) for key in fields})
+    absent = absent_mesh(config.mesh, options.topology) if options.dry_run else None  # before JAX looks for devices
     check_config(config)
     if options.show:
         print(json.dumps(describe(config), indent=2))
+        return
+    if absent:
+        found = dry_run_training(config, *absent, options.dtype or "bfloat16")
+        print(json.dumps(found, indent=1) if options.json else "\n".join(training_lines(name, config, found)))
         return
     join_processes(options.processes)
     enable_compilation_cache()

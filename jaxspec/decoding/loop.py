@@ -191,9 +191,13 @@ def start(
     return _divided(state)
 
 
+def state_names(x: jax.Array) -> tuple[str, ...]:
+    """How a leaf of the state lies on a mesh: by batch, and caches, the only ones of four dimensions, by heads too."""
+    return ("batch", "heads") if x.ndim == 4 else ("batch",)
+
+
 def _divided(state: PyTree) -> PyTree:
-    """On a mesh the batch is divided, and caches, the only arrays of four dimensions, by heads."""
-    return jax.tree.map(lambda x: divided(x, "batch", "heads") if x.ndim == 4 else divided(x, "batch"), state)
+    return jax.tree.map(lambda x: divided(x, *state_names(x)), state)
 
 
 def step(

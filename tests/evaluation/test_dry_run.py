@@ -1,0 +1,128 @@
+"""What a run would need, from shapes alone."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxspec.config import DataConfig, MeshConfig, TrainConfig
+from jaxspec.decoding.loop import prefill
+from jaxspec.errors import UserError
+from jaxspec.evaluation.dry_run import device_bytes, dry_run_decoding, dry_run_training, size, training_lines
+from jaxspec.methods import PPD, SPACE, HiddenTransfer
+from jaxspec.model.base import Base
+from jaxspec.model.chips import CHIPS, absent_mesh
+from jaxspec.model.sharding import make_mesh, put, tree_shardings
+from jaxspec.training.configs import config_names, load_config
+from jaxspec.training.run_config import RunConfig
+from tests.tiny import TINY, make_tiny
+
+MESH = MeshConfig(2, 2, 2)
+RUN = RunConfig(
+    model="tiny", shapes=TINY, method=PPD(), mesh=MESH, data=DataConfig(batch_size=4, max_prompt_tokens=64),
+    train=TrainConfig(batch_size=8, microbatch=4, sequence_length=96, insertions=8),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return absent_mesh(MESH)[0]
+
+
+def test_bytes_are_those_of_arrays_that_lie_there(mesh):
+    params = put(make_tiny().params, tree_shardings(make_mesh(MESH), make_tiny().params))
+    one = jax.devices()[0]
+    real = sum(s.data.nbytes for x in jax.tree.leaves(params) for s in x.addressable_shards if s.device == one)
+    found = dry_run_training(RUN, mesh, None, "float32")
+    assert found["weights_bytes"] == device_bytes(params) == real
+    assert found["parameters"] == size(make_tiny().params)
+    embeddings = 3 * 32
+    assert found["trainable"] == embeddings and found["trainable_bytes"] == 4 * embeddings
+    assert found["optimizer_bytes"] == 2 * 4 * embeddings + 8  # two moments, and two counts of updates
+    assert found["step"]["arguments"] > real and found["step"]["flops"] > 0 and found["step"]["temporaries"] > 0
+    base, lengths = Base(params, make_tiny().decoder), jnp.ones(4, int)
+    cache, _, _ = prefill(base, jnp.zeros((4, 32), int), lengths, capacity=256, chunk=32)
+    assert found["answers_cache_bytes"] == sum(x.nbytes for x in jax.tree.leaves(cache)) / 8
+    assert "96 trainable" in training_lines("tiny", RUN, found)[1]
+
+
+def test_passes_are_counted(mesh):
+    whole = dataclasses.replace(RUN, train=dataclasses.replace(RUN.train, microbatch=0))
+    parts, once = (dry_run_training(run, mesh, None)["step"]["flops"] for run in (RUN, whole))
+    assert 0.8 < parts / once < 1.25
+
+
+def test_zero_2_holds_weights_whole(mesh):
+    run = dataclasses.replace(RUN, method=SPACE(tuning="full"))
+    meshes = (dataclasses.replace(MESH, zero=zero) for zero in (3, 2))
+    three, two = (dry_run_training(dataclasses.replace(run, mesh=config), mesh, None) for config in meshes)
+    assert two["trainable_bytes"] > 1.5 * three["trainable_bytes"]
+    assert two["optimizer_bytes"] == three["optimizer_bytes"]
+
+
+def test_steps_of_1_16_and_64_rows(mesh):
+    run = dataclasses.replace(RUN, draft_vocabulary=12)
+    for method in (PPD(), SPACE(), HiddenTransfer(layers=(0, 1, 1))):
+        found = dry_run_decoding(dataclasses.replace(run, method=method), mesh, CHIPS["v5e"], 2, 128)
+        one, many, most = (found["steps"][rows] for rows in (1, 16, 64))
+        assert one["flops"] < many["flops"] < most["flops"]
+        assert all(step["fits"] for step in found["steps"].values())
+        assert one["memory_seconds"] == one["arguments"] / CHIPS["v5e"].bandwidth
+
+
+def few_layers(config):
+    """The same run on as few layers as its method allows: compilers are slow, and layers are alike."""
+    method, layers = config.method, 2
+    if hasattr(method, "layers"):
+        layers = len(method.layers) + 1
+        method = dataclasses.replace(method, layers=tuple(range(1, layers)))
+    shapes = dataclasses.replace(config.shapes, num_layers=layers)
+    return dataclasses.replace(config, shapes=shapes, method=method, mesh=MESH)
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_every_config(name, mesh):
+    config = few_layers(load_config(name))
+    train = dataclasses.replace(config.train, batch_size=4, microbatch=0)
+    found = dry_run_training(dataclasses.replace(config, train=train), mesh, None)
+    assert found["trainable_bytes"] > 0 and found["step"]["flops"] > 0
+
+
+@pytest.mark.parametrize(
+    ("mesh", "topology", "message"),
+    [
+        (MeshConfig(data=64), "", "needs 64 devices"),
+        (MeshConfig(), "v9:2x2", "write a generation and a shape"),
+    ],
+)
+def test_devices_that_cannot_be(mesh, topology, message):
+    with pytest.raises(UserError, match=message):
+        absent_mesh(mesh, topology)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "share"), [("bita_7b", 6.2e-4), ("ppd_vicuna_7b", 1.8e-6), ("bita_70b", None)])
+def test_a_large_base_from_the_command_line(name, share):
+    """On as many devices as it takes, none of which is here."""
+    mesh = ["--mesh.fsdp", "4", "--mesh.tensor", "8"]
+    command = [sys.executable, "train.py", "--config", name, "--dry-run", "--json", *mesh]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(ended.stdout)
+    if share:
+        assert found["trainable"] / found["parameters"] == pytest.approx(share, rel=0.05)
+    assert found["weights_bytes"] == pytest.approx(2 * found["parameters"] / 32, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "mesh"), [("train.py", "--mesh.fsdp"), ("decode.py", "--mesh.tensor")])
+@pytest.mark.parametrize("name", ["bita_7b", "ppd_vicuna_7b"])
+def test_compiling_for_tpus_that_are_not_here(name, program, mesh):
+    pytest.importorskip("libtpu")
+    command = [sys.executable, program, "--config", name, "--dry-run", "--json", mesh, "4", "--topology", "v5e:2x2x1"]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    steps = found["steps"].values() if "steps" in found else [found["step"]]
+    assert all(step["fits"] for step in steps)
