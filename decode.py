@@ -58,6 +58,7 @@ class Options:
       prompts: a JSONL file with a prompt per line, instead.
       column: field of that file that holds the prompt.
       chat: wrap prompts in the tokenizer's chat template, where it has one.
+      template: another one by name: llama2, llama2-short, vicuna, vicuna-short or falcon.
       max_new_tokens: stop there or at an end-of-text token.
       max_length: longest prompt and answer together, in tokens; 0 takes the model's context.
       temperature: 0 is greedy.
@@ -86,6 +87,7 @@ class Options:
     prompts: str = ""
     column: str = "prompt"
     chat: bool = True
+    template: str = ""
     max_new_tokens: int = 128
     max_length: int = 0
     temperature: float = 0.0
@@ -146,7 +148,7 @@ def dry_run(args: list[str]) -> None:
 
 def decode(options: Options, prompts: list[str], sampling: SamplingConfig, acceptance: Acceptance) -> None:
     """Load, answer, print."""
-    model = load_model(options.model, options.dtype or None, options.mesh)
+    model = load_model(options.model, options.dtype or None, options.mesh, options.template)
     method = _method(options, model)
     if method.own:
         print(f"{options.method} decodes on the base that it has tuned, not on {model.name}", file=sys.stderr)

@@ -54,7 +54,9 @@ def main(args: list[str]) -> None:
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     options = parse(Options, rest, Options(**fields), prog=f"train.py --config {name}")
     config = RunConfig(**{key: getattr(options, key) for key in fields})
-    absent = absent_mesh(config.mesh, options.topology) if options.dry_run else None  # before JAX looks for devices
+    # both before JAX looks for devices
+    absent = absent_mesh(config.mesh, options.topology) if options.dry_run else None
+    join_processes(options.processes)
     check_config(config)
     if options.show:
         print(json.dumps(describe(config), indent=2))
@@ -63,11 +65,10 @@ def main(args: list[str]) -> None:
         found = dry_run_training(config, *absent, options.dtype or "bfloat16")
         print(json.dumps(found, indent=1) if options.json else "\n".join(training_lines(name, config, found)))
         return
-    join_processes(options.processes)
     enable_compilation_cache()
     output = Path(options.output or f"runs/{name}")
     stopping = on_sigterm()
-    model = load_model(config.model, options.dtype or None, config.mesh)
+    model = load_model(config.model, options.dtype or None, config.mesh, config.data.template)
     try:
         adapter = Trainer(config, model, output, options.resume, stopping).run()
     except Stopped as stopped:

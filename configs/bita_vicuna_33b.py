@@ -10,7 +10,9 @@ CONFIG = RunConfig(
     shapes=LLAMA_33B,
     method=BiTA(distances=4),
     tree="efficient:5",
-    data=DataConfig(answers=300000, max_prompt_tokens=512, max_answer_tokens=512, held_out_tokens=512),
+    data=DataConfig(
+        answers=300000, max_prompt_tokens=512, max_answer_tokens=512, held_out_tokens=512, template="vicuna"
+    ),
     train=TrainConfig(
         steps=9375, batch_size=128, microbatch=4, sequence_length=1024, insertions=64, learning_rate=3e-2, remat=True
     ),

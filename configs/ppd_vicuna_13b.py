@@ -9,6 +9,8 @@ CONFIG = RunConfig(
     model="lmsys/vicuna-13b-v1.3",
     shapes=LLAMA_13B,
     method=PPD(),
-    data=DataConfig(answers=50000, max_prompt_tokens=512, max_answer_tokens=512, held_out_tokens=512),
+    data=DataConfig(
+        answers=50000, max_prompt_tokens=512, max_answer_tokens=512, held_out_tokens=512, template="vicuna"
+    ),
     train=TrainConfig(steps=25000, batch_size=4, sequence_length=1024, insertions=64, learning_rate=1e-2, remat=True),
 )

@@ -106,6 +106,8 @@ class DataConfig:
       max_answer_tokens: training answers are cut there.
       held_out_tokens: held-out answers are cut there.
       chat: wrap prompts in the tokenizer's chat template, where it has one.
+      template: another one by name, llama2, vicuna (both with a system message, or llama2-short and vicuna-short) or
+        falcon, as BiTA's Table 6 has them.
       batch_size: prompts answered at once.
       cache: folder of the generated answers; they are made once per base and prompt set.
     """
@@ -120,6 +122,7 @@ class DataConfig:
     max_answer_tokens: int = 128
     held_out_tokens: int = 256
     chat: bool = True
+    template: str = ""
     batch_size: int = 32
     cache: str = "runs/answers"
 

@@ -24,6 +24,7 @@ from jaxspec.model.decoder import Decoder
 from jaxspec.model.gguf import GGUFFile
 from jaxspec.model.hf import eos_tokens, load_directory, save_directory
 from jaxspec.model.sharding import make_mesh, mesh_of
+from jaxspec.model.templates import TEMPLATES
 from jaxspec.processes import is_leader, wait_for_all
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -112,7 +113,9 @@ def _fetch(name: str) -> Path:
         raise UserError(f"model {name!r} is no local path and could not be fetched from the hub: {reason}") from None
 
 
-def load_model(name_or_path: str = DEFAULT_MODEL, dtype: str | None = None, mesh: MeshConfig = MeshConfig()) -> Model:
+def load_model(
+    name_or_path: str = DEFAULT_MODEL, dtype: str | None = None, mesh: MeshConfig = MeshConfig(), template: str = ""
+) -> Model:
     """Load a base with its tokenizer.
 
     Args:
@@ -121,6 +124,7 @@ def load_model(name_or_path: str = DEFAULT_MODEL, dtype: str | None = None, mesh
       dtype: `float32`, `bfloat16` or `float16`; default float32 on CPU (where 16 bits are 10 to 20 times slower
         in XLA) and bfloat16 elsewhere.
       mesh: the devices that share the weights, and afterwards the work; default one device.
+      template: name of a chat template (see `jaxspec.model.templates`); default the tokenizer's own.
 
     Raises:
       UserError: fewer devices than that, or not found, truncated, unsupported, or its tensors do not match its config.
@@ -128,11 +132,16 @@ def load_model(name_or_path: str = DEFAULT_MODEL, dtype: str | None = None, mesh
     dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
+    if template and template not in TEMPLATES:
+        raise UserError(
+            f"unknown template {template!r}{suggest(template, TEMPLATES)}; templates: {', '.join(TEMPLATES)}"
+        )
     devices = make_mesh(mesh)
     path = embedded_model_path() if name_or_path == DEFAULT_MODEL else Path(name_or_path)
     if path.is_file():
         file = GGUFFile(path)
-        return Model(name_or_path, *file.load(jnp.dtype(dtype), devices), file.eos_tokens(), file.tokenizer())
+        content, eos, tokenizer = file.load(jnp.dtype(dtype), devices), file.eos_tokens(), file.tokenizer()
+        return Model(name_or_path, *content, eos, _templated(tokenizer, template))
     if not path.is_dir():
         if name_or_path.count("/") != 1 or name_or_path.startswith((".", "/")):
             hint = suggest(name_or_path, [DEFAULT_MODEL])
@@ -147,7 +156,13 @@ def load_model(name_or_path: str = DEFAULT_MODEL, dtype: str | None = None, mesh
     except Exception as error:  # transformers raises many kinds
         reason = str(error).split("\n", 1)[0]
         raise UserError(f"{path}: the tokenizer could not be loaded: {reason}") from None
-    return Model(name_or_path, config, params, fingerprint, eos_tokens(path), tokenizer)
+    return Model(name_or_path, config, params, fingerprint, eos_tokens(path), _templated(tokenizer, template))
+
+
+def _templated(tokenizer: PreTrainedTokenizerBase, template: str) -> PreTrainedTokenizerBase:
+    if template:
+        tokenizer.chat_template = TEMPLATES[template]
+    return tokenizer
 
 
 def save_model(model: Model, folder: Path, form: Literal["huggingface", "orbax"] = "huggingface") -> None:

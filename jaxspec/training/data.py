@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from jaxspec.errors import UserError
 from jaxspec.files import read_whole_lines
 from jaxspec.methods.adapter import load_method
 from jaxspec.model.load import Model
+from jaxspec.processes import check_alike, is_leader
 from jaxspec.training.examples import SHIPPED_PROMPTS, Selected
 
 MOST_DRAFTS = 32768  # tokens whose order by frequency goes with an adapter
@@ -50,7 +52,7 @@ def cache_file(model: Model, data: DataConfig, limit: int) -> Path:
     source = Path(data.prompts) if data.prompts else SHIPPED_PROMPTS
     content = source.read_bytes() if source.is_file() else data.prompts.encode()
     shaping = (data.column, data.held_out_seed, data.max_prompt_tokens, data.chat, limit)
-    shaping += (data.answer_column,) if data.answer_column else ()
+    shaping += tuple(setting for setting in (data.answer_column, data.template) if setting)
     key = hashlib.sha256(content + repr(shaping).encode()).hexdigest()[:12]
     return Path(data.cache) / f"{model.fingerprint}-{key}.jsonl"
 
@@ -61,7 +63,7 @@ def _read_cache(path: Path) -> dict[int, Answer]:
         return {}
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
-    if whole < len(content):
+    if whole < len(content) and is_leader():
         with path.open("r+b") as file:
             file.truncate(whole)
     return {row["index"]: Answer(row["prompt_tokens"], row["answer_tokens"]) for row in read_whole_lines(path)}
@@ -117,10 +119,11 @@ def _answers(
     path = cache_file(model, data, limit)
     path.parent.mkdir(parents=True, exist_ok=True)
     done = {i: answer for i, answer in _read_cache(path).items() if i in prompts}
+    check_alike(json.dumps(sorted(done)).encode(), str(data.cache))
     report(len(done), 0)
     missing = [i for i in prompts if i not in done]
     plain = load_method("autoregressive", model)
-    with path.open("a", encoding="utf-8") as file:
+    with (path if is_leader() else Path(os.devnull)).open("a", encoding="utf-8") as file:
         for first in range(0, len(missing), _BLOCK):
             # prompts of like length are prefilled together, so that little is padded
             block = sorted(missing[first : first + _BLOCK], key=lambda i: len(prompts[i].prompt_tokens))

@@ -24,7 +24,7 @@ from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import evaluate, perplexity
 from jaxspec.training.run_config import RunConfig, check_config
 from jaxspec.training.step import first_state, stage_ends, train_step
-from jaxspec.training.trainer import Trainer
+from jaxspec.training.trainer import Stopped, Trainer
 from tests.tiny import make_text_model
 
 
@@ -123,6 +123,40 @@ def test_a_killed_run_resumes_to_the_same_adapter(config, model, tmp_path, monke
     Trainer(config, model, tmp_path / "killed", resume=True).run()
     np.testing.assert_array_equal(weights(tmp_path / "killed")["embeddings"], weights(tmp_path / "whole")["embeddings"])
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+def test_a_run_that_is_asked_to_stop_saves_and_goes_on_later(config, model, tmp_path):
+    Trainer(config, model, tmp_path / "whole", resume=False).run()
+    asked = iter([False, False, True])
+    with pytest.raises(Stopped, match="after update 3 of 12"):
+        Trainer(config, model, tmp_path / "run", resume=False, stop=lambda: next(asked)).run()
+    assert not (tmp_path / "run" / "adapter.json").exists()
+    Trainer(config, model, tmp_path / "run", resume=True).run()
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    np.testing.assert_array_equal(weights(tmp_path / "run")["embeddings"], weights(tmp_path / "whole")["embeddings"])
+
+
+def test_the_best_adapter_so_far_is_kept(config, model, tmp_path):
+    """best/ holds an adapter that decodes, of the evaluation on the way with the highest top-1."""
+    train = dataclasses.replace(config.train, eval_every=2)
+    Trainer(dataclasses.replace(config, train=train), model, tmp_path / "run", resume=False).run()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
+    scores = {row["step"]: np.mean(row["top1"]) for row in rows if "held_out" in row and row["step"] < 12}
+    best = json.loads((tmp_path / "run" / "best" / "adapter.json").read_text())
+    assert scores.keys() == {2, 4, 6, 8, 10} and best["step"] == max(scores, key=scores.get)
+    load_method("ppd", model, tmp_path / "run" / "best")
+
+
+def test_an_average_of_the_weights_is_what_ships(config, model, tmp_path):
+    """With a share of 0 updates leave the average where the weights are; with a large one it moves slowly."""
+    moved = {}
+    for ema in (0.0, 1e-9, 0.9):
+        train = dataclasses.replace(config.train, ema=ema)
+        Trainer(dataclasses.replace(config, train=train), model, tmp_path / str(ema), resume=False).run()
+        moved[ema] = weights(tmp_path / str(ema))["embeddings"]
+    np.testing.assert_allclose(moved[1e-9], moved[0.0], atol=1e-6)
+    begun = np.asarray(config.method.init(jax.random.key(config.train.seed), model.base)["embeddings"])
+    assert 0 < np.abs(moved[0.9] - begun).max() < np.abs(moved[0.0] - begun).max()
 
 
 def test_stages_train_one_map_after_the_other_and_resume(config, model, tmp_path, monkeypatch):

@@ -1,0 +1,98 @@
+"""Runs in processes of their own: several at once, killed ones, politely stopped ones."""
+
+import json
+import random
+import signal
+import socket
+import time
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from tests.training.helpers import command, finish, prepare, start
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    prepare(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    """The undisturbed run."""
+    finish(start(command(folder, "whole")))
+    return folder / "whole"
+
+
+def assert_same_run(run, whole, exactly=True):
+    """The same adapter, losses and answers."""
+    ours, theirs = (safetensors.numpy.load_file(path / "adapter.safetensors") for path in (run, whole))
+    losses = [
+        {row["step"]: row["loss"] for row in map(json.loads, (path / "log.jsonl").open()) if "loss" in row}
+        for path in (run, whole)
+    ]
+    assert losses[0].keys() == losses[1].keys() == set(range(1, 61))
+    check = np.testing.assert_array_equal if exactly else lambda x, y: np.testing.assert_allclose(x, y, 2e-3, 2e-4)
+    for name in theirs:
+        check(ours[name], theirs[name])
+    check([losses[0][s] for s in range(1, 61)], [losses[1][s] for s in range(1, 61)])
+    answers = [
+        sorted(line for file in path.with_name(f"{path.name}-answers").glob("*.jsonl") for line in file.open())
+        for path in (run, whole)
+    ]
+    assert answers[0] == answers[1] and len(answers[0]) == 36  # none twice, none missing
+
+
+def test_two_processes_are_as_one(folder, whole):
+    """Over the loopback, each with one device; the first one writes."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    processes = ["--processes.coordinator", address, "--processes.count", "2", "--mesh.data", "2"]
+    both = [start(command(folder, "two", *processes, "--processes.index", str(i))) for i in range(2)]
+    texts = [finish(process) for process in both]
+    assert "adapter:" in texts[0] and "adapter:" not in texts[1]
+    assert_same_run(folder / "two", whole, exactly=False)
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_ends_well(folder, whole):
+    run = start(command(folder, "stopped"))
+    log = folder / "stopped" / "log.jsonl"
+    while not (log.exists() and len(log.read_text().splitlines()) > 6):
+        time.sleep(0.05)
+        assert run.poll() is None
+    run.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert "--resume goes on from there" in finish(run)
+    assert time.monotonic() - began < 20
+    steps = len(log.read_text().splitlines())
+    assert steps < 60 and str(steps) in {path.name for path in (folder / "stopped" / "checkpoints").iterdir()}
+    finish(start(command(folder, "stopped", "--resume")))
+    assert_same_run(folder / "stopped", whole)
+
+
+@pytest.mark.slow
+def test_twenty_kills(folder, whole):
+    """At any moment: while answers are made, while it compiles, trains, saves or evaluates."""
+    rng, kills = random.Random(0), 0
+    while kills < 20:
+        run = start(command(folder, "killed", "--resume"))
+        try:
+            run.wait(timeout=rng.uniform(4, 16))
+        except Exception:
+            run.kill()
+            kills += 1
+        text, _ = run.communicate()
+        assert run.returncode in (0, -signal.SIGKILL), text
+        if run.returncode == 0:  # through already: kill others like it
+            assert_same_run(folder / "killed", whole)
+            for path in (folder / "killed", folder / "killed-answers"):
+                for file in sorted(path.rglob("*"), reverse=True):
+                    file.rmdir() if file.is_dir() else file.unlink()
+                path.rmdir()
+    finish(start(command(folder, "killed", "--resume")))
+    assert_same_run(folder / "killed", whole)
