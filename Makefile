@@ -17,10 +17,12 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# The slower checks: the embedded model end to end, and parity with PyTorch.
+# The slower checks: the embedded model end to end, parity with PyTorch, and programs compiled for TPUs. The TPU's compiler
+# lies apart: installed beside JAX it would make every start look for a TPU.
 slow: setup
 	$(BIN)/python -m pip install -q --retries 3 "torch==2.13.0"
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pip install -q --retries 3 --no-deps --upgrade --target $(VENV)/tpu "libtpu==0.0.51"
+	PYTHONPATH=$(VENV)/tpu JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -m slow
 
 setup: $(VENV)/.installed
 

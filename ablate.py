@@ -132,7 +132,7 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
 
 def check_setting(options: Options, results: dict[str, Any], file: Path) -> dict[str, Any]:
     """What all results of a page have in common. Raises UserError where those there were made otherwise."""
-    names = ("model", "steps", "eval_answers", "decode_prompts", "max_new_tokens")
+    names = ("model", "steps", "eval_answers", "max_new_tokens")
     setting = {name: getattr(options, name) for name in names} | {"prompts": Path(options.prompts).name}
     setting |= {"machine": processor()}
     if results["setting"] not in ({}, setting):

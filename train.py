@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 from jaxspec.cli import enable_compilation_cache, parse, run_main
+from jaxspec.errors import UserError
 from jaxspec.evaluation.dry_run import dry_run_training, training_lines
 from jaxspec.methods.adapter import OWN_MODEL
 from jaxspec.model.chips import absent_mesh
-from jaxspec.model.load import load_model
+from jaxspec.model.load import DTYPES, load_model, load_shapes
 from jaxspec.processes import ProcessConfig, is_leader, join_processes
 from jaxspec.training.configs import config_names, load_config, split_config_name
 from jaxspec.training.preemption import on_sigterm
@@ -54,6 +55,8 @@ def main(args: list[str]) -> None:
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     options = parse(Options, rest, Options(**fields), prog=f"train.py --config {name}")
     config = RunConfig(**{key: getattr(options, key) for key in fields})
+    if config.model != fields["model"] and config.shapes == fields["shapes"]:
+        config = dataclasses.replace(config, shapes=load_shapes(config.model))
     # both before JAX looks for devices
     absent = absent_mesh(config.mesh, options.topology) if options.dry_run else None
     join_processes(options.processes)
@@ -62,6 +65,8 @@ def main(args: list[str]) -> None:
         print(json.dumps(describe(config), indent=2))
         return
     if absent:
+        if options.dtype not in ("", *DTYPES):
+            raise UserError(f"dtype {options.dtype!r} is unknown; use one of {', '.join(DTYPES)}")
         found = dry_run_training(config, *absent, options.dtype or "bfloat16")
         print(json.dumps(found, indent=1) if options.json else "\n".join(training_lines(name, config, found)))
         return

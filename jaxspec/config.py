@@ -157,8 +157,9 @@ class TrainConfig:
     Attributes:
       steps: optimizer updates.
       batch_size: sequences per update.
-      microbatch: sequences per forward and backward pass, which bounds the memory; 0 is all. Gradients of the passes
-        are averaged, each with the same weight whatever its number of targets.
+      microbatch: sequences per forward and backward pass, which bounds the memory; 0 is all. On a mesh that divides the
+        batch every part takes so many. Gradients of the passes are averaged, each with the same weight whatever its
+        number of targets.
       sequence_length: T, prompt and answer together, in tokens; cut or padded to it.
       insertions: insertion points per sequence: each is one group of probes in one pass.
       learning_rate: peak of the cosine schedule.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,16 @@ def write_atomically(path: Path, content: bytes) -> None:
     os.replace(temporary, path)
 
 
+def swap_folder(new: Path, folder: Path) -> None:
+    """Put a finished folder in the place of another, which stays until then."""
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def writable(folder: Path) -> Path:
     """The folder, made where missing. Raises UserError before hours of measuring rather than after them."""
     try:
@@ -26,6 +37,15 @@ def writable(folder: Path) -> Path:
     if not os.access(folder, os.W_OK):
         raise UserError(f"{folder}: cannot be written; give another --output")
     return folder
+
+
+def drop_half_line(file: Path) -> None:
+    """Cut off a last line that a kill or a full disk has left half written."""
+    content = file.read_bytes() if file.exists() else b""
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        with file.open("r+b") as opened:
+            opened.truncate(whole)
 
 
 def read_whole_lines(file: Path) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -46,6 +47,7 @@ def join_processes(config: ProcessConfig) -> None:
             "num_processes": config.count,
             "process_id": config.index,
         }
+    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is handled by whoever trains
     try:
         jax.distributed.initialize(**settings)
     except (RuntimeError, ValueError) as error:
@@ -72,6 +74,21 @@ def check_alike(content: bytes, what: str) -> None:
         digest = np.frombuffer(hashlib.sha256(content).digest()[:8], np.uint32)
         if (gathered(digest) != digest).any():
             raise UserError(f"{what} is not the same for all processes: give folders that all of them see")
+
+
+def as_leader(action: Callable[[], None]) -> None:
+    """Have the first process do something to files. Where it fails with a UserError, every process does."""
+    error = None
+    try:
+        if is_leader():
+            action()
+    except UserError as raised:
+        error = raised
+    failed = error is not None
+    if jax.process_count() > 1:
+        failed = bool(gathered(np.array(failed)).any())
+    if failed:
+        raise error or UserError("the first process could not write its files")
 
 
 def gathered(value: np.ndarray) -> np.ndarray:

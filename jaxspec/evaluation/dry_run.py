@@ -24,10 +24,10 @@ from jaxspec.methods.base import Batch, Method
 from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.chips import Chip
 from jaxspec.model.decoder import Decoder, abstract_params
-from jaxspec.model.sharding import batch_shardings, in_mesh, partition, tree_shardings
+from jaxspec.model.sharding import batch_shardings, in_mesh, partition, parts_of_batch, tree_shardings
 from jaxspec.training.checkpoints import state_shardings, with_shardings
 from jaxspec.training.run_config import RunConfig
-from jaxspec.training.step import first_state, train_step
+from jaxspec.training.step import first_state, pass_size, train_step
 from jaxspec.tree import TreePlan, from_paths
 
 ROWS = (1, 16, 64)
@@ -40,13 +40,15 @@ class Needs:
 
     Attributes:
       arguments: bytes of what goes in: weights, state, batch.
-      temporaries: bytes of what it makes on the way.
+      temporaries: bytes of what it makes on the way, and of results that do not take the place of an argument.
+      passes: how often it repeats what the next two figures count: forward and backward passes of one update.
       flops: operations.
       bytes: read and written, as the compiler counts them: what it copies to faster memory first counts every time.
     """
 
     arguments: int
     temporaries: int
+    passes: int
     flops: float
     bytes: float
 
@@ -56,7 +58,10 @@ class Needs:
 
     def limits(self, chip: Chip) -> dict[str, float]:
         """The least seconds that reading all arguments once takes, and the arithmetic."""
-        return {"memory_seconds": self.arguments / chip.bandwidth, "compute_seconds": self.flops / chip.flops}
+        return {
+            "memory_seconds": self.arguments / chip.bandwidth,
+            "compute_seconds": self.passes * self.flops / chip.flops,
+        }
 
 
 def device_bytes(tree: Any) -> int:
@@ -100,8 +105,8 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
     batch = with_shardings(batch, batch_shardings(mesh, batch))
     with in_mesh(mesh):
         needs = _compiled(train_step.lower(method, train, 0, base, state, batch, whole=whole))
-    passes = train.batch_size // (train.microbatch or train.batch_size)  # the compiler counts what it repeats once
-    needs = dataclasses.replace(needs, flops=needs.flops * passes, bytes=needs.bytes * passes)
+    passes = train.batch_size // pass_size(train, parts_of_batch(mesh))  # the compiler counts what it repeats once
+    needs = dataclasses.replace(needs, passes=passes)
     sizes = {"parameters": size(base.params), "trainable": size(state.trainable)}
     cache = _cache_bytes(config.shapes, config.data.batch_size, _room(config), jnp.dtype(dtype), mesh)
     return sizes | {
@@ -116,7 +121,7 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
 def dry_run_decoding(
     config: RunConfig, mesh: Mesh, chip: Chip | None, batch_size: int, length: int, dtype: str = "bfloat16"
 ) -> dict[str, Any]:
-    """Bytes per device and operations of one step, for 1 row, autoregressive, and for trees of 16 and 64 rows.
+    """Bytes per device and operations of one step, for 1 row, autoregressive, and for trees of at most 16 and 64 rows.
 
     Args:
       config: the method, and the base's shapes.
@@ -128,9 +133,11 @@ def dry_run_decoding(
     """
     base, capacity = abstract_base(config.shapes, dtype, mesh), bucket(length, 128, 128)
     steps = {}
-    for rows in ROWS:
-        drafter = _drafter(config, base, mesh, rows)
-        steps[rows] = _report(_decoding_needs(base, drafter, mesh, batch_size, capacity), chip)
+    for most in ROWS:
+        drafter = _drafter(config, base, mesh, most)
+        if drafter is not None:
+            rows = drafter.num_rows if most > 1 else 1
+            steps[rows] = _report(_decoding_needs(base, drafter, mesh, batch_size, capacity), chip)
     return {
         "parameters": size(base.params),
         "weights_bytes": device_bytes(base.params),
@@ -139,8 +146,11 @@ def dry_run_decoding(
     }
 
 
-def _drafter(config: RunConfig, base: Base, mesh: Mesh, rows: int) -> Drafter:
-    """An untrained drafter with the largest tree of so many rows; autoregressive decoding where they are one."""
+def _drafter(config: RunConfig, base: Base, mesh: Mesh, rows: int) -> Drafter | None:
+    """An untrained drafter with the largest tree of so many rows; autoregressive decoding where they are one.
+
+    None where not even two nodes fit.
+    """
     if rows == 1:
         return Drafter({}, from_paths([]).arrays(0), Method())
     method, ids = config.method, None
@@ -151,17 +161,26 @@ def _drafter(config: RunConfig, base: Base, mesh: Mesh, rows: int) -> Drafter:
             jax.ShapeDtypeStruct((config.shapes.hidden_size, count), base.dtype),
         )
     drafting = base.replace(draft_vocabulary=ids)
-    trainable = jax.eval_shape(lambda b: method.prepared(method.init(jax.random.key(0), b), b), drafting)
-    if method.tunes_base:  # what decodes then is the base that it has tuned
-        trainable = {"mask": trainable["mask"]}
+    kept = method
+
+    def prepare(base: Base) -> Any:
+        nonlocal kept
+        trainable = method.init(jax.random.key(0), base)
+        if method.tunes_base:  # into one of the same shapes
+            kept, trainable, _ = method.settled(trainable, base)
+        return kept.prepared(trainable, base)
+
+    trainable, tree = jax.eval_shape(prepare, drafting), _tree(config, rows)
+    if tree is None:
+        return None
     trainable = with_shardings(trainable, tree_shardings(mesh, trainable))
-    return Drafter(trainable, _tree(config, rows).arrays(method.probe_distances), method, ids)
+    return Drafter(trainable, tree.arrays(method.probe_distances), kept, ids)
 
 
-def _tree(config: RunConfig, rows: int) -> TreePlan:
-    """The largest tree that needs no more rows."""
+def _tree(config: RunConfig, rows: int) -> TreePlan | None:
+    """The largest tree that needs no more rows, if any does."""
     sized = (dataclasses.replace(config, tree=f"sparse:{nodes}").plan() for nodes in range(rows, 1, -1))
-    return next(p for p in sized if p.num_nodes + p.num_probes * config.method.probe_rows <= rows)
+    return next((p for p in sized if p.num_nodes + p.num_probes * config.method.probe_rows <= rows), None)
 
 
 def _decoding_needs(base: Base, drafter: Drafter, mesh: Mesh, batch_size: int, capacity: int) -> Needs:
@@ -187,8 +206,8 @@ def _compiled(lowered: Any) -> Needs:
     """Compile, and ask the compiler."""
     compiled = lowered.compile()
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
-    flops, moved = cost.get("flops", 0.0), cost.get("bytes accessed", 0.0)
-    return Needs(memory.argument_size_in_bytes, memory.temp_size_in_bytes, flops, moved)
+    made = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return Needs(memory.argument_size_in_bytes, made, 1, cost.get("flops", 0.0), cost.get("bytes accessed", 0.0))
 
 
 def _report(needs: Needs, chip: Chip | None) -> dict[str, Any]:
@@ -236,8 +255,9 @@ def _mesh_text(mesh: MeshConfig) -> str:
 
 def _step_text(step: dict[str, Any]) -> str:
     text = (
-        f"arguments {_gb(step['arguments'])}, temporaries {_gb(step['temporaries'])}, {step['flops']:.3g} FLOPs, "
-        f"{_gb(step['bytes'])} moved"
+        f"per device arguments {_gb(step['arguments'])}, temporaries {_gb(step['temporaries'])}, "
+        + (f"{step['passes']} passes of " if step["passes"] > 1 else "")
+        + f"{step['flops']:.3g} FLOPs and {_gb(step['bytes'])} moved"
     )
     if "fits" in step:
         verdict = "fits" if step["fits"] else "DOES NOT FIT"

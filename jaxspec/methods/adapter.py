@@ -25,7 +25,7 @@ from jaxspec.methods.base import Method, PyTree
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model
 from jaxspec.model.weights import params_fingerprint
-from jaxspec.processes import host, is_leader
+from jaxspec.processes import as_leader, host
 from jaxspec.tree import Path as TreePath
 from jaxspec.tree import TreePlan, from_paths, parse_tree
 from jaxspec.tree.plan import plan_from_json
@@ -59,8 +59,10 @@ class Adapter:
     @property
     def digest(self) -> str:
         """12 hex digits that name these weights."""
-        content = b"".join(host(leaf).tobytes() for leaf in jax.tree.leaves(self.trainable))
-        return hashlib.sha256(content).hexdigest()[:12]
+        digest = hashlib.sha256()
+        for leaf in jax.tree.leaves(self.trainable):  # one at a time: all of a whole base may not fit
+            digest.update(host(leaf).tobytes())
+        return digest.hexdigest()[:12]
 
 
 def save_adapter(folder: Path, adapter: Adapter, dtype: str = "float32") -> None:
@@ -86,14 +88,16 @@ def save_adapter(folder: Path, adapter: Adapter, dtype: str = "float32") -> None
         "fingerprint": adapter.fingerprint,
     }
     text = json.dumps(head | adapter.info, indent=1).encode()
-    if not is_leader():
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "adapter.safetensors", weights)
-        write_atomically(folder / "adapter.json", text)
-    except OSError as error:
-        raise UserError(f"{folder}: the adapter cannot be written there ({error.strerror})") from None
+
+    def write() -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / "adapter.safetensors", weights)
+            write_atomically(folder / "adapter.json", text)
+        except OSError as error:
+            raise UserError(f"{folder}: the adapter cannot be written there ({error.strerror})") from None
+
+    as_leader(write)
 
 
 def load_adapter(folder: Path, config: ModelConfig) -> Adapter:

@@ -19,6 +19,7 @@ from jaxspec.model.decoder import abstract_params
 from jaxspec.model.hf import parse_config, read_json, write_config
 from jaxspec.model.sharding import parameter_sharding
 from jaxspec.model.weights import params_fingerprint
+from jaxspec.processes import is_leader
 
 _PARAMS = "params"
 _FINGERPRINT = "jaxspec_fingerprint"  # of the parameters as written: other dtypes may round to another one
@@ -34,7 +35,9 @@ def save_checkpoint(folder: Path, config: ModelConfig, params: dict, eos: tuple[
     folder.mkdir(parents=True, exist_ok=True)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((folder / _PARAMS).resolve(), params)
-    write_config(folder, config, eos, **{_FINGERPRINT: params_fingerprint(config, params)})
+    fingerprint = params_fingerprint(config, params)  # every process must take part
+    if is_leader():
+        write_config(folder, config, eos, **{_FINGERPRINT: fingerprint})
 
 
 def load_checkpoint(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:

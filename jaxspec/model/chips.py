@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from jaxspec.config import MeshConfig
 from jaxspec.errors import UserError
-from jaxspec.model.sharding import make_mesh
+from jaxspec.model.sharding import check_mesh, make_mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +48,7 @@ def absent_mesh(config: MeshConfig, topology: str = "") -> tuple[Mesh, Chip | No
     Raises:
       UserError: a slice that is unknown or smaller than the mesh, or the package `libtpu` is not installed.
     """
+    check_mesh(config)
     if not topology:
         with contextlib.suppress(RuntimeError):  # JAX has begun, and has the devices it has
             jax.config.update("jax_num_cpu_devices", config.devices)

@@ -17,12 +17,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.errors import UserError, suggest
+from jaxspec.files import swap_folder
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import BLOCK, in_blocks
 from jaxspec.model.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
 from jaxspec.model.decoder import Decoder
 from jaxspec.model.gguf import GGUFFile
-from jaxspec.model.hf import eos_tokens, load_directory, save_directory
+from jaxspec.model.hf import eos_tokens, load_directory, parse_config, read_json, save_directory
 from jaxspec.model.sharding import make_mesh, mesh_of
 from jaxspec.model.templates import TEMPLATES
 from jaxspec.processes import is_leader, wait_for_all
@@ -102,15 +103,31 @@ def embedded_model_path() -> Path:
     return path
 
 
-def _fetch(name: str) -> Path:
-    """Download a model from the Hugging Face hub, or take it from the local hub cache."""
+def _find(name_or_path: str, files: Sequence[str]) -> Path:
+    """Where a model is: the embedded one, a file, a folder, or what these files of the hub's are downloaded to."""
+    path = embedded_model_path() if name_or_path == DEFAULT_MODEL else Path(name_or_path)
+    if path.exists():
+        return path
+    if name_or_path.count("/") != 1 or name_or_path.startswith((".", "/")):
+        hint = suggest(name_or_path, [DEFAULT_MODEL])
+        raise UserError(f"model {name_or_path!r}{hint}: no such file or directory, and not a hub name (owner/model)")
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(name_or_path, allow_patterns=files))
     except Exception as error:  # network, authorisation, unknown name: all end here
         reason = str(error).split("\n", 1)[0]
-        raise UserError(f"model {name!r} is no local path and could not be fetched from the hub: {reason}") from None
+        raise UserError(
+            f"model {name_or_path!r} is no local path and could not be fetched from the hub: {reason}"
+        ) from None
+
+
+def load_shapes(name_or_path: str) -> ModelConfig:
+    """The shapes of a base, as `load_model` takes it, without its weights. Raises UserError as that does."""
+    path = _find(name_or_path, ["config.json"])
+    if path.is_file():
+        return GGUFFile(path).config()
+    return parse_config(read_json(path / "config.json"), str(path / "config.json"))
 
 
 def load_model(
@@ -137,18 +154,11 @@ def load_model(
             f"unknown template {template!r}{suggest(template, TEMPLATES)}; templates: {', '.join(TEMPLATES)}"
         )
     devices = make_mesh(mesh)
-    path = embedded_model_path() if name_or_path == DEFAULT_MODEL else Path(name_or_path)
+    path = _find(name_or_path, _HUB_FILES)
     if path.is_file():
         file = GGUFFile(path)
         content, eos, tokenizer = file.load(jnp.dtype(dtype), devices), file.eos_tokens(), file.tokenizer()
         return Model(name_or_path, *content, eos, _templated(tokenizer, template))
-    if not path.is_dir():
-        if name_or_path.count("/") != 1 or name_or_path.startswith((".", "/")):
-            hint = suggest(name_or_path, [DEFAULT_MODEL])
-            raise UserError(
-                f"model {name_or_path!r}{hint}: no such file or directory, and not a hub name (owner/model)"
-            )
-        path = _fetch(name_or_path)
     load = load_checkpoint if is_checkpoint(path) else load_directory
     config, params, fingerprint = load(path, jnp.dtype(dtype), devices)
     try:
@@ -179,7 +189,7 @@ def save_model(model: Model, folder: Path, form: Literal["huggingface", "orbax"]
       UserError: it cannot be written there.
     """
     save = save_directory if form == "huggingface" else save_checkpoint
-    new, old = (folder.with_name(f".{folder.name}.{part}") for part in ("tmp", "old"))
+    new = folder.with_name(f".{folder.name}.tmp")
     try:
         if is_leader():
             shutil.rmtree(new, ignore_errors=True)
@@ -189,11 +199,7 @@ def save_model(model: Model, folder: Path, form: Literal["huggingface", "orbax"]
         if is_leader():
             if model.tokenizer:
                 model.tokenizer.save_pretrained(new)
-            if folder.exists():
-                shutil.rmtree(old, ignore_errors=True)
-                folder.rename(old)
-            new.rename(folder)
+            swap_folder(new, folder)
     except (OSError, ValueError, SafetensorError) as error:  # a full disk has many names
         reason = str(error).strip().split("\n", 1)[0]
         raise UserError(f"{folder}: the base cannot be written there ({reason})") from None
-    shutil.rmtree(old, ignore_errors=True)

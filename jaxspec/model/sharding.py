@@ -17,11 +17,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxspec.config import MeshConfig
 from jaxspec.errors import UserError
 
+_LARGE = 2**20  # elements
 AXES = ("data", "fsdp", "tensor")
 RULES = {
     "batch": ("data", "fsdp"),
@@ -30,8 +32,8 @@ RULES = {
     "mlp": ("tensor",),
     "vocab": ("tensor",),
 }
-# By the end of a path, of its last dimensions: bases, methods' own layers and optimizers share these names. A leaf of
-# another name is small and lies whole on every device.
+# By the end of a path, of its last dimensions: bases, methods' own layers and optimizers share these names. Of a large
+# leaf of another name the longest dimension is divided over `fsdp`; a small one lies whole on every device.
 DIMENSIONS = {
     "qkv/kernel": ("embed", "heads"),
     "qkv/bias": ("heads",),
@@ -44,6 +46,14 @@ DIMENSIONS = {
 }
 
 
+def check_mesh(config: MeshConfig) -> tuple[int, int, int]:
+    """Lengths of the axes. Raises UserError for one shorter than 1."""
+    shape = (config.data, config.fsdp, config.tensor)
+    if min(shape) < 1:
+        raise UserError(f"mesh: data, fsdp and tensor must be at least 1, got {shape}")
+    return shape
+
+
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh | None:
     """The mesh of a configuration; None where it is one device.
 
@@ -54,16 +64,15 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     Raises:
       UserError: an axis shorter than 1, or fewer devices than the mesh needs.
     """
-    shape = (config.data, config.fsdp, config.tensor)
-    if min(shape) < 1:
-        raise UserError(f"mesh: data, fsdp and tensor must be at least 1, got {shape}")
-    if config.devices == 1 and devices is None:
+    shape = check_mesh(config)
+    if config.devices == 1 and devices is None and jax.process_count() == 1:
         return None
     devices = jax.devices() if devices is None else devices
     if len(devices) < config.devices or (jax.process_count() > 1 and len(devices) != config.devices):
         name = " x ".join(map(str, shape))
         raise UserError(f"mesh: {name} needs {config.devices} devices, and there are {len(devices)}")
-    return Mesh(np.array(devices[: config.devices]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    arranged = mesh_utils.create_device_mesh(shape, devices[: config.devices], allow_split_physical_axes=True)
+    return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def in_mesh(mesh: Mesh | None) -> contextlib.AbstractContextManager:
@@ -92,11 +101,22 @@ def partition(mesh: Mesh, shape: Sequence[int], names: Sequence[str | None]) -> 
     return PartitionSpec(*spec)
 
 
-def dimensions(path: str, rank: int) -> tuple[str | None, ...]:
-    """Names of a parameter's dimensions, from the end of its path; leading ones that the table lacks are None."""
+def dimensions(path: str, shape: Sequence[int], whole: bool = False) -> list[str | None]:
+    """Names of a parameter's dimensions; None for those that are not divided.
+
+    Args:
+      path: with slashes, `layers_0/mlp/up/kernel`.
+      shape: of the parameter.
+      whole: do not divide it over `fsdp` (ZeRO-2).
+    """
     name = next((end for end in DIMENSIONS if f"/{path}".endswith(f"/{end}")), None)
-    names = DIMENSIONS.get(name, ())
-    return (None,) * (rank - len(names)) + names[:rank]
+    names: list[str | None] = [None] * len(shape)
+    if name:
+        known = DIMENSIONS[name][: len(shape)]
+        names[len(shape) - len(known) :] = known
+    elif len(shape) > 1 and math.prod(shape) >= _LARGE:
+        names[int(np.argmax(shape))] = "embed"
+    return [None if whole and name == "embed" else name for name in names]
 
 
 def parameter_sharding(mesh: Mesh, path: str, shape: Sequence[int], whole: bool = False) -> NamedSharding:
@@ -108,8 +128,7 @@ def parameter_sharding(mesh: Mesh, path: str, shape: Sequence[int], whole: bool 
       shape: of the parameter.
       whole: do not divide it over `fsdp` (ZeRO-2).
     """
-    names = dimensions(path, len(shape))
-    return NamedSharding(mesh, partition(mesh, shape, [None if whole and n == "embed" else n for n in names]))
+    return NamedSharding(mesh, partition(mesh, shape, dimensions(path, shape, whole)))
 
 
 def tree_shardings(mesh: Mesh, tree: Any, whole: bool = False) -> Any:
@@ -150,6 +169,12 @@ def everywhere(mesh: Mesh | None, tree: Any) -> Any:
     return put(tree, jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), tree))
 
 
+def parts_of_batch(mesh: Mesh | None = None) -> int:
+    """Into how many parts a mesh, default that of the context, divides a batch; 1 without one."""
+    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in RULES["batch"])
+
+
 def divided(x: jax.Array, *names: str | None) -> jax.Array:
     """Inside jit, say how an array lies on the mesh of the context; nothing without one.
 
@@ -168,8 +193,7 @@ def divided_as(tree: Any, whole: bool = False) -> Any:
         return tree
 
     def place(path: tuple, x: jax.Array) -> jax.Array:
-        names = dimensions(jax.tree_util.keystr(path, simple=True, separator="/"), x.ndim)
-        names = [None if whole and name == "embed" else name for name in names]
+        names = dimensions(jax.tree_util.keystr(path, simple=True, separator="/"), x.shape, whole)
         return jax.lax.with_sharding_constraint(x, partition(mesh, x.shape, names))
 
     return jax.tree.map_with_path(place, tree)

@@ -28,9 +28,11 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int):
         self._folder = folder
-        self._manager = ocp.CheckpointManager(
-            folder.resolve(), options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
-        )
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
+        try:
+            self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
+        except OSError as error:
+            raise self._unwritten(error) from None
 
     @property
     def latest(self) -> int:
@@ -57,8 +59,15 @@ class Checkpoints:
         Args:
           step: which.
           like: shapes, dtypes and shardings.
+
+        Raises:
+          UserError: it is damaged, or of another version of jaxspec.
         """
-        state = self._manager.restore(step, args=ocp.args.StandardRestore(like))
+        try:
+            state = self._manager.restore(step, args=ocp.args.StandardRestore(like))
+        except Exception as error:  # Orbax raises many kinds
+            reason = str(error).strip().split("\n", 1)[0]
+            raise UserError(f"{self._folder / str(step)}: this checkpoint cannot be read ({reason})") from None
         return jax.tree.map(jnp.asarray, state)
 
     def _unwritten(self, error: Exception) -> UserError:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxspec.config import DataConfig
 from jaxspec.decoding.generate import generate_many
 from jaxspec.errors import UserError
-from jaxspec.files import read_whole_lines
+from jaxspec.files import drop_half_line, read_whole_lines
 from jaxspec.methods.adapter import load_method
 from jaxspec.model.load import Model
 from jaxspec.processes import check_alike, is_leader
@@ -59,13 +59,8 @@ def cache_file(model: Model, data: DataConfig, limit: int) -> Path:
 
 def _read_cache(path: Path) -> dict[int, Answer]:
     """Answers cached so far, by index. A last line cut short by a kill is dropped from the file."""
-    if not path.exists():
-        return {}
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content) and is_leader():
-        with path.open("r+b") as file:
-            file.truncate(whole)
+    if is_leader():
+        drop_half_line(path)
     return {row["index"]: Answer(row["prompt_tokens"], row["answer_tokens"]) for row in read_whole_lines(path)}
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 from jaxspec.errors import UserError
+from jaxspec.files import drop_half_line
 from jaxspec.processes import is_leader
+
+
+def check_tensorboard() -> None:
+    """Raise UserError where the package that writes for TensorBoard, an extra, is not installed."""
+    if importlib.util.find_spec("tensorboardX") is None:
+        raise UserError("train.tensorboard needs a package; install it with: pip install tensorboardX")
 
 
 class RunLog:
@@ -16,20 +24,15 @@ class RunLog:
     Args:
       folder: of log.jsonl and tensorboard/.
       tensorboard: whether to write for TensorBoard too.
-
-    Raises:
-      UserError: that needs a package that is not installed.
     """
 
     def __init__(self, folder: Path, tensorboard: bool):
         self._file, self._writer = folder / "log.jsonl", None
+        if is_leader():
+            drop_half_line(self._file)
         if tensorboard and is_leader():
-            try:
-                from tensorboardX import SummaryWriter  # an extra: most runs do without
-            except ImportError:
-                raise UserError(
-                    "train.tensorboard needs a package; install it with: pip install tensorboardX"
-                ) from None
+            from tensorboardX import SummaryWriter
+
             self._writer = SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, row: dict[str, Any]) -> None:

@@ -8,33 +8,31 @@ from collections.abc import Callable
 from types import FrameType
 
 import jax
+import numpy as np
+
+from jaxspec.processes import gathered
 
 
 def on_sigterm() -> Callable[[], bool]:
     """Handle the signal from now on.
 
     Until the returned function is first called, which is in the middle of a training, there is nothing to lose that
-    is not on disk, and the signal ends the process with exit code 0. Afterwards it says whether the signal came: to
-    several processes it says so at the same call.
+    is not on disk, and the signal ends the process with exit code 0. Afterwards the function says whether the signal
+    came, to any of the processes.
     """
-    asked, calls = False, 0
+    asked, called = False, False
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         asked = True
-        if not calls:
+        if not called:
             print("stopped; --resume goes on from there", file=sys.stderr)
             sys.exit(0)
 
     def stopping() -> bool:
-        nonlocal calls
-        calls += 1
-        if jax.process_count() > 1:  # JAX has its own handler then, and agrees on a step
-            from jax.experimental import multihost_utils
+        nonlocal called
+        called = True
+        return asked if jax.process_count() == 1 else bool(gathered(np.array(asked)).any())
 
-            return multihost_utils.reached_preemption_sync_point(calls)
-        return asked
-
-    if jax.process_count() == 1:
-        signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGTERM, handle)
     return stopping

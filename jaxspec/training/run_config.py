@@ -10,6 +10,7 @@ from jaxspec.errors import UserError
 from jaxspec.methods.adapter import check_drafts, method_plan
 from jaxspec.methods.base import Method
 from jaxspec.training.data import MOST_DRAFTS
+from jaxspec.training.step import pass_size
 from jaxspec.tree.plan import TreePlan
 from jaxspec.tree.spec import RANKS
 
@@ -51,7 +52,7 @@ def check_config(config: RunConfig) -> None:
     t, d = config.train, config.data
     if not config.method.trainable:
         raise UserError(f"method {config.method.name!r} has nothing to train")
-    positive = [f"train.{name}" for name in ("steps", "batch_size", "insertions", "save_every")]
+    positive = [f"train.{name}" for name in ("steps", "batch_size", "insertions", "save_every", "keep")]
     positive += [
         f"data.{name}" for name in ("answers", "held_out", "batch_size", "max_answer_tokens", "held_out_tokens")
     ]
@@ -62,13 +63,13 @@ def check_config(config: RunConfig) -> None:
     check_drafts(config.draft_vocabulary, min(config.shapes.vocab_size, MOST_DRAFTS))
     config.method.abstract(config.shapes)  # refuses settings that do not fit the base
     config.plan()
-    if t.microbatch < 0 or (t.microbatch and t.batch_size % t.microbatch):
-        raise UserError(f"train.microbatch must divide train.batch-size {t.batch_size}, got {t.microbatch}")
-    shares = config.mesh.data * config.mesh.fsdp
-    if (t.microbatch or t.batch_size) % max(shares, 1):
+    parts = max(config.mesh.data * config.mesh.fsdp, 1)
+    if t.batch_size % parts:
+        raise UserError(f"mesh: data x fsdp = {parts} must divide train.batch-size {t.batch_size}")
+    if t.microbatch < 0 or t.batch_size % pass_size(t, parts):
         raise UserError(
-            f"mesh: data x fsdp = {shares} must divide the sequences of a pass, train.microbatch or train.batch-size "
-            f"{t.microbatch or t.batch_size}"
+            f"train.microbatch times the {parts} part(s) of the batch must divide train.batch-size {t.batch_size}, got "
+            f"{t.microbatch}"
         )
     if not 0 <= t.ema < 1:
         raise UserError(f"train.ema must be at least 0 and below 1, got {t.ema}")

@@ -12,7 +12,7 @@ import optax
 from jaxspec.config import TrainConfig
 from jaxspec.methods.base import Batch, Method, PyTree
 from jaxspec.model.base import Base
-from jaxspec.model.sharding import divided, divided_as
+from jaxspec.model.sharding import divided, divided_as, parts_of_batch
 
 
 def stage_ends(method: Method, steps: int) -> list[int]:
@@ -39,6 +39,11 @@ def moving(method: Method, trainable: PyTree, stage: int) -> PyTree:
     """The part of the trainable pytree that a stage trains."""
     names = method.stages[stage].trains
     return trainable if names is None else {name: trainable[name] for name in names}
+
+
+def pass_size(train: TrainConfig, parts: int) -> int:
+    """Sequences of one forward and backward pass, of a batch that a mesh divides into so many parts."""
+    return min(train.microbatch * parts, train.batch_size) if train.microbatch > 0 else train.batch_size
 
 
 @flax.struct.dataclass
@@ -94,7 +99,7 @@ def train_step(
     Returns:
       The new state, and metrics with `loss` and `gradient_norm`.
     """
-    size = train.microbatch or train.batch_size
+    size = pass_size(train, parts_of_batch())
     parts = jax.tree.map(lambda x: divided(x.reshape(-1, size, *x.shape[1:]), None, "batch"), batch)
     trained = moving(method, state.trainable, stage)
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.errors import UserError
-from jaxspec.files import write_atomically
+from jaxspec.files import swap_folder, write_atomically
 from jaxspec.methods.adapter import OWN_MODEL, Adapter, method_plan, save_adapter, settle
 from jaxspec.methods.base import PyTree
 from jaxspec.model.base import Base
@@ -25,14 +25,14 @@ from jaxspec.model.decoder import Decoder
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model, save_model
 from jaxspec.model.sharding import batch_shardings, in_mesh, mesh_of, put
-from jaxspec.processes import check_alike, is_leader, wait_for_all
+from jaxspec.processes import as_leader, check_alike, is_leader
 from jaxspec.progress import Progress
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.checkpoints import Checkpoints, begin
 from jaxspec.training.data import Answer, cache_file, frequent_tokens, prepare_answers
 from jaxspec.training.evaluate import Accuracy, evaluate, perplexity
 from jaxspec.training.examples import select_prompts
-from jaxspec.training.logs import RunLog
+from jaxspec.training.logs import RunLog, check_tensorboard
 from jaxspec.training.plot import plot_training
 from jaxspec.training.run_config import RunConfig, check_config, describe, training_settings
 from jaxspec.training.step import moving, stage_ends, stage_optimizer, train_step
@@ -76,8 +76,13 @@ class Trainer:
         self.mesh = mesh_of(model.params)
         self._whole = config.mesh.zero == 2
         self._identity = self._describe()
+        if config.train.tensorboard:
+            check_tensorboard()
         self._claim(resume)
         self._checkpoints = Checkpoints(output / "checkpoints", config.train.keep)
+        best = output / "best" / "adapter.json"
+        self._best = read_json(best)["score"] if best.exists() else -1.0
+        check_alike(json.dumps([self._best, self._checkpoints.latest]).encode(), f"what {output} holds")
         self._log = RunLog(output, config.train.tensorboard)
 
     def _claim(self, resume: bool) -> None:
@@ -88,14 +93,16 @@ class Trainer:
             raise UserError(f"{self.output} holds a run already; continue it with --resume or give another --output")
         if file.exists() and training_settings(read_json(file)) != training_settings(self._identity):
             raise UserError(f"{self.output} holds a run with other settings ({file}); give another --output")
-        wait_for_all("claim")
-        try:
-            if is_leader():
+
+        def claim() -> None:
+            try:
                 self.output.mkdir(parents=True, exist_ok=True)
                 write_atomically(file, json.dumps(self._identity, indent=1).encode())
-        except OSError as error:
-            raise UserError(f"{self.output}: cannot be written ({error.strerror})") from None
-        wait_for_all("claimed")
+            except OSError as error:
+                raise UserError(f"{self.output}: cannot be written ({error.strerror})") from None
+
+        as_leader(claim)
+        check_alike(str(file.exists()).encode(), f"what {self.output} holds")
 
     def run(self) -> Adapter:
         """Make or read the answers, train, evaluate, write the adapter.
@@ -103,13 +110,16 @@ class Trainer:
         Raises:
           Stopped: the caller asked to stop; `resume` goes on from there.
         """
-        with in_mesh(self.mesh):
-            held_out, answers = self._answers()
-            data = TrainingData(answers, self.config.train)
-            if data.left_out:
-                print(f"{data.left_out} answers are too short to train on and are left out", file=sys.stderr)
-            adapter = self._finish(self._train(data, held_out), held_out, answers)
-        self._log.close()
+        try:
+            with in_mesh(self.mesh):
+                held_out, answers = self._answers()
+                data = TrainingData(answers, self.config.train)
+                if data.left_out:
+                    print(f"{data.left_out} answers are too short to train on and are left out", file=sys.stderr)
+                self._frequent = frequent_tokens(answers, self.model.config.vocab_size)
+                adapter = self._finish(self._train(data, held_out), held_out, answers)
+        finally:
+            self._log.close()
         if is_leader():
             plot_training(self.output / "log.jsonl", self.output / "training.png")
         return adapter
@@ -149,12 +159,13 @@ class Trainer:
                 right = "/".join(f"{value:.2f}" for name, value in metrics.items() if name.startswith("top1"))
                 progress.update(step + 1, f"loss {metrics['loss']:.3f}, top-1 {right}, {rate:.0f} groups/s")
                 self._log.write({"step": step + 1, "groups_per_second": round(rate, 1)} | metrics)
-                last, stop = step + 1 == train.steps, self._stop()
-                if (step + 1) % train.save_every == 0 or last or stop:
-                    self._checkpoints.save(step + 1, state)
-                if train.eval_every and (step + 1) % train.eval_every == 0 and not (last or stop):
+                last = step + 1 == train.steps
+                if train.eval_every and (step + 1) % train.eval_every == 0 and not last:
                     top = self._evaluate(step + 1, state.best, held_out[:_QUICK])
                     progress.message(f"step {step + 1}, held-out top-1 {np.round(top, 3).tolist()}")
+                stop = self._stop()
+                if (step + 1) % train.save_every == 0 or last or stop:  # after the evaluation, or a kill could lose it
+                    self._checkpoints.save(step + 1, state)
                 if stop and not last:
                     self._checkpoints.finish()
                     raise Stopped(f"stopped after update {step + 1} of {train.steps}; --resume goes on from there")
@@ -169,16 +180,17 @@ class Trainer:
             )
 
     def _evaluate(self, step: int, trainable: PyTree, answers: list[Answer]) -> np.ndarray:
-        """Accuracies on the way; the adapter goes to best/ where it is the best so far. Returns top-1 [M]."""
-        accuracy = evaluate(self.config.method, trainable, self.base, answers)
+        """Accuracies on the way; the best adapter so far goes to best/, but for whole bases. Returns top-1 [M]."""
+        method, dtype = self.config.method, self.config.train.adapter_dtype
+        accuracy = evaluate(method, trainable, self.base, answers)
         self._log.write({"step": step, "held_out": len(answers)} | _rounded(accuracy))
-        best = self.output / "best"
-        known = read_json(best / "adapter.json")["score"] if (best / "adapter.json").exists() else -1.0
         score = float(accuracy.top(1).mean())
-        if score > known and not self.config.method.replaces_base:
-            adapter = Adapter(self.config.method, trainable, self.model.fingerprint, {})
+        if score > self._best and not method.replaces_base:
+            self._best, new = score, self.output / ".best.tmp"
             info = self._provenance(accuracy, []) | {"score": score, "step": step}
-            save_adapter(best, dataclasses.replace(adapter, info=info), self.config.train.adapter_dtype)
+            trainable = self._as_stored(trainable)
+            save_adapter(new, Adapter(method, trainable, self.model.fingerprint, info, self._frequent), dtype)
+            as_leader(lambda: swap_folder(new, self.output / "best"))
         return accuracy.top(1)
 
     def _finish(self, trainable: PyTree, held_out: list[Answer], answers: list[Answer]) -> Adapter:
@@ -201,8 +213,7 @@ class Trainer:
             info["perplexity"] = {"base": before, "own": after}
         if model is not self.model:
             info["base"] = f"{OWN_MODEL}, made from {info['base']}"
-        frequent = frequent_tokens(answers, model.config.vocab_size)
-        adapter = dataclasses.replace(adapter, info=info, frequent_tokens=frequent)
+        adapter = dataclasses.replace(adapter, info=info, frequent_tokens=self._frequent)
         save_adapter(self.output, adapter, self.config.train.adapter_dtype)
         return adapter
 

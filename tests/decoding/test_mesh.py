@@ -20,7 +20,7 @@ SHAPES = {"tensor 2": MeshConfig(tensor=2), "tensor 4": MeshConfig(tensor=4), "2
 
 @pytest.fixture(scope="module")
 def model():
-    return make_tiny(seed=1)
+    return make_tiny(dataclasses.replace(TINY, num_kv_heads=4), seed=1)
 
 
 def on_mesh(model, config):
@@ -58,9 +58,16 @@ def test_refilled_rows_too(model):
         assert dict(generate_many(many, plain_drafter(), prompts, 12, batch_size=4, refill=2)) == expected
 
 
+def test_heads_that_the_mesh_does_not_divide():
+    """Two key/value heads over four devices: the cache is whole, the tokens are the same."""
+    model = make_tiny(seed=1)
+    prompts = make_prompts(2)
+    one, four = (generate(m, plain_drafter(), prompts, 16) for m in (model, on_mesh(model, MeshConfig(tensor=4))))
+    assert [answer.tokens for answer in four] == [answer.tokens for answer in one]
+
+
 def test_the_cache_is_divided(model):
-    config = dataclasses.replace(TINY, num_kv_heads=4)
-    many = on_mesh(make_tiny(config), MeshConfig(tensor=4))
+    many = on_mesh(model, MeshConfig(tensor=4))
     assert many.decoding_base is many.base  # blocks are for one processor
     run = _job(many, plain_drafter(), SamplingConfig(), 0, Match()).begin([[1, 2, 3]], [4], 32, 64, 128)
     keys = run.state.cache.keys[0]

@@ -18,7 +18,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.chips import CHIPS, absent_mesh
 from jaxspec.model.sharding import make_mesh, put, tree_shardings
 from jaxspec.training.configs import config_names, load_config
-from jaxspec.training.run_config import RunConfig
+from jaxspec.training.run_config import RunConfig, check_config
 from tests.tiny import TINY, make_tiny
 
 MESH = MeshConfig(2, 2, 2)
@@ -51,9 +51,12 @@ def test_bytes_are_those_of_arrays_that_lie_there(mesh):
 
 
 def test_passes_are_counted(mesh):
-    whole = dataclasses.replace(RUN, train=dataclasses.replace(RUN.train, microbatch=0))
-    parts, once = (dry_run_training(run, mesh, None)["step"]["flops"] for run in (RUN, whole))
-    assert 0.8 < parts / once < 1.25
+    """Each of the four parts of the batch takes as many sequences a pass as `microbatch` says."""
+    train = dataclasses.replace(RUN.train, batch_size=16, microbatch=2)
+    whole = dataclasses.replace(RUN, train=dataclasses.replace(train, microbatch=0))
+    parts, once = (dry_run_training(run, mesh, None)["step"] for run in (dataclasses.replace(RUN, train=train), whole))
+    assert (parts["passes"], once["passes"]) == (2, 1)
+    assert 0.8 < 2 * parts["flops"] / once["flops"] < 1.25
 
 
 def test_zero_2_holds_weights_whole(mesh):
@@ -68,7 +71,8 @@ def test_steps_of_1_16_and_64_rows(mesh):
     run = dataclasses.replace(RUN, draft_vocabulary=12)
     for method in (PPD(), SPACE(), HiddenTransfer(layers=(0, 1, 1))):
         found = dry_run_decoding(dataclasses.replace(run, method=method), mesh, CHIPS["v5e"], 2, 128)
-        one, many, most = (found["steps"][rows] for rows in (1, 16, 64))
+        assert list(found["steps"]) <= [1, 16, 64] and len(found["steps"]) == 3
+        one, many, most = found["steps"].values()
         assert one["flops"] < many["flops"] < most["flops"]
         assert all(step["fits"] for step in found["steps"].values())
         assert one["memory_seconds"] == one["arguments"] / CHIPS["v5e"].bandwidth
@@ -88,6 +92,7 @@ def few_layers(config):
 def test_every_config(name, mesh):
     config = few_layers(load_config(name))
     train = dataclasses.replace(config.train, batch_size=4, microbatch=0)
+    check_config(dataclasses.replace(load_config(name), mesh=MeshConfig(tensor=2)))
     found = dry_run_training(dataclasses.replace(config, train=train), mesh, None)
     assert found["trainable_bytes"] > 0 and found["step"]["flops"] > 0
 
@@ -96,6 +101,7 @@ def test_every_config(name, mesh):
     ("mesh", "topology", "message"),
     [
         (MeshConfig(data=64), "", "needs 64 devices"),
+        (MeshConfig(data=0), "", "at least 1"),
         (MeshConfig(), "v9:2x2", "write a generation and a shape"),
     ],
 )
@@ -108,7 +114,7 @@ def test_devices_that_cannot_be(mesh, topology, message):
 @pytest.mark.parametrize(("name", "share"), [("bita_7b", 6.2e-4), ("ppd_vicuna_7b", 1.8e-6), ("bita_70b", None)])
 def test_a_large_base_from_the_command_line(name, share):
     """On as many devices as it takes, none of which is here."""
-    mesh = ["--mesh.fsdp", "4", "--mesh.tensor", "8"]
+    mesh = ["--mesh.fsdp", "8", "--mesh.tensor", "4"]
     command = [sys.executable, "train.py", "--config", name, "--dry-run", "--json", *mesh]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(ended.stdout)

@@ -58,6 +58,8 @@ def test_meshes_that_cannot_be(config, message):
         ("lm_head", (32, 15), P(("fsdp",), None)),
         ("layers_0/attention_norm/scale", (32,), P(None)),
         ("lora/layers_0/mlp/up/up", (16, 48), P(None, None)),
+        ("step1", (2048, 1024), P(("fsdp",), None)),  # a large one of a name that the table lacks
+        ("step1", (32, 16), P(None, None)),
         ("count", (), P()),
     ],
 )

@@ -1,6 +1,5 @@
 """train.py in processes of its own, on a tiny base in a folder."""
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -20,9 +19,7 @@ def prepare(folder: Path) -> None:
 
 def command(folder: Path, output: str, *more: str) -> list[str]:
     """A short run; `output` names its folder and that of its answers."""
-    model = make_text_model()
-    settings = {f"shapes.{k}": v for k, v in dataclasses.asdict(model.config).items() if v not in (None, False, True)}
-    settings |= {
+    settings = {
         "model": folder / "base", "output": folder / output, "draft-vocabulary": 0,
         "data.prompts": folder / "prompts.jsonl", "data.cache": folder / f"{output}-answers", "data.answers": 30,
         "data.held-out": 6, "data.max-prompt-tokens": 16, "data.max-answer-tokens": 24, "data.held-out-tokens": 24,
@@ -30,7 +27,6 @@ def command(folder: Path, output: str, *more: str) -> list[str]:
         "train.insertions": 8, "train.save-every": 5, "train.eval-every": 25, "train.warmup": 0, "mesh.data": 1,
     }  # fmt: skip
     options = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    options.append("--shapes.no-tie-embeddings")
     return [sys.executable, "train.py", "--config", "ppd_smollm2", *options, *more]
 
 

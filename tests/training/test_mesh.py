@@ -72,7 +72,7 @@ def test_every_mesh():
 
 @pytest.mark.parametrize(
     "method",
-    [BiTA(), HiddenTransfer(layers=(0, 1, 1), training="joint"), Medusa(lm_head="full"), Amphista()],
+    [BiTA(), HiddenTransfer(layers=(0, 1, 1), training="joint"), Medusa(lm_head="full"), Amphista(), SPACE()],
     ids=lambda method: method.name,
 )
 def test_every_method(method):
@@ -82,9 +82,9 @@ def test_every_method(method):
 @pytest.mark.parametrize("zero", [2, 3])
 def test_a_whole_base_with_its_optimizer_divided(zero):
     """SPACE's full fine-tuning: of ZeRO-3 everything, of ZeRO-2 only what the optimizer holds is divided."""
-    method, settings = SPACE(distances=2, tuning="full"), dataclasses.replace(TRAIN, microbatch=4)
-    mesh = MeshConfig(fsdp=4, tensor=2, zero=zero)
-    one, many = train(method, settings), train(method, settings, mesh)
+    method, mesh = SPACE(distances=2, tuning="full"), MeshConfig(fsdp=4, tensor=2, zero=zero)
+    one = train(method, dataclasses.replace(TRAIN, microbatch=4))
+    many = train(method, dataclasses.replace(TRAIN, microbatch=1), mesh)  # in each of four parts
     assert_alike(one, many)
     kernel = many[1].trainable["base"]["layers_0"]["mlp"]["up"]["kernel"]
     assert kernel.sharding.shard_shape(kernel.shape) == ((32, 24) if zero == 2 else (8, 24))

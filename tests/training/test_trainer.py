@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxspec.config import DataConfig, TrainConfig
+from jaxspec.config import DataConfig, MeshConfig, TrainConfig
 from jaxspec.decoding.generate import generate
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE, Amphista, HiddenTransfer, Method
@@ -18,6 +18,7 @@ from jaxspec.methods.adapter import load_method, plain_drafter
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.model.load import load_model
+from jaxspec.model.sharding import make_mesh, put, tree_shardings
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.configs import config_names, load_config, split_config_name
 from jaxspec.training.data import Answer
@@ -159,6 +160,80 @@ def test_an_average_of_the_weights_is_what_ships(config, model, tmp_path):
     assert 0 < np.abs(moved[0.9] - begun).max() < np.abs(moved[0.0] - begun).max()
 
 
+@pytest.mark.parametrize(
+    "method",
+    [PPD(ensemble=2), pytest.param(SPACE(distances=2, tuning="full"), marks=pytest.mark.slow)],
+    ids=lambda m: m.name,
+)
+def test_a_run_over_devices_that_is_stopped_goes_on(config, model, tmp_path, method):
+    """Stopped, resumed and finished on a mesh; weights, optimizer, average and evaluation are divided."""
+    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
+    train = dataclasses.replace(config.train, batch_size=4, ema=0.5, eval_every=2)
+    config = dataclasses.replace(config, method=method, train=train, mesh=mesh)
+    many = dataclasses.replace(model, params=put(model.params, tree_shardings(make_mesh(mesh), model.params)))
+    Trainer(config, many, tmp_path / "whole", resume=False).run()
+    asked = iter([False] * 4 + [True])
+    with pytest.raises(Stopped):
+        Trainer(config, many, tmp_path / "run", resume=False, stop=lambda: next(asked)).run()
+    Trainer(config, many, tmp_path / "run", resume=True).run()
+    for name, value in weights(tmp_path / "whole").items():
+        np.testing.assert_array_equal(weights(tmp_path / "run")[name], value)
+    one = dataclasses.replace(config, mesh=MeshConfig())
+    Trainer(one, model, tmp_path / "one", resume=False).run()
+    alone, together = (list(losses(tmp_path / folder).values()) for folder in ("one", "run"))
+    np.testing.assert_allclose(together, alone, rtol=2e-3)
+    for folder in ("one", "run"):
+        base = load_model(str(tmp_path / folder / "model")) if method.replaces_base else model
+        [answer] = generate(base, load_method(method.name, base, tmp_path / folder), ["question 1"], max_new_tokens=8)
+        assert answer.tokens
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(config, model, tmp_path, monkeypatch):
+    Trainer(config, model, tmp_path / "whole", resume=False).run()
+
+    def full(*args, **settings):
+        raise OSError(28, "No space left on device")
+
+    import jaxspec.training.checkpoints as module
+
+    real = module.ocp.CheckpointManager.save
+
+    def second(manager, step, **settings):
+        return full() if step == 8 else real(manager, step, **settings)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module.ocp.CheckpointManager, "save", second)
+        with pytest.raises(UserError, match=r"No space left on device.*the last whole one is kept"):
+            Trainer(config, model, tmp_path / "run", resume=False).run()
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.open", full)
+        with pytest.raises(UserError, match=r"No space left|cannot be written"):
+            Trainer(config, model, tmp_path / "run", resume=True).run()
+    with (tmp_path / "run" / "log.jsonl").open("a") as file:
+        file.write('{"step": 9, "lo')  # what a full disk leaves of a row
+    Trainer(config, model, tmp_path / "run", resume=True).run()
+    np.testing.assert_array_equal(weights(tmp_path / "run")["embeddings"], weights(tmp_path / "whole")["embeddings"])
+
+
+def test_a_damaged_checkpoint_is_named(config, model, tmp_path):
+    asked = iter([False, True])
+    with pytest.raises(Stopped):
+        Trainer(config, model, tmp_path / "run", resume=False, stop=lambda: next(asked)).run()
+    for file in (tmp_path / "run" / "checkpoints" / "2").rglob("*"):
+        if file.is_file() and file.stat().st_size > 100:
+            file.write_bytes(b"damaged")
+    with pytest.raises(UserError, match="checkpoints/2: this checkpoint cannot be read"):
+        Trainer(config, model, tmp_path / "run", resume=True).run()
+
+
+def test_tensorboard_is_an_extra(config, model, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, tensorboard=True))
+    with pytest.raises(UserError, match="pip install tensorboardX"):
+        Trainer(config, model, tmp_path / "run", resume=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_stages_train_one_map_after_the_other_and_resume(config, model, tmp_path, monkeypatch):
     """Hidden Transfer 3.3: every stage moves its own map alone; a run killed in the second one resumes exactly."""
     import jaxspec.training.trainer as module
@@ -253,6 +328,10 @@ def test_an_output_that_cannot_be_written_is_refused(config, model, tmp_path):
         ("train", {"steps": 0}, "train.steps"),
         ("train", {"save_every": 0}, "train.save-every"),
         ("train", {"eval_every": -1}, "train.eval-every"),
+        ("train", {"keep": 0}, "train.keep"),
+        ("train", {"ema": 1.0}, "train.ema"),
+        ("train", {"microbatch": -1}, "must divide train.batch-size"),
+        ("mesh", {"data": 4}, "must divide train.batch-size"),
         ("train", {"warmup": 12}, "train.warmup"),
         ("train", {"learning_rate": 0.0}, "learning-rate"),
         ("train", {"sequence_length": 16}, "no room for an answer"),

@@ -1,0 +1,37 @@
+"""The notebook's cells do what they say."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NOTEBOOK = Path("docs/colab.ipynb")
+
+
+def run_line(line, names):
+    """A line for the shell, as a notebook runs it: its own Python, and $NAMES of its variables."""
+    words = re.sub(r"\$(\w+)", lambda match: str(names[match[1]]), line.removeprefix("!"))
+    command = words.replace("python ", f"{sys.executable} ", 1)
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, env=os.environ)
+    assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+def test_every_cell_runs(tmp_path):
+    """On the embedded model, in a folder of its own; what clones and installs is left out."""
+    names, printed = {}, ""
+    for cell in json.loads(NOTEBOOK.read_text())["cells"]:
+        if cell["cell_type"] != "code" or set(cell["metadata"].get("tags", ())) & {"setup", "picture"}:
+            continue
+        source = "".join(cell["source"]).replace("runs/mine", str(tmp_path / "mine")).replace("\\\n", "")
+        if source.startswith("!"):
+            printed += "".join(run_line(line, names) for line in source.splitlines())
+        else:
+            exec(source, names)
+    assert printed.count("identical: yes") == 2
+    assert names["answer"].text and (tmp_path / "mine" / "training.png").stat().st_size > 5000
