@@ -124,11 +124,13 @@ def test_a_large_base_from_the_command_line(name, share):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("program", "mesh"), [("train.py", "--mesh.fsdp"), ("decode.py", "--mesh.tensor")])
+@pytest.mark.parametrize(
+    ("program", "mesh"), [("train.py", "--train.microbatch 1 --mesh.fsdp 4"), ("decode.py", "--mesh.tensor 4")]
+)
 @pytest.mark.parametrize("name", ["bita_7b", "ppd_vicuna_7b"])
 def test_compiling_for_tpus_that_are_not_here(name, program, mesh):
     pytest.importorskip("libtpu")
-    command = [sys.executable, program, "--config", name, "--dry-run", "--json", mesh, "4", "--topology", "v5e:2x2x1"]
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    command = f"{program} --config {name} --dry-run --json {mesh} --topology v5e:2x2x1".split()
+    found = json.loads(subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True).stdout)
     steps = found["steps"].values() if "steps" in found else [found["step"]]
     assert all(step["fits"] for step in steps)
