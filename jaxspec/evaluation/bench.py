@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import resource
 import sys
@@ -43,7 +44,8 @@ def select_questions(config: BenchConfig, model: Model) -> tuple[list[Question],
       UserError: an unreadable file, or no question that fits.
     """
     fit, long = [], []
-    for question in (question for file in config.data.split(",") for question in read_questions(file)):
+    files = (read_questions(file, config.wording, config.shots) for file in config.data.split(","))
+    for question in itertools.chain.from_iterable(files):
         spoken = [text for turn in question.turns for text in (turn, "")][:-1]
         room = (config.max_new_tokens + _TEMPLATE) * len(question.turns)
         fits = len(model.encode(spoken, config.chat)) + room <= model.config.max_positions

@@ -37,6 +37,8 @@ class BenchConfig:
       accept: match, rejection or typical, as for decode.py: the same text, another of the same distribution, or lossy.
       seed: of the first run's sampling; every further run takes the next.
       repeats: runs over all questions.
+      wording: of what a file holds without instructions: plain, or as the papers of SPACE and Amphista say it.
+      shots: questions of a file to show with their answers ahead of each of the others.
       chat: ask inside the tokenizer's chat template, where it has one.
       peers: also ask Hugging Face transformers on PyTorch, greedily and with prompt lookup; one question at a time.
       assistant: and with assisted generation by this smaller model.
@@ -58,6 +60,8 @@ class BenchConfig:
     accept: Literal["match", "rejection", "typical"] = "match"
     seed: int = 0
     repeats: int = 1
+    wording: Literal["plain", "space", "amphista"] = "plain"
+    shots: int = 0
     chat: bool = True
     peers: bool = False
     assistant: str = ""
@@ -73,7 +77,7 @@ class BenchConfig:
 
 def check_bench(config: BenchConfig) -> None:
     """Raise UserError for settings that make no sense, before anything is loaded."""
-    for name, least in {"limit": 0, "max_new_tokens": 2, "batch_size": 1, "repeats": 1}.items():
+    for name, least in {"limit": 0, "shots": 0, "max_new_tokens": 2, "batch_size": 1, "repeats": 1}.items():
         if getattr(config, name) < least:
             raise UserError(f"{name.replace('_', '-')} must be at least {least}, got {getattr(config, name)}")
     make_sampler(config.sampling(config.temperature))

@@ -44,9 +44,21 @@ def group_of(category: str) -> str:
     return "mt_bench" if category in MT_BENCH else category
 
 
-_CODE = "Complete this Python function. Answer with the whole function in one code block.\n\n{}"
-_SUMMARY = "Summarize this article in a few sentences.\n\n{}"
-_SENTENCE = "Summarize this article in one sentence.\n\n{}"
+WORDINGS = {  # what stands around a question, by kind of file; {} where a wording has nothing of its own to say
+    "plain": {
+        "humaneval": "Complete this Python function. Answer with the whole function in one code block.\n\n{}",
+        "cnn_dm": "Summarize this article in a few sentences.\n\n{}",
+        "xsum": "Summarize this article in one sentence.\n\n{}",
+    },
+    "space": {  # SPACE, A.2
+        "humaneval": (
+            "Complete the following python code. Do not give any explanation or testing examples, just complete the "
+            "code.\n {}"
+        ),
+        "xsum": "Document: {}\n Based on the previous text, provide a brief single summary",
+    },
+    "amphista": {kind: "Article:{}\nSummary:" for kind in ("cnn_dm", "xsum")},  # Amphista, A.2.1
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,28 +68,33 @@ class _Format:
     kind: str
     columns: tuple[str, ...]
     asked: str
-    around: str = "{}"
     reference: tuple[str, ...] = ()
 
 
 _FORMATS = (
     _Format("turns", ("turns", "category"), "turns"),
-    _Format("humaneval", ("task_id", "prompt", "test", "entry_point"), "prompt", _CODE, ("test", "entry_point")),
-    _Format("cnn_dm", ("article", "highlights"), "article", _SUMMARY, ("highlights",)),
-    _Format("xsum", ("document", "summary"), "document", _SENTENCE, ("summary",)),
-    _Format("gsm8k", ("question", "answer"), "question", reference=("answer",)),
+    _Format("humaneval", ("task_id", "prompt", "test", "entry_point"), "prompt", ("test", "entry_point")),
+    _Format("cnn_dm", ("article", "highlights"), "article", ("highlights",)),
+    _Format("xsum", ("document", "summary"), "document", ("summary",)),
+    _Format("gsm8k", ("question", "answer"), "question", ("answer",)),
     _Format("prompts", ("prompt",), "prompt"),
 )
 _IDS = ("question_id", "task_id", "id")
 
 
-def read_questions(path: str | Path) -> list[Question]:
+def read_questions(path: str | Path, wording: str = "plain", shots: int = 0) -> list[Question]:
     """All questions of a file; its columns tell the format.
+
+    Args:
+      path: the file.
+      wording: a key of `WORDINGS`.
+      shots: with so many of the file's first rows, questions with their answers, ahead of every question (Hidden
+        Transfer 4.2 asks with one); they are no questions then.
 
     Raises:
       UserError: no such file, a malformed line, unknown columns, a turn that is no text, an id twice, or no questions.
     """
-    path, questions, seen = Path(path), [], set()
+    path, questions, seen, examples = Path(path), [], set(), []
     for number, row in read_jsonl(path):
         where = f"{path}:{number}"
         format = next((f for f in _FORMATS if set(f.columns) <= set(row)), None)
@@ -95,7 +112,14 @@ def read_questions(path: str | Path) -> list[Question]:
             raise UserError(f"{where}: question {name!r} is there twice")
         seen.add(name)
         kind = "questions" if format.kind == "gsm8k" and "####" not in row["answer"] else format.kind
-        said = tuple(format.around.format(turn) for turn in turns)
+        around = WORDINGS[wording].get(format.kind, "{}")
+        said = tuple(around.replace("{}", turn) for turn in turns)
+        if len(examples) < shots:
+            if len(format.reference) != 1:
+                raise UserError(f"{where}: questions of this kind have no answers to show as examples")
+            examples.append(f"{said[0]}\n\n{row[format.reference[0]]}\n\n")
+            continue
+        said = ("".join([*examples, said[0]]), *said[1:])
         questions.append(Question(path.name, name, str(row.get("category") or kind), said, kind, row))
     if not questions:
         raise UserError(f"{path}: holds no questions")

@@ -67,6 +67,28 @@ def test_a_question_without_an_id_is_named_by_its_line(tmp_path):
     assert read_questions(file)[2].turns == ("{c}",)
 
 
+def test_the_papers_wordings(tmp_path):
+    xsum = write(tmp_path, {"document": "Long {text}.", "summary": "Short."})
+    assert read_questions(xsum, "space")[0].turns == (
+        "Document: Long {text}.\n Based on the previous text, provide a brief single summary",
+    )
+    assert read_questions(xsum, "amphista")[0].turns == ("Article:Long {text}.\nSummary:",)
+    plain = write(tmp_path, {"prompt": "Why?"})
+    assert read_questions(plain, "space")[0].turns == ("Why?",)
+
+
+def test_examples_ahead_of_questions(tmp_path):
+    """Hidden Transfer 4.2: one question with its answer, which is asked no more."""
+    rows = [{"question": f"{i} + 1?", "answer": f"It is {i + 1}.\n#### {i + 1}"} for i in range(3)]
+    questions = read_questions(write(tmp_path, *rows), shots=1)
+    assert [q.id for q in questions] == ["line 2", "line 3"]
+    assert questions[1].turns == ("0 + 1?\n\nIt is 1.\n#### 1\n\n2 + 1?",)
+    with pytest.raises(UserError, match="holds no questions"):
+        read_questions(write(tmp_path, *rows), shots=3)
+    with pytest.raises(UserError, match="no answers to show"):
+        read_questions(write(tmp_path, {"prompt": "Why?"}), shots=1)
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match=r"nowhere\.jsonl"):
         read_questions(tmp_path / "nowhere.jsonl")
