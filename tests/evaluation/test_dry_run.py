@@ -88,7 +88,11 @@ def few_layers(config):
     return dataclasses.replace(config, shapes=shapes, method=method, mesh=MESH)
 
 
-@pytest.mark.parametrize("name", config_names())
+SMALL = [name for name in config_names() if "smollm2" in name]
+LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in config_names() if name not in SMALL]
+
+
+@pytest.mark.parametrize("name", SMALL + LARGE)
 def test_every_config(name, mesh):
     config = few_layers(load_config(name))
     train = dataclasses.replace(config.train, batch_size=4, microbatch=0)
@@ -111,12 +115,13 @@ def test_devices_that_cannot_be(mesh, topology, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "share"), [("bita_7b", 6.2e-4), ("ppd_vicuna_7b", 1.8e-6), ("bita_70b", None)])
-def test_a_large_base_from_the_command_line(name, share):
+@pytest.mark.parametrize(
+    ("name", "fsdp", "share"), [("bita_7b", 4, 6.2e-4), ("ppd_vicuna_7b", 4, 1.8e-6), ("bita_70b", 8, None)]
+)
+def test_a_large_base_from_the_command_line(name, fsdp, share):
     """On as many devices as it takes, none of which is here."""
-    mesh = ["--mesh.fsdp", "8", "--mesh.tensor", "4"]
-    command = [sys.executable, "train.py", "--config", name, "--dry-run", "--json", *mesh]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = f"train.py --config {name} --dry-run --json --mesh.fsdp {fsdp} --mesh.tensor {32 // fsdp}".split()
+    ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
     found = json.loads(ended.stdout)
     if share:
         assert found["trainable"] / found["parameters"] == pytest.approx(share, rel=0.05)
