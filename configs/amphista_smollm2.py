@@ -9,6 +9,7 @@ CONFIG = RunConfig(
     model="smollm2-135m",
     shapes=SMOLLM2_135M,
     method=Amphista(heads=3),
+    draft_vocabulary=8192,
     data=DataConfig(),
     train=TrainConfig(
         steps=400,

@@ -9,6 +9,7 @@ CONFIG = RunConfig(
     model="smollm2-135m",
     shapes=SMOLLM2_135M,
     method=Hydra(heads=3, prefix_attention=True, blocks=3, alignment=1.0, labels=0.0),
+    draft_vocabulary=8192,
     data=DataConfig(),
     train=TrainConfig(
         steps=400,

@@ -136,12 +136,15 @@ DECODING_STUDIES = (
         ),
     ),
     DecodingStudy(
-        "heads_nodes", "Heads: nodes of the tree", "Amphista Table 6",
+        "heads_nodes", "Heads: nodes of the tree",
+        "Amphista Table 6, with the adapters that ship: three heads, hundreds of updates, all tokens drafted",
         {f"{label}, {n} nodes": Entry(f"sparse:{n}", name) for label, name in _HEADS.items() for n in _NODES},
         (
             Claim("Amphista, 64 nodes", "Amphista, 22 nodes", "more nodes are faster"),
             Claim("Amphista, 22 nodes", "Medusa, 22 nodes", "Amphista is faster than Medusa in small trees"),
             Claim("Amphista, 64 nodes", "Medusa, 64 nodes", "and in large ones"),
+            Claim("Amphista, 22 nodes", "Hydra++, 22 nodes", "Amphista is faster than Hydra++ in small trees"),
+            Claim("Amphista, 64 nodes", "Hydra++, 64 nodes", "and in large ones"),
         ),
     ),
     DecodingStudy(

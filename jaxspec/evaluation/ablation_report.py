@@ -36,14 +36,14 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
     heads = [f"top-1 d={d + 1}" for d in range(distances)] + [f"top-5 d={d + 1}" for d in range(distances)]
     lines = [f"### {study.title}", "", f"{study.source}.", ""]
     tuned = any("perplexity" in r for r in results.values())
-    heads += ["trained parameters", "groups/s", *(["learning rate"] if study.rates else [])]
+    heads += ["trained parameters", *(["learning rate"] if study.rates else [])]
     heads += ["perplexity, frozen base", "its own"] if tuned else []
     lines += [row([study.axis or "variant", *heads]), rule(len(heads) + 1)]
     for label, r in results.items():
         cells = [*top(r["accuracy"], 1), *[""] * (distances - len(r["accuracy"]))]
         cells += [*top(r["accuracy"], 5), *[""] * (distances - len(r["accuracy"]))]
         cells = [f"{cell:.3f}" if cell != "" else "" for cell in cells]
-        cells += [f"{r['parameters']:,}", f"{r['groups_per_second']:.0f}"]
+        cells.append(f"{r['parameters']:,}")
         cells += [study.rates.get(label, study.learning_rate)] if study.rates else []
         cells += [f"{value:.3f}" for value in r.get("perplexity", {}).values()] or [""] * 2 * tuned
         lines.append(row([label, *cells]))

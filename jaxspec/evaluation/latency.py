@@ -13,8 +13,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.loop import Drafter, decode, prefill, start
 from jaxspec.decoding.sampling import make_sampler
-from jaxspec.methods.adapter import plain_drafter
-from jaxspec.methods.base import Method
+from jaxspec.methods.adapter import Adapter, make_drafter, plain_drafter
 from jaxspec.model.base import Base
 from jaxspec.model.load import Model
 from jaxspec.progress import Progress
@@ -27,7 +26,13 @@ _PROMPT = 64  # tokens at most before the steps
 
 
 def measure_latency(
-    model: Model, method: Method, trainable: dict, batch_size: int, cache_length: int, max_rows: int, rounds: int = 9
+    model: Model,
+    adapter: Adapter,
+    draft_vocabulary: int,
+    batch_size: int,
+    cache_length: int,
+    max_rows: int,
+    rounds: int = 9,
 ) -> Latency:
     """Seconds of a decoding step against its rows, the sizes taken in turn so that a slow moment hurts all alike.
 
@@ -35,22 +40,21 @@ def measure_latency(
     methods without, chains tell what a deeper tree adds.
 
     Args:
-      model: the base.
-      method: its settings.
-      trainable: its adapter.
+      model: the base that the adapter drafts for, tuned where its method tunes it.
+      adapter: what drafts.
+      draft_vocabulary: over how many tokens; 0 is all. For heads, which draft level by level, it makes the difference.
       batch_size: B.
       cache_length: S; attention looks at all of it.
       max_rows: the largest size.
       rounds: measurements of each size.
     """
-    base, runs = model.decoding_base, {}
-    trainable = method.prepared(trainable, base)
+    base, method, runs = model.decoding_base, adapter.method, {}
     per_node = 1 + method.probe_rows
     drafters: dict[int | str, Drafter] = {1: plain_drafter()}
     for size in (s for s in _SIZES if s * per_node <= max_rows):
-        drafters[size * per_node] = Drafter(trainable, star(size, 1).arrays(method.probe_distances), method)
+        drafters[size * per_node] = make_drafter(adapter, star(size, 1), model, draft_vocabulary)
     depths = range(2, method.max_distance + 1) if not method.probe_distances else ()
-    drafters |= {f"depth {depth}": Drafter(trainable, chain(depth).arrays(0), method) for depth in depths}
+    drafters |= {f"depth {depth}": make_drafter(adapter, chain(depth), model, draft_vocabulary) for depth in depths}
     with Progress("measuring", len(drafters) * (rounds + 1), "runs") as progress:
         for number, (rows, drafter) in enumerate(drafters.items(), 1):
             runs[rows] = StepTimer(base, drafter, batch_size, cache_length)

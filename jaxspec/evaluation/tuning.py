@@ -132,7 +132,7 @@ def tune(model: Model, adapter: Adapter, prompts: Sequence[str], config: TuneCon
     else:
         accuracy = check_accuracy(adapter.info.get("accuracy"))
     sizes = (config.batch_size, config.cache_length, config.max_rows)
-    latency = measure_latency(model, method, adapter.trainable, *sizes)
+    latency = measure_latency(model, adapter, _vocabularies(config, adapter)[0], *sizes)
     probes = (method.probe_distances, method.probe_rows)
     ranked = rank_options(accuracy, latency, config.max_rows, *probes)
     also = [

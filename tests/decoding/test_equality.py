@@ -64,6 +64,7 @@ OPTIONS = {
     },
     Amphista: {
         "heads": (3, 2),
+        "blocks": (1, 2),
         "lm_head": ("full", "tied", "low_rank"),
         "adaptation_layers": (2, 1, 0),
         "sampled_token": (True, False),

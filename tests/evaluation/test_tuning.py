@@ -57,7 +57,9 @@ def test_candidates_are_ranked_with_the_noise_that_draws_the_text(tiny, sampling
 def test_latency_covers_the_sizes_and_a_race_is_lossless(capsys):
     model, method = make_text_model(), PPD(ensemble=2)
     trainable = method.init(jax.random.key(0), Base(model.params, model.decoder))
-    latency = measure_latency(model, method, trainable, 2, 64, 12, rounds=2)
+    frequent = np.arange(model.config.vocab_size, dtype=np.int32)
+    adapter = Adapter(method, trainable, model.fingerprint, {}, frequent)
+    latency = measure_latency(model, adapter, 20, 2, 64, 12, rounds=2)
     assert latency.rows == (1, 6, 9, 12) and min(latency.seconds) > 0
     drafter = Drafter(trainable, chain(2).arrays(3), method)
     plain, trial = race(

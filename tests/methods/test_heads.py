@@ -38,7 +38,7 @@ METHODS = [
     Amphista(lm_head="full", self_attention_layers=2),
     Amphista(adaptation_layers=1, heads=3, position_encoding=False),
     Amphista(adaptation_layers=0, self_attention_layers=0, lm_head="low_rank", rank=2),
-    Amphista(sampled_token=False, heads=2),
+    Amphista(sampled_token=False, heads=2, blocks=2),
 ]
 PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0), (0, 0, 0, 0)]
 
@@ -282,6 +282,7 @@ def test_padding_drafts_nothing(tiny):
 
 
 RESTRICTED = [*METHODS[1:5], Amphista(), PPD(), BiTA(), HiddenTransfer(layers=(0, 1, 2))]
+RESTRICTED += [Hydra(lm_head="full"), Amphista(lm_head="low_rank", rank=2)]
 
 
 @pytest.mark.parametrize(
