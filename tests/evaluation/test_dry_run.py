@@ -130,9 +130,13 @@ def test_a_large_base_from_the_command_line(name, fsdp, share):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("program", "mesh"), [("train.py", "--train.microbatch 1 --mesh.fsdp 4"), ("decode.py", "--mesh.tensor 4")]
+    ("name", "program", "mesh"),
+    [
+        ("bita_7b", "train.py", "--train.microbatch 1 --mesh.fsdp 4"),
+        ("bita_7b", "decode.py", "--mesh.tensor 4"),
+        ("ppd_vicuna_7b", "decode.py", "--mesh.tensor 4"),
+    ],
 )
-@pytest.mark.parametrize("name", ["bita_7b", "ppd_vicuna_7b"])
 def test_compiling_for_tpus_that_are_not_here(name, program, mesh):
     pytest.importorskip("libtpu")
     command = f"{program} --config {name} --dry-run --json {mesh} --topology v5e:2x2x1".split()
