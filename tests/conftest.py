@@ -21,6 +21,7 @@ from jaxspec.decoding import generate
 from tests.tiny import make_tiny
 
 jax.config.update("jax_default_matmul_precision", "highest")
+jax.config.update("jax_num_cpu_devices", 8)  # for tests of meshes
 
 
 def pytest_configure(config):
@@ -29,7 +30,6 @@ def pytest_configure(config):
         flags = os.environ.get("XLA_FLAGS", "")
         quick = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
         os.environ["XLA_FLAGS"] = f"{flags} {quick} --xla_cpu_parallel_codegen_split_count=1"
-        jax.config.update("jax_num_cpu_devices", 8)  # for tests of meshes
         jaxspec.model.load.BLOCK = 8  # which divides the kernels of tiny models
 
 
