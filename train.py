@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 from jaxspec.cli import enable_compilation_cache, parse, run_main
-from jaxspec.errors import UserError
 from jaxspec.evaluation.dry_run import dry_run_training, training_lines
 from jaxspec.methods.adapter import OWN_MODEL
 from jaxspec.model.chips import absent_mesh
-from jaxspec.model.load import DTYPES, load_model, load_shapes
+from jaxspec.model.load import check_dtype, load_model, load_shapes
 from jaxspec.processes import ProcessConfig, is_leader, join_processes
 from jaxspec.training.configs import config_names, load_config, split_config_name
 from jaxspec.training.preemption import on_sigterm
@@ -65,9 +64,9 @@ def main(args: list[str]) -> None:
         print(json.dumps(describe(config), indent=2))
         return
     if absent:
-        if options.dtype not in ("", *DTYPES):
-            raise UserError(f"dtype {options.dtype!r} is unknown; use one of {', '.join(DTYPES)}")
-        found = dry_run_training(config, *absent, options.dtype or "bfloat16")
+        dtype = options.dtype or "bfloat16"
+        check_dtype(dtype)
+        found = dry_run_training(config, *absent, dtype)
         print(json.dumps(found, indent=1) if options.json else "\n".join(training_lines(name, config, found)))
         return
     enable_compilation_cache()

@@ -8,9 +8,10 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from jaxspec.config import ModelConfig
+from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.model.decoder import Decoder
 from jaxspec.model.load import Model
+from jaxspec.model.sharding import make_mesh, put, tree_shardings
 from jaxspec.model.weights import params_fingerprint
 
 TINY = ModelConfig(
@@ -31,6 +32,11 @@ def make_tiny(config: ModelConfig = TINY, eos: tuple[int, ...] = (5,), seed: int
     params = Decoder(config).init(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32))["params"]
     params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)
     return Model("tiny", config, params, params_fingerprint(config, params), eos)
+
+
+def on_mesh(model: Model, config: MeshConfig) -> Model:
+    """The model divided over virtual devices."""
+    return dataclasses.replace(model, params=put(model.params, tree_shardings(make_mesh(config), model.params)))
 
 
 def make_prompts(count: int, vocab_size: int = 16, seed: int = 0) -> list[list[int]]:

@@ -24,8 +24,15 @@ from jaxspec.methods.base import Batch, Method
 from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.chips import Chip
 from jaxspec.model.decoder import Decoder, abstract_params
-from jaxspec.model.sharding import batch_shardings, in_mesh, partition, parts_of_batch, tree_shardings
-from jaxspec.training.checkpoints import state_shardings, with_shardings
+from jaxspec.model.sharding import (
+    batch_shardings,
+    in_mesh,
+    partition,
+    parts_of_batch,
+    tree_shardings,
+    with_shardings,
+)
+from jaxspec.training.checkpoints import state_shardings
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.step import first_state, pass_size, train_step
 from jaxspec.tree import TreePlan, from_paths
@@ -77,12 +84,7 @@ def size(tree: Any) -> int:
 
 def abstract_base(shapes: ModelConfig, dtype: str, mesh: Mesh, remat: bool = False) -> Base:
     """A base without weights."""
-
-    def typed(path: tuple, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        is_norm = any("norm" in key.key for key in path)
-        return jax.ShapeDtypeStruct(x.shape, jnp.float32 if is_norm else jnp.dtype(dtype))
-
-    params = jax.tree.map_with_path(typed, abstract_params(shapes))
+    params = abstract_params(shapes, dtype)
     return Base(with_shardings(params, tree_shardings(mesh, params)), Decoder(shapes, remat=remat))
 
 

@@ -27,7 +27,7 @@ from jaxspec.files import writable, write_atomically
 from jaxspec.machine import device_name
 from jaxspec.methods.base import Method
 from jaxspec.model.decoder import abstract_params
-from jaxspec.model.load import DEFAULT_MODEL, DTYPES, Model, load_model
+from jaxspec.model.load import DEFAULT_MODEL, Model, check_dtype, load_model
 from jaxspec.model.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B
 from jaxspec.progress import Progress
 from jaxspec.tree import from_paths
@@ -66,8 +66,8 @@ def check_latency(config: LatencyConfig) -> None:
     for name, value in least.items():
         if min(getattr(config, name)) < value:
             raise UserError(f"{name.replace('_', '-')} must be at least {value}, got {min(getattr(config, name))}")
-    if config.dtype and config.dtype not in DTYPES:
-        raise UserError(f"dtype {config.dtype!r} is unknown; use one of {', '.join(DTYPES)}")
+    if config.dtype:
+        check_dtype(config.dtype)
     if config.rounds < 1:
         raise UserError(f"rounds must be at least 1, got {config.rounds}")
     for name in config.models:

@@ -17,7 +17,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
 from jaxspec.model.decoder import abstract_params
 from jaxspec.model.hf import parse_config, read_json, write_config
-from jaxspec.model.sharding import parameter_sharding
+from jaxspec.model.sharding import tree_shardings, with_shardings
 from jaxspec.model.weights import params_fingerprint
 from jaxspec.processes import is_leader
 
@@ -59,13 +59,9 @@ def load_checkpoint(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) ->
     if not isinstance(content.get(_FINGERPRINT), str):
         raise UserError(f"{file}: key {_FINGERPRINT!r} is missing; train.py writes it")
     config = parse_config(content, str(file))
-
-    def as_wanted(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        name = "/".join(key.key for key in path)
-        place = None if mesh is None else parameter_sharding(mesh, name, leaf.shape)
-        return jax.ShapeDtypeStruct(leaf.shape, jnp.float32 if "norm" in name else dtype, sharding=place)
-
-    wanted = jax.tree.map_with_path(as_wanted, abstract_params(config))
+    wanted = abstract_params(config, dtype)
+    if mesh is not None:
+        wanted = with_shardings(wanted, tree_shardings(mesh, wanted))
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             params = checkpointer.restore((folder / _PARAMS).resolve(), wanted)

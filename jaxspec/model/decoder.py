@@ -283,6 +283,17 @@ def causal_mask(batch: int, length: int) -> jax.Array:
 
 
 @functools.lru_cache(maxsize=16)
-def abstract_params(config: ModelConfig) -> dict:
-    """Shapes and dtypes of the parameters, float32: tracing dozens of layers takes a second."""
-    return jax.eval_shape(Decoder(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+def abstract_params(config: ModelConfig, dtype: str | jnp.dtype = "float32") -> dict:
+    """Shapes and dtypes of the parameters: tracing dozens of layers takes a second."""
+
+    def typed(path: tuple, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return jax.ShapeDtypeStruct(x.shape, param_dtype(name, dtype))
+
+    params = jax.eval_shape(Decoder(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    return jax.tree.map_with_path(typed, params)
+
+
+def param_dtype(path: str, dtype: str | jnp.dtype) -> jnp.dtype:
+    """dtype of one parameter of weights in `dtype`: norms are float32."""
+    return jnp.dtype("float32" if "norm" in path else dtype)

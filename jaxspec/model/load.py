@@ -130,6 +130,12 @@ def load_shapes(name_or_path: str) -> ModelConfig:
     return parse_config(read_json(path / "config.json"), str(path / "config.json"))
 
 
+def check_dtype(dtype: str) -> None:
+    """Raise UserError for what weights cannot be in."""
+    if dtype not in DTYPES:
+        raise UserError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
+
+
 def load_model(
     name_or_path: str = DEFAULT_MODEL, dtype: str | None = None, mesh: MeshConfig = MeshConfig(), template: str = ""
 ) -> Model:
@@ -147,8 +153,7 @@ def load_model(
       UserError: fewer devices than that, or not found, truncated, unsupported, or its tensors do not match its config.
     """
     dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    if dtype not in DTYPES:
-        raise UserError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
+    check_dtype(dtype)
     if template and template not in TEMPLATES:
         raise UserError(
             f"unknown template {template!r}{suggest(template, TEMPLATES)}; templates: {', '.join(TEMPLATES)}"

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ModelConfig, RopeScaling
+from jaxspec.model.blocks import wide
 
 
 def llama3_frequencies(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
@@ -57,5 +58,5 @@ def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
       [B, R, heads, Dh], computed in float32, in the dtype of `x`.
     """
     cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
-    first, second = jnp.split(x.astype(jnp.promote_types(x.dtype, jnp.float32)), 2, axis=-1)
+    first, second = jnp.split(x.astype(wide(x)), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)

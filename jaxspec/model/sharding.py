@@ -134,10 +134,15 @@ def parameter_sharding(mesh: Mesh, path: str, shape: Sequence[int], whole: bool 
 def tree_shardings(mesh: Mesh, tree: Any, whole: bool = False) -> Any:
     """Where the leaves of a tree of parameters lie, or of gradients or an optimizer's state for them."""
 
-    def place(path: tuple, leaf: Any) -> NamedSharding:
-        return parameter_sharding(mesh, jax.tree_util.keystr(path, simple=True, separator="/"), leaf.shape, whole)
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _specs(mesh, tree, whole))
 
-    return jax.tree.map_with_path(place, tree)
+
+def _specs(mesh: Mesh, tree: Any, whole: bool) -> Any:
+    def spec(path: tuple, leaf: Any) -> PartitionSpec:
+        names = dimensions(jax.tree_util.keystr(path, simple=True, separator="/"), leaf.shape, whole)
+        return partition(mesh, leaf.shape, names)
+
+    return jax.tree.map_with_path(spec, tree)
 
 
 def batch_shardings(mesh: Mesh, tree: Any) -> Any:
@@ -162,11 +167,14 @@ def put(tree: Any, shardings: Any) -> Any:
     return jax.tree.map(place, tree, shardings)
 
 
-def everywhere(mesh: Mesh | None, tree: Any) -> Any:
-    """Arrays that lie whole on every device of a mesh; without one as they are."""
-    if mesh is None:
-        return tree
-    return put(tree, jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), tree))
+def put_batch(batch: Any, mesh: Mesh | None) -> Any:
+    """Arrays whose first dimension is the batch, divided over a mesh; without one as they are."""
+    return batch if mesh is None else put(batch, batch_shardings(mesh, batch))
+
+
+def with_shardings(tree: Any, shardings: Any) -> Any:
+    """Shapes and dtypes of arrays that lie there."""
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
 
 
 def parts_of_batch(mesh: Mesh | None = None) -> int:
@@ -189,11 +197,4 @@ def divided(x: jax.Array, *names: str | None) -> jax.Array:
 def divided_as(tree: Any, whole: bool = False) -> Any:
     """Inside jit, the same of a tree of parameters (see `tree_shardings`)."""
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
-        return tree
-
-    def place(path: tuple, x: jax.Array) -> jax.Array:
-        names = dimensions(jax.tree_util.keystr(path, simple=True, separator="/"), x.shape, whole)
-        return jax.lax.with_sharding_constraint(x, partition(mesh, x.shape, names))
-
-    return jax.tree.map_with_path(place, tree)
+    return tree if mesh.empty else jax.lax.with_sharding_constraint(tree, _specs(mesh, tree, whole))

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
-from jaxspec.model.decoder import abstract_params
+from jaxspec.model.decoder import abstract_params, param_dtype
 from jaxspec.model.sharding import parameter_sharding, put
 from jaxspec.processes import host
 
@@ -163,7 +163,7 @@ def load_params(
                 f"{where}: tensor {name!r} has shape {shape}, the configuration needs {_wanted(path, table)}"
             )
         digests[path] = tensor_digest(array)
-        waiting[path] = np.ascontiguousarray(array, jnp.float32 if "norm" in path else dtype)
+        waiting[path] = np.ascontiguousarray(array, param_dtype(path, dtype))
         waiting = join_qkv(config, waiting)
         for whole in [path for path in waiting if not _is_part(path)]:
             params[whole] = _placed(waiting.pop(whole), whole, mesh)

@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 
 from jaxspec.config import TrainConfig
 from jaxspec.errors import UserError
-from jaxspec.methods.base import Method, PyTree
+from jaxspec.methods.base import Method
 from jaxspec.model.base import Base
-from jaxspec.model.sharding import tree_shardings
+from jaxspec.model.sharding import tree_shardings, with_shardings
 from jaxspec.training.step import TrainState, first_state
 
 
@@ -103,8 +103,3 @@ def state_shardings(mesh: Mesh, state: TrainState, whole: bool) -> TrainState:
     """Where a state lies: weights whole over `fsdp` or divided, the optimizer's state always divided."""
     weights = tree_shardings(mesh, state.trainable, whole)
     return TrainState(weights, tree_shardings(mesh, state.optimizer), None if state.average is None else weights)
-
-
-def with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Abstract arrays that lie there."""
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)

@@ -18,7 +18,7 @@ from jaxspec.methods.losses import answer_entropy
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import causal_mask
 from jaxspec.model.rows import read_layers
-from jaxspec.model.sharding import batch_shardings, mesh_of, parts_of_batch, put
+from jaxspec.model.sharding import mesh_of, parts_of_batch, put_batch
 from jaxspec.processes import host
 from jaxspec.training.batches import insertion_points, make_batch
 from jaxspec.training.data import Answer
@@ -86,30 +86,29 @@ def evaluate(
       seed: with which seed.
     """
     sampler, hits, counted = make_sampler(sampling), 0, 0
-    size, batches = _batches(answers, base)
-    for number, batch in enumerate(batches, 1):
+    for number, batch in enumerate(_batches(answers, base), 1):
         new_hits, new_counted = _rank_counts(method, trainable, base, batch, sampler, np.uint32(seed))
         hits, counted = hits + host(new_hits).astype(float), counted + host(new_counted).astype(float)
-        progress(min(number * size, len(answers)))
+        progress(min(number * _batch_size(base), len(answers)))
     return Accuracy(hits / np.maximum(counted, 1)[:, None], int(counted[0]))
 
 
-def _batches(answers: Sequence[Answer], base: Base) -> tuple[int, Iterator[Batch]]:
-    """Answers of like length together, with all their insertion points: how many in a batch, and the batches."""
+def _batch_size(base: Base) -> int:
+    mesh = mesh_of(base.params)
+    return _BATCH if mesh is None else max(_BATCH, parts_of_batch(mesh))
+
+
+def _batches(answers: Sequence[Answer], base: Base) -> Iterator[Batch]:
+    """Answers of like length together, with all their insertion points."""
     length = bucket(max(len(a.prompt_tokens) + len(a.answer_tokens) for a in answers), 64, 64)
     ordered = sorted(answers, key=lambda a: len(a.answer_tokens))
-    mesh = mesh_of(base.params)
-    size = _BATCH if mesh is None else max(_BATCH, parts_of_batch(mesh))
-
-    def batches() -> Iterator[Batch]:
-        for first in range(0, len(ordered), size):
-            group = ordered[first : first + size]
-            group += [Answer([0], [])] * (size - len(group))
-            points = [insertion_points(a, length) for a in group]
-            batch = make_batch(group, points, length, bucket(max(map(len, points)), 32))
-            yield batch if mesh is None else put(batch, batch_shardings(mesh, batch))
-
-    return size, batches()
+    size = _batch_size(base)
+    for first in range(0, len(ordered), size):
+        group = ordered[first : first + size]
+        group += [Answer([0], [])] * (size - len(group))
+        points = [insertion_points(a, length) for a in group]
+        batch = make_batch(group, points, length, bucket(max(map(len, points)), 32))
+        yield put_batch(batch, mesh_of(base.params))
 
 
 @jax.jit
@@ -122,5 +121,5 @@ def _entropy(base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
 
 def perplexity(base: Base, answers: Sequence[Answer]) -> float:
     """exp of the mean of -log P over the tokens of all answers."""
-    sums = np.array([_entropy(base, batch) for batch in _batches(answers, base)[1]], float).sum(axis=0)
+    sums = np.array([_entropy(base, batch) for batch in _batches(answers, base)], float).sum(axis=0)
     return float(np.exp(sums[0] / max(sums[1], 1)))

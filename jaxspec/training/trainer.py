@@ -24,7 +24,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model, save_model
-from jaxspec.model.sharding import batch_shardings, in_mesh, mesh_of, put
+from jaxspec.model.sharding import in_mesh, mesh_of, put_batch
 from jaxspec.processes import as_leader, check_alike, is_leader
 from jaxspec.progress import Progress
 from jaxspec.training.batches import TrainingData
@@ -146,13 +146,13 @@ class Trainer:
             for step in range(first, train.steps):
                 batch = data.batch(step)
                 groups += int((batch.points >= 0).sum())
-                if self.mesh is not None:
-                    batch = put(batch, batch_shardings(self.mesh, batch))
                 if step == ends[stage]:
                     stage = bisect.bisect_right(ends, step)
                     optimizer = stage_optimizer(method, train, stage).init(moving(method, state.trainable, stage))
                     state = state.replace(optimizer=optimizer)
-                state, metrics = train_step(method, train, stage, self.base, state, batch, whole=self._whole)
+                state, metrics = train_step(
+                    method, train, stage, self.base, state, put_batch(batch, self.mesh), whole=self._whole
+                )
                 metrics = {name: float(value) for name, value in metrics.items()}
                 self._check_finite(step, metrics)
                 rate = groups / (time.monotonic() - began)

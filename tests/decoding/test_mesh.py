@@ -10,10 +10,9 @@ from jaxspec.decoding.generate import _job, generate, generate_many
 from jaxspec.methods import PPD, Amphista
 from jaxspec.methods.adapter import Adapter, make_drafter, plain_drafter
 from jaxspec.model.base import Base
-from jaxspec.model.sharding import make_mesh, put, tree_shardings
 from jaxspec.tree import sparse_tree
 from tests.methods.helpers import trained
-from tests.tiny import TINY, make_prompts, make_tiny
+from tests.tiny import TINY, make_prompts, make_tiny, on_mesh
 
 SHAPES = {"tensor 2": MeshConfig(tensor=2), "tensor 4": MeshConfig(tensor=4), "2 x 2 x 2": MeshConfig(2, 2, 2)}
 
@@ -21,10 +20,6 @@ SHAPES = {"tensor 2": MeshConfig(tensor=2), "tensor 4": MeshConfig(tensor=4), "2
 @pytest.fixture(scope="module")
 def model():
     return make_tiny(dataclasses.replace(TINY, num_kv_heads=4), seed=1)
-
-
-def on_mesh(model, config):
-    return dataclasses.replace(model, params=put(model.params, tree_shardings(make_mesh(config), model.params)))
 
 
 @pytest.mark.parametrize(

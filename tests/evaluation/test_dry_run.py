@@ -16,10 +16,9 @@ from jaxspec.evaluation.dry_run import device_bytes, dry_run_decoding, dry_run_t
 from jaxspec.methods import PPD, SPACE, HiddenTransfer
 from jaxspec.model.base import Base
 from jaxspec.model.chips import CHIPS, absent_mesh
-from jaxspec.model.sharding import make_mesh, put, tree_shardings
 from jaxspec.training.configs import config_names, load_config
 from jaxspec.training.run_config import RunConfig, check_config
-from tests.tiny import TINY, make_tiny
+from tests.tiny import TINY, make_tiny, on_mesh
 
 MESH = MeshConfig(2, 2, 2)
 RUN = RunConfig(
@@ -34,7 +33,7 @@ def mesh():
 
 
 def test_bytes_are_those_of_arrays_that_lie_there(mesh):
-    params = put(make_tiny().params, tree_shardings(make_mesh(MESH), make_tiny().params))
+    params = on_mesh(make_tiny(), MESH).params
     one = jax.devices()[0]
     real = sum(s.data.nbytes for x in jax.tree.leaves(params) for s in x.addressable_shards if s.device == one)
     found = dry_run_training(RUN, mesh, None, "float32")

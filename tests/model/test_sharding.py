@@ -13,17 +13,15 @@ from jaxspec.errors import UserError
 from jaxspec.model.checkpoint import load_checkpoint, save_checkpoint
 from jaxspec.model.hf import load_directory, save_directory
 from jaxspec.model.sharding import (
-    batch_shardings,
     divided,
     in_mesh,
     make_mesh,
     mesh_of,
     parameter_sharding,
     partition,
-    put,
-    tree_shardings,
+    put_batch,
 )
-from tests.tiny import TINY, make_tiny
+from tests.tiny import TINY, make_tiny, on_mesh
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +80,10 @@ def test_the_base_gives_the_same_logits_on_every_mesh():
     expected = model.decoder.apply({"params": model.params}, tokens)
     for config in (MeshConfig(data=8), MeshConfig(fsdp=8), MeshConfig(tensor=8), MeshConfig(2, 2, 2)):
         mesh = make_mesh(config)
-        params = put(model.params, tree_shardings(mesh, model.params))
+        params = on_mesh(model, config).params
         assert mesh_of(params) == mesh
-        on_mesh = put(tokens, batch_shardings(mesh, tokens))
         with in_mesh(mesh):
-            logits = jax.jit(lambda p, t: model.decoder.apply({"params": p}, t))(params, on_mesh)
+            logits = jax.jit(lambda p, t: model.decoder.apply({"params": p}, t))(params, put_batch(tokens, mesh))
         np.testing.assert_allclose(logits, expected, rtol=2e-4, atol=2e-4)
 
 

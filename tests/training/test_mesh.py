@@ -11,7 +11,7 @@ from jaxspec.config import MeshConfig, TrainConfig
 from jaxspec.methods import PPD, SPACE, Amphista, BiTA, HiddenTransfer, Medusa
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
-from jaxspec.model.sharding import batch_shardings, in_mesh, make_mesh, put, tree_shardings
+from jaxspec.model.sharding import in_mesh, make_mesh, put, put_batch, tree_shardings
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.checkpoints import state_shardings
 from jaxspec.training.data import Answer
@@ -39,8 +39,7 @@ def train(method, settings, mesh_config=MeshConfig(), steps=6):
             state = put(state, state_shardings(mesh, state, whole))
         for step in range(steps):
             batch = data.batch(step)
-            batch = batch if mesh is None else put(batch, batch_shardings(mesh, batch))
-            state, metrics = train_step(method, settings, 0, base, state, batch, whole=whole)
+            state, metrics = train_step(method, settings, 0, base, state, put_batch(batch, mesh), whole=whole)
             losses.append(float(metrics["loss"]))
     return losses, state
 

@@ -18,7 +18,6 @@ from jaxspec.methods.adapter import load_method, plain_drafter
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.model.load import load_model
-from jaxspec.model.sharding import make_mesh, put, tree_shardings
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.configs import config_names, load_config, split_config_name
 from jaxspec.training.data import Answer
@@ -26,7 +25,7 @@ from jaxspec.training.evaluate import evaluate, perplexity
 from jaxspec.training.run_config import RunConfig, check_config
 from jaxspec.training.step import first_state, stage_ends, train_step
 from jaxspec.training.trainer import Stopped, Trainer
-from tests.tiny import make_text_model
+from tests.tiny import make_text_model, on_mesh
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +169,7 @@ def test_a_run_over_devices_that_is_stopped_goes_on(config, model, tmp_path, met
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
     train = dataclasses.replace(config.train, batch_size=4, ema=0.5, eval_every=2)
     config = dataclasses.replace(config, method=method, train=train, mesh=mesh)
-    many = dataclasses.replace(model, params=put(model.params, tree_shardings(make_mesh(mesh), model.params)))
+    many = on_mesh(model, mesh)
     Trainer(config, many, tmp_path / "whole", resume=False).run()
     asked = iter([False] * 4 + [True])
     with pytest.raises(Stopped):
