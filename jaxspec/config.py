@@ -160,7 +160,8 @@ class TrainConfig:
       microbatch: sequences per forward and backward pass, which bounds the memory; 0 is all. On a mesh that divides the
         batch every part takes so many. Gradients of the passes are averaged, each with the same weight whatever its
         number of targets.
-      sequence_length: T, prompt and answer together, in tokens; cut or padded to it.
+      sequence_length: T, prompt and answer together, in tokens; cut to it. Batches of shorter ones are padded to a
+        quarter, half or three quarters of it where that suffices.
       insertions: insertion points per sequence: each is one group of probes in one pass.
       learning_rate: peak of the cosine schedule.
       warmup: updates of linear warm-up before it.

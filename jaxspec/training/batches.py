@@ -1,7 +1,8 @@
-"""Answers to batches: a deterministic order from (seed, epoch), cut or padded to one length."""
+"""Answers to batches: a deterministic order from (seed, epoch), those of like length together."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,9 @@ from jaxspec.config import TrainConfig
 from jaxspec.errors import UserError
 from jaxspec.methods.base import Batch
 from jaxspec.training.data import Answer
+
+_WINDOW = 16  # batches whose answers are shared out by length
+_LENGTHS = 4  # of batches, at most: each is a program to compile
 
 
 def insertion_points(answer: Answer, length: int) -> np.ndarray:
@@ -54,6 +58,7 @@ class TrainingData:
 
     def __init__(self, answers: Sequence[Answer], train: TrainConfig):
         self._train = train
+        self._shuffled = functools.lru_cache(maxsize=2)(self._shuffle)  # of the epochs that a batch may touch
         self._answers = [a for a in answers if len(insertion_points(a, train.sequence_length))]
         self.left_out = len(answers) - len(self._answers)
         if not self._answers:
@@ -65,11 +70,30 @@ class TrainingData:
         chosen, points = [], []
         for item in range(step * t.batch_size, (step + 1) * t.batch_size):
             epoch, at = divmod(item, len(self._answers))
-            order = np.random.default_rng((t.seed, epoch)).permutation(len(self._answers))
-            answer = self._answers[order[at]]
+            answer = self._answers[self._shuffled(epoch)[at]]
             possible = insertion_points(answer, t.sequence_length)
             count = min(t.insertions, len(possible))
             rng = np.random.default_rng((t.seed, epoch, at))
             chosen.append(answer)
             points.append(np.sort(rng.choice(possible, count, replace=False)))
-        return make_batch(chosen, points, t.sequence_length, t.insertions)
+        step_of_lengths = -(-t.sequence_length // _LENGTHS)
+        longest = max(map(self._length, chosen))
+        length = min(-(-longest // step_of_lengths) * step_of_lengths, t.sequence_length)
+        return make_batch(chosen, points, length, t.insertions)
+
+    def _length(self, answer: Answer) -> int:
+        return min(len(answer.prompt_tokens) + len(answer.answer_tokens), self._train.sequence_length)
+
+    def _shuffle(self, epoch: int) -> np.ndarray:
+        """The order of one epoch: random, but within every window batches hold answers of like length."""
+        size, count = self._train.batch_size, len(self._answers)
+        rng = np.random.default_rng((self._train.seed, epoch))
+        order = rng.permutation(count)
+        first = -epoch * count % size  # what the last batch of the epoch before still takes
+        ordered = [order[:first]]
+        for begin in range(first, count, _WINDOW * size):
+            window = order[begin : begin + _WINDOW * size]
+            window = window[np.argsort([self._length(self._answers[i]) for i in window], kind="stable")]
+            *batches, last = np.split(window, range(size, len(window), size))
+            ordered += [*(batches[i] for i in rng.permutation(len(batches))), last]
+        return np.concatenate(ordered)

@@ -125,10 +125,31 @@ def test_batches_depend_on_seed_and_step_alone():
     assert not np.array_equal(other.points, forward[0].points)
 
 
+@pytest.mark.parametrize("count", [160, 161])
+def test_batches_hold_answers_of_like_length(count):
+    """Every epoch, those after the first included, of which none but the first begins with a batch."""
+    rng = np.random.default_rng(0)
+    answers = [Answer([1, 2], [3] * length) for length in rng.integers(3, 99, count)]
+    train = dataclasses.replace(TRAIN, batch_size=4, sequence_length=100)
+    data = TrainingData(answers, train)
+    batches = [data.batch(step) for step in range(3 * count // 4)]
+    padded = [batch.tokens.shape[1] for batch in batches]
+    assert set(padded) == {25, 50, 75, 100}
+    for batch, length in zip(batches, padded, strict=True):
+        assert length - 25 < batch.lengths.max() <= length
+    text = sum(batch.lengths.sum() for batch in batches)
+    assert 0.75 < text / (4 * sum(padded)) <= 1  # unsorted it is 0.6
+    firsts = [batch.lengths.max() for batch in batches[:10]]
+    assert sorted(firsts) != firsts  # short ones do not come first
+
+
 def test_every_epoch_visits_every_usable_answer_once():
     data = TrainingData(ANSWERS, dataclasses.replace(TRAIN, batch_size=4))
     seen = sorted(start for start in data.batch(0).starts)
     assert seen == [2, 3, 4, 8]  # the answer of two tokens has no insertion point
+    data = TrainingData(ANSWERS, dataclasses.replace(TRAIN, batch_size=3))
+    starts = np.concatenate([data.batch(step).starts for step in range(4)])  # three epochs, no batch begins with one
+    assert [sorted(epoch) for epoch in starts.reshape(3, 4)] == [seen] * 3
     with pytest.raises(UserError, match="long enough"):
         TrainingData(ANSWERS[1:2], TRAIN)
 
