@@ -1,4 +1,4 @@
-"""How much faster, and is it the same? python bench.py --methods ppd,bita --data FILE; bench.py report|latency ..."""
+"""How much faster, and is it the same? python bench.py --methods ppd,bita --data FILE; or report|results|latency."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import dataclasses
 import sys
 from pathlib import Path
 
+import tyro
+
 from jaxspec import UserError, load_model
 from jaxspec.cli import enable_compilation_cache, parse, run_main
 from jaxspec.evaluation.bench import run_bench
 from jaxspec.evaluation.bench_config import BenchConfig, check_bench
 from jaxspec.evaluation.bench_report import load_results, overall_table, write_bench_report
+from jaxspec.evaluation.results import write_results
 from jaxspec.evaluation.step_latency import LatencyConfig, latency_table, measure_steps
 
 
@@ -18,8 +21,9 @@ from jaxspec.evaluation.step_latency import LatencyConfig, latency_table, measur
 class Options(BenchConfig):
     """Answer the same questions with several methods in turn; a killed run goes on with the same command.
 
-    `python bench.py report DIR` writes the tables and plots of a folder again; `python bench.py latency` measures
-    steps against rows, batch and cache length.
+    `python bench.py report DIR` writes the tables and plots of a folder again; `python bench.py results DIR...` makes
+    one page of several, with the papers' claims; `python bench.py latency` measures steps against rows, batch and
+    cache length.
 
     Attributes:
       output: folder for the answers, summary.json, report.md and plots.
@@ -42,6 +46,19 @@ class LatencyOptions(LatencyConfig):
     """
 
     output: str = "runs/latency"
+
+
+@dataclasses.dataclass(frozen=True)
+class PageOptions:
+    """One page of several benchmarks: their tables, what holds of the papers' claims, and the papers' own figures.
+
+    Attributes:
+      folders: of benchmarks; claims are judged by the first.
+      output: folder for results.md, results.json and plots.
+    """
+
+    folders: tyro.conf.Positional[tuple[str, ...]]
+    output: str = "docs"
 
 
 def bench(args: list[str]) -> None:
@@ -69,6 +86,12 @@ def show(folder: Path, as_json: bool) -> None:
     print(f"written to {page}", file=sys.stderr)
 
 
+def results(args: list[str]) -> None:
+    """Write the page."""
+    options = parse(PageOptions, args, prog="bench.py results")
+    print(write_results([Path(folder) for folder in options.folders], Path(options.output)))
+
+
 def latency(args: list[str]) -> None:
     """Measure steps."""
     options = parse(LatencyOptions, args, prog="bench.py latency")
@@ -79,7 +102,7 @@ def latency(args: list[str]) -> None:
 
 def main(args: list[str]) -> None:
     """Bench, unless the first word says otherwise."""
-    commands = {"report": report, "latency": latency}
+    commands = {"report": report, "results": results, "latency": latency}
     if args and args[0] in commands:
         commands[args[0]](args[1:])
     else:

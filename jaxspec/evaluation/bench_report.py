@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +108,13 @@ def write_bench_report(results: Results, folder: Path) -> Path:
     whole = {"setting": results.setting, "memory": results.memory, "quality": results.scores, "ways": summary}
     write_atomically(folder / "summary.json", json.dumps(whole, indent=1).encode())
     pictures = plot_bench(results, folder)
-    lines = ["# Benchmark", "", *_setting(results), ""]
+    lines = ["# Benchmark", "", *setting_lines(results), ""]
     lines += ["## All questions", "", *overall_table(results), ""]
-    lines += ["## Speedup by category", "", *_by_group(results, lambda f: _interval(f.speedup)), ""]
-    lines += ["## Tokens per step by category", "", *_by_group(results, lambda f: f"{f.tokens_per_step:.2f}"), ""]
+    lines += ["## Speedup by category", "", *by_group(results, lambda f: interval(f.speedup)), ""]
+    lines += ["## Tokens per step by category", "", *by_group(results, lambda f: f"{f.tokens_per_step:.2f}"), ""]
     lines += ["## Acceptance by depth", "", *_acceptance(results), ""]
     lines += ["## Quality", "", *_quality(results), ""] if any(results.scores.values()) else []
-    lines += ["## Where answers differ", "", *_differences(results), ""]
+    lines += ["## Where answers differ", "", *differences(results), ""]
     lines += [f"![{name}]({name})" for name in pictures]
     file = folder / "report.md"
     write_atomically(file, "\n".join([*lines, ""]).encode())
@@ -133,7 +133,8 @@ def command(setting: dict[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _setting(results: Results) -> list[str]:
+def setting_lines(results: Results) -> list[str]:
+    """The command, the machine, and how to read the tables."""
     s, settings = results.setting, results.setting["settings"]
     drawn = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
     if settings["mt_bench_temperatures"]:
@@ -183,8 +184,8 @@ def overall_table(results: Results) -> list[str]:
             "" if "library" in info else info.get("rows", 1),
             f"{f.tokens_per_step:.2f}",
             f"{f.tokens_per_second:.1f}",
-            _interval(f.speedup),
-            _interval(f.mean_speedup),
+            interval(f.speedup),
+            interval(f.mean_speedup),
             f"{f.with_prefill:.2f}",
             f"{f.step_milliseconds:.1f}",
             f"{f.step_cost:.2f}",
@@ -197,7 +198,8 @@ def overall_table(results: Results) -> list[str]:
     return lines
 
 
-def _by_group(results: Results, cell: Any) -> list[str]:
+def by_group(results: Results, cell: Callable[[Figures], str]) -> list[str]:
+    """A table of one figure, a line per way and a column per category."""
     groups = list(results.figures[REFERENCE])
     counts = [results.figures[REFERENCE][group].questions for group in groups]
     lines = [row(["method", *(f"{g} ({n})" for g, n in zip(groups, counts, strict=True))])]
@@ -226,7 +228,7 @@ def _quality(results: Results) -> list[str]:
     return lines
 
 
-def _differences(results: Results) -> list[str]:
+def differences(results: Results) -> list[str]:
     """One line per answer that is not autoregressive decoding's, among those that owe its text."""
     lines, owed = [], 0
     for way, runs in results.rows.items():
@@ -255,7 +257,8 @@ def _mean_and_spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
 
 
-def _interval(estimate: Estimate) -> str:
+def interval(estimate: Estimate) -> str:
+    """An estimate with its interval, where it has one."""
     if estimate.low is None:
         return f"{estimate.value:.2f}"
     return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"

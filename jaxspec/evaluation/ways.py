@@ -183,4 +183,5 @@ def _way(
         count = adapter.info.get("draft_vocabulary", 0) if vocabulary is None else int(vocabulary)
         drafter, info = make_drafter(adapter, plan, model, count), {"tree": plan_to_json(plan)}
     info |= {"adapter": adapter.digest, "draft_vocabulary": count, "rows": drafter.num_rows}
+    info |= {"accuracy": adapter.info["accuracy"]} if "accuracy" in adapter.info else {}
     return MethodWay(name, info | ({"reference": f"{REFERENCE}, base of {method}"} if drafter.own else {}), drafter)

@@ -113,6 +113,23 @@ def test_the_report_is_made_from_the_files_alone(finished, capsys):
     }  # fmt: skip
 
 
+def test_several_benchmarks_make_one_page(finished, tmp_path, capsys):
+    again = shutil.copytree(finished[0], tmp_path / "sampled_again")
+    bench.main(["results", str(finished[0]), str(again), "--output", str(tmp_path / "page")])
+    assert capsys.readouterr().out.strip() == str(tmp_path / "page" / "results.md")
+    text = (tmp_path / "page" / "results.md").read_text()
+    assert "## Bench\n" in text and "## Sampled again\n" in text and "| BiTA | LLaMA-2-7B-chat |" in text
+    assert "--data questions.jsonl" in text and str(tmp_path) not in text
+    for name in ("bench", "sampled_again"):
+        assert (tmp_path / "page" / f"results-{name}.png").stat().st_size > 10_000
+    summaries = json.loads((tmp_path / "page" / "results.json").read_text())
+    assert summaries["bench"]["ways"]["medusa"]["all"]["answers"] == 6
+    for folders, words in (([], "give at least one"), ([finished[0]] * 2, "different names"), (["no"], "no benchmark")):
+        with pytest.raises(UserError, match=words):
+            bench.main(["results", *map(str, folders), "--output", str(tmp_path / "none")])
+    assert not (tmp_path / "none").exists()
+
+
 def texts_of(folder, way, run=1):
     rows = [json.loads(line) for line in Answers(folder, [way]).file(way, run).open()]
     return {row["question_id"]: row["choices"][0]["turns"] for row in rows}
