@@ -1,11 +1,12 @@
 # make demo   set everything up and answer a prompt with PPD beside autoregressive decoding
 # make test   set everything up and run the tests
+# make results SPEC_BENCH=question.jsonl HUMANEVAL=HumanEval.jsonl   measure what docs/results.md shows
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test lint slow setup clean
+.PHONY: demo test lint slow results setup clean
 
 demo: setup
 	$(BIN)/python decode.py --method ppd --prompt "Write a short story about a lighthouse keeper." --max-new-tokens 128 --compare --stream
@@ -23,6 +24,15 @@ slow: setup
 	$(BIN)/python -m pip install -q --retries 3 "torch==2.13.0"
 	$(BIN)/python -m pip install -q --retries 3 --no-deps --upgrade --target $(VENV)/tpu "libtpu==0.0.51"
 	PYTHONPATH=$(VENV)/tpu JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -m slow
+
+# The figures of docs/results.md, from Spec-Bench's questions and HumanEval's: hours on two cores; goes on where it stopped.
+METHODS := autoregressive,ppd,bita,space,hidden_transfer,medusa,hydra,amphista
+BENCH = $(BIN)/python bench.py --methods $(METHODS) --max-new-tokens 128
+results: setup
+	$(BENCH) --data "$(SPEC_BENCH)" --limit 80 --output runs/results/greedy
+	$(BENCH) --data "$(HUMANEVAL)" --limit 16 --output runs/results/code
+	$(BENCH) --data "$(SPEC_BENCH)" --limit 40 --temperature 0.8 --output runs/results/sampled
+	$(BIN)/python bench.py results runs/results/greedy runs/results/code runs/results/sampled
 
 setup: $(VENV)/.installed
 

@@ -13,8 +13,10 @@ from jaxspec.cli import enable_compilation_cache, parse, run_main
 from jaxspec.errors import suggest
 from jaxspec.evaluation.ablation_decoding import (
     ACCEPTED,
+    COUNTED,
     DECODING_STUDIES,
     run_acceptance,
+    run_coverage,
     run_decoding,
     run_similarity,
     run_steps,
@@ -31,7 +33,7 @@ from jaxspec.training.data import prepare_answers
 from jaxspec.training.examples import select_prompts
 from jaxspec.training.run_config import RunConfig, check_config
 
-_MEASURES = ("steps", "similarity", "acceptance")
+_MEASURES = ("steps", "similarity", "acceptance", "coverage")
 _SAMPLED = 40  # held-out prompts that are sampled from
 
 
@@ -40,8 +42,7 @@ class Options:
     """Train the variants of the papers' tables, decode with them, and write docs/ablations.md.
 
     Attributes:
-      studies: names; default all. `steps`, `similarity` and `acceptance` are measurements of their
-        own.
+      studies: names; default all. `steps`, `similarity`, `acceptance` and `coverage` are measurements of their own.
       model: smollm2-135m (embedded); the layers of some studies are made for its 30.
       prompts: a JSONL file of training prompts; empty takes the small set that ships.
       column: field of that file that holds the prompt.
@@ -95,7 +96,11 @@ def check_adapters(names: tuple[str, ...], model: Model) -> None:
             if entry.method:
                 _, adapter = open_adapter(entry.method, model)
                 make_drafter(adapter, adapter_plan(adapter, entry.tree), model, entry.draft_vocabulary)
-    measured = {"similarity": {"hidden_transfer"}, "acceptance": {entry.method for entry in ACCEPTED.values()}}
+    measured = {
+        "similarity": {"hidden_transfer"},
+        "coverage": {COUNTED},
+        "acceptance": {entry.method for entry in ACCEPTED.values()},
+    }
     for method in {method for name, methods in measured.items() if name in names for method in methods}:
         open_adapter(method, model)
 
@@ -127,6 +132,8 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
     if "acceptance" in names:
         texts = [prompt.text for prompt in prompts[:_SAMPLED]]
         results["acceptance"] = run_acceptance(model, texts, options.max_new_tokens)
+    if "coverage" in names:
+        results["coverage"] = run_coverage(model, held_out)
     save()
 
 
@@ -149,7 +156,8 @@ def main(args: list[str]) -> None:
     file = docs / "ablations.json"
     if options.report and not file.exists():
         raise UserError(f"{file}: no results there; run ablate.py without --report first")
-    results = {"setting": {}, "trainings": {}, "decoding": {}, "steps": {}, "similarity": [], "acceptance": {}}
+    results = {"setting": {}, "trainings": {}, "decoding": {}, "steps": {}, "similarity": []}
+    results |= {"acceptance": {}, "coverage": {}}
     results |= read_json(file) if file.exists() else {}
     if not options.report:
         results["setting"] = check_setting(options, results, file)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES
@@ -160,6 +161,17 @@ DECODING_STUDIES = (
         ),
     ),
 )  # fmt: skip
+
+
+COUNTED = "ppd"  # whose adapter's counts of tokens are judged; all that ship have the same
+_SIZES = (1024, 2048, 4096, 8192, 16384)
+
+
+def run_coverage(model: Model, answers: Sequence[Answer]) -> dict[str, float]:
+    """The share of the tokens of held-out answers that a draft vocabulary holds, by its size."""
+    _, adapter = open_adapter(COUNTED, model)
+    written = np.concatenate([answer.answer_tokens for answer in answers])
+    return {str(size): float(np.isin(written, adapter.frequent_tokens[:size]).mean()) for size in _SIZES}
 
 
 def run_decoding(

@@ -101,6 +101,13 @@ def acceptance_section(results: dict[str, dict[str, list[float]]]) -> list[str]:
     return [*lines, "", f"- `rejection` accepts more in {wins} of {len(pairs)} cells", ""]
 
 
+def coverage_section(results: dict[str, float]) -> list[str]:
+    """What a draft vocabulary holds."""
+    lines = ["### Draft vocabulary: share of the tokens of held-out answers that it holds", ""]
+    lines += [row(["tokens", *results]), rule(1 + len(results))]
+    return [*lines, row(["share", *(f"{share:.3f}" for share in results.values())]), ""]
+
+
 def similarity_section(curves: list[dict[str, float]]) -> list[str]:
     """Hidden Transfer Figure 4 in words."""
     lines, rises = (
@@ -145,6 +152,8 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
     for study in DECODING_STUDIES:
         if results["decoding"].get(study.name):
             lines += decoding_section(study, results["decoding"][study.name])
+    if results["coverage"]:
+        lines += coverage_section(results["coverage"])
     if results["steps"]:
         lines += steps_section(results["steps"])
     if results["similarity"]:

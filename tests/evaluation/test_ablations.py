@@ -21,6 +21,7 @@ from jaxspec.evaluation.ablation_decoding import (
     DecodingStudy,
     Entry,
     run_acceptance,
+    run_coverage,
     run_decoding,
 )
 from jaxspec.evaluation.ablation_report import verdict, write_report
@@ -148,6 +149,16 @@ def test_both_lossless_rules_are_measured_at_every_temperature(model, monkeypatc
     assert all(len(found) == 4 and min(found) >= 1 for found in rules.values())
 
 
+def test_coverage_by_hand(model, monkeypatch):
+    frequent = np.arange(20_000)[::-1]
+    adapter = Adapter(PPD(), {}, model.fingerprint, {}, frequent)
+    monkeypatch.setattr(ablation_decoding, "open_adapter", lambda method, model: (None, adapter))
+    answers = [Answer([0], [19_999, 18_976, 18_975]), Answer([7], [19_999])]
+    found = run_coverage(model, answers)
+    assert list(found) == ["1024", "2048", "4096", "8192", "16384"]
+    assert found["1024"] == 0.75 and found["2048"] == 1
+
+
 def test_early_exit_reads_a_layer_through_a_projection_of_its_own(tiny):
     base, method = Base(tiny.params, tiny.decoder), EarlyExit((1, 2))
     tokens, trainable = sequence(tiny), trained(method, base)
@@ -227,6 +238,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
         "steps": steps,
         "similarity": [{"11": 0.5, "12": 0.6}],
         "acceptance": {"a tree": {"match": [1.5, 1.4, 1.3, 1.2], "rejection": [1.4, 1.4, 1.35, 1.25]}},
+        "coverage": {"1024": 0.71234, "2048": 0.8},
     }
     page = write_report(results, tmp_path).read_text()
     for study in (*STUDIES, *DECODING_STUDIES):
@@ -242,6 +254,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     assert "| 1,234 | 0.03 |  |  |" in page and "| 1,234 | 0.001 | 1.250 | 1.500 |" in page
     assert "| a tree | rejection | 1.40 | 1.40 | 1.35 | 1.25 |" in page
     assert "`rejection` accepts more in 2 of 4 cells" in page
+    assert "| tokens | 1024 | 2048 |" in page and "| share | 0.712 | 0.800 |" in page
     for picture in ("ablations-curves.png", "ablations-similarity.png"):
         assert f"]({picture})" in page and (tmp_path / picture).stat().st_size > 5000
 
