@@ -88,10 +88,11 @@ class Trainer:
     def _claim(self, resume: bool) -> None:
         """Make sure that the folder is new, or holds this very run."""
         file = self.output / "run.json"
-        check_alike(json.dumps([self._identity, file.exists()]).encode(), "the run")
-        if file.exists() and not resume:
+        there = file.exists()  # asked once: the first process writes it as soon as all of them have asked
+        check_alike(json.dumps([self._identity, there]).encode(), "the run")
+        if there and not resume:
             raise UserError(f"{self.output} holds a run already; continue it with --resume or give another --output")
-        if file.exists() and training_settings(read_json(file)) != training_settings(self._identity):
+        if there and training_settings(read_json(file)) != training_settings(self._identity):
             raise UserError(f"{self.output} holds a run with other settings ({file}); give another --output")
 
         def claim() -> None:
