@@ -29,6 +29,7 @@ slow: setup
 METHODS := autoregressive,ppd,bita,space,hidden_transfer,medusa,hydra,amphista
 BENCH = $(BIN)/python bench.py --methods $(METHODS) --max-new-tokens 128
 results: setup
+	@test -f "$(SPEC_BENCH)" -a -f "$(HUMANEVAL)" || { echo "give SPEC_BENCH=FILE and HUMANEVAL=FILE"; exit 2; }
 	$(BENCH) --data "$(SPEC_BENCH)" --limit 80 --output runs/results/greedy
 	$(BENCH) --data "$(HUMANEVAL)" --limit 16 --output runs/results/code
 	$(BENCH) --data "$(SPEC_BENCH)" --limit 40 --temperature 0.8 --output runs/results/sampled

@@ -162,7 +162,8 @@ class TrainConfig:
         number of targets.
       sequence_length: T, prompt and answer together, in tokens; cut to it. Batches of shorter ones are padded to a
         quarter, half or three quarters of it where that suffices.
-      insertions: insertion points per sequence: each is one group of probes in one pass.
+      insertions: insertion points per sequence, fewer where an answer has fewer: each is one group of probes in one
+        pass. A pass averages over the targets it has.
       learning_rate: peak of the cosine schedule.
       warmup: updates of linear warm-up before it.
       weight_decay: of AdamW.

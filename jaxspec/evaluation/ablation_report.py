@@ -10,10 +10,8 @@ import numpy as np
 
 from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, TEMPERATURES, DecodingStudy
 from jaxspec.evaluation.ablations import STUDIES, Claim, Study
+from jaxspec.evaluation.claims import CLOSE, CLOSE_SPEED
 from jaxspec.evaluation.markdown import row, rule
-
-_CLOSE = 0.01  # top-1 accuracies closer than this are called equal
-_CLOSE_SPEED = 0.03  # and speeds, relative to autoregressive decoding
 
 
 def top(accuracy: Sequence[Sequence[float]], k: int) -> np.ndarray:
@@ -52,7 +50,7 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
         one, other = (top(results[label]["accuracy"], 1) for label in (claim.one, claim.other))
         difference = float((one - other)[claim.distance - 1] if claim.distance else np.mean(one - other))
         of = f"top-1 at distance {claim.distance}" if claim.distance else "top-1, mean over distances"
-        lines.append(_claim(claim, difference, _CLOSE, of))
+        lines.append(_claim(claim, difference, CLOSE, of))
     return [*lines, ""]
 
 
@@ -66,7 +64,7 @@ def decoding_section(study: DecodingStudy, results: dict[str, Any]) -> list[str]
     lines.append("")
     for claim in study.claims:
         one, other = results[claim.one], results[claim.other]
-        lines.append(_claim(claim, one["speedup"] - other["speedup"], _CLOSE_SPEED, "speedup"))
+        lines.append(_claim(claim, one["speedup"] - other["speedup"], CLOSE_SPEED, "speedup"))
         lines[-1] += f" (tokens per step {one['tokens_per_step']:.2f} against {other['tokens_per_step']:.2f})"
     return [*lines, ""]
 
@@ -104,6 +102,7 @@ def acceptance_section(results: dict[str, dict[str, list[float]]]) -> list[str]:
 def coverage_section(results: dict[str, float]) -> list[str]:
     """What a draft vocabulary holds."""
     lines = ["### Draft vocabulary: share of the tokens of held-out answers that it holds", ""]
+    lines += ["The most frequent tokens of the answers that the adapters were trained on.", ""]
     lines += [row(["tokens", *results]), rule(1 + len(results))]
     return [*lines, row(["share", *(f"{share:.3f}" for share in results.values())]), ""]
 
@@ -143,7 +142,7 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
         f"Base: {setting['model']}. Every training has {setting['steps']} updates, each on two of the base's own",
         f"answers at up to 128 positions; accuracies are those of {setting['eval_answers']} held-out answers at every",
         f"position; speeds are medians over prompts, all entries in turn ({setting['machine']}). Differences of top-1",
-        f"accuracy below {_CLOSE} and of speedup below {_CLOSE_SPEED} count as none.",
+        f"accuracy below {CLOSE} and of speedup below {CLOSE_SPEED} count as none.",
         "",
     ]
     for study in STUDIES:

@@ -104,10 +104,9 @@ def write_bench_report(results: Results, folder: Path) -> Path:
     Returns:
       The report.
     """
-    summary = {way: {g: dataclasses.asdict(f) for g, f in groups.items()} for way, groups in results.figures.items()}
-    whole = {"setting": results.setting, "memory": results.memory, "quality": results.scores, "ways": summary}
-    write_atomically(folder / "summary.json", json.dumps(whole, indent=1).encode())
-    pictures = plot_bench(results, folder)
+    write_atomically(folder / "summary.json", json.dumps(summary_of(results), indent=1).encode())
+    picture = folder / "report.png"
+    drawn = plot_bench(results, picture)
     lines = ["# Benchmark", "", *setting_lines(results), ""]
     lines += ["## All questions", "", *overall_table(results), ""]
     lines += ["## Speedup by category", "", *by_group(results, lambda f: interval(f.speedup)), ""]
@@ -115,10 +114,16 @@ def write_bench_report(results: Results, folder: Path) -> Path:
     lines += ["## Acceptance by depth", "", *_acceptance(results), ""]
     lines += ["## Quality", "", *_quality(results), ""] if any(results.scores.values()) else []
     lines += ["## Where answers differ", "", *differences(results), ""]
-    lines += [f"![{name}]({name})" for name in pictures]
+    lines += [f"![speedup, tokens per step, acceptance]({picture.name})"] if drawn else []
     file = folder / "report.md"
     write_atomically(file, "\n".join([*lines, ""]).encode())
     return file
+
+
+def summary_of(results: Results) -> dict[str, Any]:
+    """All figures as plain values, for programs."""
+    ways = {way: {g: dataclasses.asdict(f) for g, f in groups.items()} for way, groups in results.figures.items()}
+    return {"setting": results.setting, "memory": results.memory, "quality": results.scores, "ways": ways}
 
 
 def command(setting: dict[str, Any]) -> str:
@@ -271,8 +276,8 @@ def _spread(estimate: Estimate) -> tuple[float, float]:
     return max(estimate.value - estimate.low, 0), max(estimate.high - estimate.value, 0)
 
 
-def plot_bench(results: Results, folder: Path) -> list[str]:
-    """Speedup and tokens per step by category, and acceptance by depth. Returns the picture's name in a list."""
+def plot_bench(results: Results, file: Path) -> bool:
+    """Draw speedup and tokens per step by category, and acceptance by depth. Returns whether there is anything to."""
     import matplotlib  # slow to import, needed once at the end
 
     matplotlib.use("Agg")
@@ -281,7 +286,7 @@ def plot_bench(results: Results, folder: Path) -> list[str]:
     groups = list(results.figures[REFERENCE])
     ways = [way for way in results.figures if way != reference_of(results.setting, way)]
     if not ways:
-        return []
+        return False
     figure, axes = plt.subplots(3, 1, figsize=(11, 12))
     width, places = 0.8 / len(ways), np.arange(len(groups))
     for number, way in enumerate(ways):
@@ -301,6 +306,6 @@ def plot_bench(results: Results, folder: Path) -> list[str]:
     axes[2].xaxis.get_major_locator().set_params(integer=True)
     axes[0].legend(fontsize=8, ncols=min(len(ways), 4))
     figure.tight_layout()
-    figure.savefig(folder / "report.png", dpi=100)
+    figure.savefig(file, dpi=100)
     plt.close(figure)
-    return ["report.png"]
+    return True

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.nn import logsumexp
 
 from jaxspec.errors import UserError
 from jaxspec.methods.base import Batch
@@ -22,7 +23,22 @@ def check_decay(name: str, decay: float) -> None:
 def divergence(p: jax.Array, q: jax.Array) -> jax.Array:
     """KL(p || q) [...] of two distributions given by their logits [..., V]: few passes over the vocabulary."""
     apart = jnp.sum(jax.nn.softmax(p) * (p - q), axis=-1)
-    return apart - jax.nn.logsumexp(p, axis=-1) + jax.nn.logsumexp(q, axis=-1)
+    return apart - logsumexp(p, axis=-1) + logsumexp(q, axis=-1)
+
+
+def _from_base(student: jax.Array, base: Base, frozen: jax.Array, source: jax.Array, direction: str) -> jax.Array:
+    """Divergence [B, G, M'] of predictions [B, G, M', V] from the base's own at rows `source` [B, G, M'] of a text.
+
+    Where there are more predictions than rows, what the base says at a row is worked out once for all of them.
+    """
+    few = source[0].size < frozen.shape[1]
+    pick = jax.vmap(lambda values, index: values[index])
+    teacher = jax.nn.log_softmax(base.logits(pick(frozen, source) if few else frozen))
+    there = lambda values: values if few else pick(values, source)  # noqa: E731
+    if direction == "reverse":
+        return divergence(student, there(teacher))
+    p = jax.lax.optimization_barrier(jnp.exp(teacher))  # or every prediction would compute it again
+    return there(jnp.sum(p * teacher, axis=-1)) - jnp.sum(there(p) * student, axis=-1) + logsumexp(student, axis=-1)
 
 
 def answer_entropy(base: Base, text: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -37,7 +53,7 @@ def answer_entropy(base: Base, text: jax.Array, batch: Batch) -> tuple[jax.Array
     said = jnp.take_along_axis(logits, batch.tokens[:, 1:, None], axis=-1)[..., 0]
     place = jnp.arange(1, batch.tokens.shape[1])
     is_answer = (place >= batch.starts[:, None]) & (place < batch.lengths[:, None])
-    return jax.nn.logsumexp(logits, axis=-1) - said, is_answer
+    return logsumexp(logits, axis=-1) - said, is_answer
 
 
 def future_loss(
@@ -75,10 +91,9 @@ def future_loss(
     at_label = jnp.take_along_axis(student, batch.tokens[rows, source + 1][..., None], axis=-1)[..., 0]
     each = jnp.zeros(())
     if alignment:
-        teacher = jax.lax.stop_gradient(base.logits(frozen[rows, source]))
-        each += alignment * divergence(*((teacher, student) if direction == "forward" else (student, teacher)))
+        each += alignment * _from_base(student, base, jax.lax.stop_gradient(frozen), source, direction)
     if labels:
-        each += labels * (jax.nn.logsumexp(student, axis=-1) - at_label)
+        each += labels * (logsumexp(student, axis=-1) - at_label)
     right = (at_label >= jnp.max(student, axis=-1)) & has_target
     accuracy = jnp.sum(right, axis=(0, 1)) / jnp.maximum(jnp.sum(has_target, axis=(0, 1)), 1)
     loss = jnp.sum(each * has_target * decay ** (distances - 1)) / jnp.maximum(jnp.sum(has_target), 1)

@@ -13,6 +13,7 @@ from jaxspec.methods.base import Batch
 from jaxspec.training.data import Answer
 
 _WINDOW = 16  # batches whose answers are shared out by length
+ORDER = 2  # changes whenever the same settings give other batches: a run cannot go on with those
 _LENGTHS = 4  # of batches, at most: each is a program to compile
 
 
@@ -94,6 +95,7 @@ class TrainingData:
         for begin in range(first, count, _WINDOW * size):
             window = order[begin : begin + _WINDOW * size]
             window = window[np.argsort([self._length(self._answers[i]) for i in window], kind="stable")]
-            *batches, last = np.split(window, range(size, len(window), size))
-            ordered += [*(batches[i] for i in rng.permutation(len(batches))), last]
+            whole = len(window) // size
+            batches = np.split(window, size * np.arange(1, whole + 1))  # the last one is what is left, mostly nothing
+            ordered += [batches[i] for i in [*rng.permutation(whole), whole]]
         return np.concatenate(ordered)

@@ -27,7 +27,7 @@ from jaxspec.model.load import Model, save_model
 from jaxspec.model.sharding import in_mesh, mesh_of, put_batch
 from jaxspec.processes import as_leader, check_alike, is_leader
 from jaxspec.progress import Progress
-from jaxspec.training.batches import TrainingData
+from jaxspec.training.batches import ORDER, TrainingData
 from jaxspec.training.checkpoints import Checkpoints, begin
 from jaxspec.training.data import Answer, cache_file, frequent_tokens, prepare_answers
 from jaxspec.training.evaluate import Accuracy, evaluate, perplexity
@@ -242,7 +242,8 @@ class Trainer:
         del run["data"]["cache"]
         for part, key in ((run, "model"), (run, "tree"), (run["data"], "prompts")):
             part[key] = Path(part[key]).name if Path(part[key]).exists() else part[key]
-        return json.loads(json.dumps(run | {"fingerprint": self.model.fingerprint, "answers": keys}))
+        identity = {"fingerprint": self.model.fingerprint, "answers": keys, "order": ORDER}
+        return json.loads(json.dumps(run | identity))
 
     def _provenance(self, accuracy: Accuracy, answers: list[Answer]) -> dict[str, Any]:
         run = self._describe()

@@ -122,8 +122,12 @@ def test_several_benchmarks_make_one_page(finished, tmp_path, capsys):
     assert "--data questions.jsonl" in text and str(tmp_path) not in text
     for name in ("bench", "sampled_again"):
         assert (tmp_path / "page" / f"results-{name}.png").stat().st_size > 10_000
+        assert f"](results-{name}.png)" in text
     summaries = json.loads((tmp_path / "page" / "results.json").read_text())
     assert summaries["bench"]["ways"]["medusa"]["all"]["answers"] == 6
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written"):
+        bench.main(["results", str(finished[0]), "--output", str(tmp_path / "file")])
     for folders, words in (([], "give at least one"), ([finished[0]] * 2, "different names"), (["no"], "no benchmark")):
         with pytest.raises(UserError, match=words):
             bench.main(["results", *map(str, folders), "--output", str(tmp_path / "none")])

@@ -159,6 +159,15 @@ def test_an_average_of_the_weights_is_what_ships(config, model, tmp_path):
     assert 0 < np.abs(moved[0.9] - begun).max() < np.abs(moved[0.0] - begun).max()
 
 
+def test_a_process_that_is_late_does_not_take_the_first_ones_file_for_another_run(config, model, tmp_path, monkeypatch):
+    """The first process writes run.json as soon as all have said that there is none."""
+    import jaxspec.training.trainer as module
+
+    monkeypatch.setattr(module, "check_alike", lambda content, what: (tmp_path / "run" / "run.json").write_text("{}"))
+    (tmp_path / "run").mkdir()
+    assert Trainer(config, model, tmp_path / "run", resume=False).output.exists()
+
+
 @pytest.mark.parametrize(
     "method",
     [PPD(ensemble=2), pytest.param(SPACE(distances=2, tuning="full"), marks=pytest.mark.slow)],

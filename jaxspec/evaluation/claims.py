@@ -1,0 +1,203 @@
+"""What the papers claim, and judges that say from benchmarks and ablations whether it holds on another base."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxspec.evaluation.bench_report import ALL, Results, interval
+from jaxspec.evaluation.metrics import figures
+
+CHAT = "mt_bench"  # the group of questions that code and mathematics are compared with
+CLOSE = 0.01  # accuracies closer than this are called equal
+CLOSE_SPEED = 0.03  # and speeds, relative to autoregressive decoding
+_RUN = ("data", "limit")  # settings in which benchmarks may differ that are compared with each other
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """What claims are judged by.
+
+    Attributes:
+      benchmarks: the first one is the main one; others of the same settings add groups of questions.
+      ablations: content of ablations.json; empty without one.
+    """
+
+    benchmarks: Sequence[Results]
+    ablations: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What was measured of a claim.
+
+    Attributes:
+      measured: in words.
+      holds: `holds`, `does not hold`, `undecided`, `no difference`, `in part`, or in how many cases.
+    """
+
+    measured: str
+    holds: str
+
+
+class Judge(abc.ABC):
+    """Says whether a claim holds."""
+
+    @abc.abstractmethod
+    def judge(self, evidence: Evidence) -> Verdict | None:
+        """The verdict; None where the evidence does not tell."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Faster(Judge):
+    """One way is faster than another, question by question: decided where the whole interval is on one side of 1."""
+
+    one: str
+    other: str
+
+    def judge(self, evidence: Evidence) -> Verdict | None:
+        """From the main benchmark."""
+        results = evidence.benchmarks[0]
+        if not {self.one, self.other} <= results.rows.keys():
+            return None
+        found = figures(results.rows[self.one], results.rows[self.other])
+        if found is None:
+            return None
+        speed, steps = found.speedup, [results.figures[way][ALL].tokens_per_step for way in (self.one, self.other)]
+        measured = f"{interval(speed)} times its speed, {steps[0]:.2f} against {steps[1]:.2f} tokens per step"
+        if speed.low is None or speed.low <= 1 <= speed.high:
+            return Verdict(measured, "undecided")
+        return Verdict(measured, "holds" if speed.low > 1 else "does not hold")
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicts(Judge):
+    """Of two adapters of the main benchmark, one has the token among its k best more often, from a distance on."""
+
+    one: str
+    other: str
+    k: int = 1
+    first: int = 1
+
+    def judge(self, evidence: Evidence) -> Verdict | None:
+        """From the held-out accuracies that the adapters bring."""
+        ways = evidence.benchmarks[0].setting["ways"]
+        found = [ways.get(way, {}).get("accuracy") for way in (self.one, self.other)]
+        return None if None in found else compared(*found, self.k, self.first)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained(Judge):
+    """Of two variants of an ablation's study, one is right more often."""
+
+    study: str
+    one: str
+    other: str
+
+    def judge(self, evidence: Evidence) -> Verdict | None:
+        """From the ablations."""
+        found = evidence.ablations.get("trainings", {}).get(self.study, {})
+        if not {self.one, self.other} <= found.keys():
+            return None
+        return compared(found[self.one]["accuracy"], found[self.other]["accuracy"], 1, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class GainsMore(Judge):
+    """Methods gain more speed on a group of questions than on conversations."""
+
+    group: str
+
+    def judge(self, evidence: Evidence) -> Verdict | None:
+        """From all benchmarks of the main one's settings; a group counts where it comes first."""
+        speeds: dict[str, dict[str, float]] = {}
+        alike = [r for r in evidence.benchmarks if _settings(r) == _settings(evidence.benchmarks[0])]
+        for results in reversed(alike):
+            for way, info in results.setting["ways"].items():
+                if "adapter" in info:
+                    found = {group: f.speedup.value for group, f in results.figures[way].items()}
+                    speeds.setdefault(way, {}).update(found)
+        pairs = {way: (f[self.group], f[CHAT]) for way, f in speeds.items() if {self.group, CHAT} <= f.keys()}
+        if not pairs:
+            return None
+        measured = ", ".join(f"{way} {ours:.2f} against {chat:.2f}" for way, (ours, chat) in pairs.items())
+        more = sum(ours > chat + CLOSE_SPEED for ours, chat in pairs.values())
+        return Verdict(measured, {len(pairs): "holds", 0: "does not hold"}.get(more, f"for {more} of {len(pairs)}"))
+
+
+def _settings(results: Results) -> dict[str, Any]:
+    return {name: value for name, value in results.setting["settings"].items() if name not in _RUN}
+
+
+def compared(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]], k: int, first: int) -> Verdict | None:
+    """Whether one accuracy is above another at every distance; None where they share none.
+
+    Args:
+      one: [M][K], per distance and rank.
+      other: likewise.
+      k: ranks that count.
+      first: the first distance that counts.
+    """
+    both = min(len(one), len(other))
+    if both < first:
+        return None
+    ours, theirs = (np.array(accuracy)[first - 1 : both, :k].sum(axis=1) for accuracy in (one, other))
+    listed = [" / ".join(f"{value:.3f}" for value in values) for values in (ours, theirs)]
+    where = "/".join(map(str, range(first, both + 1)))
+    measured, gap = f"top-{k} at distance {where}: {listed[0]} against {listed[1]}", ours - theirs
+    if np.abs(gap).max() < CLOSE:
+        return Verdict(measured, "no difference")
+    if gap.min() > -CLOSE:
+        return Verdict(measured, "holds")
+    return Verdict(measured, "does not hold" if gap.max() < CLOSE else "in part")
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a paper says.
+
+    Attributes:
+      text: in our words.
+      source: where.
+      judge: who says whether it holds.
+    """
+
+    text: str
+    source: str
+    judge: Judge
+
+
+CLAIMS = (
+    Claim("deep prompts beat mask tokens alone", "BiTA, Table 3", Trained("bita_prompting", "deep", "masks only")),
+    Claim("Hidden Transfer is faster than Medusa", "Hidden Transfer, Table 1", Faster("hidden_transfer", "medusa")),
+    Claim("Hidden Transfer predicts better than Medusa", "its Figure 3", Predicts("hidden_transfer", "medusa")),
+    Claim("Amphista is faster than Medusa", "Amphista, Table 1", Faster("amphista", "medusa")),
+    Claim("Amphista is faster than Hydra++", "Amphista, Table 1", Faster("amphista", "hydra")),
+    Claim("Amphista predicts better than Medusa", "Amphista, Figure 1", Predicts("amphista", "medusa")),
+    Claim("PPD is faster than Medusa", "PPD, Table 6.1", Faster("ppd", "medusa")),
+    Claim("PPD predicts distant tokens better than Medusa", "PPD, Figure 6.3", Predicts("ppd", "medusa", 10, 2)),
+    Claim(
+        "mathematics gains more than conversation", "BiTA, Table 7; SPACE, Table 4; PPD, 6.2; Amphista, A.2.2",
+        GainsMore("math_reasoning"),
+    ),
+    Claim(
+        "code gains more than conversation", "BiTA, Table 1; SPACE, Table 1; PPD, 6.2; Amphista, A.2.2",
+        GainsMore("humaneval"),
+    ),
+)  # fmt: skip
+
+# Speedups as the papers report them: method, base, device, figures, where they stand.
+PAPERS = (
+    (
+        "PPD", "Vicuna-7B", "A100-40GB",
+        "MT-Bench, sampled: 2.24 at 2.54 tokens per step (Medusa 2.09 at 2.51)", "Table 6.1, from its tokens/s",
+    ),
+    ("BiTA", "LLaMA-2-7B-chat", "A800", "XSum 2.19, MT-Bench 2.38, HumanEval-X 2.73", "Table 1"),
+    ("SPACE", "LLaMA-2-7B", "A800", "XSum 1.94, HumanEval-X 3.18, at 2.23 and 3.54 tokens per step", "Table 1"),
+    ("Hidden Transfer", "Vicuna-7B", "A100-80GB", "XSum 1.79, GSM8K 2.22 (Medusa 1.39 and 1.73)", "Table 1"),
+    ("Amphista", "Vicuna-7B", "A100-40GB", "Spec-Bench 2.13 (Medusa 1.50, Hydra++ 2.03)", "Table 1"),
+)  # fmt: skip

@@ -1,0 +1,102 @@
+"""Claims judged by benchmarks, accuracies and ablations made by hand."""
+
+import dataclasses
+
+import pytest
+
+from jaxspec.evaluation.ablations import STUDIES
+from jaxspec.evaluation.bench_report import Results
+from jaxspec.evaluation.claims import CLAIMS, Evidence, Faster, GainsMore, Predicts, Trained
+from jaxspec.evaluation.metrics import figures
+from jaxspec.evaluation.results import claims_table
+from jaxspec.methods import METHODS
+from tests.evaluation.test_metrics import row
+
+REFERENCE = "autoregressive"
+
+
+def timed(seconds, lengths):
+    """Answers of five tokens each, which took so long."""
+    return [[row(number, [5], [s], [s + 1], [lengths]) for number, s in enumerate(seconds)]]
+
+
+def benchmark(ways, groups=("all",), accuracies=None, **settings):
+    """Results of {way: (seconds of every question, lengths of its steps)}, the same in every group."""
+    rows = {way: timed(*found) for way, found in ways.items()}
+    found = {way: {g: figures(rows[way], rows[REFERENCE]) for g in groups} for way in ways}
+    named = {way: {"accuracy": accuracies[way]} if accuracies else {} for way in ways}
+    named = {
+        way: info | ({"adapter": "a digest"} if way in METHODS and way != REFERENCE else {})
+        for way, info in named.items()
+    }
+    return Results({"ways": named, "settings": settings}, rows, found, {}, {})
+
+
+PLAIN = ([4.0] * 8, [1, 1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"),
+    [([1.0] * 8, "holds"), ([4.0] * 8, "does not hold"), ([1.0, 4.0] * 4, "undecided")],
+)
+def test_a_way_is_faster_where_the_whole_interval_says_so(seconds, verdict):
+    found = benchmark({REFERENCE: PLAIN, "ppd": (seconds, [2, 2]), "medusa": ([2.0] * 8, [3, 1])})
+    judged = Faster("ppd", "medusa").judge(Evidence([found], {}))
+    assert judged.holds == verdict and "2.00 against 2.00 tokens per step" in judged.measured
+    if verdict == "holds":
+        assert judged.measured.startswith("2.00 (2.00 to 2.00) times its speed")
+    assert Faster("ppd", "bita").judge(Evidence([found], {})) is None
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [
+        ([[0.1], [0.4], [0.3]], "holds"),
+        ([[0.9], [0.2], [0.1]], "does not hold"),  # distance 1 is not asked for
+        ([[0.5], [0.305], [0.198]], "no difference"),
+        ([[0.5], [0.4], [0.1]], "in part"),
+    ],
+)
+def test_predictions_are_compared_from_a_distance_on(ours, verdict):
+    ways = {REFERENCE: PLAIN, "ppd": PLAIN, "medusa": PLAIN}
+    accuracies = {REFERENCE: [], "ppd": ours, "medusa": [[0.5], [0.3], [0.2]]}
+    evidence = Evidence([benchmark(ways, accuracies=accuracies)], {})
+    judged = Predicts("ppd", "medusa", 10, 2).judge(evidence)
+    assert judged.holds == verdict
+    assert judged.measured.startswith("top-10 at distance 2/3: ") and "0.300 / 0.200" in judged.measured
+    assert Predicts("ppd", REFERENCE).judge(evidence) is None  # no distance in common
+
+
+def test_trainings_are_compared():
+    trainings = {"bita_prompting": {"deep": {"accuracy": [[0.3, 0.2]]}, "masks only": {"accuracy": [[0.2, 0.6]]}}}
+    evidence = Evidence([benchmark({REFERENCE: PLAIN})], {"trainings": trainings})
+    assert Trained("bita_prompting", "deep", "masks only").judge(evidence).holds == "holds"  # by top-1
+    assert Trained("bita_prompting", "deep", "shallow").judge(evidence) is None
+
+
+def test_gains_of_groups_may_come_from_another_benchmark_of_the_same_settings():
+    ways = {REFERENCE: PLAIN, "ppd": ([2.0] * 8, [2, 2]), "medusa": ([2.0] * 8, [2, 2]), "hf": ([1.0] * 8, [2, 2])}
+    chat = benchmark(ways, ("all", "mt_bench"), temperature=0.0, limit=80)
+    ways |= {"ppd": ([1.0] * 8, [4]), "medusa": ([2.0] * 8, [4])}
+    code = benchmark(ways, ("all", "humaneval"), temperature=0.0, limit=16)
+    judged = GainsMore("humaneval").judge(Evidence([chat, code], {}))
+    assert judged.measured == "ppd 4.00 against 2.00, medusa 2.00 against 2.00" and judged.holds == "for 1 of 2"
+    assert GainsMore("math_reasoning").judge(Evidence([chat, code], {})) is None
+    sampled = dataclasses.replace(code, setting=code.setting | {"settings": {"temperature": 0.8}})
+    assert GainsMore("humaneval").judge(Evidence([chat, sampled], {})) is None
+
+
+def test_claims_that_nothing_is_known_of_are_left_out():
+    ways = {REFERENCE: PLAIN, "ppd": PLAIN, "medusa": PLAIN}
+    lines = claims_table(Evidence([benchmark(ways)], {}))
+    assert [line.split(" | ")[0] for line in lines[2:-2]] == ["| PPD is faster than Medusa"]
+    assert lines[2].endswith("| **undecided** |")
+
+
+def test_claims_name_what_exists():
+    studies = {study.name: study.variants for study in STUDIES}
+    for judge in (claim.judge for claim in CLAIMS):
+        if isinstance(judge, Trained):
+            assert {judge.one, judge.other} <= studies[judge.study].keys()
+        elif not isinstance(judge, GainsMore):
+            assert {judge.one, judge.other} <= METHODS.keys()
