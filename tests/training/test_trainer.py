@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxspec.config import DataConfig, MeshConfig, TrainConfig
+from jaxspec.config import MeshConfig
 from jaxspec.decoding.generate import generate
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE, Amphista, HiddenTransfer, Method
@@ -19,36 +19,11 @@ from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.model.load import load_model
 from jaxspec.training.batches import TrainingData
-from jaxspec.training.configs import config_names, load_config, split_config_name
 from jaxspec.training.data import Answer
-from jaxspec.training.evaluate import evaluate, perplexity
-from jaxspec.training.run_config import RunConfig, check_config
+from jaxspec.training.run_config import check_config
 from jaxspec.training.step import first_state, stage_ends, train_step
 from jaxspec.training.trainer import Stopped, Trainer
-from tests.tiny import make_text_model, on_mesh
-
-
-@pytest.fixture(scope="module")
-def model():
-    return make_text_model()
-
-
-@pytest.fixture
-def config(tmp_path, model):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(12)))
-    return RunConfig(
-        model="tiny",
-        shapes=model.config,
-        method=PPD(ensemble=2),
-        data=DataConfig(
-            prompts=str(prompts), answers=8, held_out=3, max_prompt_tokens=16, max_answer_tokens=24,
-            held_out_tokens=24, batch_size=4, cache=str(tmp_path / "cache"),
-        ),
-        train=TrainConfig(
-            steps=12, batch_size=2, sequence_length=40, insertions=8, save_every=4, eval_every=6, learning_rate=3e-2
-        ),
-    )  # fmt: skip
+from tests.tiny import on_mesh
 
 
 def weights(folder):
@@ -330,81 +305,12 @@ def test_an_output_that_cannot_be_written_is_refused(config, model, tmp_path):
         Trainer(config, model, tmp_path / "file" / "run", resume=False)
 
 
-@pytest.mark.parametrize(
-    ("part", "changes", "message"),
-    [
-        ("train", {"steps": 0}, "train.steps"),
-        ("train", {"save_every": 0}, "train.save-every"),
-        ("train", {"eval_every": -1}, "train.eval-every"),
-        ("train", {"keep": 0}, "train.keep"),
-        ("train", {"ema": 1.0}, "train.ema"),
-        ("train", {"microbatch": -1}, "must divide train.batch-size"),
-        ("mesh", {"data": 4}, "must divide train.batch-size"),
-        ("train", {"warmup": 12}, "train.warmup"),
-        ("train", {"learning_rate": 0.0}, "learning-rate"),
-        ("train", {"sequence_length": 16}, "no room for an answer"),
-        ("data", {"held_out": 0}, "data.held-out"),
-        ("data", {"held_out_tokens": 10_000}, "do not fit"),
-        ("data", {"held_out_tokens": 0}, "held-out-tokens"),
-    ],
-)
-def test_settings_that_cannot_train_are_refused(config, part, changes, message):
-    changed = dataclasses.replace(config, **{part: dataclasses.replace(getattr(config, part), **changes)})
-    with pytest.raises(UserError, match=message):
-        check_config(changed)
-
-
 def test_a_base_of_other_shapes_is_refused(config, model, tmp_path):
     shapes = dataclasses.replace(config.shapes, num_layers=4)
     with pytest.raises(UserError, match="other shapes"):
         Trainer(dataclasses.replace(config, shapes=shapes), model, tmp_path / "run", resume=False)
     with pytest.raises(UserError, match="nothing to train"):
         check_config(dataclasses.replace(config, method=Method()))
-
-
-def test_every_config_loads_and_can_train():
-    assert {"ppd_smollm2", "ppd_vicuna_7b", "ppd_vicuna_13b", "ppd_mobilellama_1_4b"} <= set(config_names())
-    for name in config_names():
-        config = load_config(name)
-        check_config(config)
-
-
-def test_an_unknown_config_is_refused_with_a_suggestion():
-    with pytest.raises(UserError, match="did you mean 'ppd_smollm2'"):
-        load_config("ppd_smolm2")
-    with pytest.raises(UserError, match="--config NAME"):
-        split_config_name(["--train.steps", "3"])
-    assert split_config_name(["--a", "1", "--config", "x", "--b"]) == ("x", ["--a", "1", "--b"])
-
-
-def test_evaluation_counts_every_position(model, config, tmp_path):
-    """Against counting by hand, one position at a time."""
-    from jaxspec.methods.base import Batch
-    from jaxspec.training.data import prepare_answers
-    from jaxspec.training.examples import select_prompts
-
-    held_out, _ = prepare_answers(model, config.data, select_prompts(model, config.data), lambda done, tokens: None)
-    base, method = Base(model.params, model.decoder), config.method
-    trainable = method.init(jax.random.key(0), base)
-    accuracy = evaluate(method, trainable, base, held_out)
-    hits, counted = np.zeros((3, 10)), np.zeros(3)
-    for answer in held_out:
-        text = answer.prompt_tokens + answer.answer_tokens
-        points = list(range(len(answer.prompt_tokens), len(text) - 2))
-        if not points:
-            continue
-        batch = Batch(*(np.array([x], np.int32) for x in (text, len(text), len(answer.prompt_tokens), points)))
-        logits = np.asarray(method.predictions(trainable, base, batch))[0]
-        for group, p in enumerate(points):
-            for d in range(1, 4):
-                if p + d + 1 < len(text):
-                    rank = list(np.argsort(-logits[group, d - 1])).index(text[p + d + 1])
-                    counted[d - 1] += 1
-                    if rank < 10:
-                        hits[d - 1, rank] += 1
-    assert accuracy.positions == counted[0]
-    np.testing.assert_allclose(accuracy.by_rank, hits / counted[:, None], atol=1e-6)
-    shutil.rmtree(tmp_path)
 
 
 def test_heads_train_too_and_are_stored_in_16_bits(config, model, tmp_path):
@@ -473,16 +379,3 @@ def test_a_tuned_base_is_part_of_a_small_adapter(config, model, tmp_path):
         generate(model, d, ["question 3"], 24)[0].tokens for d in (drafter, plain_drafter(drafter.own), plain_drafter())
     )
     assert ours == own != base
-
-
-def test_perplexity_by_hand(model):
-    """Answers of unequal lengths: prompts and padding do not count, every answer token does, the first included."""
-    answers = [Answer([1, 2, 3], [4, 5, 6, 7]), Answer([9], [8]), Answer([3, 3], [1, 2])]
-    entropy = []
-    for answer in answers:
-        text = np.array([answer.prompt_tokens + answer.answer_tokens])
-        logits = model.decoder.apply({"params": model.params}, text)[0]
-        said = jax.nn.log_softmax(logits)[np.arange(text.size - 1), text[0, 1:]]
-        entropy += (-said[len(answer.prompt_tokens) - 1 :]).tolist()
-    assert len(entropy) == 7
-    assert perplexity(model.base, answers) == pytest.approx(np.exp(np.mean(entropy)), rel=1e-4)
