@@ -168,11 +168,14 @@ class _Job:
         return padded, bucket(max_new_tokens, 64), max(padded, bucket(needed, 128, 128))
 
 
-def _job(model: Model, drafter: Drafter, sampling: SamplingConfig, seed: int, acceptance: Acceptance) -> _Job:
+def _job(
+    model: Model, drafter: Drafter, sampling: SamplingConfig, seed: int, acceptance: Acceptance, batch_size: int = 1
+) -> _Job:
     model, drafter = drafter.own or model, drafter.replace(own=None)
     mesh, rest = mesh_of(model.params), (drafter, make_sampler(sampling), jnp.array(model.eos or (-1,), jnp.int32))
     drafter, sampler, eos = rest if mesh is None else put(rest, tree_shardings(mesh, rest))
-    return _Job(model, model.decoding_base, drafter, sampler, seed, acceptance, eos, mesh)
+    base = model.base_for(batch_size * drafter.num_rows)
+    return _Job(model, base, drafter, sampler, seed, acceptance, eos, mesh)
 
 
 def _collect(model: Model, run: _Run, row: int, prompt: str) -> Generation:
@@ -271,7 +274,7 @@ def iterate(
     if batch_size < 1:
         raise UserError(f"batch-size must be at least 1, got {batch_size}")
     encoded = encode_prompts(model, prompts, max_new_tokens, chat, max_length)
-    job = _job(model, method, sampling, seed, acceptance)
+    job = _job(model, method, sampling, seed, acceptance, min(batch_size, len(encoded)))
     for first in range(0, len(encoded), batch_size):
         batch = encoded[first : first + batch_size]
         padding = min(batch_size, len(encoded)) - len(batch)  # a last short batch keeps the compiled shape
@@ -337,7 +340,7 @@ def generate_many(
       Index of a prompt and the ids of its answer, in the order they finish.
     """
     batch_size = min(batch_size, len(prompts))
-    job, refill = _job(model, method, sampling, seed, Match()), min(refill, batch_size)
+    job, refill = _job(model, method, sampling, seed, Match(), batch_size), min(refill, batch_size)
     _, width, capacity = job.sizes(max(map(len, prompts)), max_new_tokens)
     run = job.begin([[0]] * batch_size, [0] * batch_size, bucket(1), width, capacity)  # all rows free
     owner: list[int | None] = [None] * batch_size

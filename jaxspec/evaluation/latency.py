@@ -48,7 +48,7 @@ def measure_latency(
       max_rows: the largest size.
       rounds: measurements of each size.
     """
-    base, method, runs = model.decoding_base, adapter.method, {}
+    method, runs = adapter.method, {}
     per_node = 1 + method.probe_rows
     drafters: dict[int | str, Drafter] = {1: plain_drafter()}
     for size in (s for s in _SIZES if s * per_node <= max_rows):
@@ -57,6 +57,7 @@ def measure_latency(
     drafters |= {f"depth {depth}": make_drafter(adapter, chain(depth), model, draft_vocabulary) for depth in depths}
     with Progress("measuring", len(drafters) * (rounds + 1), "runs") as progress:
         for number, (rows, drafter) in enumerate(drafters.items(), 1):
+            base = model.base_for(batch_size * drafter.num_rows)
             runs[rows] = StepTimer(base, drafter, batch_size, cache_length)
             progress.update(number, f"{rows} compiled" if isinstance(rows, str) else f"{rows} rows compiled")
         samples = {rows: [] for rows in runs}

@@ -34,9 +34,8 @@ def step_times(
       cache_length: S.
       rounds: measurements of each.
     """
-    base = model.decoding_base
     with Progress("measuring", len(drafters) * rounds, "runs") as progress:
-        timers = {name: StepTimer(base, drafter, 1, cache_length) for name, drafter in drafters.items()}
+        timers = {name: StepTimer(model.base_for(d.num_rows), d, 1, cache_length) for name, d in drafters.items()}
         samples: dict[Hashable, list[float]] = {name: [] for name in drafters}
         for turn in range(rounds):
             for number, (name, timer) in enumerate(timers.items(), 1):

@@ -167,7 +167,7 @@ def _in_turn(model: Model, cases: Sequence[tuple[int, int, int]], rounds: int) -
     with Progress(model.name, len(cases) * (rounds + 1), "runs") as progress:
         for number, (batch, cache, rows) in enumerate(cases, 1):
             drafter = Drafter({}, from_paths([(rank,) for rank in range(rows - 1)]).arrays(0), Method())
-            timers[batch, cache, rows] = StepTimer(model.decoding_base, drafter, batch, cache)
+            timers[batch, cache, rows] = StepTimer(model.base_for(batch * rows), drafter, batch, cache)
             progress.update(number, f"{rows} rows compiled")
         samples: dict[tuple, list[float]] = {case: [] for case in timers}
         for turn in range(1, rounds + 1):

@@ -19,7 +19,7 @@ from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.errors import UserError, suggest
 from jaxspec.files import swap_folder
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import BLOCK, in_blocks
+from jaxspec.model.blocks import BLOCK, FEW_ROWS, in_blocks
 from jaxspec.model.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
 from jaxspec.model.decoder import Decoder
 from jaxspec.model.gguf import GGUFFile
@@ -63,14 +63,18 @@ class Model:
 
     @functools.cached_property
     def base(self) -> Base:
-        """Decoder and parameters as loaded: for many rows at once, as in training."""
+        """Decoder and parameters as loaded: for many rows at once, as in training and with large trees or batches."""
         return Base(self.params, self.decoder)
 
     @functools.cached_property
     def decoding_base(self) -> Base:
-        """The same as decoding wants it: on one CPU a copy with its kernels in blocks, which doubles the memory."""
+        """The same for a few rows: on one CPU a copy with its kernels in blocks, which doubles the memory."""
         on_cpu = jax.default_backend() == "cpu" and mesh_of(self.params) is None
         return Base(in_blocks(self.params, BLOCK), self.decoder) if on_cpu else self.base
+
+    def base_for(self, rows: int) -> Base:
+        """The one of the two in which passes of so many rows, those of a whole batch together, are faster."""
+        return self.decoding_base if rows <= FEW_ROWS else self.base
 
     @property
     def dtype(self) -> jnp.dtype:
