@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,8 @@ import numpy as np
 
 from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, TEMPERATURES, DecodingStudy
 from jaxspec.evaluation.ablations import STUDIES, Claim, Study
-from jaxspec.evaluation.claims import CLOSE, CLOSE_SPEED
+from jaxspec.evaluation.claims import CLOSE, CLOSE_SPEED, top
 from jaxspec.evaluation.markdown import row, rule
-
-
-def top(accuracy: Sequence[Sequence[float]], k: int) -> np.ndarray:
-    """[M], how often the token is among the k best candidates."""
-    return np.array(accuracy)[:, :k].sum(axis=1)
 
 
 def verdict(difference: float, close: float, gains: bool = True) -> str:

@@ -133,6 +133,11 @@ def _settings(results: Results) -> dict[str, Any]:
     return {name: value for name, value in results.setting["settings"].items() if name not in _RUN}
 
 
+def top(accuracy: Sequence[Sequence[float]], k: int) -> np.ndarray:
+    """[M], how often the token is among the k best candidates."""
+    return np.array(accuracy)[:, :k].sum(axis=1)
+
+
 def compared(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]], k: int, first: int) -> Verdict | None:
     """Whether one accuracy is above another at every distance; None where they share none.
 
@@ -145,7 +150,7 @@ def compared(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]], k
     both = min(len(one), len(other))
     if both < first:
         return None
-    ours, theirs = (np.array(accuracy)[first - 1 : both, :k].sum(axis=1) for accuracy in (one, other))
+    ours, theirs = (top(accuracy[first - 1 : both], k) for accuracy in (one, other))
     listed = [" / ".join(f"{value:.3f}" for value in values) for values in (ours, theirs)]
     where = "/".join(map(str, range(first, both + 1)))
     measured, gap = f"top-{k} at distance {where}: {listed[0]} against {listed[1]}", ours - theirs
