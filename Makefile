@@ -26,7 +26,7 @@ slow: setup
 	PYTHONPATH=$(VENV)/tpu JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -m slow
 
 # The figures of docs/results.md, from Spec-Bench's questions and HumanEval's: hours on two cores; goes on where it stopped.
-METHODS := autoregressive,ppd,bita,space,hidden_transfer,medusa,hydra,amphista
+METHODS := autoregressive,autoregressive,ppd,bita,space,hidden_transfer,medusa,hydra,amphista
 BENCH = $(BIN)/python bench.py --methods $(METHODS) --max-new-tokens 128
 results: setup
 	@test -f "$(SPEC_BENCH)" -a -f "$(HUMANEVAL)" || { echo "give SPEC_BENCH=FILE and HUMANEVAL=FILE"; exit 2; }

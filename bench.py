@@ -67,7 +67,12 @@ def bench(args: list[str]) -> None:
     check_bench(options)
     enable_compilation_cache()
     model = load_model(options.model, options.dtype or None)
-    run_bench(options, model, Path(options.output), lambda line: print(line, file=sys.stderr), options.run_code)
+    say = lambda line: print(line, file=sys.stderr)  # noqa: E731
+    try:
+        run_bench(options, model, Path(options.output), say, options.run_code)
+    except KeyboardInterrupt:
+        say(f"answers so far are in {options.output}: the same command goes on, bench.py report shows them")
+        raise
     show(Path(options.output), options.json)
 
 

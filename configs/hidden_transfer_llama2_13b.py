@@ -10,6 +10,13 @@ CONFIG = RunConfig(
     shapes=LLAMA2_13B,
     method=HiddenTransfer(layers=(25, 30, 35)),
     tree="sparse:64",
-    data=DataConfig(answers=70000, max_prompt_tokens=512, max_answer_tokens=512, held_out_tokens=512),
+    data=DataConfig(
+        prompts="Aeala/ShareGPT_Vicuna_unfiltered",
+        column="conversations",
+        answers=70000,
+        max_prompt_tokens=512,
+        max_answer_tokens=512,
+        held_out_tokens=512,
+    ),
     train=TrainConfig(steps=52500, batch_size=4, sequence_length=1024, insertions=256, learning_rate=1e-3, remat=True),
 )

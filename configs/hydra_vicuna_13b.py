@@ -11,7 +11,13 @@ CONFIG = RunConfig(
     method=Hydra(lm_head="full", prefix_attention=True, blocks=4, alignment=1.0, labels=0.0),
     tree="sparse:64",
     data=DataConfig(
-        answers=70000, max_prompt_tokens=512, max_answer_tokens=512, held_out_tokens=512, template="vicuna"
+        prompts="Aeala/ShareGPT_Vicuna_unfiltered",
+        column="conversations",
+        answers=70000,
+        max_prompt_tokens=512,
+        max_answer_tokens=512,
+        held_out_tokens=512,
+        template="vicuna",
     ),
     train=TrainConfig(
         steps=35000, batch_size=8, microbatch=1, sequence_length=1024, insertions=512, learning_rate=1e-3, warmup=1000

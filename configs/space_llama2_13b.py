@@ -13,6 +13,7 @@ CONFIG = RunConfig(
     data=DataConfig(
         prompts="garage-bAInd/Open-Platypus",
         column="instruction",
+        context_column="input",
         answer_column="output",
         answers=25000,
         max_prompt_tokens=2048,

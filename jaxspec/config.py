@@ -98,6 +98,9 @@ class DataConfig:
         small set that ships with the project.
       column: name of the prompt's column; where it holds conversations (lists of messages with `role` and `content`,
         or `from` and `value`), every turn of the assistant is an answer to learn.
+      regenerate: the base writes the answers to conversations itself, each behind the turns that the data set gives.
+      context_column: name of a column with what the prompt is about, as Alpaca's `input`: goes below it where it holds
+        anything; empty: there is none.
       answer_column: name of the column with the answers to learn; empty: the base writes them itself.
       answers: how many answers to train on; fewer when there are fewer prompts.
       held_out: how many further prompts are set aside for evaluation, never trained on.
@@ -114,6 +117,8 @@ class DataConfig:
 
     prompts: str = ""
     column: str = "prompt"
+    regenerate: bool = False
+    context_column: str = ""
     answer_column: str = ""
     answers: int = 2000
     held_out: int = 100

@@ -77,13 +77,15 @@ def check_alike(content: bytes, what: str) -> None:
 
 
 def as_leader(action: Callable[[], None]) -> None:
-    """Have the first process do something to files. Where it fails with a UserError, every process does."""
+    """Have the first process do something to files. Where it cannot, every process raises a UserError."""
     error = None
     try:
         if is_leader():
             action()
     except UserError as raised:
         error = raised
+    except OSError as raised:
+        error = UserError(f"{raised.filename}: {raised.strerror}")
     failed = error is not None
     if jax.process_count() > 1:
         failed = bool(gathered(np.array(failed)).any())

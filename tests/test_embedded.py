@@ -52,6 +52,16 @@ def test_adapters_that_ship_are_lossless_and_draft_well(model, plain, name, samp
     assert np.mean([a.tokens_per_step for a in ours]) > 1.15
 
 
+def test_a_tree_of_many_rows_is_lossless(model, plain):
+    """Its passes multiply plain kernels, those of autoregressive decoding kernels in blocks."""
+    prompts = read_prompts("")[:4]
+    method = load_method("hidden_transfer", model, tree="sparse:16")
+    ours = generate(model, method, prompts, 64, seed=7)
+    for prompt, a, b in zip(prompts, ours, plain(model, read_prompts("")[:12], SamplingConfig()), strict=False):
+        divergence = first_divergence(model, model.encode(prompt), a.tokens, b.tokens, SamplingConfig(), 7)
+        assert divergence is None or divergence.gap < NEAR_TIE
+
+
 def test_decode_prints_one_json_object(capsys):
     decode.main(["--method", "ppd", "--prompt", "Write a haiku.", "--max-new-tokens", "32", "--compare", "--json"])
     row = json.loads(capsys.readouterr().out)

@@ -339,8 +339,9 @@ def generate_many(
     Yields:
       Index of a prompt and the ids of its answer, in the order they finish.
     """
+    job = _job(model, method, sampling, seed, Match(), batch_size)
     batch_size = min(batch_size, len(prompts))
-    job, refill = _job(model, method, sampling, seed, Match(), batch_size), min(refill, batch_size)
+    refill = min(refill, batch_size)
     _, width, capacity = job.sizes(max(map(len, prompts)), max_new_tokens)
     run = job.begin([[0]] * batch_size, [0] * batch_size, bucket(1), width, capacity)  # all rows free
     owner: list[int | None] = [None] * batch_size

@@ -246,9 +246,11 @@ ACCEPTED = {
 }
 
 
-def run_acceptance(model: Model, prompts: Sequence[str], max_new_tokens: int) -> dict[str, dict[str, list[float]]]:
-    """Tokens per step of both lossless rules at every temperature: {entry: {rule: one per temperature}}."""
-    results: dict[str, dict[str, list[float]]] = {}
+def run_acceptance(
+    model: Model, prompts: Sequence[str], max_new_tokens: int
+) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """Tokens per step, and accepted of offered drafts, of both lossless rules: {entry: {rule: one per temperature}}."""
+    results: dict[str, dict[str, list[dict[str, float]]]] = {}
     with Progress("acceptance", len(ACCEPTED) * len(RULES) * len(TEMPERATURES), "runs") as progress:
         for label, entry in ACCEPTED.items():
             _, adapter = open_adapter(entry.method, model)
@@ -257,7 +259,10 @@ def run_acceptance(model: Model, prompts: Sequence[str], max_new_tokens: int) ->
             for temperature, (rule, acceptance) in itertools.product(TEMPERATURES, RULES.items()):
                 settings = {"sampling": SamplingConfig(temperature), "acceptance": acceptance, "batch_size": 4}
                 answers = generate(model, drafter, prompts, max_new_tokens, **settings)
-                made = sum(answer.new_tokens - 1 for answer in answers)
-                results[label][rule].append(made / sum(answer.steps for answer in answers))
+                total = lambda count: sum(map(count, answers))  # noqa: B023, E731
+                made, offered = total(lambda a: a.new_tokens - 1), total(lambda a: sum(a.offered))
+                accepted = total(lambda a: sum(a.accepted))
+                cell = {"tokens_per_step": made / total(lambda a: a.steps), "accepted": accepted / offered}
+                results[label][rule].append(cell)
                 progress.update(sum(len(found) for rules in results.values() for found in rules.values()))
     return results

@@ -81,16 +81,21 @@ def steps_section(results: dict[str, dict[str, float]]) -> list[str]:
     return [*lines, ""]
 
 
-def acceptance_section(results: dict[str, dict[str, list[float]]]) -> list[str]:
+def acceptance_section(results: dict[str, dict[str, list[dict[str, float]]]]) -> list[str]:
     """Which of the lossless rules accepts more, and where."""
-    lines = ["### Tokens per step when sampling: `match` or `rejection`", ""]
+    lines = [
+        "### Sampling with `match` or `rejection`: tokens per step, and accepted of offered drafts",
+        "",
+    ]
     lines += ["Both keep the distribution; `match` also keeps the text of every seed.", ""]
     lines += [row(["", "rule", *(f"T = {t:g}" for t in TEMPERATURES)]), rule(2 + len(TEMPERATURES))]
     for label, rules in results.items():
-        lines += [row([label, name, *(f"{value:.2f}" for value in found)]) for name, found in rules.items()]
+        for name, found in rules.items():
+            cells = (f"{cell['tokens_per_step']:.2f}, {100 * cell['accepted']:.0f}%" for cell in found)
+            lines.append(row([label, name, *cells]))
     pairs = [pair for rules in results.values() for pair in zip(rules["rejection"], rules["match"], strict=True)]
-    wins = sum(ours > theirs for ours, theirs in pairs)
-    return [*lines, "", f"- `rejection` accepts more in {wins} of {len(pairs)} cells", ""]
+    wins = sum(ours["tokens_per_step"] > theirs["tokens_per_step"] for ours, theirs in pairs)
+    return [*lines, "", f"- `rejection` makes more tokens per step in {wins} of {len(pairs)} cells", ""]
 
 
 def coverage_section(results: dict[str, float]) -> list[str]:

@@ -18,7 +18,7 @@ from jaxspec.evaluation.bench_report import (
     setting_lines,
     summary_of,
 )
-from jaxspec.evaluation.claims import CLAIMS, CLOSE, CLOSE_SPEED, PAPERS, Evidence
+from jaxspec.evaluation.claims import CLAIMS, CLOSE, CLOSE_SPEED, PAPERS, Evidence, Verdict
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.files import writable, write_atomically
 from jaxspec.model.hf import read_json
@@ -68,10 +68,10 @@ def _benchmark(name: str, results: Results, output: Path) -> list[str]:
 
 
 def claims_table(evidence: Evidence) -> list[str]:
-    """A line per claim that the evidence says something of, and how verdicts are made."""
-    verdicts = [(claim, claim.judge.judge(evidence)) for claim in CLAIMS]
+    """A line per claim, and how verdicts are made."""
+    verdicts = [(claim, claim.judge.judge(evidence) or Verdict("", "not measured")) for claim in CLAIMS]
     lines = [row(["claim", "source", "measured", "verdict"]), rule(4)]
-    lines += [row([c.text, c.source, v.measured, f"**{v.holds}**"]) for c, v in verdicts if v]
+    lines += [row([c.text, c.source, v.measured, f"**{v.holds}**"]) for c, v in verdicts]
     return [
         *lines,
         "",

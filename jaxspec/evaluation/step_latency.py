@@ -26,6 +26,7 @@ from jaxspec.evaluation.markdown import row, rule
 from jaxspec.files import writable, write_atomically
 from jaxspec.machine import device_name
 from jaxspec.methods.base import Method
+from jaxspec.model.blocks import FEW_ROWS
 from jaxspec.model.decoder import abstract_params
 from jaxspec.model.load import DEFAULT_MODEL, Model, check_dtype, load_model
 from jaxspec.model.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B
@@ -84,9 +85,9 @@ def random_model(name: str, config: ModelConfig, dtype: str) -> Model:
     return Model(name, config, params, "random")
 
 
-def check_fits(name: str, config: ModelConfig, dtype: str) -> None:
-    """Raise UserError for shapes that the device's memory does not hold."""
-    copies = 2 if jax.default_backend() == "cpu" else 1  # decoding on CPU holds a second layout
+def check_fits(name: str, config: ModelConfig, dtype: str, rows: int) -> None:
+    """Raise UserError for shapes that the device's memory does not hold, in passes of so many rows or more."""
+    copies = 2 if jax.default_backend() == "cpu" and rows <= FEW_ROWS else 1  # a second layout, for few rows on CPU
     needed = copies * sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config))) * jnp.dtype(dtype).itemsize
     if needed > 0.9 * device_bytes():
         sizes = f"{needed / 2**30:.1f} GiB and the device has {device_bytes() / 2**30:.1f} GiB"
@@ -133,7 +134,7 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
     check_latency(config)
     dtype = config.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
     for name in set(config.models) & set(SHAPES):
-        check_fits(name, SHAPES[name], dtype)
+        check_fits(name, SHAPES[name], dtype, min(config.rows) * min(config.batch_sizes))
     writable(folder)
     results = {"device": device_name(), "bytes_per_second": bandwidth(config.rounds), "jax": jax.__version__}
     results["curves"] = []

@@ -22,6 +22,7 @@ from jaxspec.errors import UserError, suggest
 from jaxspec.files import write_atomically
 from jaxspec.methods import METHODS
 from jaxspec.methods.base import Method, PyTree
+from jaxspec.model.blocks import in_blocks
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model
 from jaxspec.model.weights import params_fingerprint
@@ -253,11 +254,10 @@ def make_drafter(adapter: Adapter, plan: TreePlan, model: Model, draft_vocabular
     count = adapter.info.get("draft_vocabulary", 0) if draft_vocabulary is None else draft_vocabulary
     check_drafting(adapter, plan, model, count)
     adapter, own = settle(adapter, model)
-    base = own.decoding_base
-    if count:
-        base = base.drafting(jnp.asarray(adapter.frequent_tokens[:count]))
+    base = own.base.drafting(jnp.asarray(adapter.frequent_tokens[:count])) if count else own.base
     trainable, tree = adapter.method.prepared(adapter.trainable, base), plan.arrays(adapter.method.probe_distances)
-    return Drafter(trainable, tree, adapter.method, base.draft_vocabulary, own if own is not model else None)
+    drafter = Drafter(trainable, tree, adapter.method, base.draft_vocabulary, own if own is not model else None)
+    return in_blocks(drafter, own.block_for(adapter.method.max_distance))  # rows that draft, whatever the tree has
 
 
 def check_drafting(adapter: Adapter, plan: TreePlan, model: Model, draft_vocabulary: int) -> None:

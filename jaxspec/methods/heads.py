@@ -39,7 +39,7 @@ from jaxspec.methods.base import (
 )
 from jaxspec.methods.losses import check_decay, future_loss
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import in_blocks, wide
+from jaxspec.model.blocks import wide
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.chunks import run_in_chunks
 from jaxspec.model.decoder import Layer, causal_mask
@@ -182,9 +182,9 @@ class HeadMethod(Method, abc.ABC):
         return logits
 
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
-        """Of the projections only what may be drafted, and all in the base's dtype and layout."""
+        """Of the projections only what may be drafted, and all in the base's dtype."""
         smaller = {name: base.draft_part(trainable[name]) for name in ("lm_head", "up") if name in trainable}
-        return in_blocks(jax.tree.map(lambda x: x.astype(base.dtype), trainable | smaller), base.block)
+        return jax.tree.map(lambda x: x.astype(base.dtype), trainable | smaller)
 
     # Training
 

@@ -20,7 +20,7 @@ from jaxspec.errors import UserError
 from jaxspec.methods.base import PyTree, Stage
 from jaxspec.methods.probes import ProbeMethod, init_prefix, mean_normed, prefix_cache
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import in_blocks, product, wide
+from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache
 
 
@@ -113,9 +113,8 @@ class PPD(ProbeMethod):
         return jax.tree.map(lambda x: x.astype(wide(x)), trainable)
 
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
-        """Of a head of their own only what may be drafted, in the base's layout."""
-        own = {"head": base.draft_part(trainable["head"])} if "head" in trainable else {}
-        return in_blocks(trainable | own, base.block, ("head",))
+        """Of a head of their own only what may be drafted."""
+        return trainable | ({"head": base.draft_part(trainable["head"])} if "head" in trainable else {})
 
     def enter(
         self, trainable: PyTree, entering: Sequence[int], distance: jax.Array, copy: jax.Array, owners: jax.Array

@@ -6,7 +6,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxspec.model.blocks import columns, in_blocks, product, wide
+from jaxspec.model.blocks import columns, product, wide
 from jaxspec.model.cache import Cache
 from jaxspec.model.decoder import Decoder
 
@@ -17,7 +17,7 @@ class DraftVocabulary:
 
     Attributes:
       ids: [V'] int32.
-      columns: [D, V'], their part of the vocabulary projection, in the base's layout.
+      columns: [D, V'], their part of the vocabulary projection.
     """
 
     ids: jax.Array
@@ -47,11 +47,6 @@ class Base:
     def dtype(self) -> jnp.dtype:
         """dtype of the weights (norms are float32)."""
         return self.params["lm_head"].dtype
-
-    @property
-    def block(self) -> int:
-        """Columns per block of the kernels; 0: they are plain matrices."""
-        return self.params["lm_head"].shape[-1] if self.params["lm_head"].ndim == 3 else 0
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Token ids [B, R] to embeddings [B, R, D]."""
@@ -86,8 +81,7 @@ class Base:
 
     def drafting(self, ids: jax.Array) -> Base:
         """This base with a draft vocabulary: ids [V'] int32."""
-        part = {"kernel": columns(self.params["lm_head"], ids).T}
-        return self.replace(draft_vocabulary=DraftVocabulary(ids, in_blocks(part, self.block)["kernel"]))
+        return self.replace(draft_vocabulary=DraftVocabulary(ids, columns(self.params["lm_head"], ids).T))
 
     def draft_logits(self, x: jax.Array) -> jax.Array:
         """Normalised hidden states [..., D] to float32 logits of the tokens that may be drafted, [..., V']."""

@@ -3,7 +3,8 @@
 A plain kernel [in, out] is repacked by every product of two rows or more, which takes longer than the product. In
 blocks [out / n, in, n] every block is a small matrix of its own that needs no packing. With n = 64 a decoding step of a
 135M model on two cores takes 30 ms instead of 37 with 4 rows and 40 instead of 45 with 6; with more rows packing pays,
-45 ms instead of 49 with 8 and 94 instead of 143 with 32. Accelerators want the plain layout.
+45 ms instead of 49 with 8 and 94 instead of 143 with 32. Accelerators want the plain layout. The two layouts sum in
+different orders, so their products differ by rounding, as those of different numbers of rows do.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 
 BLOCK = 64  # columns; 32 and 96 are slower
-FEW_ROWS = 6  # of a pass; with more, plain kernels are faster
+FEW_ROWS = 6  # of a pass; with more, plain kernels are faster: measured on the machine and model above
+_KERNELS = ("kernel", "lm_head", "head", "columns")  # leaves that `product` multiplies with
 _MANY_ROWS = 128  # with more, even making a plain kernel costs less than it saves
 
 
@@ -76,18 +78,18 @@ def columns(kernel: jax.Array, index: jax.Array) -> jax.Array:
     return kernel[block, :, column]
 
 
-def in_blocks(params: Any, block: int, names: tuple[str, ...] = ("kernel", "lm_head")) -> Any:
-    """A copy of a parameter tree with its kernels in blocks of so many columns.
+def in_blocks(params: Any, block: int) -> Any:
+    """A copy of a pytree with its kernels in blocks of so many columns.
 
     Args:
-      params: nested dicts.
-      block: n; 0 changes nothing.
-      names: of the leaves to change, where they are matrices whose columns can be divided.
+      params: what holds kernels, leaves of the names of `_KERNELS`.
+      block: n; 0 changes nothing. A kernel whose columns it does not divide stays as it is.
     """
 
     def convert(path: tuple, leaf: jax.Array) -> jax.Array:
-        if not block or path[-1].key not in names or leaf.ndim != 2 or leaf.shape[1] % block:
+        name = jax.tree_util.keystr(path[-1:], simple=True)
+        if name not in _KERNELS or leaf.ndim != 2 or leaf.shape[1] % block:
             return leaf
         return leaf.reshape(leaf.shape[0], -1, block).swapaxes(0, 1)
 
-    return jax.tree.map_with_path(convert, params)
+    return jax.tree.map_with_path(convert, params) if block else params

@@ -143,7 +143,8 @@ class GGUFFile:
         tokenizer.add_tokens(added)
         name = lambda key: None if self.get(key) is None else tokens[self.get(key)]  # noqa: E731
         bos = name("tokenizer.ggml.bos_token_id")
-        if bos is not None and self.get("tokenizer.ggml.add_bos_token", kind == "llama"):
+        usual = kind == "llama" or self.get("tokenizer.ggml.pre") == "llama-bpe"  # LLaMA, up to 2 and from 3 on
+        if bos is not None and self.get("tokenizer.ggml.add_bos_token", usual):
             ids = [(bos, self.get("tokenizer.ggml.bos_token_id"))]
             tokenizer.post_processor = processors.TemplateProcessing(f"{bos} $A", f"{bos} $A {bos} $B", ids)
         wrapped = PreTrainedTokenizerFast(

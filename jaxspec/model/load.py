@@ -68,13 +68,17 @@ class Model:
 
     @functools.cached_property
     def decoding_base(self) -> Base:
-        """The same for a few rows: on one CPU a copy with its kernels in blocks, which doubles the memory."""
+        """A copy for a few rows on one CPU: its kernels are in blocks, and it doubles the memory."""
+        return Base(in_blocks(self.params, BLOCK), self.decoder)
+
+    def block_for(self, rows: int) -> int:
+        """Columns per block of kernels that are faster with so many rows; 0 for plain ones."""
         on_cpu = jax.default_backend() == "cpu" and mesh_of(self.params) is None
-        return Base(in_blocks(self.params, BLOCK), self.decoder) if on_cpu else self.base
+        return BLOCK if on_cpu and rows <= FEW_ROWS else 0
 
     def base_for(self, rows: int) -> Base:
         """The one of the two in which passes of so many rows, those of a whole batch together, are faster."""
-        return self.decoding_base if rows <= FEW_ROWS else self.base
+        return self.decoding_base if self.block_for(rows) else self.base
 
     @property
     def dtype(self) -> jnp.dtype:

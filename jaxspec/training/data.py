@@ -52,7 +52,7 @@ def cache_file(model: Model, data: DataConfig, limit: int) -> Path:
     source = Path(data.prompts) if data.prompts else SHIPPED_PROMPTS
     content = source.read_bytes() if source.is_file() else data.prompts.encode()
     shaping = (data.column, data.held_out_seed, data.max_prompt_tokens, data.chat, limit)
-    shaping += tuple(setting for setting in (data.answer_column, data.template) if setting)
+    shaping += tuple(filter(None, (data.answer_column, data.template, data.context_column, data.regenerate)))
     key = hashlib.sha256(content + repr(shaping).encode()).hexdigest()[:12]
     return Path(data.cache) / f"{model.fingerprint}-{key}.jsonl"
 

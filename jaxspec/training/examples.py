@@ -2,7 +2,9 @@
 
 {"prompt": "..."}                                            the base answers
 {"instruction": "...", "output": "..."}                      with data.answer-column: that is the answer
-{"messages": [{"role": "user", "content": "..."}, ...]}      every turn of the assistant is an answer
+{"instruction": "...", "input": "...", ...}                  with data.context-column: the prompt is both
+{"messages": [{"role": "user", "content": "..."}, ...]}      every turn of the assistant is an answer, or with
+                                                             data.regenerate what the base says in its place
 """
 
 from __future__ import annotations
@@ -88,12 +90,7 @@ def read_prompts(source: str, column: str = "prompt") -> list[str]:
     Raises:
       UserError: nothing there, a malformed line, or no text in that column.
     """
-    prompts = []
-    for where, row in _read_rows(source):
-        if not isinstance(row.get(column), str):
-            raise UserError(f"{where}: no text in column {column!r}; columns: {', '.join(row)}")
-        prompts.append(row[column])
-    return prompts
+    return [_text(where, row, column) for where, row in _read_rows(source)]
 
 
 def read_examples(data: DataConfig) -> list[Example]:
@@ -128,15 +125,21 @@ def _read_hub(name: str) -> list[tuple[str, dict[str, Any]]]:
 def _examples(where: str, row: dict[str, Any], data: DataConfig) -> Iterable[Example]:
     said = row.get(data.column)
     if isinstance(said, list):
-        return _conversation(where, said)
-    for column in (data.column, data.answer_column):
-        if column and not isinstance(row.get(column), str):
-            raise UserError(f"{where}: no text in column {column!r}; columns: {', '.join(row)}")
-    return [Example((said,), row[data.answer_column] if data.answer_column else None)]
+        return _conversation(where, said, data.regenerate)
+    prompt = _text(where, row, data.column)
+    if data.context_column and (context := _text(where, row, data.context_column)).strip():
+        prompt = f"{prompt}\n\n{context}"
+    return [Example((prompt,), _text(where, row, data.answer_column) if data.answer_column else None)]
 
 
-def _conversation(where: str, messages: list) -> Iterator[Example]:
-    """An example for every turn of the assistant."""
+def _text(where: str, row: dict[str, Any], column: str) -> str:
+    if not isinstance(row.get(column), str):
+        raise UserError(f"{where}: no text in column {column!r}; columns: {', '.join(row)}")
+    return row[column]
+
+
+def _conversation(where: str, messages: list, regenerate: bool) -> Iterator[Example]:
+    """An example for every turn of the assistant, or for every turn of the user that the base is to answer itself."""
     system, turns = "", []
     for role, text in (_message(where, message) for message in messages):
         if not turns and role != "user":
@@ -144,9 +147,11 @@ def _conversation(where: str, messages: list) -> Iterator[Example]:
             continue
         if role != ("user", "assistant")[len(turns) % 2]:
             return
-        if role == "assistant":
+        if role == "assistant" and not regenerate:
             yield Example(tuple(turns), text)
         turns.append(text if turns else system + text)
+        if role == "user" and regenerate:
+            yield Example(tuple(turns))
 
 
 def _message(where: str, message: Any) -> tuple[str, str]:

@@ -7,12 +7,14 @@ import jax
 import numpy as np
 import pytest
 
+import jaxspec.model.load
 from jaxspec.config import RopeScaling, SamplingConfig
 from jaxspec.decoding.generate import generate
 from jaxspec.decoding.loop import Drafter
 from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
 from jaxspec.methods.adapter import Adapter, plain_drafter, settle
 from jaxspec.model.base import Base
+from jaxspec.model.blocks import in_blocks
 from jaxspec.tree import State, build_tree, make_plan, pad_tree, random_tree, sparse_tree, stack_trees, straightforward
 from tests.methods.helpers import trained
 from tests.tiny import TINY, make_prompts, make_tiny
@@ -108,7 +110,8 @@ def make(method, model, tree):
     trainable = trained(method, Base(model.params, model.decoder), seed=1, scale=0.3, noise=2)
     adapter, own = settle(Adapter(method, trainable, "", {}), model)
     prepared = adapter.method.prepared(adapter.trainable, own.base)
-    return Drafter(prepared, tree, adapter.method, own=own if own is not model else None)
+    drafter = Drafter(prepared, tree, adapter.method, own=own if own is not model else None)
+    return in_blocks(drafter, own.block_for(method.max_distance))
 
 
 def drafter(method, model, paths=WIDE, probes=None):
@@ -129,10 +132,16 @@ def test_every_method_is_covered():
     assert {method.name for method, _ in VARIANTS} | {"autoregressive"} == set(METHODS)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLING[0]], ids=["greedy", "sampling"])
+@pytest.mark.parametrize(
+    ("sampling", "few_rows"), [(GREEDY, 1), (GREEDY, 100), (SAMPLING[0], 100)], ids=["plain", "blocks", "sampling"]
+)
 @pytest.mark.parametrize("method", DEFAULTS, ids=lambda m: m.name)
-def test_same_tokens_as_autoregressive(tiny, method, sampling):
-    """One prompt at a time; the options below are tested with several."""
+def test_same_tokens_as_autoregressive(tiny, method, sampling, few_rows, monkeypatch):
+    """One prompt at a time; the options below are tested with several.
+
+    Kernels are in blocks for one row alone, so that the two sides multiply in different orders, and for all rows.
+    """
+    monkeypatch.setattr(jaxspec.model.load, "FEW_ROWS", few_rows)
     draft = drafter(method, tiny, NARROW if sampling.temperature else WIDE)
     answers = check(tiny, draft, make_prompts(12), sampling, 3, 1)
     accepted, offered = (np.sum([getattr(a, name) for a in answers], axis=0) for name in ("accepted", "offered"))

@@ -63,7 +63,7 @@ def test_heads_that_the_mesh_does_not_divide():
 
 def test_the_cache_is_divided(model):
     many = on_mesh(model, MeshConfig(tensor=4))
-    assert many.decoding_base is many.base  # blocks are for one processor
+    assert many.base_for(1) is many.base  # blocks are for one processor
     run = _job(many, plain_drafter(), SamplingConfig(), 0, Match()).begin([[1, 2, 3]], [4], 32, 64, 128)
     keys = run.state.cache.keys[0]
     assert keys.sharding.shard_shape(keys.shape) == (1, 1, 128, 8)

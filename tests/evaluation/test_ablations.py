@@ -146,7 +146,9 @@ def test_both_lossless_rules_are_measured_at_every_temperature(model, monkeypatc
     monkeypatch.setattr(ablation_decoding, "ACCEPTED", {"a chain": Entry("chain:2", "ppd")})
     (rules,) = run_acceptance(model, ["question 1", "another"], 8).values()
     assert set(rules) == {"match", "rejection"} and {entry.method for entry in ACCEPTED.values()} == {"space", "medusa"}
-    assert all(len(found) == 4 and min(found) >= 1 for found in rules.values())
+    cells = [cell for found in rules.values() for cell in found]
+    assert len(cells) == 8 and all(c["tokens_per_step"] >= 1 and 0 <= c["accepted"] <= 1 for c in cells)
+    assert any(cell["accepted"] > 0 for cell in cells)
 
 
 def test_coverage_by_hand(model, monkeypatch):
@@ -237,7 +239,12 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
         "decoding": decoding,
         "steps": steps,
         "similarity": [{"11": 0.5, "12": 0.6}],
-        "acceptance": {"a tree": {"match": [1.5, 1.4, 1.3, 1.2], "rejection": [1.4, 1.4, 1.35, 1.25]}},
+        "acceptance": {
+            "a tree": {
+                rule: [{"tokens_per_step": made, "accepted": made - 1} for made in found]
+                for rule, found in (("match", [1.5, 1.4, 1.3, 1.2]), ("rejection", [1.4, 1.4, 1.35, 1.25]))
+            }
+        },
         "coverage": {"1024": 0.71234, "2048": 0.8},
     }
     page = write_report(results, tmp_path).read_text()
@@ -252,8 +259,8 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     assert "from layer to layer: **holds** (cosine, step 1: 0.50 after layer 11, 0.60 after the last)" in page
     assert "| deep | 0.200 | 0.100 | 0.067 | 0.280 | 0.180 | 0.147 | 1,234 |" in page
     assert "| 1,234 | 0.03 |  |  |" in page and "| 1,234 | 0.001 | 1.250 | 1.500 |" in page
-    assert "| a tree | rejection | 1.40 | 1.40 | 1.35 | 1.25 |" in page
-    assert "`rejection` accepts more in 2 of 4 cells" in page
+    assert "| a tree | rejection | 1.40, 40% | 1.40, 40% | 1.35, 35% | 1.25, 25% |" in page
+    assert "`rejection` makes more tokens per step in 2 of 4 cells" in page
     assert "| tokens | 1024 | 2048 |" in page and "| share | 0.712 | 0.800 |" in page
     for picture in ("ablations-curves.png", "ablations-similarity.png"):
         assert f"]({picture})" in page and (tmp_path / picture).stat().st_size > 5000

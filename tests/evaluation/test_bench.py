@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import bench
+import jaxspec.evaluation.bench
 from jaxspec.cli import parse, run_main
 from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers
@@ -160,6 +161,39 @@ def test_a_killed_benchmark_goes_on_where_it_stopped(files, model, finished, tmp
     file.write_bytes(b"{broken\n" + file.read_bytes())
     with pytest.raises(UserError, match=r"medusa\.jsonl:1: damaged"):
         load_results(folder)
+
+
+def test_ctrl_c_keeps_what_is_finished(files, model, tmp_path, monkeypatch, capsys):
+    """And says how to go on."""
+    ask, asked = jaxspec.evaluation.bench._ask, []
+
+    def interrupted(*args):
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(ask(*args))
+
+    monkeypatch.setattr(jaxspec.evaluation.bench, "_ask", interrupted)
+    monkeypatch.setattr(bench, "load_model", lambda name, dtype: model)
+    folder, adapters = tmp_path / "bench", f"medusa={files}/medusa"
+    args = [
+        "--methods",
+        "medusa",
+        "--adapters",
+        adapters,
+        "--data",
+        f"{files}/questions.jsonl",
+        "--max-new-tokens",
+        "8",
+    ]
+    monkeypatch.setattr("sys.argv", ["bench.py", *args, "--output", str(folder)])
+    with pytest.raises(SystemExit) as stop:
+        run_main(bench.main)
+    error = capsys.readouterr().err
+    assert stop.value.code == 130 and f"answers so far are in {folder}: the same command goes on" in error
+    assert {way: len(rows) for way, rows in Answers(folder, ["autoregressive", "medusa"]).read(1).items()} == {
+        "autoregressive": 1,
+        "medusa": 1,
+    }
 
 
 def test_half_a_batch_does_not_count(files, model, tmp_path):

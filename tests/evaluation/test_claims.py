@@ -86,11 +86,14 @@ def test_gains_of_groups_may_come_from_another_benchmark_of_the_same_settings():
     assert GainsMore("humaneval").judge(Evidence([chat, sampled], {})) is None
 
 
-def test_claims_that_nothing_is_known_of_are_left_out():
+def test_claims_that_nothing_is_known_of_say_so():
     ways = {REFERENCE: PLAIN, "ppd": PLAIN, "medusa": PLAIN}
     lines = claims_table(Evidence([benchmark(ways)], {}))
-    assert [line.split(" | ")[0] for line in lines[2:-2]] == ["| PPD is faster than Medusa"]
-    assert lines[2].endswith("| **undecided** |")
+    verdicts = {line.split(" | ")[0][2:]: line for line in lines[2:-2]}
+    assert list(verdicts) == [claim.text for claim in CLAIMS]
+    known = verdicts.pop("PPD is faster than Medusa")
+    assert known.endswith("| **undecided** |")
+    assert all(line.endswith(" |  | **not measured** |") for line in verdicts.values())
 
 
 def test_claims_name_what_exists():

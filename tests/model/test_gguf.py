@@ -1,6 +1,7 @@
 """GGUF files against the directories they were made from, and their tokenizers."""
 
 import dataclasses
+import functools
 import json
 
 import gguf
@@ -155,14 +156,14 @@ TEXTS = ["hello world", "  two  spaces\n\nand lines\t", "Grüße, 東京 🙂", 
 
 @pytest.mark.parametrize("pre", ["default", "gpt-2", "smollm", "llama-bpe", "qwen2"])
 def test_byte_level_tokenizer_round_trips_text(pre, tmp_path):
-    t = tokenizer(tmp_path, tokenizer=lambda writer: add_byte_level_tokenizer(writer, pre))
+    t = tokenizer(tmp_path, tokenizer=functools.partial(add_byte_level_tokenizer, pre=pre))
     for text in TEXTS:
-        ids = t.encode(text)
+        ids = t.encode(text, add_special_tokens=False)
         assert all(0 <= i < V for i in ids)
         assert t.decode(ids) == text
-    assert t.convert_ids_to_tokens(t.encode("hello world")) == ["hello", "Ġw", "o", "r", "l", "d"]
+    assert t.tokenize("hello world") == ["hello", "Ġw", "o", "r", "l", "d"]
     digits = {"smollm": 4, "qwen2": 4, "llama-bpe": 2}.get(pre, 1)  # one by one, in threes, or as they come
-    assert len(t.encode("1234")) == digits
+    assert len(t.tokenize("1234")) == digits
     assert len(MERGES) == 8 and t.eos_token == CONTROL[1] and t.bos_token == CONTROL[0]
 
 
@@ -191,6 +192,12 @@ def test_encode_begins_with_bos_where_the_file_says_so(add, tmp_path):
     assert t.encode("hello") == ([bos, hello] if add else [hello])
     messages = [{"role": "user", "content": "hello"}]
     assert t.apply_chat_template(messages, return_dict=False).count(bos) == 1
+
+
+def test_where_the_file_does_not_say_llama_3_begins_with_bos(tmp_path):
+    for pre, first in (("llama-bpe", [TOKENS.index(CONTROL[0])]), ("smollm", [])):
+        t = tokenizer(tmp_path, tokenizer=functools.partial(add_byte_level_tokenizer, pre=pre))
+        assert t.encode("hello") == [*first, TOKENS.index("hello")]
 
 
 PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "h", "e", "l", "o", "▁"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import resource
 
 import jax
 import numpy as np
@@ -69,6 +70,22 @@ def test_a_cache_cut_short_by_a_kill_is_continued(model, data):
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert sorted(row["index"] for row in rows) == list(range(4, 16))  # nothing twice, nothing missing
     assert all(row["answer"] == model.decode(row["answer_tokens"]) for row in rows)
+
+
+def test_a_full_disk_keeps_the_answers_that_are_whole(model, data, tmp_path):
+    """A limit on the size of files takes the place of the disk."""
+    whole, file = answers_to(model, data), cache_file(model, data, data.max_answer_tokens)
+    small = dataclasses.replace(data, cache=str(tmp_path / "small"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size - 100, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"small: answers cannot be cached there \(File too large\)"):
+            answers_to(model, small)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    kept = cache_file(model, small, data.max_answer_tokens).read_bytes()
+    assert kept.count(b"\n") >= 5 and answers_to(model, small) == whole
+    assert cache_file(model, small, data.max_answer_tokens).read_bytes().startswith(kept[: kept.rindex(b"\n")])
 
 
 def test_given_answers_are_taken_as_they_are_and_cut(model, data, tmp_path):

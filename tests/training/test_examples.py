@@ -7,6 +7,7 @@ import pytest
 
 from jaxspec.config import DataConfig
 from jaxspec.errors import UserError
+from jaxspec.training.data import cache_file
 from jaxspec.training.examples import SHIPPED_PROMPTS, Example, read_examples, read_prompts, select_prompts
 from tests.tiny import make_text_model
 
@@ -69,6 +70,25 @@ def test_instructions_come_with_their_answers(model, write):
     assert chosen.answer_tokens == [*model.tokenizer.encode("3"), *model.eos]
     with pytest.raises(UserError, match="no text in column 'reply'; columns: instruction, output"):
         read_examples(DataConfig(prompts=file, column="instruction", answer_column="reply"))
+
+
+def test_what_an_instruction_is_about_goes_below_it(model, write):
+    file = write(*({"instruction": f"add {i}", "input": text} for i, text in enumerate(("1 and 2", "", " "))))
+    data = DataConfig(prompts=file, column="instruction", context_column="input")
+    assert [e.turns[0] for e in read_examples(data)] == ["add 0\n\n1 and 2", "add 1", "add 2"]
+    for row in ({"instruction": "add"}, {"instruction": "add", "input": 3}):
+        with pytest.raises(UserError, match=r"data.jsonl:1: no text in column 'input'; columns: instruction"):
+            read_examples(dataclasses.replace(data, prompts=write(row)))
+    with_context, without = (cache_file(model, d, 8) for d in (data, dataclasses.replace(data, context_column="")))
+    assert with_context != without
+
+
+def test_the_base_can_answer_conversations_itself(model, write):
+    said = [{"from": ("human", "gpt")[n % 2], "value": f"turn {n}"} for n in range(3)]
+    data = DataConfig(prompts=write({"talk": said}), column="talk", regenerate=True, held_out=0)
+    assert read_examples(data) == [Example(("turn 0",)), Example(("turn 0", "turn 1", "turn 2"))]
+    assert {s.answer_tokens for s in select_prompts(model, data)} == {None}
+    assert cache_file(model, data, 8) != cache_file(model, dataclasses.replace(data, regenerate=False), 8)
 
 
 def test_every_turn_of_the_assistant_is_an_answer(model, write):
