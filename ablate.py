@@ -16,6 +16,7 @@ from jaxspec.evaluation.ablation_decoding import (
     COUNTED,
     DECODING_STUDIES,
     run_acceptance,
+    run_breakdown,
     run_coverage,
     run_decoding,
     run_similarity,
@@ -33,7 +34,7 @@ from jaxspec.training.data import prepare_answers
 from jaxspec.training.examples import select_prompts
 from jaxspec.training.run_config import RunConfig, check_config
 
-_MEASURES = ("steps", "similarity", "acceptance", "coverage")
+_MEASURES = ("steps", "breakdown", "similarity", "acceptance", "coverage")
 _SAMPLED = 40  # held-out prompts that are sampled from
 
 
@@ -42,7 +43,8 @@ class Options:
     """Train the variants of the papers' tables, decode with them, and write docs/ablations.md.
 
     Attributes:
-      studies: names; default all. `steps`, `similarity`, `acceptance` and `coverage` are measurements of their own.
+      studies: names; default all. `steps`, `breakdown`, `similarity`, `acceptance` and `coverage` measure and train
+        nothing.
       model: smollm2-135m (embedded); the layers of some studies are made for its 30.
       prompts: a JSONL file of training prompts; empty takes the small set that ships.
       column: field of that file that holds the prompt.
@@ -117,7 +119,6 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
         results["trainings"] |= run_studies(base, model, output, [study], lambda text: print(text, file=sys.stderr))
         save()
     prompts = select_prompts(model, base.data)
-    held_out, _ = prepare_answers(model, base.data, prompts, lambda done, tokens: None)
     folder = lambda study, label: output / results["trainings"][study][label]["run"]  # noqa: E731
     for study in (study for study in DECODING_STUDIES if study.name in names):
         texts = [prompt.text for prompt in prompts[: options.decode_prompts]]
@@ -126,6 +127,12 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
     if "steps" in names:
         results["steps"] = run_steps(model, cache_length=512, rounds=9)
         save()
+    if "breakdown" in names:
+        results["breakdown"] = run_breakdown(model, cache_length=512, rounds=9)
+        save()
+    few = dataclasses.replace(base.data, answers=1)  # besides the held-out ones, which alone are needed
+    if {"similarity", "coverage"} & {*names}:
+        held_out, _ = prepare_answers(model, few, select_prompts(model, few), lambda done, tokens: None)
     if "similarity" in names:
         results["similarity"] = run_similarity(model, held_out[: options.eval_answers])
         save()
@@ -157,7 +164,7 @@ def main(args: list[str]) -> None:
     if options.report and not file.exists():
         raise UserError(f"{file}: no results there; run ablate.py without --report first")
     results = {"setting": {}, "trainings": {}, "decoding": {}, "steps": {}, "similarity": []}
-    results |= {"acceptance": {}, "coverage": {}}
+    results |= {"breakdown": {}, "acceptance": {}, "coverage": {}}
     results |= read_json(file) if file.exists() else {}
     if not options.report:
         results["setting"] = check_setting(options, results, file)

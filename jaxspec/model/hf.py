@@ -1,4 +1,4 @@
-"""Hugging Face directories: config.json, safetensors shards, tokenizer files."""
+"""Hugging Face directories: config.json, safetensors shards (or older ones of PyTorch), tokenizer files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import flax.traverse_util
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import safetensors.numpy
 from jax.sharding import Mesh
@@ -18,6 +19,7 @@ from jaxspec.errors import UserError
 from jaxspec.model.weights import HF_NAMES, load_params, split_qkv, stored_transposed, tensor_names
 
 _FAMILIES = ("llama", "mistral", "qwen2")
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def read_json(path: Path) -> dict:
@@ -127,8 +129,10 @@ def hf_config(config: ModelConfig) -> dict:
 
 
 def _shards(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    names = ["model.safetensors"]
+    indices = {name: folder / f"{name}.index.json" for name in _WEIGHTS}
+    there = (name for name, index in indices.items() if index.exists() or (folder / name).exists())
+    names = [next(there, _WEIGHTS[0])]
+    index = indices[names[0]]
     if index.exists():
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
@@ -136,18 +140,42 @@ def _shards(folder: Path) -> list[Path]:
         names = sorted(set(weight_map.values()))
     for name in names:
         if not (folder / name).exists():
-            raise UserError(f"{folder}: {name} is missing; jaxspec reads safetensors weights")
+            raise UserError(f"{folder}: {name} is missing; jaxspec reads weights of safetensors and of PyTorch")
     return [folder / name for name in names]
 
 
 def _stream(shards: list[Path]) -> Iterator[tuple[str, np.ndarray]]:
     for shard in shards:
-        try:
-            with safe_open(shard, framework="numpy") as file:
-                for name in file.keys():  # noqa: SIM118 (a file handle, not a dict)
-                    yield name, file.get_tensor(name)
-        except SafetensorError as error:
-            raise UserError(f"{shard}: not a complete safetensors file ({error})") from None
+        yield from (_safetensors if shard.suffix == ".safetensors" else _pickled)(shard)
+
+
+def _safetensors(shard: Path) -> Iterator[tuple[str, np.ndarray]]:
+    try:
+        with safe_open(shard, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 (a file handle, not a dict)
+                yield name, file.get_tensor(name)
+    except SafetensorError as error:
+        raise UserError(f"{shard}: not a complete safetensors file ({error})") from None
+
+
+def _pickled(shard: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """As Vicuna's are. PyTorch reads them, mapped into memory, and only weights: nothing in a file can run."""
+    try:
+        import torch  # only this form of weights needs it
+    except ImportError:
+        hint = "weights of this form are read by PyTorch; install it with: pip install torch"
+        raise UserError(f"{shard}: {hint}") from None
+    try:
+        content = torch.load(shard, map_location="cpu", mmap=True, weights_only=True)
+        tensors = {name: tensor.detach() for name, tensor in content.items()}
+    except Exception as error:  # not whole, not mappable, not weights: torch raises many kinds
+        reason = str(error).strip().split("\n", 1)[0]
+        raise UserError(f"{shard}: not a complete file of PyTorch weights ({reason})") from None
+    for name, tensor in tensors.items():
+        if tensor.dtype == torch.bfloat16:  # which numpy knows from ml_dtypes alone
+            yield name, tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        else:
+            yield name, tensor.numpy()
 
 
 def load_directory(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:

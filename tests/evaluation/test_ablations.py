@@ -21,6 +21,7 @@ from jaxspec.evaluation.ablation_decoding import (
     DecodingStudy,
     Entry,
     run_acceptance,
+    run_breakdown,
     run_coverage,
     run_decoding,
 )
@@ -205,6 +206,16 @@ def test_step_times_have_every_drafter(tiny):
     assert set(times) == {"ppd", "hidden_transfer"} and min(times.values()) > 0
 
 
+def test_a_step_is_taken_apart(model, monkeypatch):
+    adapter = Adapter(PPD(), PPD().init(jax.random.key(0), model.base), model.fingerprint, {})
+    tuned = make_drafter(adapter, adapter_plan(adapter, "chain:2"), model)
+    monkeypatch.setattr(ablation_decoding, "find_shipped", lambda name, fingerprint: name == "ppd")
+    monkeypatch.setattr(ablation_decoding, "load_tuned", lambda name, model: (tuned, "tuned"))
+    (found,) = run_breakdown(model, 64, 2).values()
+    assert found["nodes"] == tuned.tree.num_nodes and found["rows"] == tuned.num_rows > found["nodes"]
+    assert min(found[part] for part in ("plain", "verifying", "whole")) > 0
+
+
 def test_verdicts():
     assert verdict(0.02, 0.01) == "holds" and verdict(-0.02, 0.01) == "does not hold"
     assert verdict(0.009, 0.01) == verdict(-0.009, 0.01) == "no difference here"
@@ -245,6 +256,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
                 for rule, found in (("match", [1.5, 1.4, 1.3, 1.2]), ("rejection", [1.4, 1.4, 1.35, 1.25]))
             }
         },
+        "breakdown": {"ppd": {"nodes": 3, "rows": 5, "plain": 0.02, "verifying": 0.025, "whole": 0.03}},
         "coverage": {"1024": 0.71234, "2048": 0.8},
     }
     page = write_report(results, tmp_path).read_text()
@@ -261,6 +273,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     assert "| 1,234 | 0.03 |  |  |" in page and "| 1,234 | 0.001 | 1.250 | 1.500 |" in page
     assert "| a tree | rejection | 1.40, 40% | 1.40, 40% | 1.35, 35% | 1.25, 25% |" in page
     assert "`rejection` makes more tokens per step in 2 of 4 cells" in page
+    assert "| ppd | 3 | 5 | 20.0 | 5.0 | 5.0 | 30.0 | 1.50 tokens per step |" in page
     assert "| tokens | 1024 | 2048 |" in page and "| share | 0.712 | 0.800 |" in page
     for picture in ("ablations-curves.png", "ablations-similarity.png"):
         assert f"]({picture})" in page and (tmp_path / picture).stat().st_size > 5000

@@ -81,6 +81,37 @@ def test_index_without_a_weight_map_is_named(content, tmp_path):
         load_directory(tmp_path, jnp.float32)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [1, 2])
+def test_weights_of_pytorch(shards, tmp_path):
+    """In 16 bits, as Vicuna's are; a file that holds more than weights, or less, is refused."""
+    torch = pytest.importorskip("torch")
+    config, file = tiny_config(), tmp_path / "model.safetensors"
+    save_directory(tmp_path, config, random_params(config))
+    tensors = {n: torch.tensor(x).bfloat16() for n, x in safetensors.numpy.load_file(file).items()}
+    safetensors.numpy.save_file({n: t.float().numpy() for n, t in tensors.items()}, file)
+    _, expected, fingerprint = load_directory(tmp_path, jnp.float32)
+    file.unlink()
+    names = ["pytorch_model.bin"] if shards == 1 else [f"pytorch_model-0000{i}-of-00002.bin" for i in (1, 2)]
+    parts = [dict(list(tensors.items())[i::shards]) for i in range(shards)]
+    for name, part in zip(names, parts, strict=True):
+        torch.save(part, tmp_path / name)
+    if shards > 1:
+        where = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
+        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": where}))
+    _, params, found = load_directory(tmp_path, jnp.float32)
+    assert_same_params(params, expected)
+    assert found == fingerprint
+    content = (tmp_path / names[0]).read_bytes()
+    (tmp_path / names[0]).write_bytes(content[: len(content) // 2])
+    with pytest.raises(UserError, match=r"\.bin: not a complete file of PyTorch weights"):
+        load_directory(tmp_path, jnp.float32)
+    for other in (parts[0] | {"more": tmp_path}, parts[0] | {"more": 3}, [1]):
+        torch.save(other, tmp_path / names[0])
+        with pytest.raises(UserError, match=r"\.bin: not a complete file of PyTorch weights"):
+            load_directory(tmp_path, jnp.float32)
+
+
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
 def test_truncated_weights_are_named(keep, tmp_path):
     saved(tmp_path)

@@ -3,6 +3,7 @@
 import importlib.machinery
 import re
 import shutil
+import sys
 
 import jax.numpy as jnp
 import pytest
@@ -76,6 +77,18 @@ def test_hub_name_is_fetched(folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or str(folder))
     assert load_model("owner/model").eos == (EOS,)
     assert asked == ["owner/model"]
+
+
+def test_older_weights_are_fetched_where_the_hub_has_no_others(folder, monkeypatch, tmp_path):
+    older, asked = tmp_path / "older", []
+    shutil.copytree(folder, older)
+    (older / "model.safetensors").rename(older / "pytorch_model.bin")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **k: asked.append(k) or str(older))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UserError, match=r"pytorch_model\.bin: .* read by PyTorch; install it with: pip install torch"):
+        load_model("owner/model")
+    assert ["*.safetensors" in k["allow_patterns"] for k in asked] == [True, False]
+    assert "pytorch_model*.bin" in asked[1]["allow_patterns"]
 
 
 def test_hub_failure_is_one_sentence(monkeypatch):
