@@ -29,11 +29,13 @@ class Options(BenchConfig):
       output: folder for the answers, summary.json, report.md and plots.
       run_code: score HumanEval by running the programs that the answers hold, within limits of time and memory; what
         a model writes is run with your rights: use a container where that matters.
+      perplexity: also score how probable the base finds the answers; for rules and bases that change the text.
       json: print summary.json instead of the table.
     """
 
     output: str = "runs/bench"
     run_code: bool = False
+    perplexity: bool = False
     json: bool = False
 
 
@@ -69,7 +71,7 @@ def bench(args: list[str]) -> None:
     model = load_model(options.model, options.dtype or None)
     say = lambda line: print(line, file=sys.stderr)  # noqa: E731
     try:
-        run_bench(options, model, Path(options.output), say, options.run_code)
+        run_bench(options, model, Path(options.output), say, options.run_code, options.perplexity)
     except KeyboardInterrupt:
         say(f"answers so far are in {options.output}: the same command goes on, bench.py report shows them")
         raise

@@ -34,6 +34,8 @@ from jaxspec.machine import device_name
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model
 from jaxspec.progress import Progress
+from jaxspec.training.data import Answer
+from jaxspec.training.evaluate import perplexity
 
 _TEMPLATE = 32  # tokens that a chat template may put around a turn
 
@@ -106,16 +108,22 @@ def partings(
 
 
 def run_bench(
-    config: BenchConfig, model: Model, output: Path, say: Callable[[str], None], run_code: bool = False
+    config: BenchConfig,
+    model: Model,
+    output: Path,
+    say: Callable[[str], None],
+    run_code: bool = False,
+    perplexities: bool = False,
 ) -> None:
     """Ask all questions that have no answers yet, and score the answers where a question says what is right.
 
     Args:
       config: what and how.
       model: the base.
-      output: folder for bench.json, answers/ and scores.jsonl.
+      output: folder for bench.json, answers/, scores.jsonl and perplexity.json.
       say: told what is worth a line.
       run_code: run the programs that answers to HumanEval hold.
+      perplexities: of every way's answers under the base.
 
     Raises:
       UserError: settings that make no sense, or a folder that holds another benchmark.
@@ -140,13 +148,30 @@ def run_bench(
                 finished += len(batch)
                 progress.update(finished)
                 _note_memory(output, ways)
-    texts: dict[str, dict[tuple, list[str]]] = {name: {} for name in ways}
+    talks: dict[str, dict[tuple, list[list[str]]]] = {name: {} for name in ways}
     for run in done:
         for name, rows in answers.read(run).items():
             for row in rows:
                 key = (row["data"], row["question_id"])
-                texts[name].setdefault(key, []).append(row["choices"][0]["turns"][-1])
+                talks[name].setdefault(key, []).append(row["choices"][0]["turns"])
+    texts = {way: {key: [turns[-1] for turns in runs] for key, runs in found.items()} for way, found in talks.items()}
     score_answers(texts, questions, output / "scores.jsonl", run_code, say)
+    if perplexities:
+        found = {way: _perplexity(model, config, questions, talks[way]) for way in ways}
+        write_atomically(output / "perplexity.json", json.dumps(found).encode())
+
+
+def _perplexity(
+    model: Model, config: BenchConfig, questions: Sequence[Question], talks: dict[tuple, list[list[str]]]
+) -> float:
+    """Of the last turns of one way's answers, under the base: {(data, id): answers by turn, one list per run}."""
+    spoken = []
+    for question in questions:
+        for turns in talks[question.data, question.id]:
+            said = [text for pair in zip(question.turns, turns, strict=True) for text in pair]
+            answer = model.tokenizer.encode(said.pop(), add_special_tokens=False)
+            spoken.append(Answer(model.encode(said, config.chat), answer))
+    return perplexity(model.base, spoken)
 
 
 def _ask(

@@ -39,7 +39,7 @@ class Results:
       setting: bench.json.
       rows: answers of every way, run by run; of questions that every way has answered.
       figures: {way: {group: figures}}; the group `all` first.
-      scores: {way: {kind and name: mean over questions}}, of answers that could be scored.
+      scores: {way: {kind and name: mean over questions}}, of answers that could be scored, and their perplexity.
       memory: memory.json; empty for a benchmark that was cut short.
     """
 
@@ -78,6 +78,9 @@ def load_results(folder: Path) -> Results:
         raise UserError(f"{folder}: no question has an answer of more than one token yet")
     memory = read_json(folder / "memory.json") if (folder / "memory.json").exists() else {}
     scores = _mean_scores(read_whole_lines(folder / "scores.jsonl"), ways)
+    if (folder / "perplexity.json").exists():
+        for way, value in read_json(folder / "perplexity.json").items():
+            scores[way]["perplexity under the base"] = value
     return Results(setting, rows, found, scores, memory)
 
 

@@ -25,6 +25,7 @@ from jaxspec.methods import PPD, SPACE, Medusa
 from jaxspec.methods.adapter import Adapter, load_method, open_adapter, save_adapter
 from jaxspec.methods.tuned import Choice, save_choice
 from jaxspec.tree import chain
+from tests.model.helpers import plain
 from tests.tiny import make_text_model
 
 QUESTIONS = [
@@ -354,6 +355,26 @@ def test_scores_stand_beside_speeds_and_text_may_be_another(files, model, tmp_pa
     assert "**lossy**" in write_bench_report(load_results(tmp_path / "t"), tmp_path / "t").read_text()
     plain = texts_of(tmp_path / "t", "autoregressive")  # the reference is sampled as ever
     assert plain == texts_of(tmp_path / "b", "autoregressive")
+
+
+def test_perplexity_is_the_bases_of_the_last_turns(files, model, tmp_path):
+    folder, config = tmp_path / "b", config_of(files, methods="medusa", adapters=f"medusa={files}/medusa", repeats=2)
+    run_bench(config, model, folder, lambda line: None, perplexities=True)
+    entropy, count = 0.0, 0
+    questions, _ = select_questions(config, model)
+    for rows in (Answers(folder, ["medusa"]).read(run)["medusa"] for run in (1, 2)):
+        for question in questions:
+            (said,) = [row["choices"][0]["turns"] for row in rows if row["question_id"] == question.id]
+            talk = [text for pair in zip(question.turns, said, strict=True) for text in pair]
+            prompt, answer = model.encode(talk[:-1]), model.tokenizer.encode(talk[-1])
+            logits = plain(model.base, np.array([[*prompt, *answer]]))[0, len(prompt) - 1 : -1]
+            entropy -= jax.nn.log_softmax(logits)[np.arange(len(answer)), answer].sum()
+            count += len(answer)
+    scores = load_results(folder).scores
+    assert count and set(scores) == {"autoregressive", "medusa"}
+    assert scores["medusa"]["perplexity under the base"] == pytest.approx(float(np.exp(entropy / count)), rel=1e-4)
+    report = write_bench_report(load_results(folder), folder).read_text()
+    assert "| method | perplexity under the base |" in report
 
 
 def test_what_ships_for_the_base_runs_by_default(files, model, monkeypatch):
