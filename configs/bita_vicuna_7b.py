@@ -1,4 +1,4 @@
-"""BiTA for Vicuna-7B v1.3 with the settings of the paper (section 4.1)."""
+"""BiTA for Vicuna-7B v1.3 with the paper's settings (4.1), questions of one of its five sets."""
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import BiTA
@@ -11,7 +11,14 @@ CONFIG = RunConfig(
     method=BiTA(distances=3),
     tree="efficient:5",
     data=DataConfig(
-        answers=300000, max_prompt_tokens=512, max_answer_tokens=512, held_out_tokens=512, template="vicuna"
+        prompts="garage-bAInd/Open-Platypus",
+        column="instruction",
+        context_column="input",
+        answers=300000,
+        max_prompt_tokens=512,
+        max_answer_tokens=512,
+        held_out_tokens=512,
+        template="vicuna",
     ),
     train=TrainConfig(
         steps=9375, batch_size=128, microbatch=4, sequence_length=1024, insertions=64, learning_rate=3e-2, remat=True

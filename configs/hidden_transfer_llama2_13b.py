@@ -1,4 +1,4 @@
-"""Hidden Transfer for LLaMA-2-13B-chat: ShareGPT, an epoch per map (4.2), layers as in 4.1."""
+"""Hidden Transfer for LLaMA-2-13B-chat: 70,000 turns of ShareGPT per map (4.2), layers as in 4.1."""
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import HiddenTransfer

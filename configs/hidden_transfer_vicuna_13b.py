@@ -1,4 +1,4 @@
-"""Hidden Transfer for Vicuna-13B v1.3: ShareGPT, an epoch per map (4.2), layers as in 4.1."""
+"""Hidden Transfer for Vicuna-13B v1.3: 70,000 turns of ShareGPT per map (4.2), layers as in 4.1."""
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import HiddenTransfer

@@ -9,6 +9,13 @@ CONFIG = RunConfig(
     model="mtgv/MobileLLaMA-1.4B-Chat",
     shapes=MOBILELLAMA_1_4B,
     method=PPD(),
-    data=DataConfig(answers=50000, max_prompt_tokens=512, max_answer_tokens=512, held_out_tokens=512),
+    data=DataConfig(
+        prompts="Aeala/ShareGPT_Vicuna_unfiltered",
+        column="conversations",
+        answers=50000,
+        max_prompt_tokens=512,
+        max_answer_tokens=512,
+        held_out_tokens=512,
+    ),
     train=TrainConfig(steps=25000, batch_size=4, sequence_length=1024, insertions=64, learning_rate=1e-2),
 )

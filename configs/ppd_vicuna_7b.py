@@ -10,7 +10,13 @@ CONFIG = RunConfig(
     shapes=LLAMA_7B,
     method=PPD(),
     data=DataConfig(
-        answers=50000, max_prompt_tokens=512, max_answer_tokens=512, held_out_tokens=512, template="vicuna"
+        prompts="Aeala/ShareGPT_Vicuna_unfiltered",
+        column="conversations",
+        answers=50000,
+        max_prompt_tokens=512,
+        max_answer_tokens=512,
+        held_out_tokens=512,
+        template="vicuna",
     ),
     train=TrainConfig(steps=25000, batch_size=4, sequence_length=1024, insertions=64, learning_rate=1e-2, remat=True),
 )

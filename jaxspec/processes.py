@@ -85,7 +85,7 @@ def as_leader(action: Callable[[], None]) -> None:
     except UserError as raised:
         error = raised
     except OSError as raised:
-        error = UserError(f"{raised.filename}: {raised.strerror}")
+        error = UserError(str(raised))
     failed = error is not None
     if jax.process_count() > 1:
         failed = bool(gathered(np.array(failed)).any())

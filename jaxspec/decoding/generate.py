@@ -339,7 +339,7 @@ def generate_many(
     Yields:
       Index of a prompt and the ids of its answer, in the order they finish.
     """
-    job = _job(model, method, sampling, seed, Match(), batch_size)
+    job = _job(model, method, sampling, seed, Match(), batch_size)  # however few are left: resumed ones round alike
     batch_size = min(batch_size, len(prompts))
     refill = min(refill, batch_size)
     _, width, capacity = job.sizes(max(map(len, prompts)), max_new_tokens)

@@ -16,7 +16,7 @@ from jaxspec.decoding.acceptance import ACCEPTANCES
 from jaxspec.decoding.generate import generate
 from jaxspec.decoding.loop import Drafter
 from jaxspec.evaluation.ablations import Claim
-from jaxspec.evaluation.latency import star
+from jaxspec.evaluation.latency import bare, star
 from jaxspec.evaluation.probing import similarity, step_times
 from jaxspec.evaluation.race import race
 from jaxspec.methods import METHODS, PPD, BiTA, HiddenTransfer
@@ -27,7 +27,6 @@ from jaxspec.methods.adapter import (
     load_adapter,
     make_drafter,
     open_adapter,
-    plain_drafter,
     settle,
 )
 from jaxspec.methods.base import Method
@@ -241,7 +240,7 @@ def run_steps(model: Model, cache_length: int, rounds: int) -> dict[str, dict[st
 
 
 def run_breakdown(model: Model, cache_length: int, rounds: int) -> dict[str, dict[str, float]]:
-    """What a step of every method that ships consists of, with its tree for this machine.
+    """What a step of every method that ships consists of, with its tree for this machine, where one pays.
 
     Returns:
       {method: {`nodes` and `rows` of the step, seconds of one node alone (`plain`), of all nodes without drafting
@@ -249,8 +248,9 @@ def run_breakdown(model: Model, cache_length: int, rounds: int) -> dict[str, dic
     """
     shipped = [name for name in METHODS if find_shipped(name, model.fingerprint)]
     tuned = {name: load_tuned(name, model)[0].replace(own=None) for name in shipped}  # another base is of this shape
-    verifying = {name: Drafter({}, star(d.tree.num_nodes, 0).arrays(0), Method()) for name, d in tuned.items()}
-    drafters: dict[Any, Drafter] = {"plain": plain_drafter()}
+    tuned = {name: drafter for name, drafter in tuned.items() if drafter.tree.max_depth}  # a tree pays here
+    verifying = {name: bare(drafter.tree.num_nodes) for name, drafter in tuned.items()}
+    drafters: dict[Any, Drafter] = {"plain": bare(1)}
     for part, found in (("whole", tuned), ("verifying", verifying)):
         drafters |= {(name, part): drafter for name, drafter in found.items()}
     seconds = step_times(model, drafters, cache_length, rounds)

@@ -14,10 +14,11 @@ from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.loop import Drafter, decode, prefill, start
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.methods.adapter import Adapter, make_drafter, plain_drafter
+from jaxspec.methods.base import Method
 from jaxspec.model.base import Base
 from jaxspec.model.load import Model
 from jaxspec.progress import Progress
-from jaxspec.tree import State, TreePlan, chain, make_plan
+from jaxspec.tree import State, TreePlan, chain, from_paths, make_plan
 from jaxspec.tree.hardware import Latency, fit_latency
 
 _SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # nodes
@@ -77,6 +78,11 @@ def star(nodes: int, probes: int) -> TreePlan:
     """A root with candidates side by side, so many probes on every node."""
     paths = tuple((rank,) for rank in range(nodes - 1))
     return make_plan([State(paths, (probes,) * nodes, 1)])
+
+
+def bare(nodes: int) -> Drafter:
+    """Nothing that drafts, with a tree of so many nodes: steps of verification alone."""
+    return Drafter({}, from_paths([(rank,) for rank in range(nodes - 1)]).arrays(0), Method())
 
 
 class StepTimer:

@@ -19,19 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ModelConfig
-from jaxspec.decoding.loop import Drafter
 from jaxspec.errors import UserError, suggest
-from jaxspec.evaluation.latency import StepTimer
+from jaxspec.evaluation.latency import StepTimer, bare
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.files import writable, write_atomically
 from jaxspec.machine import device_name
-from jaxspec.methods.base import Method
 from jaxspec.model.blocks import FEW_ROWS
 from jaxspec.model.decoder import abstract_params
 from jaxspec.model.load import DEFAULT_MODEL, Model, check_dtype, load_model
 from jaxspec.model.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B
 from jaxspec.progress import Progress
-from jaxspec.tree import from_paths
 
 SHAPES = {"1b": MOBILELLAMA_1_4B, "7b": LLAMA_7B, "13b": LLAMA_13B}
 _COPIED = 1 << 28  # bytes of the array that bandwidth is measured with
@@ -167,8 +164,7 @@ def _in_turn(model: Model, cases: Sequence[tuple[int, int, int]], rounds: int) -
     timers: dict[tuple[int, int, int], Callable[[], float]] = {}
     with Progress(model.name, len(cases) * (rounds + 1), "runs") as progress:
         for number, (batch, cache, rows) in enumerate(cases, 1):
-            drafter = Drafter({}, from_paths([(rank,) for rank in range(rows - 1)]).arrays(0), Method())
-            timers[batch, cache, rows] = StepTimer(model.base_for(batch * rows), drafter, batch, cache)
+            timers[batch, cache, rows] = StepTimer(model.base_for(batch * rows), bare(rows), batch, cache)
             progress.update(number, f"{rows} rows compiled")
         samples: dict[tuple, list[float]] = {case: [] for case in timers}
         for turn in range(1, rounds + 1):

@@ -257,7 +257,8 @@ def make_drafter(adapter: Adapter, plan: TreePlan, model: Model, draft_vocabular
     base = own.base.drafting(jnp.asarray(adapter.frequent_tokens[:count])) if count else own.base
     trainable, tree = adapter.method.prepared(adapter.trainable, base), plan.arrays(adapter.method.probe_distances)
     drafter = Drafter(trainable, tree, adapter.method, base.draft_vocabulary, own if own is not model else None)
-    return in_blocks(drafter, own.block_for(adapter.method.max_distance))  # rows that draft, whatever the tree has
+    # A prompt's drafts are made from about as many rows as there are distances, however many nodes the tree has.
+    return in_blocks(drafter, own.block_for(adapter.method.max_distance), (*adapter.method.kernels, "columns"))
 
 
 def check_drafting(adapter: Adapter, plan: TreePlan, model: Model, draft_vocabulary: int) -> None:

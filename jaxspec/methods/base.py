@@ -112,6 +112,7 @@ class Method:
 
     name: ClassVar[str] = "autoregressive"
     trainable: ClassVar[bool] = False
+    kernels: ClassVar[tuple[str, ...]] = ("kernel",)  # leaves of the trainable pytree that `product` multiplies with
 
     @property
     def max_distance(self) -> int:

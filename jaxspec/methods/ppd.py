@@ -45,6 +45,7 @@ class PPD(ProbeMethod):
     """
 
     name: ClassVar[str] = "ppd"
+    kernels: ClassVar[tuple[str, ...]] = ("head",)
 
     ensemble: int = 1
     mask: Literal["ensemble", "decoder", "encoder"] = "ensemble"

@@ -9,6 +9,7 @@ different orders, so their products differ by rounding, as those of different nu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import flax.struct
@@ -18,7 +19,6 @@ from jax import lax
 
 BLOCK = 64  # columns; 32 and 96 are slower
 FEW_ROWS = 6  # of a pass; with more, plain kernels are faster: measured on the machine and model above
-_KERNELS = ("kernel", "lm_head", "head", "columns")  # leaves that `product` multiplies with
 _MANY_ROWS = 128  # with more, even making a plain kernel costs less than it saves
 
 
@@ -78,17 +78,18 @@ def columns(kernel: jax.Array, index: jax.Array) -> jax.Array:
     return kernel[block, :, column]
 
 
-def in_blocks(params: Any, block: int) -> Any:
+def in_blocks(params: Any, block: int, names: Sequence[str] = ("kernel", "lm_head")) -> Any:
     """A copy of a pytree with its kernels in blocks of so many columns.
 
     Args:
-      params: what holds kernels, leaves of the names of `_KERNELS`.
+      params: what holds kernels.
       block: n; 0 changes nothing. A kernel whose columns it does not divide stays as it is.
+      names: of the leaves that `product` multiplies with.
     """
 
     def convert(path: tuple, leaf: jax.Array) -> jax.Array:
         name = jax.tree_util.keystr(path[-1:], simple=True)
-        if name not in _KERNELS or leaf.ndim != 2 or leaf.shape[1] % block:
+        if name not in names or leaf.ndim != 2 or leaf.shape[1] % block:
             return leaf
         return leaf.reshape(leaf.shape[0], -1, block).swapaxes(0, 1)
 

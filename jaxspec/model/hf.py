@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import flax.traverse_util
 import jax.numpy as jnp
@@ -159,23 +160,28 @@ def _safetensors(shard: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _pickled(shard: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """As Vicuna's are. PyTorch reads them, mapped into memory, and only weights: nothing in a file can run."""
-    try:
-        import torch  # only this form of weights needs it
-    except ImportError:
-        hint = "weights of this form are read by PyTorch; install it with: pip install torch"
-        raise UserError(f"{shard}: {hint}") from None
+    """As Vicuna's are. PyTorch reads them, mapped into memory, and nothing but weights."""
+    torch = _torch(shard)
     try:
         content = torch.load(shard, map_location="cpu", mmap=True, weights_only=True)
-        tensors = {name: tensor.detach() for name, tensor in content.items()}
+        halves = {name for name, tensor in content.items() if tensor.dtype == torch.bfloat16}
+        arrays = {n: (tensor.view(torch.int16) if n in halves else tensor).numpy() for n, tensor in content.items()}
     except Exception as error:  # not whole, not mappable, not weights: torch raises many kinds
         reason = str(error).strip().split("\n", 1)[0]
         raise UserError(f"{shard}: not a complete file of PyTorch weights ({reason})") from None
-    for name, tensor in tensors.items():
-        if tensor.dtype == torch.bfloat16:  # which numpy knows from ml_dtypes alone
-            yield name, tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        else:
-            yield name, tensor.numpy()
+    for name, array in arrays.items():  # numpy knows bfloat16 from ml_dtypes alone
+        yield name, array.view(ml_dtypes.bfloat16) if name in halves else array
+
+
+def _torch(shard: Path) -> ModuleType:
+    """PyTorch, which only this form of weights needs. In older ones a file that is read for weights can run code."""
+    try:
+        import torch
+    except ImportError:
+        torch = None
+    if torch is None or tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
+        raise UserError(f"{shard}: such weights are read by PyTorch; install it with: pip install 'torch>=2.10'")
+    return torch
 
 
 def load_directory(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:

@@ -112,10 +112,10 @@ def embedded_model_path() -> Path:
     return path
 
 
-def _find(name_or_path: str, files: Sequence[str]) -> Path:
+def _find(name_or_path: str, files: Sequence[str], older: Sequence[str] = ()) -> Path:
     """Where a model is: the embedded one, a file, a folder, or what these files of the hub's are downloaded to.
 
-    Where they are to hold weights and do not, older forms of weights are downloaded.
+    Where `older` are given and the first ones hold no weights, those are downloaded instead.
     """
     path = embedded_model_path() if name_or_path == DEFAULT_MODEL else Path(name_or_path)
     if path.exists():
@@ -127,8 +127,8 @@ def _find(name_or_path: str, files: Sequence[str]) -> Path:
 
     try:
         path = Path(snapshot_download(name_or_path, allow_patterns=files))
-        if files is _HUB_FILES and not any(path.glob("*.safetensors")):
-            path = Path(snapshot_download(name_or_path, allow_patterns=_OLDER_FILES))
+        if older and not any(path.glob("model*.safetensors")):
+            path = Path(snapshot_download(name_or_path, allow_patterns=older))
         return path
     except Exception as error:  # network, authorisation, unknown name: all end here
         reason = str(error).split("\n", 1)[0]
@@ -174,7 +174,7 @@ def load_model(
             f"unknown template {template!r}{suggest(template, TEMPLATES)}; templates: {', '.join(TEMPLATES)}"
         )
     devices = make_mesh(mesh)
-    path = _find(name_or_path, _HUB_FILES)
+    path = _find(name_or_path, _HUB_FILES, _OLDER_FILES)
     if path.is_file():
         file = GGUFFile(path)
         content, eos, tokenizer = file.load(jnp.dtype(dtype), devices), file.eos_tokens(), file.tokenizer()

@@ -52,7 +52,9 @@ def cache_file(model: Model, data: DataConfig, limit: int) -> Path:
     source = Path(data.prompts) if data.prompts else SHIPPED_PROMPTS
     content = source.read_bytes() if source.is_file() else data.prompts.encode()
     shaping = (data.column, data.held_out_seed, data.max_prompt_tokens, data.chat, limit)
-    shaping += tuple(filter(None, (data.answer_column, data.template, data.context_column, data.regenerate)))
+    shaping += tuple(filter(None, (data.answer_column, data.template)))
+    later = {"context_column": data.context_column, "regenerate": data.regenerate}
+    shaping += tuple(setting for setting in later.items() if setting[1])
     key = hashlib.sha256(content + repr(shaping).encode()).hexdigest()[:12]
     return Path(data.cache) / f"{model.fingerprint}-{key}.jsonl"
 
@@ -113,7 +115,8 @@ def _answers(
         return [Answer(prompts[i].prompt_tokens, tokens[:limit]) for i, tokens in given.items()]
     path = cache_file(model, data, limit)
     path.parent.mkdir(parents=True, exist_ok=True)
-    done = {i: answer for i, answer in _read_cache(path).items() if i in prompts}
+    cached = _read_cache(path)  # whose numbers mean other prompts where more or fewer were held out
+    done = {i: cached[i] for i, p in prompts.items() if i in cached and cached[i].prompt_tokens == p.prompt_tokens}
     check_alike(json.dumps(sorted(done)).encode(), str(data.cache))
     report(len(done), 0)
     missing = [i for i in prompts if i not in done]

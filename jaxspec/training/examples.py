@@ -97,8 +97,10 @@ def read_examples(data: DataConfig) -> list[Example]:
     """All examples of a source, in its order.
 
     Raises:
-      UserError: as `read_prompts`, or a conversation that cannot be read.
+      UserError: as `read_prompts`, a conversation that cannot be read, or two sources of answers.
     """
+    if data.regenerate and data.answer_column:
+        raise UserError(f"data.regenerate has the base answer, data.answer-column {data.answer_column!r} not: set one")
     return [example for where, row in _read_rows(data.prompts) for example in _examples(where, row, data)]
 
 
@@ -126,10 +128,11 @@ def _examples(where: str, row: dict[str, Any], data: DataConfig) -> Iterable[Exa
     said = row.get(data.column)
     if isinstance(said, list):
         return _conversation(where, said, data.regenerate)
-    prompt = _text(where, row, data.column)
-    if data.context_column and (context := _text(where, row, data.context_column)).strip():
-        prompt = f"{prompt}\n\n{context}"
-    return [Example((prompt,), _text(where, row, data.answer_column) if data.answer_column else None)]
+    parts = [_text(where, row, data.column)]
+    if data.context_column and row.get(data.context_column, "") is not None:
+        parts.append(_text(where, row, data.context_column))
+    answer = _text(where, row, data.answer_column) if data.answer_column else None
+    return [Example(("\n\n".join(filter(str.strip, parts)),), answer)]
 
 
 def _text(where: str, row: dict[str, Any], column: str) -> str:

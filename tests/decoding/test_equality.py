@@ -111,7 +111,7 @@ def make(method, model, tree):
     adapter, own = settle(Adapter(method, trainable, "", {}), model)
     prepared = adapter.method.prepared(adapter.trainable, own.base)
     drafter = Drafter(prepared, tree, adapter.method, own=own if own is not model else None)
-    return in_blocks(drafter, own.block_for(method.max_distance))
+    return in_blocks(drafter, own.block_for(method.max_distance), adapter.method.kernels)
 
 
 def drafter(method, model, paths=WIDE, probes=None):

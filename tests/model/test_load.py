@@ -1,12 +1,15 @@
 """`load_model`: every way in, and a sentence for every way it fails."""
 
 import importlib.machinery
+import json
 import re
 import shutil
 import sys
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
+from sentencepiece import SentencePieceTrainer
 
 from jaxspec.errors import UserError
 from jaxspec.model.gguf import GGUFFile
@@ -84,11 +87,24 @@ def test_older_weights_are_fetched_where_the_hub_has_no_others(folder, monkeypat
     shutil.copytree(folder, older)
     (older / "model.safetensors").rename(older / "pytorch_model.bin")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **k: asked.append(k) or str(older))
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UserError, match=r"pytorch_model\.bin: .* read by PyTorch; install it with: pip install torch"):
-        load_model("owner/model")
-    assert ["*.safetensors" in k["allow_patterns"] for k in asked] == [True, False]
+    for torch in (None, SimpleNamespace(__version__="2.9.1+cpu")):
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        with pytest.raises(UserError, match=r"pytorch_model\.bin: .* PyTorch; install it with: pip install 'torch>="):
+            load_model("owner/model")
+    assert ["*.safetensors" in k["allow_patterns"] for k in asked] == [True, False] * 2
     assert "pytorch_model*.bin" in asked[1]["allow_patterns"]
+
+
+def test_a_tokenizer_of_sentencepiece_alone(folder, tmp_path):
+    """As Vicuna's and older LLaMA's are."""
+    shutil.copy(folder / "config.json", tmp_path)
+    shutil.copy(folder / "model.safetensors", tmp_path)
+    (tmp_path / "text").write_text("hello world, hello yellow fellow\n" * 20)
+    settings = {"model_type": "bpe", "byte_fallback": True, "vocab_size": 280, "minloglevel": 2}
+    SentencePieceTrainer.train(input=str(tmp_path / "text"), model_prefix=str(tmp_path / "tokenizer"), **settings)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
+    model = load_model(str(tmp_path))
+    assert model.decode(model.encode("hello 東", chat=False)) == "hello 東"
 
 
 def test_hub_failure_is_one_sentence(monkeypatch):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import resource
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -59,6 +60,24 @@ def test_more_answers_keep_the_held_out_set_and_reuse_the_cache(model, data):
     assert more[0] == first[0] and more[1][:12] == first[1]
     plain = sum(len(a.answer_tokens) for a in more[1][12:])
     assert new[-1] == plain  # only the three new answers were generated
+
+
+def test_answers_are_those_to_their_prompts_however_many_are_held_out(model, data):
+    """Turns of one conversation stay together, so the numbers of prompts shift by more than those held out."""
+    rows = [{"talk": [{"from": "human", "value": f"{i}"}, *said(i), *said(i)]} for i in range(9)]
+    Path(data.prompts).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = dataclasses.replace(data, column="talk", regenerate=True, max_prompt_tokens=60)
+    for held_out in (2, 4):
+        changed = dataclasses.replace(data, held_out=held_out)
+        prompts = [selected.prompt_tokens for selected in select_prompts(model, changed)]
+        first, rest = answers_to(model, changed)
+        assert [answer.prompt_tokens for answer in (*first, *rest)] == prompts
+        fresh = answers_to(model, dataclasses.replace(changed, cache=f"{data.cache}-{held_out}"))
+        assert (first, rest) == fresh
+
+
+def said(i):
+    return [{"from": "gpt", "value": "yes"}, {"from": "human", "value": f"and {i}"}]
 
 
 def test_a_cache_cut_short_by_a_kill_is_continued(model, data):

@@ -73,9 +73,9 @@ def test_instructions_come_with_their_answers(model, write):
 
 
 def test_what_an_instruction_is_about_goes_below_it(model, write):
-    file = write(*({"instruction": f"add {i}", "input": text} for i, text in enumerate(("1 and 2", "", " "))))
+    file = write(*({"instruction": f"add {i}", "input": text} for i, text in enumerate(("1 and 2", "", " ", None))))
     data = DataConfig(prompts=file, column="instruction", context_column="input")
-    assert [e.turns[0] for e in read_examples(data)] == ["add 0\n\n1 and 2", "add 1", "add 2"]
+    assert [e.turns[0] for e in read_examples(data)] == ["add 0\n\n1 and 2", "add 1", "add 2", "add 3"]
     for row in ({"instruction": "add"}, {"instruction": "add", "input": 3}):
         with pytest.raises(UserError, match=r"data.jsonl:1: no text in column 'input'; columns: instruction"):
             read_examples(dataclasses.replace(data, prompts=write(row)))
@@ -89,6 +89,8 @@ def test_the_base_can_answer_conversations_itself(model, write):
     assert read_examples(data) == [Example(("turn 0",)), Example(("turn 0", "turn 1", "turn 2"))]
     assert {s.answer_tokens for s in select_prompts(model, data)} == {None}
     assert cache_file(model, data, 8) != cache_file(model, dataclasses.replace(data, regenerate=False), 8)
+    with pytest.raises(UserError, match=r"data.answer-column 'said' not: set one"):
+        read_examples(dataclasses.replace(data, answer_column="said"))
 
 
 def test_every_turn_of_the_assistant_is_an_answer(model, write):
