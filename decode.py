@@ -26,8 +26,9 @@ from jaxspec import (
 from jaxspec.cli import enable_compilation_cache, parse, run_main
 from jaxspec.config import MeshConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance
-from jaxspec.decoding.generate import encode_prompts, iterate
+from jaxspec.decoding.generate import iterate
 from jaxspec.decoding.loop import Drafter
+from jaxspec.decoding.prompts import encode_prompts
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.evaluation.compare import Divergence, first_divergence
 from jaxspec.evaluation.dry_run import decoding_lines, dry_run_decoding

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Acceptance, Match
 from jaxspec.decoding.loop import DecodeState, Drafter, decode, insert, prefill, start
+from jaxspec.decoding.prompts import as_text, encode_prompts
 from jaxspec.decoding.sampling import Sampler, make_sampler
 from jaxspec.errors import UserError
 from jaxspec.model.base import Base
@@ -196,45 +197,6 @@ def _collect(model: Model, run: _Run, row: int, prompt: str) -> Generation:
     )
 
 
-def encode_prompts(
-    model: Model, prompts: Sequence[str | Sequence[int]], max_new_tokens: int, chat: bool, max_length: int | None
-) -> list[list[int]]:
-    """Token ids of prompts, all of them checked before anything is decoded.
-
-    Args:
-      model: the base.
-      prompts: texts, or ids.
-      max_new_tokens: room to leave behind each.
-      chat: wrap texts in the chat template, where the tokenizer has one.
-      max_length: longest prompt and answer together, in tokens; None: the base's context.
-
-    Raises:
-      UserError: limits that make no sense, or a prompt that is empty, holds an id outside the vocabulary or does not
-        fit; says which.
-    """
-    if max_new_tokens < 1:
-        raise UserError(f"max-new-tokens must be at least 1, got {max_new_tokens}")
-    longest = model.config.max_positions if max_length is None else max_length
-    if not 2 <= longest <= model.config.max_positions:
-        raise UserError(f"max-length must be between 2 and the base's {model.config.max_positions}, got {longest}")
-    room, encoded = longest - max_new_tokens, []
-    for number, prompt in enumerate(prompts, 1):
-        name = "the prompt" if len(prompts) == 1 else f"prompt {number}"
-        blank = isinstance(prompt, str) and not prompt.strip()
-        ids = [] if blank else model.encode(prompt, chat) if isinstance(prompt, str) else [int(i) for i in prompt]
-        if not ids:
-            raise UserError(f"{name} is empty")
-        if not all(0 <= i < model.config.vocab_size for i in ids):
-            raise UserError(f"{name} holds a token id outside the vocabulary of {model.config.vocab_size}")
-        if len(ids) > room:
-            raise UserError(
-                f"{name} has {len(ids)} tokens and only {max(room, 0)} fit; shorten it, lower max-new-tokens or raise "
-                f"max-length"
-            )
-        encoded.append(ids)
-    return encoded
-
-
 def iterate(
     model: Model,
     method: Drafter,
@@ -283,7 +245,7 @@ def iterate(
         run = job.begin([*batch, *[[0]] * padding], limits, *sizes)
         job.advance(run, max_steps)
         for row in range(len(batch)):
-            yield _collect(model, run, row, _as_text(model, prompts[first + row]))
+            yield _collect(model, run, row, as_text(model, prompts[first + row]))
 
 
 def generate(
@@ -403,15 +365,9 @@ def stream(
       UserError: a prompt or a setting that makes no sense.
     """
     [ids] = encode_prompts(model, [prompt], max_new_tokens, chat, max_length)
-    job, text = _job(model, method, sampling, seed, acceptance), _as_text(model, prompt)
+    job, text = _job(model, method, sampling, seed, acceptance), as_text(model, prompt)
     run = job.begin([ids], [max_new_tokens], *job.sizes(len(ids), max_new_tokens))
     yield _collect(model, run, 0, text)
     while not np.all(host(run.state.done)):
         job.advance(run, steps_per_chunk)
         yield _collect(model, run, 0, text)
-
-
-def _as_text(model: Model, prompt: str | Sequence[int]) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return model.decode(list(prompt)) if model.tokenizer else str(list(prompt))

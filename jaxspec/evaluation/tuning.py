@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.generate import encode_prompts, generate_many
+from jaxspec.decoding.generate import generate_many
+from jaxspec.decoding.prompts import encode_prompts
 from jaxspec.errors import UserError
 from jaxspec.evaluation.latency import measure_latency
 from jaxspec.evaluation.race import Trial, race

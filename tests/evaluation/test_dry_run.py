@@ -98,6 +98,8 @@ def test_every_config(name, mesh):
     check_config(dataclasses.replace(load_config(name), mesh=MeshConfig(tensor=2)))
     found = dry_run_training(dataclasses.replace(config, train=train), mesh, None)
     assert found["trainable_bytes"] > 0 and found["step"]["flops"] > 0
+    one, *trees = dry_run_decoding(config, mesh, None, 1, 128)["steps"].items()
+    assert one[0] == 1 and trees and all(step["flops"] > one[1]["flops"] for _, step in trees)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""Prompts as texts or ids, checked before anything is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxspec.errors import UserError
+from jaxspec.model.load import Model
+
+
+def encode_prompts(
+    model: Model, prompts: Sequence[str | Sequence[int]], max_new_tokens: int, chat: bool, max_length: int | None
+) -> list[list[int]]:
+    """Token ids of prompts, all of them checked before anything is decoded.
+
+    Args:
+      model: the base.
+      prompts: texts, or ids.
+      max_new_tokens: room to leave behind each.
+      chat: wrap texts in the chat template, where the tokenizer has one.
+      max_length: longest prompt and answer together, in tokens; None: the base's context.
+
+    Raises:
+      UserError: limits that make no sense, or a prompt that is empty, holds an id outside the vocabulary or does not
+        fit; says which.
+    """
+    if max_new_tokens < 1:
+        raise UserError(f"max-new-tokens must be at least 1, got {max_new_tokens}")
+    longest = model.config.max_positions if max_length is None else max_length
+    if not 2 <= longest <= model.config.max_positions:
+        raise UserError(f"max-length must be between 2 and the base's {model.config.max_positions}, got {longest}")
+    room, encoded = longest - max_new_tokens, []
+    for number, prompt in enumerate(prompts, 1):
+        name = "the prompt" if len(prompts) == 1 else f"prompt {number}"
+        blank = isinstance(prompt, str) and not prompt.strip()
+        ids = [] if blank else model.encode(prompt, chat) if isinstance(prompt, str) else [int(i) for i in prompt]
+        if not ids:
+            raise UserError(f"{name} is empty")
+        if not all(0 <= i < model.config.vocab_size for i in ids):
+            raise UserError(f"{name} holds a token id outside the vocabulary of {model.config.vocab_size}")
+        if len(ids) > room:
+            raise UserError(
+                f"{name} has {len(ids)} tokens and only {max(room, 0)} fit; shorten it, lower max-new-tokens or raise "
+                f"max-length"
+            )
+        encoded.append(ids)
+    return encoded
+
+
+def as_text(model: Model, prompt: str | Sequence[int]) -> str:
+    """A prompt in words: ids are decoded, or listed where there is no tokenizer."""
+    if isinstance(prompt, str):
+        return prompt
+    return model.decode(list(prompt)) if model.tokenizer else str(list(prompt))
