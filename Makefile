@@ -23,7 +23,7 @@ lint: setup
 slow: setup
 	$(BIN)/python -m pip install -q --retries 3 "torch==2.13.0"
 	$(BIN)/python -m pip install -q --retries 3 --no-deps --upgrade --target $(VENV)/tpu "libtpu==0.0.51"
-	PYTHONPATH=$(VENV)/tpu JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -m slow
+	PYTHONPATH=$(VENV)/tpu JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile
 
 # The figures of docs/results.md, from Spec-Bench's questions and HumanEval's: hours on two cores; goes on where it stopped.
 METHODS := autoregressive,autoregressive,ppd,bita,space,hidden_transfer,medusa,hydra,amphista
