@@ -207,13 +207,14 @@ def overall_table(results: Results) -> list[str]:
 
 
 def by_group(results: Results, cell: Callable[[Figures], str]) -> list[str]:
-    """A table of one figure, a line per way and a column per category."""
+    """A table of one figure, a line per way that is compared with another, and a column per category."""
     groups = list(results.figures[REFERENCE])
     counts = [results.figures[REFERENCE][group].questions for group in groups]
     lines = [row(["method", *(f"{g} ({n})" for g, n in zip(groups, counts, strict=True))])]
     lines.append(rule(len(groups) + 1))
     for way, found in results.figures.items():
-        lines.append(row([way, *(cell(found[g]) if g in found else "" for g in groups)]))
+        if way != reference_of(results.setting, way):
+            lines.append(row([way, *(cell(found[g]) if g in found else "" for g in groups)]))
     return lines
 
 
