@@ -134,7 +134,6 @@ def test_a_large_base_from_the_command_line(name, fsdp, share):
     ("name", "program", "mesh"),
     [
         ("bita_7b", "train.py", "--train.microbatch 1 --mesh.fsdp 4"),
-        ("ppd_vicuna_7b", "train.py", "--train.microbatch 1 --mesh.fsdp 4"),
         ("bita_7b", "decode.py", "--mesh.tensor 4"),
         ("ppd_vicuna_7b", "decode.py", "--mesh.tensor 4"),
     ],
