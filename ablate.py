@@ -130,9 +130,8 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
     if "breakdown" in names:
         results["breakdown"] = run_breakdown(model, cache_length=512, rounds=9)
         save()
-    few = dataclasses.replace(base.data, answers=1)  # besides the held-out ones, which alone are needed
     if {"similarity", "coverage"} & {*names}:
-        held_out, _ = prepare_answers(model, few, select_prompts(model, few), lambda done, tokens: None)
+        held_out, _ = prepare_answers(model, base.data, prompts[: base.data.held_out], lambda done, tokens: None)
     if "similarity" in names:
         results["similarity"] = run_similarity(model, held_out[: options.eval_answers])
         save()

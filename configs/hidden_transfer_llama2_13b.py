@@ -1,22 +1,18 @@
 """Hidden Transfer for LLaMA-2-13B-chat: 70,000 turns of ShareGPT per map (4.2), layers as in 4.1."""
 
-from jaxspec.config import DataConfig, TrainConfig
+import dataclasses
+
+from jaxspec.config import TrainConfig
 from jaxspec.methods import HiddenTransfer
 from jaxspec.model.shapes import LLAMA2_13B
 from jaxspec.training.run_config import RunConfig
+from jaxspec.training.sources import SHAREGPT
 
 CONFIG = RunConfig(
     model="meta-llama/Llama-2-13b-chat-hf",
     shapes=LLAMA2_13B,
     method=HiddenTransfer(layers=(25, 30, 35)),
     tree="sparse:64",
-    data=DataConfig(
-        prompts="Aeala/ShareGPT_Vicuna_unfiltered",
-        column="conversations",
-        answers=70000,
-        max_prompt_tokens=512,
-        max_answer_tokens=512,
-        held_out_tokens=512,
-    ),
+    data=dataclasses.replace(SHAREGPT, answers=70000),
     train=TrainConfig(steps=52500, batch_size=4, sequence_length=1024, insertions=256, learning_rate=1e-3, remat=True),
 )

@@ -1,23 +1,18 @@
 """Hidden Transfer for Vicuna-13B v1.3: 70,000 turns of ShareGPT per map (4.2), layers as in 4.1."""
 
-from jaxspec.config import DataConfig, TrainConfig
+import dataclasses
+
+from jaxspec.config import TrainConfig
 from jaxspec.methods import HiddenTransfer
 from jaxspec.model.shapes import LLAMA_13B
 from jaxspec.training.run_config import RunConfig
+from jaxspec.training.sources import SHAREGPT
 
 CONFIG = RunConfig(
     model="lmsys/vicuna-13b-v1.3",
     shapes=LLAMA_13B,
     method=HiddenTransfer(layers=(25, 30, 35)),
     tree="sparse:64",
-    data=DataConfig(
-        prompts="Aeala/ShareGPT_Vicuna_unfiltered",
-        column="conversations",
-        answers=70000,
-        max_prompt_tokens=512,
-        max_answer_tokens=512,
-        held_out_tokens=512,
-        template="vicuna",
-    ),
+    data=dataclasses.replace(SHAREGPT, answers=70000, template="vicuna"),
     train=TrainConfig(steps=52500, batch_size=4, sequence_length=1024, insertions=256, learning_rate=1e-3, remat=True),
 )
