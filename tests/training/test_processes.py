@@ -1,7 +1,9 @@
 """Runs in processes of their own: several at once, killed ones, politely stopped ones."""
 
+import collections
 import json
 import random
+import shutil
 import signal
 import socket
 import time
@@ -83,23 +85,37 @@ def test_sigterm_saves_and_ends_well(folder, whole):
     assert_same_run(folder / "stopped", whole)
 
 
+def lines_written(folder):
+    """Answers, and rows of the log."""
+    answers, log = folder.with_name(f"{folder.name}-answers").glob("*.jsonl"), folder / "log.jsonl"
+    count = lambda path: path.read_bytes().count(b"\n")  # noqa: E731
+    return sum(map(count, answers)), count(log) if log.exists() else 0
+
+
+def kill(run, folder, rng):
+    """By SIGKILL: at a random time, or when a few more answers or updates are there. The phase it met, if any was."""
+    due, enough = time.monotonic() + rng.uniform(4, 16), sum(lines_written(folder)) + rng.randint(1, 12)
+    while run.poll() is None and time.monotonic() < due and sum(lines_written(folder)) < enough:
+        time.sleep(0.005)
+    answers, updates = lines_written(folder)
+    if run.poll() is not None:
+        return "ended"
+    run.kill()
+    return "answering" if 0 < answers < 36 else "training" if updates else "starting"
+
+
 def test_twenty_kills(folder, whole):
     """At any moment: while answers are made, while it compiles, trains, saves or evaluates."""
-    rng, kills = random.Random(0), 0
-    while kills < 20:
+    rng, met = random.Random(0), collections.Counter()
+    while met.total() - met["ended"] < 20 or not (met["answering"] and met["training"]):
         run = start(command(folder, "killed", "--resume"))
-        try:
-            run.wait(timeout=rng.uniform(4, 16))
-        except Exception:
-            run.kill()
-            kills += 1
+        met[kill(run, folder / "killed", rng)] += 1
         text, _ = run.communicate()
         assert run.returncode in (0, -signal.SIGKILL), text
         if run.returncode == 0:  # through already: kill others like it
             assert_same_run(folder / "killed", whole)
-            for path in (folder / "killed", folder / "killed-answers"):
-                for file in sorted(path.rglob("*"), reverse=True):
-                    file.rmdir() if file.is_dir() else file.unlink()
-                path.rmdir()
+            shutil.rmtree(folder / "killed")
+            shutil.rmtree(folder / "killed-answers")
+    print(dict(met))
     finish(start(command(folder, "killed", "--resume")))
     assert_same_run(folder / "killed", whole)
