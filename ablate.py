@@ -48,7 +48,8 @@ class Options:
       model: smollm2-135m (embedded); the layers of some studies are made for its 30.
       prompts: a JSONL file of training prompts; empty takes the small set that ships.
       column: field of that file that holds the prompt.
-      steps: updates of every training.
+      steps: updates of every training, where its study says nothing else.
+      answers: how many of the base's own answers there are to train on.
       eval_answers: held-out answers that accuracies are measured on.
       decode_prompts: held-out prompts that trees are compared on.
       max_new_tokens: per answer when they are.
@@ -62,6 +63,7 @@ class Options:
     prompts: str = ""
     column: str = "prompt"
     steps: int = 36
+    answers: int = 2000
     eval_answers: int = 32
     decode_prompts: int = 12
     max_new_tokens: int = 64
@@ -76,7 +78,7 @@ def base_run(options: Options, model: Model) -> RunConfig:
         steps=options.steps, batch_size=2, insertions=128, warmup=min(5, options.steps // 4), clip=1.0,
         eval_every=0, eval_answers=options.eval_answers, save_every=12,
     )  # fmt: skip
-    data = DataConfig(prompts=options.prompts, column=options.column)
+    data = DataConfig(prompts=options.prompts, column=options.column, answers=options.answers)
     return RunConfig(model=options.model, shapes=model.config, method=PPD(), data=data, train=train)
 
 
@@ -157,8 +159,11 @@ def main(args: list[str]) -> None:
     """Parse, run what is asked for, write the page."""
     options = parse(Options, args, prog="ablate.py")
     names, docs = check_names(options.studies), Path(options.docs)
-    if min(options.steps, options.eval_answers, options.decode_prompts) < 1 or options.max_new_tokens < 2:
-        raise UserError("steps, eval-answers and decode-prompts must be at least 1, max-new-tokens at least 2")
+    for name in ("steps", "answers", "eval_answers", "decode_prompts"):
+        if getattr(options, name) < 1:
+            raise UserError(f"{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")
+    if options.max_new_tokens < 2:
+        raise UserError(f"max-new-tokens must be at least 2, got {options.max_new_tokens}")
     file = docs / "ablations.json"
     if options.report and not file.exists():
         raise UserError(f"{file}: no results there; run ablate.py without --report first")

@@ -151,10 +151,11 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
         "",
         "Made by `python ablate.py`; `python ablate.py --report` makes this page again from ablations.json.",
         "",
-        f"Base: {setting['model']}. Every training has {setting['steps']} updates, each on two of the base's own",
-        f"answers at up to 128 positions; accuracies are those of {setting['eval_answers']} held-out answers at every",
-        f"position; speeds are medians over prompts, all entries in turn ({setting['machine']}). Differences of top-1",
-        f"accuracy below {CLOSE} and of speedup below {CLOSE_SPEED} count as none.",
+        f"Base: {setting['model']}. Where a table says nothing else a training has {setting['steps']} updates, each on",
+        "two of the base's own answers at up to 128 positions. Accuracies are those of",
+        f"{setting['eval_answers']} held-out answers at every position; speeds are medians over prompts, all entries",
+        f"in turn ({setting['machine']}). Differences of top-1 accuracy below {CLOSE} and of speedup below",
+        f"{CLOSE_SPEED} count as none.",
         "",
     ]
     for study in STUDIES:

@@ -61,6 +61,7 @@ class Study:
       axis: name of the quantity that the labels are values of, where a curve says more than rows.
       by_distance: draw every variant's accuracies against the distance.
       rates: learning rates of variants that learn better with another.
+      training: other settings in which all of its trainings differ from those of other tables.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Study:
     axis: str = ""
     by_distance: bool = False
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    training: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def _over(values: Iterable[Any], build: Callable[[Any], Method]) -> dict[str, Method]:
@@ -135,6 +137,13 @@ STUDIES = (
             Claim("LoRA", "LoRA, p_ar = 1", "ordinary fine-tuning alone does not teach it to guess"),
         ),
         rates={"mask alone": 3e-2},
+    ),
+    Study(
+        "space_quality", "SPACE: is quality lost?",
+        "SPACE Table 6 in small: LoRA, five masks, 250 updates at 48 positions of two answers each", _LAYERS,
+        {"SFT (p_ar = 1)": SPACE(p_ar=1.0), "SAR-SFT": SPACE()},
+        (Claim("SAR-SFT", "SFT (p_ar = 1)", "ordinary fine-tuning alone does not teach it to guess"),),
+        training={"steps": 250, "insertions": 48},
     ),
     Study(
         "transfer_first", "Hidden Transfer: layer of the first step", "Hidden Transfer Figure 5", _TRANSFER,
@@ -339,7 +348,7 @@ def run_studies(
         results[study.name] = {}
         for label, method in study.variants.items():
             rate = study.rates.get(label, study.learning_rate)
-            train = dataclasses.replace(base.train, learning_rate=rate)
+            train = dataclasses.replace(base.train, **{"learning_rate": rate, **study.training})
             run = dataclasses.replace(base, method=method, tree="chain:1", train=train)
             say(f"{study.title}: {label}")
             folder = output / run_name(run, model)

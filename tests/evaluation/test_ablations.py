@@ -65,7 +65,10 @@ SMALL = (
         "entry", "Late entry", "a paper", 1e-2, {"0": PPD(), "1": PPD(entry=1)}, (Claim("0", "1", "early is better"),),
         "layer",
     ),
-    Study("prompts", "Prompts", "a paper", 1e-2, {"masks": BiTA(prompting="none"), "deep": BiTA(prompts=2)}),
+    Study(
+        "prompts", "Prompts", "a paper", 1e-2, {"masks": BiTA(prompting="none"), "deep": BiTA(prompts=2)},
+        training={"insertions": 7},
+    ),
     Study(
         "shared", "Shared", "a paper", 1e-2, {"the same": PPD(), "exit": EarlyExit((1, 2, 2))}, rates={"exit": 2e-3}
     ),
@@ -84,6 +87,7 @@ def test_trainings_are_shared_and_done_once(model, base_run, done):
     assert len(said) == 6 and len(list(folder.iterdir())) == 5  # PPD() is in two tables
     assert results["shared"]["the same"] == results["entry"]["0"]
     assert results["prompts"]["deep"]["method"]["prompts"] == 2
+    assert [results[s][v]["training"]["insertions"] for s, v in (("prompts", "deep"), ("entry", "0"))] == [7, 8]
     assert [r["training"]["learning_rate"] for r in results["shared"].values()] == [1e-2, 2e-3]
     assert all(np.shape(r["accuracy"]) == (3, 10) for study in results.values() for r in study.values())
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
