@@ -14,7 +14,8 @@ from jaxspec.evaluation.bench import run_bench
 from jaxspec.evaluation.bench_config import BenchConfig, check_bench
 from jaxspec.evaluation.bench_report import load_results, overall_table, write_bench_report
 from jaxspec.evaluation.results import write_results
-from jaxspec.evaluation.step_latency import LatencyConfig, latency_table, measure_steps
+from jaxspec.evaluation.step_latency import LATENCY, LatencyConfig, latency_table, measure_steps, write_latency
+from jaxspec.model.hf import read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,8 @@ class PageOptions:
     """One page of several benchmarks: their tables, what holds of the papers' claims, and the papers' own figures.
 
     Attributes:
-      folders: of benchmarks; claims are judged by the first.
+      folders: of benchmarks, and of latencies; claims are judged by the first. A benchmark that repeats the first one
+        is compared with it.
       output: folder for results.md, results.json and plots.
     """
 
@@ -82,7 +84,13 @@ def report(args: list[str]) -> None:
     """Report on a folder."""
     if len(args) != 1:
         raise UserError("give one folder: python bench.py report DIR")
-    show(Path(args[0]), as_json=False)
+    folder = Path(args[0])
+    if (folder / LATENCY).exists():
+        found = read_json(folder / LATENCY)
+        write_latency(found, folder)
+        print("\n".join(latency_table(found)))
+    else:
+        show(folder, as_json=False)
 
 
 def show(folder: Path, as_json: bool) -> None:

@@ -1,9 +1,11 @@
-"""A clear word at start when the installed JAX and Flax do not fit: some pairs fail deep inside an import."""
+"""Which code runs: JAX and Flax, some pairs of which fail deep inside an import, and this package's own."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from importlib.metadata import version
+from pathlib import Path
 
 _TRIED = {"jax": ("0.10.2", "0.11"), "flax": ("0.12.8", "0.13")}
 
@@ -21,3 +23,9 @@ def check_versions() -> None:
                 f"jaxspec was tried with {package}>={lowest},<{beyond}, and {found} is installed; "
                 f"install the tried versions with: pip install -r requirements.txt"
             )
+
+
+def source_digest() -> str:
+    """Digest of this package's sources: what other code has measured is not taken for the same run's."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]

@@ -28,6 +28,17 @@ def test_requirements_state_the_same_ranges():
         assert f"{package}>={lowest},<{beyond}\n" in text
 
 
+def test_the_digest_is_of_the_code(monkeypatch, tmp_path):
+    folder = tmp_path / "jaxspec"
+    (folder / "methods").mkdir(parents=True)
+    monkeypatch.setattr(versions, "__file__", str(folder / "versions.py"))
+    found = set()
+    for text in ("one", "other", "one"):
+        (folder / "methods" / "ppd.py").write_text(text)
+        found.add(versions.source_digest())
+    assert len(found) == 2
+
+
 def test_importing_starts_no_device():
     """Who imports may still choose platforms, or call jax.distributed.initialize."""
     code = "import jaxspec; from jax._src import xla_bridge; assert not xla_bridge._backends"

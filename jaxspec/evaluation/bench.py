@@ -36,6 +36,7 @@ from jaxspec.model.load import Model
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import perplexity
+from jaxspec.versions import source_digest
 
 _TEMPLATE = 32  # tokens that a chat template may put around a turn
 
@@ -220,6 +221,7 @@ def describe_bench(
         "asked": asked,
         "left_out": [[q.data, q.id] for q in long],
         "jax": jax.__version__,
+        "code": source_digest(),
     }
     found, file = json.loads(json.dumps(found)), output / "bench.json"
     if file.exists():

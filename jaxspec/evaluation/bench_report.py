@@ -110,17 +110,32 @@ def write_bench_report(results: Results, folder: Path) -> Path:
     write_atomically(folder / "summary.json", json.dumps(summary_of(results), indent=1).encode())
     picture = folder / "report.png"
     drawn = plot_bench(results, picture)
-    lines = ["# Benchmark", "", *setting_lines(results), ""]
-    lines += ["## All questions", "", *overall_table(results), ""]
-    lines += ["## Speedup by category", "", *by_group(results, lambda f: interval(f.speedup)), ""]
-    lines += ["## Tokens per step by category", "", *by_group(results, lambda f: f"{f.tokens_per_step:.2f}"), ""]
-    lines += ["## Acceptance by depth", "", *_acceptance(results), ""]
-    lines += ["## Quality", "", *_quality(results), ""] if any(results.scores.values()) else []
-    lines += ["## Where answers differ", "", *differences(results), ""]
+    lines = ["# Benchmark", "", *sections(results, "##")]
     lines += [f"![speedup, tokens per step, acceptance]({picture.name})"] if drawn else []
     file = folder / "report.md"
     write_atomically(file, "\n".join([*lines, ""]).encode())
     return file
+
+
+def sections(results: Results, heading: str) -> list[str]:
+    """Everything that a report says in words and tables.
+
+    Args:
+      results: what to report.
+      heading: what marks the title of a section.
+    """
+    parts = {
+        "All questions": overall_table(results),
+        "Speedup by category": by_group(results, lambda f: interval(f.speedup)),
+        "Tokens per step by category": by_group(results, lambda f: f"{f.tokens_per_step:.2f}"),
+        "Acceptance by depth": _acceptance(results),
+        "Quality": _quality(results) if any(results.scores.values()) else [],
+        "Where answers differ": _differences(results),
+    }
+    lines = [*setting_lines(results), ""]
+    for title, body in parts.items():
+        lines += [f"{heading} {title}", "", *body, ""] if body else []
+    return lines
 
 
 def summary_of(results: Results) -> dict[str, Any]:
@@ -159,16 +174,18 @@ def setting_lines(results: Results) -> list[str]:
         "",
         f"Acceptance: {s['settings']['accept']}, {_RULES[s['settings']['accept']]}. Every question is answered by all "
         "methods in turn, compilation apart. Speedups compare pairs, the same question answered both ways: the median "
-        "and the mean, with 95% intervals. They are of decoding; the column *with prefill* is Spec-Bench's speedup. "
-        "*Step cost* is the time of a step over that of an autoregressive one: for one question alone, speedup = "
-        "tokens per step / step cost.",
+        "and the mean, with 95% intervals. They are of decoding; the column *with prefill* is Spec-Bench's speedup, "
+        "whose script however counts the reference's tokens anew from the text. Tokens/s, ms per step and *step cost*, "
+        "the time of a step over that of an autoregressive one, are medians over questions, each its own: for one "
+        "question alone, speedup = tokens per step / step cost.",
     ]
     lines += [f"\n{way['note']}" for way in s["ways"].values() if "note" in way]
     own = [way for way in s["ways"] if reference_of(s, way) not in (REFERENCE, way)]
     if own:
         lines += ["", f"{', '.join(own)}: compared with autoregressive decoding of the base that the method has tuned."]
     libraries = dict.fromkeys(way["library"] for way in s["ways"].values() if "library" in way)
-    lines += [f"\nThe peers (hf) are {library}." for library in libraries]
+    for library in libraries:
+        lines.append(f"\nThe peers (hf) are {library}; compared with jaxspec's autoregressive decoding, as all others.")
     if s["left_out"]:
         lines += ["", f"{len(s['left_out'])} questions of the files are too long for the base and were left out."]
     if results.memory:
@@ -198,7 +215,7 @@ def overall_table(results: Results) -> list[str]:
             f"{f.step_milliseconds:.1f}",
             f"{f.step_cost:.2f}",
             f"{sizes[way] / 2**20:.1f}" if way in sizes and "library" not in info else "",
-            f"{f.identical} of {f.answers}" if f.answers else "",
+            f"{f.identical} of {f.answers}" if f.answers and way != reference_of(results.setting, way) else "",
         ]
         if repeated:
             cells.append(_mean_and_spread(f.run_speedups) if whole else "unfinished")
@@ -212,10 +229,15 @@ def by_group(results: Results, cell: Callable[[Figures], str]) -> list[str]:
     counts = [results.figures[REFERENCE][group].questions for group in groups]
     lines = [row(["method", *(f"{g} ({n})" for g, n in zip(groups, counts, strict=True))])]
     lines.append(rule(len(groups) + 1))
-    for way, found in results.figures.items():
-        if way != reference_of(results.setting, way):
-            lines.append(row([way, *(cell(found[g]) if g in found else "" for g in groups)]))
+    for way in _compared(results):
+        found = results.figures[way]
+        lines.append(row([way, *(cell(found[g]) if g in found else "" for g in groups)]))
     return lines
+
+
+def _compared(results: Results) -> list[str]:
+    """The ways that are compared with another."""
+    return [way for way in results.figures if way != reference_of(results.setting, way)]
 
 
 def _acceptance(results: Results) -> list[str]:
@@ -237,11 +259,11 @@ def _quality(results: Results) -> list[str]:
     return lines
 
 
-def differences(results: Results) -> list[str]:
+def _differences(results: Results) -> list[str]:
     """One line per answer that is not autoregressive decoding's, among those that owe its text."""
     lines, owed = [], 0
-    for way, runs in results.rows.items():
-        for number, rows in enumerate(runs, 1):
+    for way in _compared(results):
+        for number, rows in enumerate(results.rows[way], 1):
             for answer in rows:
                 owed += len(answer["choices"][0]["divergence"])
                 for turn, parting in enumerate(answer["choices"][0]["divergence"], 1):
@@ -288,9 +310,10 @@ def plot_bench(results: Results, file: Path) -> bool:
     import matplotlib.pyplot as plt
 
     groups = list(results.figures[REFERENCE])
-    ways = [way for way in results.figures if way != reference_of(results.setting, way)]
+    ways = _compared(results)
     if not ways:
         return False
+    depths = max(len(results.figures[way][ALL].acceptance) for way in ways)
     figure, axes = plt.subplots(3, 1, figsize=(11, 12))
     width, places = 0.8 / len(ways), np.arange(len(groups))
     for number, way in enumerate(ways):
@@ -301,14 +324,13 @@ def plot_bench(results: Results, file: Path) -> bool:
         axes[0].bar(at, speed, width, yerr=spread, label=way, error_kw={"linewidth": 0.8})
         axes[1].bar(at, [f.tokens_per_step if f else 0 for f in found], width, label=way)
         rates = results.figures[way][ALL].acceptance
-        axes[2].plot(range(1, len(rates) + 1), rates, marker="o", label=way)
+        axes[2].bar(np.arange(1, len(rates) + 1) + at[0] - places[0], rates, width, label=way)
     for axis, name in ((axes[0], "speedup against autoregressive"), (axes[1], "tokens per step")):
         axis.axhline(1, color="black", linewidth=0.8)
         axis.set_xticks(places, groups)
         axis.set(ylabel=name)
-    axes[2].set(xlabel="depth", ylabel="accepted of offered", ylim=(0, 1))
-    axes[2].xaxis.get_major_locator().set_params(integer=True)
-    axes[0].legend(fontsize=8, ncols=min(len(ways), 4))
+    axes[2].set(xlabel="depth", ylabel="accepted of offered", ylim=(0, 1), xticks=range(1, depths + 1))
+    axes[0].legend(fontsize=8, ncols=min(len(ways), 6), loc="lower center", bbox_to_anchor=(0.5, 1))
     figure.tight_layout()
     figure.savefig(file, dpi=100)
     plt.close(figure)

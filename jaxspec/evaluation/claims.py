@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxspec.evaluation.bench_report import ALL, Results, interval
-from jaxspec.evaluation.metrics import figures
+from jaxspec.evaluation.metrics import Estimate, Figures, figures
 
 CHAT = "mt_bench"  # the group of questions that code and mathematics are compared with
 CLOSE = 0.01  # accuracies closer than this are called equal
-CLOSE_SPEED = 0.03  # and speeds, relative to autoregressive decoding
-_RUN = ("data", "limit")  # settings in which benchmarks may differ that are compared with each other
+CLOSE_SPEED = 0.03  # and speeds, as a ratio of two
+_RUN = ("data", "limit", "methods", "peers", "assistant")  # settings in which benchmarks that are compared may differ
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,10 @@ class Judge(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Faster(Judge):
-    """One way is faster than another, question by question: decided where the whole interval is on one side of 1."""
+    """One way is faster than another, question by question.
+
+    Decided where the whole interval is on one side of 1, and the figure far enough from it.
+    """
 
     one: str
     other: str
@@ -71,6 +75,8 @@ class Faster(Judge):
         measured = f"{interval(speed)} times its speed, {steps[0]:.2f} against {steps[1]:.2f} tokens per step"
         if speed.low is None or speed.low <= 1 <= speed.high:
             return Verdict(measured, "undecided")
+        if abs(speed.value - 1) < CLOSE_SPEED:
+            return Verdict(measured, "no difference")
         return Verdict(measured, "holds" if speed.low > 1 else "does not hold")
 
 
@@ -108,25 +114,42 @@ class Trained(Judge):
 
 @dataclasses.dataclass(frozen=True)
 class GainsMore(Judge):
-    """Methods gain more speed on a group of questions than on conversations."""
+    """Methods gain more speed on a group of questions than on conversations.
+
+    The limits of a difference follow from those of its two parts, which know nothing of each other: their distances
+    from the figures add up as squares (Zou and Donner, 2008).
+    """
 
     group: str
 
     def judge(self, evidence: Evidence) -> Verdict | None:
         """From all benchmarks of the main one's settings; a group counts where it comes first."""
-        speeds: dict[str, dict[str, float]] = {}
+        by_way: dict[str, dict[str, Figures]] = {}
         alike = [r for r in evidence.benchmarks if _settings(r) == _settings(evidence.benchmarks[0])]
         for results in reversed(alike):
             for way, info in results.setting["ways"].items():
                 if "adapter" in info:
-                    found = {group: f.speedup.value for group, f in results.figures[way].items()}
-                    speeds.setdefault(way, {}).update(found)
-        pairs = {way: (f[self.group], f[CHAT]) for way, f in speeds.items() if {self.group, CHAT} <= f.keys()}
+                    by_way.setdefault(way, {}).update(results.figures[way])
+        pairs = {way: (f[self.group], f[CHAT]) for way, f in by_way.items() if {self.group, CHAT} <= f.keys()}
         if not pairs:
             return None
-        measured = ", ".join(f"{way} {ours:.2f} against {chat:.2f}" for way, (ours, chat) in pairs.items())
-        more = sum(ours > chat + CLOSE_SPEED for ours, chat in pairs.values())
-        return Verdict(measured, {len(pairs): "holds", 0: "does not hold"}.get(more, f"for {more} of {len(pairs)}"))
+        measured = ", ".join(
+            f"{way} {ours.speedup.value:.2f} against {chat.speedup.value:.2f} "
+            f"(tokens per step {ours.tokens_per_step:.2f} against {chat.tokens_per_step:.2f})"
+            for way, (ours, chat) in pairs.items()
+        )
+        more = sum(_above(ours.speedup, chat.speedup) for ours, chat in pairs.values())
+        less = sum(_above(chat.speedup, ours.speedup) for ours, chat in pairs.values())
+        counted = f"more for {more}, less for {less}, undecided for {len(pairs) - more - less}"
+        clear = {(len(pairs), 0): "holds", (0, len(pairs)): "does not hold", (0, 0): "undecided"}
+        return Verdict(measured, clear.get((more, less), counted))
+
+
+def _above(one: Estimate, other: Estimate) -> bool:
+    """Whether the lower limit of a difference of two figures is above zero."""
+    if one.low is None or other.low is None:
+        return False
+    return one.value - other.value > math.hypot(one.value - one.low, other.high - other.value)
 
 
 def _settings(results: Results) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,9 @@ from jaxspec.files import read_whole_lines, write_atomically
 from jaxspec.progress import Progress
 
 Row = dict[str, Any]
-_ANSWER = re.compile(r"(?:####|answer is:?)\s*\**\$?(-?\d[\d,]*(?:\.\d+)?)", re.IGNORECASE)
+_ANSWER = re.compile(r"(?:####|answer is)(.*?)(?:[.!?]\s|\n|$)", re.IGNORECASE)  # up to the end of the sentence
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
-_BLOCK = re.compile(r"^```([^\n]*)\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^[ \t]*```([^\n]*)\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _SECONDS, _BYTES = 10, 2**30  # what generated code may take
 _PASSED = 86  # exit code; code that exits by itself has another
 _GUARD = """
@@ -57,8 +58,13 @@ def rouge(answer: str, reference: str) -> dict[str, float]:
 
 
 def stated_number(text: str) -> float | None:
-    """The number that a text states as its answer, else its last one; None where there is none."""
-    found = _ANSWER.findall(text) or _NUMBER.findall(text)
+    """The number that a text states as its answer, else its last one; None where there is none.
+
+    Of a stated equation it is the one behind the equals sign.
+    """
+    stated = [_NUMBER.findall(sentence.rpartition("=")[2]) for sentence in _ANSWER.findall(text)]
+    stated = [numbers[0] for numbers in stated if numbers]
+    found = stated or _NUMBER.findall(text)
     return float(found[-1].replace(",", "")) if found else None
 
 
@@ -74,7 +80,7 @@ def extract_code(answer: str, prompt: str, entry_point: str) -> str:
     That is its code block that defines the function, else its first Python block, else all of it. A prompt holds the
     imports; a bare body goes on where the prompt ends.
     """
-    blocks = [(language.strip().lower(), code) for language, code in _BLOCK.findall(answer)]
+    blocks = [(language.strip().lower(), textwrap.dedent(code)) for language, code in _BLOCK.findall(answer)]
     blocks = [code for language, code in blocks if not language or language.startswith("py")]
     defining = re.compile(rf"^def {re.escape(entry_point)}\b", re.MULTILINE)
     code = next((code for code in blocks if defining.search(code)), blocks[0] if blocks else answer)

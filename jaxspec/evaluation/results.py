@@ -1,25 +1,21 @@
-"""One page of results from benchmarks' folders: tables, the papers' claims on this base, the papers' own figures."""
+"""One page of results from benchmarks' folders: tables, the papers' claims on this base, the papers' own figures.
+
+A benchmark that asks what an earlier one has asked already shows how far the two agree. What `bench.py latency` has
+measured may go with them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxspec.errors import UserError
-from jaxspec.evaluation.bench_report import (
-    Results,
-    by_group,
-    differences,
-    interval,
-    load_results,
-    overall_table,
-    plot_bench,
-    setting_lines,
-    summary_of,
-)
+from jaxspec.evaluation.agreement import agreement, asked_again
+from jaxspec.evaluation.bench_report import load_results, plot_bench, sections, summary_of
 from jaxspec.evaluation.claims import CLAIMS, CLOSE, CLOSE_SPEED, PAPERS, Evidence, Verdict
 from jaxspec.evaluation.markdown import row, rule
+from jaxspec.evaluation.step_latency import LATENCY, latency_table, plot_latency
 from jaxspec.files import writable, write_atomically
 from jaxspec.model.hf import read_json
 
@@ -28,7 +24,7 @@ def write_results(folders: Sequence[Path], output: Path) -> Path:
     """Write results.md, results.json and a plot of every benchmark.
 
     Args:
-      folders: benchmarks' folders, the main one first.
+      folders: benchmarks' folders, the main one first, and latency's.
       output: folder of the page; an ablations.json that lies there counts as evidence.
 
     Returns:
@@ -42,29 +38,42 @@ def write_results(folders: Sequence[Path], output: Path) -> Path:
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         raise UserError(f"benchmarks on one page need folders of different names, got {', '.join(names)}")
-    benchmarks = {name: load_results(folder) for name, folder in zip(names, folders, strict=True)}
+    named = dict(zip(names, folders, strict=True))
+    curves = {name: read_json(folder / LATENCY) for name, folder in named.items() if (folder / LATENCY).exists()}
+    benchmarks = {name: load_results(folder) for name, folder in named.items() if name not in curves}
+    if not benchmarks:
+        raise UserError("give at least one folder of a benchmark beside latency's")
     ablations = writable(output) / "ablations.json"
     evidence = Evidence(list(benchmarks.values()), read_json(ablations) if ablations.exists() else {})
-    lines = ["# Results", "", f"Made by `python bench.py results` from the benchmarks {', '.join(names)}.", ""]
+    main = next(iter(benchmarks))
+    again = [name for name, results in benchmarks.items() if name != main and asked_again(benchmarks[main], results)]
+    lines = ["# Results", "", f"Made by `python bench.py results` from {', '.join(names)}.", ""]
     for name, results in benchmarks.items():
-        lines += _benchmark(name, results, output)
+        lines += [f"## {_title(name)}", ""]
+        if name in again:
+            lines += [*agreement(benchmarks[main], results), ""]
+        else:
+            lines += [*sections(results, "###"), *_picture(name, output, lambda file, r=results: plot_bench(r, file))]
+    for name, found in curves.items():
+        lines += [f"## {_title(name)}: milliseconds of a step by rows", "", *latency_table(found), ""]
+        lines += _picture(name, output, lambda file, found=found: plot_latency(found, file))
     lines += ["## What the papers claim, on this base", "", *claims_table(evidence), ""]
     lines += ["## What the papers report, on theirs", "", *_papers_table(), ""]
-    summaries = {name: summary_of(results) for name, results in benchmarks.items()}
+    summaries = {name: summary_of(results) for name, results in benchmarks.items()} | curves
     write_atomically(output / "results.json", json.dumps(summaries, indent=1).encode())
     page = output / "results.md"
     write_atomically(page, "\n".join(lines).encode())
     return page
 
 
-def _benchmark(name: str, results: Results, output: Path) -> list[str]:
-    """The section of one benchmark."""
-    lines = [f"## {name.replace('_', ' ').capitalize()}", "", *setting_lines(results), "", *overall_table(results), ""]
-    lines += ["Speedup by category:", "", *by_group(results, lambda f: interval(f.speedup)), ""]
-    lines += ["Tokens per step by category:", "", *by_group(results, lambda f: f"{f.tokens_per_step:.2f}"), ""]
-    lines += ["Where answers differ:", "", *differences(results), ""]
-    picture = output / f"results-{name.replace(' ', '-')}.png"
-    return [*lines, f"![{name}]({picture.name})", ""] if plot_bench(results, picture) else lines
+def _title(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
+
+def _picture(name: str, output: Path, draw: Callable[[Path], bool]) -> list[str]:
+    """A line that shows what is drawn, if anything is."""
+    file = output / f"results-{name.replace(' ', '-')}.png"
+    return [f"![{name}]({file.name})", ""] if draw(file) else []
 
 
 def claims_table(evidence: Evidence) -> list[str]:
@@ -76,7 +85,8 @@ def claims_table(evidence: Evidence) -> list[str]:
         *lines,
         "",
         "A comparison of speeds is undecided where 1 lies within its interval; accuracies count as different from "
-        f"{CLOSE} on, speedups of categories from {CLOSE_SPEED} on.",
+        f"{CLOSE} on, speeds from {CLOSE_SPEED} on. Gains on two groups of questions differ where the interval of "
+        "their difference does not hold 0.",
     ]
 
 

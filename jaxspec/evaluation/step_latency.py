@@ -31,7 +31,8 @@ from jaxspec.model.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B
 from jaxspec.progress import Progress
 
 SHAPES = {"1b": MOBILELLAMA_1_4B, "7b": LLAMA_7B, "13b": LLAMA_13B}
-_COPIED = 1 << 28  # bytes of the array that bandwidth is measured with
+LATENCY = "latency.json"
+_MOVED = 1 << 28  # bytes of the array that bandwidth is measured with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +83,13 @@ def random_model(name: str, config: ModelConfig, dtype: str) -> Model:
     return Model(name, config, params, "random")
 
 
-def check_fits(name: str, config: ModelConfig, dtype: str, rows: int) -> None:
-    """Raise UserError for shapes that the device's memory does not hold, in passes of so many rows or more."""
+def check_fits(name: str, shapes: ModelConfig, dtype: str, config: LatencyConfig) -> None:
+    """Raise UserError for shapes whose weights and caches the device's memory does not hold."""
+    itemsize, rows = jnp.dtype(dtype).itemsize, min(config.rows) * min(config.batch_sizes)
     copies = 2 if jax.default_backend() == "cpu" and rows <= FEW_ROWS else 1  # a second layout, for few rows on CPU
-    needed = copies * sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config))) * jnp.dtype(dtype).itemsize
+    needed = copies * sum(leaf.size for leaf in jax.tree.leaves(abstract_params(shapes))) * itemsize
+    largest = cache_bytes(shapes, max(config.batch_sizes), max(config.cache_lengths), itemsize)
+    needed += (len(config.rows) + 1) * largest  # every number of rows has a state of its own, and a copy is at work
     if needed > 0.9 * device_bytes():
         sizes = f"{needed / 2**30:.1f} GiB and the device has {device_bytes() / 2**30:.1f} GiB"
         raise UserError(f"{name} in {dtype} needs {sizes}")
@@ -98,15 +102,18 @@ def device_bytes() -> int:
 
 
 def bandwidth(rounds: int) -> float:
-    """Bytes per second that the device reads and writes while it copies a large array; the best of a few rounds."""
-    x = jnp.zeros(_COPIED // 4, jnp.float32)
-    copy = jax.jit(lambda x: x + 1).lower(x).compile()
-    seconds = []
+    """Bytes per second that the device moves, the best of a few rounds of reading a large array and of changing it."""
+    x = jnp.zeros((1024, _MOVED // 4096), jnp.float32)
+    read = jax.jit(lambda x: jnp.sum(x, axis=1)).lower(x).compile()
+    change = jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile()
+    rates = []
     for _ in range(rounds + 1):
         began = time.perf_counter()
-        jax.block_until_ready(copy(x))
-        seconds.append(time.perf_counter() - began)
-    return 2 * _COPIED / min(seconds[1:])
+        jax.block_until_ready(read(x))
+        halfway = time.perf_counter()
+        x = jax.block_until_ready(change(x))
+        rates.append(max(_MOVED / (halfway - began), 2 * _MOVED / (time.perf_counter() - halfway)))
+    return max(rates[1:])
 
 
 def step_bytes(model: Model, batch_size: int, cache_length: int) -> int:
@@ -114,12 +121,16 @@ def step_bytes(model: Model, batch_size: int, cache_length: int) -> int:
     c, params = model.config, model.params
     embedding = 0 if c.tie_embeddings else params["embedding"].nbytes
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) - embedding
-    cache = 2 * c.num_layers * batch_size * c.num_kv_heads * cache_length * c.head_dim * model.dtype.itemsize
-    return weights + cache
+    return weights + cache_bytes(c, batch_size, cache_length, model.dtype.itemsize)
+
+
+def cache_bytes(config: ModelConfig, batch_size: int, cache_length: int, itemsize: int) -> int:
+    """Bytes of all layers' keys and values."""
+    return 2 * config.num_layers * batch_size * config.num_kv_heads * cache_length * config.head_dim * itemsize
 
 
 def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
-    """Median seconds of a step for every model, batch, cache length and number of rows; all sizes in turn.
+    """Median seconds of a step for every model, batch, cache length and number of rows; the rows in turn.
 
     Args:
       config: what to measure.
@@ -131,7 +142,7 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
     check_latency(config)
     dtype = config.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
     for name in set(config.models) & set(SHAPES):
-        check_fits(name, SHAPES[name], dtype, min(config.rows) * min(config.batch_sizes))
+        check_fits(name, SHAPES[name], dtype, config)
     writable(folder)
     results = {"device": device_name(), "bytes_per_second": bandwidth(config.rounds), "jax": jax.__version__}
     results["curves"] = []
@@ -145,57 +156,61 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
 
 def _curves(config: LatencyConfig, model: Model, bytes_per_second: float) -> list[dict[str, Any]]:
     """One entry per batch size and cache length."""
-    sizes = [(b, s) for b in config.batch_sizes for s in config.cache_lengths]
-    seconds = _in_turn(model, [(*size, r) for size in sizes for r in config.rows], config.rounds)
     return [
         {
             "model": model.name,
             "dtype": str(model.dtype),
             "batch_size": b,
             "cache_length": s,
-            "seconds": {str(r): seconds[b, s, r] for r in config.rows},
+            "seconds": {str(rows): value for rows, value in _in_turn(model, b, s, config.rows, config.rounds).items()},
             "memory_seconds": step_bytes(model, b, s) / bytes_per_second,
         }
-        for b, s in sizes
+        for b in config.batch_sizes
+        for s in config.cache_lengths
     ]
 
 
-def _in_turn(model: Model, cases: Sequence[tuple[int, int, int]], rounds: int) -> dict[tuple, float]:
-    timers: dict[tuple[int, int, int], Callable[[], float]] = {}
-    with Progress(model.name, len(cases) * (rounds + 1), "runs") as progress:
-        for number, (batch, cache, rows) in enumerate(cases, 1):
-            timers[batch, cache, rows] = StepTimer(model.base_for(batch * rows), bare(rows), batch, cache)
+def _in_turn(model: Model, batch: int, cache: int, sizes: Sequence[int], rounds: int) -> dict[int, float]:
+    timers: dict[int, Callable[[], float]] = {}
+    name = f"{model.name}, batch {batch}, cache {cache}"
+    with Progress(name, len(sizes) * (rounds + 1), "runs") as progress:
+        for number, rows in enumerate(sizes, 1):
+            timers[rows] = StepTimer(model.base_for(batch * rows), bare(rows), batch, cache)
             progress.update(number, f"{rows} rows compiled")
-        samples: dict[tuple, list[float]] = {case: [] for case in timers}
+        samples: dict[int, list[float]] = {rows: [] for rows in timers}
         for turn in range(1, rounds + 1):
-            for number, (case, run) in enumerate(timers.items(), 1):
-                samples[case].append(run())
-                progress.update(turn * len(cases) + number)
-    return {case: float(np.median(values)) for case, values in samples.items()}
+            for number, (rows, run) in enumerate(timers.items(), 1):
+                samples[rows].append(run())
+                progress.update(turn * len(sizes) + number)
+    return {rows: float(np.median(values)) for rows, values in samples.items()}
 
 
 def write_latency(results: dict[str, Any], folder: Path) -> None:
     """Write latency.json, latency.md and latency.png."""
-    write_atomically(folder / "latency.json", json.dumps(results, indent=1).encode())
-    _plot(results, folder / "latency.png")
-    write_atomically(folder / "latency.md", "\n".join(latency_table(results)).encode())
+    write_atomically(folder / LATENCY, json.dumps(results, indent=1).encode())
+    plot_latency(results, folder / "latency.png")
+    lines = ["# Milliseconds of a step by rows", "", *latency_table(results), "", "![latency](latency.png)", ""]
+    write_atomically(folder / "latency.md", "\n".join(lines).encode())
 
 
 def latency_table(results: dict[str, Any]) -> list[str]:
     """Milliseconds by rows, a line per curve, with what reading weights and cache alone would take."""
     rows = list(results["curves"][0]["seconds"])
     gigabytes = results["bytes_per_second"] / 1e9
-    lines = ["# Milliseconds of a step by rows", "", f"{results['device']}, {gigabytes:.1f} GB/s, jax {results['jax']}"]
+    lines = [
+        f"{results['device']}, {gigabytes:.1f} GB/s, jax {results['jax']}. *Memory alone*: to read weights and cache."
+    ]
     heads = ["model", "batch", "cache", "memory alone", *(f"{r} rows" for r in rows)]
     lines += ["", row(heads), rule(len(heads))]
     for curve in results["curves"]:
         cells = [f"{curve['model']} ({curve['dtype']})", curve["batch_size"], curve["cache_length"]]
         cells += [f"{1e3 * s:.1f}" for s in (curve["memory_seconds"], *curve["seconds"].values())]
         lines.append(row(cells))
-    return [*lines, "", "![latency](latency.png)", ""]
+    return lines
 
 
-def _plot(results: dict[str, Any], picture: Path) -> None:
+def plot_latency(results: dict[str, Any], picture: Path) -> bool:
+    """Draw a panel per model, with what memory alone would take. Returns that there is something to see."""
     import matplotlib  # slow to import, needed once at the end
 
     matplotlib.use("Agg")
@@ -215,3 +230,4 @@ def _plot(results: dict[str, Any], picture: Path) -> None:
     figure.tight_layout()
     figure.savefig(picture, dpi=100)
     plt.close(figure)
+    return True

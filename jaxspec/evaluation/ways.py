@@ -145,6 +145,8 @@ def parse_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
             raise UserError(f"method {text!r}: expected METHOD, METHOD=TREE or METHOD=TREE@DRAFT-VOCABULARY")
         if text == REFERENCE in used:
             ways[f"{REFERENCE} again"] = MethodWay(f"{REFERENCE} again", {}, plain)
+        elif text in ways and text != REFERENCE:
+            raise UserError(f"method {text!r} is named twice")
         elif text != REFERENCE:
             way = _way(text, model, config, adapters.get(match["method"]), **match.groupdict())
             if way.own:  # it owes the text of the base that it has tuned

@@ -21,51 +21,12 @@ from jaxspec.evaluation.compare import first_divergence
 from jaxspec.evaluation.questions import Question
 from jaxspec.evaluation.ways import MethodWay, parse_ways
 from jaxspec.machine import this_machine
-from jaxspec.methods import PPD, SPACE, Medusa
+from jaxspec.methods import SPACE
 from jaxspec.methods.adapter import Adapter, load_method, open_adapter, save_adapter
 from jaxspec.methods.tuned import Choice, save_choice
 from jaxspec.tree import chain
+from tests.evaluation.helpers import config_of
 from tests.model.helpers import plain
-from tests.tiny import make_text_model
-
-QUESTIONS = [
-    {"question_id": 1, "category": "writing", "turns": ["Write.", "Again."]},
-    {"question_id": 2, "category": "math", "turns": ["2+2", "3+3"]},
-    {"question_id": 3, "category": "qa", "turns": ["Who?"]},
-    {"question_id": 4, "category": "rag", "turns": ["Where is it?"]},
-    {"question_id": 5, "category": "qa", "turns": ["Why " * 80]},
-]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return make_text_model()
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory, model):
-    """A question file, and adapters of two methods."""
-    folder = tmp_path_factory.mktemp("bench")
-    (folder / "questions.jsonl").write_text("".join(json.dumps(q) + "\n" for q in QUESTIONS))
-    info = {"accuracy": [[0.3, 0.2, 0.1]] * 4, "tree": [[0], [1], [0, 0]]}
-    for method in (PPD(), Medusa()):
-        trainable = method.init(jax.random.key(0), model.base)
-        save_adapter(folder / method.name, Adapter(method, trainable, model.fingerprint, info))
-    return folder
-
-
-def config_of(files, **changes):
-    adapters = f"ppd={files}/ppd,medusa={files}/medusa"
-    defaults = {"methods": "ppd=chain:2,medusa", "data": f"{files}/questions.jsonl", "adapters": adapters}
-    return BenchConfig(**(defaults | {"max_new_tokens": 8} | changes))
-
-
-@pytest.fixture(scope="module")
-def finished(files, model, tmp_path_factory):
-    """A folder with a whole benchmark, and what was said."""
-    folder, said = tmp_path_factory.mktemp("finished") / "bench", []
-    run_bench(config_of(files), model, folder, said.append)
-    return folder, said
 
 
 def test_every_method_answers_every_question_that_fits(finished):
@@ -113,27 +74,6 @@ def test_the_report_is_made_from_the_files_alone(finished, capsys):
     assert summary["ways"]["medusa"]["all"]["speedup"] == {
         "value": load_results(folder).figures["medusa"]["all"].speedup.value, "low": None, "high": None,
     }  # fmt: skip
-
-
-def test_several_benchmarks_make_one_page(finished, tmp_path, capsys):
-    again = shutil.copytree(finished[0], tmp_path / "sampled_again")
-    bench.main(["results", str(finished[0]), str(again), "--output", str(tmp_path / "page")])
-    assert capsys.readouterr().out.strip() == str(tmp_path / "page" / "results.md")
-    text = (tmp_path / "page" / "results.md").read_text()
-    assert "## Bench\n" in text and "## Sampled again\n" in text and "| BiTA | LLaMA-2-7B-chat |" in text
-    assert "--data questions.jsonl" in text and str(tmp_path) not in text
-    for name in ("bench", "sampled_again"):
-        assert (tmp_path / "page" / f"results-{name}.png").stat().st_size > 10_000
-        assert f"](results-{name}.png)" in text
-    summaries = json.loads((tmp_path / "page" / "results.json").read_text())
-    assert summaries["bench"]["ways"]["medusa"]["all"]["answers"] == 6
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot be written"):
-        bench.main(["results", str(finished[0]), "--output", str(tmp_path / "file")])
-    for folders, words in (([], "give at least one"), ([finished[0]] * 2, "different names"), (["no"], "no benchmark")):
-        with pytest.raises(UserError, match=words):
-            bench.main(["results", *map(str, folders), "--output", str(tmp_path / "none")])
-    assert not (tmp_path / "none").exists()
 
 
 def texts_of(folder, way, run=1):

@@ -37,7 +37,12 @@ PLAIN = ([4.0] * 8, [1, 1, 1, 1])
 
 @pytest.mark.parametrize(
     ("seconds", "verdict"),
-    [([1.0] * 8, "holds"), ([4.0] * 8, "does not hold"), ([1.0, 4.0] * 4, "undecided")],
+    [
+        ([1.0] * 8, "holds"),
+        ([4.0] * 8, "does not hold"),
+        ([1.0, 4.0] * 4, "undecided"),
+        ([1.98] * 8, "no difference"),
+    ],
 )
 def test_a_way_is_faster_where_the_whole_interval_says_so(seconds, verdict):
     found = benchmark({REFERENCE: PLAIN, "ppd": (seconds, [2, 2]), "medusa": ([2.0] * 8, [3, 1])})
@@ -80,7 +85,9 @@ def test_gains_of_groups_may_come_from_another_benchmark_of_the_same_settings():
     ways |= {"ppd": ([1.0] * 8, [4]), "medusa": ([2.0] * 8, [4])}
     code = benchmark(ways, ("all", "humaneval"), temperature=0.0, limit=16)
     judged = GainsMore("humaneval").judge(Evidence([chat, code], {}))
-    assert judged.measured == "ppd 4.00 against 2.00, medusa 2.00 against 2.00" and judged.holds == "for 1 of 2"
+    assert judged.measured.startswith("ppd 4.00 against 2.00 (tokens per step 4.00 against 2.00), medusa 2.00 against ")
+    assert judged.holds == "more for 1, less for 0, undecided for 1"
+    assert GainsMore("mt_bench").judge(Evidence([code, chat], {})) is not None
     assert GainsMore("math_reasoning").judge(Evidence([chat, code], {})) is None
     sampled = dataclasses.replace(code, setting=code.setting | {"settings": {"temperature": 0.8}})
     assert GainsMore("humaneval").judge(Evidence([chat, sampled], {})) is None

@@ -24,7 +24,7 @@ def test_every_case_is_measured_and_shown(folder, capsys):
     sizes = ["--rows", "1", "5", "--batch-sizes", "2", "--cache-lengths", "64", "96", "--rounds", "1"]
     bench.main(["latency", "--models", str(folder / "model"), *sizes, "--output", str(folder / "out")])
     shown = capsys.readouterr().out
-    assert (folder / "out" / "latency.md").read_text().strip() == shown.strip() and "| 5 rows |" in shown
+    assert shown.strip() in (folder / "out" / "latency.md").read_text() and "| 5 rows |" in shown
     assert (folder / "out" / "latency.png").stat().st_size > 5000
     assert len([line for line in shown.splitlines() if "(float32)" in line]) == 2
 

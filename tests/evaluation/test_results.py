@@ -1,0 +1,83 @@
+"""One page of several benchmarks."""
+
+import json
+import shutil
+
+import pytest
+
+import bench
+from jaxspec.errors import UserError
+from jaxspec.evaluation.agreement import agreement, asked_again
+from jaxspec.evaluation.bench_report import load_results
+from jaxspec.evaluation.step_latency import write_latency
+
+
+def change_settings(folder, **changes):
+    file = folder / "bench.json"
+    setting = json.loads(file.read_text())
+    file.write_text(json.dumps(setting | {"settings": setting["settings"] | changes}))
+
+
+def test_several_benchmarks_make_one_page(finished, tmp_path, capsys):
+    longer = shutil.copytree(finished[0], tmp_path / "longer_answers")
+    change_settings(longer, max_new_tokens=9)
+    bench.main(["results", str(finished[0]), str(longer), "--output", str(tmp_path / "page")])
+    assert capsys.readouterr().out.strip() == str(tmp_path / "page" / "results.md")
+    text = (tmp_path / "page" / "results.md").read_text()
+    assert "## Bench\n" in text and "## Longer answers\n" in text and "### Acceptance by depth\n" in text
+    assert "| BiTA | LLaMA-2-7B-chat |" in text
+    assert "--data questions.jsonl" in text and str(tmp_path) not in text
+    for name in ("bench", "longer_answers"):
+        assert (tmp_path / "page" / f"results-{name}.png").stat().st_size > 10_000
+        assert f"](results-{name}.png)" in text
+    summaries = json.loads((tmp_path / "page" / "results.json").read_text())
+    assert summaries["bench"]["ways"]["medusa"]["all"]["answers"] == 6
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written"):
+        bench.main(["results", str(finished[0]), "--output", str(tmp_path / "file")])
+    for folders, words in (([], "give at least one"), ([finished[0]] * 2, "different names"), (["no"], "no benchmark")):
+        with pytest.raises(UserError, match=words):
+            bench.main(["results", *map(str, folders), "--output", str(tmp_path / "none")])
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_second_run_is_held_against_the_first(finished, tmp_path):
+    """By hand: on the three questions of one turn that both share, one run has taken half of the other's time."""
+    again = shutil.copytree(finished[0], tmp_path / "again")
+    change_settings(again, limit=3)
+    for file in (again / "answers" / "run_1").iterdir():
+        rows = [row for row in map(json.loads, file.open()) if row["question_id"] != 1]
+        for choice in (row["choices"][0] for row in rows if file.stem == "medusa"):
+            choice["decode_seconds"] = [seconds / 2 for seconds in choice["decode_seconds"]]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second = load_results(finished[0]), load_results(again)
+    assert asked_again(first, second)
+    text = "\n".join(agreement(first, second))
+    assert "the 3 questions" in text and "| autoregressive |" not in text
+    speeds = {line.split(" | ")[0]: [float(cell) for cell in line.split(" | ")[3:5]] for line in text.split("\n")[6:]}
+    assert speeds["| medusa"][1] == pytest.approx(2 * speeds["| medusa"][0], abs=0.03)
+    assert speeds["| ppd=chain:2"][0] == speeds["| ppd=chain:2"][1]
+    bench.main(["results", str(finished[0]), str(again), "--output", str(tmp_path / "page")])
+    assert text in (tmp_path / "page" / "results.md").read_text()
+    change_settings(again, temperature=0.5)
+    assert not asked_again(first, load_results(again))
+
+
+def test_the_page_shows_latencies_too(finished, tmp_path, capsys):
+    curve = {"model": "tiny", "dtype": "float32", "batch_size": 1, "cache_length": 64, "memory_seconds": 0.5}
+    found = {
+        "device": "a machine",
+        "jax": "0",
+        "bytes_per_second": 1e9,
+        "curves": [curve | {"seconds": {"1": 1, "4": 2}}],
+    }
+    (tmp_path / "latency").mkdir()
+    write_latency(found, tmp_path / "latency")
+    bench.main(["report", str(tmp_path / "latency")])
+    assert "| tiny (float32) | 1 | 64 | 500.0 | 1000.0 | 2000.0 |" in capsys.readouterr().out
+    bench.main(["results", str(finished[0]), str(tmp_path / "latency"), "--output", str(tmp_path / "page")])
+    text = (tmp_path / "page" / "results.md").read_text()
+    assert "## Latency: milliseconds of a step by rows" in text and "| 500.0 | 1000.0 |" in text
+    assert (tmp_path / "page" / "results-latency.png").stat().st_size > 5000
+    with pytest.raises(UserError, match="a benchmark beside latency's"):
+        bench.main(["results", str(tmp_path / "latency"), "--output", str(tmp_path / "page")])
