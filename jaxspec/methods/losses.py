@@ -34,6 +34,7 @@ def _from_base(student: jax.Array, base: Base, frozen: jax.Array, source: jax.Ar
     few = source[0].size < frozen.shape[1]
     pick = jax.vmap(lambda values, index: values[index])
     teacher = jax.nn.log_softmax(base.logits(pick(frozen, source) if few else frozen))
+    teacher = jax.lax.stop_gradient(teacher)  # constant even where the base is being tuned: its norm and lm_head too
     there = lambda values: values if few else pick(values, source)  # noqa: E731
     if direction == "reverse":
         return divergence(student, there(teacher))
@@ -91,7 +92,7 @@ def future_loss(
     at_label = jnp.take_along_axis(student, batch.tokens[rows, source + 1][..., None], axis=-1)[..., 0]
     each = jnp.zeros(())
     if alignment:
-        each += alignment * _from_base(student, base, jax.lax.stop_gradient(frozen), source, direction)
+        each += alignment * _from_base(student, base, frozen, source, direction)
     if labels:
         each += labels * (logsumexp(student, axis=-1) - at_label)
     right = (at_label >= jnp.max(student, axis=-1)) & has_target

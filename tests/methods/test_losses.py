@@ -37,6 +37,23 @@ def test_divergence_from_the_base(tiny, groups, direction):
         np.testing.assert_allclose(ours, wanted, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@pytest.mark.parametrize("groups", [2, 9], ids=["fewer predictions than rows", "more predictions than rows"])
+def test_the_teacher_is_constant(tiny, groups, direction):
+    """Where the base is tuned too: a student that does not depend on it gives neither it nor the text a gradient."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    tokens, frozen = jax.random.randint(keys[0], (1, 12), 0, 16), jax.random.normal(keys[1], (1, 12, 32))
+    batch = Batch(tokens, jnp.array([12]), jnp.array([1]), jnp.arange(groups)[None])
+
+    def loss(base, frozen, student):
+        return future_loss(student, base, frozen, batch, (1, 2), direction=direction)[0]
+
+    student = jax.random.normal(keys[2], (1, groups, 2, 16))
+    of_base, of_text, of_student = jax.grad(loss, (0, 1, 2))(tiny.base, frozen, student)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves((of_base, of_text)))
+    assert np.any(of_student)
+
+
 def test_labels_and_accuracies(tiny):
     """Cross-entropy of the token after the row ahead; a prediction is right where no token is likelier."""
     tokens = jnp.array([[3, 1, 4, 1, 5, 9, 2, 6]])
