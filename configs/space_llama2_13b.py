@@ -8,7 +8,7 @@ from jaxspec.training.run_config import RunConfig
 CONFIG = RunConfig(
     model="meta-llama/Llama-2-13b-hf",
     shapes=LLAMA2_13B,
-    method=SPACE(tuning="full"),
+    method=SPACE(tuning="full", weighting="tokens"),
     tree="chain:5",
     data=DataConfig(
         prompts="garage-bAInd/Open-Platypus",

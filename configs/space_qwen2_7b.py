@@ -8,7 +8,7 @@ from jaxspec.training.run_config import RunConfig
 CONFIG = RunConfig(
     model="Qwen/Qwen2-7B",
     shapes=QWEN2_7B,
-    method=SPACE(tuning="full"),
+    method=SPACE(tuning="full", weighting="tokens"),
     tree="chain:5",
     data=DataConfig(
         prompts="garage-bAInd/Open-Platypus",

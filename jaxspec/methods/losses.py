@@ -57,6 +57,12 @@ def answer_entropy(base: Base, text: jax.Array, batch: Batch) -> tuple[jax.Array
     return logsumexp(logits, axis=-1) - said, is_answer
 
 
+def targets(batch: Batch, distances: Sequence[int]) -> jax.Array:
+    """Which predictions at the M' distances have a token of the text to be held against, [B, G, M'] bool."""
+    points = batch.points[..., None]
+    return (points >= 0) & (points + np.array(distances) + 1 < batch.lengths[:, None, None])
+
+
 def future_loss(
     student: jax.Array,
     base: Base,
@@ -86,7 +92,7 @@ def future_loss(
     """
     distances = np.array(distances)
     source = batch.points[..., None] + distances  # the row whose distribution is the target
-    has_target = (batch.points[..., None] >= 0) & (source + 1 < batch.lengths[:, None, None])
+    has_target = targets(batch, distances)
     source = jnp.minimum(source, batch.tokens.shape[1] - 2)
     rows = jnp.arange(source.shape[0])[:, None, None]
     at_label = jnp.take_along_axis(student, batch.tokens[rows, source + 1][..., None], axis=-1)[..., 0]

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from jaxspec.errors import UserError
 from jaxspec.methods.base import Batch, Method, PyTree
-from jaxspec.methods.losses import answer_entropy
+from jaxspec.methods.losses import answer_entropy, targets
 from jaxspec.methods.probes import ProbeMethod
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import Corrected, merged, wide
@@ -39,6 +39,8 @@ class SPACE(ProbeMethod):
     Attributes:
       distances: k, the number of mask tokens (4.1: 5).
       objective: of the masks: `hard` labels (equation 3), or `distillation` against the base's own distribution.
+      weighting: what equation 3 is a mean of: its two `terms`, each a mean of its own, so that the few masks weigh as
+        much as all tokens before them; or, as the paper sums them, its `tokens`, a mask counting as one.
       p_ar: weight of the autoregressive loss (equation 4; 4.1: 0.5); 1 is ordinary fine-tuning.
       tuning: of the base: `full`, `lora`, or `none`: the mask alone learns. What a full fine-tuning ends in is a base
         of its own and, for it, an adapter with `none`.
@@ -51,6 +53,7 @@ class SPACE(ProbeMethod):
 
     distances: int = 5
     objective: Literal["distillation", "hard"] = "hard"
+    weighting: Literal["terms", "tokens"] = "terms"
     p_ar: float = 0.5
     tuning: Literal["full", "lora", "none"] = "lora"
     rank: int = 16
@@ -112,22 +115,25 @@ class SPACE(ProbeMethod):
     def loss(
         self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Equation 4, where every sum of equations 1 and 3 is a mean over its tokens.
+        """Equation 4, where the sums of equations 1 and 3 are means over the batch, of equation 3 as `weighting` says.
 
         The paper tosses a coin for every text, and cuts it in one place; here one pass over a text serves both losses
         and every insertion point as a cut. `m` of equation 3 is the token behind the cut: the last token before the
-        masks predicts it, and the masks those that follow. As means, the two sums of equation 3 count alike; in the
-        paper's sum a mask counts no more than any token of a long text.
+        masks predicts it, and the masks those that follow.
         """
+        distances = range(1, self.distances + 1)
         text, exits = self.probe(trainable, base, batch, self.distances)
-        masked, metrics = self.loss_of(trainable, base, batch, text, exits, range(1, self.distances + 1))
+        masked, metrics = self.loss_of(trainable, base, batch, text, exits, distances)
         entropy, answer = answer_entropy(base, text, batch)  # [B, T - 1], of the tokens from the second on
         before_cut = jnp.arange(1, batch.tokens.shape[1]) <= batch.points[..., None] + 1  # [B, G, T - 1]
         cuts = jnp.sum(before_cut & (batch.points[..., None] >= 0), axis=1)  # how many of them count a token
-        autoregressive = _mean(entropy, answer)  # equation 1
-        semi = _mean(entropy, answer * cuts) + masked  # equation 3
-        metrics |= {"autoregressive": autoregressive}
-        return self.p_ar * autoregressive + (1 - self.p_ar) * semi, metrics
+        autoregressive, before = _mean(entropy, answer), _mean(entropy, answer * cuts)  # equation 1; 3 up to m
+        if self.weighting == "tokens":
+            tokens, masks = jnp.sum(answer * cuts), jnp.sum(targets(batch, distances))
+            semi = (before * tokens + masked * masks) / jnp.maximum(tokens + masks, 1)
+        else:
+            semi = before + masked
+        return self.p_ar * autoregressive + (1 - self.p_ar) * semi, metrics | {"autoregressive": autoregressive}
 
     # What training ends in
 

@@ -59,9 +59,10 @@ def test_the_loss_is_equation_4(tiny, base, p_ar):
     np.testing.assert_allclose(metrics["autoregressive"], autoregressive, rtol=1e-4)
 
 
-def test_texts_and_cuts_count_by_their_tokens(tiny, base):
+@pytest.mark.parametrize("weighting", ["terms", "tokens"])
+def test_texts_and_cuts_count_by_their_tokens(tiny, base, weighting):
     """Two texts of unequal lengths, three cuts and one that is none, against counting token by token."""
-    method = SPACE(distances=2, p_ar=0.4, tuning="none")
+    method = SPACE(distances=2, p_ar=0.4, tuning="none", weighting=weighting)
     tokens = jnp.concatenate([sequence(tiny, 12), sequence(tiny, 12, seed=1)])
     starts, lengths, points = [3, 5], [12, 9], [[4, 8], [6, -1]]
     trainable = trained(method, base)
@@ -77,7 +78,8 @@ def test_texts_and_cuts_count_by_their_tokens(tiny, base):
                 before += [value for t, value in entropy.items() if t <= point + 1]
                 targets = [t for t in (point + 2, point + 3) if t < lengths[b]]
                 masked += [-guessed[b, g, t - point - 2, tokens[b, t]] for t in targets]
-    expected = 0.4 * np.mean(autoregressive) + 0.6 * (np.mean(before) + np.mean(masked))
+    semi = {"terms": np.mean(before) + np.mean(masked), "tokens": np.mean(before + masked)}[weighting]
+    expected = 0.4 * np.mean(autoregressive) + 0.6 * semi
     np.testing.assert_allclose(quick_jit(method.loss)(trainable, base, batch)[0], expected, rtol=1e-4)
 
 
@@ -140,6 +142,7 @@ def test_what_settles_is_a_base_of_its_own(tiny, base, method):
         ({"rank": 0}, "rank must be at least 1"),
         ({"targets": ("q",)}, "targets must be some of qkv, o, gate, up, down, got q"),
         ({"targets": ()}, "targets must be some of"),
+        ({"weighting": "texts"}, "weighting must be one of terms, tokens, got 'texts'"),
         ({"tuning": "some"}, "tuning must be one of full, lora, none, got 'some'"),
     ],
 )
