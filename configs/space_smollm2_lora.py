@@ -1,4 +1,8 @@
-"""SPACE for the embedded SmolLM2-135M-Instruct: LoRA on its own answers, a small adapter; trains on a laptop."""
+"""SPACE for the embedded SmolLM2-135M-Instruct: LoRA on its own answers, a small adapter; trains on a laptop.
+
+The masks learn the base's whole distributions instead of the paper's hard labels (equation 3): each says more than one
+token does, which counts where updates are few.
+"""
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import SPACE

@@ -1,15 +1,29 @@
 """SPACE, smart parallel auto-correct decoding (Yi et al., 2024): the base learns to guess ahead behind mask tokens.
 
-Section 3.1, semi-autoregressive fine-tuning: k copies of one mask token stand behind a cut of the text; the i-th sits
-i positions after the last token and predicts the token i + 1 positions after it. Unlike the other methods this one
-trains the base itself, on the text as much as on the masks: wholly, or by corrections of low rank (LoRA, beyond the
-paper). Its output is that of its own, fine-tuned base.
+Section 3.1, semi-autoregressive fine-tuning, is `SPACE.loss`: k copies of one mask token stand behind a cut of the
+text; the i-th sits i positions after the last token and predicts the token i + 1 positions after it. Unlike the other
+methods this one trains the base itself, on the text as much as on the masks: wholly, or by corrections of low rank
+(LoRA, beyond the paper). Its output is that of its own, fine-tuned base.
 
-Section 3.2, auto-correct decoding: every candidate carries a group of k masks (equation 5), a mask sees the earlier
-masks of its own group and the tokens before it (Figure 3), and stands where the number of rows that it sees says
-(equation 7): the rows of every probe method, over the chain of candidates `chain:5`. Candidates are accepted by
-`match` or `rejection`; Algorithm 1 as printed draws the token after a rejection from the whole distribution, which
-changes it. Beyond the paper, candidates may form any draft tree.
+Section 3.2, auto-correct decoding, is what all probe methods share, here over `chain:5`; beyond the paper candidates
+may form any draft tree:
+
+    equation 5               `ProbeMethod.rows`: the candidates are its nodes, and every node carries a group of k masks
+    equation 6               the mask there, and `ProbeMethod.sees`: earlier masks of the group, tokens before it
+    equation 7               the positions there: owner + i, which is one less than the rows that the i-th mask sees
+    Algorithm 1, lines 8-19  `Rejection` in decoding/acceptance.py; `Match` keeps the text of the seed as well
+    lines 23-24              `ProbeMethod.propose`, and `rank_candidates` in methods/base.py, whose log_q is P_c
+
+Where the paper is in error:
+
+    equation 3               counts y_m in both sums; here the text has it, and mask i learns y_{m+i}
+    equation 6               i - j < k lets a group of k >= 3 see the end of the last one; the text and Figure 3 do not
+    Algorithm 1, line 18     draws from all of Q after a rejection, which changes the distribution: `Rejection.residual`
+
+Two choices differ. The paper draws m from 0 to N - k; `insertion_points` admits 2 to N - 1, because prefill emits the
+first token, so that masks never stand behind the prompt alone, and because a mask beyond the end just has no target.
+And the mask is no special token: its embedding is a trainable beside the vocabulary, which stays as it is, so that the
+mask can never be emitted.
 """
 
 from __future__ import annotations
