@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES
-from jaxspec.decoding.generate import generate
+from jaxspec.decoding.generate import Generation, generate
 from jaxspec.decoding.loop import Drafter
 from jaxspec.evaluation.ablations import Claim
 from jaxspec.evaluation.latency import bare, star
+from jaxspec.evaluation.metrics import estimate
 from jaxspec.evaluation.probing import similarity, step_times
 from jaxspec.evaluation.race import race
 from jaxspec.methods import METHODS, PPD, BiTA, HiddenTransfer
@@ -122,7 +122,9 @@ DECODING_STUDIES = (
         "mask tokens",
     ),
     DecodingStudy(
-        "space_masks_speed", "SPACE: speed against the number of mask tokens, chain", "SPACE Figure 6",
+        "space_masks_speed", "SPACE: speed against the number of mask tokens, chain",
+        "SPACE Figure 6, with one adapter, trained with five masks and cut to shorter chains; the paper trains a model "
+        "for every number",
         {str(m): Entry(chain(m), "space") for m in (1, 2, 3, 4, 5)},
         (
             Claim("3", "1", "three masks are faster than one"),
@@ -268,33 +270,56 @@ def run_similarity(model: Model, answers: Sequence[Answer]) -> list[dict[str, fl
     return [{str(layer): value for layer, value in curve.items()} for curve in curves]
 
 
+Cell = dict[str, Any]
 RULES = {name: rule() for name, rule in ACCEPTANCES.items() if rule.lossless}
 TEMPERATURES = (0.3, 0.7, 1.0, 1.3)
 ACCEPTED = {
-    "SPACE, chain of 3": Entry("chain:3", "space"),
+    "SPACE, chain of 5": Entry("chain:5", "space"),
     "SPACE, 5 nodes": Entry("sparse:5", "space"),
     "Medusa, chain of 3": Entry("chain:3", "medusa"),
     "Medusa, 16 nodes": Entry("sparse:16", "medusa"),
 }
 
 
-def run_acceptance(
-    model: Model, prompts: Sequence[str], max_new_tokens: int
-) -> dict[str, dict[str, list[dict[str, float]]]]:
-    """Tokens per step, and accepted of offered drafts, of both lossless rules: {entry: {rule: one per temperature}}."""
-    results: dict[str, dict[str, list[dict[str, float]]]] = {}
-    with Progress("acceptance", len(ACCEPTED) * len(RULES) * len(TEMPERATURES), "runs") as progress:
+def run_acceptance(model: Model, prompts: Sequence[str], max_new_tokens: int) -> dict[str, dict[str, list[Cell]]]:
+    """What both lossless rules come to, on the same prompts at every temperature.
+
+    Returns:
+      {entry: {rule: one cell per temperature}}: `tokens_per_step`, `accepted` of the offered drafts, and for rejection
+      `against_match`, the ratio of its tokens per step to match's with its interval over prompts.
+    """
+    results: dict[str, dict[str, list[Cell]]] = {}
+    with Progress("acceptance", len(ACCEPTED) * len(TEMPERATURES), "temperatures") as progress:
         for label, entry in ACCEPTED.items():
             _, adapter = open_adapter(entry.method, model)
-            drafter = make_drafter(adapter, adapter_plan(adapter, entry.tree), model)
+            drafter = make_drafter(adapter, adapter_plan(adapter, entry.tree), model, entry.draft_vocabulary)
             results[label] = {rule: [] for rule in RULES}
-            for temperature, (rule, acceptance) in itertools.product(TEMPERATURES, RULES.items()):
-                settings = {"sampling": SamplingConfig(temperature), "acceptance": acceptance, "batch_size": 4}
-                answers = generate(model, drafter, prompts, max_new_tokens, **settings)
-                total = lambda count: sum(map(count, answers))  # noqa: B023, E731
-                made, offered = total(lambda a: a.new_tokens - 1), total(lambda a: sum(a.offered))
-                accepted = total(lambda a: sum(a.accepted))
-                cell = {"tokens_per_step": made / total(lambda a: a.steps), "accepted": accepted / offered}
-                results[label][rule].append(cell)
-                progress.update(sum(len(found) for rules in results.values() for found in rules.values()))
+            for temperature in TEMPERATURES:
+                settings = {"sampling": SamplingConfig(temperature), "batch_size": 4}
+                counts = {}
+                for rule, acceptance in RULES.items():
+                    answers = generate(model, drafter, prompts, max_new_tokens, acceptance=acceptance, **settings)
+                    counts[rule] = _counts(answers)
+                    results[label][rule].append(_shares(counts[rule]))
+                ratio = estimate(np.stack([counts["rejection"], counts["match"]], axis=1), _ratio)
+                results[label]["rejection"][-1]["against_match"] = dataclasses.asdict(ratio)
+                progress.update(sum(len(rules["match"]) for rules in results.values()))
     return results
+
+
+def _counts(answers: Sequence[Generation]) -> np.ndarray:
+    """[n, 4]: of every answer the tokens that steps made, the steps, and the drafts accepted and offered."""
+    return np.array([[a.new_tokens - 1, a.steps, sum(a.accepted), sum(a.offered)] for a in answers])
+
+
+def _shares(counts: np.ndarray) -> Cell:
+    """Of all answers together."""
+    made, steps, accepted, offered = counts.sum(axis=0).tolist()
+    return {"tokens_per_step": made / steps, "accepted": accepted / offered}
+
+
+def _ratio(counts: np.ndarray, axis: int = 0) -> np.ndarray:
+    """Tokens per step of one rule over those of another, all answers together: counts [..., n, 2, 4], n at `axis`."""
+    total = counts.sum(axis=axis)
+    per_step = total[..., 0] / total[..., 1]
+    return per_step[..., 0] / per_step[..., 1]

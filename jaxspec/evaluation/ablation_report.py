@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, TEMPERATURES, DecodingStudy
+from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, TEMPERATURES, Cell, DecodingStudy
 from jaxspec.evaluation.ablations import STUDIES, Claim, Study
+from jaxspec.evaluation.bench_report import interval
 from jaxspec.evaluation.claims import CLOSE, CLOSE_SPEED, top
 from jaxspec.evaluation.markdown import row, rule
+from jaxspec.evaluation.metrics import Estimate
 
 
 def verdict(difference: float, close: float, gains: bool = True) -> str:
@@ -94,21 +96,25 @@ def breakdown_section(results: dict[str, dict[str, float]]) -> list[str]:
     return [*lines, "", "Drafting is the probes' rows, or what comes after the pass.", ""]
 
 
-def acceptance_section(results: dict[str, dict[str, list[dict[str, float]]]]) -> list[str]:
-    """Which of the lossless rules accepts more, and where."""
-    lines = [
-        "### Sampling with `match` or `rejection`: tokens per step, and accepted of offered drafts",
-        "",
-    ]
-    lines += ["Both keep the distribution; `match` also keeps the text of every seed.", ""]
+def acceptance_section(results: dict[str, dict[str, list[Cell]]]) -> list[str]:
+    """Which of the lossless rules makes more tokens per step, and where."""
+    lines = ["### Sampling with `match` or `rejection`: tokens per step, and accepted of offered drafts", ""]
+    lines += ["Both keep the distribution; `match` also keeps the text of every seed. Ahead is the rule that makes"]
+    lines += ["more tokens per step: the ratio of rejection's to match's, with its 95% interval over prompts.", ""]
     lines += [row(["", "rule", *(f"T = {t:g}" for t in TEMPERATURES)]), rule(2 + len(TEMPERATURES))]
     for label, rules in results.items():
         for name, found in rules.items():
             cells = (f"{cell['tokens_per_step']:.2f}, {100 * cell['accepted']:.0f}%" for cell in found)
             lines.append(row([label, name, *cells]))
-    pairs = [pair for rules in results.values() for pair in zip(rules["rejection"], rules["match"], strict=True)]
-    wins = sum(ours["tokens_per_step"] > theirs["tokens_per_step"] for ours, theirs in pairs)
-    return [*lines, "", f"- `rejection` makes more tokens per step in {wins} of {len(pairs)} cells", ""]
+        lines.append(row([label, "ahead", *(_ahead(Estimate(**cell["against_match"])) for cell in rules["rejection"])]))
+    return [*lines, ""]
+
+
+def _ahead(ratio: Estimate) -> str:
+    """The rule that makes more tokens per step, from the ratio of rejection's to match's."""
+    if ratio.low is None or ratio.low <= 1 <= ratio.high:
+        return f"undecided, {interval(ratio)}"
+    return f"{'rejection' if ratio.low > 1 else 'match'}, {interval(ratio)}"
 
 
 def coverage_section(results: dict[str, float]) -> list[str]:

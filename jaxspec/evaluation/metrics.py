@@ -166,7 +166,7 @@ def _acceptance(choices: Sequence[dict[str, Any]]) -> tuple[float, ...]:
 
 
 def estimate(values: np.ndarray, statistic: Any) -> Estimate:
-    """A statistic of values [n] with its bootstrap interval, always the same for the same values; none for too few."""
+    """A statistic of values [n, ...] with its bootstrap interval over n, always the same one; none for too few."""
     value = float(statistic(values))
     if len(values) < _FEWEST:
         return Estimate(value, None, None)

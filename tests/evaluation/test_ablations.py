@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 
 import ablate
 from jaxspec.config import DataConfig, TrainConfig
+from jaxspec.decoding.acceptance import Rejection
 from jaxspec.errors import UserError
 from jaxspec.evaluation import ablation_decoding
 from jaxspec.evaluation.ablation_decoding import (
@@ -156,6 +158,29 @@ def test_both_lossless_rules_are_measured_at_every_temperature(model, monkeypatc
     assert any(cell["accepted"] > 0 for cell in cells)
 
 
+def test_rules_are_compared_in_pairs(model, monkeypatch):
+    """By hand, for a rule that needs half the steps on every prompt; with the draft vocabulary of the entry."""
+    info, frequent = {"draft_vocabulary": 7}, np.arange(30, dtype=np.int32)
+    adapter = Adapter(PPD(), PPD().init(jax.random.key(0), model.base), model.fingerprint, info, frequent)
+    drafted = []
+
+    def generate(model, drafter, prompts, max_new_tokens, *, acceptance, **settings):
+        drafted.append(drafter.draft_vocabulary and drafter.draft_vocabulary.ids.size)
+        steps = range(1, 6) if type(acceptance) is Rejection else range(2, 12, 2)
+        return [SimpleNamespace(new_tokens=5, steps=s, accepted=[1, 0], offered=[3, 1]) for s in steps]
+
+    entries = {"all": Entry("chain:2", "ppd"), "some": Entry("chain:2", "ppd", draft_vocabulary=20)}
+    monkeypatch.setattr(ablation_decoding, "open_adapter", lambda method, model: (None, adapter))
+    monkeypatch.setattr(ablation_decoding, "ACCEPTED", entries)
+    monkeypatch.setattr(ablation_decoding, "generate", generate)
+    results = run_acceptance(model, [], 8)
+    assert drafted == [None] * 8 + [20] * 8
+    cells = {rule: found[0] for rule, found in results["some"].items()}
+    assert cells["match"] == {"tokens_per_step": pytest.approx(20 / 30), "accepted": 0.25}
+    assert cells["rejection"]["tokens_per_step"] == pytest.approx(20 / 15)
+    assert cells["rejection"]["against_match"] == pytest.approx({"value": 2, "low": 2, "high": 2})
+
+
 def test_coverage_by_hand(model, monkeypatch):
     frequent = np.arange(20_000)[::-1]
     adapter = Adapter(PPD(), {}, model.fingerprint, {}, frequent)
@@ -263,6 +288,9 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
         "breakdown": {"ppd": {"nodes": 3, "rows": 5, "plain": 0.02, "verifying": 0.025, "whole": 0.03}},
         "coverage": {"1024": 0.71234, "2048": 0.8},
     }
+    ratios = [(0.93, 0.9, 0.96), (1.0, 0.97, 1.03), (1.04, 1.01, 1.07), (1.04, None, None)]
+    for cell, ratio in zip(results["acceptance"]["a tree"]["rejection"], ratios, strict=True):
+        cell["against_match"] = dict(zip(("value", "low", "high"), ratio, strict=True))
     page = write_report(results, tmp_path).read_text()
     for study in (*STUDIES, *DECODING_STUDIES):
         assert f"### {study.title}" in page
@@ -276,7 +304,8 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     assert "| deep | 0.200 | 0.100 | 0.067 | 0.280 | 0.180 | 0.147 | 1,234 |" in page
     assert "| 1,234 | 0.03 |  |  |" in page and "| 1,234 | 0.001 | 1.250 | 1.500 |" in page
     assert "| a tree | rejection | 1.40, 40% | 1.40, 40% | 1.35, 35% | 1.25, 25% |" in page
-    assert "`rejection` makes more tokens per step in 2 of 4 cells" in page
+    ahead = "match, 0.93 (0.90 to 0.96) | undecided, 1.00 (0.97 to 1.03) | rejection, 1.04 (1.01 to 1.07)"
+    assert f"| a tree | ahead | {ahead} | undecided, 1.04 |" in page
     assert "| ppd | 3 | 5 | 20.0 | 5.0 | 5.0 | 30.0 | 1.50 tokens per step |" in page
     assert "| tokens | 1024 | 2048 |" in page and "| share | 0.712 | 0.800 |" in page
     for picture in ("ablations-curves.png", "ablations-similarity.png"):
