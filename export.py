@@ -9,6 +9,7 @@ from jaxspec.cli import parse, run_main
 from jaxspec.errors import UserError
 from jaxspec.methods.adapter import open_adapter, save_adapter, settle
 from jaxspec.model.load import DEFAULT_MODEL, load_model, save_model
+from jaxspec.model.weights import params_fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,10 @@ def main(args: list[str]) -> None:
             raise UserError(f"{options.method} leaves the base as it is: there is nothing to tune it with")
         model = tuned
     save_model(model, output)
-    print(f"{output}: {model.name} as a Hugging Face directory, {model.dtype}, fingerprint {model.fingerprint}")
+    written = params_fingerprint(model.config, model.params)  # what those who load it will find
+    print(f"{output}: {model.name} as a Hugging Face directory, {model.dtype}, fingerprint {written}")
+    if written != model.fingerprint:
+        print(f"{model.dtype} rounds it to another base than {model.fingerprint}, whose adapters do not fit this one")
     if options.method:
         info = adapter.info | {"base": f"{output.name}, made from {options.model}"}
         save_adapter(output / "adapter", dataclasses.replace(adapter, info=info))

@@ -1,5 +1,6 @@
 """The entry points as a user meets them: output, JSON, and one clear line for bad input."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from jaxspec.methods import PPD, SPACE
 from jaxspec.methods.adapter import Adapter, load_method, save_adapter
 from jaxspec.model.base import Base
 from jaxspec.model.hf import save_directory
-from jaxspec.model.load import load_model
+from jaxspec.model.load import load_model, save_model
+from jaxspec.model.weights import params_fingerprint
 from jaxspec.training.examples import select_prompts
 from tests.tiny import make_text_model
 
@@ -300,3 +302,15 @@ def test_export_writes_the_base_that_a_method_has_tuned(files, tmp_path, capsys)
                  "--prompt", "one", "--max-new-tokens", "8", "--compare", "--json"])  # fmt: skip
     assert json.loads(capsys.readouterr().out)["identical_to_autoregressive"]
     assert exported.fingerprint == load_method("space", model, tmp_path / "space").own.fingerprint
+
+
+def test_export_says_where_a_dtype_makes_another_base(tmp_path, capsys):
+    model = make_text_model()
+    params = jax.tree.map(lambda x: x * 1e-6, model.params)  # float16 loses digits
+    model = dataclasses.replace(model, params=params, fingerprint=params_fingerprint(model.config, params))
+    save_model(model, tmp_path / "base", "orbax")
+    for dtype, same in (("float32", True), ("float16", False)):
+        export.main(["--model", str(tmp_path / "base"), "--dtype", dtype, "--output", str(tmp_path / dtype)])
+        said, written = capsys.readouterr().out, load_model(str(tmp_path / dtype)).fingerprint
+        assert f"fingerprint {written}" in said
+        assert (written == model.fingerprint) == same == ("do not fit this one" not in said)
