@@ -25,8 +25,9 @@ V, TOKENS, TEXTS, FEWER = 9, 4, 10_000, 4_000
 PROMPT = [3, 1, 4]
 CHAIN = [(0,), (0, 0), (0, 0, 0)]
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 0, 1), (1, 0, 0)]
-METHODS = [PPD(), BiTA(prompts=2), SPACE(distances=3, tuning="none"), HiddenTransfer(layers=(0, 1, 2))]
-METHODS += [Medusa(heads=3), Hydra(heads=3), Amphista(heads=3)]
+MASKS, MEDUSA = SPACE(distances=3, tuning="none"), Medusa(heads=3)
+METHODS = [PPD(), BiTA(prompts=2), MASKS, HiddenTransfer(layers=(0, 1, 2))]
+METHODS += [MEDUSA, Hydra(heads=3), Amphista(heads=3)]
 
 
 @pytest.fixture(scope="module")
@@ -148,17 +149,18 @@ def test_every_method_keeps_the_distribution(model, exact, method):
 
 
 @pytest.mark.parametrize(
-    "sampling, paths",
+    "method, sampling, paths",
     [
-        pytest.param(SamplingConfig(0.4), CHAIN, id="cold-chain"),
-        pytest.param(SamplingConfig(1.6), TREE, id="hot-tree"),
-        pytest.param(SamplingConfig(1.0, top_k=2), TREE, id="fewer-tokens-than-ranks"),
-        pytest.param(SamplingConfig(0.1), TREE, id="nearly-greedy-tree"),
-        pytest.param(SamplingConfig(1.2, top_p=0.8, min_p=0.05), CHAIN, id="top-p-min-p-chain"),
+        pytest.param(MEDUSA, SamplingConfig(0.4), CHAIN, id="cold-chain"),
+        pytest.param(MEDUSA, SamplingConfig(1.6), TREE, id="hot-tree"),
+        pytest.param(MEDUSA, SamplingConfig(1.0, top_k=2), TREE, id="fewer-tokens-than-ranks"),
+        pytest.param(MEDUSA, SamplingConfig(0.1), TREE, id="nearly-greedy-tree"),
+        pytest.param(MEDUSA, SamplingConfig(1.2, top_p=0.8, min_p=0.05), CHAIN, id="top-p-min-p-chain"),
+        pytest.param(MASKS, SamplingConfig(1.2, top_k=6, top_p=0.8), CHAIN, id="space-top-k-top-p-chain"),
     ],
 )
-def test_temperatures_and_filters(model, exact, sampling, paths):
-    assert check(model, exact, Medusa(heads=3), paths, sampling) > 1e-3
+def test_temperatures_and_filters(model, exact, method, sampling, paths):
+    assert check(model, exact, method, paths, sampling) > 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,11 +173,11 @@ class Published(Rejection):
 
 @pytest.mark.parametrize("paths", [CHAIN, TREE], ids=["chain", "tree"])
 def test_the_published_rule_fails(model, exact, paths):
-    assert check(model, exact, Medusa(heads=3), paths, SamplingConfig(0.9), Published()) < 1e-9
+    assert check(model, exact, MEDUSA, paths, SamplingConfig(0.9), Published()) < 1e-9
 
 
 def test_a_draft_vocabulary_changes_nothing(model, exact):
-    method = Medusa(heads=3)
+    method = MEDUSA
     base = model.base.drafting(jnp.array([7, 0, 2, 5], jnp.int32))
     trainable = method.prepared(trained(method, base), base)
     drafter = Drafter(trainable, stack_trees([build_tree(TREE)]), method, base.draft_vocabulary)
