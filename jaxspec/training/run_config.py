@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from jaxspec.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
@@ -15,7 +16,10 @@ from jaxspec.tree.plan import TreePlan
 from jaxspec.tree.spec import RANKS
 
 _EVEN = [[1 / RANKS] * RANKS]  # accuracies that make any tree
-_FREE = ("adapter_dtype", "keep", "tensorboard")  # settings of training that change nothing of what is trained
+_FREE = {  # settings that change nothing of what is trained, or its rounding alone
+    "data": ("batch_size", "cache"),
+    "train": ("adapter_dtype", "keep", "remat", "save_every", "tensorboard"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +106,26 @@ def training_settings(run: dict[str, Any]) -> dict[str, Any]:
 
     A run of an older version had the defaults where it has no value.
     """
-    train = dataclasses.asdict(TrainConfig()) | run["train"]
-    data = {name: value for name, value in dataclasses.asdict(DataConfig()).items() if name != "cache"} | run["data"]
-    kept = {name: value for name, value in run.items() if name not in ("tree", "draft_vocabulary", "mesh")}
-    return kept | {"data": data, "train": {name: value for name, value in train.items() if name not in _FREE}}
+    kept = {name: value for name, value in run.items() if name not in ("tree", "draft_vocabulary", "mesh", "dtype")}
+    for part, defaults in (("data", DataConfig()), ("train", TrainConfig())):
+        settings = dataclasses.asdict(defaults) | run[part]
+        kept[part] = {name: value for name, value in settings.items() if name not in _FREE[part]}
+    return kept
+
+
+def check_same_run(held: dict[str, Any], run: dict[str, Any], folder: Path) -> None:
+    """Raise UserError unless a run can go on as another: with what its weights depend on, over a base of its precision.
+
+    Args:
+      held: what the folder says of its run; one of an older version does not say the precision.
+      run: the run that wants to go on there.
+      folder: to be named.
+    """
+    if training_settings(held) != training_settings(run):
+        raise UserError(f"{folder} holds a run with other settings ({folder / 'run.json'}); give another --output")
+    dtype = held.get("dtype", run["dtype"])
+    if dtype != run["dtype"]:
+        raise UserError(
+            f"{folder} holds a run over a base in {dtype}, not {run['dtype']}; continue it with --dtype {dtype} or "
+            "give another --output"
+        )

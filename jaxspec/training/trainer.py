@@ -34,7 +34,7 @@ from jaxspec.training.evaluate import Accuracy, evaluate, perplexity
 from jaxspec.training.examples import select_prompts
 from jaxspec.training.logs import RunLog, check_tensorboard
 from jaxspec.training.plot import plot_training
-from jaxspec.training.run_config import RunConfig, check_config, describe, training_settings
+from jaxspec.training.run_config import RunConfig, check_config, check_same_run, describe
 from jaxspec.training.step import moving, stage_ends, stage_optimizer, train_step
 from jaxspec.tree.plan import plan_to_json
 
@@ -92,8 +92,8 @@ class Trainer:
         check_alike(json.dumps([self._identity, there]).encode(), "the run")
         if there and not resume:
             raise UserError(f"{self.output} holds a run already; continue it with --resume or give another --output")
-        if there and training_settings(read_json(file)) != training_settings(self._identity):
-            raise UserError(f"{self.output} holds a run with other settings ({file}); give another --output")
+        if there:
+            check_same_run(read_json(file), self._identity, self.output)
 
         def claim() -> None:
             try:
@@ -242,7 +242,12 @@ class Trainer:
         del run["data"]["cache"]
         for part, key in ((run, "model"), (run, "tree"), (run["data"], "prompts")):
             part[key] = Path(part[key]).name if Path(part[key]).exists() else part[key]
-        identity = {"fingerprint": self.model.fingerprint, "answers": keys, "order": ORDER}
+        identity = {
+            "fingerprint": self.model.fingerprint,
+            "answers": keys,
+            "order": ORDER,
+            "dtype": str(self.base.dtype),
+        }
         return json.loads(json.dumps(run | identity))
 
     def _provenance(self, accuracy: Accuracy, answers: list[Answer]) -> dict[str, Any]:

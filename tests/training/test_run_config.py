@@ -1,12 +1,15 @@
-"""Settings that can train, and those that cannot."""
+"""Settings that can train, those that cannot, and those that a run can go on with."""
 
 import dataclasses
+import json
 
+import jax
 import pytest
 
 from jaxspec.errors import UserError
 from jaxspec.training.configs import config_names, load_config, split_config_name
 from jaxspec.training.run_config import check_config
+from jaxspec.training.trainer import Trainer
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,27 @@ def test_an_unknown_config_is_refused_with_a_suggestion():
     with pytest.raises(UserError, match="--config NAME"):
         split_config_name(["--train.steps", "3"])
     assert split_config_name(["--a", "1", "--config", "x", "--b"]) == ("x", ["--a", "1", "--b"])
+
+
+def test_resuming_over_a_base_of_another_precision_is_refused(config, model, tmp_path):
+    Trainer(config, model, tmp_path / "run", resume=False)
+    params = jax.tree.map(lambda x: x.astype(jax.numpy.bfloat16), model.params)
+    half = dataclasses.replace(model, params=params)
+    with pytest.raises(UserError, match="a base in float32, not bfloat16; continue it with --dtype float32"):
+        Trainer(config, half, tmp_path / "run", resume=True)
+    file = tmp_path / "run" / "run.json"
+    held = json.loads(file.read_text())
+    del held["dtype"]  # as older versions wrote it
+    file.write_text(json.dumps(held))
+    Trainer(config, half, tmp_path / "run", resume=True)
+    with pytest.raises(UserError, match="a base in bfloat16, not float32"):  # known from now on
+        Trainer(config, model, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes"), [("train", {"save_every": 3, "remat": True, "keep": 5}), ("data", {"batch_size": 2})]
+)
+def test_settings_that_change_no_weights_do_not_stand_in_the_way(config, model, tmp_path, part, changes):
+    Trainer(config, model, tmp_path / "run", resume=False)
+    changed = dataclasses.replace(config, **{part: dataclasses.replace(getattr(config, part), **changes)})
+    Trainer(changed, model, tmp_path / "run", resume=True)
