@@ -20,12 +20,23 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def swap_folder(new: Path, folder: Path) -> None:
     """Put a finished folder in the place of another, which stays until then."""
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
+    restore_folder(folder)
     if folder.exists():
-        folder.rename(old)
+        folder.rename(_aside(folder))
     new.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(_aside(folder), ignore_errors=True)
+
+
+def restore_folder(folder: Path) -> None:
+    """Put a folder back that `swap_folder` had moved aside when it was killed, or clear away what it had replaced."""
+    if folder.exists():
+        shutil.rmtree(_aside(folder), ignore_errors=True)
+    elif _aside(folder).exists():
+        _aside(folder).rename(folder)
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
 
 
 def writable(folder: Path) -> Path:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.errors import UserError
-from jaxspec.files import swap_folder, write_atomically
+from jaxspec.files import restore_folder, swap_folder, write_atomically
 from jaxspec.methods.adapter import OWN_MODEL, Adapter, method_plan, save_adapter, settle
 from jaxspec.methods.base import PyTree
 from jaxspec.model.base import Base
@@ -38,6 +38,7 @@ from jaxspec.training.run_config import RunConfig, check_config, check_same_run,
 from jaxspec.training.step import moving, stage_ends, stage_optimizer, train_step
 from jaxspec.tree.plan import plan_to_json
 
+_BEST = "best"
 _QUICK = 16  # held-out answers of an evaluation on the way
 
 
@@ -80,7 +81,7 @@ class Trainer:
             check_tensorboard()
         self._claim(resume)
         self._checkpoints = Checkpoints(output / "checkpoints", config.train.keep)
-        best = output / "best" / "adapter.json"
+        best = output / _BEST / "adapter.json"
         self._best = read_json(best)["score"] if best.exists() else -1.0
         check_alike(json.dumps([self._best, self._checkpoints.latest]).encode(), f"what {output} holds")
         self._log = RunLog(output, config.train.tensorboard)
@@ -98,6 +99,8 @@ class Trainer:
         def claim() -> None:
             try:
                 self.output.mkdir(parents=True, exist_ok=True)
+                for name in (_BEST, OWN_MODEL):
+                    restore_folder(self.output / name)
                 write_atomically(file, json.dumps(self._identity, indent=1).encode())
             except OSError as error:
                 raise UserError(f"{self.output}: cannot be written ({error.strerror})") from None
@@ -191,7 +194,7 @@ class Trainer:
             info = self._provenance(accuracy, []) | {"score": score, "step": step}
             trainable = self._as_stored(trainable)
             save_adapter(new, Adapter(method, trainable, self.model.fingerprint, info, self._frequent), dtype)
-            as_leader(lambda: swap_folder(new, self.output / "best"))
+            as_leader(lambda: swap_folder(new, self.output / _BEST))
         return accuracy.top(1)
 
     def _finish(self, trainable: PyTree, held_out: list[Answer], answers: list[Answer]) -> Adapter:

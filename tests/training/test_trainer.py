@@ -113,12 +113,15 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_later(config, model, tmp_
 
 def test_the_best_adapter_so_far_is_kept(config, model, tmp_path):
     """best/ holds an adapter that decodes, of the evaluation on the way with the highest top-1."""
-    train = dataclasses.replace(config.train, eval_every=2)
-    Trainer(dataclasses.replace(config, train=train), model, tmp_path / "run", resume=False).run()
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, eval_every=2))
+    Trainer(config, model, tmp_path / "run", resume=False).run()
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
     scores = {row["step"]: np.mean(row["top1"]) for row in rows if "held_out" in row and row["step"] < 12}
     best = json.loads((tmp_path / "run" / "best" / "adapter.json").read_text())
     assert scores.keys() == {2, 4, 6, 8, 10} and best["step"] == max(scores, key=scores.get)
+    load_method("ppd", model, tmp_path / "run" / "best")
+    (tmp_path / "run" / "best").rename(tmp_path / "run" / ".best.old")  # as a kill leaves it
+    assert Trainer(config, model, tmp_path / "run", resume=True)._best == best["score"]
     load_method("ppd", model, tmp_path / "run" / "best")
 
 
