@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ from jaxspec.training.examples import select_prompts
 from jaxspec.training.logs import RunLog, check_tensorboard
 from jaxspec.training.plot import plot_training
 from jaxspec.training.run_config import RunConfig, check_config, check_same_run, describe
-from jaxspec.training.step import moving, stage_ends, stage_optimizer, train_step
+from jaxspec.training.step import TrainState, moving, stage_ends, stage_optimizer, train_step
 from jaxspec.tree.plan import plan_to_json
 
 _BEST = "best"
@@ -57,7 +57,7 @@ class Trainer:
       model: the base, on the mesh that the run is for.
       output: the folder.
       resume: continue the run that the folder holds.
-      stop: asked after every update whether to stop there.
+      stop: asked after every update, and on the way through evaluations, whether to stop there.
 
     Raises:
       UserError: settings that cannot train, a base of other shapes, or a folder that holds another run.
@@ -148,6 +148,9 @@ class Trainer:
         began, groups = time.monotonic(), 0
         with Progress("training", train.steps, "steps", done=first) as progress:
             for step in range(first, train.steps):
+                if step and train.eval_every and step % train.eval_every == 0:  # again where a run goes on from here
+                    top = self._evaluate(step, state, held_out[:_QUICK])
+                    progress.message(f"step {step}, held-out top-1 {np.round(top, 3).tolist()}")
                 batch = data.batch(step)
                 groups += int((batch.points >= 0).sum())
                 if step == ends[stage]:
@@ -164,35 +167,46 @@ class Trainer:
                 progress.update(step + 1, f"loss {metrics['loss']:.3f}, top-1 {right}, {rate:.0f} groups/s")
                 self._log.write({"step": step + 1, "groups_per_second": round(rate, 1)} | metrics)
                 last = step + 1 == train.steps
-                if train.eval_every and (step + 1) % train.eval_every == 0 and not last:
-                    top = self._evaluate(step + 1, state.best, held_out[:_QUICK])
-                    progress.message(f"step {step + 1}, held-out top-1 {np.round(top, 3).tolist()}")
-                stop = self._stop()
-                if (step + 1) % train.save_every == 0 or last or stop:  # after the evaluation, or a kill could lose it
+                if (step + 1) % train.save_every == 0 or last:
                     self._checkpoints.save(step + 1, state)
-                if stop and not last:
-                    self._checkpoints.finish()
-                    raise Stopped(f"stopped after update {step + 1} of {train.steps}; --resume goes on from there")
+                if self._stop() and not last:
+                    self._end_early(step + 1, state)
         self._checkpoints.finish()
         return state.best
 
-    def _check_finite(self, step: int, metrics: dict[str, float]) -> None:
-        if not math.isfinite(metrics["loss"] + metrics["gradient_norm"]):
-            raise UserError(
-                f"loss or gradient is no longer finite at step {step + 1}: {metrics}; lower train.learning-rate and "
-                f"start again, or --resume from step {self._checkpoints.latest}"
-            )
+    def _end_early(self, step: int, state: TrainState) -> NoReturn:
+        """Save what so many updates have made, and stop there."""
+        if self._checkpoints.latest < step:
+            self._checkpoints.save(step, state)
+        self._checkpoints.finish()
+        raise Stopped(f"stopped after update {step} of {self.config.train.steps}; --resume goes on from there")
 
-    def _evaluate(self, step: int, trainable: PyTree, answers: list[Answer]) -> np.ndarray:
+    def _check_finite(self, step: int, metrics: dict[str, float]) -> None:
+        if math.isfinite(metrics["loss"] + metrics["gradient_norm"]):
+            return
+        self._checkpoints.finish()  # the newest may still be on its way
+        kept, rate = self._checkpoints.latest, self.config.train.learning_rate
+        raise UserError(
+            f"loss or gradient is no longer finite at step {step + 1}: {metrics}; --resume would come to the same: "
+            f"give another --output and a train.learning-rate below {rate:g} "
+            f"({f'the last good checkpoint, of step {kept}, is kept' if kept else 'no checkpoint was written'})"
+        )
+
+    def _evaluate(self, step: int, state: TrainState, answers: list[Answer]) -> np.ndarray:
         """Accuracies on the way; the best adapter so far goes to best/, but for whole bases. Returns top-1 [M]."""
         method, dtype = self.config.method, self.config.train.adapter_dtype
-        accuracy = evaluate(method, trainable, self.base, answers)
+
+        def report(done: int) -> None:
+            if self._stop():
+                self._end_early(step, state)
+
+        accuracy = evaluate(method, state.best, self.base, answers, report)
         self._log.write({"step": step, "held_out": len(answers)} | _rounded(accuracy))
         score = float(accuracy.top(1).mean())
         if score > self._best and not method.replaces_base:
             self._best, new = score, self.output / ".best.tmp"
             info = self._provenance(accuracy, []) | {"score": score, "step": step}
-            trainable = self._as_stored(trainable)
+            trainable = self._as_stored(state.best)
             save_adapter(new, Adapter(method, trainable, self.model.fingerprint, info, self._frequent), dtype)
             as_leader(lambda: swap_folder(new, self.output / _BEST))
         return accuracy.top(1)

@@ -35,6 +35,11 @@ def losses(folder):
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 
+def evaluated(folder):
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return {row["step"]: row["top1"] for row in rows if "held_out" in row}
+
+
 def test_a_run_learns_and_writes_an_adapter_that_decodes(config, model, tmp_path):
     output = tmp_path / "run"
     adapter = Trainer(config, model, output, resume=False).run()
@@ -108,6 +113,19 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_later(config, model, tmp_
     assert not (tmp_path / "run" / "adapter.json").exists()
     Trainer(config, model, tmp_path / "run", resume=True).run()
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    np.testing.assert_array_equal(weights(tmp_path / "run")["embeddings"], weights(tmp_path / "whole")["embeddings"])
+
+
+def test_a_run_stops_in_the_middle_of_an_evaluation_and_does_it_again(config, model, tmp_path):
+    """What was trained until then is saved, though no checkpoint was due."""
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, eval_every=5))
+    Trainer(config, model, tmp_path / "whole", resume=False).run()
+    asked = iter([False] * 5 + [True])  # five updates, and the first batch of the evaluation
+    with pytest.raises(Stopped, match="after update 5 of 12"):
+        Trainer(config, model, tmp_path / "run", resume=False, stop=lambda: next(asked)).run()
+    assert not evaluated(tmp_path / "run") and not (tmp_path / "run" / "best").exists()
+    Trainer(config, model, tmp_path / "run", resume=True).run()
+    assert evaluated(tmp_path / "run") == evaluated(tmp_path / "whole") and len(evaluated(tmp_path / "run")) == 3
     np.testing.assert_array_equal(weights(tmp_path / "run")["embeddings"], weights(tmp_path / "whole")["embeddings"])
 
 
@@ -276,13 +294,18 @@ def test_a_loss_that_is_not_finite_stops_the_run(config, model, tmp_path, monkey
     real = module.train_step
 
     def diverges(*args, **settings):
+        calls.append(1)
         state, metrics = real(*args, **settings)
-        return state, metrics | {"loss": float("nan")}
+        return state, metrics | ({"loss": float("nan")} if len(calls) == bad else {})
 
     monkeypatch.setattr(module, "train_step", diverges)
-    with pytest.raises(UserError, match="no longer finite at step 1"):
-        Trainer(config, model, tmp_path / "run", resume=False).run()
-    assert not (tmp_path / "run" / "adapter.json").exists()
+    for bad, kept in ((1, "no checkpoint was written"), (5, "the last good checkpoint, of step 4, is kept")):
+        calls, output = [], tmp_path / f"run{bad}"
+        message = rf"no longer finite at step {bad}: .*another --output and a train.learning-rate below 0.03 \({kept}"
+        with pytest.raises(UserError, match=message):
+            Trainer(config, model, output, resume=False).run()
+        assert not (output / "adapter.json").exists()
+    assert [path.name for path in (output / "checkpoints").iterdir()] == ["4"]  # whole when it is named
 
 
 def test_bad_prompts_leave_nothing_behind(config, model, tmp_path):
