@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 def run_main(main: Callable[[list[str]], None]) -> None:
     """Run an entry point: user errors become one line on stderr and exit code 2, Ctrl-C exits with 130."""
+    # Orbax logs the traceback of what it raises, once for every thread that it comes through
+    logging.getLogger("absl").addFilter(lambda record: not record.exc_info)
     try:
         main(sys.argv[1:])
     except UserError as error:

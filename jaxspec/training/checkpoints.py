@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
 from pathlib import Path
 
 import jax
@@ -71,8 +73,11 @@ class Checkpoints:
         return jax.tree.map(jnp.asarray, state)
 
     def _unwritten(self, error: Exception) -> UserError:
-        reason = str(error).strip().split("\n", 1)[0]
-        return UserError(f"{self._folder}: a checkpoint cannot be written ({reason}); the last whole one is kept")
+        code = re.search(r"os_error_code='(\d+)'", str(error))  # what the writer in the background says of the disk
+        reason = os.strerror(int(code[1])) if code else str(error).strip().split("\n", 1)[0]
+        whole = [int(path.name) for path in self._folder.glob("*") if path.name.isdigit()]  # renamed when it is whole
+        kept = f"that of step {max(whole)} is kept" if whole else "there is no earlier one"
+        return UserError(f"{self._folder}: a checkpoint cannot be written ({reason}); {kept}")
 
 
 def begin(

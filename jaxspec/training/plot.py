@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
+
+from jaxspec.errors import UserError
+from jaxspec.files import write_atomically
 
 
 def plot_training(log: Path, picture: Path) -> None:
@@ -12,6 +16,9 @@ def plot_training(log: Path, picture: Path) -> None:
     Args:
       log: log.jsonl of the run.
       picture: PNG to write.
+
+    Raises:
+      UserError: it cannot be written.
     """
     import matplotlib  # slow to import, needed once at the end
 
@@ -33,5 +40,10 @@ def plot_training(log: Path, picture: Path) -> None:
     right.set(xlabel="step", ylabel="accuracy", title="held-out text", ylim=(0, 1))
     right.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(picture, dpi=110)
+    content = io.BytesIO()
+    figure.savefig(content, dpi=110)
     plt.close(figure)
+    try:
+        write_atomically(picture, content.getvalue())
+    except OSError as error:
+        raise UserError(f"{picture}: cannot be written ({error.strerror}); the adapter beside it is whole") from None

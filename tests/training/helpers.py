@@ -1,4 +1,4 @@
-"""train.py in processes of its own, on a tiny base in a folder."""
+"""What a run has left, and train.py in processes of its own, on a tiny base in a folder."""
 
 import json
 import os
@@ -6,8 +6,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import safetensors.numpy
+
 from jaxspec.model.load import save_model
 from tests.tiny import make_text_model
+
+
+def weights(folder: Path) -> dict:
+    """Of a run's adapter."""
+    return safetensors.numpy.load_file(folder / "adapter.safetensors")
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """By update."""
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 
 def prepare(folder: Path) -> None:

@@ -8,7 +8,6 @@ import time
 import jax
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from jaxspec.config import MeshConfig
 from jaxspec.decoding.generate import generate
@@ -24,15 +23,7 @@ from jaxspec.training.run_config import check_config
 from jaxspec.training.step import first_state, stage_ends, train_step
 from jaxspec.training.trainer import Stopped, Trainer
 from tests.tiny import on_mesh
-
-
-def weights(folder):
-    return safetensors.numpy.load_file(folder / "adapter.safetensors")
-
-
-def losses(folder):
-    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+from tests.training.helpers import losses, weights
 
 
 def evaluated(folder):
@@ -190,44 +181,6 @@ def test_a_run_over_devices_that_is_stopped_goes_on(config, model, tmp_path, met
         base = load_model(str(tmp_path / folder / "model")) if method.replaces_base else model
         [answer] = generate(base, load_method(method.name, base, tmp_path / folder), ["question 1"], max_new_tokens=8)
         assert answer.tokens
-
-
-def test_a_full_disk_keeps_the_last_good_checkpoint(config, model, tmp_path, monkeypatch):
-    Trainer(config, model, tmp_path / "whole", resume=False).run()
-
-    def full(*args, **settings):
-        raise OSError(28, "No space left on device")
-
-    import jaxspec.training.checkpoints as module
-
-    real = module.ocp.CheckpointManager.save
-
-    def second(manager, step, **settings):
-        return full() if step == 8 else real(manager, step, **settings)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(module.ocp.CheckpointManager, "save", second)
-        with pytest.raises(UserError, match=r"No space left on device.*the last whole one is kept"):
-            Trainer(config, model, tmp_path / "run", resume=False).run()
-    with monkeypatch.context() as patched:
-        patched.setattr("pathlib.Path.open", full)
-        with pytest.raises(UserError, match=r"No space left|cannot be written"):
-            Trainer(config, model, tmp_path / "run", resume=True).run()
-    with (tmp_path / "run" / "log.jsonl").open("a") as file:
-        file.write('{"step": 9, "lo')  # what a full disk leaves of a row
-    Trainer(config, model, tmp_path / "run", resume=True).run()
-    np.testing.assert_array_equal(weights(tmp_path / "run")["embeddings"], weights(tmp_path / "whole")["embeddings"])
-
-
-def test_a_damaged_checkpoint_is_named(config, model, tmp_path):
-    asked = iter([False, True])
-    with pytest.raises(Stopped):
-        Trainer(config, model, tmp_path / "run", resume=False, stop=lambda: next(asked)).run()
-    for file in (tmp_path / "run" / "checkpoints" / "2").rglob("*"):
-        if file.is_file() and file.stat().st_size > 100:
-            file.write_bytes(b"damaged")
-    with pytest.raises(UserError, match="checkpoints/2: this checkpoint cannot be read"):
-        Trainer(config, model, tmp_path / "run", resume=True).run()
 
 
 def test_tensorboard_is_an_extra(config, model, tmp_path, monkeypatch):

@@ -1,0 +1,98 @@
+"""Checkpoints where the disk is full or damaged. A limit on the size of files takes the place of a full disk."""
+
+import contextlib
+import dataclasses
+import resource
+
+import numpy as np
+import pytest
+
+from jaxspec.errors import UserError
+from jaxspec.methods import PPD
+from jaxspec.training.trainer import Stopped, Trainer
+from tests.training.helpers import command, finish, losses, prepare, start, weights
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def largest(folder):
+    return max(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the writer that failed
+def test_whatever_does_not_fit_on_the_disk_is_named_and_the_run_goes_on_later(config, model, tmp_path, capsys):
+    """First best/, then what is written in the background, then the picture; what was whole stays."""
+    train = dataclasses.replace(config.train, eval_every=2)
+    config = dataclasses.replace(config, method=PPD(ensemble=8), train=train)
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    Trainer(config, model, whole, resume=False).run()
+    Trainer(config, model, run, resume=False)
+    adapter = largest(whole / "best")  # a checkpoint also has the two moments of AdamW
+    steps = [
+        (adapter - 1, r"best.tmp: the adapter cannot be written there \(File too large\)"),
+        (adapter, r"checkpoints: a checkpoint cannot be written \(File too large\); there is no earlier one"),
+        (largest(whole) - 1, r"training.png: cannot be written \(File too large\); the adapter beside it is whole"),
+    ]
+    for size, message in steps:
+        with pytest.raises(UserError, match=message), files_of_at_most(size):
+            Trainer(config, model, run, resume=True).run()
+    assert not (run / "training.png").exists() and losses(run) == losses(whole)
+    np.testing.assert_array_equal(weights(run)["embeddings"], weights(whole)["embeddings"])
+    Trainer(config, model, run, resume=True).run()
+    assert (run / "training.png").exists()
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_in_one_line(tmp_path):
+    """Orbax would show a traceback for every thread that its error has come through."""
+    prepare(tmp_path)
+    words = ["bash", "-c", 'ulimit -f 40; exec "$@"', "bash", *command(tmp_path, "run", "--method.ensemble", "64")]
+    text = finish(start(words, JAX_ENABLE_COMPILATION_CACHE="false"), code=2)
+    message = "checkpoints: a checkpoint cannot be written (File too large); there is no earlier one"
+    assert message in text.splitlines()[-1] and "Traceback" not in text and "ERROR" not in text
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(config, model, tmp_path, monkeypatch):
+    Trainer(config, model, tmp_path / "whole", resume=False).run()
+
+    def full(*args, **settings):
+        raise OSError(28, "No space left on device")
+
+    import jaxspec.training.checkpoints as module
+
+    real = module.ocp.CheckpointManager.save
+
+    def second(manager, step, **settings):
+        return full() if step == 8 else real(manager, step, **settings)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module.ocp.CheckpointManager, "save", second)
+        with pytest.raises(UserError, match=r"checkpoints: .*No space left on device.*; that of step 4 is kept"):
+            Trainer(config, model, tmp_path / "run", resume=False).run()
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.open", full)
+        with pytest.raises(UserError, match=r"No space left|cannot be written"):
+            Trainer(config, model, tmp_path / "run", resume=True).run()
+    with (tmp_path / "run" / "log.jsonl").open("a") as file:
+        file.write('{"step": 9, "lo')  # what a full disk leaves of a row
+    Trainer(config, model, tmp_path / "run", resume=True).run()
+    np.testing.assert_array_equal(weights(tmp_path / "run")["embeddings"], weights(tmp_path / "whole")["embeddings"])
+
+
+def test_a_damaged_checkpoint_is_named(config, model, tmp_path):
+    asked = iter([False, True])
+    with pytest.raises(Stopped):
+        Trainer(config, model, tmp_path / "run", resume=False, stop=lambda: next(asked)).run()
+    for file in (tmp_path / "run" / "checkpoints" / "2").rglob("*"):
+        if file.is_file() and file.stat().st_size > 100:
+            file.write_bytes(b"damaged")
+    with pytest.raises(UserError, match="checkpoints/2: this checkpoint cannot be read"):
+        Trainer(config, model, tmp_path / "run", resume=True).run()
