@@ -94,8 +94,9 @@ class DataConfig:
     """Where the training text comes from: the base's own greedy answers to these prompts, or given answers.
 
     Attributes:
-      prompts: a JSONL file with a `prompt` per line, or the name of a `datasets` hub dataset; empty for the
-        small set that ships with the project.
+      prompts: a JSONL file with a `prompt` per line, or a data set on the hub, `owner/name` or where it has several
+        configs `owner/name:config`; empty for the small set that ships with the project.
+      split: of a data set on the hub.
       column: name of the prompt's column; where it holds conversations (lists of messages with `role` and `content`,
         or `from` and `value`), every turn of the assistant is an answer to learn.
       regenerate: the base writes the answers to conversations itself, each behind the turns that the data set gives.
@@ -116,6 +117,7 @@ class DataConfig:
     """
 
     prompts: str = ""
+    split: str = "train"
     column: str = "prompt"
     regenerate: bool = False
     context_column: str = ""

@@ -54,6 +54,7 @@ def cache_file(model: Model, data: DataConfig, limit: int) -> Path:
     shaping = (data.column, data.held_out_seed, data.max_prompt_tokens, data.chat, limit)
     shaping += tuple(filter(None, (data.answer_column, data.template)))
     later = {"context_column": data.context_column, "regenerate": data.regenerate}
+    later |= {"split": data.split if data.split != DataConfig.split else ""}
     shaping += tuple(setting for setting in later.items() if setting[1])
     key = hashlib.sha256(content + repr(shaping).encode()).hexdigest()[:12]
     return Path(data.cache) / f"{model.fingerprint}-{key}.jsonl"

@@ -81,10 +81,11 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict]]:
 
 
 def read_prompts(source: str, column: str = "prompt") -> list[str]:
-    """Prompts from a JSONL file, or from the train split of a `datasets` hub dataset.
+    """Prompts from a JSONL file, or from the train split of a data set on the hub.
 
     Args:
-      source: a path, a hub name, or empty for the set that ships with the project.
+      source: a path, a name on the hub (`owner/name` or `owner/name:config`), or empty for the set that ships with
+        the project.
       column: name of the field that holds the prompt.
 
     Raises:
@@ -101,27 +102,34 @@ def read_examples(data: DataConfig) -> list[Example]:
     """
     if data.regenerate and data.answer_column:
         raise UserError(f"data.regenerate has the base answer, data.answer-column {data.answer_column!r} not: set one")
-    return [example for where, row in _read_rows(data.prompts) for example in _examples(where, row, data)]
+    return [example for where, row in _read_rows(data.prompts, data.split) for example in _examples(where, row, data)]
 
 
-def _read_rows(source: str) -> list[tuple[str, dict[str, Any]]]:
+def _read_rows(source: str, split: str = "train") -> list[tuple[str, dict[str, Any]]]:
     """Every row with the place it is at."""
     path = Path(source) if source else SHIPPED_PROMPTS
-    rows = [(f"{path}:{number}", row) for number, row in read_jsonl(path)] if path.is_file() else _read_hub(source)
+    if path.is_file():
+        rows = [(f"{path}:{number}", row) for number, row in read_jsonl(path)]
+    else:
+        rows = _read_hub(source, split)
     if not rows:
         raise UserError(f"{source or path}: holds no prompts")
     return rows
 
 
-def _read_hub(name: str) -> list[tuple[str, dict[str, Any]]]:
+def _read_hub(source: str, split: str) -> list[tuple[str, dict[str, Any]]]:
     import datasets  # slow to import, and only this case needs it
 
+    name, _, config = source.partition(":")
     try:
-        split = datasets.load_dataset(name, split="train")
-    except Exception as error:  # network, name, format: all end here
-        reason = str(error).split("\n", 1)[0]
-        raise UserError(f"prompts {name!r}: no such file, and not a dataset on the hub ({reason})") from None
-    return [(f"dataset {name!r}, row {number}", row) for number, row in enumerate(split)]
+        rows = datasets.load_dataset(name, config or None, split=split)
+    except Exception as error:  # network, name, config, split, format: all end here
+        reason = " ".join(str(error).split("\n")[:2])  # the second line of a missing config lists those there are
+        raise UserError(
+            f"prompts {source!r}: no such file, and not to be had from the hub as owner/name:config with split "
+            f"{split!r} ({reason})"
+        ) from None
+    return [(f"dataset {source!r}, row {number}", row) for number, row in enumerate(rows)]
 
 
 def _examples(where: str, row: dict[str, Any], data: DataConfig) -> Iterable[Example]:

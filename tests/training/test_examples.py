@@ -151,3 +151,41 @@ def test_without_a_template_an_answer_begins_behind_a_blank_line(model, write):
     data = DataConfig(prompts=write({"prompt": "a", "answer": "b"}), answer_column="answer", held_out=0, chat=False)
     (chosen,) = select_prompts(model, data)
     assert model.decode(chosen.prompt_tokens) == "a\n\n"
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub with one data set, which has two configs; messages as the real one's."""
+
+    def load_dataset(name, config=None, *, split):
+        configs = {"main": {"train": ["a", "b"], "test": ["c"]}, "socratic": {"train": ["d"]}}
+        if name != "owner/name":
+            raise FileNotFoundError(f"Dataset '{name}' doesn't exist on the Hub or cannot be accessed.")
+        if config is None:
+            some = f"Please pick one among the available configs: {list(configs)}"
+            raise ValueError(f"Config name is missing.\n{some}\nExample of usage:\n\t`load_dataset('{name}', 'main')`")
+        if split not in configs[config]:
+            raise ValueError(f'Unknown split "{split}". Should be one of {list(configs[config])}.')
+        return [{"prompt": text} for text in configs[config][split]]
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+
+
+def test_data_sets_on_the_hub_have_configs_and_splits(model, hub):
+    assert read_prompts("owner/name:main") == ["a", "b"] and read_prompts("owner/name:socratic") == ["d"]
+    train, test = (DataConfig(prompts="owner/name:main", split=split) for split in ("train", "test"))
+    assert [e.turns for e in read_examples(test)] == [("c",)] and len(read_examples(train)) == 2
+    assert cache_file(model, train, 8) != cache_file(model, test, 8)
+
+
+@pytest.mark.parametrize(
+    ("source", "split", "message"),
+    [
+        ("owner/name", "train", r"Config name is missing. Please pick one .* configs: \['main', 'socratic'\]\)$"),
+        ("owner/name:socratic", "test", r"with split 'test' \(Unknown split \"test\". Should be one of \['train'\]"),
+        ("owner/nome", "train", r"'owner/nome': no such file, .* owner/name:config .*'owner/nome' doesn't exist"),
+    ],
+)
+def test_what_the_hub_does_not_have_is_said_on_one_line(hub, source, split, message):
+    with pytest.raises(UserError, match=message):
+        read_examples(DataConfig(prompts=source, split=split))
