@@ -171,8 +171,9 @@ class TrainConfig:
         quarter, half or three quarters of it where that suffices.
       insertions: insertion points per sequence, fewer where an answer has fewer: each is one group of probes in one
         pass. A pass averages over the targets it has.
-      learning_rate: peak of the cosine schedule.
-      warmup: updates of linear warm-up before it.
+      learning_rate: the highest.
+      schedule: how it goes on from there: down to 0 along half a cosine or a line, or not at all.
+      warmup: updates of linear warm-up before that.
       weight_decay: of AdamW.
       beta1: of AdamW.
       beta2: of AdamW.
@@ -194,6 +195,7 @@ class TrainConfig:
     sequence_length: int = 256
     insertions: int = 64
     learning_rate: float = 1e-2
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup: int = 0
     weight_decay: float = 0.0
     beta1: float = 0.9

@@ -21,10 +21,20 @@ def stage_ends(method: Method, steps: int) -> list[int]:
     return [steps * number // count for number in range(1, count + 1)]
 
 
+def _schedule(train: TrainConfig, steps: int, peak: float) -> optax.Schedule:
+    """The learning rate at every one of `steps` updates."""
+    rest = steps - train.warmup
+    after = {
+        "cosine": optax.cosine_decay_schedule(peak, rest),
+        "linear": optax.linear_schedule(peak, 0.0, rest),
+        "constant": optax.constant_schedule(peak),
+    }[train.schedule]
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, train.warmup), after], [train.warmup])
+
+
 def optimizer(train: TrainConfig, steps: int, factor: float = 1.0) -> optax.GradientTransformation:
-    """AdamW on a cosine schedule of `steps` updates, `factor` times the configured learning rate."""
-    peak = factor * train.learning_rate
-    schedule = optax.warmup_cosine_decay_schedule(0.0 if train.warmup else peak, peak, train.warmup, steps)
+    """AdamW on the configured schedule over `steps` updates, `factor` times the configured learning rate."""
+    schedule = _schedule(train, steps, factor * train.learning_rate)
     clip = optax.clip_by_global_norm(train.clip) if train.clip else optax.identity()
     return optax.chain(clip, optax.adamw(schedule, train.beta1, train.beta2, weight_decay=train.weight_decay))
 
