@@ -24,16 +24,17 @@ class RunLog:
     Args:
       folder: of log.jsonl and tensorboard/.
       tensorboard: whether to write for TensorBoard too.
+      done: updates of the checkpoint that the run goes on from; TensorBoard forgets what it was told of later ones.
     """
 
-    def __init__(self, folder: Path, tensorboard: bool):
+    def __init__(self, folder: Path, tensorboard: bool, done: int):
         self._file, self._writer = folder / "log.jsonl", None
         if is_leader():
             drop_half_line(self._file)
         if tensorboard and is_leader():
             from tensorboardX import SummaryWriter
 
-            self._writer = SummaryWriter(str(folder / "tensorboard"))
+            self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
 
     def write(self, row: dict[str, Any]) -> None:
         """Append a row. Raises UserError where the disk takes no more."""

@@ -84,7 +84,7 @@ class Trainer:
         best = output / _BEST / "adapter.json"
         self._best = read_json(best)["score"] if best.exists() else -1.0
         check_alike(json.dumps([self._best, self._checkpoints.latest]).encode(), f"what {output} holds")
-        self._log = RunLog(output, config.train.tensorboard)
+        self._log = RunLog(output, config.train.tensorboard, self._checkpoints.latest)
 
     def _claim(self, resume: bool) -> None:
         """Make sure that the folder is new, or holds this very run."""

@@ -183,14 +183,6 @@ def test_a_run_over_devices_that_is_stopped_goes_on(config, model, tmp_path, met
         assert answer.tokens
 
 
-def test_tensorboard_is_an_extra(config, model, tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, tensorboard=True))
-    with pytest.raises(UserError, match="pip install tensorboardX"):
-        Trainer(config, model, tmp_path / "run", resume=False)
-    assert not (tmp_path / "run").exists()
-
-
 def test_stages_train_one_map_after_the_other_and_resume(config, model, tmp_path, monkeypatch):
     """Hidden Transfer 3.3: every stage moves its own map alone; a run killed in the second one resumes exactly."""
     import jaxspec.training.trainer as module
