@@ -123,7 +123,9 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
 def dry_run_decoding(
     config: RunConfig, mesh: Mesh, chip: Chip | None, batch_size: int, length: int, dtype: str = "bfloat16"
 ) -> dict[str, Any]:
-    """Bytes per device and operations of one step, for 1 row, autoregressive, and for trees of at most 16 and 64 rows.
+    """Parameters, bytes per device and operations of one step, for 1 row and for trees of at most 16 and 64 rows.
+
+    One row is autoregressive decoding.
 
     Args:
       config: the method, and the base's shapes.
@@ -142,6 +144,7 @@ def dry_run_decoding(
             steps[rows] = _report(_decoding_needs(base, drafter, mesh, batch_size, capacity), chip)
     return {
         "parameters": size(base.params),
+        "trainable": size(jax.eval_shape(lambda base: config.method.init(jax.random.key(0), base), base)),
         "weights_bytes": device_bytes(base.params),
         "cache_bytes": _cache_bytes(config.shapes, batch_size, capacity, jnp.dtype(dtype), mesh),
         "steps": steps,
@@ -231,24 +234,28 @@ def _cache_bytes(shapes: ModelConfig, batch_size: int, capacity: int, dtype: jnp
 
 def training_lines(name: str, config: RunConfig, found: dict[str, Any]) -> list[str]:
     """The figures of `dry_run_training` for people."""
-    share = 100 * found["trainable"] / found["parameters"]
-    lines = [
+    return [
         f"{name}: {config.method.name} on {config.model}, {_mesh_text(config.mesh)}",
-        f"parameters  {found['parameters']:,} of the base, {found['trainable']:,} trainable ({share:.2g}%)",
+        _parameters_text(found),
         f"per device  weights {_gb(found['weights_bytes'])}, trainable {_gb(found['trainable_bytes'])}, optimizer "
         f"{_gb(found['optimizer_bytes'])}; while the base answers prompts, cache {_gb(found['answers_cache_bytes'])}",
         f"an update   {_step_text(found['step'])}",
     ]
-    return lines
 
 
 def decoding_lines(name: str, config: RunConfig, mesh: MeshConfig, found: dict[str, Any]) -> list[str]:
     """The figures of `dry_run_decoding` for people."""
     return [
         f"{name}: {config.method.name} on {config.model}, {_mesh_text(mesh)}",
+        _parameters_text(found),
         f"per device  weights {_gb(found['weights_bytes'])}, cache {_gb(found['cache_bytes'])}",
         *(f"{rows:>3} row{'s' if rows > 1 else ' '}    {_step_text(step)}" for rows, step in found["steps"].items()),
     ]
+
+
+def _parameters_text(found: dict[str, Any]) -> str:
+    share = 100 * found["trainable"] / found["parameters"]
+    return f"parameters  {found['parameters']:,} of the base, {found['trainable']:,} trainable ({share:.2g}%)"
 
 
 def _mesh_text(mesh: MeshConfig) -> str:

@@ -12,7 +12,14 @@ import pytest
 from jaxspec.config import DataConfig, MeshConfig, TrainConfig
 from jaxspec.decoding.loop import prefill
 from jaxspec.errors import UserError
-from jaxspec.evaluation.dry_run import device_bytes, dry_run_decoding, dry_run_training, size, training_lines
+from jaxspec.evaluation.dry_run import (
+    decoding_lines,
+    device_bytes,
+    dry_run_decoding,
+    dry_run_training,
+    size,
+    training_lines,
+)
 from jaxspec.methods import PPD, SPACE, HiddenTransfer
 from jaxspec.model.base import Base
 from jaxspec.model.chips import CHIPS, absent_mesh
@@ -73,6 +80,9 @@ def test_steps_of_1_16_and_64_rows(mesh):
         assert list(found["steps"]) <= [1, 16, 64] and len(found["steps"]) == 3
         one, many, most = found["steps"].values()
         assert one["flops"] < many["flops"] < most["flops"]
+        assert found["trainable"] == dry_run_training(dataclasses.replace(run, method=method), mesh, None)["trainable"]
+        words = f"{found['parameters']:,} of the base, {found['trainable']:,} trainable"
+        assert words in decoding_lines("tiny", run, MESH, found)[1]
         assert all(step["fits"] for step in found["steps"].values())
         assert one["memory_seconds"] == one["arguments"] / CHIPS["v5e"].bandwidth
 
