@@ -20,7 +20,7 @@ from jaxspec.decoding.sampling import Sampler, make_sampler
 from jaxspec.errors import UserError
 from jaxspec.model.base import Base
 from jaxspec.model.load import Model
-from jaxspec.model.sharding import in_mesh, mesh_of, put, tree_shardings
+from jaxspec.model.sharding import in_mesh, mesh_of, parts_of_batch, put, tree_shardings
 from jaxspec.processes import host
 
 _PREFILL_CHUNK = 512
@@ -302,8 +302,9 @@ def generate_many(
       Index of a prompt and the ids of its answer, in the order they finish.
     """
     job = _job(model, method, sampling, seed, Match(), batch_size)  # however few are left: resumed ones round alike
-    batch_size = min(batch_size, len(prompts))
-    refill = min(refill, batch_size)
+    parts = parts_of_batch(job.mesh)  # of a number that they do not divide every one would hold all rows
+    batch_size = -(-min(batch_size, len(prompts)) // parts) * parts
+    refill = -(-min(refill, batch_size) // parts) * parts
     _, width, capacity = job.sizes(max(map(len, prompts)), max_new_tokens)
     run = job.begin([[0]] * batch_size, [0] * batch_size, bucket(1), width, capacity)  # all rows free
     owner: list[int | None] = [None] * batch_size

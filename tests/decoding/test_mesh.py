@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+import jaxspec.decoding.generate as generate_module
 from jaxspec.config import MeshConfig, SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.generate import _job, generate, generate_many
@@ -51,6 +52,22 @@ def test_refilled_rows_too(model):
     for config in SHAPES.values():
         many = on_mesh(model, config)
         assert dict(generate_many(many, plain_drafter(), prompts, 12, batch_size=4, refill=2)) == expected
+
+
+def test_few_rows_are_divided_too(model, monkeypatch):
+    """Three prompts on a mesh that divides the batch into four parts."""
+    caches, insert = [], generate_module.insert
+
+    def watched(state, fresh, rows):
+        caches.append(fresh.cache.keys[0])
+        return insert(state, fresh, rows)
+
+    monkeypatch.setattr(generate_module, "insert", watched)
+    prompts = make_prompts(3)
+    expected = dict(generate_many(model, plain_drafter(), prompts, 8, batch_size=3, refill=1))
+    many = on_mesh(model, MeshConfig(data=2, fsdp=2))
+    assert dict(generate_many(many, plain_drafter(), prompts, 8, batch_size=3, refill=1)) == expected
+    assert 4 * caches[-1].sharding.shard_shape(caches[-1].shape)[0] == caches[-1].shape[0]
 
 
 def test_heads_that_the_mesh_does_not_divide():
