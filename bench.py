@@ -15,6 +15,7 @@ from jaxspec.evaluation.bench_config import BenchConfig, check_bench
 from jaxspec.evaluation.bench_report import load_results, overall_table, write_bench_report
 from jaxspec.evaluation.results import write_results
 from jaxspec.evaluation.step_latency import LATENCY, LatencyConfig, latency_table, measure_steps, write_latency
+from jaxspec.files import writable
 from jaxspec.model.hf import read_json
 
 
@@ -87,7 +88,7 @@ def report(args: list[str]) -> None:
     folder = Path(args[0])
     if (folder / LATENCY).exists():
         found = read_json(folder / LATENCY)
-        write_latency(found, folder)
+        write_latency(found, writable(folder))
         print("\n".join(latency_table(found)))
     else:
         show(folder, as_json=False)
@@ -96,7 +97,7 @@ def report(args: list[str]) -> None:
 def show(folder: Path, as_json: bool) -> None:
     """Write the report of a folder and print its main table."""
     results = load_results(folder)
-    page = write_bench_report(results, folder)
+    page = write_bench_report(results, writable(folder))
     print((folder / "summary.json").read_text() if as_json else "\n".join(overall_table(results)))
     print(f"written to {page}", file=sys.stderr)
 

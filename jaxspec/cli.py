@@ -21,10 +21,15 @@ from jaxspec.errors import UserError, suggest
 T = TypeVar("T")
 
 
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Orbax logs what it raises, too, with a traceback from every thread that it comes through."""
+    record.exc_info = record.exc_text = None
+    return True
+
+
 def run_main(main: Callable[[list[str]], None]) -> None:
     """Run an entry point: user errors become one line on stderr and exit code 2, Ctrl-C exits with 130."""
-    # Orbax logs the traceback of what it raises, once for every thread that it comes through
-    logging.getLogger("absl").addFilter(lambda record: not record.exc_info)
+    logging.getLogger("absl").addFilter(_without_traceback)
     try:
         main(sys.argv[1:])
     except UserError as error:

@@ -28,15 +28,15 @@ def test_requirements_state_the_same_ranges():
         assert f"{package}>={lowest},<{beyond}\n" in text
 
 
-def test_the_digest_is_of_the_code(monkeypatch, tmp_path):
-    folder = tmp_path / "jaxspec"
-    (folder / "methods").mkdir(parents=True)
-    monkeypatch.setattr(versions, "__file__", str(folder / "versions.py"))
-    found = set()
-    for text in ("one", "other", "one"):
-        (folder / "methods" / "ppd.py").write_text(text)
-        found.add(versions.source_digest())
-    assert len(found) == 2
+def test_the_digest_is_of_the_code_that_decodes(monkeypatch, tmp_path):
+    assert all((Path(versions.__file__).parent / part).is_dir() for part in versions._DECODING)
+    monkeypatch.setattr(versions, "__file__", str(tmp_path / "versions.py"))
+    found = []
+    for part, text in (("methods", "one"), ("methods", "other"), ("methods", "one"), ("evaluation", "a report")):
+        (tmp_path / part).mkdir(exist_ok=True)
+        (tmp_path / part / "file.py").write_text(text)
+        found.append(versions.source_digest())
+    assert found[0] == found[2] == found[3] != found[1]
 
 
 def test_importing_starts_no_device():

@@ -10,11 +10,13 @@ from jaxspec.evaluation.metrics import Figures, figures
 from jaxspec.evaluation.ways import REFERENCE
 
 _MAY_DIFFER = ("limit", "methods", "peers", "assistant")
+_Batch = tuple[tuple, ...]
 
 
 def asked_again(first: Results, second: Results) -> bool:
-    """Whether two benchmarks are runs of the same one, be it of other methods or of fewer questions."""
-    return _kept(first) == _kept(second) and bool(_questions(first) & _questions(second))
+    """Whether the second benchmark measures nothing that the first has not, be it fewer methods or fewer questions."""
+    ways = second.setting["ways"].items() <= first.setting["ways"].items()
+    return ways and _kept(first) == _kept(second) and _batches(second) <= _batches(first)
 
 
 def _kept(results: Results) -> dict[str, Any]:
@@ -22,36 +24,42 @@ def _kept(results: Results) -> dict[str, Any]:
     return settings | {name: results.setting[name] for name in ("fingerprint", "dtype", "device")}
 
 
-def _questions(results: Results) -> set[tuple]:
-    return {(answer["data"], answer["question_id"]) for run in results.rows[REFERENCE] for answer in run}
+def _batch(answer: dict[str, Any]) -> _Batch:
+    """The questions that were answered together with one, as data and id."""
+    return tuple(map(tuple, answer["batch"]))
+
+
+def _batches(results: Results) -> set[_Batch]:
+    return {_batch(answer) for run in results.rows[REFERENCE] for answer in run}
 
 
 def agreement(first: Results, second: Results) -> list[str]:
-    """Lines that show the figures of both runs side by side, for the ways and questions that they share."""
-    shared = _questions(first) & _questions(second)
-    before, after = (_figures(results, shared) for results in (first, second))
+    """Lines that show both runs' figures side by side, of what the second has asked again."""
+    before, after = (_figures(results, _batches(second)) for results in (first, second))
     heads = ["method", "tokens per step", "again", "speedup, median", "again", "within the interval"]
-    table, inside = [row(heads), rule(len(heads))], 0
-    for way in (way for way in before if way in after):
-        one, other = before[way], after[way]
-        within = one.speedup.low is not None and one.speedup.low <= other.speedup.value <= one.speedup.high
-        inside += within
+    table, inside = [row(heads), rule(len(heads))], []
+    for way, other in after.items():
+        one, within = before[way], ""
+        if one.speedup.low is not None:
+            inside.append(one.speedup.low <= other.speedup.value <= one.speedup.high)
+            within = "yes" if inside[-1] else "no"
         steps = [f"{one.tokens_per_step:.3f}", f"{other.tokens_per_step:.3f}"]
-        table.append(row([way, *steps, interval(one.speedup), interval(other.speedup), "yes" if within else "no"]))
+        table.append(row([way, *steps, interval(one.speedup), interval(other.speedup), within]))
+    asked = sum(map(len, _batches(second)))
     return [
         f"`{command(second.setting)}`",
         "",
-        f"The first benchmark once more, {second.setting['began']}: what both runs make of the {len(shared)} questions "
-        f"that they share. {inside} of {len(table) - 2} speedups lie in the first run's interval.",
+        f"The first benchmark once more, {second.setting['began']}: what both runs make of {asked} questions. "
+        f"{sum(inside)} of {len(inside)} speedups lie in the first run's interval.",
         "",
         *table,
     ]
 
 
-def _figures(results: Results, questions: set[tuple]) -> dict[str, Figures]:
+def _figures(results: Results, batches: set[_Batch]) -> dict[str, Figures]:
     """Of every way that is compared with another, on some of the questions."""
     kept = {
-        way: [[answer for answer in run if (answer["data"], answer["question_id"]) in questions] for run in runs]
+        way: [[answer for answer in run if _batch(answer) in batches] for run in runs]
         for way, runs in results.rows.items()
     }
     references = {way: reference_of(results.setting, way) for way in kept}

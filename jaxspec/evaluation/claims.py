@@ -15,7 +15,7 @@ from jaxspec.evaluation.metrics import Estimate, Figures, figures
 
 CHAT = "mt_bench"  # the group of questions that code and mathematics are compared with
 CLOSE = 0.01  # accuracies closer than this are called equal
-CLOSE_SPEED = 0.03  # and speeds, as a ratio of two
+CLOSE_SPEED = 0.03  # and speeds: ratios of two this close to 1, speedups this close to each other
 _RUN = ("data", "limit", "methods", "peers", "assistant")  # settings in which benchmarks that are compared may differ
 
 

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from jaxspec.progress import Progress
 Row = dict[str, Any]
 _ANSWER = re.compile(r"(?:####|answer is)(.*?)(?:[.!?]\s|\n|$)", re.IGNORECASE)  # up to the end of the sentence
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
-_BLOCK = re.compile(r"^[ \t]*```([^\n]*)\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^([ \t]*)```([^\n]*)\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _SECONDS, _BYTES = 10, 2**30  # what generated code may take
 _PASSED = 86  # exit code; code that exits by itself has another
 _GUARD = """
@@ -58,14 +57,19 @@ def rouge(answer: str, reference: str) -> dict[str, float]:
 
 
 def stated_number(text: str) -> float | None:
-    """The number that a text states as its answer, else its last one; None where there is none.
-
-    Of a stated equation it is the one behind the equals sign.
-    """
-    stated = [_NUMBER.findall(sentence.rpartition("=")[2]) for sentence in _ANSWER.findall(text)]
-    stated = [numbers[0] for numbers in stated if numbers]
-    found = stated or _NUMBER.findall(text)
+    """The number that a text states as its answer, else its last one; None where there is none."""
+    stated = [sentence for sentence in _ANSWER.findall(text) if _NUMBER.search(sentence)]
+    found = [_stated(sentence) for sentence in stated] or _NUMBER.findall(text)
     return float(found[-1].replace(",", "")) if found else None
+
+
+def _stated(sentence: str) -> str:
+    """Of what a sentence states: what an equation ends in, what the sentence begins with, or its last number."""
+    numbers, result = _NUMBER.findall(sentence), _NUMBER.findall(sentence.rpartition("=")[2])
+    if len(result) == 1:
+        return result[0]
+    begins = not re.search(r"\w", sentence[: _NUMBER.search(sentence).start()])
+    return numbers[0] if begins else numbers[-1]
 
 
 def solved(answer: str, solution: str) -> bool:
@@ -80,8 +84,11 @@ def extract_code(answer: str, prompt: str, entry_point: str) -> str:
     That is its code block that defines the function, else its first Python block, else all of it. A prompt holds the
     imports; a bare body goes on where the prompt ends.
     """
-    blocks = [(language.strip().lower(), textwrap.dedent(code)) for language, code in _BLOCK.findall(answer)]
-    blocks = [code for language, code in blocks if not language or language.startswith("py")]
+    blocks = [  # one in a list is indented as a whole, and so is its code
+        re.sub(f"^{margin}", "", code, flags=re.MULTILINE)
+        for margin, language, code in _BLOCK.findall(answer)
+        if not language.strip() or language.strip().lower().startswith("py")
+    ]
     defining = re.compile(rf"^def {re.escape(entry_point)}\b", re.MULTILINE)
     code = next((code for code in blocks if defining.search(code)), blocks[0] if blocks else answer)
     return f"{prompt}\n{code}" if defining.search(code) else prompt + code

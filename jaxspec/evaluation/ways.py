@@ -143,10 +143,11 @@ def parse_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
         match = _WAY.fullmatch(text)
         if not match:
             raise UserError(f"method {text!r}: expected METHOD, METHOD=TREE or METHOD=TREE@DRAFT-VOCABULARY")
-        if text == REFERENCE in used:
-            ways[f"{REFERENCE} again"] = MethodWay(f"{REFERENCE} again", {}, plain)
-        elif text in ways and text != REFERENCE:
-            raise UserError(f"method {text!r} is named twice")
+        name = f"{REFERENCE} again" if text == REFERENCE in used else text
+        if name in ways and name != REFERENCE:
+            raise UserError(f"method {text!r} is named too often")
+        if name != text:
+            ways[name] = MethodWay(name, {}, plain)
         elif text != REFERENCE:
             way = _way(text, model, config, adapters.get(match["method"]), **match.groupdict())
             if way.own:  # it owes the text of the base that it has tuned

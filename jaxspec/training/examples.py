@@ -108,6 +108,8 @@ def read_examples(data: DataConfig) -> list[Example]:
 def _read_rows(source: str, split: str = "train") -> list[tuple[str, dict[str, Any]]]:
     """Every row with the place it is at."""
     path = Path(source) if source else SHIPPED_PROMPTS
+    if path.is_file() and split != DataConfig.split:
+        raise UserError(f"data.split {split!r}: {path} is a file, which has no splits")
     if path.is_file():
         rows = [(f"{path}:{number}", row) for number, row in read_jsonl(path)]
     else:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 from jaxspec.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
 from jaxspec.errors import UserError
+from jaxspec.methods import METHODS
 from jaxspec.methods.adapter import check_drafts, method_plan
 from jaxspec.methods.base import Method
 from jaxspec.training.data import MOST_DRAFTS
@@ -107,6 +109,8 @@ def training_settings(run: dict[str, Any]) -> dict[str, Any]:
     A run of an older version had the defaults where it has no value.
     """
     kept = {name: value for name, value in run.items() if name not in ("tree", "draft_vocabulary", "mesh", "dtype")}
+    method = METHODS.get(run["method"]["name"])
+    kept["method"] = (json.loads(json.dumps(dataclasses.asdict(method()))) if method else {}) | run["method"]
     for part, defaults in (("data", DataConfig()), ("train", TrainConfig())):
         settings = dataclasses.asdict(defaults) | run[part]
         kept[part] = {name: value for name, value in settings.items() if name not in _FREE[part]}

@@ -87,10 +87,28 @@ def test_gains_of_groups_may_come_from_another_benchmark_of_the_same_settings():
     judged = GainsMore("humaneval").judge(Evidence([chat, code], {}))
     assert judged.measured.startswith("ppd 4.00 against 2.00 (tokens per step 4.00 against 2.00), medusa 2.00 against ")
     assert judged.holds == "more for 1, less for 0, undecided for 1"
-    assert GainsMore("mt_bench").judge(Evidence([code, chat], {})) is not None
     assert GainsMore("math_reasoning").judge(Evidence([chat, code], {})) is None
     sampled = dataclasses.replace(code, setting=code.setting | {"settings": {"temperature": 0.8}})
     assert GainsMore("humaneval").judge(Evidence([chat, sampled], {})) is None
+
+
+@pytest.mark.parametrize(
+    ("chat", "code", "verdict"),
+    [
+        ([2.0] * 8, [1.0] * 8, "holds"),
+        ([1.0] * 8, [2.0] * 8, "does not hold"),
+        ([2.0] * 8, [2.0] * 8, "undecided"),
+        ([1.0, 4.0] * 4, [1.0, 3.0] * 4, "undecided"),
+        ([2.0] * 4, [1.0] * 8, "undecided"),  # too few for an interval
+    ],
+)
+def test_a_gain_is_larger_where_the_difference_is_clear(chat, code, verdict):
+    plain = ([4.0] * len(chat), [1, 1, 1, 1])
+    benchmarks = [
+        benchmark({REFERENCE: plain, "ppd": (chat, [2, 2])}, ("all", "mt_bench"), limit=1),
+        benchmark({REFERENCE: PLAIN, "ppd": (code, [2, 2])}, ("all", "humaneval"), limit=2),
+    ]
+    assert GainsMore("humaneval").judge(Evidence(benchmarks, {})).holds == verdict
 
 
 def test_claims_that_nothing_is_known_of_say_so():

@@ -39,6 +39,8 @@ def test_the_stated_number_decides():
     assert stated_number("first 3, then 1,234.5 dollars.") == 1234.5 and stated_number("It is -7.") == -7
     assert stated_number("The answer is **$12**.\n\n1. Add.\n2. Done.") == 12 and stated_number("18-5") == 5
     assert stated_number("The answer is 12 x 3 = 36 dollars. Or 5?") == 36 and stated_number("so 2 + 2 = 4.") == 4
+    assert stated_number("The answer is 5 = 2 + 3.") == 5 and stated_number("The answer is: 7, not 8.") == 7
+    assert stated_number("The answer is that 3 friends get 12 apples each.") == 12
     assert stated_number(r"The answer is $\boxed{1,200.5}$.\n(7 words)") == 1200.5 and stated_number("none") is None
     assert solved("2 + 2 = 4, so 4.", "so 2 + 2 = <<2+2=4>>4\n#### 4") and not solved("5 or so", "#### 4")
     assert solved("1,000", "#### 1000") and not solved("", "#### 4")
@@ -50,11 +52,12 @@ def test_the_stated_number_decides():
         f"Here it is:\n```python\n{PROMPT}{RIGHT}```\nThat is all.",
         f"```\ndef area(r):\n{RIGHT}```",
         RIGHT,
+        f"```python\n{RIGHT}```",
         f"```python\n{PROMPT}{RIGHT}",  # cut off behind the code
         textwrap.indent(f"```python\n{PROMPT}{RIGHT}\n```\n", "   "),
         f"```bash\npip install it\n```\nThen:\n```python3\nx = 1\n```\nand\n```python\ndef area(r):\n{RIGHT}```",
     ],
-    ids=["whole", "without-imports", "body", "open-block", "indented", "other-blocks"],
+    ids=["whole", "without-imports", "body", "body-in-block", "open-block", "indented", "other-blocks"],
 )
 def test_code_is_found_and_passes(answer):
     assert passes(extract_code(answer, PROMPT, "area"), TEST, "area")

@@ -93,21 +93,24 @@ def lines_written(folder):
 
 
 def kill(run, folder, rng):
-    """By SIGKILL: at a random time, or when a few more answers or updates are there. The phase it met, if any was."""
-    due, enough = time.monotonic() + rng.uniform(4, 16), sum(lines_written(folder)) + rng.randint(1, 12)
+    """By SIGKILL: at a random time, or when it has written a few answers or updates. What it was at, if it was."""
+    before = lines_written(folder)
+    due, enough = time.monotonic() + rng.uniform(4, 30), sum(before) + rng.randint(1, 12)
     while run.poll() is None and time.monotonic() < due and sum(lines_written(folder)) < enough:
         time.sleep(0.005)
-    answers, updates = lines_written(folder)
     if run.poll() is not None:
         return "ended"
+    answers, updates = lines_written(folder)
     run.kill()
-    return "answering" if 0 < answers < 36 else "training" if updates else "starting"
+    return "training" if updates > before[1] else "answering" if before[0] < answers < 36 else "something else"
 
 
 def test_twenty_kills(folder, whole):
     """At any moment: while answers are made, while it compiles, trains, saves or evaluates."""
     rng, met = random.Random(0), collections.Counter()
-    while met.total() - met["ended"] < 20 or not (met["answering"] and met["training"]):
+    for _ in range(60):
+        if met.total() - met["ended"] >= 20 and met["answering"] and met["training"]:
+            break
         run = start(command(folder, "killed", "--resume"))
         met[kill(run, folder / "killed", rng)] += 1
         text, _ = run.communicate()
@@ -116,6 +119,6 @@ def test_twenty_kills(folder, whole):
             assert_same_run(folder / "killed", whole)
             shutil.rmtree(folder / "killed")
             shutil.rmtree(folder / "killed-answers")
-    print(dict(met))
+    assert met.total() - met["ended"] >= 20 and met["answering"] and met["training"], met
     finish(start(command(folder, "killed", "--resume")))
     assert_same_run(folder / "killed", whole)
