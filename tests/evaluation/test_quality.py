@@ -41,7 +41,7 @@ def test_the_stated_number_decides():
     assert stated_number("The answer is 12 x 3 = 36 dollars. Or 5?") == 36 and stated_number("so 2 + 2 = 4.") == 4
     assert stated_number("The answer is 5 = 2 + 3.") == 5 and stated_number("The answer is: 7, not 8.") == 7
     assert stated_number("The answer is that 3 friends get 12 apples each.") == 12
-    assert stated_number(r"The answer is $\boxed{1,200.5}$.\n(7 words)") == 1200.5 and stated_number("none") is None
+    assert stated_number("The answer is $\\boxed{1,200.5}$.\n(7 words)") == 1200.5 and stated_number("none") is None
     assert solved("2 + 2 = 4, so 4.", "so 2 + 2 = <<2+2=4>>4\n#### 4") and not solved("5 or so", "#### 4")
     assert solved("1,000", "#### 1000") and not solved("", "#### 4")
 

@@ -59,7 +59,7 @@ def test_resuming_over_a_base_of_another_precision_is_refused(config, model, tmp
         Trainer(config, half, tmp_path / "run", resume=True)
     file = tmp_path / "run" / "run.json"
     held = json.loads(file.read_text())
-    del held["dtype"], held["method"]["ensemble"], held["train"]["schedule"]  # as older versions wrote it
+    del held["dtype"], held["method"]["mask"], held["train"]["schedule"]  # as older versions wrote it
     file.write_text(json.dumps(held))
     Trainer(config, half, tmp_path / "run", resume=True)
     with pytest.raises(UserError, match="a base in bfloat16, not float32"):  # known from now on
