@@ -21,15 +21,17 @@ from jaxspec.errors import UserError, suggest
 T = TypeVar("T")
 
 
-def _without_traceback(record: logging.LogRecord) -> bool:
-    """Orbax logs what it raises, too, with a traceback from every thread that it comes through."""
-    record.exc_info = record.exc_text = None
-    return True
+# What Orbax logs of an error that it raises as well, with a traceback for every thread that it comes through
+_RAISED_TOO = ("_SignalingThread.run() raised", "Handler Commit operations", "Save Finalize thread")
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not any(phrase in record.getMessage() for phrase in _RAISED_TOO)
 
 
 def run_main(main: Callable[[list[str]], None]) -> None:
     """Run an entry point: user errors become one line on stderr and exit code 2, Ctrl-C exits with 130."""
-    logging.getLogger("absl").addFilter(_without_traceback)
+    logging.getLogger("absl").addFilter(_is_news)
     try:
         main(sys.argv[1:])
     except UserError as error:

@@ -56,7 +56,9 @@ def test_a_full_disk_ends_in_one_line(tmp_path):
     prepare(tmp_path)
     words = ["bash", "-c", 'ulimit -f 40; exec "$@"', "bash", *command(tmp_path, "run", "--method.ensemble", "64")]
     text = finish(start(words, JAX_ENABLE_COMPILATION_CACHE="false"), code=2)
-    message = "checkpoints: a checkpoint cannot be written (File too large); there is no earlier one"
+    message = (
+        "checkpoints: a checkpoint cannot be written (File too large); "  # the first one, or a later one that grew
+    )
     assert message in text.splitlines()[-1] and "Traceback" not in text and "ERROR" not in text
 
 
