@@ -303,8 +303,8 @@ def generate_many(
     """
     job = _job(model, method, sampling, seed, Match(), batch_size)  # however few are left: resumed ones round alike
     parts = parts_of_batch(job.mesh)  # of a number that they do not divide every one would hold all rows
-    batch_size = -(-min(batch_size, len(prompts)) // parts) * parts
-    refill = -(-min(refill, batch_size) // parts) * parts
+    batch_size = bucket(min(batch_size, len(prompts)), parts, parts)
+    refill = bucket(min(refill, batch_size), parts, parts)
     _, width, capacity = job.sizes(max(map(len, prompts)), max_new_tokens)
     run = job.begin([[0]] * batch_size, [0] * batch_size, bucket(1), width, capacity)  # all rows free
     owner: list[int | None] = [None] * batch_size

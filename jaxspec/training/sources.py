@@ -1,5 +1,7 @@
 """Training data that published methods share, cut as their configs cut it."""
 
+import dataclasses
+
 from jaxspec.config import DataConfig
 
 SHAREGPT = DataConfig(
@@ -16,4 +18,7 @@ PLATYPUS = DataConfig(
     max_prompt_tokens=512,
     max_answer_tokens=512,
     held_out_tokens=512,
+)
+ANSWERED_PLATYPUS = dataclasses.replace(
+    PLATYPUS, answer_column="output", max_prompt_tokens=2048, max_answer_tokens=2048, held_out_tokens=2048
 )
