@@ -43,6 +43,7 @@ class Checkpoints:
 
     def save(self, step: int, state: TrainState) -> None:
         """Begin to write one; the one before is finished first. Raises UserError where it cannot be written."""
+        self.finish()  # so that an error here can say which checkpoint is the last good one
         try:
             self._manager.save(step, args=ocp.args.StandardSave(state))
         except (OSError, ValueError) as error:
