@@ -35,7 +35,7 @@ results: setup
 	$(BENCH) --data "$(SPEC_BENCH)" --limit 40 --temperature 0.8 --output runs/results/sampled
 	$(BENCH) --data "$(SPEC_BENCH)" --limit 40 --output runs/results/greedy_again
 	$(BIN)/python bench.py latency --batch-sizes 1 4 --cache-lengths 256 512 --output runs/results/latency
-	$(BIN)/python bench.py results $(addprefix runs/results/,greedy code sampled greedy_again latency)
+	$(BIN)/python bench.py results $(addprefix runs/results/,greedy code sampled greedy_again latency) --output docs
 
 setup: $(VENV)/.installed
 

@@ -63,7 +63,7 @@ class PageOptions:
     """
 
     folders: tyro.conf.Positional[tuple[str, ...]]
-    output: str = "docs"
+    output: str = "runs/page"
 
 
 def bench(args: list[str]) -> None:
@@ -73,17 +73,20 @@ def bench(args: list[str]) -> None:
     enable_compilation_cache()
     model = load_model(options.model, options.dtype or None)
     say = lambda line: print(line, file=sys.stderr)  # noqa: E731
+    kept = f"answers so far are in {options.output}: the same command goes on, bench.py report shows them"
     try:
         run_bench(options, model, Path(options.output), say, options.run_code, options.perplexity)
     except KeyboardInterrupt:
-        say(f"answers so far are in {options.output}: the same command goes on, bench.py report shows them")
+        say(kept)
         raise
+    except OSError as error:
+        raise UserError(f"{options.output}: {error.strerror or error}; {kept}") from None
     show(Path(options.output), options.json)
 
 
 def report(args: list[str]) -> None:
     """Report on a folder."""
-    if len(args) != 1:
+    if len(args) != 1 or args[0].startswith("-"):
         raise UserError("give one folder: python bench.py report DIR")
     folder = Path(args[0])
     if (folder / LATENCY).exists():

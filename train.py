@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from jaxspec import UserError
 from jaxspec.cli import enable_compilation_cache, parse, run_main
 from jaxspec.evaluation.dry_run import dry_run_training, training_lines
 from jaxspec.methods.adapter import OWN_MODEL
@@ -69,6 +70,9 @@ def main(args: list[str]) -> None:
         found = dry_run_training(config, *absent, dtype)
         print(json.dumps(found, indent=1) if options.json else "\n".join(training_lines(name, config, found)))
         return
+    for folder in (options.output, config.data.cache):
+        if "://" in folder:
+            raise UserError(f"{folder}: not a folder; mount the bucket (gcsfuse does it for gs://) and give its path")
     enable_compilation_cache()
     output = Path(options.output or f"runs/{name}")
     stopping = on_sigterm()

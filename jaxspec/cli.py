@@ -30,7 +30,10 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def run_main(main: Callable[[list[str]], None]) -> None:
-    """Run an entry point: user errors become one line on stderr and exit code 2, Ctrl-C exits with 130."""
+    """Run an entry point: user errors, and files that cannot be used, become one line on stderr and exit code 2.
+
+    Ctrl-C exits with 130.
+    """
     logging.getLogger("absl").addFilter(_is_news)
     try:
         main(sys.argv[1:])
@@ -43,6 +46,10 @@ def run_main(main: Callable[[list[str]], None]) -> None:
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:  # a full disk, a folder of somebody else's, a name that is too long
+        reason = str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
+        print(f"error: {reason}", file=sys.stderr)
+        sys.exit(2)
 
 
 def parse(kind: type[T], args: Sequence[str], default: T | None = None, prog: str | None = None) -> T:

@@ -25,11 +25,15 @@ jax.config.update("jax_num_cpu_devices", 8)  # for tests of meshes
 
 
 def pytest_configure(config):
-    """Tests on tiny models wait for the compiler, not for its code: compile them without optimisation."""
+    """Tests on tiny models wait for the compiler, not for its code: compile them without optimisation.
+
+    Eight devices on two cores wait for each other, and XLA ends a process in which one is 40 seconds late.
+    """
+    patient = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {patient}"
     if config.getoption("markexpr") == "not slow":
-        flags = os.environ.get("XLA_FLAGS", "")
         quick = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-        os.environ["XLA_FLAGS"] = f"{flags} {quick} --xla_cpu_parallel_codegen_split_count=1"
+        os.environ["XLA_FLAGS"] += f" {quick} --xla_cpu_parallel_codegen_split_count=1"
         jaxspec.model.load.BLOCK = 8  # which divides the kernels of tiny models
 
 

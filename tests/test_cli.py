@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import pytest
@@ -183,6 +184,16 @@ def test_bad_input_is_one_line_and_exit_code_2(files, capsys, monkeypatch, optio
     assert message in err and err.startswith("error: ") and err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "message"), [("/dev/full", "No space left on device"), (f"/tmp/{'x' * 300}", "xxx: File name too long")]
+)
+def test_files_that_cannot_be_used_are_one_line(capsys, monkeypatch, path, message):
+    with pytest.raises(SystemExit) as exit:
+        run_main(lambda args: Path(path).write_text("anything"))
+    err = capsys.readouterr().err
+    assert exit.value.code == 2 and message in err and err.startswith("error: ") and err.count("\n") == 1
+
+
 def test_train_shows_a_config_and_refuses_bad_options(capsys, monkeypatch):
     train.main(["--config", "ppd_smollm2", "--show", "--method.ensemble", "4", "--train.steps", "7"])
     shown = json.loads(capsys.readouterr().out)
@@ -191,6 +202,7 @@ def test_train_shows_a_config_and_refuses_bad_options(capsys, monkeypatch):
         (["--config", "ppd_smolm2"], "did you mean 'ppd_smollm2'?"),
         (["--config", "ppd_smollm2", "--train.step", "7"], "did you mean '--train.steps'?"),
         (["--config", "ppd_smollm2", "--method.ensemble", "0"], "ensemble"),
+        (["--config", "ppd_smollm2", "--output", "gs://bucket/run"], "gs://bucket/run: not a folder; mount the bucket"),
         ([], "--config NAME"),
     ):
         monkeypatch.setattr(sys, "argv", ["train.py", *options])

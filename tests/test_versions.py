@@ -32,7 +32,8 @@ def test_the_digest_is_of_the_code_that_decodes(monkeypatch, tmp_path):
     assert all((Path(versions.__file__).parent / part).is_dir() for part in versions._DECODING)
     monkeypatch.setattr(versions, "__file__", str(tmp_path / "versions.py"))
     found = []
-    for part, text in (("methods", "one"), ("methods", "other"), ("methods", "one"), ("evaluation", "a report")):
+    one, commented, other = "def f(): return 1", "def f():  # so\n    'What.'\n    return 1", "def f(): return 2"
+    for part, text in (("methods", one), ("methods", other), ("methods", commented), ("evaluation", "report()")):
         (tmp_path / part).mkdir(exist_ok=True)
         (tmp_path / part / "file.py").write_text(text)
         found.append(versions.source_digest())

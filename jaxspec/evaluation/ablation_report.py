@@ -28,7 +28,9 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
     """The table of a study and its verdicts."""
     distances = max(len(r["accuracy"]) for r in results.values())
     heads = [f"top-1 d={d + 1}" for d in range(distances)] + [f"top-5 d={d + 1}" for d in range(distances)]
-    lines = [f"### {study.title}", "", f"{study.source}.", ""]
+    counts = sorted({r["answers"] for r in results.values()})
+    trained = f"Trained on {' or '.join(f'{count:,}' for count in counts)} answers."
+    lines = [f"### {study.title}", "", f"{study.source}. {trained}", ""]
     tuned = any("perplexity" in r for r in results.values())
     heads += ["trained parameters", *(["learning rate"] if study.rates else [])]
     heads += ["perplexity, frozen base", "its own"] if tuned else []

@@ -304,8 +304,8 @@ def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
     """Train a variant, or go on with it, or read what it came to.
 
     Returns:
-      Settings, held-out accuracies [M][K], trainable parameters, training speed, and where the method tunes its base
-      the perplexities of held-out answers.
+      Settings, how many answers there were to train on, held-out accuracies [M][K], trainable parameters, training
+      speed, and where the method tunes its base the perplexities of held-out answers.
     """
     result = folder / "result.json"
     if not result.exists():
@@ -314,6 +314,7 @@ def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
         figures = {
             "method": {"name": run.method.name} | dataclasses.asdict(run.method),
             "training": dataclasses.asdict(run.train),
+            "answers": run.data.answers,
             "accuracy": adapter.info["accuracy"],
             "positions": adapter.info["accuracy_positions"],
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(adapter.trainable)),

@@ -132,17 +132,19 @@ def run_bench(
     check_bench(config)
     ways = parse_ways(config, model)
     questions, long = select_questions(config, model)
-    describe_bench(config, model, ways, questions, long, output)
+    answers = Answers(output, list(ways))
+    runs = range(1, config.repeats + 1)
+    complete = all(len(rows) == len(questions) for run in runs for rows in answers.read(run).values())
+    describe_bench(config, model, ways, questions, long, output, complete)
     for line in (way.info["note"] for way in ways.values() if "note" in way.info):
         say(line)
     if long:
         say(f"left out, too long for the base: {', '.join(f'{q.data} {q.id}' for q in long)}")
-    answers = Answers(output, list(ways))
-    done = {run: answers.restore(run) for run in range(1, config.repeats + 1)}
+    done = {run: answers.restore(run) for run in runs}
     finished, total = sum(map(len, done.values())), config.repeats * len(questions)
     with Progress("questions", total, "questions", finished) as progress:
         for run, before in done.items():
-            left = [question for question in questions if (question.data, question.id) not in before]
+            left = [question for question in _shuffled(questions) if (question.data, question.id) not in before]
             for batch in batches(left, config):
                 number = run * len(questions) + questions.index(batch[0])
                 _ask(model, config, batch, ways, answers, number, run)
@@ -160,6 +162,11 @@ def run_bench(
     if perplexities:
         found = {way: _perplexity(model, config, questions, talks[way]) for way in ways}
         write_atomically(output / "perplexity.json", json.dumps(found).encode())
+
+
+def _shuffled(questions: Sequence[Question]) -> list[Question]:
+    """In an order of their own, always the same: no category has a slow quarter of an hour of the machine to itself."""
+    return sorted(questions, key=lambda q: hashlib.sha256(f"{q.data} {q.id}".encode()).digest())
 
 
 def _perplexity(
@@ -202,9 +209,22 @@ def _note_memory(output: Path, ways: dict[str, Way]) -> None:
 
 def describe_bench(
     config: BenchConfig, model: Model, ways: dict[str, Way], questions: Sequence[Question], long: Sequence[Question],
-    output: Path,
+    output: Path, complete: bool,
 ) -> None:  # fmt: skip
-    """Write bench.json, or check that it is the same. Raises UserError where the folder holds another benchmark."""
+    """Write bench.json, or check that it is the same.
+
+    Args:
+      config: what and how.
+      model: the base.
+      ways: by name.
+      questions: to ask.
+      long: left out.
+      output: folder.
+      complete: whether every answer is there, so that it no longer matters which code would give them.
+
+    Raises:
+      UserError: the folder holds another benchmark, or answers of other code and not all of them.
+    """
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(BenchConfig)}
     adapters = [parse_adapter(text) for text in config.adapters.split(",") if text]
     settings["adapters"] = ",".join(f"{method}={Path(folder).name}" for method, folder in adapters)
@@ -223,14 +243,19 @@ def describe_bench(
         "jax": jax.__version__,
         "code": source_digest(),
     }
-    found, file = json.loads(json.dumps(found)), output / "bench.json"
+    found, file = json.loads(json.dumps(found)), writable(output) / "bench.json"
     if file.exists():
         before = read_json(file)
         different = [name for name in found if _asked(before).get(name) != _asked(found)[name]]
-        if different:
+        if different == ["code"] and not complete:
+            raise UserError(
+                f"{output} holds answers of another version of the code that decodes: go on with that version, or give "
+                "another --output"
+            )
+        if different not in ([], ["code"]):
             raise UserError(f"{output} holds another benchmark (other {', '.join(different)}); give another --output")
         return
-    if any(writable(output).iterdir()):
+    if any(output.iterdir()):
         raise UserError(f"{output} holds other files; give another --output")
     write_atomically(file, json.dumps(found | {"began": time.strftime("%Y-%m-%d")}, indent=1).encode())
 

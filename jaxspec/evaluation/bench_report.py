@@ -74,7 +74,8 @@ def load_results(folder: Path) -> Results:
         }
         for way, runs in rows.items()
     }
-    if ALL not in found[REFERENCE]:
+    found = {way: groups for way, groups in found.items() if ALL in groups}
+    if REFERENCE not in found:
         raise UserError(f"{folder}: no question has an answer of more than one token yet")
     memory = read_json(folder / "memory.json") if (folder / "memory.json").exists() else {}
     scores = _mean_scores(read_whole_lines(folder / "scores.jsonl"), ways)
@@ -190,14 +191,14 @@ def setting_lines(results: Results) -> list[str]:
         lines += ["", f"{len(s['left_out'])} questions of the files are too long for the base and were left out."]
     if results.memory:
         peak = results.memory["peak_bytes"] / 2**20
-        lines += ["", f"Peak memory, all methods together in one process: {peak:,.0f} MiB."]
+        lines += ["", f"Peak memory, of all methods together and of the programs compiled for them: {peak:,.0f} MiB."]
     return lines
 
 
 def overall_table(results: Results) -> list[str]:
     """The main table, a line per way."""
-    heads = ["method", "rows", "tokens per step", "tokens/s", "speedup, median", "speedup, mean", "with prefill"]
-    heads += ["ms per step", "step cost", "held beside the base, MiB", "identical"]
+    heads = ["method", "rows", "draft vocabulary", "tokens per step", "tokens/s", "speedup, median", "speedup, mean"]
+    heads += ["with prefill", "ms per step", "step cost", "held beside the base, MiB", "identical"]
     repeated = results.setting["settings"]["repeats"] > 1
     lines = [row([*heads, *(["runs"] if repeated else [])]), rule(len(heads) + repeated)]
     sizes = results.memory.get("method_bytes", {})
@@ -207,6 +208,7 @@ def overall_table(results: Results) -> list[str]:
         cells = [
             way,
             "" if "library" in info else info.get("rows", 1),
+            (info["draft_vocabulary"] or "all") if "draft_vocabulary" in info else "",
             f"{f.tokens_per_step:.2f}",
             f"{f.tokens_per_second:.1f}",
             interval(f.speedup),
@@ -269,17 +271,20 @@ def _differences(results: Results) -> list[str]:
                 for turn, parting in enumerate(answer["choices"][0]["divergence"], 1):
                     if parting:
                         where = f"{answer['data']} {answer['question_id']}, turn {turn}, run {number}"
-                        gap = _gap(results, parting["gap"])
+                        gap = _gap(results, parting)
                         lines.append(f"- {way}: {where}, from token {parting['index'] + 1} on; {gap}")
     if not owed:
         return ["No answer owes the text of autoregressive decoding: differences are not listed."]
     return lines or [f"Nowhere among the {owed} answers that owe the text of autoregressive decoding, token by token."]
 
 
-def _gap(results: Results, gap: float | None) -> str:
+def _gap(results: Results, parting: dict[str, Any]) -> str:
     """What a gap between two scores says. In 16 bits passes of other shapes round differently by much more."""
-    if gap is None:
+    if -1 in parting["tokens"]:
         return "one answer ends where the other goes on"
+    gap = parting["gap"]
+    if gap is None:
+        return "a token that the filters let through in one pass and not in the other"
     word = "a near-tie" if gap < NEAR_TIE else "no near-tie"
     return f"gap {gap:.2g}" + (f", {word}" if results.setting["dtype"] == "float32" else "")
 

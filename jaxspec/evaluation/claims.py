@@ -82,18 +82,25 @@ class Faster(Judge):
 
 @dataclasses.dataclass(frozen=True)
 class Predicts(Judge):
-    """Of two adapters of the main benchmark, one has the token among its k best more often, from a distance on."""
+    """Of two adapters of the main benchmark, one has the token among its best more often, from a distance on.
+
+    How many candidates count as the best may have several values.
+    """
 
     one: str
     other: str
-    k: int = 1
+    best: tuple[int, ...] = (1,)
     first: int = 1
 
     def judge(self, evidence: Evidence) -> Verdict | None:
         """From the held-out accuracies that the adapters bring."""
         ways = evidence.benchmarks[0].setting["ways"]
         found = [ways.get(way, {}).get("accuracy") for way in (self.one, self.other)]
-        return None if None in found else compared(*found, self.k, self.first)
+        if None in found or min(map(len, found)) < self.first:
+            return None
+        verdicts = [compared(*found, k, self.first) for k in self.best]
+        words = {verdict.holds for verdict in verdicts}
+        return Verdict("; ".join(v.measured for v in verdicts), words.pop() if len(words) == 1 else "in part")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +116,10 @@ class Trained(Judge):
         found = evidence.ablations.get("trainings", {}).get(self.study, {})
         if not {self.one, self.other} <= found.keys():
             return None
-        return compared(found[self.one]["accuracy"], found[self.other]["accuracy"], 1, 1)
+        one, other = found[self.one], found[self.other]
+        verdict = compared(one["accuracy"], other["accuracy"], 1, 1)
+        small = f"an ablation of {one['training']['steps']} updates"
+        return dataclasses.replace(verdict, measured=f"{verdict.measured} ({small})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +139,7 @@ class GainsMore(Judge):
         for results in reversed(alike):
             for way, info in results.setting["ways"].items():
                 if "adapter" in info:
-                    by_way.setdefault(way, {}).update(results.figures[way])
+                    by_way.setdefault(way, {}).update(results.figures.get(way, {}))
         pairs = {way: (f[self.group], f[CHAT]) for way, f in by_way.items() if {self.group, CHAT} <= f.keys()}
         if not pairs:
             return None
@@ -138,6 +148,8 @@ class GainsMore(Judge):
             f"(tokens per step {ours.tokens_per_step:.2f} against {chat.tokens_per_step:.2f})"
             for way, (ours, chat) in pairs.items()
         )
+        steps = sum(ours.tokens_per_step > chat.tokens_per_step for ours, chat in pairs.values())
+        measured += f"; tokens per step are higher for {steps} of {len(pairs)}"
         more = sum(_above(ours.speedup, chat.speedup) for ours, chat in pairs.values())
         less = sum(_above(chat.speedup, ours.speedup) for ours, chat in pairs.values())
         counted = f"more for {more}, less for {less}, undecided for {len(pairs) - more - less}"
@@ -153,7 +165,9 @@ def _above(one: Estimate, other: Estimate) -> bool:
 
 
 def _settings(results: Results) -> dict[str, Any]:
-    return {name: value for name, value in results.setting["settings"].items() if name not in _RUN}
+    """What benchmarks have in common whose groups of questions are compared."""
+    settings = {name: value for name, value in results.setting["settings"].items() if name not in _RUN}
+    return settings | {name: results.setting[name] for name in ("fingerprint", "dtype", "device")}
 
 
 def top(accuracy: Sequence[Sequence[float]], k: int) -> np.ndarray:
@@ -161,8 +175,8 @@ def top(accuracy: Sequence[Sequence[float]], k: int) -> np.ndarray:
     return np.array(accuracy)[:, :k].sum(axis=1)
 
 
-def compared(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]], k: int, first: int) -> Verdict | None:
-    """Whether one accuracy is above another at every distance; None where they share none.
+def compared(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]], k: int, first: int) -> Verdict:
+    """Whether one accuracy is above another at every distance that both have.
 
     Args:
       one: [M][K], per distance and rank.
@@ -171,8 +185,6 @@ def compared(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]], k
       first: the first distance that counts.
     """
     both = min(len(one), len(other))
-    if both < first:
-        return None
     ours, theirs = (top(accuracy[first - 1 : both], k) for accuracy in (one, other))
     listed = [" / ".join(f"{value:.3f}" for value in values) for values in (ours, theirs)]
     where = "/".join(map(str, range(first, both + 1)))
@@ -207,7 +219,7 @@ CLAIMS = (
     Claim("Amphista is faster than Hydra++", "Amphista, Table 1", Faster("amphista", "hydra")),
     Claim("Amphista predicts better than Medusa", "Amphista, Figure 1", Predicts("amphista", "medusa")),
     Claim("PPD is faster than Medusa", "PPD, Table 6.1", Faster("ppd", "medusa")),
-    Claim("PPD predicts distant tokens better than Medusa", "PPD, Figure 6.3", Predicts("ppd", "medusa", 10, 2)),
+    Claim("PPD predicts distant tokens better than Medusa", "PPD, 6.3", Predicts("ppd", "medusa", (1, 5, 10), 2)),
     Claim(
         "mathematics gains more than conversation", "BiTA, Table 7; SPACE, Table 4; PPD, 6.2; Amphista, A.2.2",
         GainsMore("math_reasoning"),

@@ -110,7 +110,9 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
     passes = train.batch_size // pass_size(train, parts_of_batch(mesh))  # the compiler counts what it repeats once
     needs = dataclasses.replace(needs, passes=passes)
     sizes = {"parameters": size(base.params), "trainable": size(state.trainable)}
-    cache = _cache_bytes(config.shapes, config.data.batch_size, _room(config), jnp.dtype(dtype), mesh)
+    parts = parts_of_batch(mesh)
+    asked = 0 if config.data.answer_column else bucket(config.data.batch_size, parts, parts)
+    cache = _cache_bytes(config.shapes, asked, _room(config), jnp.dtype(dtype), mesh)
     return sizes | {
         "weights_bytes": device_bytes(base.params),
         "trainable_bytes": device_bytes((state.trainable, state.average)),
@@ -222,7 +224,8 @@ def _report(needs: Needs, chip: Chip | None) -> dict[str, Any]:
 
 def _room(config: RunConfig) -> int:
     """Slots of a cache for the base's own answers."""
-    return bucket(config.data.max_prompt_tokens + config.data.max_answer_tokens, 128, 128)
+    data = config.data
+    return bucket(data.max_prompt_tokens + max(data.max_answer_tokens, data.held_out_tokens), 128, 128)
 
 
 def _cache_bytes(shapes: ModelConfig, batch_size: int, capacity: int, dtype: jnp.dtype, mesh: Mesh) -> int:

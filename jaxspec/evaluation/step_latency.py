@@ -7,10 +7,11 @@ time that reading the weights and the cache must take is measured beside.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
 
     Args:
       config: what to measure.
-      folder: latency.json, latency.md and latency.png are written there after every model.
+      folder: latency.json, latency.md and latency.png are written there after every curve.
 
     Raises:
       UserError: settings that cannot be measured, or a model that cannot be loaded or does not fit.
@@ -148,26 +149,25 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
     results["curves"] = []
     for name in config.models:
         model = random_model(name, SHAPES[name], dtype) if name in SHAPES else load_model(name, dtype)
-        results["curves"] += _curves(config, model, results["bytes_per_second"])
-        write_latency(results, folder)
+        for curve in _curves(config, model, results["bytes_per_second"]):
+            results["curves"].append(curve)
+            write_latency(results, folder)
         del model  # before the next one takes its place in memory
     return results
 
 
-def _curves(config: LatencyConfig, model: Model, bytes_per_second: float) -> list[dict[str, Any]]:
+def _curves(config: LatencyConfig, model: Model, bytes_per_second: float) -> Iterator[dict[str, Any]]:
     """One entry per batch size and cache length."""
-    return [
-        {
+    for b, s in itertools.product(config.batch_sizes, config.cache_lengths):
+        seconds = _in_turn(model, b, s, config.rows, config.rounds)
+        yield {
             "model": model.name,
             "dtype": str(model.dtype),
             "batch_size": b,
             "cache_length": s,
-            "seconds": {str(rows): value for rows, value in _in_turn(model, b, s, config.rows, config.rounds).items()},
+            "seconds": {str(rows): value for rows, value in seconds.items()},
             "memory_seconds": step_bytes(model, b, s) / bytes_per_second,
         }
-        for b in config.batch_sizes
-        for s in config.cache_lengths
-    ]
 
 
 def _in_turn(model: Model, batch: int, cache: int, sizes: Sequence[int], rounds: int) -> dict[int, float]:

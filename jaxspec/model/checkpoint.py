@@ -17,7 +17,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
 from jaxspec.model.decoder import abstract_params
 from jaxspec.model.hf import parse_config, read_json, write_config
-from jaxspec.model.sharding import tree_shardings, with_shardings
+from jaxspec.model.sharding import placed
 from jaxspec.model.weights import params_fingerprint
 from jaxspec.processes import is_leader
 
@@ -46,7 +46,7 @@ def load_checkpoint(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) ->
     Args:
       folder: config.json and params/.
       dtype: of the parameters; norms are float32.
-      mesh: what they are divided over.
+      mesh: what they are divided over, whatever that was when they were written; None: one device.
 
     Returns:
       Config, parameters, fingerprint.
@@ -59,9 +59,7 @@ def load_checkpoint(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) ->
     if not isinstance(content.get(_FINGERPRINT), str):
         raise UserError(f"{file}: key {_FINGERPRINT!r} is missing; train.py writes it")
     config = parse_config(content, str(file))
-    wanted = abstract_params(config, dtype)
-    if mesh is not None:
-        wanted = with_shardings(wanted, tree_shardings(mesh, wanted))
+    wanted = placed(abstract_params(config, dtype), mesh)
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             params = checkpointer.restore((folder / _PARAMS).resolve(), wanted)

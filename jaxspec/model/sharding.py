@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxspec.config import MeshConfig
 from jaxspec.errors import UserError
@@ -175,6 +175,20 @@ def put_batch(batch: Any, mesh: Mesh | None) -> Any:
 def with_shardings(tree: Any, shardings: Any) -> Any:
     """Shapes and dtypes of arrays that lie there."""
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
+
+
+def placed(tree: Any, mesh: Mesh | None, shardings: Any = None) -> Any:
+    """Shapes and dtypes of arrays, with the places that they are to be read to.
+
+    Args:
+      tree: of arrays, or of shapes and dtypes.
+      mesh: None: this process's first device, wherever the arrays lay when they were written.
+      shardings: on the mesh; default those of parameters.
+    """
+    if mesh is None:
+        here = SingleDeviceSharding(jax.local_devices()[0])
+        return with_shardings(tree, jax.tree.map(lambda _: here, tree))
+    return with_shardings(tree, tree_shardings(mesh, tree) if shardings is None else shardings)
 
 
 def parts_of_batch(mesh: Mesh | None = None) -> int:

@@ -16,7 +16,7 @@ from jaxspec.config import TrainConfig
 from jaxspec.errors import UserError
 from jaxspec.methods.base import Method
 from jaxspec.model.base import Base
-from jaxspec.model.sharding import tree_shardings, with_shardings
+from jaxspec.model.sharding import placed, tree_shardings
 from jaxspec.training.step import TrainState, first_state
 
 
@@ -30,7 +30,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int):
         self._folder = folder
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
+        # what a kill has left half written is as large as a checkpoint
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, cleanup_tmp_directories=True)
         try:
             self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
         except OSError as error:
@@ -96,12 +97,10 @@ def begin(
       whole: as in `train_step`.
     """
     make = functools.partial(first_state, method, train, stage)
-    like = jax.eval_shape(make, base)
-    if mesh is not None:
-        like = with_shardings(like, state_shardings(mesh, like, whole))
+    state = jax.eval_shape(make, base)
+    places = None if mesh is None else state_shardings(mesh, state, whole)
     if checkpoints.latest:
-        return checkpoints.restore(checkpoints.latest, like)
-    places = None if mesh is None else jax.tree.map(lambda x: x.sharding, like)
+        return checkpoints.restore(checkpoints.latest, placed(state, mesh, places))
     return jax.jit(make, out_shardings=places)(base)
 
 

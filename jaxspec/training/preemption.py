@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -17,8 +18,8 @@ def on_sigterm() -> Callable[[], bool]:
     """Handle the signal from now on.
 
     Until the returned function is first called, which is in the middle of a training, there is nothing to lose that
-    is not on disk, and the signal ends the process with exit code 0. Afterwards the function says whether the signal
-    came, to any of the processes.
+    is not on disk, and the signal ends the process with exit code 0; one of several at once, for JAX would wait for
+    the others first. Afterwards the function says whether the signal came, to any of the processes.
     """
     asked, called = False, False
 
@@ -26,7 +27,9 @@ def on_sigterm() -> Callable[[], bool]:
         nonlocal asked
         asked = True
         if not called:
-            print("stopped; --resume goes on from there", file=sys.stderr)
+            print("stopped; --resume goes on from there", file=sys.stderr, flush=True)
+            if jax.distributed.is_initialized():
+                os._exit(0)
             sys.exit(0)
 
     def stopping() -> bool:

@@ -79,8 +79,11 @@ def check_config(config: RunConfig) -> None:
         )
     if not 0 <= t.ema < 1:
         raise UserError(f"train.ema must be at least 0 and below 1, got {t.ema}")
-    if min(t.eval_every, t.eval_answers, t.warmup) < 0:
-        raise UserError("train.eval-every, train.eval-answers and train.warmup must not be negative")
+    for name in ("eval_every", "eval_answers", "warmup", "clip", "seed"):
+        if getattr(t, name) < 0:
+            raise UserError(f"train.{name.replace('_', '-')} must not be negative, got {getattr(t, name)}")
+    if d.held_out_seed < 0:
+        raise UserError(f"data.held-out-seed must not be negative, got {d.held_out_seed}")
     shortest = t.steps // len(config.method.stages)
     if t.warmup >= shortest:
         raise UserError(

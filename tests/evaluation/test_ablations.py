@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import time
 from types import SimpleNamespace
 
 import jax
@@ -42,6 +41,7 @@ from jaxspec.training.run_config import RunConfig
 from jaxspec.tree import chain, parse_tree
 from tests.methods.test_probes import batch_of, predict, sequence, trained
 from tests.tiny import make_text_model
+from tests.training.helpers import write_at_once
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +101,12 @@ def test_a_killed_training_goes_on(model, base_run, done, tmp_path, monkeypatch)
     import jaxspec.training.trainer as module
 
     whole = done[1]["prompts"]
+    write_at_once(monkeypatch)
     real, calls = module.train_step, []
 
     def dies(*args, **settings):
         calls.append(1)
         if len(calls) == 4:
-            time.sleep(1)  # a process that dies takes the writer of its checkpoints along; this one stays
             raise KeyboardInterrupt
         return real(*args, **settings)
 
@@ -260,7 +260,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     """From made-up figures: deep prompts that do not help, an efficient tree that does."""
     trainings = {
         study.name: {
-            label: {"accuracy": fake_accuracy(method, 0.3), "parameters": 1234, "groups_per_second": 50.0}
+            label: {"accuracy": fake_accuracy(method, 0.3), "parameters": 1234, "answers": 500}
             for label, method in study.variants.items()
         }
         for study in STUDIES
@@ -294,6 +294,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     page = write_report(results, tmp_path).read_text()
     for study in (*STUDIES, *DECODING_STUDIES):
         assert f"### {study.title}" in page
+    assert "BiTA Table 3. Trained on 500 answers." in page
     assert "deep prompts help much more: **does not hold** (top-1, mean over distances -0.061)" in page
     assert "shallow prompts help a little: **no difference here**" in page
     assert "the efficient tree is the fastest: **holds** (speedup +0.300)" in page

@@ -203,10 +203,12 @@ def test_a_divergence_is_listed_with_its_gap(finished, tmp_path):
     rows = [json.loads(line) for line in (folder / "answers/run_1/medusa.jsonl").open()]
     rows[0]["choices"][0]["divergence"] = [{"index": 2, "tokens": [1, 2], "gap": 3e-5}]
     rows[1]["choices"][0]["divergence"] = [{"index": 0, "tokens": [1, -1], "gap": None}]
+    rows[2]["choices"][0]["divergence"] = [{"index": 0, "tokens": [1, 2], "gap": None}]
     (tmp_path / "answers/run_1/medusa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = write_bench_report(load_results(tmp_path), tmp_path).read_text()
     assert "turn 1, run 1, from token 3 on; gap 3e-05, a near-tie" in text
     assert "from token 1 on; one answer ends where the other goes on" in text
+    assert "from token 1 on; a token that the filters let through in one pass and not in the other" in text
 
 
 @pytest.mark.parametrize(
@@ -246,6 +248,17 @@ def test_a_folder_with_other_results_is_left_alone(files, model, finished, tmp_p
         run_bench(config_of(files), model, tmp_path / "notes.txt", lambda line: None)
     with pytest.raises(UserError, match="holds other files"):
         run_bench(config_of(files), model, tmp_path, lambda line: None)
+
+
+def test_answers_of_other_code_are_reported_but_not_added_to(files, model, finished, tmp_path):
+    folder = shutil.copytree(finished[0], tmp_path / "bench")
+    setting = json.loads((folder / "bench.json").read_text())
+    (folder / "bench.json").write_text(json.dumps(setting | {"code": "of another version"}))
+    run_bench(config_of(files), model, folder, lambda line: None)
+    file = folder / "answers" / "run_1" / "medusa.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(UserError, match="holds answers of another version of the code that decodes: go on with that"):
+        run_bench(config_of(files), model, folder, lambda line: None)
 
 
 def test_the_command_line_reports_errors_on_one_line(monkeypatch, capsys, tmp_path):

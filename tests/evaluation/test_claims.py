@@ -29,7 +29,8 @@ def benchmark(ways, groups=("all",), accuracies=None, **settings):
         way: info | ({"adapter": "a digest"} if way in METHODS and way != REFERENCE else {})
         for way, info in named.items()
     }
-    return Results({"ways": named, "settings": settings}, rows, found, {}, {})
+    same = {"fingerprint": "a base", "dtype": "float32", "device": "a machine"}
+    return Results({"ways": named, "settings": settings} | same, rows, found, {}, {})
 
 
 PLAIN = ([4.0] * 8, [1, 1, 1, 1])
@@ -66,16 +67,27 @@ def test_predictions_are_compared_from_a_distance_on(ours, verdict):
     ways = {REFERENCE: PLAIN, "ppd": PLAIN, "medusa": PLAIN}
     accuracies = {REFERENCE: [], "ppd": ours, "medusa": [[0.5], [0.3], [0.2]]}
     evidence = Evidence([benchmark(ways, accuracies=accuracies)], {})
-    judged = Predicts("ppd", "medusa", 10, 2).judge(evidence)
+    judged = Predicts("ppd", "medusa", (10,), 2).judge(evidence)
     assert judged.holds == verdict
     assert judged.measured.startswith("top-10 at distance 2/3: ") and "0.300 / 0.200" in judged.measured
     assert Predicts("ppd", REFERENCE).judge(evidence) is None  # no distance in common
 
 
+def test_predictions_that_are_better_by_some_counts_alone():
+    ways = {REFERENCE: PLAIN, "ppd": PLAIN, "medusa": PLAIN}
+    accuracies = {REFERENCE: [], "ppd": [[0.3, 0.4]], "medusa": [[0.5, 0.1]]}
+    evidence = Evidence([benchmark(ways, accuracies=accuracies)], {})
+    judged = Predicts("ppd", "medusa", (1, 2)).judge(evidence)
+    assert judged.holds == "in part"
+    assert judged.measured == "top-1 at distance 1: 0.300 against 0.500; top-2 at distance 1: 0.700 against 0.600"
+
+
 def test_trainings_are_compared():
-    trainings = {"bita_prompting": {"deep": {"accuracy": [[0.3, 0.2]]}, "masks only": {"accuracy": [[0.2, 0.6]]}}}
-    evidence = Evidence([benchmark({REFERENCE: PLAIN})], {"trainings": trainings})
-    assert Trained("bita_prompting", "deep", "masks only").judge(evidence).holds == "holds"  # by top-1
+    variants = {"deep": [[0.3, 0.2]], "masks only": [[0.2, 0.6]]}
+    study = {label: {"accuracy": found, "training": {"steps": 36}} for label, found in variants.items()}
+    evidence = Evidence([benchmark({REFERENCE: PLAIN})], {"trainings": {"bita_prompting": study}})
+    judged = Trained("bita_prompting", "deep", "masks only").judge(evidence)
+    assert judged.holds == "holds" and "(an ablation of 36 updates)" in judged.measured  # by top-1
     assert Trained("bita_prompting", "deep", "shallow").judge(evidence) is None
 
 
@@ -86,10 +98,13 @@ def test_gains_of_groups_may_come_from_another_benchmark_of_the_same_settings():
     code = benchmark(ways, ("all", "humaneval"), temperature=0.0, limit=16)
     judged = GainsMore("humaneval").judge(Evidence([chat, code], {}))
     assert judged.measured.startswith("ppd 4.00 against 2.00 (tokens per step 4.00 against 2.00), medusa 2.00 against ")
+    assert judged.measured.endswith("; tokens per step are higher for 2 of 2")
     assert judged.holds == "more for 1, less for 0, undecided for 1"
     assert GainsMore("math_reasoning").judge(Evidence([chat, code], {})) is None
     sampled = dataclasses.replace(code, setting=code.setting | {"settings": {"temperature": 0.8}})
     assert GainsMore("humaneval").judge(Evidence([chat, sampled], {})) is None
+    elsewhere = dataclasses.replace(code, setting=code.setting | {"device": "another"})
+    assert GainsMore("humaneval").judge(Evidence([chat, elsewhere], {})) is None
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,19 @@
 
 import dataclasses
 import shutil
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
 
+from jaxspec.config import MeshConfig
 from jaxspec.errors import UserError
 from jaxspec.model.load import load_model, save_model
 from jaxspec.model.weights import params_fingerprint
 from tests.model.helpers import assert_same_params
-from tests.tiny import make_text_model, make_tiny
+from tests.tiny import make_text_model, make_tiny, on_mesh
 
 FAMILIES = {"llama": {}, "tied": {"tie_embeddings": True}, "qwen2": {"qkv_bias": True}}
 
@@ -40,6 +43,17 @@ def test_a_checkpoint_loads_in_16_bits(tmp_path, dtype):
     types = {str(path[-1].key): leaf.dtype for path, leaf in jax.tree.leaves_with_path(loaded.params)}
     assert types["kernel"] == types["lm_head"] == dtype and types["scale"] == "float32"
     assert loaded.fingerprint == model.fingerprint
+
+
+def test_what_devices_have_written_loads_where_there_are_fewer(tmp_path):
+    model = make_text_model()
+    save_model(on_mesh(model, MeshConfig(fsdp=2, tensor=4)), tmp_path / "base", "orbax")
+    loaded = load_model(str(tmp_path / "base"))
+    assert {leaf.sharding.device_set.pop() for leaf in jax.tree.leaves(loaded.params)} == {jax.devices()[0]}
+    assert_same_params(loaded.params, model.params)
+    code = "import jax, sys, jaxspec; print(jax.device_count(), jaxspec.load_model(sys.argv[1]).fingerprint)"
+    command = [sys.executable, "-c", code, str(tmp_path / "base")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"1 {model.fingerprint}\n"
 
 
 def test_a_new_base_takes_an_older_ones_place(tmp_path):

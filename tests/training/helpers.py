@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import safetensors.numpy
 
 from jaxspec.model.load import save_model
+from jaxspec.training.checkpoints import Checkpoints
+from jaxspec.training.step import TrainState
 from tests.tiny import make_text_model
 
 
@@ -51,8 +54,26 @@ def start(words: list[str], **environment: str) -> subprocess.Popen:
     )
 
 
+def write_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write checkpoints before training goes on.
+
+    A process that dies takes the thread that writes them along; a test that only pretends to die does not.
+    """
+    real = Checkpoints.save
+
+    def save(checkpoints: Checkpoints, step: int, state: TrainState) -> None:
+        real(checkpoints, step, state)
+        checkpoints.finish()
+
+    monkeypatch.setattr(Checkpoints, "save", save)
+
+
 def finish(process: subprocess.Popen, code: int = 0) -> str:
     """What it has printed; it must end with this code."""
-    text, _ = process.communicate(timeout=300)
+    try:
+        text, _ = process.communicate(timeout=900)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
     assert process.returncode == code, text
     return text

@@ -10,7 +10,7 @@ import pytest
 
 from jaxspec.errors import UserError
 from jaxspec.training.trainer import Trainer
-from tests.training.helpers import losses
+from tests.training.helpers import losses, write_at_once
 
 
 @pytest.fixture
@@ -34,8 +34,9 @@ def shown(monkeypatch):
     return shown
 
 
-def test_tensorboard_shows_every_update_once(config, model, tmp_path, shown):
+def test_tensorboard_shows_every_update_once(config, model, tmp_path, shown, monkeypatch):
     """Killed behind update 7 and an evaluation, resumed from the checkpoint of update 4."""
+    write_at_once(monkeypatch)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, tensorboard=True))
     asked = iter([False] * 8)  # six updates and two batches of the evaluation
     with pytest.raises(StopIteration):
