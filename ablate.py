@@ -139,7 +139,9 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
         save()
     if "acceptance" in names:
         texts = [prompt.text for prompt in prompts[:_SAMPLED]]
-        results["acceptance"] = run_acceptance(model, texts, options.max_new_tokens)
+        for label, entry in ACCEPTED.items():
+            results["acceptance"][label] = run_acceptance(model, label, entry, texts, options.max_new_tokens)
+            save()
     if "coverage" in names:
         results["coverage"] = run_coverage(model, held_out)
     save()

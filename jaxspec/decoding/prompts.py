@@ -21,9 +21,11 @@ def encode_prompts(
       max_length: longest prompt and answer together, in tokens; None: the base's context.
 
     Raises:
-      UserError: limits that make no sense, or a prompt that is empty, holds an id outside the vocabulary or does not
-        fit; says which.
+      UserError: no list, limits that make no sense, or a prompt that is empty, holds an id outside the vocabulary or
+        does not fit; says which.
     """
+    if isinstance(prompts, str):
+        raise UserError("prompts must be a list of prompts, got one text")
     if max_new_tokens < 1:
         raise UserError(f"max-new-tokens must be at least 1, got {max_new_tokens}")
     longest = model.config.max_positions if max_length is None else max_length

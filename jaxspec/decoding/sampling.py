@@ -97,14 +97,17 @@ class Sampler:
         return jax.vmap(jax.vmap(one, (None, 0)))(seeds, positions)
 
 
+_COLDEST = 1e-6  # logits over less than this are infinite
+
+
 def make_sampler(config: SamplingConfig) -> Sampler:
     """Check sampling settings and make them traced values.
 
     Raises:
       UserError: a value outside its range.
     """
-    if not 0 <= config.temperature < float("inf"):
-        raise UserError(f"temperature must be 0 (greedy) or a positive number, got {config.temperature}")
+    if config.temperature and not _COLDEST <= config.temperature < float("inf"):
+        raise UserError(f"temperature must be 0 (greedy) or a number from {_COLDEST:g} on, got {config.temperature}")
     if not 0 < config.top_p <= 1:
         raise UserError(f"top-p must be above 0 and at most 1, got {config.top_p}")
     if not 0 <= config.min_p <= 1:
@@ -114,7 +117,7 @@ def make_sampler(config: SamplingConfig) -> Sampler:
     sampling = config.temperature > 0
     return Sampler(
         temperature=jnp.float32(config.temperature),
-        top_k=jnp.int32(config.top_k),
+        top_k=jnp.int32(min(config.top_k, jnp.iinfo(jnp.int32).max)),
         top_p=jnp.float32(config.top_p),
         min_p=jnp.float32(config.min_p),
         active=(sampling, sampling and config.top_k > 0, sampling and config.top_p < 1, sampling and config.min_p > 0),

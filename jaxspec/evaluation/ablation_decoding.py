@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES
-from jaxspec.decoding.generate import Generation, generate
+from jaxspec.decoding.generate import generate
 from jaxspec.decoding.loop import Drafter
 from jaxspec.evaluation.ablations import Claim
 from jaxspec.evaluation.latency import bare, star
@@ -273,6 +273,7 @@ def run_similarity(model: Model, answers: Sequence[Answer]) -> list[dict[str, fl
 Cell = dict[str, Any]
 RULES = {name: rule() for name, rule in ACCEPTANCES.items() if rule.lossless}
 TEMPERATURES = (0.3, 0.7, 1.0, 1.3)
+_TOGETHER = 4  # prompts that share a seed
 ACCEPTED = {
     "SPACE, chain of 5": Entry("chain:5", "space"),
     "SPACE, 5 nodes": Entry("sparse:5", "space"),
@@ -281,35 +282,51 @@ ACCEPTED = {
 }
 
 
-def run_acceptance(model: Model, prompts: Sequence[str], max_new_tokens: int) -> dict[str, dict[str, list[Cell]]]:
+def run_acceptance(
+    model: Model, label: str, entry: Entry, prompts: Sequence[str], max_new_tokens: int
+) -> dict[str, list[Cell]]:
     """What both lossless rules come to, on the same prompts at every temperature.
 
+    Args:
+      model: the base.
+      label: of the entry, for the progress line.
+      entry: a method that ships, and its tree.
+      prompts: texts.
+      max_new_tokens: per answer.
+
     Returns:
-      {entry: {rule: one cell per temperature}}: `tokens_per_step`, `accepted` of the offered drafts, and for rejection
-      `against_match`, the ratio of its tokens per step to match's with its interval over prompts.
+      {rule: one cell per temperature}: `prompts`, `tokens_per_step`, `accepted` of the offered drafts, and for
+      rejection `against_match`, the ratio of its tokens per step to match's with its interval.
     """
-    results: dict[str, dict[str, list[Cell]]] = {}
-    with Progress("acceptance", len(ACCEPTED) * len(TEMPERATURES), "temperatures") as progress:
-        for label, entry in ACCEPTED.items():
-            _, adapter = open_adapter(entry.method, model)
-            drafter = make_drafter(adapter, adapter_plan(adapter, entry.tree), model, entry.draft_vocabulary)
-            results[label] = {rule: [] for rule in RULES}
-            for temperature in TEMPERATURES:
-                settings = {"sampling": SamplingConfig(temperature), "batch_size": 4}
-                counts = {}
-                for rule, acceptance in RULES.items():
-                    answers = generate(model, drafter, prompts, max_new_tokens, acceptance=acceptance, **settings)
-                    counts[rule] = _counts(answers)
-                    results[label][rule].append(_shares(counts[rule]))
-                ratio = estimate(np.stack([counts["rejection"], counts["match"]], axis=1), _ratio)
-                results[label]["rejection"][-1]["against_match"] = dataclasses.asdict(ratio)
-                progress.update(sum(len(rules["match"]) for rules in results.values()))
+    _, adapter = open_adapter(entry.method, model)
+    drafter = make_drafter(adapter, adapter_plan(adapter, entry.tree), model, entry.draft_vocabulary)
+    results: dict[str, list[Cell]] = {rule: [] for rule in RULES}
+    with Progress(label, len(TEMPERATURES), "temperatures") as progress:
+        for number, temperature in enumerate(TEMPERATURES, 1):
+            counts = {}
+            for rule, acceptance in RULES.items():
+                settings = {"sampling": SamplingConfig(temperature), "acceptance": acceptance}
+                counts[rule] = _counts(model, drafter, prompts, max_new_tokens, **settings)
+                results[rule].append({"prompts": len(prompts), **_shares(counts[rule])})
+            ratio = estimate(np.stack([counts["rejection"], counts["match"]], axis=1), _ratio)
+            results["rejection"][-1]["against_match"] = dataclasses.asdict(ratio)
+            progress.update(number)
     return results
 
 
-def _counts(answers: Sequence[Generation]) -> np.ndarray:
-    """[n, 4]: of every answer the tokens that steps made, the steps, and the drafts accepted and offered."""
-    return np.array([[a.new_tokens - 1, a.steps, sum(a.accepted), sum(a.offered)] for a in answers])
+def _counts(model: Model, drafter: Drafter, prompts: Sequence[str], max_new_tokens: int, **settings: Any) -> np.ndarray:
+    """[n, 4]: the tokens that steps made, the steps, and the drafts accepted and offered.
+
+    Of n batches of prompts, each with a seed of its own: what is drawn depends on seed and position alone, so that
+    prompts of one seed are no independent sample.
+    """
+    counts = []
+    for seed, first in enumerate(range(0, len(prompts), _TOGETHER)):
+        batch = prompts[first : first + _TOGETHER]
+        answers = generate(model, drafter, batch, max_new_tokens, seed=seed, batch_size=_TOGETHER, **settings)
+        parts = [[a.new_tokens - 1, a.steps, sum(a.accepted), sum(a.offered)] for a in answers]
+        counts.append(np.sum(parts, axis=0))
+    return np.array(counts)
 
 
 def _shares(counts: np.ndarray) -> Cell:

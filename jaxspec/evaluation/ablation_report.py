@@ -28,7 +28,7 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
     """The table of a study and its verdicts."""
     distances = max(len(r["accuracy"]) for r in results.values())
     heads = [f"top-1 d={d + 1}" for d in range(distances)] + [f"top-5 d={d + 1}" for d in range(distances)]
-    counts = sorted({r["answers"] for r in results.values()})
+    counts = sorted({min(r["answers"], r["training"]["steps"] * r["training"]["batch_size"]) for r in results.values()})
     trained = f"Trained on {' or '.join(f'{count:,}' for count in counts)} answers."
     lines = [f"### {study.title}", "", f"{study.source}. {trained}", ""]
     tuned = any("perplexity" in r for r in results.values())
@@ -45,10 +45,20 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
         lines.append(row([label, *cells]))
     lines.append("")
     for claim in study.claims:
-        one, other = (top(results[label]["accuracy"], 1) for label in (claim.one, claim.other))
-        difference = float((one - other)[claim.distance - 1] if claim.distance else np.mean(one - other))
+        one, other = results[claim.one], results[claim.other]
+        if claim.perplexity:
+            lines.append(_claim(claim, one["perplexity"]["own"] / other["perplexity"]["own"] - 1, CLOSE, "perplexity"))
+            continue
+        gap = top(one["accuracy"], 1) - top(other["accuracy"], 1)
+        difference = float(gap[claim.distance - 1] if claim.distance else np.mean(gap))
         of = f"top-1 at distance {claim.distance}" if claim.distance else "top-1, mean over distances"
         lines.append(_claim(claim, difference, CLOSE, of))
+    if tuned:
+        lines += [
+            "",
+            "Perplexities are of held-out answers that the frozen base gave greedily. Tuning on others like them",
+        ]
+        lines += ["makes them likelier: what is compared is one way of tuning with another."]
     return [*lines, ""]
 
 
@@ -101,8 +111,13 @@ def breakdown_section(results: dict[str, dict[str, float]]) -> list[str]:
 def acceptance_section(results: dict[str, dict[str, list[Cell]]]) -> list[str]:
     """Which of the lossless rules makes more tokens per step, and where."""
     lines = ["### Sampling with `match` or `rejection`: tokens per step, and accepted of offered drafts", ""]
+    asked = next(iter(results.values()))["match"][0]["prompts"]
     lines += ["Both keep the distribution; `match` also keeps the text of every seed. Ahead is the rule that makes"]
-    lines += ["more tokens per step: the ratio of rejection's to match's, with its 95% interval over prompts.", ""]
+    lines += [f"more tokens per step: the ratio of rejection's to match's, with its 95% interval, on {asked} held-out"]
+    lines += [
+        "prompts, every four with a seed of their own; no filters. SPACE samples from the base that it tuned.",
+        "",
+    ]
     lines += [row(["", "rule", *(f"T = {t:g}" for t in TEMPERATURES)]), rule(2 + len(TEMPERATURES))]
     for label, rules in results.items():
         for name, found in rules.items():

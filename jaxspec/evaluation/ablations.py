@@ -38,6 +38,7 @@ class Claim:
       text: the conclusion, in our words.
       gains: whether the first is the better one; False: there is nothing to choose the first for.
       distance: the one whose predictions are judged; 0: the mean of all that both have.
+      perplexity: judge by the perplexity of held-out answers under the tuned base instead; gains are increases.
     """
 
     one: str
@@ -45,6 +46,7 @@ class Claim:
     text: str
     gains: bool = True
     distance: int = 0
+    perplexity: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +143,15 @@ STUDIES = (
     Study(
         "space_quality", "SPACE: is quality lost?",
         "SPACE Table 6 in small: LoRA, five masks, 250 updates at 48 positions of two answers each", _LAYERS,
-        {"SFT (p_ar = 1)": SPACE(p_ar=1.0), "SAR-SFT": SPACE()},
-        (Claim("SAR-SFT", "SFT (p_ar = 1)", "ordinary fine-tuning alone does not teach it to guess"),),
+        {
+            "SFT (p_ar = 1)": SPACE(p_ar=1.0),
+            "SAR-SFT": SPACE(weighting="tokens"),
+            "SAR-SFT, terms of equal weight": SPACE(),
+        },
+        (
+            Claim("SAR-SFT", "SFT (p_ar = 1)", "ordinary fine-tuning alone does not teach it to guess"),
+            Claim("SAR-SFT", "SFT (p_ar = 1)", "learning to guess costs no quality", gains=False, perplexity=True),
+        ),
         training={"steps": 250, "insertions": 48},
     ),
     Study(
@@ -186,6 +195,7 @@ STUDIES = (
             Claim("hidden transfer", "early exit", "pseudo states beat reading the same layers directly"),
             Claim("hidden transfer", "Medusa", "and heads on the last layer"),
         ),
+        rates={"early exit": _HEADS, "Medusa": _HEADS},
     ),
     Study(
         "ppd_epts", "PPD: ensemble prompt tokens", "PPD Table 6.4", 3e-2,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import math
 import re
 import time
 from collections.abc import Sequence
@@ -103,7 +101,7 @@ def answer_row(
         "decode_seconds": [turn.decode_seconds for turn in turns],
         "offered": [turn.offered for turn in turns],
         "accepted": [turn.accepted for turn in turns],
-        "divergence": [parting and _plain(parting) for parting in parted],
+        "divergence": [parting and parting.as_json() for parting in parted],
     }
     return {
         "question_id": question.id,
@@ -115,8 +113,3 @@ def answer_row(
         "data": question.data,
         "batch": [[q.data, q.id] for q in batch],
     }
-
-
-def _plain(parting: Divergence) -> dict[str, Any]:
-    """For JSON, which has no infinity: a gap of null where one answer ended and the other went on."""
-    return dataclasses.asdict(parting) | {"gap": parting.gap if math.isfinite(parting.gap) else None}

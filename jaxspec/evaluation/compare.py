@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +34,10 @@ class Divergence:
     index: int
     tokens: tuple[int, int]
     gap: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values. JSON has no infinity: a gap is null where an answer has ended, or a filter bars one token."""
+        return dataclasses.asdict(self) | {"gap": self.gap if math.isfinite(self.gap) else None}
 
 
 def first_divergence(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from typing import Any, TextIO
 
@@ -50,7 +49,7 @@ def record(
         row["identical_to_autoregressive"] = answer.tokens == reference.tokens
         row["autoregressive_tokens_per_second"] = round(speed, 2)
         row["speedup"] = round(answer.tokens_per_second / speed, 3) if speed else None
-        row["first_divergence"] = dataclasses.asdict(divergence) if divergence else None
+        row["first_divergence"] = divergence.as_json() if divergence else None
     return row
 
 

@@ -115,6 +115,7 @@ def load_adapter(folder: Path, config: ModelConfig) -> Adapter:
         raise UserError(f"{folder}/adapter.json: unknown method {name!r}")
     try:
         method = METHODS[name](**settings)
+        expected = flax.traverse_util.flatten_dict(method.abstract(config), sep="/")
     except TypeError as error:
         raise UserError(f"{folder}/adapter.json: settings do not fit {name}: {error}") from None
     file = folder / "adapter.safetensors"
@@ -125,7 +126,6 @@ def load_adapter(folder: Path, config: ModelConfig) -> Adapter:
     frequent = flat.pop(_FREQUENT, None)
     if frequent is not None and not _are_tokens(frequent, config.vocab_size):
         raise UserError(f"{file}: {_FREQUENT} must hold different token ids of the vocabulary of {config.vocab_size}")
-    expected = flax.traverse_util.flatten_dict(method.abstract(config), sep="/")
     for key in sorted(expected.keys() | flat.keys()):
         if key not in flat:
             raise UserError(f"{file}: tensor {key!r} is missing")

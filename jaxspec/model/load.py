@@ -90,8 +90,12 @@ class Model:
         """Token ids of a prompt, or of a conversation: turns of the user and of the base, the user's first and last.
 
         They come inside the chat template where `chat` and the tokenizer has one, else with blank lines between.
+        Raises UserError for text that is no valid Unicode: bytes of another encoding, or JSON's half pairs.
         """
         turns = [prompt] if isinstance(prompt, str) else prompt
+        for turn in turns:
+            if any("\ud800" <= letter <= "\udfff" for letter in turn):
+                raise UserError(f"prompt {turn[:40]!r}: not valid Unicode; give it in UTF-8")
         if chat and self.tokenizer.chat_template:
             messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
             return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)

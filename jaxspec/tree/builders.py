@@ -42,10 +42,7 @@ def straightforward(length: int) -> TreePlan:
 
 def cartesian(widths: Sequence[int]) -> TreePlan:
     """Every path through the `widths[m]` best candidates of each distance m + 1."""
-    _check_widths(widths)
-    size = sum(math.prod(widths[:depth]) for depth in range(1, len(widths) + 1))
-    if size > _LARGEST:
-        raise UserError(f"tree: widths {list(widths)} make {size} nodes, more than {_LARGEST}")
+    _check_widths(widths, sum(math.prod(widths[:depth]) for depth in range(1, len(widths) + 1)))
     levels = [itertools.product(*map(range, widths[:depth])) for depth in range(1, len(widths) + 1)]
     return from_paths([path for level in levels for path in level])
 
@@ -55,7 +52,7 @@ def efficient(widths: Sequence[int]) -> TreePlan:
 
     BiTA's default is 5 for every distance; its released code thins the levels, 5, 4, 3.
     """
-    _check_widths(widths)
+    _check_widths(widths, sum(widths))
     return from_paths([(*(0,) * depth, rank) for depth, width in enumerate(widths) for rank in range(width)])
 
 
@@ -106,9 +103,11 @@ def random_tree(distances: int, ranks: int, num_nodes: int, seed: int = 0) -> Tr
     return from_paths(chosen)
 
 
-def _check_widths(widths: Sequence[int]) -> None:
+def _check_widths(widths: Sequence[int], nodes: int) -> None:
     if not widths or min(widths) < 1:
         raise UserError(f"tree: every level needs at least one candidate, got widths {list(widths)}")
+    if nodes > _LARGEST:
+        raise UserError(f"tree: widths {list(widths)} make {nodes} nodes, more than {_LARGEST}")
 
 
 def _check_nodes(num_nodes: int) -> None:

@@ -123,6 +123,7 @@ def test_typical_acceptance_takes_more_and_may_change_the_text(tiny, ppd, plain)
         ({"max_new_tokens": -3}, "got -3"),
         ({"prompts": [[]]}, "empty"),
         ({"prompts": ["  "]}, "empty"),
+        ({"prompts": "one text"}, "must be a list of prompts"),
         ({"prompts": [[16]]}, "outside the vocabulary"),
         ({"prompts": [[1] * 250]}, "250 tokens and only 236 fit"),
         ({"max_length": 30, "prompts": [[1] * 11]}, "11 tokens and only 10 fit"),

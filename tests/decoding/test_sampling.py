@@ -30,7 +30,7 @@ def reference(logits, config):
     "config",
     [
         SamplingConfig(0.7, top_k=5),
-        SamplingConfig(1.0, top_k=500),
+        SamplingConfig(1.0, top_k=3_000_000_000),
         SamplingConfig(1.0, top_p=0.6),
         SamplingConfig(1.3, top_p=1e-6),
         SamplingConfig(1.0, min_p=0.1),

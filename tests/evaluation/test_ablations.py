@@ -150,8 +150,7 @@ def test_a_method_with_a_base_of_its_own_races_that(model, tmp_path):
 def test_both_lossless_rules_are_measured_at_every_temperature(model, monkeypatch):
     adapter = Adapter(PPD(), PPD().init(jax.random.key(0), model.base), model.fingerprint, {})
     monkeypatch.setattr(ablation_decoding, "open_adapter", lambda method, model: (None, adapter))
-    monkeypatch.setattr(ablation_decoding, "ACCEPTED", {"a chain": Entry("chain:2", "ppd")})
-    (rules,) = run_acceptance(model, ["question 1", "another"], 8).values()
+    rules = run_acceptance(model, "a chain", Entry("chain:2", "ppd"), ["question 1", "another"], 8)
     assert set(rules) == {"match", "rejection"} and {entry.method for entry in ACCEPTED.values()} == {"space", "medusa"}
     cells = [cell for found in rules.values() for cell in found]
     assert len(cells) == 8 and all(c["tokens_per_step"] >= 1 and 0 <= c["accepted"] <= 1 for c in cells)
@@ -162,22 +161,22 @@ def test_rules_are_compared_in_pairs(model, monkeypatch):
     """By hand, for a rule that needs half the steps on every prompt; with the draft vocabulary of the entry."""
     info, frequent = {"draft_vocabulary": 7}, np.arange(30, dtype=np.int32)
     adapter = Adapter(PPD(), PPD().init(jax.random.key(0), model.base), model.fingerprint, info, frequent)
-    drafted = []
+    asked = []
 
-    def generate(model, drafter, prompts, max_new_tokens, *, acceptance, **settings):
-        drafted.append(drafter.draft_vocabulary and drafter.draft_vocabulary.ids.size)
-        steps = range(1, 6) if type(acceptance) is Rejection else range(2, 12, 2)
+    def generate(model, drafter, prompts, max_new_tokens, *, acceptance, seed, **settings):
+        asked.append((drafter.draft_vocabulary.ids.size, seed, len(prompts)))
+        faster = 1 if type(acceptance) is Rejection else 2
+        steps = [faster * (seed + 1)] * len(prompts)
         return [SimpleNamespace(new_tokens=5, steps=s, accepted=[1, 0], offered=[3, 1]) for s in steps]
 
-    entries = {"all": Entry("chain:2", "ppd"), "some": Entry("chain:2", "ppd", draft_vocabulary=20)}
     monkeypatch.setattr(ablation_decoding, "open_adapter", lambda method, model: (None, adapter))
-    monkeypatch.setattr(ablation_decoding, "ACCEPTED", entries)
     monkeypatch.setattr(ablation_decoding, "generate", generate)
-    results = run_acceptance(model, [], 8)
-    assert drafted == [None] * 8 + [20] * 8
-    cells = {rule: found[0] for rule, found in results["some"].items()}
-    assert cells["match"] == {"tokens_per_step": pytest.approx(20 / 30), "accepted": 0.25}
-    assert cells["rejection"]["tokens_per_step"] == pytest.approx(20 / 15)
+    found = run_acceptance(model, "", Entry("chain:2", "ppd", draft_vocabulary=20), ["a prompt"] * 18, 8)
+    assert asked == [(20, 0, 4), (20, 1, 4), (20, 2, 4), (20, 3, 4), (20, 4, 2)] * 8
+    cells = {rule: found[0] for rule, found in found.items()}
+    steps = 4 * (1 + 2 + 3 + 4) + 2 * 5
+    assert cells["match"] == {"prompts": 18, "tokens_per_step": pytest.approx(72 / (2 * steps)), "accepted": 0.25}
+    assert cells["rejection"]["tokens_per_step"] == pytest.approx(72 / steps)
     assert cells["rejection"]["against_match"] == pytest.approx({"value": 2, "low": 2, "high": 2})
 
 
@@ -261,6 +260,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     trainings = {
         study.name: {
             label: {"accuracy": fake_accuracy(method, 0.3), "parameters": 1234, "answers": 500}
+            | {"training": {"steps": 36, "batch_size": 2}}
             for label, method in study.variants.items()
         }
         for study in STUDIES
@@ -270,6 +270,8 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     decoding = {study.name: {label: dict(row) for label in study.entries} for study in DECODING_STUDIES}
     decoding["bita_decoding"]["efficient tree"]["speedup"] = 1.3
     trainings["space_training"]["LoRA"]["perplexity"] = {"base": 1.25, "own": 1.5}
+    for label, own in zip(trainings["space_quality"], (1.5, 1.8, 1.9), strict=True):
+        trainings["space_quality"][label]["perplexity"] = {"base": 2.0, "own": own}
     trainings["transfer_second"]["25"]["accuracy"][1][0] -= 0.015
     steps = {name: {"8": 0.02, "16": 0.03} for name in STEP_METHODS}
     steps["Hidden Transfer, layers 10/14/18"] = {"8": 0.015, "16": 0.027}
@@ -281,7 +283,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
         "similarity": [{"11": 0.5, "12": 0.6}],
         "acceptance": {
             "a tree": {
-                rule: [{"tokens_per_step": made, "accepted": made - 1} for made in found]
+                rule: [{"prompts": 40, "tokens_per_step": made, "accepted": made - 1} for made in found]
                 for rule, found in (("match", [1.5, 1.4, 1.3, 1.2]), ("rejection", [1.4, 1.4, 1.35, 1.25]))
             }
         },
@@ -294,7 +296,8 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     page = write_report(results, tmp_path).read_text()
     for study in (*STUDIES, *DECODING_STUDIES):
         assert f"### {study.title}" in page
-    assert "BiTA Table 3. Trained on 500 answers." in page
+    assert "BiTA Table 3. Trained on 72 answers." in page
+    assert "learning to guess costs no quality: **does not hold** (perplexity +0.200)" in page
     assert "deep prompts help much more: **does not hold** (top-1, mean over distances -0.061)" in page
     assert "shallow prompts help a little: **no difference here**" in page
     assert "the efficient tree is the fastest: **holds** (speedup +0.300)" in page
@@ -305,6 +308,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     assert "| deep | 0.200 | 0.100 | 0.067 | 0.280 | 0.180 | 0.147 | 1,234 |" in page
     assert "| 1,234 | 0.03 |  |  |" in page and "| 1,234 | 0.001 | 1.250 | 1.500 |" in page
     assert "| a tree | rejection | 1.40, 40% | 1.40, 40% | 1.35, 35% | 1.25, 25% |" in page
+    assert "on 40 held-out\nprompts" in page
     ahead = "match, 0.93 (0.90 to 0.96) | undecided, 1.00 (0.97 to 1.03) | rejection, 1.04 (1.01 to 1.07)"
     assert f"| a tree | ahead | {ahead} | undecided, 1.04 |" in page
     assert "| ppd | 3 | 5 | 20.0 | 5.0 | 5.0 | 30.0 | 1.50 tokens per step |" in page

@@ -32,3 +32,4 @@ def test_with_sampling_the_noise_counts(tiny):
 def test_an_answer_that_is_too_short_is_no_near_tie(tiny):
     found = first_divergence(tiny, [1], [2], [2, 3])
     assert found.index == 1 and found.tokens == (-1, 3) and found.gap == float("inf")
+    assert found.as_json() == {"index": 1, "tokens": (-1, 3), "gap": None}

@@ -97,6 +97,8 @@ def test_wrong_adapters_are_refused(tiny, folder):
     assert "belongs to method 'autoregressive', not 'ppd'" in message()
     edit(folder, method="ppd", settings={"ensemble": 2, "colour": 1})
     assert "settings do not fit ppd" in message()
+    edit(folder, settings={"ensemble": 2.0})
+    assert "settings do not fit ppd" in message()
     edit(folder, settings={"ensemble": 3})
     assert "'embeddings' has shape [3, 2, 32], ppd on this base needs [3, 3, 32]" in message()
     edit(folder, settings={"ensemble": 2, "aggregation": "learned"})

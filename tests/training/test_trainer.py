@@ -21,6 +21,7 @@ from jaxspec.training.data import Answer
 from jaxspec.training.run_config import check_config
 from jaxspec.training.step import first_state, stage_ends, train_step
 from jaxspec.training.trainer import Stopped, Trainer
+from tests.model.helpers import assert_same_params
 from tests.tiny import on_mesh
 from tests.training.helpers import losses, weights, write_at_once
 
@@ -334,7 +335,9 @@ def test_full_fine_tuning_ends_in_a_base_of_its_own(config, model, tmp_path):
     shutil.rmtree(tmp_path / "again" / "model")
     shutil.rmtree(tmp_path / "again" / "checkpoints" / "12")
     Trainer(config, model, tmp_path / "again", resume=True).run()
-    assert load_model(str(tmp_path / "again" / "model")).fingerprint == tuned.fingerprint
+    again = load_model(str(tmp_path / "again" / "model"))
+    assert again.fingerprint == tuned.fingerprint and losses(tmp_path / "again") == rows
+    assert_same_params(again.params, tuned.params)
 
 
 def test_a_tuned_base_is_part_of_a_small_adapter(config, model, tmp_path):
