@@ -59,7 +59,7 @@ class PageOptions:
     Attributes:
       folders: of benchmarks, and of latencies; claims are judged by the first. A benchmark that repeats the first one
         is compared with it.
-      output: folder for results.md, results.json and plots.
+      output: folder for results.md, results.json and plots; an ablations.json that lies there counts as evidence.
     """
 
     folders: tyro.conf.Positional[tuple[str, ...]]
@@ -76,11 +76,9 @@ def bench(args: list[str]) -> None:
     kept = f"answers so far are in {options.output}: the same command goes on, bench.py report shows them"
     try:
         run_bench(options, model, Path(options.output), say, options.run_code, options.perplexity)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, OSError):
         say(kept)
         raise
-    except OSError as error:
-        raise UserError(f"{options.output}: {error.strerror or error}; {kept}") from None
     show(Path(options.output), options.json)
 
 

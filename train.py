@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from pathlib import Path
 
-from jaxspec import UserError
 from jaxspec.cli import enable_compilation_cache, parse, run_main
 from jaxspec.evaluation.dry_run import dry_run_training, training_lines
+from jaxspec.files import local_folder
 from jaxspec.methods.adapter import OWN_MODEL
 from jaxspec.model.chips import absent_mesh
 from jaxspec.model.load import check_dtype, load_model, load_shapes
@@ -57,6 +56,7 @@ def main(args: list[str]) -> None:
     config = RunConfig(**{key: getattr(options, key) for key in fields})
     if config.model != fields["model"] and config.shapes == fields["shapes"]:
         config = dataclasses.replace(config, shapes=load_shapes(config.model))
+    output, _ = local_folder(options.output or f"runs/{name}"), local_folder(config.data.cache)
     # both before JAX looks for devices
     absent = absent_mesh(config.mesh, options.topology) if options.dry_run else None
     join_processes(options.processes)
@@ -70,11 +70,7 @@ def main(args: list[str]) -> None:
         found = dry_run_training(config, *absent, dtype)
         print(json.dumps(found, indent=1) if options.json else "\n".join(training_lines(name, config, found)))
         return
-    for folder in (options.output, config.data.cache):
-        if "://" in folder:
-            raise UserError(f"{folder}: not a folder; mount the bucket (gcsfuse does it for gs://) and give its path")
     enable_compilation_cache()
-    output = Path(options.output or f"runs/{name}")
     stopping = on_sigterm()
     model = load_model(config.model, options.dtype or None, config.mesh, config.data.template)
     try:

@@ -47,7 +47,8 @@ def run_main(main: Callable[[list[str]], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:  # a full disk, a folder of somebody else's, a name that is too long
-        reason = str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
+        text = str(error).strip().split("\n", 1)[0] or type(error).__name__
+        reason = text if error.filename is None else f"{error.filename}: {error.strerror}"
         print(f"error: {reason}", file=sys.stderr)
         sys.exit(2)
 

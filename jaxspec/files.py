@@ -39,6 +39,13 @@ def _aside(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
 
 
+def local_folder(name: str) -> Path:
+    """A folder by its name. Raises UserError for a bucket, which would become a folder called `gs:`."""
+    if "://" in name:
+        raise UserError(f"{name}: not a folder; mount the bucket (gcsfuse does it for gs://) and give its path")
+    return Path(name)
+
+
 def writable(folder: Path) -> Path:
     """The folder, made where missing. Raises UserError before hours of measuring rather than after them."""
     try:

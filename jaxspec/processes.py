@@ -40,7 +40,8 @@ def join_processes(config: ProcessConfig) -> None:
         return
     settings = {}
     if config.coordinator != "auto":
-        if not config.coordinator.rpartition(":")[2].isdecimal() or config.coordinator.count(":") < 1:
+        address, _, port = config.coordinator.rpartition(":")
+        if not (address and port.isdecimal()):
             raise UserError(f"processes: coordinator must be HOST:PORT or auto, got {config.coordinator!r}")
         if not 0 <= config.index < config.count:
             raise UserError(f"processes: index must be from 0 to count - 1, got {config.index} of {config.count}")

@@ -39,9 +39,10 @@ def source_digest() -> str:
 
 
 def _bare(source: str) -> str:
-    """The syntax tree of a module without its docstrings."""
+    """A module without comments and docstrings, in one way of writing."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
-    return ast.dump(tree)
+            node.body = node.body or [ast.Pass()]
+    return ast.unparse(tree)

@@ -13,6 +13,7 @@ from jaxspec.processes import ProcessConfig, join_processes
         (ProcessConfig("localhost", 2, 0), "coordinator must be HOST:PORT or auto, got 'localhost'"),
         (ProcessConfig("localhost:", 2, 0), "got 'localhost:'"),
         (ProcessConfig("1234", 2, 0), "got '1234'"),
+        (ProcessConfig(":1234", 2, 0), "got ':1234'"),
         (ProcessConfig("localhost:1234", 2, 2), "index must be from 0 to count - 1, got 2 of 2"),
     ],
 )

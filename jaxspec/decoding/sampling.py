@@ -97,7 +97,7 @@ class Sampler:
         return jax.vmap(jax.vmap(one, (None, 0)))(seeds, positions)
 
 
-_COLDEST = 1e-6  # logits over less than this are infinite
+_COLDEST = 1e-6  # what is colder is greedy, and far below it logits overflow
 
 
 def make_sampler(config: SamplingConfig) -> Sampler:

@@ -273,7 +273,7 @@ def run_similarity(model: Model, answers: Sequence[Answer]) -> list[dict[str, fl
 Cell = dict[str, Any]
 RULES = {name: rule() for name, rule in ACCEPTANCES.items() if rule.lossless}
 TEMPERATURES = (0.3, 0.7, 1.0, 1.3)
-_TOGETHER = 4  # prompts that share a seed
+TOGETHER = 4  # prompts that share a seed
 ACCEPTED = {
     "SPACE, chain of 5": Entry("chain:5", "space"),
     "SPACE, 5 nodes": Entry("sparse:5", "space"),
@@ -321,9 +321,9 @@ def _counts(model: Model, drafter: Drafter, prompts: Sequence[str], max_new_toke
     prompts of one seed are no independent sample.
     """
     counts = []
-    for seed, first in enumerate(range(0, len(prompts), _TOGETHER)):
-        batch = prompts[first : first + _TOGETHER]
-        answers = generate(model, drafter, batch, max_new_tokens, seed=seed, batch_size=_TOGETHER, **settings)
+    for seed, first in enumerate(range(0, len(prompts), TOGETHER)):
+        batch = prompts[first : first + TOGETHER]
+        answers = generate(model, drafter, batch, max_new_tokens, seed=seed, batch_size=TOGETHER, **settings)
         parts = [[a.new_tokens - 1, a.steps, sum(a.accepted), sum(a.offered)] for a in answers]
         counts.append(np.sum(parts, axis=0))
     return np.array(counts)

@@ -47,7 +47,8 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
     for claim in study.claims:
         one, other = results[claim.one], results[claim.other]
         if claim.perplexity:
-            lines.append(_claim(claim, one["perplexity"]["own"] / other["perplexity"]["own"] - 1, CLOSE, "perplexity"))
+            difference = one["perplexity"]["own"] / other["perplexity"]["own"] - 1
+            lines.append(_claim(claim, difference, CLOSE, "perplexity, relative"))
             continue
         gap = top(one["accuracy"], 1) - top(other["accuracy"], 1)
         difference = float(gap[claim.distance - 1] if claim.distance else np.mean(gap))
@@ -115,7 +116,7 @@ def acceptance_section(results: dict[str, dict[str, list[Cell]]]) -> list[str]:
     lines += ["Both keep the distribution; `match` also keeps the text of every seed. Ahead is the rule that makes"]
     lines += [f"more tokens per step: the ratio of rejection's to match's, with its 95% interval, on {asked} held-out"]
     lines += [
-        "prompts, every four with a seed of their own; no filters. SPACE samples from the base that it tuned.",
+        "prompts, every {TOGETHER} with a seed of their own; no filters. SPACE samples from the base that it tuned.",
         "",
     ]
     lines += [row(["", "rule", *(f"T = {t:g}" for t in TEMPERATURES)]), rule(2 + len(TEMPERATURES))]
@@ -177,8 +178,8 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
         f"Base: {setting['model']}. Where a table says nothing else a training has {setting['steps']} updates, each on",
         "two of the base's own answers at up to 128 positions. Accuracies are those of",
         f"{setting['eval_answers']} held-out answers at every position; speeds are medians over prompts, all entries",
-        f"in turn ({setting['machine']}). Differences of top-1 accuracy below {CLOSE} and of speedup below",
-        f"{CLOSE_SPEED} count as none.",
+        f"in turn ({setting['machine']}). Differences of top-1 accuracy, and relative ones of perplexity, below",
+        f"{CLOSE} count as none, and of speedup below {CLOSE_SPEED}.",
         "",
     ]
     for study in STUDIES:

@@ -324,7 +324,6 @@ def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
         figures = {
             "method": {"name": run.method.name} | dataclasses.asdict(run.method),
             "training": dataclasses.asdict(run.train),
-            "answers": run.data.answers,
             "accuracy": adapter.info["accuracy"],
             "positions": adapter.info["accuracy_positions"],
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(adapter.trainable)),
@@ -336,7 +335,7 @@ def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
         shutil.rmtree(folder / "checkpoints")
         if figures["parameters"] > _LARGE:
             (folder / "adapter.safetensors").unlink()
-    return json.loads(result.read_text())
+    return json.loads(result.read_text()) | {"answers": run.data.answers}
 
 
 def run_studies(

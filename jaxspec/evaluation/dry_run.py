@@ -107,11 +107,11 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
     batch = with_shardings(batch, batch_shardings(mesh, batch))
     with in_mesh(mesh):
         needs = _compiled(train_step.lower(method, train, 0, base, state, batch, whole=whole))
-    passes = train.batch_size // pass_size(train, parts_of_batch(mesh))  # the compiler counts what it repeats once
+    parts = parts_of_batch(mesh)
+    passes = train.batch_size // pass_size(train, parts)  # the compiler counts what it repeats once
     needs = dataclasses.replace(needs, passes=passes)
     sizes = {"parameters": size(base.params), "trainable": size(state.trainable)}
-    parts = parts_of_batch(mesh)
-    asked = 0 if config.data.answer_column else bucket(config.data.batch_size, parts, parts)
+    asked = bucket(config.data.batch_size, parts, parts)
     cache = _cache_bytes(config.shapes, asked, _room(config), jnp.dtype(dtype), mesh)
     return sizes | {
         "weights_bytes": device_bytes(base.params),
@@ -241,7 +241,7 @@ def training_lines(name: str, config: RunConfig, found: dict[str, Any]) -> list[
         f"{name}: {config.method.name} on {config.model}, {_mesh_text(config.mesh)}",
         _parameters_text(found),
         f"per device  weights {_gb(found['weights_bytes'])}, trainable {_gb(found['trainable_bytes'])}, optimizer "
-        f"{_gb(found['optimizer_bytes'])}; while the base answers prompts, cache {_gb(found['answers_cache_bytes'])}",
+        f"{_gb(found['optimizer_bytes'])}; where the base answers prompts, cache {_gb(found['answers_cache_bytes'])}",
         f"an update   {_step_text(found['step'])}",
     ]
 

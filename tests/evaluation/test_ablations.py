@@ -297,7 +297,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     for study in (*STUDIES, *DECODING_STUDIES):
         assert f"### {study.title}" in page
     assert "BiTA Table 3. Trained on 72 answers." in page
-    assert "learning to guess costs no quality: **does not hold** (perplexity +0.200)" in page
+    assert "learning to guess costs no quality: **does not hold** (perplexity, relative +0.200)" in page
     assert "deep prompts help much more: **does not hold** (top-1, mean over distances -0.061)" in page
     assert "shallow prompts help a little: **no difference here**" in page
     assert "the efficient tree is the fastest: **holds** (speedup +0.300)" in page

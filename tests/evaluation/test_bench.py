@@ -14,7 +14,7 @@ import jaxspec.evaluation.bench
 from jaxspec.cli import parse, run_main
 from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers
-from jaxspec.evaluation.bench import batches, converse, partings, run_bench, select_questions
+from jaxspec.evaluation.bench import _shuffled, batches, converse, partings, run_bench, select_questions
 from jaxspec.evaluation.bench_config import BenchConfig
 from jaxspec.evaluation.bench_report import command, load_results, write_bench_report
 from jaxspec.evaluation.compare import first_divergence
@@ -192,6 +192,14 @@ def test_batches_share_turns_and_temperature():
     assert ids(BenchConfig(batch_size=2)) == [[0, 2], [1, 4], [3, 5], [6]]
     assert ids(BenchConfig(batch_size=2, mt_bench_temperatures=True)) == [[0, 2], [1, 4], [3], [5], [6]]
     assert ids(BenchConfig()) == [[i] for i in range(7)]
+
+
+def test_questions_are_asked_in_an_order_of_their_own(finished):
+    folder, _ = finished
+    rows = [json.loads(line) for line in (folder / "answers/run_1/medusa.jsonl").open()]
+    asked = [Question(row["data"], row["question_id"], "", (), "turns", {}) for row in rows]
+    in_order = sorted(asked, key=lambda question: (question.data, str(question.id)))
+    assert _shuffled(asked) == _shuffled(in_order) == asked != in_order
 
 
 def test_a_divergence_is_listed_with_its_gap(finished, tmp_path):
