@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable, Hashable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,7 @@ from jaxspec.progress import Progress
 from jaxspec.tree import State, TreePlan, chain, from_paths, make_plan
 from jaxspec.tree.hardware import Latency, fit_latency
 
+K = TypeVar("K", bound=Hashable)
 _SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # nodes
 _STEPS = 4  # per sample
 _PROMPT = 64  # tokens at most before the steps
@@ -61,17 +64,28 @@ def measure_latency(
             base = model.base_for(batch_size * drafter.num_rows)
             runs[rows] = StepTimer(base, drafter, batch_size, cache_length)
             progress.update(number, f"{rows} compiled" if isinstance(rows, str) else f"{rows} rows compiled")
-        samples = {rows: [] for rows in runs}
-        for turn in range(rounds):
-            for number, (rows, run) in enumerate(runs.items(), 1):
-                samples[rows].append(run())
-                progress.update((turn + 1) * len(runs) + number)
-    medians = {size: float(np.median(values)) for size, values in samples.items()}
+        medians = in_rounds(runs, rounds, lambda done: progress.update(len(runs) + done))
     latency = fit_latency({rows: seconds for rows, seconds in medians.items() if isinstance(rows, int)})
     if not depths:
         return latency
     deeper = [medians[f"depth {depth}"] - latency(depth + 1) for depth in depths]
     return dataclasses.replace(latency, drafting=tuple(np.maximum.accumulate([0.0, *deeper]).tolist()))
+
+
+def in_rounds(runs: dict[K, Callable[[], float]], rounds: int, say: Callable[[int], None]) -> dict[K, float]:
+    """Medians of several measurements, all taken once a round, in another order every round.
+
+    Args:
+      runs: what measures, by name.
+      rounds: how many.
+      say: told how many measurements have been taken.
+    """
+    names, samples = list(runs), {name: [] for name in runs}
+    for turn in range(rounds):
+        for number, place in enumerate(np.random.default_rng(turn).permutation(len(names)), 1):
+            samples[names[place]].append(runs[names[place]]())
+            say(turn * len(names) + number)
+    return {name: float(np.median(values)) for name, values in samples.items()}
 
 
 def star(nodes: int, probes: int) -> TreePlan:

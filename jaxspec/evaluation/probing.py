@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoding.loop import Drafter
-from jaxspec.evaluation.latency import StepTimer
+from jaxspec.evaluation.latency import StepTimer, in_rounds
 from jaxspec.methods.base import Batch, PyTree
 from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.model.base import Base
@@ -36,12 +36,7 @@ def step_times(
     """
     with Progress("measuring", len(drafters) * rounds, "runs") as progress:
         timers = {name: StepTimer(model.base_for(d.num_rows), d, 1, cache_length) for name, d in drafters.items()}
-        samples: dict[Hashable, list[float]] = {name: [] for name in drafters}
-        for turn in range(rounds):
-            for number, (name, timer) in enumerate(timers.items(), 1):
-                samples[name].append(timer())
-                progress.update(turn * len(drafters) + number)
-    return {name: float(np.median(seconds)) for name, seconds in samples.items()}
+        return in_rounds(timers, rounds, progress.update)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,11 +17,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError, suggest
-from jaxspec.evaluation.latency import StepTimer, bare
+from jaxspec.evaluation.latency import StepTimer, bare, in_rounds
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.files import writable, write_atomically
 from jaxspec.machine import device_name
@@ -177,12 +176,7 @@ def _in_turn(model: Model, batch: int, cache: int, sizes: Sequence[int], rounds:
         for number, rows in enumerate(sizes, 1):
             timers[rows] = StepTimer(model.base_for(batch * rows), bare(rows), batch, cache)
             progress.update(number, f"{rows} rows compiled")
-        samples: dict[int, list[float]] = {rows: [] for rows in timers}
-        for turn in range(1, rounds + 1):
-            for number, (rows, run) in enumerate(timers.items(), 1):
-                samples[rows].append(run())
-                progress.update(turn * len(sizes) + number)
-    return {rows: float(np.median(values)) for rows, values in samples.items()}
+        return in_rounds(timers, rounds, lambda done: progress.update(len(sizes) + done))
 
 
 def write_latency(results: dict[str, Any], folder: Path) -> None:
