@@ -66,6 +66,7 @@ def test_passes_are_counted(mesh):
     assert 0.8 < 2 * parts["flops"] / once["flops"] < 1.25
 
 
+@pytest.mark.slow
 def test_zero_2_holds_weights_whole(mesh):
     run = dataclasses.replace(RUN, method=SPACE(tuning="full"))
     meshes = (dataclasses.replace(MESH, zero=zero) for zero in (3, 2))
@@ -74,18 +75,21 @@ def test_zero_2_holds_weights_whole(mesh):
     assert two["optimizer_bytes"] == three["optimizer_bytes"]
 
 
-def test_steps_of_1_16_and_64_rows(mesh):
-    run = dataclasses.replace(RUN, draft_vocabulary=12)
-    for method in (PPD(), SPACE(), HiddenTransfer(layers=(0, 1, 1))):
-        found = dry_run_decoding(dataclasses.replace(run, method=method), mesh, CHIPS["v5e"], 2, 128)
-        assert all(rows <= most for rows, most in zip(found["steps"], (1, 16, 64), strict=True))
-        one, many, most = found["steps"].values()
-        assert one["flops"] < many["flops"] < most["flops"]
-        assert found["trainable"] == dry_run_training(dataclasses.replace(run, method=method), mesh, None)["trainable"]
-        words = f"{found['parameters']:,} of the base, {found['trainable']:,} trainable"
-        assert words in decoding_lines("tiny", run, MESH, found)[1]
-        assert all(step["fits"] for step in found["steps"].values())
-        assert one["memory_seconds"] == one["arguments"] / CHIPS["v5e"].bandwidth
+SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in (SPACE(), HiddenTransfer(layers=(0, 1, 1)))]
+
+
+@pytest.mark.parametrize("method", [PPD(), *SLOW], ids=lambda method: method.name)
+def test_steps_of_1_16_and_64_rows(mesh, method):
+    run = dataclasses.replace(RUN, method=method, draft_vocabulary=12)
+    found = dry_run_decoding(run, mesh, CHIPS["v5e"], 2, 128)
+    assert all(rows <= most for rows, most in zip(found["steps"], (1, 16, 64), strict=True))
+    one, many, most = found["steps"].values()
+    assert one["flops"] < many["flops"] < most["flops"]
+    assert found["trainable"] == dry_run_training(run, mesh, None)["trainable"]
+    words = f"{found['parameters']:,} of the base, {found['trainable']:,} trainable"
+    assert words in decoding_lines("tiny", run, MESH, found)[1]
+    assert all(step["fits"] for step in found["steps"].values())
+    assert one["memory_seconds"] == one["arguments"] / CHIPS["v5e"].bandwidth
 
 
 def few_layers(config):
@@ -98,11 +102,12 @@ def few_layers(config):
     return dataclasses.replace(config, shapes=shapes, method=method, mesh=MESH)
 
 
-SMALL = [name for name in config_names() if "smollm2" in name]
-LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in config_names() if name not in SMALL]
+FAST = ("ppd_smollm2", "space_smollm2", "medusa_smollm2")
 
 
-@pytest.mark.parametrize("name", SMALL + LARGE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in config_names()]
+)
 def test_every_config(name, mesh):
     config = few_layers(load_config(name))
     train = dataclasses.replace(config.train, batch_size=4, microbatch=0)

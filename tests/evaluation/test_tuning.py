@@ -71,6 +71,7 @@ def test_latency_covers_the_sizes_and_a_race_is_lossless(capsys):
     assert "racing: 4/4 runs" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_heads_are_tuned_with_what_depth_costs_and_with_draft_vocabularies(tmp_path, capsys):
     """Every tree is tried with every vocabulary; the choice remembers its own."""
     model = make_text_model()

@@ -29,6 +29,11 @@ def test_a_product_is_the_same_in_either_layout(shape, block):
     assert half.dtype == jnp.float32 and half.shape == (*shape[:-1], 48)
 
 
+def test_a_row_alone_is_multiplied_like_one_of_two():
+    x, blocks = jax.random.normal(jax.random.key(1), (2, 48)), in_blocks({"kernel": kernel(48, 32)}, 16)["kernel"]
+    np.testing.assert_array_equal(product(x[:1], blocks), product(x, blocks)[:1])
+
+
 def test_columns_are_found_in_either_layout():
     plain_kernel, index = kernel(24, 48), jnp.array([[0, 47, 8], [7, 16, 31]])
     blocked = in_blocks({"kernel": plain_kernel}, 8)["kernel"]

@@ -63,6 +63,7 @@ def assert_alike(one, many):
 MESHES = [MeshConfig(data=8), MeshConfig(fsdp=8), MeshConfig(tensor=8), MeshConfig(2, 2, 2)]
 
 
+@pytest.mark.slow
 def test_every_mesh():
     one = train(PPD(ensemble=2), TRAIN, steps=20)
     for mesh in MESHES:
@@ -74,14 +75,15 @@ SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in (Amphista(), 
 
 @pytest.mark.parametrize(
     "method",
-    [BiTA(), HiddenTransfer(layers=(0, 1, 1), training="joint"), Medusa(lm_head="full"), *SLOW],
+    [PPD(), BiTA(), HiddenTransfer(layers=(0, 1, 1), training="joint"), Medusa(lm_head="full"), *SLOW],
     ids=lambda method: method.name,
 )
 def test_every_method(method):
     assert_alike(train(method, TRAIN), train(method, TRAIN, MeshConfig(2, 2, 2)))
 
 
-@pytest.mark.parametrize("zero", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [2, 3])
 def test_a_whole_base_with_its_optimizer_divided(zero):
     """SPACE's full fine-tuning: of ZeRO-3 everything, of ZeRO-2 only what the optimizer holds is divided."""
     method, mesh = SPACE(distances=2, tuning="full"), MeshConfig(fsdp=4, tensor=2, zero=zero)
