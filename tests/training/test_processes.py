@@ -92,7 +92,8 @@ def test_sigterm_saves_and_ends_well(folder, whole):
 
 def test_sigterm_where_one_of_several_waits_for_another(folder):
     """While they make answers none can hear of the others' signals; later all save together."""
-    both = [start(command(folder, "left", *meeting(), "--processes.index", str(i))) for i in range(2)]
+    processes = meeting()
+    both = [start(command(folder, "left", *processes, "--processes.index", str(i))) for i in range(2)]
     while not lines_written(folder / "left")[0]:
         time.sleep(0.005)
         assert both[0].poll() is None
