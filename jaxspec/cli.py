@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import tyro
@@ -29,12 +29,19 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not any(phrase in record.getMessage() for phrase in _RAISED_TOO)
 
 
+def _show_unraised(unraised: Any) -> None:
+    """As Python does, but for further errors of Orbax's writer, whose first one has closed its event loop."""
+    if str(unraised.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraised)
+
+
 def run_main(main: Callable[[list[str]], None]) -> None:
     """Run an entry point: user errors, and files that cannot be used, become one line on stderr and exit code 2.
 
     Ctrl-C exits with 130.
     """
     logging.getLogger("absl").addFilter(_is_news)
+    sys.unraisablehook = _show_unraised
     try:
         main(sys.argv[1:])
     except UserError as error:

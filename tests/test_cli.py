@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -13,7 +14,7 @@ import decode
 import export
 import train
 import tune
-from jaxspec.cli import run_main
+from jaxspec.cli import _show_unraised, run_main
 from jaxspec.config import DataConfig
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE
@@ -195,6 +196,15 @@ def test_files_that_cannot_be_used_are_one_line(capsys, monkeypatch, path, messa
         run_main(lambda args: Path(path).write_text("anything"))
     err = capsys.readouterr().err
     assert exit.value.code == 2 and message in err and err.startswith("error: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("text", "shown"), [("Event loop is closed", False), ("anything else", True)])
+def test_errors_that_follow_from_another_are_not_shown(monkeypatch, text, shown):
+    """Of Orbax's writer on a full disk, which has raised the first one."""
+    found = []
+    monkeypatch.setattr(sys, "__unraisablehook__", found.append)
+    _show_unraised(SimpleNamespace(exc_value=RuntimeError(text)))
+    assert bool(found) == shown
 
 
 def test_train_shows_a_config_and_refuses_bad_options(capsys, monkeypatch):
