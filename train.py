@@ -56,7 +56,8 @@ def main(args: list[str]) -> None:
     config = RunConfig(**{key: getattr(options, key) for key in fields})
     if config.model != fields["model"] and config.shapes == fields["shapes"]:
         config = dataclasses.replace(config, shapes=load_shapes(config.model))
-    output, _ = local_folder(options.output or f"runs/{name}"), local_folder(config.data.cache)
+    output = local_folder(options.output or f"runs/{name}")
+    local_folder(config.data.cache)  # or an error
     # both before JAX looks for devices
     absent = absent_mesh(config.mesh, options.topology) if options.dry_run else None
     join_processes(options.processes)

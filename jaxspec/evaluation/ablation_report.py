@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, TEMPERATURES, Cell, DecodingStudy
+from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, TEMPERATURES, TOGETHER, Cell, DecodingStudy
 from jaxspec.evaluation.ablations import STUDIES, Claim, Study
 from jaxspec.evaluation.bench_report import interval
 from jaxspec.evaluation.claims import CLOSE, CLOSE_SPEED, top
@@ -55,10 +55,7 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
         of = f"top-1 at distance {claim.distance}" if claim.distance else "top-1, mean over distances"
         lines.append(_claim(claim, difference, CLOSE, of))
     if tuned:
-        lines += [
-            "",
-            "Perplexities are of held-out answers that the frozen base gave greedily. Tuning on others like them",
-        ]
+        lines += ["", "Perplexities are of held-out answers that the frozen base gave greedily. Tuning on their like"]
         lines += ["makes them likelier: what is compared is one way of tuning with another."]
     return [*lines, ""]
 
@@ -115,10 +112,7 @@ def acceptance_section(results: dict[str, dict[str, list[Cell]]]) -> list[str]:
     asked = next(iter(results.values()))["match"][0]["prompts"]
     lines += ["Both keep the distribution; `match` also keeps the text of every seed. Ahead is the rule that makes"]
     lines += [f"more tokens per step: the ratio of rejection's to match's, with its 95% interval, on {asked} held-out"]
-    lines += [
-        "prompts, every {TOGETHER} with a seed of their own; no filters. SPACE samples from the base that it tuned.",
-        "",
-    ]
+    lines += [f"prompts, every {TOGETHER} with a seed of their own; no filters. SPACE samples from its tuned base.", ""]
     lines += [row(["", "rule", *(f"T = {t:g}" for t in TEMPERATURES)]), rule(2 + len(TEMPERATURES))]
     for label, rules in results.items():
         for name, found in rules.items():

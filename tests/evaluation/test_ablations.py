@@ -308,7 +308,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     assert "| deep | 0.200 | 0.100 | 0.067 | 0.280 | 0.180 | 0.147 | 1,234 |" in page
     assert "| 1,234 | 0.03 |  |  |" in page and "| 1,234 | 0.001 | 1.250 | 1.500 |" in page
     assert "| a tree | rejection | 1.40, 40% | 1.40, 40% | 1.35, 35% | 1.25, 25% |" in page
-    assert "on 40 held-out\nprompts" in page
+    assert "on 40 held-out\nprompts, every 4 with a seed of their own" in page
     ahead = "match, 0.93 (0.90 to 0.96) | undecided, 1.00 (0.97 to 1.03) | rejection, 1.04 (1.01 to 1.07)"
     assert f"| a tree | ahead | {ahead} | undecided, 1.04 |" in page
     assert "| ppd | 3 | 5 | 20.0 | 5.0 | 5.0 | 30.0 | 1.50 tokens per step |" in page
