@@ -31,7 +31,8 @@ class HiddenTransfer(ProbeMethod):
       layers: t_1 .. t_k, before which layers the maps apply (4.1: 25, 30 and 35 of 40).
       training: one map after the other, the earlier ones frozen (`separate`, 3.3), or all at once (`joint`).
       train_visibility: what a pseudo state sees in training at the positions between its owner and itself: the
-        smaller steps' `pseudo` states, as in decoding, or the `real` ones of the text, as in the paper.
+        smaller steps' `pseudo` states, as in decoding, or the `real` ones of the text, as in the paper. Accuracies are
+        always those of decoding.
       masked: smaller steps' pseudo states are not seen at all (Figure 7).
     """
 

@@ -136,7 +136,7 @@ class SPACE(ProbeMethod):
         masks predicts it, and the masks those that follow.
         """
         distances = range(1, self.distances + 1)
-        text, exits = self.probe(trainable, base, batch, self.distances)
+        text, exits = self.probe(trainable, base, batch, self.distances, training=True)
         masked, metrics = self.loss_of(trainable, base, batch, text, exits, distances)
         entropy, answer = answer_entropy(base, text, batch)  # [B, T - 1], of the tokens from the second on
         before_cut = jnp.arange(1, batch.tokens.shape[1]) <= batch.points[..., None] + 1  # [B, G, T - 1]

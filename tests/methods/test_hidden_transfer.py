@@ -51,8 +51,18 @@ def test_pseudo_states_are_those_of_the_paper(tiny, layers, options):
     base, tokens, p = Base(tiny.params, tiny.decoder), sequence(tiny), 6
     method = HiddenTransfer(layers=layers, **options)
     trainable = trained(method, base)
-    predicted = predict(method, trainable, base, batch_of(tokens, [[12, p]]))[0, 1]
+    exits = method.probe(trainable, base, batch_of(tokens, [[12, p]]), 3, training=True)[1]
+    predicted = method.read(trainable, base, exits, jnp.arange(1, 4))[0, 1]
     np.testing.assert_allclose(predicted, layer_by_layer(method, trainable, base, tokens, p)[0], rtol=1e-3, atol=1e-3)
+
+
+def test_accuracies_are_those_of_decoding_whatever_training_saw(tiny):
+    base, batch = Base(tiny.params, tiny.decoder), batch_of(sequence(tiny), [[3, 9]])
+    paper, ours = HiddenTransfer(layers=(0, 1, 2), train_visibility="real"), HiddenTransfer(layers=(0, 1, 2))
+    trainable = trained(ours, base)
+    np.testing.assert_array_equal(predict(paper, trainable, base, batch), predict(ours, trainable, base, batch))
+    losses = [loss_and_gradient(method, trainable, base, 2, batch)[0][0] for method in (paper, ours)]
+    assert losses[0] != losses[1]
 
 
 def test_an_untrained_map_copies_its_owners_state(tiny):
