@@ -234,6 +234,10 @@ class Typical(Acceptance):
         """Never for sure."""
         return False
 
+    def drafting(self, sampler: Sampler) -> Sampler:
+        """The most likely candidates, whatever the temperature (PPD 5.1): no noise speaks for what is plausible."""
+        return sampler.replace(active=(False, False, False, False))
+
     def choose(self, logits: jax.Array, noise: jax.Array, sampler: Sampler) -> jax.Array:
         """The base's own token [...] from logits [..., V]: greedy, whatever the temperature."""
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)

@@ -116,6 +116,15 @@ def test_typical_acceptance_takes_more_and_may_change_the_text(tiny, ppd, plain)
     assert [a.tokens for a in never] == [a.tokens for a in generate(model, plain, prompts, 40)]
 
 
+def test_typical_acceptance_draws_nothing(tiny, ppd):
+    """A temperature decides what is plausible; a seed decides nothing."""
+    texts = [
+        generate(tiny, ppd, make_prompts(4), 24, sampling=SamplingConfig(0.9), seed=seed, acceptance=Typical())
+        for seed in (1, 2)
+    ]
+    assert [(a.tokens, a.steps) for a in texts[0]] == [(a.tokens, a.steps) for a in texts[1]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
