@@ -173,7 +173,7 @@ class TrainConfig:
         pass. A pass averages over the targets it has.
       learning_rate: the highest.
       schedule: how it goes on from there: down to 0 along half a cosine or a line, or not at all.
-      warmup: updates of linear warm-up before that.
+      warmup: updates of linear warm-up before that, divided over the stages of a method that has several.
       weight_decay: of AdamW.
       beta1: of AdamW.
       beta2: of AdamW.

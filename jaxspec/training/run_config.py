@@ -84,11 +84,11 @@ def check_config(config: RunConfig) -> None:
             raise UserError(f"train.{name.replace('_', '-')} must not be negative, got {getattr(t, name)}")
     if d.held_out_seed < 0:
         raise UserError(f"data.held-out-seed must not be negative, got {d.held_out_seed}")
-    shortest = t.steps // len(config.method.stages)
-    if t.warmup >= shortest:
+    stages = len(config.method.stages)
+    shortest = t.steps // stages
+    if t.warmup // stages >= shortest:
         raise UserError(
-            f"train.warmup {t.warmup} leaves nothing of a stage of {shortest} updates: train.steps are divided over "
-            f"{len(config.method.stages)} stage(s)"
+            f"train.warmup {t.warmup} leaves nothing of train.steps {t.steps}, both divided over {stages} stage(s)"
         )
     if not t.learning_rate > 0:
         raise UserError(f"train.learning-rate must be positive, got {t.learning_rate}")

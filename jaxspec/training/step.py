@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import flax.struct
@@ -40,8 +41,9 @@ def optimizer(train: TrainConfig, steps: int, factor: float = 1.0) -> optax.Grad
 
 
 def stage_optimizer(method: Method, train: TrainConfig, stage: int) -> optax.GradientTransformation:
-    """The optimizer of one stage."""
+    """The optimizer of one stage, whose share of the warm-up is its share of the updates."""
     ends = [0, *stage_ends(method, train.steps)]
+    train = dataclasses.replace(train, warmup=train.warmup // len(method.stages))
     return optimizer(train, ends[stage + 1] - ends[stage], method.stages[stage].learning_rate)
 
 
