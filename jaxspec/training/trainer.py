@@ -271,12 +271,13 @@ class Trainer:
         run = self._describe()
         known = np.maximum(accuracy.by_rank, 1e-6).tolist()  # a drafter that is never right has a tree too
         tokens = sum(len(answer.answer_tokens) for answer in answers)
+        seen = min(len(answers), self.config.train.steps * self.config.train.batch_size)
         return {
             "base": run["model"],
             "tree": plan_to_json(method_plan(self.config.method, self.config.tree, known)),
             "draft_vocabulary": self.config.draft_vocabulary,
             "training": run["train"],
-            "data": run["data"] | {"answers": len(answers), "answer_tokens": tokens},
+            "data": run["data"] | {"answers": len(answers), "answer_tokens": tokens, "answers_seen": seen},
             "accuracy": accuracy.by_rank.tolist(),
             "accuracy_positions": accuracy.positions,
         }

@@ -38,7 +38,7 @@ def test_a_run_learns_and_writes_an_adapter_that_decodes(config, model, tmp_path
     assert (output / "training.png").stat().st_size > 5000
     head = json.loads((output / "adapter.json").read_text())
     assert head["training"]["steps"] == 12 and head["data"]["prompts"] == "prompts.jsonl"
-    assert head["data"]["answers"] == 8 and np.array(head["accuracy"]).shape == (3, 10)
+    assert head["data"]["answers"] == head["data"]["answers_seen"] == 8 and np.array(head["accuracy"]).shape == (3, 10)
     (state,) = head["tree"]
     assert state["paths"][0] == [0] and len(state["paths"]) == 2 and str(tmp_path) not in json.dumps(head)
     drafter = load_method("ppd", model, output)
