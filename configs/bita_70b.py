@@ -1,6 +1,7 @@
 """BiTA for LLaMA-2-70B-chat with the paper's settings (4.1).
 
-Its 300,000 questions come from five sets, of which this is one: with as many updates it is repeated more often.
+Its 150,000 questions come from five sets, of which this is one, and each is asked under two templates, of which this
+is one: with as many updates the answers are repeated more often.
 """
 
 import dataclasses

@@ -1,4 +1,7 @@
-"""Hidden Transfer for LLaMA-2-7B-chat: 70,000 turns of ShareGPT per map (4.2), layers as in 4.4, the third our own."""
+"""Hidden Transfer for LLaMA-2-7B-chat, layers as in 4.4, the third our own.
+
+As many turns of ShareGPT per map as it has conversations, of which section 4.2 makes one epoch.
+"""
 
 import dataclasses
 

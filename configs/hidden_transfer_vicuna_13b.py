@@ -1,4 +1,7 @@
-"""Hidden Transfer for Vicuna-13B v1.3: 70,000 turns of ShareGPT per map (4.2), layers as in 4.1."""
+"""Hidden Transfer for Vicuna-13B v1.3, layers as in 4.1.
+
+As many turns of ShareGPT per map as it has conversations, of which section 4.2 makes one epoch.
+"""
 
 import dataclasses
 

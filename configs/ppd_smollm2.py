@@ -1,4 +1,7 @@
-"""PPD for the embedded SmolLM2-135M-Instruct: trains on a laptop."""
+"""PPD for the embedded SmolLM2-135M-Instruct: trains on a laptop.
+
+The adapter that ships was made before passes were divided: 290 updates at 64 insertion points per answer.
+"""
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import PPD

@@ -90,6 +90,7 @@ def _transfer(*layers: int, **settings: Any) -> HiddenTransfer:
     return HiddenTransfer(distances=len(layers), layers=layers, **settings)
 
 
+_DISTILLED = "trained by distillation instead of the paper's hard labels"
 _LATE = (0, 5, 10, 15, 20, 25)
 # Learning rates, the best of a few in trials of 40 updates
 _TRANSFER = 7e-3
@@ -98,7 +99,7 @@ _LAYERS = 1e-3  # heads behind layers of their own
 
 STUDIES = (
     Study(
-        "bita_prompting", "BiTA: prompting design", "BiTA Table 3", 3e-2,
+        "bita_prompting", "BiTA: prompting design", f"BiTA Table 3, {_DISTILLED}", 3e-2,
         {"masks only": _distilled(prompting="none"), "shallow": _distilled(prompting="shallow"), "deep": _distilled()},
         (
             Claim("shallow", "masks only", "shallow prompts help a little"),
@@ -106,7 +107,7 @@ STUDIES = (
         ),
     ),
     Study(
-        "bita_prompts", "BiTA: number of prompt tokens", "BiTA Figure 8", 3e-2,
+        "bita_prompts", "BiTA: number of prompt tokens", f"BiTA Figure 8, {_DISTILLED}", 3e-2,
         _over((1, 4, 8, 16, 32, 64), lambda n: _distilled(prompts=n)),
         (
             Claim("16", "4", "more prompts help, up to about 16"),
@@ -115,7 +116,7 @@ STUDIES = (
         "prompt tokens",
     ),
     Study(
-        "bita_masks", "BiTA: five mask tokens", "BiTA Figure 9, see the decoding table", 3e-2,
+        "bita_masks", "BiTA: five mask tokens", f"BiTA Figure 9, {_DISTILLED}; see the decoding table", 3e-2,
         {"5": _distilled(distances=5)},
     ),
     Study(
@@ -123,7 +124,7 @@ STUDIES = (
         {"hard labels": BiTA(), "distillation": _distilled()},
     ),
     Study(
-        "bita_entry", "BiTA: masks that join late", "PPD section 7.4.2, an idea", 3e-2,
+        "bita_entry", "BiTA: masks that join late", f"PPD section 7.4.2, an idea; BiTA {_DISTILLED}", 3e-2,
         _over(_LATE, lambda layer: _distilled(entry=layer)), axis="layer of entry",
     ),
     Study(

@@ -29,7 +29,7 @@ _BATCH = 2
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """Measured on the base's own text.
+    """Measured on held-out answers: the base's own, or those that were given.
 
     Attributes:
       by_rank: [M, 10], how often the rank-k candidate at distance m + 1 is the token that follows.
@@ -54,7 +54,7 @@ def _rank_counts(
     rows = jnp.arange(target.shape[0])[:, None, None]
     labels = batch.tokens[rows, jnp.minimum(target, batch.tokens.shape[1] - 1)]
     seeds = jnp.full(target.shape[0], seed)
-    noise = sampler.noise(seeds, target.reshape(target.shape[0], -1), base.vocab_size)
+    noise = sampler.noise(seeds, target.reshape(target.shape[0], -1), jnp.arange(base.vocab_size))
     scores = sampler.filtered(logits) + (noise.reshape(logits.shape) if sampler.active[0] else 0)
     score = jnp.take_along_axis(scores, labels[..., None], axis=-1)
     rank = jnp.sum(scores > score, axis=-1)
