@@ -164,10 +164,11 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
       The file.
     """
     setting = results["setting"]
+    prompts = f" --prompts {setting['prompts']}" if setting["prompts"] else ""
     lines = [
         "# Ablations of the papers on a small base",
         "",
-        "Made by `python ablate.py`; `python ablate.py --report` makes this page again from ablations.json.",
+        f"Made by `python ablate.py{prompts}`; `python ablate.py --report` makes this page again from ablations.json.",
         "",
         f"Base: {setting['model']}. Where a table says nothing else a training has {setting['steps']} updates, each on",
         "two of the base's own answers at up to 128 positions. Accuracies are those of",
