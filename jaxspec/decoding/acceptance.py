@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.decoding.sampling import Sampler
+from jaxspec.decoding.sampling import Sampler, best
 from jaxspec.errors import UserError
 from jaxspec.tree import Tree
 
@@ -118,13 +118,13 @@ class Match(Acceptance):
 
     def choose(self, logits: jax.Array, noise: jax.Array, sampler: Sampler) -> jax.Array:
         """The best token, noise included."""
-        return jnp.argmax(sampler.filtered(logits) + noise, axis=-1).astype(jnp.int32)
+        return best(sampler.filtered(logits) + noise)
 
     def __call__(
         self, tree: Tree, draft: Draft, logits: jax.Array, sampler: Sampler, seeds: jax.Array, positions: jax.Array
     ) -> Accepted:
         """Verify a draft."""
-        noise = sampler.noise(seeds, positions, logits.shape[-1])
+        noise = sampler.noise(seeds, positions, jnp.arange(logits.shape[-1]))
         targets = self.choose(logits, _per_node(noise, tree), sampler)  # [B, N]
         right = draft.tokens == jnp.take_along_axis(targets, tree.parent, axis=1)
         return _longest(tree, draft.valid & right, targets)
@@ -167,8 +167,8 @@ class Rejection(Match):
             stays = length == depth  # stopped here; those that stopped above keep what they had
             rest = jnp.where(goes_on[:, None], below, jnp.where(stays[:, None], residual, rest))
             path.append(node)
-        noise = sampler.noise(seeds, positions[rows, length][:, None], logits.shape[-1])[:, 0]
-        bonus = jnp.argmax(jnp.log(rest) + noise, axis=-1)
+        noise = sampler.noise(seeds, positions[rows, length][:, None], jnp.arange(logits.shape[-1]))[:, 0]
+        bonus = best(jnp.log(rest) + noise)
         whole = (jnp.stack(path, axis=1), length, node, bonus)
         return Accepted(*(x.astype(jnp.int32) for x in whole))
 
@@ -240,7 +240,7 @@ class Typical(Acceptance):
 
     def choose(self, logits: jax.Array, noise: jax.Array, sampler: Sampler) -> jax.Array:
         """The base's own token [...] from logits [..., V]: greedy, whatever the temperature."""
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return best(logits)
 
     def __call__(
         self, tree: Tree, draft: Draft, logits: jax.Array, sampler: Sampler, seeds: jax.Array, positions: jax.Array

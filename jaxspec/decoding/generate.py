@@ -94,6 +94,11 @@ def bucket(length: int, smallest: int = 32, largest_step: int = 512) -> int:
     return size if size >= length else -(-length // largest_step) * largest_step
 
 
+def cache_capacity(length: int, max_depth: int) -> int:
+    """S, slots of a cache for texts of so many tokens, and for the last step's rows below a path of such a depth."""
+    return bucket(length + max_depth + 1, 128, 128)
+
+
 @dataclasses.dataclass
 class _Run:
     """One batch on its way: its state and its clocks."""
@@ -165,8 +170,8 @@ class _Job:
     def sizes(self, longest_prompt: int, max_new_tokens: int) -> tuple[int, int, int]:
         """Bucketed prompt length, output width and cache capacity."""
         padded = bucket(longest_prompt)
-        needed = longest_prompt + max_new_tokens + self.drafter.tree.max_depth + 1
-        return padded, bucket(max_new_tokens, 64), max(padded, bucket(needed, 128, 128))
+        capacity = cache_capacity(longest_prompt + max_new_tokens, self.drafter.tree.max_depth)
+        return padded, bucket(max_new_tokens, 64), max(padded, capacity)
 
 
 def _job(

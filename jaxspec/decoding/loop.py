@@ -165,7 +165,7 @@ def start(
       chunk: as in `prefill`.
     """
     B, P = lengths.shape[0], drafter.tree.max_depth
-    noise = sampler.noise(seeds, lengths[:, None], base.vocab_size)[:, 0]
+    noise = sampler.noise(seeds, lengths[:, None], jnp.arange(base.vocab_size))[:, 0]
     first = acceptance.choose(logits, noise, sampler)
     tree_state = jnp.zeros(B, jnp.int32)  # any will do where nothing is drafted yet: every root carries its probes
     tree = select_trees(drafter.tree, tree_state)

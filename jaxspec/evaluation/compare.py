@@ -81,5 +81,5 @@ def first_divergence(
 def _scores(base: Base, sampler: Sampler, tokens: jax.Array, length: jax.Array, seed: jax.Array) -> jax.Array:
     """[V]: what decides the token behind the first `length` tokens of [1, T]."""
     logits = base.decoder.apply({"params": base.params}, tokens)[:, length - 1]
-    noise = sampler.noise(seed[None], length[None, None], base.vocab_size)[:, 0]
+    noise = sampler.noise(seed[None], length[None, None], jnp.arange(base.vocab_size))[:, 0]
     return (sampler.filtered(logits) + noise)[0]

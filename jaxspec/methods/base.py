@@ -263,7 +263,7 @@ def rank_candidates(
     scores = sampler.filtered(logits)
     log_q = base.draft_whole(jax.nn.log_softmax(scores), -jnp.inf) if sampler.independent else None
     if sampler.sampling:
-        scores += base.draft_part(sampler.noise(seeds, positions, base.vocab_size))
+        scores += sampler.noise(seeds, positions, base.draft_ids(jnp.arange(scores.shape[-1])))
     return Candidates(base.draft_ids(jax.lax.top_k(scores, count)[1]), log_q)
 
 

@@ -25,6 +25,7 @@ from jaxspec.training.data import Answer
 from jaxspec.tree.spec import RANKS
 
 _BATCH = 2
+_POINTS = 256  # insertion points of an answer at a time, which bounds the memory of long ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +88,10 @@ def evaluate(
     """
     sampler, hits, counted = make_sampler(sampling), 0, 0
     for number, batch in enumerate(_batches(answers, base), 1):
-        new_hits, new_counted = _rank_counts(method, trainable, base, batch, sampler, np.uint32(seed))
-        hits, counted = hits + host(new_hits).astype(float), counted + host(new_counted).astype(float)
+        for part in _parts(batch):
+            part = put_batch(part, mesh_of(base.params))
+            new_hits, new_counted = _rank_counts(method, trainable, base, part, sampler, np.uint32(seed))
+            hits, counted = hits + host(new_hits).astype(float), counted + host(new_counted).astype(float)
         progress(min(number * _batch_size(base), len(answers)))
     return Accuracy(hits / np.maximum(counted, 1)[:, None], int(counted[0]))
 
@@ -99,7 +102,7 @@ def _batch_size(base: Base) -> int:
 
 
 def _batches(answers: Sequence[Answer], base: Base) -> Iterator[Batch]:
-    """Answers of like length together, with all their insertion points."""
+    """Answers of like length together, with all their insertion points, in this host's memory."""
     length = bucket(max(len(a.prompt_tokens) + len(a.answer_tokens) for a in answers), 64, 64)
     ordered = sorted(answers, key=lambda a: len(a.answer_tokens))
     size = _batch_size(base)
@@ -107,8 +110,13 @@ def _batches(answers: Sequence[Answer], base: Base) -> Iterator[Batch]:
         group = ordered[first : first + size]
         group += [Answer([0], [])] * (size - len(group))
         points = [insertion_points(a, length) for a in group]
-        batch = make_batch(group, points, length, bucket(max(map(len, points)), 32))
-        yield put_batch(batch, mesh_of(base.params))
+        yield make_batch(group, points, length, bucket(max(map(len, points)), 32, _POINTS))
+
+
+def _parts(batch: Batch) -> list[Batch]:
+    """The batch with some of its insertion points at a time."""
+    count = -(-batch.points.shape[1] // _POINTS)
+    return [batch.replace(points=points) for points in np.split(batch.points, count, axis=1)]
 
 
 @jax.jit
@@ -119,7 +127,10 @@ def _entropy(base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
     return jnp.sum(entropy * is_answer), jnp.sum(is_answer)
 
 
-def perplexity(base: Base, answers: Sequence[Answer]) -> float:
-    """exp of the mean of -log P over the tokens of all answers."""
-    sums = np.array([_entropy(base, batch) for batch in _batches(answers, base)], float).sum(axis=0)
+def perplexity(base: Base, answers: Sequence[Answer], progress: Callable[[int], None] = lambda done: None) -> float:
+    """exp of the mean of -log P over the tokens of all answers; `progress` is told the number of answers done."""
+    sums = np.zeros(2)
+    for number, batch in enumerate(_batches(answers, base), 1):
+        sums += np.array(_entropy(base, put_batch(batch, mesh_of(base.params))), float)
+        progress(min(number * _batch_size(base), len(answers)))
     return float(np.exp(sums[0] / max(sums[1], 1)))

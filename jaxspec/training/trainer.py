@@ -121,7 +121,7 @@ class Trainer:
                 if data.left_out:
                     print(f"{data.left_out} answers are too short to train on and are left out", file=sys.stderr)
                 self._frequent = frequent_tokens(answers, self.model.config.vocab_size)
-                adapter = self._finish(self._train(data, held_out), held_out, answers)
+                adapter = self._finish(self._train(data, held_out), held_out, answers, len(answers) - data.left_out)
         finally:
             self._log.close()
         if is_leader():
@@ -205,30 +205,31 @@ class Trainer:
         score = float(accuracy.top(1).mean())
         if score > self._best and not method.replaces_base:
             self._best, new = score, self.output / ".best.tmp"
-            info = self._provenance(accuracy, []) | {"score": score, "step": step}
+            info = self._provenance(accuracy, [], 0) | {"score": score, "step": step}
             trainable = self._as_stored(state.best)
             save_adapter(new, Adapter(method, trainable, self.model.fingerprint, info, self._frequent), dtype)
             as_leader(lambda: swap_folder(new, self.output / _BEST))
         return accuracy.top(1)
 
-    def _finish(self, trainable: PyTree, held_out: list[Answer], answers: list[Answer]) -> Adapter:
-        """Evaluate what the training came to, and write it."""
+    def _finish(self, trainable: PyTree, held_out: list[Answer], answers: list[Answer], fit: int) -> Adapter:
+        """Evaluate what the training came to, and write it; so many of the answers were fit to train on."""
         adapter, model = self._result(trainable)
         decoding, own = settle(adapter, model)  # what is measured is what decodes
         held_out = held_out[: self.config.train.eval_answers or None]
+
+        def report(done: int) -> None:
+            progress.update(done)
+            if self._stop() and done < len(held_out):
+                raise Stopped("stopped in the last evaluation; --resume does it again")
+
         with Progress("evaluation", len(held_out), "answers") as progress:
-
-            def report(done: int) -> None:
-                progress.update(done)
-                if self._stop() and done < len(held_out):
-                    raise Stopped("stopped in the last evaluation; --resume does it again")
-
             accuracy = evaluate(decoding.method, decoding.trainable, own.base, held_out, report)
         self._log.write({"step": self.config.train.steps, "held_out": len(held_out)} | _rounded(accuracy))
-        info = self._provenance(accuracy, answers)
+        info = self._provenance(accuracy, answers, fit)
         if own is not self.model:
-            before, after = (perplexity(base, held_out) for base in (self.model.base, own.base))
-            info["perplexity"] = {"base": before, "own": after}
+            for name, base in (("base", self.model.base), ("own", own.base)):
+                with Progress(f"perplexity, {name}", len(held_out), "answers") as progress:
+                    info.setdefault("perplexity", {})[name] = perplexity(base, held_out, report)
         if model is not self.model:
             info["base"] = f"{OWN_MODEL}, made from {info['base']}"
         adapter = dataclasses.replace(adapter, info=info, frequent_tokens=self._frequent)
@@ -267,11 +268,11 @@ class Trainer:
         }
         return json.loads(json.dumps(run | identity))
 
-    def _provenance(self, accuracy: Accuracy, answers: list[Answer]) -> dict[str, Any]:
+    def _provenance(self, accuracy: Accuracy, answers: list[Answer], fit: int) -> dict[str, Any]:
         run = self._describe()
         known = np.maximum(accuracy.by_rank, 1e-6).tolist()  # a drafter that is never right has a tree too
         tokens = sum(len(answer.answer_tokens) for answer in answers)
-        seen = min(len(answers), self.config.train.steps * self.config.train.batch_size)
+        seen = min(fit, self.config.train.steps * self.config.train.batch_size)
         return {
             "base": run["model"],
             "tree": plan_to_json(method_plan(self.config.method, self.config.tree, known)),

@@ -106,7 +106,7 @@ def one_level(paths, acceptance, independent=True, count=100_000, log_q=LOG_Q):
     tree = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x), (count, *np.shape(x))), single)
     sampler, seeds = make_sampler(SamplingConfig(1.0)), jnp.arange(count, dtype=jnp.uint32)
     positions = jnp.broadcast_to(jnp.array([7, 8]), (count, 2))
-    noise = sampler.replace(independent=independent).noise(seeds, positions[:, :1], len(P))[:, 0]
+    noise = sampler.replace(independent=independent).noise(seeds, positions[:, :1], jnp.arange(len(P)))[:, 0]
     candidates = jax.lax.top_k(log_q + noise, single.max_rank)[1]
     tokens = jnp.where(tree.depth == 1, jnp.take_along_axis(candidates, tree.rank, axis=1), 0)
     drawn = Drawn(jnp.broadcast_to(jnp.asarray(log_q, jnp.float32), (count, 1, len(P))), jnp.zeros_like(tokens))

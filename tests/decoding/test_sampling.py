@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.sampling import make_sampler
+from jaxspec.decoding.sampling import best, make_sampler
 
 
 def reference(logits, config):
@@ -59,22 +59,48 @@ def test_greedy_leaves_logits_alone_and_has_no_noise():
     sampler = make_sampler(SamplingConfig(0.0, top_k=2, top_p=0.1))
     logits = jnp.array([[0.5, 2.0, 1.0]])
     np.testing.assert_array_equal(sampler.filtered(logits), logits)
-    assert not np.any(sampler.noise(jnp.zeros(1, jnp.uint32), jnp.zeros((1, 1), jnp.int32), 3))
+    assert not np.any(sampler.noise(jnp.zeros(1, jnp.uint32), jnp.zeros((1, 1), jnp.int32), jnp.arange(3)))
 
 
 def test_noise_depends_on_seed_and_position_alone():
     sampler = make_sampler(SamplingConfig(1.0))
     seeds = jnp.array([3, 3, 4], jnp.uint32)
-    noise = np.asarray(sampler.noise(seeds, jnp.array([[7, 8], [8, 9], [7, 8]]), 50))
+    noise = np.asarray(sampler.noise(seeds, jnp.array([[7, 8], [8, 9], [7, 8]]), jnp.arange(50)))
     np.testing.assert_array_equal(noise[0, 1], noise[1, 0])
     assert not np.allclose(noise[0, 0], noise[0, 1])
     assert not np.allclose(noise[0, 0], noise[2, 0])
+
+
+def test_the_best_token_is_the_first_of_several():
+    scores = jnp.array([[1.0, 3.0, 3.0, -jnp.inf], [-jnp.inf, -jnp.inf, -2.0, -2.0]])
+    np.testing.assert_array_equal(best(scores), [1, 2])
+    assert best(scores).dtype == jnp.int32
+
+
+def test_noise_is_that_of_jax_random():
+    """jax.random with the key of a seed, into which a position is folded; drafts of rejection sampling by a stream."""
+    seed, position, size = 2**32 - 5, 1234, 300
+    sampler = make_sampler(SamplingConfig(1.0))
+    for independent in (False, True):
+        key = jax.random.key(np.uint32(seed))
+        key = jax.random.fold_in(key, np.uint32(2**32 - 1)) if independent else key
+        expected = jax.random.gumbel(jax.random.fold_in(key, position), (size,))
+        drawing = sampler.replace(independent=independent)
+        noise = drawing.noise(jnp.array([seed], jnp.uint32), jnp.array([[position]]), jnp.arange(size))
+        np.testing.assert_allclose(noise[0, 0], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_noise_of_a_token_does_not_depend_on_the_others():
+    sampler = make_sampler(SamplingConfig(1.0))
+    noise = lambda tokens: sampler.noise(jnp.array([7], jnp.uint32), jnp.array([[2, 3]]), tokens)  # noqa: E731
+    some = jnp.array([41, 3, 17])
+    np.testing.assert_allclose(noise(some), noise(jnp.arange(50))[..., some], rtol=1e-6, atol=1e-6)
 
 
 def test_noise_draws_from_the_distribution():
     """Gumbel noise on log p draws token i with probability p_i."""
     p = np.array([0.5, 0.25, 0.15, 0.1])
     sampler = make_sampler(SamplingConfig(1.0))
-    noise = sampler.noise(jnp.zeros(1, jnp.uint32), jnp.arange(8000)[None], 4)[0]
+    noise = sampler.noise(jnp.zeros(1, jnp.uint32), jnp.arange(8000)[None], jnp.arange(4))[0]
     drawn = np.bincount(np.asarray(jax.numpy.argmax(jnp.log(p) + noise, axis=-1)), minlength=4) / 8000
     np.testing.assert_allclose(drawn, p, atol=4 * np.sqrt(0.25 / 8000))

@@ -23,7 +23,7 @@ def test_the_gap_is_between_the_two_tokens(tiny):
 def test_with_sampling_the_noise_counts(tiny):
     sampling, prompt = SamplingConfig(0.5), [1, 2, 3]
     logits = tiny.decoder.apply({"params": tiny.params}, jnp.array([prompt]))[0, -1] / 0.5
-    noise = make_sampler(sampling).noise(jnp.array([9], jnp.uint32), jnp.array([[3]]), 16)[0, 0]
+    noise = make_sampler(sampling).noise(jnp.array([9], jnp.uint32), jnp.array([[3]]), jnp.arange(16))[0, 0]
     scores = logits + noise
     found = first_divergence(tiny, prompt, [2], [8], sampling, 9)
     np.testing.assert_allclose(found.gap, abs(scores[2] - scores[8]), rtol=1e-4)

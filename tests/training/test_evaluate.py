@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+import jaxspec.training.evaluate
 from jaxspec.methods.base import Batch
 from jaxspec.model.base import Base
 from jaxspec.training.data import Answer, prepare_answers
@@ -11,8 +12,10 @@ from jaxspec.training.evaluate import evaluate, perplexity
 from jaxspec.training.examples import select_prompts
 
 
-def test_evaluation_counts_every_position(model, config):
+@pytest.mark.parametrize("at_once", [4, 256])
+def test_evaluation_counts_every_position(model, config, monkeypatch, at_once):
     """Against counting by hand, one position at a time."""
+    monkeypatch.setattr(jaxspec.training.evaluate, "_POINTS", at_once)
     held_out, _ = prepare_answers(model, config.data, select_prompts(model, config.data), lambda done, tokens: None)
     base, method = Base(model.params, model.decoder), config.method
     trainable = method.init(jax.random.key(0), base)
