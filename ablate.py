@@ -16,7 +16,6 @@ from jaxspec.evaluation.ablation_decoding import (
     COUNTED,
     DECODING_STUDIES,
     run_acceptance,
-    run_breakdown,
     run_coverage,
     run_decoding,
     run_similarity,
@@ -34,7 +33,7 @@ from jaxspec.training.data import prepare_answers
 from jaxspec.training.examples import select_prompts
 from jaxspec.training.run_config import RunConfig, check_config
 
-_MEASURES = ("steps", "breakdown", "similarity", "acceptance", "coverage")
+_MEASURES = ("steps", "similarity", "acceptance", "coverage")
 _SAMPLED = 40  # held-out prompts that are sampled from
 
 
@@ -43,7 +42,7 @@ class Options:
     """Train the variants of the papers' tables, decode with them, and write docs/ablations.md.
 
     Attributes:
-      studies: names; default all. `steps`, `breakdown`, `similarity`, `acceptance` and `coverage` measure and train
+      studies: names; default all. `steps`, `similarity`, `acceptance` and `coverage` measure and train
         nothing.
       model: smollm2-135m (embedded); the layers of some studies are made for its 30.
       prompts: a JSONL file of training prompts; empty takes the small set that ships.
@@ -129,9 +128,6 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
     if "steps" in names:
         results["steps"] = run_steps(model, cache_length=512, rounds=9)
         save()
-    if "breakdown" in names:
-        results["breakdown"] = run_breakdown(model, cache_length=512, rounds=9)
-        save()
     if {"similarity", "coverage"} & {*names}:
         held_out, _ = prepare_answers(model, base.data, prompts[: base.data.held_out], lambda done, tokens: None)
     if "similarity" in names:
@@ -170,7 +166,7 @@ def main(args: list[str]) -> None:
     if options.report and not file.exists():
         raise UserError(f"{file}: no results there; run ablate.py without --report first")
     results = {"setting": {}, "trainings": {}, "decoding": {}, "steps": {}, "similarity": []}
-    results |= {"breakdown": {}, "acceptance": {}, "coverage": {}}
+    results |= {"acceptance": {}, "coverage": {}}
     results |= read_json(file) if file.exists() else {}
     if not options.report:
         results["setting"] = check_setting(options, results, file)

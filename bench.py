@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
+import jax
 import tyro
 
 from jaxspec import UserError, load_model
@@ -71,12 +72,12 @@ def bench(args: list[str]) -> None:
     options = parse(Options, args, prog="bench.py")
     check_bench(options)
     enable_compilation_cache()
-    model = load_model(options.model, options.dtype or None)
+    model = load_model(options.model, options.dtype or None, template=options.template)
     say = lambda line: print(line, file=sys.stderr)  # noqa: E731
     kept = f"answers so far are in {options.output}: the same command goes on, bench.py report shows them"
     try:
         run_bench(options, model, Path(options.output), say, options.run_code, options.perplexity)
-    except (KeyboardInterrupt, OSError):
+    except (KeyboardInterrupt, OSError, jax.errors.JaxRuntimeError):
         say(kept)
         raise
     show(Path(options.output), options.json)

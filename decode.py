@@ -46,6 +46,8 @@ from jaxspec.training.examples import read_prompts
 class Options:
     """Answer prompts with one method, optionally beside autoregressive decoding.
 
+    `--dry-run` compiles steps for devices that need not exist instead; `--dry-run --help` lists its options.
+
     Attributes:
       method: how to draft.
       model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made,

@@ -31,6 +31,8 @@ class Options(TuneConfig):
       prompts: a JSONL file of prompts, no benchmark; empty takes the small set that ships. Of the file that the
         adapter was trained on, only what training set aside is used.
       column: field of that file that holds the prompt.
+      template: a chat template by name, where not the tokenizer's own: llama2, llama2-short, vicuna, vicuna-short or
+        falcon.
       dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
       output: folder for tuned.json, tuning.png and the tree as tree.json; default the adapter's.
       json: print the result as one JSON object.
@@ -41,6 +43,7 @@ class Options(TuneConfig):
     adapter: str = ""
     prompts: str = ""
     column: str = "prompt"
+    template: str = ""
     dtype: str = ""
     output: str = ""
     json: bool = False
@@ -70,8 +73,8 @@ def unseen_prompts(options: Options, model: Model, adapter: Adapter) -> list[str
     data = adapter.info.get("data", {})
     if data.get("prompts") != Path(options.prompts).name:  # both are empty for the set that ships
         return read_prompts(options.prompts, options.column)
-    shared = ("column", "answer_column", "held_out", "held_out_seed", "max_prompt_tokens", "chat")
-    config = DataConfig(options.prompts, **{name: data[name] for name in shared if name in data})
+    known = {field.name for field in dataclasses.fields(DataConfig)} - {"prompts", "cache"}
+    config = DataConfig(options.prompts, **{name: value for name, value in data.items() if name in known})
     return [prompt.text for prompt in select_prompts(model, config)[: config.held_out]]
 
 
@@ -83,7 +86,7 @@ def main(args: list[str]) -> None:
     if options.prompts and not Path(options.prompts).is_file():
         raise UserError(f"{options.prompts}: no such file")
     enable_compilation_cache()
-    model = load_model(options.model, options.dtype or None)
+    model = load_model(options.model, options.dtype or None, template=options.template)
     folder, adapter = open_adapter(options.method, model, options.adapter or None)
     prompts = unseen_prompts(options, model, adapter)
     check_tuning(config, model, adapter, prompts)

@@ -198,6 +198,17 @@ def test_files_that_cannot_be_used_are_one_line(capsys, monkeypatch, path, messa
     assert exit.value.code == 2 and message in err and err.startswith("error: ") and err.count("\n") == 1
 
 
+def test_too_little_memory_is_one_line(capsys):
+    def too_much(args):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.\nA long table")
+
+    with pytest.raises(SystemExit) as exit:
+        run_main(too_much)
+    err = capsys.readouterr().err
+    assert exit.value.code == 2 and "allocating 99 bytes.)" in err and err.startswith("error: out of memory")
+    assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize(("text", "shown"), [("Event loop is closed", False), ("anything else", True)])
 def test_errors_that_follow_from_another_are_not_shown(monkeypatch, text, shown):
     """Of Orbax's writer on a full disk, which has raised the first one."""
@@ -263,9 +274,11 @@ def test_prompts_that_the_adapter_was_trained_on_are_left_out(files, tmp_path):
     for name, expected in (("mine.jsonl", held_out), ("other.jsonl", [f"question {i}" for i in range(30)])):
         adapter = Adapter(PPD(), {}, "", {"data": data | {"prompts": name}})
         assert tune.unseen_prompts(options, model, adapter) == expected
-    rows = [{"say": f"question {i % 9}", "answer": f"{i}" * (i > 2)} for i in range(30)]  # repeated, and some empty
+    rows = [
+        {"say": f"question {i % 9}", "about": f"{i % 2}", "answer": f"{i}" * (i > 2)} for i in range(30)
+    ]  # repeated, and some empty
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data |= {"column": "say", "answer_column": "answer"}
+    data |= {"column": "say", "answer_column": "answer", "context_column": "about"}
     held_out = [prompt.text for prompt in select_prompts(model, DataConfig(str(file), answers=9, **data))[:5]]
     adapter = Adapter(PPD(), {}, "", {"data": data | {"prompts": "mine.jsonl"}})
     assert tune.unseen_prompts(options, model, adapter) == held_out

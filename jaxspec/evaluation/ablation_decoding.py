@@ -15,22 +15,20 @@ from jaxspec.decoding.acceptance import ACCEPTANCES
 from jaxspec.decoding.generate import generate
 from jaxspec.decoding.loop import Drafter
 from jaxspec.evaluation.ablations import Claim
-from jaxspec.evaluation.latency import bare, star
+from jaxspec.evaluation.latency import star
 from jaxspec.evaluation.metrics import estimate
 from jaxspec.evaluation.probing import similarity, step_times
 from jaxspec.evaluation.race import race
-from jaxspec.methods import METHODS, PPD, BiTA, HiddenTransfer
+from jaxspec.methods import PPD, BiTA, HiddenTransfer
 from jaxspec.methods.adapter import (
     Adapter,
     adapter_plan,
-    find_shipped,
     load_adapter,
     make_drafter,
     open_adapter,
     settle,
 )
 from jaxspec.methods.base import Method
-from jaxspec.methods.tuned import load_tuned
 from jaxspec.model.load import Model
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
@@ -241,28 +239,6 @@ def run_steps(model: Model, cache_length: int, rounds: int) -> dict[str, dict[st
     for (name, nodes), value in seconds.items():
         results[name][str(drafters[name, nodes].num_rows)] = value
     return results
-
-
-def run_breakdown(model: Model, cache_length: int, rounds: int) -> dict[str, dict[str, float]]:
-    """What a step of every method that ships consists of, with its tree for this machine, where one pays.
-
-    Returns:
-      {method: {`nodes` and `rows` of the step, seconds of one node alone (`plain`), of all nodes without drafting
-      (`verifying`), and of the step (`whole`)}}.
-    """
-    shipped = [name for name in METHODS if find_shipped(name, model.fingerprint)]
-    tuned = {name: load_tuned(name, model)[0].replace(own=None) for name in shipped}  # another base is of this shape
-    tuned = {name: drafter for name, drafter in tuned.items() if drafter.tree.max_depth}  # a tree pays here
-    verifying = {name: bare(drafter.tree.num_nodes) for name, drafter in tuned.items()}
-    drafters: dict[Any, Drafter] = {"plain": bare(1)}
-    for part, found in (("whole", tuned), ("verifying", verifying)):
-        drafters |= {(name, part): drafter for name, drafter in found.items()}
-    seconds = step_times(model, drafters, cache_length, rounds)
-    return {
-        name: {"nodes": drafter.tree.num_nodes, "rows": drafter.num_rows, "plain": seconds["plain"]}
-        | {part: seconds[name, part] for part in ("verifying", "whole")}
-        for name, drafter in tuned.items()
-    }
 
 
 def run_similarity(model: Model, answers: Sequence[Answer]) -> list[dict[str, float]]:

@@ -93,19 +93,6 @@ def steps_section(results: dict[str, dict[str, float]]) -> list[str]:
     return [*lines, ""]
 
 
-def breakdown_section(results: dict[str, dict[str, float]]) -> list[str]:
-    """Where the time of a step goes."""
-    lines = ["### Where the time of a step goes", "", "Milliseconds, every method with its tree for this machine.", ""]
-    heads = ["method", "nodes", "rows", "autoregressive", "verifying the nodes", "drafting", "whole step", "pays from"]
-    lines += [row(heads), rule(len(heads))]
-    for name, found in results.items():
-        plain, verifying, whole = (1e3 * found[part] for part in ("plain", "verifying", "whole"))
-        cells = [plain, verifying - plain, whole - verifying, whole]
-        pays = f"{whole / plain:.2f} tokens per step"
-        lines.append(row([name, found["nodes"], found["rows"], *(f"{value:.1f}" for value in cells), pays]))
-    return [*lines, "", "Drafting is the probes' rows, or what comes after the pass.", ""]
-
-
 def acceptance_section(results: dict[str, dict[str, list[Cell]]]) -> list[str]:
     """Which of the lossless rules makes more tokens per step, and where."""
     lines = ["### Sampling with `match` or `rejection`: tokens per step, and accepted of offered drafts", ""]
@@ -187,8 +174,6 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
         lines += coverage_section(results["coverage"])
     if results["steps"]:
         lines += steps_section(results["steps"])
-    if results["breakdown"]:
-        lines += breakdown_section(results["breakdown"])
     if results["similarity"]:
         lines += similarity_section(results["similarity"])
     if results["acceptance"]:

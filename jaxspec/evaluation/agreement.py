@@ -46,12 +46,15 @@ def agreement(first: Results, second: Results) -> list[str]:
         steps = [f"{one.tokens_per_step:.3f}", f"{other.tokens_per_step:.3f}"]
         table.append(row([way, *steps, interval(one.speedup), interval(other.speedup), within]))
     asked = sum(map(len, _batches(second)))
+    answers = sum(map(len, second.rows[REFERENCE]))
+    meant = second.setting["questions"] * second.setting["settings"]["repeats"]
     same = first.setting.get("code") == second.setting.get("code") is not None
     return [
         f"`{command(second.setting)}`",
         "",
         f"The first benchmark once more, {second.setting['began']}: what both runs make of {asked} questions. "
         f"{sum(inside)} of {len(inside)} speedups lie in the first run's interval."
+        + ("" if answers == meant else f" **Unfinished: {answers} of {meant} answers of the second are there.**")
         + ("" if same else " Decoding's code has changed between the two, or was not recorded."),
         "",
         *table,

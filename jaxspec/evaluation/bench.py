@@ -25,10 +25,11 @@ from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers, answer_row
 from jaxspec.evaluation.bench_config import BenchConfig, check_bench
 from jaxspec.evaluation.compare import Divergence, first_divergence
+from jaxspec.evaluation.overhead import measure_overhead
 from jaxspec.evaluation.quality import score_answers
 from jaxspec.evaluation.questions import Question, group_of, read_questions, stratified
 from jaxspec.evaluation.race import in_turn
-from jaxspec.evaluation.ways import Way, parse_adapter, parse_ways
+from jaxspec.evaluation.ways import MethodWay, Way, parse_adapter, parse_ways
 from jaxspec.files import writable, write_atomically
 from jaxspec.machine import device_name
 from jaxspec.model.hf import read_json
@@ -121,7 +122,7 @@ def run_bench(
     Args:
       config: what and how.
       model: the base.
-      output: folder for bench.json, answers/, scores.jsonl and perplexity.json.
+      output: folder for bench.json, answers/, overhead.json, scores.jsonl and perplexity.json.
       say: told what is worth a line.
       run_code: run the programs that answers to HumanEval hold.
       perplexities: of every way's answers under the base.
@@ -157,6 +158,10 @@ def run_bench(
             for row in rows:
                 key = (row["data"], row["question_id"])
                 talks[name].setdefault(key, []).append(row["choices"][0]["turns"])
+    if not (output / "overhead.json").exists():
+        drafting = {name: way.drafter for name, way in ways.items() if isinstance(way, MethodWay) and way.drafts}
+        found = {"code": source_digest(), "ways": measure_overhead(model, drafting, config.batch_size)}
+        write_atomically(output / "overhead.json", json.dumps(found).encode())
     texts = {way: {key: [turns[-1] for turns in runs] for key, runs in found.items()} for way, found in talks.items()}
     score_answers(texts, questions, output / "scores.jsonl", run_code, say)
     if perplexities:
@@ -265,7 +270,8 @@ def _asked(description: dict[str, Any]) -> dict[str, Any]:
     ways = {
         way: {name: v for name, v in info.items() if name != "accuracy"} for way, info in description["ways"].items()
     }
-    return description | {"ways": ways}
+    settings = dataclasses.asdict(BenchConfig()) | description["settings"]  # of a time when there were fewer
+    return description | {"ways": ways, "settings": settings}
 
 
 def peak_memory() -> int:

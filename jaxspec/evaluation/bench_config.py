@@ -40,6 +40,7 @@ class BenchConfig:
       wording: of what a file holds without instructions: plain, or as the papers of SPACE and Amphista say it.
       shots: questions of a file to show with their answers ahead of each of the others.
       chat: ask inside the tokenizer's chat template, where it has one.
+      template: another one by name: llama2, llama2-short, vicuna, vicuna-short or falcon.
       peers: also ask Hugging Face transformers on PyTorch, greedily and with prompt lookup; one question at a time.
       assistant: and with assisted generation by this smaller model.
     """
@@ -63,6 +64,7 @@ class BenchConfig:
     wording: Literal["plain", "space", "amphista"] = "plain"
     shots: int = 0
     chat: bool = True
+    template: str = ""
     peers: bool = False
     assistant: str = ""
 

@@ -17,6 +17,7 @@ from jaxspec.evaluation.bench_config import BenchConfig
 from jaxspec.evaluation.compare import NEAR_TIE
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate, Figures, figures
+from jaxspec.evaluation.overhead import overhead_table
 from jaxspec.evaluation.questions import group_of
 from jaxspec.evaluation.ways import REFERENCE
 from jaxspec.files import read_whole_lines, write_atomically
@@ -41,6 +42,7 @@ class Results:
       figures: {way: {group: figures}}; the group `all` first.
       scores: {way: {kind and name: mean over questions}}, of answers that could be scored, and their perplexity.
       memory: memory.json; empty for a benchmark that was cut short.
+      overhead: overhead.json, what a step of every method consists of; empty likewise.
     """
 
     setting: dict[str, Any]
@@ -48,6 +50,7 @@ class Results:
     figures: dict[str, dict[str, Figures]]
     scores: dict[str, dict[str, float]]
     memory: dict[str, Any]
+    overhead: dict[str, Any]
 
 
 def load_results(folder: Path) -> Results:
@@ -59,6 +62,7 @@ def load_results(folder: Path) -> Results:
     if not (folder / "bench.json").exists():
         raise UserError(f"{folder}: no benchmark there (bench.json is missing)")
     setting = read_json(folder / "bench.json")
+    setting["settings"] = dataclasses.asdict(BenchConfig()) | setting["settings"]  # of a time when there were fewer
     ways = list(setting["ways"])
     answers = Answers(folder, ways)
     rows: dict[str, Rows] = {way: [] for way in ways}
@@ -77,17 +81,27 @@ def load_results(folder: Path) -> Results:
     found = {way: groups for way, groups in found.items() if ALL in groups}
     if REFERENCE not in found:
         raise UserError(f"{folder}: no question has an answer of more than one token yet")
-    memory = read_json(folder / "memory.json") if (folder / "memory.json").exists() else {}
+    memory, overhead = (
+        read_json(file) if file.exists() else {} for file in (folder / "memory.json", folder / "overhead.json")
+    )
     scores = _mean_scores(read_whole_lines(folder / "scores.jsonl"), ways)
     if (folder / "perplexity.json").exists():
         for way, value in read_json(folder / "perplexity.json").items():
             scores[way]["perplexity under the base"] = value
-    return Results(setting, rows, found, scores, memory)
+    return Results(setting, rows, found, scores, memory, overhead)
 
 
 def reference_of(setting: dict[str, Any], way: str) -> str:
     """The way that another is compared with: autoregressive decoding of the same base."""
     return setting["ways"][way].get("reference", REFERENCE)
+
+
+def _overhead(results: Results) -> list[str]:
+    """Where the time of a step goes."""
+    same = results.overhead["code"] == results.setting.get("code")
+    note = "" if same else " Measured with another version of the code than the answers."
+    *table, last = overhead_table(results.overhead["ways"])
+    return [*table, last + note]
 
 
 def _mean_scores(lines: Sequence[dict[str, Any]], ways: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -130,6 +144,7 @@ def sections(results: Results, heading: str) -> list[str]:
         "Speedup by category": by_group(results, lambda f: interval(f.speedup)),
         "Tokens per step by category": by_group(results, lambda f: f"{f.tokens_per_step:.2f}"),
         "Acceptance by depth": _acceptance(results),
+        "Where the time of a step goes": _overhead(results) if results.overhead else [],
         "Quality": _quality(results) if any(results.scores.values()) else [],
         "Where answers differ": _differences(results),
     }
@@ -142,7 +157,8 @@ def sections(results: Results, heading: str) -> list[str]:
 def summary_of(results: Results) -> dict[str, Any]:
     """All figures as plain values, for programs."""
     ways = {way: {g: dataclasses.asdict(f) for g, f in groups.items()} for way, groups in results.figures.items()}
-    return {"setting": results.setting, "memory": results.memory, "quality": results.scores, "ways": ways}
+    measured = {"memory": results.memory, "overhead": results.overhead, "quality": results.scores}
+    return {"setting": results.setting} | measured | {"ways": ways}
 
 
 def command(setting: dict[str, Any]) -> str:

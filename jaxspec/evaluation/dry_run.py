@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxspec.config import MeshConfig, ModelConfig, SamplingConfig
 from jaxspec.decoding.acceptance import Match
-from jaxspec.decoding.generate import bucket
+from jaxspec.decoding.generate import bucket, cache_capacity
 from jaxspec.decoding.loop import Drafter, decode, prefill, start, state_names
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.methods.base import Batch, Method
@@ -48,6 +48,7 @@ class Needs:
     Attributes:
       arguments: bytes of what goes in: weights, state, batch.
       temporaries: bytes of what it makes on the way, and of results that do not take the place of an argument.
+      repeated: bytes of the arguments that every pass reads: the weights.
       passes: how often it repeats what the next two figures count: forward and backward passes of one update.
       flops: operations.
       bytes: read and written, as the compiler counts them: what it copies to faster memory first counts every time.
@@ -55,6 +56,7 @@ class Needs:
 
     arguments: int
     temporaries: int
+    repeated: int
     passes: int
     flops: float
     bytes: float
@@ -64,9 +66,9 @@ class Needs:
         return self.arguments + self.temporaries <= chip.memory
 
     def limits(self, chip: Chip) -> dict[str, float]:
-        """The least seconds that reading all arguments once takes, and the arithmetic."""
+        """The least seconds that reading all arguments takes, weights in every pass, and the arithmetic."""
         return {
-            "memory_seconds": self.arguments / chip.bandwidth,
+            "memory_seconds": (self.arguments + (self.passes - 1) * self.repeated) / chip.bandwidth,
             "compute_seconds": self.passes * self.flops / chip.flops,
         }
 
@@ -99,17 +101,19 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
     """
     train, method, whole = config.train, config.method, config.mesh.zero == 2
     base = abstract_base(config.shapes, dtype, mesh, train.remat)
-    state = jax.eval_shape(lambda base: first_state(method, train, 0, base), base)
+    last = len(method.stages) - 1  # of several stages the last one runs the most
+    state = jax.eval_shape(lambda base: first_state(method, train, last, base), base)
     state = with_shardings(state, state_shardings(mesh, state, whole))
     shape = (train.batch_size, train.sequence_length)
     ints = [jax.ShapeDtypeStruct(s, jnp.int32) for s in (shape, shape[:1], shape[:1], (shape[0], train.insertions))]
     batch = Batch(*ints)
     batch = with_shardings(batch, batch_shardings(mesh, batch))
     with in_mesh(mesh):
-        needs = _compiled(train_step.lower(method, train, 0, base, state, batch, whole=whole))
+        needs = _compiled(train_step.lower(method, train, last, base, state, batch, whole=whole))
     parts = parts_of_batch(mesh)
     passes = train.batch_size // pass_size(train, parts)  # the compiler counts what it repeats once
-    needs = dataclasses.replace(needs, passes=passes)
+    weights = device_bytes((base.params, state.trainable))
+    needs = dataclasses.replace(needs, passes=passes, repeated=weights)
     sizes = {"parameters": size(base.params), "trainable": size(state.trainable)}
     asked = bucket(config.data.batch_size, parts, parts)
     cache = _cache_bytes(config.shapes, asked, _room(config), jnp.dtype(dtype), mesh)
@@ -137,7 +141,8 @@ def dry_run_decoding(
       length: of prompt and answer together, in tokens.
       dtype: of the base.
     """
-    base, capacity = abstract_base(config.shapes, dtype, mesh), bucket(length, 128, 128)
+    base = abstract_base(config.shapes, dtype, mesh)
+    capacity = cache_capacity(length, config.method.max_distance)
     steps = {}
     for most in ROWS:
         drafter = _drafter(config, base, mesh, most)
@@ -214,7 +219,7 @@ def _compiled(lowered: Any) -> Needs:
     compiled = lowered.compile()
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     made = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return Needs(memory.argument_size_in_bytes, made, 1, cost.get("flops", 0.0), cost.get("bytes accessed", 0.0))
+    return Needs(memory.argument_size_in_bytes, made, 0, 1, cost.get("flops", 0.0), cost.get("bytes accessed", 0.0))
 
 
 def _report(needs: Needs, chip: Chip | None) -> dict[str, Any]:
@@ -225,7 +230,7 @@ def _report(needs: Needs, chip: Chip | None) -> dict[str, Any]:
 def _room(config: RunConfig) -> int:
     """Slots of a cache for the base's own answers."""
     data = config.data
-    return bucket(data.max_prompt_tokens + max(data.max_answer_tokens, data.held_out_tokens), 128, 128)
+    return cache_capacity(data.max_prompt_tokens + max(data.max_answer_tokens, data.held_out_tokens), 0)
 
 
 def _cache_bytes(shapes: ModelConfig, batch_size: int, capacity: int, dtype: jnp.dtype, mesh: Mesh) -> int:

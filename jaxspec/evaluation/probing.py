@@ -24,18 +24,22 @@ from jaxspec.training.data import Answer
 
 
 def step_times(
-    model: Model, drafters: dict[Hashable, Drafter], cache_length: int, rounds: int
+    model: Model, drafters: dict[Hashable, Drafter], cache_length: int, rounds: int, batch_size: int = 1
 ) -> dict[Hashable, float]:
-    """Median seconds of a decoding step with each drafter, one prompt, the drafters in turn.
+    """Median seconds of a decoding step with each drafter, the drafters in turn.
 
     Args:
       model: the base.
       drafters: by name.
       cache_length: S.
       rounds: measurements of each.
+      batch_size: B.
     """
     with Progress("measuring", len(drafters) * rounds, "runs") as progress:
-        timers = {name: StepTimer(model.base_for(d.num_rows), d, 1, cache_length) for name, d in drafters.items()}
+        timers = {
+            name: StepTimer(model.base_for(batch_size * d.num_rows), d, batch_size, cache_length)
+            for name, d in drafters.items()
+        }
         return in_rounds(timers, rounds, progress.update)
 
 

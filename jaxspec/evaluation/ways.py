@@ -83,6 +83,11 @@ class MethodWay(Way):
     drafter: Drafter
 
     @property
+    def drafts(self) -> bool:
+        """Whether there is anything to verify."""
+        return self.drafter.tree.max_depth > 0
+
+    @property
     def own(self) -> Model | None:
         """As the drafter says."""
         return self.drafter.own
@@ -101,7 +106,7 @@ class MethodWay(Way):
     ) -> list[Generation]:
         """With the acceptance rule that is asked for."""
         # Who drafts nothing has nothing to accept, and its own text is the base's, whatever the rule.
-        acceptance = ACCEPTANCES[config.accept]() if self.drafter.tree.max_depth else Match()
+        acceptance = ACCEPTANCES[config.accept]() if self.drafts else Match()
         settings = {"sampling": sampling, "seed": seed, "acceptance": acceptance, "batch_size": len(prompts)}
         return generate(model, self.drafter, prompts, config.max_new_tokens, **settings)
 

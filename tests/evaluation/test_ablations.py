@@ -22,7 +22,6 @@ from jaxspec.evaluation.ablation_decoding import (
     DecodingStudy,
     Entry,
     run_acceptance,
-    run_breakdown,
     run_coverage,
     run_decoding,
 )
@@ -234,16 +233,6 @@ def test_step_times_have_every_drafter(tiny):
     assert set(times) == {"ppd", "hidden_transfer"} and min(times.values()) > 0
 
 
-def test_a_step_is_taken_apart(model, monkeypatch):
-    adapter = Adapter(PPD(), PPD().init(jax.random.key(0), model.base), model.fingerprint, {})
-    tuned = make_drafter(adapter, adapter_plan(adapter, "chain:2"), model)
-    monkeypatch.setattr(ablation_decoding, "find_shipped", lambda name, fingerprint: name == "ppd")
-    monkeypatch.setattr(ablation_decoding, "load_tuned", lambda name, model: (tuned, "tuned"))
-    (found,) = run_breakdown(model, 64, 2).values()
-    assert found["nodes"] == tuned.tree.num_nodes and found["rows"] == tuned.num_rows > found["nodes"]
-    assert min(found[part] for part in ("plain", "verifying", "whole")) > 0
-
-
 def test_verdicts():
     assert verdict(0.02, 0.01) == "holds" and verdict(-0.02, 0.01) == "does not hold"
     assert verdict(0.009, 0.01) == verdict(-0.009, 0.01) == "no difference here"
@@ -276,7 +265,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     steps = {name: {"8": 0.02, "16": 0.03} for name in STEP_METHODS}
     steps["Hidden Transfer, layers 10/14/18"] = {"8": 0.015, "16": 0.027}
     results = {
-        "setting": {"model": "m", "steps": 3, "eval_answers": 5, "machine": "a machine"},
+        "setting": {"model": "m", "steps": 3, "eval_answers": 5, "machine": "a machine", "prompts": "p.jsonl"},
         "trainings": trainings,
         "decoding": decoding,
         "steps": steps,
@@ -287,7 +276,6 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
                 for rule, found in (("match", [1.5, 1.4, 1.3, 1.2]), ("rejection", [1.4, 1.4, 1.35, 1.25]))
             }
         },
-        "breakdown": {"ppd": {"nodes": 3, "rows": 5, "plain": 0.02, "verifying": 0.025, "whole": 0.03}},
         "coverage": {"1024": 0.71234, "2048": 0.8},
     }
     ratios = [(0.93, 0.9, 0.96), (1.0, 0.97, 1.03), (1.04, 1.01, 1.07), (1.04, None, None)]
@@ -296,7 +284,8 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     page = write_report(results, tmp_path).read_text()
     for study in (*STUDIES, *DECODING_STUDIES):
         assert f"### {study.title}" in page
-    assert "BiTA Table 3. Trained on 72 answers." in page
+    assert "`python ablate.py --prompts p.jsonl`" in page
+    assert "instead of the paper's hard labels. Trained on 72 answers." in page
     assert "learning to guess costs no quality: **does not hold** (perplexity, relative +0.200)" in page
     assert "deep prompts help much more: **does not hold** (top-1, mean over distances -0.061)" in page
     assert "shallow prompts help a little: **no difference here**" in page
@@ -311,7 +300,6 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     assert "on 40 held-out\nprompts, every 4 with a seed of their own" in page
     ahead = "match, 0.93 (0.90 to 0.96) | undecided, 1.00 (0.97 to 1.03) | rejection, 1.04 (1.01 to 1.07)"
     assert f"| a tree | ahead | {ahead} | undecided, 1.04 |" in page
-    assert "| ppd | 3 | 5 | 20.0 | 5.0 | 5.0 | 30.0 | 1.50 tokens per step |" in page
     assert "| tokens | 1024 | 2048 |" in page and "| share | 0.712 | 0.800 |" in page
     for picture in ("ablations-curves.png", "ablations-similarity.png"):
         assert f"]({picture})" in page and (tmp_path / picture).stat().st_size > 5000

@@ -16,7 +16,7 @@ from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers
 from jaxspec.evaluation.bench import _shuffled, batches, converse, partings, run_bench, select_questions
 from jaxspec.evaluation.bench_config import BenchConfig
-from jaxspec.evaluation.bench_report import command, load_results, write_bench_report
+from jaxspec.evaluation.bench_report import command, load_results, sections, write_bench_report
 from jaxspec.evaluation.compare import first_divergence
 from jaxspec.evaluation.questions import Question
 from jaxspec.evaluation.ways import MethodWay, parse_ways
@@ -70,10 +70,27 @@ def test_the_report_is_made_from_the_files_alone(finished, capsys):
     assert "python bench.py --methods ppd=chain:2,medusa --data questions.jsonl" in text
     assert "1 questions of the files are too long" in text and "Nowhere" in text and "| all (4) |" in text
     assert (folder / "report.png").stat().st_size > 10_000
+    overhead = json.loads((folder / "overhead.json").read_text())
+    assert set(overhead["ways"]) == {"ppd=chain:2", "medusa"} and overhead["ways"]["ppd=chain:2"]["nodes"] == 3
+    assert all(p["rows"] == load_results(folder).setting["ways"][way]["rows"] for way, p in overhead["ways"].items())
+    whole = f"| {1e3 * overhead['ways']['medusa']['whole']:.1f} |"
+    assert whole in text.split("Where the time of a step goes")[1] and "another version" not in text
+    (folder / "overhead.json").write_text(json.dumps(overhead | {"code": "older"}))
+    assert "another version of the code than the answers" in "".join(sections(load_results(folder), "##"))
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["ways"]["medusa"]["all"]["speedup"] == {
         "value": load_results(folder).figures["medusa"]["all"].speedup.value, "low": None, "high": None,
     }  # fmt: skip
+
+
+def test_answers_of_a_time_when_there_were_fewer_options(files, model, finished, tmp_path):
+    """They are shown, and asked for with the same command, although they do not say what they did not know of."""
+    folder = shutil.copytree(finished[0], tmp_path / "older")
+    known = json.loads((folder / "bench.json").read_text())
+    del known["settings"]["template"]
+    (folder / "bench.json").write_text(json.dumps(known))
+    assert load_results(folder).setting["settings"]["template"] == ""
+    run_bench(config_of(files), model, folder, lambda line: None)
 
 
 def texts_of(folder, way, run=1):
@@ -114,7 +131,7 @@ def test_ctrl_c_keeps_what_is_finished(files, model, tmp_path, monkeypatch, caps
         asked.append(ask(*args))
 
     monkeypatch.setattr(jaxspec.evaluation.bench, "_ask", interrupted)
-    monkeypatch.setattr(bench, "load_model", lambda name, dtype: model)
+    monkeypatch.setattr(bench, "load_model", lambda name, dtype, template: model)
     folder, adapters = tmp_path / "bench", f"medusa={files}/medusa"
     args = [
         "--methods",

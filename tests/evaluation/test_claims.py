@@ -30,7 +30,7 @@ def benchmark(ways, groups=("all",), accuracies=None, **settings):
         for way, info in named.items()
     }
     same = {"fingerprint": "a base", "dtype": "float32", "device": "a machine"}
-    return Results({"ways": named, "settings": settings} | same, rows, found, {}, {})
+    return Results({"ways": named, "settings": settings} | same, rows, found, {}, {}, {})
 
 
 PLAIN = ([4.0] * 8, [1, 1, 1, 1])

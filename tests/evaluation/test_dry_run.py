@@ -61,9 +61,19 @@ def test_passes_are_counted(mesh):
     """Each of the four parts of the batch takes as many sequences a pass as `microbatch` says."""
     train = dataclasses.replace(RUN.train, batch_size=16, microbatch=2)
     whole = dataclasses.replace(RUN, train=dataclasses.replace(train, microbatch=0))
-    parts, once = (dry_run_training(run, mesh, None)["step"] for run in (dataclasses.replace(RUN, train=train), whole))
+    runs = (dataclasses.replace(RUN, train=train), whole)
+    parts, once = (dry_run_training(run, mesh, CHIPS["v5e"])["step"] for run in runs)
     assert (parts["passes"], once["passes"]) == (2, 1)
+    weights = sum(dry_run_training(RUN, mesh, None)[f"{part}_bytes"] for part in ("weights", "trainable"))
+    assert parts["memory_seconds"] == (parts["arguments"] + weights) / CHIPS["v5e"].bandwidth
     assert 0.8 < 2 * parts["flops"] / once["flops"] < 1.25
+
+
+def test_of_several_stages_the_last_is_what_is_needed(mesh):
+    """It runs all of Hidden Transfer's steps, the first one only its own."""
+    runs = (HiddenTransfer(layers=(0, 0, 1), training=training) for training in ("separate", "joint"))
+    separate, joint = (dry_run_training(dataclasses.replace(RUN, method=m), mesh, None)["step"] for m in runs)
+    assert 0.8 < separate["flops"] / joint["flops"] < 1.1
 
 
 @pytest.mark.slow

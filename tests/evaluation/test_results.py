@@ -44,8 +44,8 @@ def test_several_benchmarks_make_one_page(finished, tmp_path, capsys):
 
 def run_of(**seconds):
     """A benchmark of eight questions, by hand: the seconds that a way took for each."""
-    found = benchmark({way: (times, [2, 2]) for way, times in seconds.items()}, limit=0, methods="")
-    shared = {"fingerprint": "f", "dtype": "float32", "device": "a machine", "began": "today"}
+    found = benchmark({way: (times, [2, 2]) for way, times in seconds.items()}, limit=0, methods="", repeats=1)
+    shared = {"fingerprint": "f", "dtype": "float32", "device": "a machine", "began": "today", "questions": 8}
     return dataclasses.replace(found, setting=found.setting | shared)
 
 
@@ -55,7 +55,9 @@ def test_a_second_run_is_held_against_the_first():
     second = run_of(autoregressive=plain, ppd=[1.0] * 8, medusa=[2.0] * 8)
     assert asked_again(first, second) and not asked_again(second, first)
     lines = agreement(first, second)
-    assert "8 questions. 1 of 2 speedups lie" in lines[2]
+    assert "8 questions. 1 of 2 speedups lie" in lines[2] and "Unfinished" not in lines[2]
+    longer = dataclasses.replace(second, setting=second.setting | {"questions": 12})
+    assert "**Unfinished: 8 of 12 answers of the second are there.**" in agreement(first, longer)[2]
     assert lines[-2:] == [
         "| ppd | 2.000 | 2.000 | 2.00 (2.00 to 2.00) | 4.00 (4.00 to 4.00) | no |",
         "| medusa | 2.000 | 2.000 | 2.67 (1.33 to 4.00) | 2.00 (2.00 to 2.00) | yes |",

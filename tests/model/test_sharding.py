@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import mesh_utils
 from jax.sharding import PartitionSpec as P
 
 from jaxspec.config import MeshConfig
@@ -43,6 +44,17 @@ def test_one_device_is_no_mesh():
 def test_meshes_that_cannot_be(config, message):
     with pytest.raises(UserError, match=message):
         make_mesh(config)
+
+
+def test_three_of_four_tpus_make_no_box(monkeypatch):
+    """As JAX says it of a slice 2 x 2."""
+
+    def refuse(*args, **options):
+        raise AssertionError
+
+    monkeypatch.setattr(mesh_utils, "create_device_mesh", refuse)
+    with pytest.raises(UserError, match="1 x 1 x 3 cannot be laid over 3 of these 8 devices"):
+        make_mesh(MeshConfig(tensor=3))
 
 
 @pytest.mark.parametrize(
