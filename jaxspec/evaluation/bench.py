@@ -23,7 +23,7 @@ import jax
 from jaxspec.decoding.generate import Generation
 from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers, answer_row
-from jaxspec.evaluation.bench_config import BenchConfig, check_bench
+from jaxspec.evaluation.bench_config import BenchConfig, all_settings, check_bench
 from jaxspec.evaluation.compare import Divergence, first_divergence
 from jaxspec.evaluation.overhead import measure_overhead
 from jaxspec.evaluation.quality import score_answers
@@ -270,8 +270,7 @@ def _asked(description: dict[str, Any]) -> dict[str, Any]:
     ways = {
         way: {name: v for name, v in info.items() if name != "accuracy"} for way, info in description["ways"].items()
     }
-    settings = dataclasses.asdict(BenchConfig()) | description["settings"]  # of a time when there were fewer
-    return description | {"ways": ways, "settings": settings}
+    return description | {"ways": ways, "settings": all_settings(description["settings"])}
 
 
 def peak_memory() -> int:

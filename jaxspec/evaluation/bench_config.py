@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.sampling import make_sampler
@@ -75,6 +75,11 @@ class BenchConfig:
     def temperature_of(self, question: Question) -> float:
         """The temperature a question is answered at."""
         return MT_BENCH.get(question.category, self.temperature) if self.mt_bench_temperatures else self.temperature
+
+
+def all_settings(known: dict[str, Any]) -> dict[str, Any]:
+    """Settings as they were written down, perhaps when there were fewer: the others had their defaults."""
+    return dataclasses.asdict(BenchConfig()) | known
 
 
 def check_bench(config: BenchConfig) -> None:

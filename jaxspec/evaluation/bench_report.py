@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers
-from jaxspec.evaluation.bench_config import BenchConfig
+from jaxspec.evaluation.bench_config import BenchConfig, all_settings
 from jaxspec.evaluation.compare import NEAR_TIE
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate, Figures, figures
@@ -62,7 +62,7 @@ def load_results(folder: Path) -> Results:
     if not (folder / "bench.json").exists():
         raise UserError(f"{folder}: no benchmark there (bench.json is missing)")
     setting = read_json(folder / "bench.json")
-    setting["settings"] = dataclasses.asdict(BenchConfig()) | setting["settings"]  # of a time when there were fewer
+    setting["settings"] = all_settings(setting["settings"])
     ways = list(setting["ways"])
     answers = Answers(folder, ways)
     rows: dict[str, Rows] = {way: [] for way in ways}
