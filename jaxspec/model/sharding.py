@@ -68,13 +68,12 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     if config.devices == 1 and devices is None and jax.process_count() == 1:
         return None
     devices = jax.devices() if devices is None else devices
+    name = " x ".join(map(str, shape))
     if len(devices) < config.devices or (jax.process_count() > 1 and len(devices) != config.devices):
-        name = " x ".join(map(str, shape))
         raise UserError(f"mesh: {name} needs {config.devices} devices, and there are {len(devices)}")
     try:
         arranged = mesh_utils.create_device_mesh(shape, devices[: config.devices], allow_split_physical_axes=True)
     except (AssertionError, ValueError, NotImplementedError):  # TPUs that do not make a box
-        name = " x ".join(map(str, shape))
         raise UserError(
             f"mesh: {name} cannot be laid over {config.devices} of these {len(devices)} devices; choose another one, "
             "of all of them"
