@@ -30,10 +30,12 @@ METHODS := autoregressive,autoregressive,ppd,bita,space,hidden_transfer,medusa,h
 BENCH = $(BIN)/python bench.py --methods $(METHODS) --max-new-tokens 128
 results: setup
 	@test -f "$(SPEC_BENCH)" -a -f "$(HUMANEVAL)" || { echo "give SPEC_BENCH=FILE and HUMANEVAL=FILE"; exit 2; }
-	$(BENCH) --data "$(SPEC_BENCH)" --limit 80 --output runs/results/greedy
+	mkdir -p runs/results
+	grep -E '"question_id": *[0-9]*[02468]\b' "$(SPEC_BENCH)" > runs/results/questions.jsonl
+	$(BENCH) --data runs/results/questions.jsonl --limit 80 --output runs/results/greedy
 	$(BENCH) --data "$(HUMANEVAL)" --limit 16 --output runs/results/code
-	$(BENCH) --data "$(SPEC_BENCH)" --limit 40 --temperature 0.8 --output runs/results/sampled
-	$(BENCH) --data "$(SPEC_BENCH)" --limit 40 --output runs/results/greedy_again
+	$(BENCH) --data runs/results/questions.jsonl --limit 40 --temperature 0.8 --output runs/results/sampled
+	$(BENCH) --data runs/results/questions.jsonl --limit 16 --output runs/results/greedy_again
 	$(BIN)/python bench.py latency --batch-sizes 1 4 --cache-lengths 256 512 --output runs/results/latency
 	$(BIN)/python bench.py results $(addprefix runs/results/,greedy code sampled greedy_again latency) --output docs
 

@@ -18,6 +18,7 @@ from jaxspec.evaluation.results import write_results
 from jaxspec.evaluation.step_latency import LATENCY, LatencyConfig, latency_table, measure_steps, write_latency
 from jaxspec.files import writable
 from jaxspec.model.hf import read_json
+from jaxspec.model.sharding import in_mesh, mesh_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +73,12 @@ def bench(args: list[str]) -> None:
     options = parse(Options, args, prog="bench.py")
     check_bench(options)
     enable_compilation_cache()
-    model = load_model(options.model, options.dtype or None, template=options.template)
+    model = load_model(options.model, options.dtype or None, options.mesh, options.template)
     say = lambda line: print(line, file=sys.stderr)  # noqa: E731
     kept = f"answers so far are in {options.output}: the same command goes on, bench.py report shows them"
     try:
-        run_bench(options, model, Path(options.output), say, options.run_code, options.perplexity)
+        with in_mesh(mesh_of(model.params)):
+            run_bench(options, model, Path(options.output), say, options.run_code, options.perplexity)
     except (KeyboardInterrupt, OSError, jax.errors.JaxRuntimeError):
         say(kept)
         raise

@@ -79,6 +79,9 @@ def main(args: list[str]) -> None:
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return
+    except KeyboardInterrupt:
+        print(f"{output}: --resume goes on from the last checkpoint", file=sys.stderr)
+        raise
     if not is_leader():
         return
     for distance, ranks in enumerate(adapter.info["accuracy"], 1):

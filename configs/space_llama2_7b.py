@@ -1,4 +1,7 @@
-"""SPACE for LLaMA-2-7B, full fine-tuning as in the paper (4.1, A.1), two epochs of one of its sets."""
+"""SPACE for LLaMA-2-7B, full fine-tuning as in the paper (4.1, A.1), two epochs of one of its sets.
+
+Questions are asked in LLaMA-2's template, which goes with the tuned base; the paper says of none.
+"""
 
 import dataclasses
 
@@ -13,7 +16,7 @@ CONFIG = RunConfig(
     shapes=LLAMA2_7B,
     method=SPACE(tuning="full", weighting="tokens"),
     tree="chain:5",
-    data=dataclasses.replace(ANSWERED_PLATYPUS, answers=25000),
+    data=dataclasses.replace(ANSWERED_PLATYPUS, answers=25000, template="llama2-short"),
     train=TrainConfig(
         steps=1562,
         batch_size=32,

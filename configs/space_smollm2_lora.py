@@ -1,7 +1,8 @@
 """SPACE for the embedded SmolLM2-135M-Instruct: LoRA on its own answers, a small adapter; trains on a laptop.
 
 The masks learn the base's whole distributions instead of the paper's hard labels (equation 3): each says more than one
-token does, which counts where updates are few.
+token does, which counts where updates are few. For the same reason all masks weigh as much as all the text before them,
+where the paper counts a mask as one token (`weighting`).
 """
 
 from jaxspec.config import DataConfig, TrainConfig

@@ -14,7 +14,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES
 from jaxspec.decoding.generate import generate
 from jaxspec.decoding.loop import Drafter
-from jaxspec.evaluation.ablations import Claim
+from jaxspec.evaluation.ablations import DISTILLED, Claim
 from jaxspec.evaluation.latency import star
 from jaxspec.evaluation.metrics import estimate
 from jaxspec.evaluation.probing import similarity, step_times
@@ -81,6 +81,7 @@ class DecodingStudy:
     axis: str = ""
 
 
+_DESIGNS = ("masks only", "shallow", "deep")
 _NODES = (22, 35, 45, 64)
 _COMPARED = ("Medusa", "Hydra", "Hydra++", "Amphista")
 _VARIANTS = (
@@ -91,7 +92,7 @@ _HEADS = {"Medusa": "medusa", "Hydra++": "hydra", "Amphista": "amphista"}
 
 DECODING_STUDIES = (
     DecodingStudy(
-        "bita_decoding", "BiTA: trees", "BiTA Table 4",
+        "bita_decoding", "BiTA: trees", "BiTA Table 4, with the adapter that ships; all tokens are drafted",
         {
             "straightforward": Entry("straightforward:3", "bita"),
             **{f"full tree, k = {k}": Entry(f"cartesian:{k},{k},{k}", "bita") for k in (1, 2, 3, 4)},
@@ -101,7 +102,16 @@ DECODING_STUDIES = (
         (
             Claim("full tree, k = 1", "straightforward", "masks on every candidate pay"),
             Claim("full tree, k = 2", "full tree, k = 4", "wide full trees cost more than they bring"),
-            Claim("efficient tree", "full tree, k = 2", "the efficient tree is the fastest"),
+            Claim("efficient tree", "straightforward", "the efficient tree is faster than straightforward decoding"),
+            *(Claim("efficient tree", f"full tree, k = {k}", f"and than full trees of {k}") for k in (1, 2, 3, 4)),
+        ),
+    ),
+    DecodingStudy(
+        "bita_prompting_speed", "BiTA: speed by prompting design, efficient tree", f"BiTA Table 3, {DISTILLED}",
+        {label: Entry("efficient:5", study="bita_prompting", variant=label) for label in _DESIGNS},
+        (
+            Claim("shallow", "masks only", "shallow prompts are a little faster"),
+            Claim("deep", "shallow", "deep prompts are much faster"),
         ),
     ),
     DecodingStudy(

@@ -7,12 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, TEMPERATURES, TOGETHER, Cell, DecodingStudy
+from jaxspec.evaluation.ablation_decoding import (
+    ACCEPTED,
+    DECODING_STUDIES,
+    TEMPERATURES,
+    TOGETHER,
+    Cell,
+    DecodingStudy,
+)
 from jaxspec.evaluation.ablations import STUDIES, Claim, Study
 from jaxspec.evaluation.bench_report import interval
 from jaxspec.evaluation.claims import CLOSE, CLOSE_SPEED, top
 from jaxspec.evaluation.markdown import row, rule
-from jaxspec.evaluation.metrics import Estimate
+from jaxspec.evaluation.metrics import Estimate, estimate
+
+MEASURES = ("steps", "similarity", "acceptance", "coverage")
 
 
 def verdict(difference: float, close: float, gains: bool = True) -> str:
@@ -28,8 +37,8 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
     """The table of a study and its verdicts."""
     distances = max(len(r["accuracy"]) for r in results.values())
     heads = [f"top-1 d={d + 1}" for d in range(distances)] + [f"top-5 d={d + 1}" for d in range(distances)]
-    counts = sorted({min(r["answers"], r["training"]["steps"] * r["training"]["batch_size"]) for r in results.values()})
-    trained = f"Trained on {' or '.join(f'{count:,}' for count in counts)} answers."
+    counts = sorted({(r["answers_seen"], r["answers"]) for r in results.values()})
+    trained = f"Trained on {' or '.join(f'{seen:,} of {count:,}' for seen, count in counts)} answers."
     lines = [f"### {study.title}", "", f"{study.source}. {trained}", ""]
     tuned = any("perplexity" in r for r in results.values())
     heads += ["trained parameters", *(["learning rate"] if study.rates else [])]
@@ -50,7 +59,8 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
             difference = one["perplexity"]["own"] / other["perplexity"]["own"] - 1
             lines.append(_claim(claim, difference, CLOSE, "perplexity, relative"))
             continue
-        gap = top(one["accuracy"], 1) - top(other["accuracy"], 1)
+        both = min(len(one["accuracy"]), len(other["accuracy"]))
+        gap = top(one["accuracy"][:both], 1) - top(other["accuracy"][:both], 1)
         difference = float(gap[claim.distance - 1] if claim.distance else np.mean(gap))
         of = f"top-1 at distance {claim.distance}" if claim.distance else "top-1, mean over distances"
         lines.append(_claim(claim, difference, CLOSE, of))
@@ -70,9 +80,21 @@ def decoding_section(study: DecodingStudy, results: dict[str, Any]) -> list[str]
     lines.append("")
     for claim in study.claims:
         one, other = results[claim.one], results[claim.other]
-        lines.append(_claim(claim, one["speedup"] - other["speedup"], CLOSE_SPEED, "speedup"))
-        lines[-1] += f" (tokens per step {one['tokens_per_step']:.2f} against {other['tokens_per_step']:.2f})"
+        steps = f"tokens per step {one['tokens_per_step']:.2f} against {other['tokens_per_step']:.2f}"
+        lines.append(f"- {claim.text}: **{_faster(one, other)}; {steps})")
     return [*lines, ""]
+
+
+def _faster(one: dict[str, Any], other: dict[str, Any]) -> str:
+    """Whether one way of decoding is faster than another, prompt by prompt, where the interval can tell."""
+    if not one.get("seconds") or not other.get("seconds"):
+        return f"not judged** (speedup {one['speedup']:.2f} against {other['speedup']:.2f}, without intervals"
+    ratios = np.array(other["seconds"]) / np.array(one["seconds"])
+    found = estimate(ratios, np.median)
+    word = verdict(found.value - 1, CLOSE_SPEED)
+    if found.low is None or found.low <= 1 <= found.high:
+        word = "undecided"
+    return f"{word}** ({interval(found)} times its speed"
 
 
 def _claim(claim: Claim, difference: float, close: float, metric: str) -> str:
@@ -140,6 +162,15 @@ def similarity_section(curves: list[dict[str, float]]) -> list[str]:
     return [*lines, ""]
 
 
+def not_run(results: dict[str, Any]) -> list[str]:
+    """Names of studies and measurements that the results lack."""
+    missing = [study.name for study in STUDIES if not results["trainings"].get(study.name)]
+    missing += [study.name for study in DECODING_STUDIES if not results["decoding"].get(study.name)]
+    missing += [name for name in MEASURES if not results[name]]
+    partly = results["acceptance"] and results["acceptance"].keys() < ACCEPTED.keys()
+    return missing + ["acceptance"] * bool(partly)
+
+
 def write_report(results: dict[str, Any], folder: Path) -> Path:
     """Write ablations.md and its plots.
 
@@ -161,9 +192,12 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
         "two of the base's own answers at up to 128 positions. Accuracies are those of",
         f"{setting['eval_answers']} held-out answers at every position; speeds are medians over prompts, all entries",
         f"in turn ({setting['machine']}). Differences of top-1 accuracy, and relative ones of perplexity, below",
-        f"{CLOSE} count as none, and of speedup below {CLOSE_SPEED}.",
+        f"{CLOSE} count as none, and of speed below {CLOSE_SPEED}, which is undecided where 1 lies in its interval.",
         "",
     ]
+    missing = not_run(results)
+    if missing:
+        lines += [f"Not run yet: {', '.join(f'`{name}`' for name in missing)}.", ""]
     for study in STUDIES:
         if results["trainings"].get(study.name):
             lines += training_section(study, results["trainings"][study.name])

@@ -75,7 +75,7 @@ class Study:
     axis: str = ""
     by_distance: bool = False
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    training: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    training: Mapping[str, int | bool] = dataclasses.field(default_factory=dict)
 
 
 def _over(values: Iterable[Any], build: Callable[[Any], Method]) -> dict[str, Method]:
@@ -90,7 +90,8 @@ def _transfer(*layers: int, **settings: Any) -> HiddenTransfer:
     return HiddenTransfer(distances=len(layers), layers=layers, **settings)
 
 
-_DISTILLED = "trained by distillation instead of the paper's hard labels"
+DISTILLED = "trained by distillation instead of the paper's hard labels"
+_SHARED = "where separate maps share the updates between them and joint ones learn from all"
 _LATE = (0, 5, 10, 15, 20, 25)
 # Learning rates, the best of a few in trials of 40 updates
 _TRANSFER = 7e-3
@@ -99,7 +100,7 @@ _LAYERS = 1e-3  # heads behind layers of their own
 
 STUDIES = (
     Study(
-        "bita_prompting", "BiTA: prompting design", f"BiTA Table 3, {_DISTILLED}", 3e-2,
+        "bita_prompting", "BiTA: prompting design", f"BiTA Table 3, {DISTILLED}", 3e-2,
         {"masks only": _distilled(prompting="none"), "shallow": _distilled(prompting="shallow"), "deep": _distilled()},
         (
             Claim("shallow", "masks only", "shallow prompts help a little"),
@@ -107,7 +108,7 @@ STUDIES = (
         ),
     ),
     Study(
-        "bita_prompts", "BiTA: number of prompt tokens", f"BiTA Figure 8, {_DISTILLED}", 3e-2,
+        "bita_prompts", "BiTA: number of prompt tokens", f"BiTA Figure 8, {DISTILLED}", 3e-2,
         _over((1, 4, 8, 16, 32, 64), lambda n: _distilled(prompts=n)),
         (
             Claim("16", "4", "more prompts help, up to about 16"),
@@ -116,7 +117,7 @@ STUDIES = (
         "prompt tokens",
     ),
     Study(
-        "bita_masks", "BiTA: five mask tokens", f"BiTA Figure 9, {_DISTILLED}; see the decoding table", 3e-2,
+        "bita_masks", "BiTA: five mask tokens", f"BiTA Figure 9, {DISTILLED}; see the decoding table", 3e-2,
         {"5": _distilled(distances=5)},
     ),
     Study(
@@ -124,7 +125,7 @@ STUDIES = (
         {"hard labels": BiTA(), "distillation": _distilled()},
     ),
     Study(
-        "bita_entry", "BiTA: masks that join late", f"PPD section 7.4.2, an idea; BiTA {_DISTILLED}", 3e-2,
+        "bita_entry", "BiTA: masks that join late", f"PPD section 7.4.2, an idea; BiTA {DISTILLED}", 3e-2,
         _over(_LATE, lambda layer: _distilled(entry=layer)), axis="layer of entry",
     ),
     Study(
@@ -166,18 +167,20 @@ STUDIES = (
     ),
     Study(
         "transfer_second", "Hidden Transfer: layer of the second step, the first at 10",
-        "Hidden Transfer Figure 6", _TRANSFER,
+        f"Hidden Transfer Figure 6, {_SHARED}", _TRANSFER,
         _over((10, 15, 20, 25), lambda layer: _transfer(10, layer)),
         (Claim("15", "25", "a second step near the top is worse", distance=2),),
         "layer of the second step",
     ),
     Study(
-        "transfer_masked", "Hidden Transfer: does the second step need to see the first?", "Hidden Transfer Figure 7",
-        _TRANSFER, {"seen": _transfer(10, 15), "masked": _transfer(10, 15, masked=True)},
+        "transfer_masked", "Hidden Transfer: does the second step need to see the first?",
+        f"Hidden Transfer Figure 7, {_SHARED}", _TRANSFER,
+        {"seen": _transfer(10, 15), "masked": _transfer(10, 15, masked=True)},
         (Claim("seen", "masked", "the second step is better when it sees the first", distance=2),),
+        by_distance=True,
     ),
     Study(
-        "transfer_training", "Hidden Transfer: how the maps are trained", "not in the paper", _TRANSFER,
+        "transfer_training", "Hidden Transfer: how the maps are trained", f"not in the paper; {_SHARED}", _TRANSFER,
         {
             "separate": _transfer(10, 14, 18),
             "separate, real states": _transfer(10, 14, 18, train_visibility="real"),
@@ -186,16 +189,18 @@ STUDIES = (
         },
     ),
     Study(
-        "transfer_exits", "Hidden Transfer against early exit and Medusa", "Hidden Transfer Figure 3", _TRANSFER,
+        "transfer_exits", "Hidden Transfer against early exit and Medusa",
+        "Hidden Transfer Figure 3; all learn the base's distributions", _TRANSFER,
         {
             "hidden transfer": _transfer(10, 14, 18, training="joint"),
             "early exit": EarlyExit((10, 14, 18)),
-            "Medusa": Medusa(heads=3, alignment=1.0, labels=0.0, decay=1.0),
+            "Medusa": Medusa(heads=3, lm_head="full", alignment=1.0, labels=0.0, decay=1.0),
         },
         (
             Claim("hidden transfer", "early exit", "pseudo states beat reading the same layers directly"),
             Claim("hidden transfer", "Medusa", "and heads on the last layer"),
         ),
+        by_distance=True,
         rates={"early exit": _HEADS, "Medusa": _HEADS},
     ),
     Study(
@@ -206,6 +211,7 @@ STUDIES = (
             Claim("10", "4", "still more EPTs predict still better"),
         ),
         "EPTs",
+        training={"remat": True},  # of 10 EPTs no machine holds every layer's activations
     ),
     Study(
         "ppd_objective", "PPD: distillation or labels", "PPD Table 6.5", 3e-2,
@@ -223,11 +229,17 @@ STUDIES = (
     ),
     Study(
         "ppd_head", "PPD: a decoding head of its own", "PPD Table 6.7", 3e-2,
-        {"none": PPD(), "1-stage": PPD(head="one_stage"), "2-stage": PPD(head="two_stage")},
+        {
+            "none": PPD(),
+            "1-stage": PPD(head="one_stage"),
+            "1-stage, the rate of heads": PPD(head="one_stage"),
+            "2-stage": PPD(head="two_stage"),
+        },
         (
             Claim("none", "1-stage", "a head trained in one stage makes predictions worse"),
             Claim("2-stage", "none", "one trained in two stages makes them a little better"),
         ),
+        rates={"1-stage, the rate of heads": _HEADS},
     ),
     Study(
         "ppd_masks", "PPD: attention masks of 4 EPTs", "PPD Table 6.8", 3e-2,
@@ -315,7 +327,7 @@ def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
     """Train a variant, or go on with it, or read what it came to.
 
     Returns:
-      Settings, how many answers there were to train on, held-out accuracies [M][K], trainable parameters, training
+      Settings, how many answers were seen and of how many, held-out accuracies [M][K], trainable parameters, training
       speed, and where the method tunes its base the perplexities of held-out answers.
     """
     result = folder / "result.json"
@@ -327,6 +339,8 @@ def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
             "training": dataclasses.asdict(run.train),
             "accuracy": adapter.info["accuracy"],
             "positions": adapter.info["accuracy_positions"],
+            "answers": adapter.info["data"]["answers"],
+            "answers_seen": adapter.info["data"]["answers_seen"],
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(adapter.trainable)),
             "groups_per_second": [row["groups_per_second"] for row in rows if "loss" in row][-1],
         }
@@ -336,7 +350,7 @@ def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
         shutil.rmtree(folder / "checkpoints")
         if figures["parameters"] > _LARGE:
             (folder / "adapter.safetensors").unlink()
-    return json.loads(result.read_text()) | {"answers": run.data.answers}
+    return json.loads(result.read_text())
 
 
 def run_studies(

@@ -230,7 +230,8 @@ def describe_bench(
     Raises:
       UserError: the folder holds another benchmark, or answers of other code and not all of them.
     """
-    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(BenchConfig)}
+    known = {field.name for field in dataclasses.fields(BenchConfig)}
+    settings = {name: value for name, value in dataclasses.asdict(config).items() if name in known}
     adapters = [parse_adapter(text) for text in config.adapters.split(",") if text]
     settings["adapters"] = ",".join(f"{method}={Path(folder).name}" for method, folder in adapters)
     settings["data"] = ",".join(Path(file).name for file in config.data.split(","))

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxspec.config import SamplingConfig
+from jaxspec.config import MeshConfig, SamplingConfig
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.errors import UserError
 from jaxspec.evaluation.questions import MT_BENCH, Question
@@ -41,6 +41,7 @@ class BenchConfig:
       shots: questions of a file to show with their answers ahead of each of the others.
       chat: ask inside the tokenizer's chat template, where it has one.
       template: another one by name: llama2, llama2-short, vicuna, vicuna-short or falcon.
+      mesh: devices that share the work.
       peers: also ask Hugging Face transformers on PyTorch, greedily and with prompt lookup; one question at a time.
       assistant: and with assisted generation by this smaller model.
     """
@@ -65,6 +66,7 @@ class BenchConfig:
     shots: int = 0
     chat: bool = True
     template: str = ""
+    mesh: MeshConfig = MeshConfig()
     peers: bool = False
     assistant: str = ""
 

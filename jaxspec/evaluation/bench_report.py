@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers
@@ -163,8 +164,8 @@ def summary_of(results: Results) -> dict[str, Any]:
 
 def command(setting: dict[str, Any]) -> str:
     """The command line of a benchmark: what differs from the defaults, files without their folders."""
-    words, defaults = ["python", "bench.py"], dataclasses.asdict(BenchConfig())
-    for name, value in setting["settings"].items():
+    words, defaults = ["python", "bench.py"], flatten_dict(dataclasses.asdict(BenchConfig()), sep=".")
+    for name, value in flatten_dict(setting["settings"], sep=".").items():
         option = name.replace("_", "-")
         if isinstance(value, bool) and value != defaults[name]:
             words.append(f"--{option}" if value else f"--no-{option}")

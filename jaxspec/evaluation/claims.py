@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxspec.evaluation.bench_report import ALL, Results, interval
 from jaxspec.evaluation.metrics import Estimate, Figures, figures
+from jaxspec.evaluation.ways import REFERENCE
 
 CHAT = "mt_bench"  # the group of questions that code and mathematics are compared with
 CLOSE = 0.01  # accuracies closer than this are called equal
@@ -150,6 +151,8 @@ class GainsMore(Judge):
         )
         steps = sum(ours.tokens_per_step > chat.tokens_per_step for ours, chat in pairs.values())
         measured += f"; tokens per step are higher for {steps} of {len(pairs)}"
+        if len({r.setting.get("code") for r in alike if {self.group, CHAT} & r.figures[REFERENCE].keys()}) > 1:
+            measured += "; decoding's code has changed between the benchmarks of the two"
         more = sum(_above(ours.speedup, chat.speedup) for ours, chat in pairs.values())
         less = sum(_above(chat.speedup, ours.speedup) for ours, chat in pairs.values())
         counted = f"more for {more}, less for {less}, undecided for {len(pairs) - more - less}"
@@ -191,9 +194,9 @@ def compared(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]], k
     measured, gap = f"top-{k} at distance {where}: {listed[0]} against {listed[1]}", ours - theirs
     if np.abs(gap).max() < CLOSE:
         return Verdict(measured, "no difference")
-    if gap.min() > -CLOSE:
+    if gap.min() >= 0:
         return Verdict(measured, "holds")
-    return Verdict(measured, "does not hold" if gap.max() < CLOSE else "in part")
+    return Verdict(measured, "does not hold" if gap.max() <= 0 else "in part")
 
 
 @dataclasses.dataclass(frozen=True)

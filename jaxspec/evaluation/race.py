@@ -26,6 +26,7 @@ class Trial:
       tokens_per_second: the median over prompts.
       speedup: the median over prompts of the ratio to autoregressive decoding of the same prompt.
       identical: prompts whose tokens are those of autoregressive decoding.
+      seconds: of decoding, per prompt and token of an answer of two tokens or more.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Trial:
     tokens_per_second: float
     speedup: float
     identical: int
+    seconds: list[float]
 
 
 def race(
@@ -104,4 +106,5 @@ def _trial(name: str, answers: list[Generation], plain: list[Generation]) -> Tri
         tokens_per_second=float(np.median([a.tokens_per_second for a, _ in counted])),
         speedup=float(np.median([a.tokens_per_second / p.tokens_per_second for a, p in counted])),
         identical=sum(a.tokens == p.tokens for a, p in zip(answers, plain, strict=True)),
+        seconds=[1 / a.tokens_per_second for a, _ in counted],
     )

@@ -137,13 +137,15 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
       folder: latency.json, latency.md and latency.png are written there after every curve.
 
     Raises:
-      UserError: settings that cannot be measured, or a model that cannot be loaded or does not fit.
+      UserError: settings that cannot be measured, a model that cannot be loaded or does not fit, or a folder that holds
+        a benchmark.
     """
     check_latency(config)
     dtype = config.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
     for name in set(config.models) & set(SHAPES):
         check_fits(name, SHAPES[name], dtype, config)
-    writable(folder)
+    if (writable(folder) / "bench.json").exists():
+        raise UserError(f"{folder} holds a benchmark; give another --output")
     results = {"device": device_name(), "bytes_per_second": bandwidth(config.rounds), "jax": jax.__version__}
     results["curves"] = []
     for name in config.models:

@@ -71,7 +71,10 @@ class Checkpoints:
             state = self._manager.restore(step, args=ocp.args.StandardRestore(like))
         except Exception as error:  # Orbax raises many kinds
             reason = str(error).strip().split("\n", 1)[0]
-            raise UserError(f"{self._folder / str(step)}: this checkpoint cannot be read ({reason})") from None
+            raise UserError(
+                f"{self._folder / str(step)}: this checkpoint cannot be read ({reason}); without that folder --resume "
+                "goes on from the one before it"
+            ) from None
         return jax.tree.map(jnp.asarray, state)
 
     def _unwritten(self, error: Exception) -> UserError:
@@ -107,4 +110,4 @@ def begin(
 def state_shardings(mesh: Mesh, state: TrainState, whole: bool) -> TrainState:
     """Where a state lies: weights whole over `fsdp` or divided, the optimizer's state always divided."""
     weights = tree_shardings(mesh, state.trainable, whole)
-    return TrainState(weights, tree_shardings(mesh, state.optimizer), None if state.average is None else weights)
+    return TrainState(weights, tree_shardings(mesh, state.optimizer), tree_shardings(mesh, state.average, whole))

@@ -7,11 +7,14 @@ A method learns to guess what its base would say, so the base writes the trainin
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
@@ -21,7 +24,7 @@ from jaxspec.errors import UserError
 from jaxspec.files import drop_half_line, read_whole_lines
 from jaxspec.methods.adapter import load_method
 from jaxspec.model.load import Model
-from jaxspec.processes import check_alike, is_leader
+from jaxspec.processes import as_leader, check_alike, is_leader
 from jaxspec.training.examples import SHIPPED_PROMPTS, Selected
 
 MOST_DRAFTS = 32768  # tokens whose order by frequency goes with an adapter
@@ -58,13 +61,6 @@ def cache_file(model: Model, data: DataConfig, limit: int) -> Path:
     shaping += tuple(setting for setting in later.items() if setting[1])
     key = hashlib.sha256(content + repr(shaping).encode()).hexdigest()[:12]
     return Path(data.cache) / f"{model.fingerprint}-{key}.jsonl"
-
-
-def _read_cache(path: Path) -> dict[int, Answer]:
-    """Answers cached so far, by index. A last line cut short by a kill is dropped from the file."""
-    if is_leader():
-        drop_half_line(path)
-    return {row["index"]: Answer(row["prompt_tokens"], row["answer_tokens"]) for row in read_whole_lines(path)}
 
 
 def prepare_answers(
@@ -113,28 +109,65 @@ def _answers(
     given = {i: p.answer_tokens for i, p in prompts.items() if p.answer_tokens is not None}
     if given:
         report(len(given), 0)
+        cut = sum(len(tokens) > limit for tokens in given.values())
+        if cut:
+            print(f"cut at {limit} tokens: {cut} of {len(given)} answers", file=sys.stderr)
         return [Answer(prompts[i].prompt_tokens, tokens[:limit]) for i, tokens in given.items()]
     path = cache_file(model, data, limit)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    cached = _read_cache(path)  # whose numbers mean other prompts where more or fewer were held out
-    done = {i: cached[i] for i, p in prompts.items() if i in cached and cached[i].prompt_tokens == p.prompt_tokens}
-    check_alike(json.dumps(sorted(done)).encode(), str(data.cache))
-    report(len(done), 0)
-    missing = [i for i in prompts if i not in done]
-    plain = load_method("autoregressive", model)
-    with (path if is_leader() else Path(os.devnull)).open("a", encoding="utf-8") as file:
-        for first in range(0, len(missing), _BLOCK):
-            # prompts of like length are prefilled together, so that little is padded
-            block = sorted(missing[first : first + _BLOCK], key=lambda i: len(prompts[i].prompt_tokens))
-            ids = [prompts[i].prompt_tokens for i in block]
-            for at, tokens in generate_many(model, plain, ids, limit, batch_size=data.batch_size):
-                index = block[at]
-                done[index] = Answer(prompts[index].prompt_tokens, tokens)
-                row = {"index": index, "prompt": prompts[index].text, "answer": model.decode(tokens)}
-                file.write(json.dumps(row | dataclasses.asdict(done[index]), ensure_ascii=False) + "\n")
-                file.flush()
-                report(1, len(tokens))
+    done = _cached(path, prompts)
+    if len(done) == len(prompts):
+        report(len(done), 0)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (path if is_leader() else Path(os.devnull)).open("a", encoding="utf-8") as file:
+            as_leader(lambda: _claim(file, path))
+            done = _cached(path, prompts)
+            report(len(done), 0)
+            _make(model, data, {i: p for i, p in prompts.items() if i not in done}, limit, report, done, file)
     return [done[i] for i in prompts]
+
+
+def _cached(path: Path, prompts: dict[int, Selected]) -> dict[int, Answer]:
+    """Answers in the cache, by index, which means other prompts where more or fewer were held out."""
+    answers = {row["index"]: Answer(row["prompt_tokens"], row["answer_tokens"]) for row in read_whole_lines(path)}
+    done = {i: answers[i] for i, p in prompts.items() if i in answers and answers[i].prompt_tokens == p.prompt_tokens}
+    check_alike(json.dumps(sorted(done)).encode(), str(path.parent))
+    return done
+
+
+def _claim(file: TextIO, path: Path) -> None:
+    """Keep other runs from adding to the cache, and drop a last line that a kill has cut short."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"{path}: another run is making these answers; start this one when they are there") from None
+    except OSError:  # a file system without locks
+        pass
+    drop_half_line(path)
+
+
+def _make(
+    model: Model,
+    data: DataConfig,
+    missing: dict[int, Selected],
+    limit: int,
+    report: Callable[[int, int], None],
+    done: dict[int, Answer],
+    file: TextIO,
+) -> None:
+    """Have the base answer numbered prompts; every answer goes to `done` and to the cache."""
+    plain, numbers = load_method("autoregressive", model), list(missing)
+    for first in range(0, len(numbers), _BLOCK):
+        # prompts of like length are prefilled together, so that little is padded
+        block = sorted(numbers[first : first + _BLOCK], key=lambda i: len(missing[i].prompt_tokens))
+        ids = [missing[i].prompt_tokens for i in block]
+        for at, tokens in generate_many(model, plain, ids, limit, batch_size=data.batch_size):
+            index = block[at]
+            done[index] = Answer(missing[index].prompt_tokens, tokens)
+            row = {"index": index, "prompt": missing[index].text, "answer": model.decode(tokens)}
+            file.write(json.dumps(row | dataclasses.asdict(done[index]), ensure_ascii=False) + "\n")
+            file.flush()
+            report(1, len(tokens))
 
 
 def frequent_tokens(answers: Sequence[Answer], vocab_size: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -194,13 +195,17 @@ def select_prompts(model: Model, data: DataConfig) -> list[Selected]:
             groups.setdefault(example.source, []).append(example)
     if len({example.answer is None for group in groups.values() for example in group}) > 1:
         raise UserError(f"{data.prompts}: some rows hold a conversation and some a prompt alone; give one kind")
-    sources, held_out, chosen = list(groups), [], []
+    sources, held_out, chosen, left_out = list(groups), [], [], 0
     for index in np.random.default_rng(data.held_out_seed).permutation(len(sources)):
         side = held_out if len(held_out) < data.held_out else chosen
-        selected = (_select(model, data, example) for example in groups[sources[index]])
-        side += [s for s in selected if 0 < len(s.prompt_tokens) <= data.max_prompt_tokens]
+        selected = [_select(model, data, example) for example in groups[sources[index]]]
+        fit = [s for s in selected if 0 < len(s.prompt_tokens) <= data.max_prompt_tokens]
+        left_out += len(selected) - len(fit)
+        side += fit
         if len(chosen) >= data.answers:
             break
+    if left_out:
+        print(f"left out, more than {data.max_prompt_tokens} tokens: {left_out} prompts", file=sys.stderr)
     if not chosen:
         raise UserError(
             f"{len(held_out)} prompts of at most {data.max_prompt_tokens} tokens are not enough to hold out "

@@ -65,17 +65,18 @@ class TrainState:
     Attributes:
       trainable: the method's pytree, float32.
       optimizer: the state of the stage's optimizer.
-      average: the moving average of the trainable pytree; None without `train.ema`.
+      average: the moving average of the trainable pytree, from zero; None without `train.ema`.
     """
 
     trainable: PyTree
     optimizer: PyTree
-    average: PyTree | None
+    average: optax.EmaState | None
 
-    @property
-    def best(self) -> PyTree:
-        """What to draft with: the average where there is one."""
-        return self.trainable if self.average is None else self.average
+    def best(self, train: TrainConfig) -> PyTree:
+        """What to draft with: the average where there is one, of the weights after every update so far."""
+        if self.average is None:
+            return self.trainable
+        return optax.tree.bias_correction(self.average.ema, train.ema, self.average.count)
 
 
 def first_state(method: Method, train: TrainConfig, stage: int, base: Base) -> TrainState:
@@ -83,7 +84,7 @@ def first_state(method: Method, train: TrainConfig, stage: int, base: Base) -> T
     # a copy: what starts as a part of the base must not be the base's own memory, which steps would reuse
     trainable = jax.tree.map(jnp.copy, method.init(jax.random.key(train.seed), base))
     optimizer = stage_optimizer(method, train, stage).init(moving(method, trainable, stage))
-    return TrainState(trainable, optimizer, jax.tree.map(jnp.copy, trainable) if train.ema else None)
+    return TrainState(trainable, optimizer, optax.ema(train.ema).init(trainable) if train.ema else None)
 
 
 @functools.partial(jax.jit, static_argnames=("method", "train", "stage", "whole"), donate_argnames=("state",))
@@ -136,5 +137,5 @@ def train_step(
     trainable = state.trainable | divided_as(optax.apply_updates(trained, updates), whole)
     average = state.average
     if average is not None:
-        average = jax.tree.map(lambda old, new: train.ema * old + (1 - train.ema) * new, average, trainable)
+        _, average = optax.ema(train.ema).update(trainable, average)
     return TrainState(trainable, divided_as(optimizer), average), metrics

@@ -39,6 +39,7 @@ from jaxspec.training.step import TrainState, moving, stage_ends, stage_optimize
 from jaxspec.tree.plan import plan_to_json
 
 _BEST = "best"
+_LEFT = ("adapter.json", "checkpoints", "log.jsonl")  # by which a folder is somebody's
 _QUICK = 16  # held-out answers of an evaluation on the way
 
 
@@ -93,6 +94,8 @@ class Trainer:
         check_alike(json.dumps([self._identity, there]).encode(), "the run")
         if there and not resume:
             raise UserError(f"{self.output} holds a run already; continue it with --resume or give another --output")
+        if not there and any((self.output / name).exists() for name in _LEFT):
+            raise UserError(f"{self.output} holds parts of a run without its run.json; give another --output")
         if there:
             check_same_run(read_json(file), self._identity, self.output)
 
@@ -172,7 +175,7 @@ class Trainer:
                 if self._stop() and not last:
                     self._end_early(step + 1, state)
         self._checkpoints.finish()
-        return state.best
+        return state.best(self.config.train)
 
     def _end_early(self, step: int, state: TrainState) -> NoReturn:
         """Save what so many updates have made, and stop there."""
@@ -200,13 +203,13 @@ class Trainer:
             if self._stop():
                 self._end_early(step, state)
 
-        accuracy = evaluate(method, state.best, self.base, answers, report)
+        accuracy = evaluate(method, state.best(self.config.train), self.base, answers, report)
         self._log.write({"step": step, "held_out": len(answers)} | _rounded(accuracy))
         score = float(accuracy.top(1).mean())
         if score > self._best and not method.replaces_base:
             self._best, new = score, self.output / ".best.tmp"
             info = self._provenance(accuracy, [], 0) | {"score": score, "step": step}
-            trainable = self._as_stored(state.best)
+            trainable = self._as_stored(state.best(self.config.train))
             save_adapter(new, Adapter(method, trainable, self.model.fingerprint, info, self._frequent), dtype)
             as_leader(lambda: swap_folder(new, self.output / _BEST))
         return accuracy.top(1)

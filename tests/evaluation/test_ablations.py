@@ -25,7 +25,7 @@ from jaxspec.evaluation.ablation_decoding import (
     run_coverage,
     run_decoding,
 )
-from jaxspec.evaluation.ablation_report import verdict, write_report
+from jaxspec.evaluation.ablation_report import not_run, verdict, write_report
 from jaxspec.evaluation.ablations import _LARGE, STUDIES, Claim, Study, run_name, run_studies
 from jaxspec.evaluation.early_exit import EarlyExit
 from jaxspec.evaluation.probing import similarity, step_times
@@ -170,12 +170,12 @@ def test_rules_are_compared_in_pairs(model, monkeypatch):
 
     monkeypatch.setattr(ablation_decoding, "open_adapter", lambda method, model: (None, adapter))
     monkeypatch.setattr(ablation_decoding, "generate", generate)
-    found = run_acceptance(model, "", Entry("chain:2", "ppd", draft_vocabulary=20), ["a prompt"] * 18, 8)
-    assert asked == [(20, 0, 4), (20, 1, 4), (20, 2, 4), (20, 3, 4), (20, 4, 2)] * 8
+    found = run_acceptance(model, "", Entry("chain:2", "ppd", draft_vocabulary=20), ["a prompt"] * 22, 8)
+    assert asked == [(20, 0, 4), (20, 1, 4), (20, 2, 4), (20, 3, 4), (20, 4, 4), (20, 5, 2)] * 8
     cells = {rule: found[0] for rule, found in found.items()}
-    steps = 4 * (1 + 2 + 3 + 4) + 2 * 5
-    assert cells["match"] == {"prompts": 18, "tokens_per_step": pytest.approx(72 / (2 * steps)), "accepted": 0.25}
-    assert cells["rejection"]["tokens_per_step"] == pytest.approx(72 / steps)
+    steps = 4 * (1 + 2 + 3 + 4 + 5) + 2 * 6
+    assert cells["match"] == {"prompts": 22, "tokens_per_step": pytest.approx(88 / (2 * steps)), "accepted": 0.25}
+    assert cells["rejection"]["tokens_per_step"] == pytest.approx(88 / steps)
     assert cells["rejection"]["against_match"] == pytest.approx({"value": 2, "low": 2, "high": 2})
 
 
@@ -248,16 +248,20 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     """From made-up figures: deep prompts that do not help, an efficient tree that does."""
     trainings = {
         study.name: {
-            label: {"accuracy": fake_accuracy(method, 0.3), "parameters": 1234, "answers": 500}
-            | {"training": {"steps": 36, "batch_size": 2}}
+            label: {"accuracy": fake_accuracy(method, 0.3), "parameters": 1234, "answers": 500, "answers_seen": 72}
             for label, method in study.variants.items()
         }
         for study in STUDIES
     }
     trainings["bita_prompting"]["deep"]["accuracy"] = fake_accuracy(BiTA(), 0.2)
     row = {"rows": 9, "tokens_per_step": 1.5, "tokens_per_second": 40.0, "speedup": 1.0, "identical": 2, "prompts": 2}
+    row |= {"seconds": [0.026, 0.039] * 4}
     decoding = {study.name: {label: dict(row) for label in study.entries} for study in DECODING_STUDIES}
-    decoding["bita_decoding"]["efficient tree"]["speedup"] = 1.3
+    trees = decoding["bita_decoding"]
+    trees["efficient tree"]["seconds"] = [0.02, 0.03] * 4
+    trees["full tree, k = 1"]["seconds"] = [0.01, 0.04] * 4  # faster on half of the prompts
+    trees["full tree, k = 3"]["seconds"] = [0.0199, 0.0299] * 4
+    trees["full tree, k = 4"]["seconds"] = []  # from before times were kept
     trainings["space_training"]["LoRA"]["perplexity"] = {"base": 1.25, "own": 1.5}
     for label, own in zip(trainings["space_quality"], (1.5, 1.8, 1.9), strict=True):
         trainings["space_quality"][label]["perplexity"] = {"base": 2.0, "own": own}
@@ -285,11 +289,14 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     for study in (*STUDIES, *DECODING_STUDIES):
         assert f"### {study.title}" in page
     assert "`python ablate.py --prompts p.jsonl`" in page
-    assert "instead of the paper's hard labels. Trained on 72 answers." in page
+    assert "instead of the paper's hard labels. Trained on 72 of 500 answers." in page
     assert "learning to guess costs no quality: **does not hold** (perplexity, relative +0.200)" in page
     assert "deep prompts help much more: **does not hold** (top-1, mean over distances -0.061)" in page
     assert "shallow prompts help a little: **no difference here**" in page
-    assert "the efficient tree is the fastest: **holds** (speedup +0.300)" in page
+    assert "faster than straightforward decoding: **holds** (1.30 (1.30 to 1.30) times its speed; tokens per" in page
+    for k, word in enumerate(("undecided", "holds", "no difference here", "not judged"), 1):
+        assert f"and than full trees of {k}: **{word}**" in page
+    assert "Not run yet" not in page
     assert "beyond 16 nothing is gained: **holds** (top-1, mean over distances +0.000)" in page
     assert "a second step near the top is worse: **holds** (top-1 at distance 2 +0.015)" in page
     assert "with as many rows: **holds** (25% less at 8 rows, 10% less at 16 rows)" in page
@@ -359,15 +366,40 @@ def test_a_run_writes_results_and_the_page(model, base_run, tmp_path, monkeypatc
     assert set(saved["trainings"]["ppd_entry"]) == {"0", "1"}
     (tmp_path / "docs" / "ablations.md").unlink()
     ablate.main(["--report", "--docs", str(tmp_path / "docs")])
-    assert "Late entry" not in (page := (tmp_path / "docs" / "ablations.md").read_text())  # the real study's title
+    page = (tmp_path / "docs" / "ablations.md").read_text()
+    assert "Late entry" not in page  # the real study's title
     assert "prompt tokens that join late" in page
+    [missing] = (line for line in page.splitlines() if line.startswith("Not run yet: "))
+    assert "`bita_decoding`" in missing and "`ppd_entry`" not in missing
     with pytest.raises(UserError, match="results of another setting"):
         ablate.main([*args, "--steps", "9"])
 
 
+def test_sampling_goes_on_where_it_stopped_or_anew_where_it_was_finished(model, base_run, monkeypatch):
+    asked = []
+    monkeypatch.setattr(ablate, "load_model", lambda name: model)
+    monkeypatch.setattr(ablate, "base_run", lambda options, model: base_run)
+    monkeypatch.setattr(ablate, "check_adapters", lambda names, model: None)
+    monkeypatch.setattr(ablate, "run_acceptance", lambda model, label, *rest: asked.append(label))
+    first, *others = ACCEPTED
+    results = {"acceptance": {first: {}}}
+    ablate.run(ablate.Options(), ("acceptance",), results, lambda: None)
+    assert asked == others and list(results["acceptance"]) == [first, *others]
+    ablate.run(ablate.Options(), ("acceptance",), results, lambda: None)
+    assert asked == [*others, first, *others]
+
+
 def test_what_a_decoding_study_needs_is_trained_too():
-    assert set(ablate.check_names(("bita_masks_speed",))) == {"bita_masks_speed", "bita_masks"}
-    assert ablate.check_names(("ppd_exits",)) == ("ppd_exits",)
+    assert set(ablate.check_names(("bita_masks_speed",), [])) == {"bita_masks_speed", "bita_masks"}
+    assert ablate.check_names(("ppd_exits",), ["steps"]) == ("ppd_exits",)
+
+
+def test_without_names_what_is_missing_is_run():
+    assert set(ablate.check_names((), ["steps", "bita_masks_speed"])) == {"steps", "bita_masks_speed", "bita_masks"}
+    nothing = {"trainings": {}, "decoding": {}, "steps": {}, "similarity": [], "acceptance": {}, "coverage": {}}
+    assert len(not_run(nothing)) == len(STUDIES) + len(DECODING_STUDIES) + 4
+    assert "acceptance" in not_run(nothing | {"acceptance": {"SPACE, chain of 5": {}}})  # the others are missing
+    assert "steps" not in not_run(nothing | {"steps": {"PPD": {}}})
 
 
 def test_another_base_or_other_prompts_are_other_runs(model, base_run):

@@ -12,6 +12,7 @@ import pytest
 import bench
 import jaxspec.evaluation.bench
 from jaxspec.cli import parse, run_main
+from jaxspec.config import MeshConfig
 from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers
 from jaxspec.evaluation.bench import _shuffled, batches, converse, partings, run_bench, select_questions
@@ -24,9 +25,11 @@ from jaxspec.machine import this_machine
 from jaxspec.methods import SPACE
 from jaxspec.methods.adapter import Adapter, load_method, open_adapter, save_adapter
 from jaxspec.methods.tuned import Choice, save_choice
+from jaxspec.model.sharding import in_mesh, mesh_of
 from jaxspec.tree import chain
 from tests.evaluation.helpers import config_of
 from tests.model.helpers import plain
+from tests.tiny import on_mesh
 
 
 def test_every_method_answers_every_question_that_fits(finished):
@@ -39,6 +42,19 @@ def test_every_method_answers_every_question_that_fits(finished):
         assert groups["all"].identical == groups["all"].answers == 6 and groups["mt_bench"].answers == 4
     assert results.figures["autoregressive"]["all"].tokens_per_step == 1
     assert results.memory["peak_bytes"] > 0 and results.memory["method_bytes"]["medusa"] > 0
+
+
+def test_devices_may_share_the_work(finished, files, model, tmp_path):
+    """Everything, parts of the step included, over two devices; the same answers."""
+    config = config_of(files, mesh=MeshConfig(tensor=2))
+    shared = on_mesh(model, config.mesh)
+    with in_mesh(mesh_of(shared.params)):
+        run_bench(config, shared, tmp_path / "bench", lambda line: None)
+    ours, theirs = (Answers(folder, ["medusa"]).read(1)["medusa"] for folder in (tmp_path / "bench", finished[0]))
+    said = ({row["question_id"]: row["choices"][0]["turns"] for row in rows} for rows in (ours, theirs))
+    assert next(said) == next(said)
+    results = load_results(tmp_path / "bench")
+    assert results.figures["medusa"]["all"].identical == 6 and "--mesh.tensor 2" in command(results.setting)
 
 
 def test_answers_are_in_spec_benchs_format(finished):
@@ -132,7 +148,7 @@ def test_ctrl_c_keeps_what_is_finished(files, model, tmp_path, monkeypatch, caps
         asked.append(ask(*args))
 
     monkeypatch.setattr(jaxspec.evaluation.bench, "_ask", interrupted)
-    monkeypatch.setattr(bench, "load_model", lambda name, dtype, template: model)
+    monkeypatch.setattr(bench, "load_model", lambda *settings: model)
     folder, adapters = tmp_path / "bench", f"medusa={files}/medusa"
     args = [
         "--methods",

@@ -60,6 +60,7 @@ def test_a_way_is_faster_where_the_whole_interval_says_so(seconds, verdict):
         ([[0.1], [0.4], [0.3]], "holds"),
         ([[0.9], [0.2], [0.1]], "does not hold"),  # distance 1 is not asked for
         ([[0.5], [0.305], [0.198]], "no difference"),
+        ([[0.5], [0.4], [0.198]], "in part"),
         ([[0.5], [0.4], [0.1]], "in part"),
     ],
 )
@@ -100,6 +101,8 @@ def test_gains_of_groups_may_come_from_another_benchmark_of_the_same_settings():
     assert judged.measured.startswith("ppd 4.00 against 2.00 (tokens per step 4.00 against 2.00), medusa 2.00 against ")
     assert judged.measured.endswith("; tokens per step are higher for 2 of 2")
     assert judged.holds == "more for 1, less for 0, undecided for 1"
+    changed = dataclasses.replace(code, setting=code.setting | {"code": "newer"})
+    assert "code has changed" in GainsMore("humaneval").judge(Evidence([chat, changed], {})).measured
     assert GainsMore("math_reasoning").judge(Evidence([chat, code], {})) is None
     sampled = dataclasses.replace(code, setting=code.setting | {"settings": {"temperature": 0.8}})
     assert GainsMore("humaneval").judge(Evidence([chat, sampled], {})) is None

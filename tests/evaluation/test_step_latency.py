@@ -36,6 +36,12 @@ def test_curves_hold_seconds_and_the_memory_limit(monkeypatch, tmp_path):
     assert 0 < curve["memory_seconds"] < 1
 
 
+def test_a_benchmark_is_not_hidden_behind_latencies(tmp_path):
+    (tmp_path / "bench.json").write_text("{}")
+    with pytest.raises(UserError, match="holds a benchmark"):
+        measure_steps(LatencyConfig(), tmp_path)
+
+
 def test_bytes_by_hand():
     model = make_text_model()
     c = model.config

@@ -121,6 +121,19 @@ def test_corrections_sit_where_they_are_wanted(tiny):
 
 
 @pytest.mark.parametrize("method", TUNINGS[:2], ids=lambda m: m.tuning)
+def test_in_16_bits_the_base_that_settles_is_the_tuned_one_rounded(tiny, method):
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.ndim > 1 else x, tiny.params)
+    tiny = dataclasses.replace(tiny, params=params)
+    base, tokens = Base(params, tiny.decoder), sequence(tiny)
+    trainable = trained(method, base)
+    _, own = settle(Adapter(method, trainable, tiny.fingerprint, {}), tiny)
+    assert jax.tree.map(lambda x: x.dtype, own.params) == jax.tree.map(lambda x: x.dtype, params)
+    change = lambda tuned: plain(tuned, tokens).astype(jnp.float32) - plain(base, tokens)  # noqa: E731
+    expected = change(method.fit_base(trainable, base))
+    assert float(jnp.linalg.norm(change(own.base) - expected)) < 0.1 * float(jnp.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("method", TUNINGS[:2], ids=lambda m: m.tuning)
 def test_what_settles_is_a_base_of_its_own(tiny, base, method):
     trainable, tokens = trained(method, base), sequence(tiny)
     adapter, own = settle(Adapter(method, trainable, tiny.fingerprint, {}), tiny)

@@ -1,7 +1,9 @@
 """Prompts, the cache of self-generated answers, and batches that depend on the step alone."""
 
 import dataclasses
+import fcntl
 import json
+import re
 import resource
 from pathlib import Path
 
@@ -51,6 +53,17 @@ def test_answers_are_the_greedy_ones_and_held_out_stays_out(model, data):
         alone = generate(model, plain, [a.prompt_tokens for a in group], limit)
         assert [a.answer_tokens for a in group] == [a.tokens for a in alone]
     assert not {tuple(a.prompt_tokens) for a in held_out} & {tuple(a.prompt_tokens) for a in answers}
+
+
+def test_two_runs_do_not_make_the_same_answers_at_once(model, data):
+    """The second one would cut off the line that the first one is writing."""
+    file = cache_file(model, data, data.held_out_tokens)
+    file.parent.mkdir()
+    with file.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another run is making these answers"):
+            answers_to(model, data)
+    assert len(answers_to(model, data)[1]) == 12
 
 
 def test_more_answers_keep_the_held_out_set_and_reuse_the_cache(model, data):
@@ -107,7 +120,7 @@ def test_a_full_disk_keeps_the_answers_that_are_whole(model, data, tmp_path):
     assert cache_file(model, small, data.max_answer_tokens).read_bytes().startswith(kept[: kept.rindex(b"\n")])
 
 
-def test_given_answers_are_taken_as_they_are_and_cut(model, data, tmp_path):
+def test_given_answers_are_taken_as_they_are_and_cut(model, data, tmp_path, capsys):
     file = tmp_path / "given.jsonl"
     rows = [{"prompt": f"q{i}", "answer": "word " * (i % 4 + 1)} for i in range(16)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -119,6 +132,7 @@ def test_given_answers_are_taken_as_they_are_and_cut(model, data, tmp_path):
     )
     assert len(held_out) == 4 and len(answers) == 12 and counted[-1] == (16, 0)
     assert not (tmp_path / "cache").exists()  # nothing was generated
+    assert re.search(r"cut at 10 tokens: \d+ of 12 answers\n", capsys.readouterr().err)
     for limit, group in ((16, held_out), (10, answers)):
         for answer in group:
             number = int(model.decode(answer.prompt_tokens)[2:-1])

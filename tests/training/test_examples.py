@@ -47,10 +47,11 @@ def test_line_separators_inside_strings_do_not_end_a_line(write):
     assert read_prompts(file) == ["one\u2028two\u0085three", "four"]
 
 
-def test_repeated_blank_and_long_prompts_are_left_out(model, write):
+def test_repeated_blank_and_long_prompts_are_left_out(model, write, capsys):
     file = write(*({"prompt": p} for p in ("a", "b", "a", " ", "c", "d", "e", "long " * 9)))
     data = DataConfig(prompts=file, held_out=2, answers=100, max_prompt_tokens=24)
     assert sorted(prompt.text for prompt in select_prompts(model, data)) == ["a", "b", "c", "d", "e"]
+    assert capsys.readouterr().err == "left out, more than 24 tokens: 1 prompts\n"
     assert len(read_prompts(file)) == 8  # whoever decodes them gets one answer each
     with pytest.raises(UserError, match="5 prompts of at most 24 tokens are not enough to hold out 5"):
         select_prompts(model, DataConfig(prompts=file, held_out=5, max_prompt_tokens=24))

@@ -96,6 +96,13 @@ def test_a_killed_run_resumes_to_the_same_adapter(config, model, tmp_path, monke
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("left", ["adapter.json", "checkpoints", "log.jsonl"])
+def test_a_folder_with_parts_of_another_run_is_refused(config, model, tmp_path, left):
+    (tmp_path / "run" / left).mkdir(parents=True)
+    with pytest.raises(UserError, match=r"holds parts of a run without its run\.json"):
+        Trainer(config, model, tmp_path / "run", resume=True)
+
+
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on_later(config, model, tmp_path):
     Trainer(config, model, tmp_path / "whole", resume=False).run()
     asked = iter([False, False, True])
@@ -144,6 +151,16 @@ def test_an_average_of_the_weights_is_what_ships(config, model, tmp_path):
     np.testing.assert_allclose(moved[1e-9], moved[0.0], atol=1e-6)
     begun = np.asarray(config.method.init(jax.random.key(config.train.seed), model.base)["embeddings"])
     assert 0 < np.abs(moved[0.9] - begun).max() < np.abs(moved[0.0] - begun).max()
+
+
+def test_an_average_does_not_hold_the_untrained_weights(config, model, tmp_path):
+    """After one update it is that update's weights, however much of the past it keeps."""
+    once = {}
+    for ema in (0.0, 0.999):
+        train = dataclasses.replace(config.train, steps=1, warmup=0, ema=ema)
+        Trainer(dataclasses.replace(config, train=train), model, tmp_path / str(ema), resume=False).run()
+        once[ema] = weights(tmp_path / str(ema))["embeddings"]
+    np.testing.assert_allclose(once[0.999], once[0.0], rtol=1e-4)
 
 
 def test_a_process_that_is_late_does_not_take_the_first_ones_file_for_another_run(config, model, tmp_path, monkeypatch):
