@@ -33,7 +33,9 @@ results: setup
 	mkdir -p runs/results
 	grep -E '"question_id": *[0-9]*[02468]\b' "$(SPEC_BENCH)" > runs/results/questions.jsonl
 	$(BENCH) --data runs/results/questions.jsonl --limit 80 --output runs/results/greedy
-	$(BENCH) --data "$(HUMANEVAL)" --limit 16 --output runs/results/code
+	grep -oE 'HumanEval/[0-9]+"' docs/results/code/answers/run_1/autoregressive.jsonl | sort -u > runs/results/tasks
+	grep -F -f runs/results/tasks "$(HUMANEVAL)" > runs/results/humaneval.jsonl
+	$(BENCH) --data runs/results/humaneval.jsonl --limit 16 --output runs/results/code
 	$(BENCH) --data runs/results/questions.jsonl --limit 40 --temperature 0.8 --output runs/results/sampled
 	$(BENCH) --data runs/results/questions.jsonl --limit 16 --output runs/results/greedy_again
 	$(BIN)/python bench.py latency --batch-sizes 1 4 --cache-lengths 256 512 --output runs/results/latency

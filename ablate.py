@@ -41,8 +41,8 @@ class Options:
     """Train the variants of the papers' tables, decode with them, and write docs/ablations.md.
 
     Attributes:
-      studies: names, to be measured anew; default all that are missing from ablations.json. `steps`, `similarity`,
-        `acceptance` and `coverage` measure and train nothing.
+      studies: names; finished trainings are read, what is measured is measured anew. Default: all that ablations.json
+        lacks. `steps`, `similarity`, `acceptance` and `coverage` measure and train nothing.
       model: smollm2-135m (embedded); the layers of some studies are made for its 30.
       prompts: a JSONL file of training prompts; empty takes the small set that ships.
       column: field of that file that holds the prompt.

@@ -17,7 +17,7 @@ from jaxspec.evaluation.ablation_decoding import (
 )
 from jaxspec.evaluation.ablations import STUDIES, Claim, Study
 from jaxspec.evaluation.bench_report import interval
-from jaxspec.evaluation.claims import CLOSE, CLOSE_SPEED, top
+from jaxspec.evaluation.claims import CLOSE, CLOSE_SPEED, faster, top
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate, estimate
 
@@ -91,10 +91,7 @@ def _faster(one: dict[str, Any], other: dict[str, Any]) -> str:
         return f"not judged** (speedup {one['speedup']:.2f} against {other['speedup']:.2f}, without intervals"
     ratios = np.array(other["seconds"]) / np.array(one["seconds"])
     found = estimate(ratios, np.median)
-    word = verdict(found.value - 1, CLOSE_SPEED)
-    if found.low is None or found.low <= 1 <= found.high:
-        word = "undecided"
-    return f"{word}** ({interval(found)} times its speed"
+    return f"{faster(found)}** ({interval(found)} times its speed"
 
 
 def _claim(claim: Claim, difference: float, close: float, metric: str) -> str:
@@ -192,7 +189,8 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
         "two of the base's own answers at up to 128 positions. Accuracies are those of",
         f"{setting['eval_answers']} held-out answers at every position; speeds are medians over prompts, all entries",
         f"in turn ({setting['machine']}). Differences of top-1 accuracy, and relative ones of perplexity, below",
-        f"{CLOSE} count as none, and of speed below {CLOSE_SPEED}, which is undecided where 1 lies in its interval.",
+        f"{CLOSE} count as none. There is no difference of speed where the whole interval of the ratio is less than",
+        f"{CLOSE_SPEED} from 1; it is undecided where 1 lies in a wider one.",
         "",
     ]
     missing = not_run(results)

@@ -91,7 +91,7 @@ def _transfer(*layers: int, **settings: Any) -> HiddenTransfer:
 
 
 DISTILLED = "trained by distillation instead of the paper's hard labels"
-_SHARED = "where separate maps share the updates between them and joint ones learn from all"
+_SHARED = "here separate maps divide the updates among them and joint ones learn from all"
 _LATE = (0, 5, 10, 15, 20, 25)
 # Learning rates, the best of a few in trials of 40 updates
 _TRANSFER = 7e-3
@@ -211,7 +211,7 @@ STUDIES = (
             Claim("10", "4", "still more EPTs predict still better"),
         ),
         "EPTs",
-        training={"remat": True},  # of 10 EPTs no machine holds every layer's activations
+        training={"remat": True},  # 10 EPTs are thousands of rows in a pass
     ),
     Study(
         "ppd_objective", "PPD: distillation or labels", "PPD Table 6.5", 3e-2,

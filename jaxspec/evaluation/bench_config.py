@@ -92,6 +92,8 @@ def check_bench(config: BenchConfig) -> None:
     make_sampler(config.sampling(config.temperature))
     if config.assistant and not config.peers:
         raise UserError("--assistant is for --peers")
+    if config.peers and config.mesh.devices > 1:
+        raise UserError("peers run on one device: leave --mesh or --peers out")
     if config.peers and config.batch_size > 1:
         raise UserError(f"peers answer one question at a time: batch-size must be 1, got {config.batch_size}")
     if not config.data:

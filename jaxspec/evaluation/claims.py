@@ -56,10 +56,7 @@ class Judge(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Faster(Judge):
-    """One way is faster than another, question by question.
-
-    Decided where the whole interval is on one side of 1, and the figure far enough from it.
-    """
+    """One way is faster than another, question by question."""
 
     one: str
     other: str
@@ -74,11 +71,7 @@ class Faster(Judge):
             return None
         speed, steps = found.speedup, [results.figures[way][ALL].tokens_per_step for way in (self.one, self.other)]
         measured = f"{interval(speed)} times its speed, {steps[0]:.2f} against {steps[1]:.2f} tokens per step"
-        if speed.low is None or speed.low <= 1 <= speed.high:
-            return Verdict(measured, "undecided")
-        if abs(speed.value - 1) < CLOSE_SPEED:
-            return Verdict(measured, "no difference")
-        return Verdict(measured, "holds" if speed.low > 1 else "does not hold")
+        return Verdict(measured, faster(speed))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +129,10 @@ class GainsMore(Judge):
     def judge(self, evidence: Evidence) -> Verdict | None:
         """From all benchmarks of the main one's settings; a group counts where it comes first."""
         by_way: dict[str, dict[str, Figures]] = {}
+        code: dict[str, str | None] = {}
         alike = [r for r in evidence.benchmarks if _settings(r) == _settings(evidence.benchmarks[0])]
         for results in reversed(alike):
+            code |= dict.fromkeys(results.figures[REFERENCE], results.setting.get("code"))
             for way, info in results.setting["ways"].items():
                 if "adapter" in info:
                     by_way.setdefault(way, {}).update(results.figures.get(way, {}))
@@ -151,13 +146,24 @@ class GainsMore(Judge):
         )
         steps = sum(ours.tokens_per_step > chat.tokens_per_step for ours, chat in pairs.values())
         measured += f"; tokens per step are higher for {steps} of {len(pairs)}"
-        if len({r.setting.get("code") for r in alike if {self.group, CHAT} & r.figures[REFERENCE].keys()}) > 1:
-            measured += "; decoding's code has changed between the benchmarks of the two"
+        if code[self.group] != code[CHAT]:
+            measured += "; decoding's code has changed between the two"
         more = sum(_above(ours.speedup, chat.speedup) for ours, chat in pairs.values())
         less = sum(_above(chat.speedup, ours.speedup) for ours, chat in pairs.values())
         counted = f"more for {more}, less for {less}, undecided for {len(pairs) - more - less}"
         clear = {(len(pairs), 0): "holds", (0, len(pairs)): "does not hold", (0, 0): "undecided"}
         return Verdict(measured, clear.get((more, less), counted))
+
+
+def faster(ratio: Estimate) -> str:
+    """The verdict on a ratio of speeds: by its interval, where that leaves more than a small difference."""
+    if ratio.low is None:
+        return "undecided"
+    if ratio.low > 1 - CLOSE_SPEED and ratio.high < 1 + CLOSE_SPEED:
+        return "no difference"
+    if ratio.low <= 1 <= ratio.high:
+        return "undecided"
+    return "holds" if ratio.low > 1 else "does not hold"
 
 
 def _above(one: Estimate, other: Estimate) -> bool:
@@ -179,7 +185,7 @@ def top(accuracy: Sequence[Sequence[float]], k: int) -> np.ndarray:
 
 
 def compared(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]], k: int, first: int) -> Verdict:
-    """Whether one accuracy is above another at every distance that both have.
+    """Whether one accuracy is above another at some of the distances that both have, and below it at none.
 
     Args:
       one: [M][K], per distance and rank.
@@ -194,9 +200,9 @@ def compared(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]], k
     measured, gap = f"top-{k} at distance {where}: {listed[0]} against {listed[1]}", ours - theirs
     if np.abs(gap).max() < CLOSE:
         return Verdict(measured, "no difference")
-    if gap.min() >= 0:
+    if gap.min() > -CLOSE:
         return Verdict(measured, "holds")
-    return Verdict(measured, "does not hold" if gap.max() <= 0 else "in part")
+    return Verdict(measured, "does not hold" if gap.max() < CLOSE else "in part")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 _RESAMPLES = 2000
 _CONFIDENCE = 95  # percent
-_FEWEST = 6  # that an interval is made of: the extremes of five hold a median with 94%
+_FEWEST = 6  # that an interval is made of; the extremes of fewer hold a median with less than 95%
 
 
 @dataclasses.dataclass(frozen=True)

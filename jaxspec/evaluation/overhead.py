@@ -51,5 +51,6 @@ def overhead_table(found: dict[str, dict[str, float]]) -> list[str]:
         *lines,
         "",
         f"Milliseconds of greedy steps, {_CACHE} slots of cache, medians of {_ROUNDS}. Drafting is the probes' rows, "
-        "or what comes after the pass.",
+        "or what comes after the pass. In another process, where programs lie elsewhere in memory, any of them may "
+        "take a few milliseconds more or less.",
     ]

@@ -84,9 +84,9 @@ def claims_table(evidence: Evidence) -> list[str]:
     return [
         *lines,
         "",
-        "A comparison of speeds is undecided where 1 lies within its interval; accuracies count as different from "
-        f"{CLOSE} on, speeds from {CLOSE_SPEED} on. Gains on two groups of questions differ where the interval of "
-        "their difference does not hold 0.",
+        f"There is no difference of speed where the whole interval is less than {CLOSE_SPEED} from 1; it is undecided "
+        f"where 1 lies within a wider one. Accuracies count as different from {CLOSE} on. Gains on two groups of "
+        "questions differ where the interval of their difference does not hold 0.",
     ]
 
 

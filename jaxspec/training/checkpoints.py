@@ -71,9 +71,11 @@ class Checkpoints:
             state = self._manager.restore(step, args=ocp.args.StandardRestore(like))
         except Exception as error:  # Orbax raises many kinds
             reason = str(error).strip().split("\n", 1)[0]
+            earlier = max((number for number in self._manager.all_steps() if number < step), default=None)
+            way_out = f"; without that folder --resume goes on from step {earlier}" if earlier else ""
             raise UserError(
-                f"{self._folder / str(step)}: this checkpoint cannot be read ({reason}); without that folder --resume "
-                "goes on from the one before it"
+                f"{self._folder / str(step)}: this checkpoint cannot be read, damaged or of another version of jaxspec "
+                f"({reason}){way_out}"
             ) from None
         return jax.tree.map(jnp.asarray, state)
 

@@ -65,7 +65,7 @@ class TrainState:
     Attributes:
       trainable: the method's pytree, float32.
       optimizer: the state of the stage's optimizer.
-      average: the moving average of the trainable pytree, from zero; None without `train.ema`.
+      average: the moving average of the trainable pytree in this stage, from zero; None without `train.ema`.
     """
 
     trainable: PyTree
@@ -73,7 +73,7 @@ class TrainState:
     average: optax.EmaState | None
 
     def best(self, train: TrainConfig) -> PyTree:
-        """What to draft with: the average where there is one, of the weights after every update so far."""
+        """What to draft with: the average where there is one, of the weights after every update of the stage so far."""
         if self.average is None:
             return self.trainable
         return optax.tree.bias_correction(self.average.ema, train.ema, self.average.count)
@@ -83,6 +83,11 @@ def first_state(method: Method, train: TrainConfig, stage: int, base: Base) -> T
     """The state before the first update of a run that begins with this stage."""
     # a copy: what starts as a part of the base must not be the base's own memory, which steps would reuse
     trainable = jax.tree.map(jnp.copy, method.init(jax.random.key(train.seed), base))
+    return enter_stage(method, train, stage, trainable)
+
+
+def enter_stage(method: Method, train: TrainConfig, stage: int, trainable: PyTree) -> TrainState:
+    """The state before the first update of a stage: neither optimizer nor average remembers the stage before."""
     optimizer = stage_optimizer(method, train, stage).init(moving(method, trainable, stage))
     return TrainState(trainable, optimizer, optax.ema(train.ema).init(trainable) if train.ema else None)
 

@@ -35,7 +35,7 @@ from jaxspec.training.examples import select_prompts
 from jaxspec.training.logs import RunLog, check_tensorboard
 from jaxspec.training.plot import plot_training
 from jaxspec.training.run_config import RunConfig, check_config, check_same_run, describe
-from jaxspec.training.step import TrainState, moving, stage_ends, stage_optimizer, train_step
+from jaxspec.training.step import TrainState, enter_stage, stage_ends, train_step
 from jaxspec.tree.plan import plan_to_json
 
 _BEST = "best"
@@ -158,8 +158,7 @@ class Trainer:
                 groups += int((batch.points >= 0).sum())
                 if step == ends[stage]:
                     stage = bisect.bisect_right(ends, step)
-                    optimizer = stage_optimizer(method, train, stage).init(moving(method, state.trainable, stage))
-                    state = state.replace(optimizer=optimizer)
+                    state = enter_stage(method, train, stage, state.trainable)
                 state, metrics = train_step(
                     method, train, stage, self.base, state, put_batch(batch, self.mesh), whole=self._whole
                 )

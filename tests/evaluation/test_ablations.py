@@ -294,7 +294,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     assert "deep prompts help much more: **does not hold** (top-1, mean over distances -0.061)" in page
     assert "shallow prompts help a little: **no difference here**" in page
     assert "faster than straightforward decoding: **holds** (1.30 (1.30 to 1.30) times its speed; tokens per" in page
-    for k, word in enumerate(("undecided", "holds", "no difference here", "not judged"), 1):
+    for k, word in enumerate(("undecided", "holds", "no difference", "not judged"), 1):
         assert f"and than full trees of {k}: **{word}**" in page
     assert "Not run yet" not in page
     assert "beyond 16 nothing is gained: **holds** (top-1, mean over distances +0.000)" in page

@@ -12,7 +12,6 @@ import pytest
 import bench
 import jaxspec.evaluation.bench
 from jaxspec.cli import parse, run_main
-from jaxspec.config import MeshConfig
 from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers
 from jaxspec.evaluation.bench import _shuffled, batches, converse, partings, run_bench, select_questions
@@ -25,7 +24,6 @@ from jaxspec.machine import this_machine
 from jaxspec.methods import SPACE
 from jaxspec.methods.adapter import Adapter, load_method, open_adapter, save_adapter
 from jaxspec.methods.tuned import Choice, save_choice
-from jaxspec.model.sharding import in_mesh, mesh_of
 from jaxspec.tree import chain
 from tests.evaluation.helpers import config_of
 from tests.model.helpers import plain
@@ -44,12 +42,13 @@ def test_every_method_answers_every_question_that_fits(finished):
     assert results.memory["peak_bytes"] > 0 and results.memory["method_bytes"]["medusa"] > 0
 
 
-def test_devices_may_share_the_work(finished, files, model, tmp_path):
+def test_devices_may_share_the_work(finished, files, model, tmp_path, monkeypatch):
     """Everything, parts of the step included, over two devices; the same answers."""
-    config = config_of(files, mesh=MeshConfig(tensor=2))
-    shared = on_mesh(model, config.mesh)
-    with in_mesh(mesh_of(shared.params)):
-        run_bench(config, shared, tmp_path / "bench", lambda line: None)
+    config = config_of(files)
+    monkeypatch.setattr(bench, "load_model", lambda name, dtype, mesh, template: on_mesh(model, mesh))
+    settings = {"methods": config.methods, "adapters": config.adapters, "data": config.data, "max-new-tokens": "8"}
+    settings |= {"mesh.tensor": "2", "output": str(tmp_path / "bench")}
+    bench.main([word for name, value in settings.items() for word in (f"--{name}", value)])
     ours, theirs = (Answers(folder, ["medusa"]).read(1)["medusa"] for folder in (tmp_path / "bench", finished[0]))
     said = ({row["question_id"]: row["choices"][0]["turns"] for row in rows} for rows in (ours, theirs))
     assert next(said) == next(said)

@@ -163,6 +163,18 @@ def test_an_average_does_not_hold_the_untrained_weights(config, model, tmp_path)
     np.testing.assert_allclose(once[0.999], once[0.0], rtol=1e-4)
 
 
+def test_an_average_begins_anew_with_every_stage(config, model, tmp_path):
+    """Two maps, one update each: the second one's average must not hold what it was while the first one learnt."""
+    once = {}
+    for ema in (0.0, 0.999):
+        train = dataclasses.replace(config.train, steps=2, ema=ema)
+        run = dataclasses.replace(config, method=HiddenTransfer(distances=2, layers=(0, 1)), train=train)
+        Trainer(run, model, tmp_path / str(ema), resume=False).run()
+        once[ema] = weights(tmp_path / str(ema))
+    for name, value in once[0.0].items():
+        np.testing.assert_allclose(once[0.999][name], value, rtol=1e-4)
+
+
 def test_a_process_that_is_late_does_not_take_the_first_ones_file_for_another_run(config, model, tmp_path, monkeypatch):
     """The first process writes run.json as soon as all have said that there is none."""
     import jaxspec.training.trainer as module
