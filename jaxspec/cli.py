@@ -21,8 +21,14 @@ from jaxspec.errors import UserError, suggest
 T = TypeVar("T")
 
 
-# What Orbax logs of an error that it raises as well, with a traceback for every thread that it comes through
-_RAISED_TOO = ("_SignalingThread.run() raised", "Handler Commit operations", "Save Finalize thread")
+# What Orbax, and asyncio for it, log of an error that it raises as well, with a traceback wherever it comes through
+_RAISED_TOO = (
+    "_SignalingThread.run() raised",
+    "Handler Commit operations",
+    "Save Finalize thread",
+    "exception was never retrieved",  # of a further array, when the first one's error has ended the writing
+    "unhandled exception during asyncio.run() shutdown",
+)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -31,7 +37,8 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 def _show_unraised(unraised: Any) -> None:
     """As Python does, but for further errors of Orbax's writer, whose first one has closed its event loop."""
-    if str(unraised.exc_value) != "Event loop is closed":
+    text = str(unraised.exc_value)
+    if text != "Event loop is closed" and "os_error_code=" not in text:
         sys.__unraisablehook__(unraised)
 
 
@@ -43,7 +50,8 @@ def run_main(main: Callable[[list[str]], None]) -> None:
     # float32 is to be float32 on GPUs and TPUs too, which multiply it in fewer bits otherwise; others are as they are
     if "JAX_DEFAULT_MATMUL_PRECISION" not in os.environ:
         jax.config.update("jax_default_matmul_precision", "highest")
-    logging.getLogger("absl").addFilter(_is_news)
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_is_news)
     sys.unraisablehook = _show_unraised
     try:
         main(sys.argv[1:])

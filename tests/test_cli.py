@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -209,7 +210,18 @@ def test_too_little_memory_is_one_line(capsys):
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("text", "shown"), [("Event loop is closed", False), ("anything else", True)])
+def test_errors_that_are_raised_too_are_not_logged(caplog, monkeypatch):
+    monkeypatch.setattr("sys.unraisablehook", sys.unraisablehook)
+    run_main(lambda args: None)
+    for text in ("Task exception was never retrieved", "anything else"):
+        logging.getLogger("asyncio").error(text)
+    assert caplog.messages == ["anything else"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("Event loop is closed", False), ("no space [os_error_code='28']", False), ("anything else", True)],
+)
 def test_errors_that_follow_from_another_are_not_shown(monkeypatch, text, shown):
     """Of Orbax's writer on a full disk, which has raised the first one."""
     found = []
