@@ -20,7 +20,7 @@ from jaxspec.decoding.sampling import Sampler, make_sampler
 from jaxspec.errors import UserError
 from jaxspec.model.base import Base
 from jaxspec.model.load import Model
-from jaxspec.model.sharding import in_mesh, mesh_of, parts_of_batch, put, tree_shardings
+from jaxspec.model.sharding import in_mesh, mesh_of, parts_of_batch, put_beside
 from jaxspec.processes import host
 
 _PREFILL_CHUNK = 512
@@ -178,10 +178,10 @@ def _job(
     model: Model, drafter: Drafter, sampling: SamplingConfig, seed: int, acceptance: Acceptance, batch_size: int = 1
 ) -> _Job:
     model, drafter = drafter.own or model, drafter.replace(own=None)
-    mesh, rest = mesh_of(model.params), (drafter, make_sampler(sampling), jnp.array(model.eos or (-1,), jnp.int32))
-    drafter, sampler, eos = rest if mesh is None else put(rest, tree_shardings(mesh, rest))
+    rest = (drafter, make_sampler(sampling), jnp.array(model.eos or (-1,), jnp.int32))
+    drafter, sampler, eos = put_beside(model.params, rest)
     base = model.base_for(batch_size * drafter.num_rows)
-    return _Job(model, base, drafter, sampler, seed, acceptance, eos, mesh)
+    return _Job(model, base, drafter, sampler, seed, acceptance, eos, mesh_of(model.params))
 
 
 def _collect(model: Model, run: _Run, row: int, prompt: str) -> Generation:

@@ -17,7 +17,7 @@ from jaxspec.evaluation.ablation_decoding import (
 )
 from jaxspec.evaluation.ablations import STUDIES, Claim, Study
 from jaxspec.evaluation.bench_report import interval
-from jaxspec.evaluation.claims import CLOSE, CLOSE_SPEED, faster, top
+from jaxspec.evaluation.claims import CLOSE, HOW_SPEEDS_COMPARE, faster, top
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate, estimate
 
@@ -81,17 +81,17 @@ def decoding_section(study: DecodingStudy, results: dict[str, Any]) -> list[str]
     for claim in study.claims:
         one, other = results[claim.one], results[claim.other]
         steps = f"tokens per step {one['tokens_per_step']:.2f} against {other['tokens_per_step']:.2f}"
-        lines.append(f"- {claim.text}: **{_faster(one, other)}; {steps})")
+        word, measured = _faster(one, other)
+        lines.append(f"- {claim.text}: **{word}** ({measured}; {steps})")
     return [*lines, ""]
 
 
-def _faster(one: dict[str, Any], other: dict[str, Any]) -> str:
-    """Whether one way of decoding is faster than another, prompt by prompt, where the interval can tell."""
+def _faster(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
+    """Whether one way of decoding is faster than another, prompt by prompt, and what says so."""
     if not one.get("seconds") or not other.get("seconds"):
-        return f"not judged** (speedup {one['speedup']:.2f} against {other['speedup']:.2f}, without intervals"
-    ratios = np.array(other["seconds"]) / np.array(one["seconds"])
-    found = estimate(ratios, np.median)
-    return f"{faster(found)}** ({interval(found)} times its speed"
+        return "not judged", f"speedup {one['speedup']:.2f} against {other['speedup']:.2f}, without intervals"
+    found = estimate(np.array(other["seconds"]) / np.array(one["seconds"]), np.median)
+    return faster(found), f"{interval(found)} times its speed"
 
 
 def _claim(claim: Claim, difference: float, close: float, metric: str) -> str:
@@ -163,9 +163,9 @@ def not_run(results: dict[str, Any]) -> list[str]:
     """Names of studies and measurements that the results lack."""
     missing = [study.name for study in STUDIES if not results["trainings"].get(study.name)]
     missing += [study.name for study in DECODING_STUDIES if not results["decoding"].get(study.name)]
-    missing += [name for name in MEASURES if not results[name]]
-    partly = results["acceptance"] and results["acceptance"].keys() < ACCEPTED.keys()
-    return missing + ["acceptance"] * bool(partly)
+    lacking = {name: not results[name] for name in MEASURES}
+    lacking["acceptance"] = results["acceptance"].keys() < ACCEPTED.keys()  # which is measured entry by entry
+    return missing + [name for name in MEASURES if lacking[name]]
 
 
 def write_report(results: dict[str, Any], folder: Path) -> Path:
@@ -189,8 +189,7 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
         "two of the base's own answers at up to 128 positions. Accuracies are those of",
         f"{setting['eval_answers']} held-out answers at every position; speeds are medians over prompts, all entries",
         f"in turn ({setting['machine']}). Differences of top-1 accuracy, and relative ones of perplexity, below",
-        f"{CLOSE} count as none. There is no difference of speed where the whole interval of the ratio is less than",
-        f"{CLOSE_SPEED} from 1; it is undecided where 1 lies in a wider one.",
+        f"{CLOSE} count as none. {HOW_SPEEDS_COMPARE}",
         "",
     ]
     missing = not_run(results)

@@ -17,6 +17,10 @@ from jaxspec.evaluation.ways import REFERENCE
 CHAT = "mt_bench"  # the group of questions that code and mathematics are compared with
 CLOSE = 0.01  # accuracies closer than this are called equal
 CLOSE_SPEED = 0.03  # and speeds: ratios of two this close to 1, speedups this close to each other
+HOW_SPEEDS_COMPARE = (  # as `faster` does
+    f"There is no difference of speed where the whole interval is less than {CLOSE_SPEED} from 1; it is undecided "
+    "where 1 lies within a wider one."
+)
 _RUN = ("data", "limit", "methods", "peers", "assistant")  # settings in which benchmarks that are compared may differ
 
 

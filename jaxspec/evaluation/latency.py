@@ -19,7 +19,7 @@ from jaxspec.methods.adapter import Adapter, make_drafter, plain_drafter
 from jaxspec.methods.base import Method
 from jaxspec.model.base import Base
 from jaxspec.model.load import Model
-from jaxspec.model.sharding import mesh_of, put, tree_shardings
+from jaxspec.model.sharding import put_beside
 from jaxspec.progress import Progress
 from jaxspec.tree import State, TreePlan, chain, from_paths, make_plan
 from jaxspec.tree.hardware import Latency, fit_latency
@@ -104,10 +104,9 @@ class StepTimer:
     """Times a few steps of one drafter from one and the same state."""
 
     def __init__(self, base: Base, drafter: Drafter, batch_size: int, cache_length: int):
-        mesh, rest = mesh_of(base.params), (drafter, make_sampler(SamplingConfig()), jnp.array([-1], jnp.int32))
-        rest = rest if mesh is None else put(rest, tree_shardings(mesh, rest))
-        self._base, (drafter, self._sampler, self._eos) = base, rest
-        self._drafter, length = drafter, min(cache_length // 2, _PROMPT)
+        rest = (drafter, make_sampler(SamplingConfig()), jnp.array([-1], jnp.int32))
+        self._drafter, self._sampler, self._eos = put_beside(base.params, rest)
+        self._base, length = base, min(cache_length // 2, _PROMPT)
         tokens = np.ones((batch_size, length), np.int32)
         lengths = np.full(batch_size, length, np.int32)
         prefilled = prefill(base, tokens, lengths, capacity=cache_length, chunk=length)

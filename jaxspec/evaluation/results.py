@@ -13,7 +13,7 @@ from pathlib import Path
 from jaxspec.errors import UserError
 from jaxspec.evaluation.agreement import agreement, asked_again
 from jaxspec.evaluation.bench_report import load_results, plot_bench, sections, summary_of
-from jaxspec.evaluation.claims import CLAIMS, CLOSE, CLOSE_SPEED, PAPERS, Evidence, Verdict
+from jaxspec.evaluation.claims import CLAIMS, CLOSE, HOW_SPEEDS_COMPARE, PAPERS, Evidence, Verdict
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.step_latency import LATENCY, latency_table, plot_latency
 from jaxspec.files import writable, write_atomically
@@ -84,9 +84,8 @@ def claims_table(evidence: Evidence) -> list[str]:
     return [
         *lines,
         "",
-        f"There is no difference of speed where the whole interval is less than {CLOSE_SPEED} from 1; it is undecided "
-        f"where 1 lies within a wider one. Accuracies count as different from {CLOSE} on. Gains on two groups of "
-        "questions differ where the interval of their difference does not hold 0.",
+        f"{HOW_SPEEDS_COMPARE} Accuracies count as different from {CLOSE} on. Gains on two groups of questions differ "
+        "where the interval of their difference does not hold 0.",
     ]
 
 

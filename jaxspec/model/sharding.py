@@ -151,6 +151,12 @@ def _specs(mesh: Mesh, tree: Any, whole: bool) -> Any:
     return jax.tree.map_with_path(spec, tree)
 
 
+def put_beside(params: Any, tree: Any) -> Any:
+    """A tree on the mesh that parameters lie on; as it is, where they lie on none."""
+    mesh = mesh_of(params)
+    return tree if mesh is None else put(tree, tree_shardings(mesh, tree))
+
+
 def batch_shardings(mesh: Mesh, tree: Any) -> Any:
     """Where arrays lie whose first dimension is the batch."""
     return jax.tree.map(lambda x: NamedSharding(mesh, partition(mesh, x.shape, ("batch",))), tree)

@@ -121,9 +121,9 @@ def _answers(
         path.parent.mkdir(parents=True, exist_ok=True)
         with (path if is_leader() else Path(os.devnull)).open("a", encoding="utf-8") as file:
             as_leader(lambda: _claim(file, path))
-            done = _cached(path, prompts)
+            done = _cached(path, prompts)  # another run may have added to them
             report(len(done), 0)
-            _make(model, data, {i: p for i, p in prompts.items() if i not in done}, limit, report, done, file)
+            done |= _make(model, data, {i: p for i, p in prompts.items() if i not in done}, limit, report, file)
     return [done[i] for i in prompts]
 
 
@@ -152,22 +152,23 @@ def _make(
     missing: dict[int, Selected],
     limit: int,
     report: Callable[[int, int], None],
-    done: dict[int, Answer],
     file: TextIO,
-) -> None:
-    """Have the base answer numbered prompts; every answer goes to `done` and to the cache."""
+) -> dict[int, Answer]:
+    """The base's answers to numbered prompts, each added to the cache as soon as it is there."""
     plain, numbers = load_method("autoregressive", model), list(missing)
+    made: dict[int, Answer] = {}
     for first in range(0, len(numbers), _BLOCK):
         # prompts of like length are prefilled together, so that little is padded
         block = sorted(numbers[first : first + _BLOCK], key=lambda i: len(missing[i].prompt_tokens))
         ids = [missing[i].prompt_tokens for i in block]
         for at, tokens in generate_many(model, plain, ids, limit, batch_size=data.batch_size):
             index = block[at]
-            done[index] = Answer(missing[index].prompt_tokens, tokens)
+            made[index] = Answer(missing[index].prompt_tokens, tokens)
             row = {"index": index, "prompt": missing[index].text, "answer": model.decode(tokens)}
-            file.write(json.dumps(row | dataclasses.asdict(done[index]), ensure_ascii=False) + "\n")
+            file.write(json.dumps(row | dataclasses.asdict(made[index]), ensure_ascii=False) + "\n")
             file.flush()
             report(1, len(tokens))
+    return made
 
 
 def frequent_tokens(answers: Sequence[Answer], vocab_size: int) -> np.ndarray:

@@ -199,9 +199,8 @@ def select_prompts(model: Model, data: DataConfig) -> list[Selected]:
     for index in np.random.default_rng(data.held_out_seed).permutation(len(sources)):
         side = held_out if len(held_out) < data.held_out else chosen
         selected = [_select(model, data, example) for example in groups[sources[index]]]
-        fit = [s for s in selected if 0 < len(s.prompt_tokens) <= data.max_prompt_tokens]
+        side += [s for s in selected if 0 < len(s.prompt_tokens) <= data.max_prompt_tokens]
         left_out += sum(len(s.prompt_tokens) > data.max_prompt_tokens for s in selected)
-        side += fit
         if len(chosen) >= data.answers:
             break
     if left_out:

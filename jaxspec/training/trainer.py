@@ -94,10 +94,10 @@ class Trainer:
         check_alike(json.dumps([self._identity, there]).encode(), "the run")
         if there and not resume:
             raise UserError(f"{self.output} holds a run already; continue it with --resume or give another --output")
-        if not there and any((self.output / name).exists() for name in _LEFT):
-            raise UserError(f"{self.output} holds parts of a run without its run.json; give another --output")
         if there:
             check_same_run(read_json(file), self._identity, self.output)
+        elif any((self.output / name).exists() for name in _LEFT):
+            raise UserError(f"{self.output} holds parts of a run without its run.json; give another --output")
 
         def claim() -> None:
             try:
@@ -197,18 +197,19 @@ class Trainer:
     def _evaluate(self, step: int, state: TrainState, answers: list[Answer]) -> np.ndarray:
         """Accuracies on the way; the best adapter so far goes to best/, but for whole bases. Returns top-1 [M]."""
         method, dtype = self.config.method, self.config.train.adapter_dtype
+        trainable = state.best(self.config.train)
 
         def report(done: int) -> None:
             if self._stop():
                 self._end_early(step, state)
 
-        accuracy = evaluate(method, state.best(self.config.train), self.base, answers, report)
+        accuracy = evaluate(method, trainable, self.base, answers, report)
         self._log.write({"step": step, "held_out": len(answers)} | _rounded(accuracy))
         score = float(accuracy.top(1).mean())
         if score > self._best and not method.replaces_base:
             self._best, new = score, self.output / ".best.tmp"
             info = self._provenance(accuracy, [], 0) | {"score": score, "step": step}
-            trainable = self._as_stored(state.best(self.config.train))
+            trainable = self._as_stored(trainable)
             save_adapter(new, Adapter(method, trainable, self.model.fingerprint, info, self._frequent), dtype)
             as_leader(lambda: swap_folder(new, self.output / _BEST))
         return accuracy.top(1)

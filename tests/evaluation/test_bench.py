@@ -147,7 +147,7 @@ def test_ctrl_c_keeps_what_is_finished(files, model, tmp_path, monkeypatch, caps
         asked.append(ask(*args))
 
     monkeypatch.setattr(jaxspec.evaluation.bench, "_ask", interrupted)
-    monkeypatch.setattr(bench, "load_model", lambda *settings: model)
+    monkeypatch.setattr(bench, "load_model", lambda name, dtype, mesh, template: model)
     folder, adapters = tmp_path / "bench", f"medusa={files}/medusa"
     args = [
         "--methods",
