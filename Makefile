@@ -1,6 +1,6 @@
 # make demo   set everything up and answer a prompt with PPD beside autoregressive decoding
 # make test   set everything up and run the tests
-# make results SPEC_BENCH=question.jsonl HUMANEVAL=HumanEval.jsonl   measure what docs/results.md shows
+# make results SPEC_BENCH=question.jsonl HUMANEVAL=HumanEval.jsonl   measure again what docs/results.md shows
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,21 +25,23 @@ slow: setup
 	$(BIN)/python -m pip install -q --retries 3 --no-deps --upgrade --target $(VENV)/tpu "libtpu==0.0.51"
 	PYTHONPATH=$(VENV)/tpu JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile
 
-# The figures of docs/results.md, from Spec-Bench's questions and HumanEval's: hours on two cores; goes on where it stopped.
+# The figures of docs/results.md, from the even ones of Spec-Bench's questions and some of HumanEval's: hours on two cores.
+# Goes on where it stopped; makes runs/results/page/results.md.
 METHODS := autoregressive,autoregressive,ppd,bita,space,hidden_transfer,medusa,hydra,amphista
 BENCH = $(BIN)/python bench.py --methods $(METHODS) --max-new-tokens 128
 results: setup
 	@test -f "$(SPEC_BENCH)" -a -f "$(HUMANEVAL)" || { echo "give SPEC_BENCH=FILE and HUMANEVAL=FILE"; exit 2; }
-	mkdir -p runs/results
-	grep -E '"question_id": *[0-9]*[02468]\b' "$(SPEC_BENCH)" > runs/results/questions.jsonl
-	$(BENCH) --data runs/results/questions.jsonl --limit 80 --output runs/results/greedy
+	mkdir -p runs/results/page
+	grep -E '"question_id": *[0-9]*[02468]\b' "$(SPEC_BENCH)" > runs/results/spec_bench_dev.jsonl
+	$(BENCH) --data runs/results/spec_bench_dev.jsonl --limit 80 --output runs/results/greedy
 	grep -oE 'HumanEval/[0-9]+"' docs/results/code/answers/run_1/autoregressive.jsonl | sort -u > runs/results/tasks
-	grep -F -f runs/results/tasks "$(HUMANEVAL)" > runs/results/humaneval.jsonl
-	$(BENCH) --data runs/results/humaneval.jsonl --limit 16 --output runs/results/code
-	$(BENCH) --data runs/results/questions.jsonl --limit 40 --temperature 0.8 --output runs/results/sampled
-	$(BENCH) --data runs/results/questions.jsonl --limit 16 --output runs/results/greedy_again
+	grep -F -f runs/results/tasks "$(HUMANEVAL)" > runs/results/humaneval_dev.jsonl
+	$(BENCH) --data runs/results/humaneval_dev.jsonl --limit 16 --output runs/results/code
+	$(BENCH) --data runs/results/spec_bench_dev.jsonl --limit 40 --temperature 0.8 --output runs/results/sampled
+	$(BENCH) --data runs/results/spec_bench_dev.jsonl --limit 16 --output runs/results/greedy_again
 	$(BIN)/python bench.py latency --batch-sizes 1 4 --cache-lengths 256 512 --output runs/results/latency
-	$(BIN)/python bench.py results $(addprefix runs/results/,greedy code sampled greedy_again latency) --output docs
+	cp docs/ablations.json runs/results/page
+	$(BIN)/python bench.py results $(addprefix runs/results/,greedy code sampled greedy_again latency) --output runs/results/page
 
 setup: $(VENV)/.installed
 

@@ -134,7 +134,8 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
         save()
     if "acceptance" in names:
         texts = [prompt.text for prompt in prompts[:_SAMPLED]]
-        done = results["acceptance"] if results["acceptance"].keys() < ACCEPTED.keys() else {}  # hours: goes on
+        done = {label: found for label, found in results["acceptance"].items() if label in ACCEPTED}
+        done = done if len(done) < len(ACCEPTED) else {}  # hours: goes on
         results["acceptance"] = done
         for label in (label for label in ACCEPTED if label not in done):
             done[label] = run_acceptance(model, label, ACCEPTED[label], texts, options.max_new_tokens)

@@ -80,7 +80,8 @@ def bench(args: list[str]) -> None:
         with in_mesh(mesh_of(model.params)):
             run_bench(options, model, Path(options.output), say, options.run_code, options.perplexity)
     except (KeyboardInterrupt, OSError, jax.errors.JaxRuntimeError):
-        say(kept)
+        if (Path(options.output) / "bench.json").exists():
+            say(kept)
         raise
     show(Path(options.output), options.json)
 

@@ -37,7 +37,7 @@ from jaxspec.methods import METHODS
 from jaxspec.methods.adapter import Adapter, adapter_plan, make_drafter, open_adapter
 from jaxspec.methods.tuned import find_choice, load_tuned
 from jaxspec.model.chips import absent_mesh
-from jaxspec.model.load import DEFAULT_MODEL
+from jaxspec.model.load import DEFAULT_MODEL, load_shapes
 from jaxspec.training.configs import load_config
 from jaxspec.training.examples import read_prompts
 
@@ -115,6 +115,7 @@ class DryRun:
 
     Attributes:
       config: name of a training run, for its method and its base's shapes.
+      model: another base for its shapes alone, as without --dry-run.
       dtype: of the weights.
       batch_size: prompts decoded together.
       max_length: longest prompt and answer together, in tokens.
@@ -125,6 +126,7 @@ class DryRun:
     """
 
     config: str = "ppd_smollm2"
+    model: str = ""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     batch_size: int = 1
     max_length: int = 2048
@@ -138,6 +140,9 @@ def dry_run(args: list[str]) -> None:
     """Compile steps that cannot run here, and print what they need."""
     options = parse(DryRun, args, prog="decode.py --dry-run")
     config = load_config(options.config)
+    if options.model:
+        config = dataclasses.replace(config, model=options.model, shapes=load_shapes(options.model))
+        config.method.abstract(config.shapes)  # refuses settings that do not fit the base
     if options.batch_size < 1 or not 1 <= options.max_length <= config.shapes.max_positions:
         raise UserError(
             f"give a batch-size of at least 1 and a max-length of at most {config.shapes.max_positions}, got "

@@ -14,9 +14,10 @@ from jaxspec.model.weights import params_fingerprint
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Write a base as a Hugging Face directory: config.json, model.safetensors, tokenizer files.
+    """Write a base as a Hugging Face directory: config.json, weights in safetensors, tokenizer files.
 
-    With a method: the base as the method's adapter tunes it, and in adapter/ what then drafts on it.
+    With a method: the base as the method's adapter tunes it, and in adapter/ what then drafts on it. JAX_PLATFORMS=cpu
+    exports a base that no device holds from the host's memory.
 
     Attributes:
       model: smollm2-135m (embedded), a Hugging Face directory or hub name, a checkpoint that train.py made, or a GGUF

@@ -7,6 +7,7 @@ import json
 import sys
 
 from jaxspec.cli import enable_compilation_cache, parse, run_main
+from jaxspec.errors import UserError
 from jaxspec.evaluation.dry_run import dry_run_training, training_lines
 from jaxspec.files import local_folder
 from jaxspec.methods.adapter import OWN_MODEL
@@ -16,7 +17,7 @@ from jaxspec.processes import ProcessConfig, is_leader, join_processes
 from jaxspec.training.configs import config_names, load_config, split_config_name
 from jaxspec.training.preemption import on_sigterm
 from jaxspec.training.run_config import RunConfig, check_config, describe
-from jaxspec.training.trainer import Stopped, Trainer
+from jaxspec.training.trainer import Stopped, Trainer, check_output
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,8 @@ def main(args: list[str]) -> None:
     config = RunConfig(**{key: getattr(options, key) for key in fields})
     if config.model != fields["model"] and config.shapes == fields["shapes"]:
         config = dataclasses.replace(config, shapes=load_shapes(config.model))
+    if (options.topology or options.json) and not options.dry_run:
+        raise UserError("--topology and --json go with --dry-run")
     output = local_folder(options.output or f"runs/{name}")
     local_folder(config.data.cache)  # or an error
     # both before JAX looks for devices
@@ -71,6 +74,7 @@ def main(args: list[str]) -> None:
         found = dry_run_training(config, *absent, dtype)
         print(json.dumps(found, indent=1) if options.json else "\n".join(training_lines(name, config, found)))
         return
+    check_output(output, (output / "run.json").exists(), options.resume)  # before a large base is loaded
     enable_compilation_cache()
     stopping = on_sigterm()
     model = load_model(config.model, options.dtype or None, config.mesh, config.data.template)

@@ -65,9 +65,9 @@ def run_main(main: Callable[[list[str]], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except jax.errors.JaxRuntimeError as error:
+        reason = str(error).strip().split("\n", 1)[0]
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        reason = str(error).strip().split("\n", 1)[0]
         print(
             f"error: out of memory; smaller batches (--train.microbatch 1 in training) or more devices help ({reason})",
             file=sys.stderr,

@@ -180,7 +180,7 @@ class TrainConfig:
       clip: largest global norm of a gradient; 0 does not clip.
       seed: of initialisation, data order and insertion points.
       eval_every: updates between evaluations on part of the held-out answers; 0 evaluates at the end only.
-      eval_answers: held-out answers of the evaluation at the end; 0 is all.
+      eval_answers: held-out answers whose accuracies are measured at the end; 0 is all.
       save_every: updates between checkpoints.
       keep: how many of them.
       ema: the adapter is a moving average of the weights, of which every update keeps this share; 0: the last weights.

@@ -22,7 +22,7 @@ class Progress:
     """
 
     def __init__(self, label: str, total: int, unit: str, done: int = 0):
-        self._label, self._total, self._unit, self._first, self._done = label, total, unit, done, done
+        self._label, self.total, self._unit, self._first, self._done = label, total, unit, done, done
         self._began = self._last = time.monotonic()
         self._bar = None
         if sys.stderr.isatty():
@@ -50,11 +50,11 @@ class Progress:
             self._bar.update(done - self._done)
         self._done = done
         now = time.monotonic()
-        if self._bar is None and (now - self._last > _SECONDS_BETWEEN_LINES or done >= self._total):
+        if self._bar is None and (now - self._last > _SECONDS_BETWEEN_LINES or done >= self.total):
             self._last = now
             rate = (done - self._first) / max(now - self._began, 1e-9)
-            left = (self._total - done) / rate if rate else 0
-            line = f"{self._label}: {done}/{self._total} {self._unit}, {rate:.2f}/s, {left / 60:.1f} min left"
+            left = (self.total - done) / rate if rate else 0
+            line = f"{self._label}: {done}/{self.total} {self._unit}, {rate:.2f}/s, {left / 60:.1f} min left"
             print(f"{line}  {note}".rstrip(), file=sys.stderr, flush=True)
 
     def message(self, text: str) -> None:

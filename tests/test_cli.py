@@ -238,6 +238,7 @@ def test_train_shows_a_config_and_refuses_bad_options(capsys, monkeypatch):
         (["--config", "ppd_smolm2"], "did you mean 'ppd_smollm2'?"),
         (["--config", "ppd_smollm2", "--train.step", "7"], "did you mean '--train.steps'?"),
         (["--config", "ppd_smollm2", "--method.ensemble", "0"], "ensemble"),
+        (["--config", "ppd_smollm2", "--topology", "v5e:2x2x1"], "--topology and --json go with --dry-run"),
         (["--config", "ppd_smollm2", "--output", "gs://bucket/run"], "gs://bucket/run: not a folder; mount the bucket"),
         ([], "--config NAME"),
     ):

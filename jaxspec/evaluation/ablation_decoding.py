@@ -263,10 +263,10 @@ RULES = {name: rule() for name, rule in ACCEPTANCES.items() if rule.lossless}
 TEMPERATURES = (0.3, 0.7, 1.0, 1.3)
 TOGETHER = 4  # prompts that share a seed
 ACCEPTED = {
-    "SPACE, chain of 5": Entry("chain:5", "space"),
-    "SPACE, 5 nodes": Entry("sparse:5", "space"),
+    "SPACE, chain of 3": Entry("chain:3", "space"),
     "Medusa, chain of 3": Entry("chain:3", "medusa"),
-    "Medusa, 16 nodes": Entry("sparse:16", "medusa"),
+    "SPACE, 5 nodes": Entry("sparse:5", "space"),
+    "Medusa, 8 nodes": Entry("sparse:8", "medusa"),
 }
 
 

@@ -56,8 +56,7 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
     for claim in study.claims:
         one, other = results[claim.one], results[claim.other]
         if claim.perplexity:
-            difference = one["perplexity"]["own"] / other["perplexity"]["own"] - 1
-            lines.append(_claim(claim, difference, CLOSE, "perplexity, relative"))
+            lines.append(_perplexity_claim(claim, one, other))
             continue
         both = min(len(one["accuracy"]), len(other["accuracy"]))
         gap = top(one["accuracy"][:both], 1) - top(other["accuracy"][:both], 1)
@@ -66,8 +65,27 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
         lines.append(_claim(claim, difference, CLOSE, of))
     if tuned:
         lines += ["", "Perplexities are of held-out answers that the frozen base gave greedily. Tuning on their like"]
-        lines += ["makes them likelier: what is compared is one way of tuning with another."]
+        lines += ["makes them likelier: what is compared is one way of tuning with another, of each one training."]
     return [*lines, ""]
+
+
+def _perplexity_claim(claim: Claim, one: dict[str, Any], other: dict[str, Any]) -> str:
+    """Whether a perplexity is no higher than another, on the same answers."""
+    sums = np.stack([r["answer_entropies"] for r in (one, other)], axis=1)  # [n, 2, 2]
+    found = estimate(sums, _perplexity_ratio)
+    word = "undecided"
+    if found.low is not None and found.high < 1 + CLOSE:
+        word = "holds"
+    if found.low is not None and found.low > 1 + CLOSE:
+        word = "does not hold"
+    return f"- {claim.text}: **{word}** ({interval(found)} times its perplexity, {len(sums)} answers)"
+
+
+def _perplexity_ratio(sums: np.ndarray, axis: int = 0) -> np.ndarray:
+    """Of sums of -log P and numbers of tokens [..., n, 2, 2], n at `axis`."""
+    total = sums.sum(axis=axis)
+    entropy = total[..., 0] / total[..., 1]
+    return np.exp(entropy[..., 0] - entropy[..., 1])
 
 
 def decoding_section(study: DecodingStudy, results: dict[str, Any]) -> list[str]:
@@ -118,7 +136,9 @@ def acceptance_section(results: dict[str, dict[str, list[Cell]]]) -> list[str]:
     asked = next(iter(results.values()))["match"][0]["prompts"]
     lines += ["Both keep the distribution; `match` also keeps the text of every seed. Ahead is the rule that makes"]
     lines += [f"more tokens per step: the ratio of rejection's to match's, with its 95% interval, on {asked} held-out"]
-    lines += [f"prompts, every {TOGETHER} with a seed of their own; no filters. SPACE samples from its tuned base.", ""]
+    lines += [f"prompts, every {TOGETHER} with a seed of their own; no filters. SPACE samples from its tuned base."]
+    lines += ["Chains are short: when sampling, what is deeper is rarely reached. Of so many comparisons one may be"]
+    lines += ["ahead by chance.", ""]
     lines += [row(["", "rule", *(f"T = {t:g}" for t in TEMPERATURES)]), rule(2 + len(TEMPERATURES))]
     for label, rules in results.items():
         for name, found in rules.items():
@@ -160,11 +180,14 @@ def similarity_section(curves: list[dict[str, float]]) -> list[str]:
 
 
 def not_run(results: dict[str, Any]) -> list[str]:
-    """Names of studies and measurements that the results lack."""
-    missing = [study.name for study in STUDIES if not results["trainings"].get(study.name)]
-    missing += [study.name for study in DECODING_STUDIES if not results["decoding"].get(study.name)]
+    """Names of studies and measurements that the results lack, or have without what verdicts need."""
+    missing = [s.name for s in STUDIES if not s.variants.keys() <= results["trainings"].get(s.name, {}).keys()]
+    for study in DECODING_STUDIES:
+        found = results["decoding"].get(study.name, {})
+        if any(not found.get(label, {}).get("seconds") for label in study.entries):  # older results are without
+            missing.append(study.name)
     lacking = {name: not results[name] for name in MEASURES}
-    lacking["acceptance"] = results["acceptance"].keys() < ACCEPTED.keys()  # which is measured entry by entry
+    lacking["acceptance"] = not ACCEPTED.keys() <= results["acceptance"].keys()  # which is measured entry by entry
     return missing + [name for name in MEASURES if lacking[name]]
 
 
@@ -194,7 +217,10 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
     ]
     missing = not_run(results)
     if missing:
-        lines += [f"Not run yet: {', '.join(f'`{name}`' for name in missing)}.", ""]
+        lines += [
+            f"Not run yet, or without the times of single prompts: {', '.join(f'`{name}`' for name in missing)}.",
+            "",
+        ]
     for study in STUDIES:
         if results["trainings"].get(study.name):
             lines += training_section(study, results["trainings"][study.name])

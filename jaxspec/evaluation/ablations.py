@@ -38,7 +38,7 @@ class Claim:
       text: the conclusion, in our words.
       gains: whether the first is the better one; False: there is nothing to choose the first for.
       distance: the one whose predictions are judged; 0: the mean of all that both have.
-      perplexity: judge by the perplexity of held-out answers under the tuned base instead; gains are increases.
+      perplexity: judge by the perplexity of held-out answers under the tuned base instead, which a gain would raise.
     """
 
     one: str
@@ -129,32 +129,34 @@ STUDIES = (
         _over(_LATE, lambda layer: _distilled(entry=layer)), axis="layer of entry",
     ),
     Study(
-        "space_training", "SPACE: what is trained, three masks", "section 3.1, which tunes the whole base", _LAYERS,
+        "space_training", "SPACE: what is trained, three masks",
+        "section 3.1, which tunes the whole base; here masks weigh as much as the text", _LAYERS,
         {
             "mask alone": SPACE(distances=3, tuning="none"),
             "LoRA": SPACE(distances=3),
             "LoRA, distillation": SPACE(distances=3, objective="distillation"),
             "LoRA, p_ar = 1": SPACE(distances=3, p_ar=1.0),
         },
-        (
-            Claim("LoRA", "mask alone", "a base that is tuned guesses better behind masks"),
-            Claim("LoRA", "LoRA, p_ar = 1", "ordinary fine-tuning alone does not teach it to guess"),
-        ),
+        (Claim("LoRA", "mask alone", "a base that is tuned guesses better behind masks"),),
         rates={"mask alone": 3e-2},
     ),
     Study(
         "space_quality", "SPACE: is quality lost?",
-        "SPACE Table 6 in small: LoRA, five masks, 250 updates at 48 positions of two answers each", _LAYERS,
+        "SPACE Table 6 in small: LoRA, five masks, 250 updates of two answers, with their prompts at most 192 tokens, "
+        "each cut in 8 places where p_ar < 1", _LAYERS,
         {
             "SFT (p_ar = 1)": SPACE(p_ar=1.0),
             "SAR-SFT": SPACE(weighting="tokens"),
-            "SAR-SFT, terms of equal weight": SPACE(),
+            "SAR-SFT, masks weigh as much as the text": SPACE(),
         },
         (
-            Claim("SAR-SFT", "SFT (p_ar = 1)", "ordinary fine-tuning alone does not teach it to guess"),
             Claim("SAR-SFT", "SFT (p_ar = 1)", "learning to guess costs no quality", gains=False, perplexity=True),
+            Claim(
+                "SAR-SFT, masks weigh as much as the text", "SFT (p_ar = 1)",
+                "not even where masks weigh as much as the text", gains=False, perplexity=True,
+            ),
         ),
-        training={"steps": 250, "insertions": 48},
+        training={"steps": 250, "insertions": 8, "sequence_length": 192},
     ),
     Study(
         "transfer_first", "Hidden Transfer: layer of the first step", "Hidden Transfer Figure 5", _TRANSFER,
@@ -319,7 +321,7 @@ def run_name(run: RunConfig, model: Model) -> str:
     """A folder name that belongs to these settings, this base and these prompts alone."""
     answers = cache_file(model, run.data, run.data.max_answer_tokens).stem
     settings = training_settings(describe(run))
-    values = [settings["method"], settings["train"], run.data.answers, answers]
+    values = [settings["method"], settings["train"], run.train.eval_answers, run.data.answers, answers]
     return f"{run.method.name}-{hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]}"
 
 
@@ -328,7 +330,7 @@ def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
 
     Returns:
       Settings, how many answers were seen and of how many, held-out accuracies [M][K], trainable parameters, training
-      speed, and where the method tunes its base the perplexities of held-out answers.
+      speed, and where the method tunes its base the perplexities of held-out answers and what that is made of.
     """
     result = folder / "result.json"
     if not result.exists():
@@ -344,8 +346,8 @@ def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(adapter.trainable)),
             "groups_per_second": [row["groups_per_second"] for row in rows if "loss" in row][-1],
         }
-        if "perplexity" in adapter.info:
-            figures["perplexity"] = adapter.info["perplexity"]
+        for name in {"perplexity", "answer_entropies"} & adapter.info.keys():
+            figures[name] = adapter.info[name]
         write_atomically(result, json.dumps(figures).encode())
         shutil.rmtree(folder / "checkpoints")
         if figures["parameters"] > _LARGE:

@@ -36,7 +36,7 @@ from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
-from jaxspec.training.evaluate import perplexity
+from jaxspec.training.evaluate import answer_entropies, perplexity
 from jaxspec.versions import source_digest
 
 _TEMPLATE = 32  # tokens that a chat template may put around a turn
@@ -184,7 +184,7 @@ def _perplexity(
             said = [text for pair in zip(question.turns, turns, strict=True) for text in pair]
             answer = model.tokenizer.encode(said.pop(), add_special_tokens=False)
             spoken.append(Answer(model.encode(said, config.chat), answer))
-    return perplexity(model.base, spoken)
+    return perplexity(answer_entropies(model.base, spoken))
 
 
 def _ask(
@@ -252,18 +252,31 @@ def describe_bench(
     found, file = json.loads(json.dumps(found)), writable(output) / "bench.json"
     if file.exists():
         before = read_json(file)
-        different = [name for name in found if _asked(before).get(name) != _asked(found)[name]]
-        if different == ["code"] and not complete:
+        different = _different(_asked(before), _asked(found))
+        if different.keys() == {"code"} and not complete:
             raise UserError(
                 f"{output} holds answers of another version of the code that decodes: go on with that version, or give "
                 "another --output"
             )
-        if different not in ([], ["code"]):
-            raise UserError(f"{output} holds another benchmark (other {', '.join(different)}); give another --output")
+        if not different.keys() <= {"code"}:
+            raise UserError(
+                f"{output} holds another benchmark ({'; '.join(different.values())}); give another --output"
+            )
         return
     if any(output.iterdir()):
         raise UserError(f"{output} holds other files; give another --output")
     write_atomically(file, json.dumps(found | {"began": time.strftime("%Y-%m-%d")}, indent=1).encode())
+
+
+def _different(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
+    """What two descriptions differ in, in words; settings each by its name."""
+    names = [name for name in now if before.get(name) != now[name]]
+    words = {name: f"other {name.replace('_', ' ')}" for name in names}
+    if "settings" in words:
+        old, new = before["settings"], now["settings"]
+        parts = [f"{n.replace('_', '-')} {old.get(n)!r}, not {new[n]!r}" for n in new if old.get(n) != new[n]]
+        words = {"settings": "; ".join(parts)}  # the rest follows from them
+    return words
 
 
 def _asked(description: dict[str, Any]) -> dict[str, Any]:

@@ -180,15 +180,16 @@ def setting_lines(results: Results) -> list[str]:
     drawn = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
     if settings["mt_bench_temperatures"]:
         drawn = f"MT-Bench's categories at its temperatures, the others {drawn}"
+    code = f", version {s['code']} of what decodes" if "code" in s else ""
     asked, runs = s["questions"], settings["repeats"]
     answered = sum(map(len, results.rows[REFERENCE]))
     unfinished = "" if answered == asked * runs else f" **Unfinished: {answered} of {asked * runs} answers are there.**"
     lines = [
         f"`{command(s)}`",
         "",
-        f"{s['model']} ({s['dtype']}) on {s['device']}, jax {s['jax']}, {s['began']}. {asked} questions, {drawn}, up "
-        f"to {settings['max_new_tokens']} tokens per turn, {settings['batch_size']} at a time, {runs} run(s)."
-        f"{unfinished}",
+        f"{s['model']} ({s['dtype']}) on {s['device']}, jax {s['jax']}, {s['began']}{code}. {asked} questions, "
+        f"{drawn}, up to {settings['max_new_tokens']} tokens per turn, {settings['batch_size']} at a time, "
+        f"{runs} run(s).{unfinished}",
         "",
         f"Acceptance: {s['settings']['accept']}, {_RULES[s['settings']['accept']]}. Every question is answered by all "
         "methods in turn, compilation apart. Speedups compare pairs, the same question answered both ways: the median "
@@ -215,7 +216,7 @@ def setting_lines(results: Results) -> list[str]:
 def overall_table(results: Results) -> list[str]:
     """The main table, a line per way."""
     heads = ["method", "rows", "draft vocabulary", "tokens per step", "tokens/s", "speedup, median", "speedup, mean"]
-    heads += ["with prefill", "ms per step", "step cost", "held beside the base, MiB", "identical"]
+    heads += ["with prefill", "ms per step", "step cost", "drafter, MiB", "identical"]
     repeated = results.setting["settings"]["repeats"] > 1
     lines = [row([*heads, *(["runs"] if repeated else [])]), rule(len(heads) + repeated)]
     sizes = results.memory.get("method_bytes", {})

@@ -16,10 +16,10 @@ from jaxspec.evaluation.ways import REFERENCE
 
 CHAT = "mt_bench"  # the group of questions that code and mathematics are compared with
 CLOSE = 0.01  # accuracies closer than this are called equal
-CLOSE_SPEED = 0.03  # and speeds: ratios of two this close to 1, speedups this close to each other
+CLOSE_SPEED = 0.03  # and ratios of speeds this close to 1: autoregressive decoding against itself may come to as much
 HOW_SPEEDS_COMPARE = (  # as `faster` does
-    f"There is no difference of speed where the whole interval is less than {CLOSE_SPEED} from 1; it is undecided "
-    "where 1 lies within a wider one."
+    f"One is faster where the whole interval is more than {CLOSE_SPEED} from 1, there is no difference where all of it "
+    "is less, and else it is undecided. Intervals are over questions, of one process and one training of each adapter."
 )
 _RUN = ("data", "limit", "methods", "peers", "assistant")  # settings in which benchmarks that are compared may differ
 
@@ -160,14 +160,14 @@ class GainsMore(Judge):
 
 
 def faster(ratio: Estimate) -> str:
-    """The verdict on a ratio of speeds: by its interval, where that leaves more than a small difference."""
+    """The verdict on a ratio of speeds, by its whole interval."""
     if ratio.low is None:
         return "undecided"
     if ratio.low > 1 - CLOSE_SPEED and ratio.high < 1 + CLOSE_SPEED:
         return "no difference"
-    if ratio.low <= 1 <= ratio.high:
-        return "undecided"
-    return "holds" if ratio.low > 1 else "does not hold"
+    if ratio.low >= 1 + CLOSE_SPEED:
+        return "holds"
+    return "does not hold" if ratio.high <= 1 - CLOSE_SPEED else "undecided"
 
 
 def _above(one: Estimate, other: Estimate) -> bool:
@@ -225,7 +225,7 @@ class Claim:
 
 
 CLAIMS = (
-    Claim("deep prompts beat mask tokens alone", "BiTA, Table 3", Trained("bita_prompting", "deep", "masks only")),
+    Claim("deep prompts beat masks alone", "BiTA, Table 3 (of speed)", Trained("bita_prompting", "deep", "masks only")),
     Claim("Hidden Transfer is faster than Medusa", "Hidden Transfer, Table 1", Faster("hidden_transfer", "medusa")),
     Claim("Hidden Transfer predicts better than Medusa", "its Figure 3", Predicts("hidden_transfer", "medusa")),
     Claim("Amphista is faster than Medusa", "Amphista, Table 1", Faster("amphista", "medusa")),

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
+from jax.stages import Lowered
 
 from jaxspec.config import MeshConfig, ModelConfig, SamplingConfig
 from jaxspec.decoding.acceptance import Match
@@ -109,11 +110,10 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
     batch = Batch(*ints)
     batch = with_shardings(batch, batch_shardings(mesh, batch))
     with in_mesh(mesh):
-        needs = _compiled(train_step.lower(method, train, last, base, state, batch, whole=whole))
+        lowered = train_step.lower(method, train, last, base, state, batch, whole=whole)
     parts = parts_of_batch(mesh)
     passes = train.batch_size // pass_size(train, parts)  # the compiler counts what it repeats once
-    weights = device_bytes((base.params, state.trainable))
-    needs = dataclasses.replace(needs, passes=passes, repeated=weights)
+    step = _compiled(lowered, chip, passes, device_bytes((base.params, state.trainable)))
     sizes = {"parameters": size(base.params), "trainable": size(state.trainable)}
     asked = bucket(config.data.batch_size, parts, parts)
     cache = _cache_bytes(config.shapes, asked, _room(config), jnp.dtype(dtype), mesh)
@@ -122,7 +122,7 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
         "trainable_bytes": device_bytes((state.trainable, state.average)),
         "optimizer_bytes": device_bytes(state.optimizer),
         "answers_cache_bytes": cache,
-        "step": _report(needs, chip),
+        "step": step,
     }
 
 
@@ -148,7 +148,7 @@ def dry_run_decoding(
         drafter = _drafter(config, base, mesh, most)
         if drafter is not None:
             rows = drafter.num_rows if most > 1 else 1
-            steps[rows] = _report(_decoding_needs(base, drafter, mesh, batch_size, capacity), chip)
+            steps[rows] = _compiled(_lower_decoding(base, drafter, mesh, batch_size, capacity), chip)
     return {
         "parameters": size(base.params),
         "trainable": size(jax.eval_shape(lambda base: config.method.init(jax.random.key(0), base), base)),
@@ -195,8 +195,8 @@ def _tree(config: RunConfig, rows: int) -> TreePlan | None:
     return next((p for p in sized if p.num_nodes + p.num_probes * config.method.probe_rows <= rows), None)
 
 
-def _decoding_needs(base: Base, drafter: Drafter, mesh: Mesh, batch_size: int, capacity: int) -> Needs:
-    """Of one step of the decoding loop."""
+def _lower_decoding(base: Base, drafter: Drafter, mesh: Mesh, batch_size: int, capacity: int) -> Lowered:
+    """One step of the decoding loop."""
     ints = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)  # noqa: E731
     tokens, lengths = ints(batch_size, _PROMPT), ints(batch_size)
     sampler, eos, acceptance = make_sampler(SamplingConfig()), jnp.zeros(1, jnp.int32), Match()
@@ -211,18 +211,21 @@ def _decoding_needs(base: Base, drafter: Drafter, mesh: Mesh, batch_size: int, c
     places = jax.tree.map(lambda x: NamedSharding(mesh, partition(mesh, x.shape, state_names(x))), state)
     args = (base, drafter, sampler, eos, with_shardings(state, places), ints())
     with in_mesh(mesh):
-        return _compiled(decode.lower(*args, acceptance=acceptance))
+        return decode.lower(*args, acceptance=acceptance)
 
 
-def _compiled(lowered: Any) -> Needs:
-    """Compile, and ask the compiler."""
-    compiled = lowered.compile()
+def _compiled(lowered: Lowered, chip: Chip | None, passes: int = 1, repeated: int = 0) -> dict[str, Any]:
+    """Compile, and ask the compiler. A TPU's does not compile what does not fit, and says how much there was."""
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if chip is None or "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return {"fits": False, "reason": str(error).strip().split("\n", 1)[0]}
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     made = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return Needs(memory.argument_size_in_bytes, made, 0, 1, cost.get("flops", 0.0), cost.get("bytes accessed", 0.0))
-
-
-def _report(needs: Needs, chip: Chip | None) -> dict[str, Any]:
+    done, moved = cost.get("flops", 0.0), cost.get("bytes accessed", 0.0)
+    needs = Needs(memory.argument_size_in_bytes, made, repeated, passes, done, moved)
     figures = dataclasses.asdict(needs)
     return figures if chip is None else figures | {"fits": needs.fits(chip)} | needs.limits(chip)
 
@@ -271,6 +274,8 @@ def _mesh_text(mesh: MeshConfig) -> str:
 
 
 def _step_text(step: dict[str, Any]) -> str:
+    if "reason" in step:
+        return f"DOES NOT FIT ({step['reason']})"
     text = (
         f"per device arguments {_gb(step['arguments'])}, temporaries {_gb(step['temporaries'])}, "
         + (f"{step['passes']} passes of " if step["passes"] > 1 else "")

@@ -52,7 +52,12 @@ def absent_mesh(config: MeshConfig, topology: str = "") -> tuple[Mesh, Chip | No
     if not topology:
         with contextlib.suppress(RuntimeError):  # JAX has begun, and has the devices it has
             jax.config.update("jax_num_cpu_devices", config.devices)
-        return make_mesh(config, jax.devices("cpu")), None
+        try:
+            devices = jax.devices("cpu")
+        except RuntimeError:
+            platforms = os.environ.get("JAX_PLATFORMS")
+            raise UserError(f"a dry run needs JAX's CPU devices: set JAX_PLATFORMS=cpu, not {platforms!r}") from None
+        return make_mesh(config, devices), None
     name = topology.partition(":")[0]
     if name not in CHIPS:
         raise UserError(f"topology {topology!r}: write a generation and a shape, {', '.join(CHIPS)}, like v5e:2x2x1")

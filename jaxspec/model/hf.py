@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import flax.traverse_util
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -21,6 +22,7 @@ from jaxspec.model.weights import HF_NAMES, load_params, split_qkv, stored_trans
 
 _FAMILIES = ("llama", "mistral", "qwen2")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_SHARD_BYTES = 5 * 10**9
 
 
 def read_json(path: Path) -> dict:
@@ -217,13 +219,45 @@ def write_config(folder: Path, config: ModelConfig, eos: tuple[int, ...], **more
     (folder / "config.json").write_text(json.dumps(hf_config(config) | {"eos_token_id": list(eos)} | more, indent=2))
 
 
-def save_directory(folder: Path, config: ModelConfig, params: dict, eos: tuple[int, ...] = ()) -> None:
-    """Write config.json and model.safetensors so that transformers and `load_model` can read them."""
+def save_directory(
+    folder: Path, config: ModelConfig, params: dict, eos: tuple[int, ...] = (), shard_bytes: int = _SHARD_BYTES
+) -> None:
+    """Write config.json and weights so that transformers and `load_model` can read them.
+
+    No more than a shard of the weights is copied at a time; where there are several, an index says which holds what.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     flat = split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))
-    tensors = {}
-    for name, path in tensor_names(config, HF_NAMES).items():
-        array = np.asarray(flat[path])
-        tensors[name] = np.ascontiguousarray(array.T if stored_transposed(path) else array)
-    safetensors.numpy.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    paths = tensor_names(config, HF_NAMES)
+    shards = _divide({name: flat[path].nbytes for name, path in paths.items()}, shard_bytes)
+    stem, suffix = _WEIGHTS[0].split(".")
+    weight_map = {}
+    for number, names in enumerate(shards, 1):
+        file = _WEIGHTS[0] if len(shards) == 1 else f"{stem}-{number:05}-of-{len(shards):05}.{suffix}"
+        tensors = {name: _as_stored(paths[name], flat[paths[name]]) for name in names}
+        safetensors.numpy.save_file(tensors, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names, file)
+    if len(shards) > 1:
+        index = {
+            "metadata": {"total_size": sum(flat[path].nbytes for path in paths.values())},
+            "weight_map": weight_map,
+        }
+        (folder / f"{_WEIGHTS[0]}.index.json").write_text(json.dumps(index, indent=1))
     write_config(folder, config, eos)
+
+
+def _divide(sizes: dict[str, int], most: int) -> list[list[str]]:
+    """Names in their order, in groups of no more than so many bytes but where one alone has more."""
+    groups: list[list[str]] = [[]]
+    room = most
+    for name, size in sizes.items():
+        if size > room and groups[-1]:
+            groups.append([])
+            room = most
+        groups[-1].append(name)
+        room -= size
+    return groups
+
+
+def _as_stored(path: str, array: jax.Array) -> np.ndarray:
+    return np.ascontiguousarray(np.asarray(array).T if stored_transposed(path) else np.asarray(array))

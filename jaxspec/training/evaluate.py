@@ -121,16 +121,28 @@ def _parts(batch: Batch) -> list[Batch]:
 
 @jax.jit
 def _entropy(base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Sum of -log P over answer tokens, and how many they are."""
+    """[B] sums of -log P over answer tokens, and how many they are."""
     text, _, _ = read_layers(base, batch.tokens, causal_mask(*batch.tokens.shape), ())
     entropy, is_answer = answer_entropy(base, text, batch)
-    return jnp.sum(entropy * is_answer), jnp.sum(is_answer)
+    return jnp.sum(entropy * is_answer, axis=1), jnp.sum(is_answer, axis=1)
 
 
-def perplexity(base: Base, answers: Sequence[Answer], progress: Callable[[int], None] = lambda done: None) -> float:
-    """exp of the mean of -log P over the tokens of all answers; `progress` is told the number of answers done."""
-    sums = np.zeros(2)
+def answer_entropies(
+    base: Base, answers: Sequence[Answer], progress: Callable[[int], None] = lambda done: None
+) -> np.ndarray:
+    """[n, 2], of every answer the sum of -log P over its tokens, and their number; the shortest answer first.
+
+    `progress` is told the number of answers done.
+    """
+    found = []
     for number, batch in enumerate(_batches(answers, base), 1):
-        sums += np.array(_entropy(base, put_batch(batch, mesh_of(base.params))), float)
+        batch = put_batch(batch, mesh_of(base.params))
+        found.append(np.stack([host(value) for value in _entropy(base, batch)], axis=1).astype(float))
         progress(min(number * _batch_size(base), len(answers)))
-    return float(np.exp(sums[0] / max(sums[1], 1)))
+    return np.concatenate(found)[: len(answers)]
+
+
+def perplexity(entropies: np.ndarray) -> float:
+    """exp of the mean of -log P over the tokens of all answers, from `answer_entropies`."""
+    total, count = entropies.sum(axis=0)
+    return float(np.exp(total / max(count, 1)))

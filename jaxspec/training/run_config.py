@@ -20,7 +20,7 @@ from jaxspec.tree.spec import RANKS
 _EVEN = [[1 / RANKS] * RANKS]  # accuracies that make any tree
 _FREE = {  # settings that change nothing of what is trained, or its rounding alone
     "data": ("batch_size", "cache"),
-    "train": ("adapter_dtype", "keep", "remat", "save_every", "tensorboard"),
+    "train": ("adapter_dtype", "eval_answers", "eval_every", "keep", "remat", "save_every", "tensorboard"),
 }
 
 
@@ -117,7 +117,17 @@ def training_settings(run: dict[str, Any]) -> dict[str, Any]:
     for part, defaults in (("data", DataConfig()), ("train", TrainConfig())):
         settings = dataclasses.asdict(defaults) | run[part]
         kept[part] = {name: value for name, value in settings.items() if name not in _FREE[part]}
+    kept["train"]["microbatch"] = _pass(kept["train"], run.get("mesh", {}))
     return kept
+
+
+def _pass(train: dict[str, Any], mesh: dict[str, Any]) -> int:
+    """Sequences of a pass, 0 for the whole batch: gradients are means of its targets, so that the weights depend on it.
+
+    The length of a microbatch, which a pass has one of in every part of the batch, says it for one mesh alone.
+    """
+    together = train["microbatch"] * mesh.get("data", 1) * mesh.get("fsdp", 1)
+    return together if together < train["batch_size"] else 0
 
 
 def check_same_run(held: dict[str, Any], run: dict[str, Any], folder: Path) -> None:

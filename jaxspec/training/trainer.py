@@ -30,7 +30,7 @@ from jaxspec.progress import Progress
 from jaxspec.training.batches import ORDER, TrainingData
 from jaxspec.training.checkpoints import Checkpoints, begin
 from jaxspec.training.data import Answer, cache_file, frequent_tokens, prepare_answers
-from jaxspec.training.evaluate import Accuracy, evaluate, perplexity
+from jaxspec.training.evaluate import Accuracy, answer_entropies, evaluate, perplexity
 from jaxspec.training.examples import select_prompts
 from jaxspec.training.logs import RunLog, check_tensorboard
 from jaxspec.training.plot import plot_training
@@ -45,6 +45,14 @@ _QUICK = 16  # held-out answers of an evaluation on the way
 
 class Stopped(Exception):
     """A run was asked to stop, and its folder holds all that it had done."""
+
+
+def check_output(output: Path, there: bool, resume: bool) -> None:
+    """Raise UserError for a folder where this run cannot begin or go on; `there`: whether it holds a run.json."""
+    if there and not resume:
+        raise UserError(f"{output} holds a run already; continue it with --resume or give another --output")
+    if not there and any((output / name).exists() for name in _LEFT):
+        raise UserError(f"{output} holds parts of a run without its run.json; give another --output")
 
 
 class Trainer:
@@ -92,12 +100,9 @@ class Trainer:
         file = self.output / "run.json"
         there = file.exists()  # asked once: the first process writes it as soon as all of them have asked
         check_alike(json.dumps([self._identity, there]).encode(), "the run")
-        if there and not resume:
-            raise UserError(f"{self.output} holds a run already; continue it with --resume or give another --output")
+        check_output(self.output, there, resume)
         if there:
             check_same_run(read_json(file), self._identity, self.output)
-        elif any((self.output / name).exists() for name in _LEFT):
-            raise UserError(f"{self.output} holds parts of a run without its run.json; give another --output")
 
         def claim() -> None:
             try:
@@ -158,7 +163,7 @@ class Trainer:
                 groups += int((batch.points >= 0).sum())
                 if step == ends[stage]:
                     stage = bisect.bisect_right(ends, step)
-                    state = enter_stage(method, train, stage, state.trainable)
+                    state = enter_stage(method, train, stage, state.best(train))
                 state, metrics = train_step(
                     method, train, stage, self.base, state, put_batch(batch, self.mesh), whole=self._whole
                 )
@@ -218,21 +223,23 @@ class Trainer:
         """Evaluate what the training came to, and write it; so many of the answers were fit to train on."""
         adapter, model = self._result(trainable)
         decoding, own = settle(adapter, model)  # what is measured is what decodes
-        held_out = held_out[: self.config.train.eval_answers or None]
+        probed = held_out[: self.config.train.eval_answers or None]
 
         def report(done: int) -> None:
             progress.update(done)
-            if self._stop() and done < len(held_out):
+            if self._stop() and done < progress.total:
                 raise Stopped("stopped in the last evaluation; --resume does it again")
 
-        with Progress("evaluation", len(held_out), "answers") as progress:
-            accuracy = evaluate(decoding.method, decoding.trainable, own.base, held_out, report)
-        self._log.write({"step": self.config.train.steps, "held_out": len(held_out)} | _rounded(accuracy))
+        with Progress("evaluation", len(probed), "answers") as progress:
+            accuracy = evaluate(decoding.method, decoding.trainable, own.base, probed, report)
+        self._log.write({"step": self.config.train.steps, "held_out": len(probed)} | _rounded(accuracy))
         info = self._provenance(accuracy, answers, fit)
         if own is not self.model:
             for name, base in (("base", self.model.base), ("own", own.base)):
                 with Progress(f"perplexity, {name}", len(held_out), "answers") as progress:
-                    info.setdefault("perplexity", {})[name] = perplexity(base, held_out, report)
+                    entropies = answer_entropies(base, held_out, report)
+                info.setdefault("perplexity", {})[name] = perplexity(entropies)
+            info["answer_entropies"] = entropies.tolist()
         if model is not self.model:
             info["base"] = f"{OWN_MODEL}, made from {info['base']}"
         adapter = dataclasses.replace(adapter, info=info, frequent_tokens=self._frequent)

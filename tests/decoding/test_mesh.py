@@ -55,18 +55,21 @@ def test_refilled_rows_too(model):
 
 
 def test_few_rows_are_divided_too(model, monkeypatch):
-    """Three prompts on a mesh that divides the batch into four parts."""
-    caches, insert = [], generate_module.insert
+    """Three prompts on a mesh that divides the batch into four parts; none waits for four free rows."""
+    caches, taken, insert = [], [], generate_module.insert
 
     def watched(state, fresh, rows):
         caches.append(fresh.cache.keys[0])
+        taken.append(int((rows < 4).sum()))
         return insert(state, fresh, rows)
 
     monkeypatch.setattr(generate_module, "insert", watched)
     prompts = make_prompts(3)
     expected = dict(generate_many(model, plain_drafter(), prompts, 8, batch_size=3, refill=1))
     many = on_mesh(model, MeshConfig(data=2, fsdp=2))
+    taken.clear()
     assert dict(generate_many(many, plain_drafter(), prompts, 8, batch_size=3, refill=1)) == expected
+    assert taken == [1, 1, 1]
     assert 4 * caches[-1].sharding.shard_shape(caches[-1].shape)[0] == caches[-1].shape[0]
 
 

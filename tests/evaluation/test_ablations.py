@@ -263,8 +263,10 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     trees["full tree, k = 3"]["seconds"] = [0.0199, 0.0299] * 4
     trees["full tree, k = 4"]["seconds"] = []  # from before times were kept
     trainings["space_training"]["LoRA"]["perplexity"] = {"base": 1.25, "own": 1.5}
-    for label, own in zip(trainings["space_quality"], (1.5, 1.8, 1.9), strict=True):
+    for label, own in zip(trainings["space_quality"], (1.5, 1.8, 1.512), strict=True):
         trainings["space_quality"][label]["perplexity"] = {"base": 2.0, "own": own}
+        each = np.log(own) + (own > 1.51) * np.array([-0.01, 0, 0.01, 0.02, -0.01, -0.01])  # nats per token
+        trainings["space_quality"][label]["answer_entropies"] = [[10 * x, 10] for x in each]
     trainings["transfer_second"]["25"]["accuracy"][1][0] -= 0.015
     steps = {name: {"8": 0.02, "16": 0.03} for name in STEP_METHODS}
     steps["Hidden Transfer, layers 10/14/18"] = {"8": 0.015, "16": 0.027}
@@ -290,13 +292,14 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
         assert f"### {study.title}" in page
     assert "`python ablate.py --prompts p.jsonl`" in page
     assert "instead of the paper's hard labels. Trained on 72 of 500 answers." in page
-    assert "learning to guess costs no quality: **does not hold** (perplexity, relative +0.200)" in page
+    assert "learning to guess costs no quality: **does not hold** (1.20 (1.19 to 1.21) times its perplexity, 6" in page
+    assert "where masks weigh as much as the text: **undecided** (1.01 (1.00 to 1.02) times" in page
     assert "deep prompts help much more: **does not hold** (top-1, mean over distances -0.061)" in page
     assert "shallow prompts help a little: **no difference here**" in page
     assert "faster than straightforward decoding: **holds** (1.30 (1.30 to 1.30) times its speed; tokens per" in page
     for k, word in enumerate(("undecided", "holds", "no difference", "not judged"), 1):
         assert f"and than full trees of {k}: **{word}**" in page
-    assert "Not run yet" not in page
+    assert "Not run yet, or without the times of single prompts: `bita_decoding`, `acceptance`.\n" in page
     assert "beyond 16 nothing is gained: **holds** (top-1, mean over distances +0.000)" in page
     assert "a second step near the top is worse: **holds** (top-1 at distance 2 +0.015)" in page
     assert "with as many rows: **holds** (25% less at 8 rows, 10% less at 16 rows)" in page
@@ -369,8 +372,8 @@ def test_a_run_writes_results_and_the_page(model, base_run, tmp_path, monkeypatc
     page = (tmp_path / "docs" / "ablations.md").read_text()
     assert "Late entry" not in page  # the real study's title
     assert "prompt tokens that join late" in page
-    [missing] = (line for line in page.splitlines() if line.startswith("Not run yet: "))
-    assert "`bita_decoding`" in missing and "`ppd_entry`" not in missing
+    [missing] = (line for line in page.splitlines() if line.startswith("Not run yet, "))
+    assert "`bita_decoding`" in missing and "`ppd_entry`" in missing  # whose real variants are others
     with pytest.raises(UserError, match="results of another setting"):
         ablate.main([*args, "--steps", "9"])
 
@@ -398,7 +401,10 @@ def test_without_names_what_is_missing_is_run():
     assert set(ablate.check_names((), ["steps", "bita_masks_speed"])) == {"steps", "bita_masks_speed", "bita_masks"}
     nothing = {"trainings": {}, "decoding": {}, "steps": {}, "similarity": [], "acceptance": {}, "coverage": {}}
     assert len(not_run(nothing)) == len(STUDIES) + len(DECODING_STUDIES) + 4
-    assert "acceptance" in not_run(nothing | {"acceptance": {"SPACE, chain of 5": {}}})  # the others are missing
+    assert "acceptance" in not_run(nothing | {"acceptance": {"SPACE, chain of 3": {}}})  # the others are missing
+    assert "acceptance" in not_run(nothing | {"acceptance": {label: {} for label in ("a", "b", "c", "d")}})  # others
+    for labels, missing in (("123", False), ("124", True)):
+        assert ("ppd_exits" in not_run(nothing | {"trainings": {"ppd_exits": dict.fromkeys(labels)}})) == missing
     assert "steps" not in not_run(nothing | {"steps": {"PPD": {}}})
 
 

@@ -281,7 +281,7 @@ def test_bad_settings_are_refused_before_anything_is_written(files, model, tmp_p
 def test_a_folder_with_other_results_is_left_alone(files, model, finished, tmp_path):
     folder, _ = finished
     before = (folder / "bench.json").read_text()
-    with pytest.raises(UserError, match="holds another benchmark \\(other settings\\)"):
+    with pytest.raises(UserError, match="holds another benchmark \\(max-new-tokens 8, not 9\\)"):
         run_bench(config_of(files, max_new_tokens=9), model, folder, lambda line: None)
     assert (folder / "bench.json").read_text() == before
     (tmp_path / "notes.txt").write_text("mine")

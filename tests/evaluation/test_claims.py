@@ -45,7 +45,7 @@ PLAIN = ([4.0] * 8, [1, 1, 1, 1])
         ([1.98] * 8, "no difference"),
         ([1.98, 2.02] * 4, "no difference"),
         ([1.9] + [1.98] * 7, "no difference"),
-        ([1.0, 1.0, 1.98, 1.98] * 2, "holds"),
+        ([1.0, 1.0, 1.98, 1.98] * 2, "undecided"),  # it may be as little as autoregressive decoding against itself
     ],
 )
 def test_a_way_is_faster_where_the_whole_interval_says_so(seconds, verdict):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import decode
 from jaxspec.config import DataConfig, MeshConfig, TrainConfig
 from jaxspec.decoding.loop import prefill
 from jaxspec.errors import UserError
@@ -24,9 +25,10 @@ from jaxspec.evaluation.dry_run import (
 from jaxspec.methods import PPD, SPACE, HiddenTransfer
 from jaxspec.model.base import Base
 from jaxspec.model.chips import CHIPS, absent_mesh
+from jaxspec.model.load import save_model
 from jaxspec.training.configs import config_names, load_config
 from jaxspec.training.run_config import RunConfig, check_config
-from tests.tiny import TINY, make_tiny, on_mesh
+from tests.tiny import TINY, make_text_model, make_tiny, on_mesh
 
 MESH = MeshConfig(2, 2, 2)
 RUN = RunConfig(
@@ -139,6 +141,35 @@ def test_every_config(name, mesh):
 def test_devices_that_cannot_be(mesh, topology, message):
     with pytest.raises(UserError, match=message):
         absent_mesh(mesh, topology)
+
+
+def test_a_platform_without_cpu_devices_is_refused(monkeypatch):
+    def devices(platform):
+        raise RuntimeError(f"Unknown backend: '{platform}' requested")
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    with pytest.raises(UserError, match="set JAX_PLATFORMS=cpu, not 'cuda'"):
+        absent_mesh(MeshConfig())
+
+
+def test_what_a_tpus_compiler_refuses_does_not_fit(mesh, monkeypatch):
+    def compile(lowered):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 21.95G of 15.48G hbm.\nA long table")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
+    found = dry_run_training(RUN, mesh, CHIPS["v5e"])
+    assert found["step"] == {"fits": False, "reason": "RESOURCE_EXHAUSTED: Used 21.95G of 15.48G hbm."}
+    assert "DOES NOT FIT (RESOURCE_EXHAUSTED: Used 21.95G" in training_lines("tiny", RUN, found)[-1]
+    assert not any(step["fits"] for step in dry_run_decoding(RUN, mesh, CHIPS["v5e"], 1, 128)["steps"].values())
+    with pytest.raises(jax.errors.JaxRuntimeError):  # of no chip's memory
+        dry_run_training(RUN, mesh, None)
+
+
+def test_another_base_has_its_shapes(mesh, tmp_path, capsys):
+    save_model(make_text_model(), tmp_path)
+    decode.main(["--dry-run", "--model", str(tmp_path), "--max-length", "64", "--json"])
+    assert json.loads(capsys.readouterr().out)["parameters"] == size(make_text_model().params)
 
 
 @pytest.mark.slow

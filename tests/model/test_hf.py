@@ -4,6 +4,7 @@ import json
 import re
 
 import flax.traverse_util
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -36,6 +37,20 @@ def test_directory_round_trip(variant, shards, tmp_path):
     assert loaded_config == config
     assert_same_params(loaded, params)
     assert fingerprint == params_fingerprint(config, params)
+
+
+def test_large_bases_are_written_in_shards(tmp_path):
+    config = tiny_config()
+    params = random_params(config)
+    save_directory(tmp_path, config, params, shard_bytes=9000)
+    files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors" and len(files) > 2
+    for name in files:
+        tensors = safetensors.numpy.load_file(tmp_path / name)
+        assert len(tensors) == 1 or sum(x.nbytes for x in tensors.values()) <= 9000
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(x.nbytes for x in jax.tree.leaves(params))
+    assert_same_params(load_directory(tmp_path, jnp.float32)[1], params)
 
 
 def test_bfloat16_file_loads(tmp_path):

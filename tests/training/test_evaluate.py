@@ -8,7 +8,7 @@ import jaxspec.training.evaluate
 from jaxspec.methods.base import Batch
 from jaxspec.model.base import Base
 from jaxspec.training.data import Answer, prepare_answers
-from jaxspec.training.evaluate import evaluate, perplexity
+from jaxspec.training.evaluate import answer_entropies, evaluate, perplexity
 from jaxspec.training.examples import select_prompts
 
 
@@ -49,4 +49,6 @@ def test_perplexity_by_hand(model):
         said = jax.nn.log_softmax(logits)[np.arange(text.size - 1), text[0, 1:]]
         entropy += (-said[len(answer.prompt_tokens) - 1 :]).tolist()
     assert len(entropy) == 7
-    assert perplexity(model.base, answers) == pytest.approx(np.exp(np.mean(entropy)), rel=1e-4)
+    found = answer_entropies(model.base, answers)
+    np.testing.assert_allclose(found, [(entropy[4], 1), (sum(entropy[5:]), 2), (sum(entropy[:4]), 4)], rtol=1e-4)
+    assert perplexity(found) == pytest.approx(np.exp(np.mean(entropy)), rel=1e-4)

@@ -1,14 +1,16 @@
 """Settings that can train, those that cannot, and those that a run can go on with."""
 
+import contextlib
 import dataclasses
 import json
 
 import jax
 import pytest
 
+from jaxspec.config import MeshConfig
 from jaxspec.errors import UserError
 from jaxspec.training.configs import config_names, load_config, split_config_name
-from jaxspec.training.run_config import check_config
+from jaxspec.training.run_config import check_config, check_same_run, describe
 from jaxspec.training.trainer import Trainer
 
 
@@ -70,7 +72,24 @@ def test_resuming_over_a_base_of_another_precision_is_refused(config, model, tmp
 
 
 @pytest.mark.parametrize(
-    ("part", "changes"), [("train", {"save_every": 3, "remat": True, "keep": 5}), ("data", {"batch_size": 2})]
+    ("microbatch", "mesh", "same"),
+    [(1, MeshConfig(fsdp=4), True), (2, MeshConfig(data=2, tensor=2), True), (2, MeshConfig(fsdp=4), False),
+     (4, MeshConfig(fsdp=2), False), (0, MeshConfig(fsdp=2), False)],
+)  # fmt: skip
+def test_on_another_mesh_a_run_goes_on_in_passes_of_the_same_size(config, tmp_path, microbatch, mesh, same):
+    """Of four sequences, where gradients are means of a pass's targets."""
+
+    def over(mesh, microbatch):
+        train = dataclasses.replace(config.train, batch_size=8, microbatch=microbatch)
+        return describe(dataclasses.replace(config, train=train, mesh=mesh)) | {"dtype": "float32"}
+
+    with contextlib.nullcontext() if same else pytest.raises(UserError, match="other settings"):
+        check_same_run(over(MeshConfig(fsdp=2), 2), over(mesh, microbatch), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes"),
+    [("train", {"eval_every": 2, "save_every": 3, "remat": True, "keep": 5}), ("data", {"batch_size": 2})],
 )
 def test_settings_that_change_no_weights_do_not_stand_in_the_way(config, model, tmp_path, part, changes):
     Trainer(config, model, tmp_path / "run", resume=False)

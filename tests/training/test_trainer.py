@@ -175,6 +175,18 @@ def test_an_average_begins_anew_with_every_stage(config, model, tmp_path):
         np.testing.assert_allclose(once[0.999][name], value, rtol=1e-4)
 
 
+def test_every_stage_leaves_its_average(config, model, tmp_path):
+    """Two maps, two updates each: the first one ships as the mean of both, not as the second left it."""
+    made = {}
+    for ema in (0.0, 0.999):
+        train = dataclasses.replace(config.train, steps=4, warmup=0, ema=ema)
+        run = dataclasses.replace(config, method=HiddenTransfer(distances=2, layers=(0, 1)), train=train)
+        Trainer(run, model, tmp_path / str(ema), resume=False).run()
+        made[ema] = weights(tmp_path / str(ema))
+    for name, value in made[0.0].items():
+        assert np.allclose(made[0.999][name], value, rtol=1e-4) == (name == "frequent_tokens"), name
+
+
 def test_a_process_that_is_late_does_not_take_the_first_ones_file_for_another_run(config, model, tmp_path, monkeypatch):
     """The first process writes run.json as soon as all have said that there is none."""
     import jaxspec.training.trainer as module
