@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import tyro
@@ -56,28 +56,33 @@ def run_main(main: Callable[[list[str]], None]) -> None:
     try:
         main(sys.argv[1:])
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(f"error: {error}")
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        _end("interrupted", 130)
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # the latter where a value of several hosts is fetched
         reason = str(error).strip().split("\n", 1)[0]
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        print(
-            f"error: out of memory; smaller batches (--train.microbatch 1 in training) or more devices help ({reason})",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+        advice = "smaller batches (--train.microbatch 1 in training) or more devices help"
+        if "RESOURCE_EXHAUSTED" in str(error):
+            _end(f"error: out of memory; {advice} ({reason})")
+        if jax.distributed.is_initialized():
+            _end(f"error: the processes lost each other; see what the others say, --resume goes on ({reason})")
+        raise
     except OSError as error:  # a full disk, a folder of somebody else's, a name that is too long
         text = str(error).strip().split("\n", 1)[0] or type(error).__name__
         reason = text if error.filename is None else f"{error.filename}: {error.strerror}"
-        print(f"error: {reason}", file=sys.stderr)
-        sys.exit(2)
+        _end(f"error: {reason}")
+
+
+def _end(line: str, code: int = 2) -> NoReturn:
+    """Say why, and exit; one of several processes at once, or it would wait for those that wait for it."""
+    print(line, file=sys.stderr, flush=True)
+    if jax.distributed.is_initialized():
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def parse(kind: type[T], args: Sequence[str], default: T | None = None, prog: str | None = None) -> T:

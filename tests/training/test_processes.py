@@ -74,6 +74,19 @@ def test_two_processes_are_as_one(folder, whole):
     assert_same_run(folder / "two", whole, exactly=False)
 
 
+def test_a_process_that_is_left_alone_says_so(folder):
+    """One is killed while they train; the other neither waits nor shows a traceback, and both go on later."""
+    processes = meeting()
+    both = [start(command(folder, "lost", *processes, "--processes.index", str(i))) for i in range(2)]
+    while not lines_written(folder / "lost")[1]:
+        time.sleep(0.005)
+        assert both[0].poll() is None
+    both[1].kill()
+    text = finish(both[0], code=2)
+    assert "error: the processes lost each other" in text and "Traceback" not in text, text
+    finish(start(command(folder, "lost", "--resume", "--mesh.data", "1")))
+
+
 def test_sigterm_saves_and_ends_well(folder, whole):
     run = start(command(folder, "stopped"), JAX_ENABLE_COMPILATION_CACHE="false")  # so that it does not end too soon
     log = folder / "stopped" / "log.jsonl"
