@@ -17,7 +17,7 @@ class Options:
     """Write a base as a Hugging Face directory: config.json, weights in safetensors, tokenizer files.
 
     With a method: the base as the method's adapter tunes it, and in adapter/ what then drafts on it. JAX_PLATFORMS=cpu
-    exports a base that no device holds from the host's memory.
+    and --dtype bfloat16 export a base that no device holds from the host's memory.
 
     Attributes:
       model: smollm2-135m (embedded), a Hugging Face directory or hub name, a checkpoint that train.py made, or a GGUF

@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -19,6 +20,8 @@ import tyro
 from jaxspec.errors import UserError, suggest
 
 T = TypeVar("T")
+
+_LOST = ("Gloo", "coordination service", "Connection", "heartbeat", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
 # What Orbax, and asyncio for it, log of an error that it raises as well, with a traceback wherever it comes through
@@ -43,9 +46,9 @@ def _show_unraised(unraised: Any) -> None:
 
 
 def run_main(main: Callable[[list[str]], None]) -> None:
-    """Run an entry point: user errors, unusable files and too little memory become one line on stderr and exit code 2.
+    """Run an entry point: what is known to go wrong becomes one line on stderr and exit code 2; Ctrl-C exits with 130.
 
-    Ctrl-C exits with 130.
+    That is user errors, unusable files, too little memory, and among several processes the end of another.
     """
     # float32 is to be float32 on GPUs and TPUs too, which multiply it in fewer bits otherwise; others are as they are
     if "JAX_DEFAULT_MATMUL_PRECISION" not in os.environ:
@@ -55,32 +58,39 @@ def run_main(main: Callable[[list[str]], None]) -> None:
     sys.unraisablehook = _show_unraised
     try:
         main(sys.argv[1:])
-    except UserError as error:
-        _end(f"error: {error}")
-    except KeyboardInterrupt:
-        _end("interrupted", 130)
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except (jax.errors.JaxRuntimeError, ValueError) as error:  # the latter where a value of several hosts is fetched
-        reason = str(error).strip().split("\n", 1)[0]
-        advice = "smaller batches (--train.microbatch 1 in training) or more devices help"
-        if "RESOURCE_EXHAUSTED" in str(error):
-            _end(f"error: out of memory; {advice} ({reason})")
-        if jax.distributed.is_initialized():
-            _end(f"error: the processes lost each other; see what the others say, --resume goes on ({reason})")
-        raise
-    except OSError as error:  # a full disk, a folder of somebody else's, a name that is too long
-        text = str(error).strip().split("\n", 1)[0] or type(error).__name__
-        reason = text if error.filename is None else f"{error.filename}: {error.strerror}"
-        _end(f"error: {reason}")
+        _exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        _exit(130)
+    except Exception as error:
+        line = _explained(error)
+        if line is None and not jax.distributed.is_initialized():
+            raise
+        print(f"error: {line}" if line else traceback.format_exc(), file=sys.stderr)
+        _exit(2 if line else 1)
 
 
-def _end(line: str, code: int = 2) -> NoReturn:
-    """Say why, and exit; one of several processes at once, or it would wait for those that wait for it."""
-    print(line, file=sys.stderr, flush=True)
+def _explained(error: Exception) -> str | None:
+    """An error in one line; None for what should not happen."""
+    text = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+        return f"out of memory; smaller batches (--train.microbatch 1 in training) or more devices help ({text})"
+    if jax.distributed.is_initialized() and any(word in str(error) for word in _LOST):
+        return f"the processes lost each other; see what the others say, --resume goes on ({text})"
+    if isinstance(error, OSError):  # a full disk, a folder of somebody else's, a name that is too long
+        return text if error.filename is None else f"{error.filename}: {error.strerror}"
+    return None
+
+
+def _exit(code: int) -> NoReturn:
+    """End; where there are several processes at once, or this one would wait for those that wait for it."""
     if jax.distributed.is_initialized():
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
 

@@ -210,6 +210,36 @@ def test_too_little_memory_is_one_line(capsys):
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UserError("too small"), 2, "error: too small\n"),
+        (ValueError("UNKNOWN: Gloo AllGather failed: closed\nmore"), 2, "error: the processes lost each other; see"),
+        (ValueError("shapes (2,) and (3,)"), 1, "Traceback"),
+    ],
+)
+def test_one_of_several_processes_ends_at_once(capsys, monkeypatch, error, code, said):
+    """Or the others, who wait for it, and it for them, would only end minutes later."""
+
+    def ends(args):
+        raise error
+
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr("os._exit", sys.exit)
+    with pytest.raises(SystemExit) as exit:
+        run_main(ends)
+    err = capsys.readouterr().err
+    assert exit.value.code == code and err.startswith(said) and str(error).split("\n")[0] in err
+
+
+def test_what_should_not_happen_is_raised():
+    def fails(args):
+        raise ValueError("UNKNOWN: Gloo AllGather failed: closed")
+
+    with pytest.raises(ValueError, match="Gloo"):
+        run_main(fails)
+
+
 def test_errors_that_are_raised_too_are_not_logged(caplog, monkeypatch):
     monkeypatch.setattr("sys.unraisablehook", sys.unraisablehook)
     run_main(lambda args: None)

@@ -310,6 +310,7 @@ def generate_many(
     parts = parts_of_batch(job.mesh)  # of a number that they do not divide every one would hold all rows
     batch_size = bucket(min(batch_size, len(prompts)), parts, parts)
     refill = min(refill, batch_size)
+    together = bucket(refill, parts, parts)
     _, width, capacity = job.sizes(max(map(len, prompts)), max_new_tokens)
     run = job.begin([[0]] * batch_size, [0] * batch_size, bucket(1), width, capacity)  # all rows free
     owner: list[int | None] = [None] * batch_size
@@ -317,9 +318,9 @@ def generate_many(
     while waiting or any(prompt is not None for prompt in owner):
         free = [row for row, prompt in enumerate(owner) if prompt is None]
         while waiting and len(free) >= min(refill, len(waiting)):
-            taken = [waiting.pop() for _ in range(min(refill, len(waiting)))]
+            taken = [waiting.pop() for _ in range(min(together, len(free), len(waiting)))]
             rows, free = free[: len(taken)], free[len(taken) :]
-            padding = bucket(refill, parts, parts) - len(taken)
+            padding = together - len(taken)
             limits = [max_new_tokens] * len(taken) + [0] * padding
             batch = [*(prompts[i] for i in taken), *[[0]] * padding]
             fresh = job.begin(batch, limits, bucket(max(map(len, batch))), width, capacity)

@@ -266,7 +266,6 @@ ACCEPTED = {
     "SPACE, chain of 3": Entry("chain:3", "space"),
     "Medusa, chain of 3": Entry("chain:3", "medusa"),
     "SPACE, 5 nodes": Entry("sparse:5", "space"),
-    "Medusa, 8 nodes": Entry("sparse:8", "medusa"),
 }
 
 

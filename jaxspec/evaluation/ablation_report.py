@@ -54,6 +54,8 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
         lines.append(row([label, *cells]))
     lines.append("")
     for claim in study.claims:
+        if not {claim.one, claim.other} <= results.keys():
+            continue  # of an older study
         one, other = results[claim.one], results[claim.other]
         if claim.perplexity:
             lines.append(_perplexity_claim(claim, one, other))
@@ -71,6 +73,8 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
 
 def _perplexity_claim(claim: Claim, one: dict[str, Any], other: dict[str, Any]) -> str:
     """Whether a perplexity is no higher than another, on the same answers."""
+    if not all("answer_entropies" in r for r in (one, other)):
+        return f"- {claim.text}: **not judged**"
     sums = np.stack([r["answer_entropies"] for r in (one, other)], axis=1)  # [n, 2, 2]
     found = estimate(sums, _perplexity_ratio)
     word = "undecided"
@@ -181,7 +185,11 @@ def similarity_section(curves: list[dict[str, float]]) -> list[str]:
 
 def not_run(results: dict[str, Any]) -> list[str]:
     """Names of studies and measurements that the results lack, or have without what verdicts need."""
-    missing = [s.name for s in STUDIES if not s.variants.keys() <= results["trainings"].get(s.name, {}).keys()]
+    missing = []
+    for study in STUDIES:
+        found, judged = results["trainings"].get(study.name, {}), any(claim.perplexity for claim in study.claims)
+        if any(label not in found or judged > ("answer_entropies" in found[label]) for label in study.variants):
+            missing.append(study.name)
     for study in DECODING_STUDIES:
         found = results["decoding"].get(study.name, {})
         if any(not found.get(label, {}).get("seconds") for label in study.entries):  # older results are without
@@ -211,16 +219,15 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
         f"Base: {setting['model']}. Where a table says nothing else a training has {setting['steps']} updates, each on",
         "two of the base's own answers at up to 128 positions. Accuracies are those of",
         f"{setting['eval_answers']} held-out answers at every position; speeds are medians over prompts, all entries",
-        f"in turn ({setting['machine']}). Differences of top-1 accuracy, and relative ones of perplexity, below",
-        f"{CLOSE} count as none. {HOW_SPEEDS_COMPARE}",
+        f"in turn ({setting['machine']}). Differences of top-1 accuracy below {CLOSE} count as none. A perplexity is",
+        f"no higher than another where the 95% interval of their ratio, over answers, ends below {1 + CLOSE}, and",
+        f"higher where it begins above. {HOW_SPEEDS_COMPARE}",
         "",
     ]
     missing = not_run(results)
     if missing:
-        lines += [
-            f"Not run yet, or without the times of single prompts: {', '.join(f'`{name}`' for name in missing)}.",
-            "",
-        ]
+        names = ", ".join(f"`{name}`" for name in missing)
+        lines += [f"Not run yet, or without what verdicts need: {names}.", ""]
     for study in STUDIES:
         if results["trainings"].get(study.name):
             lines += training_section(study, results["trainings"][study.name])

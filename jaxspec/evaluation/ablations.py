@@ -38,7 +38,8 @@ class Claim:
       text: the conclusion, in our words.
       gains: whether the first is the better one; False: there is nothing to choose the first for.
       distance: the one whose predictions are judged; 0: the mean of all that both have.
-      perplexity: judge by the perplexity of held-out answers under the tuned base instead, which a gain would raise.
+      perplexity: judge instead whether the first one's perplexity of held-out answers is no higher than the other's,
+        whatever `gains`.
     """
 
     one: str
@@ -150,10 +151,10 @@ STUDIES = (
             "SAR-SFT, masks weigh as much as the text": SPACE(),
         },
         (
-            Claim("SAR-SFT", "SFT (p_ar = 1)", "learning to guess costs no quality", gains=False, perplexity=True),
+            Claim("SAR-SFT", "SFT (p_ar = 1)", "learning to guess costs no quality", perplexity=True),
             Claim(
                 "SAR-SFT, masks weigh as much as the text", "SFT (p_ar = 1)",
-                "not even where masks weigh as much as the text", gains=False, perplexity=True,
+                "not even where masks weigh as much as the text", perplexity=True,
             ),
         ),
         training={"steps": 250, "insertions": 8, "sequence_length": 192},
@@ -346,8 +347,7 @@ def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(adapter.trainable)),
             "groups_per_second": [row["groups_per_second"] for row in rows if "loss" in row][-1],
         }
-        for name in {"perplexity", "answer_entropies"} & adapter.info.keys():
-            figures[name] = adapter.info[name]
+        figures |= {name: adapter.info[name] for name in ("perplexity", "answer_entropies") if name in adapter.info}
         write_atomically(result, json.dumps(figures).encode())
         shutil.rmtree(folder / "checkpoints")
         if figures["parameters"] > _LARGE:

@@ -268,13 +268,18 @@ def describe_bench(
     write_atomically(file, json.dumps(found | {"began": time.strftime("%Y-%m-%d")}, indent=1).encode())
 
 
+_CALLED = {"asked": "questions", "questions": "number of questions", "left_out": "questions left out"}
+
+
 def _different(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
     """What two descriptions differ in, in words; settings each by its name."""
     names = [name for name in now if before.get(name) != now[name]]
-    words = {name: f"other {name.replace('_', ' ')}" for name in names}
+    words = {name: f"other {_CALLED.get(name, name)}" for name in names}
     if "settings" in words:
         old, new = before["settings"], now["settings"]
-        parts = [f"{n.replace('_', '-')} {old.get(n)!r}, not {new[n]!r}" for n in new if old.get(n) != new[n]]
+        parts = [
+            f"{n.replace('_', '-')} {old.get(n)!r}, not {new.get(n)!r}" for n in old | new if old.get(n) != new.get(n)
+        ]
         words = {"settings": "; ".join(parts)}  # the rest follows from them
     return words
 

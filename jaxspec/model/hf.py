@@ -224,7 +224,7 @@ def save_directory(
 ) -> None:
     """Write config.json and weights so that transformers and `load_model` can read them.
 
-    No more than a shard of the weights is copied at a time; where there are several, an index says which holds what.
+    Weights go to the host's memory a shard at a time; where there are several, an index says which holds what.
     """
     folder.mkdir(parents=True, exist_ok=True)
     flat = split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))

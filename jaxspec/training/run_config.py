@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from flax.traverse_util import flatten_dict
+
 from jaxspec.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
 from jaxspec.errors import UserError
 from jaxspec.methods import METHODS
@@ -130,6 +132,15 @@ def _pass(train: dict[str, Any], mesh: dict[str, Any]) -> int:
     return together if together < train["batch_size"] else 0
 
 
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """What `training_settings` differ in, in words."""
+    old, new = ({".".join(path): x for path, x in flatten_dict(settings).items()} for settings in (old, new))
+    words = [f"{name} {old.get(name)!r}, not {new.get(name)!r}" for name in old | new if old.get(name) != new.get(name)]
+    if old["train.microbatch"] != new["train.microbatch"]:
+        words.append("the sequences of a pass, train.microbatch x mesh.data x mesh.fsdp, must be as many, 0 for all")
+    return "; ".join(words)
+
+
 def check_same_run(held: dict[str, Any], run: dict[str, Any], folder: Path) -> None:
     """Raise UserError unless a run can go on as another: with what its weights depend on, over a base of its precision.
 
@@ -138,8 +149,9 @@ def check_same_run(held: dict[str, Any], run: dict[str, Any], folder: Path) -> N
       run: the run that wants to go on there.
       folder: to be named.
     """
-    if training_settings(held) != training_settings(run):
-        raise UserError(f"{folder} holds a run with other settings ({folder / 'run.json'}); give another --output")
+    old, new = training_settings(held), training_settings(run)
+    if old != new:
+        raise UserError(f"{folder} holds a run with other settings ({_differences(old, new)}); give another --output")
     dtype = held.get("dtype", run["dtype"])
     if dtype != run["dtype"]:
         raise UserError(

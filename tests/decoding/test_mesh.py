@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 import jaxspec.decoding.generate as generate_module
@@ -55,22 +56,36 @@ def test_refilled_rows_too(model):
 
 
 def test_few_rows_are_divided_too(model, monkeypatch):
-    """Three prompts on a mesh that divides the batch into four parts; none waits for four free rows."""
-    caches, taken, insert = [], [], generate_module.insert
+    """Three prompts on a mesh that divides the batch into four parts."""
+    caches, insert = [], generate_module.insert
 
     def watched(state, fresh, rows):
         caches.append(fresh.cache.keys[0])
-        taken.append(int((rows < 4).sum()))
         return insert(state, fresh, rows)
 
     monkeypatch.setattr(generate_module, "insert", watched)
     prompts = make_prompts(3)
     expected = dict(generate_many(model, plain_drafter(), prompts, 8, batch_size=3, refill=1))
     many = on_mesh(model, MeshConfig(data=2, fsdp=2))
-    taken.clear()
     assert dict(generate_many(many, plain_drafter(), prompts, 8, batch_size=3, refill=1)) == expected
-    assert taken == [1, 1, 1]
     assert 4 * caches[-1].sharding.shard_shape(caches[-1].shape)[0] == caches[-1].shape[0]
+
+
+def test_prompts_do_not_wait_until_a_row_is_free_in_every_part(model, monkeypatch):
+    """Four rows in four parts, two of which have short answers: those make room while the others go on."""
+    taken, insert = [], generate_module.insert
+
+    def watched(state, fresh, rows):
+        taken.append((int((rows < 4).sum()), int(np.sum(~np.asarray(state.done)))))
+        return insert(state, fresh, rows)
+
+    monkeypatch.setattr(generate_module, "insert", watched)
+    prompts = make_prompts(12)
+    many = on_mesh(model, MeshConfig(data=2, fsdp=2))
+    found = dict(generate_many(many, plain_drafter(), prompts, 24, batch_size=4, refill=1, steps_per_chunk=2))
+    assert taken[0] == (4, 0) and sum(count for count, _ in taken) == 12
+    assert any(going_on for _, going_on in taken)
+    assert [found[i] for i in range(12)] == [a.tokens for a in generate(model, plain_drafter(), prompts, 24)]
 
 
 def test_heads_that_the_mesh_does_not_divide():

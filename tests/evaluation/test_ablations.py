@@ -264,9 +264,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     trees["full tree, k = 4"]["seconds"] = []  # from before times were kept
     trainings["space_training"]["LoRA"]["perplexity"] = {"base": 1.25, "own": 1.5}
     for label, own in zip(trainings["space_quality"], (1.5, 1.8, 1.512), strict=True):
-        trainings["space_quality"][label]["perplexity"] = {"base": 2.0, "own": own}
-        each = np.log(own) + (own > 1.51) * np.array([-0.01, 0, 0.01, 0.02, -0.01, -0.01])  # nats per token
-        trainings["space_quality"][label]["answer_entropies"] = [[10 * x, 10] for x in each]
+        trainings["space_quality"][label] |= {"perplexity": {"base": 2.0, "own": own}, "answer_entropies": nats(own)}
     trainings["transfer_second"]["25"]["accuracy"][1][0] -= 0.015
     steps = {name: {"8": 0.02, "16": 0.03} for name in STEP_METHODS}
     steps["Hidden Transfer, layers 10/14/18"] = {"8": 0.015, "16": 0.027}
@@ -299,7 +297,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     assert "faster than straightforward decoding: **holds** (1.30 (1.30 to 1.30) times its speed; tokens per" in page
     for k, word in enumerate(("undecided", "holds", "no difference", "not judged"), 1):
         assert f"and than full trees of {k}: **{word}**" in page
-    assert "Not run yet, or without the times of single prompts: `bita_decoding`, `acceptance`.\n" in page
+    assert "Not run yet, or without what verdicts need: `bita_decoding`, `acceptance`.\n" in page
     assert "beyond 16 nothing is gained: **holds** (top-1, mean over distances +0.000)" in page
     assert "a second step near the top is worse: **holds** (top-1 at distance 2 +0.015)" in page
     assert "with as many rows: **holds** (25% less at 8 rows, 10% less at 16 rows)" in page
@@ -313,6 +311,18 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     assert "| tokens | 1024 | 2048 |" in page and "| share | 0.712 | 0.800 |" in page
     for picture in ("ablations-curves.png", "ablations-similarity.png"):
         assert f"]({picture})" in page and (tmp_path / picture).stat().st_size > 5000
+    third = list(trainings["space_quality"])[-1]
+    trainings["space_quality"][third]["answer_entropies"] = nats(1.49)
+    assert "weigh as much as the text: **holds** (0.99 (" in write_report(results, tmp_path).read_text()
+    del trainings["space_quality"][third]["answer_entropies"]  # older results
+    page = write_report(results, tmp_path).read_text()
+    assert "weigh as much as the text: **not judged**" in page and "need: `space_quality`, `bita_decoding`" in page
+
+
+def nats(perplexity):
+    """Of six answers of ten tokens: their sums of -log P and their numbers of tokens, even where it is 1.5."""
+    each = np.log(perplexity) + (perplexity != 1.5) * np.array([-0.01, 0, 0.01, 0.02, -0.01, -0.01])
+    return [[10 * x, 10] for x in each]
 
 
 SHIPPED = {name: load_config(f"{name}_smollm2").method for name in ("ppd", "bita", "hidden_transfer")}
@@ -404,7 +414,9 @@ def test_without_names_what_is_missing_is_run():
     assert "acceptance" in not_run(nothing | {"acceptance": {"SPACE, chain of 3": {}}})  # the others are missing
     assert "acceptance" in not_run(nothing | {"acceptance": {label: {} for label in ("a", "b", "c", "d")}})  # others
     for labels, missing in (("123", False), ("124", True)):
-        assert ("ppd_exits" in not_run(nothing | {"trainings": {"ppd_exits": dict.fromkeys(labels)}})) == missing
+        assert (
+            "ppd_exits" in not_run(nothing | {"trainings": {"ppd_exits": {label: {} for label in labels}}})
+        ) == missing
     assert "steps" not in not_run(nothing | {"steps": {"PPD": {}}})
 
 
