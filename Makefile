@@ -39,9 +39,11 @@ results: setup
 	$(BENCH) --data runs/results/humaneval_dev.jsonl --limit 16 --output runs/results/code
 	$(BENCH) --data runs/results/spec_bench_dev.jsonl --limit 40 --temperature 0.8 --output runs/results/sampled
 	$(BENCH) --data runs/results/spec_bench_dev.jsonl --limit 16 --output runs/results/greedy_again
+	$(BIN)/python bench.py --methods space=sparse:16,space=chain:5 --data runs/results/spec_bench_dev.jsonl --limit 8 \
+		--max-new-tokens 64 --output runs/results/space
 	$(BIN)/python bench.py latency --batch-sizes 1 4 --cache-lengths 256 512 --output runs/results/latency
 	cp docs/ablations.json runs/results/page
-	$(BIN)/python bench.py results $(addprefix runs/results/,greedy code sampled greedy_again latency) --output runs/results/page
+	$(BIN)/python bench.py results $(addprefix runs/results/,greedy code sampled greedy_again space latency) --output runs/results/page
 
 setup: $(VENV)/.installed
 

@@ -82,7 +82,7 @@ def _perplexity_claim(claim: Claim, one: dict[str, Any], other: dict[str, Any]) 
         word = "holds"
     if found.low is not None and found.low > 1 + CLOSE:
         word = "does not hold"
-    return f"- {claim.text}: **{word}** ({interval(found)} times its perplexity, {len(sums)} answers)"
+    return f"- {claim.text}: **{word}** ({interval(found, 3)} times its perplexity, {len(sums)} answers)"
 
 
 def _perplexity_ratio(sums: np.ndarray, axis: int = 0) -> np.ndarray:

@@ -311,11 +311,11 @@ def _mean_and_spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
 
 
-def interval(estimate: Estimate) -> str:
+def interval(estimate: Estimate, digits: int = 2) -> str:
     """An estimate with its interval, where it has one."""
     if estimate.low is None:
-        return f"{estimate.value:.2f}"
-    return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
+        return f"{estimate.value:.{digits}f}"
+    return f"{estimate.value:.{digits}f} ({estimate.low:.{digits}f} to {estimate.high:.{digits}f})"
 
 
 def _spread(estimate: Estimate) -> tuple[float, float]:
