@@ -17,10 +17,11 @@ from typing import Any, NoReturn, TypeVar
 import jax
 import tyro
 
-from jaxspec.errors import UserError, suggest
+from jaxspec.errors import UserError, first_line, suggest
 
 T = TypeVar("T")
 
+# Of what is raised when another process has gone, by whatever carries the messages
 _LOST = ("Gloo", "coordination service", "Connection", "heartbeat", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
@@ -74,7 +75,7 @@ def run_main(main: Callable[[list[str]], None]) -> None:
 
 def _explained(error: Exception) -> str | None:
     """An error in one line; None for what should not happen."""
-    text = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    text = first_line(error) or type(error).__name__
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):

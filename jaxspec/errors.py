@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class UserError(Exception):
@@ -14,3 +15,14 @@ def suggest(word: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the closest known word, or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def first_line(error: Exception) -> str:
+    """Of what an error of another library says, which may go on for pages."""
+    return str(error).strip().split("\n", 1)[0]
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """In words, one for every name whose values differ."""
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return [f"{name.replace('_', '-')} {old.get(name)!r}, not {new.get(name)!r}" for name in names]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, first_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ def join_processes(config: ProcessConfig) -> None:
     try:
         jax.distributed.initialize(**settings)
     except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
+        reason = first_line(error)
         raise UserError(f"processes: could not meet at {config.coordinator!r} ({reason})") from None
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from jaxspec.decoding.generate import Generation
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, differences
 from jaxspec.evaluation.answers import Answers, answer_row
 from jaxspec.evaluation.bench_config import BenchConfig, all_settings, check_bench
 from jaxspec.evaluation.compare import Divergence, first_divergence
@@ -276,11 +276,7 @@ def _different(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
     names = [name for name in now if before.get(name) != now[name]]
     words = {name: f"other {_CALLED.get(name, name)}" for name in names}
     if "settings" in words:
-        old, new = before["settings"], now["settings"]
-        parts = [
-            f"{n.replace('_', '-')} {old.get(n)!r}, not {new.get(n)!r}" for n in old | new if old.get(n) != new.get(n)
-        ]
-        words = {"settings": "; ".join(parts)}  # the rest follows from them
+        words = {"settings": "; ".join(differences(before["settings"], now["settings"]))}  # the rest follows from them
     return words
 
 

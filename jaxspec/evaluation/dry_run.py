@@ -21,6 +21,7 @@ from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.generate import bucket, cache_capacity
 from jaxspec.decoding.loop import Drafter, decode, prefill, start, state_names
 from jaxspec.decoding.sampling import make_sampler
+from jaxspec.errors import first_line
 from jaxspec.methods.base import Batch, Method
 from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.chips import Chip
@@ -221,7 +222,7 @@ def _compiled(lowered: Lowered, chip: Chip | None, passes: int = 1, repeated: in
     except jax.errors.JaxRuntimeError as error:
         if chip is None or "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return {"fits": False, "reason": str(error).strip().split("\n", 1)[0]}
+        return {"fits": False, "reason": first_line(error)}
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     made = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     done, moved = cost.get("flops", 0.0), cost.get("bytes accessed", 0.0)

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import Generation
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, first_line
 from jaxspec.model.load import Model, save_model
 
 PEERS: dict[str, dict[str, Any]] = {"hf_greedy": {}, "hf_prompt_lookup": {"prompt_lookup_num_tokens": 10}}
@@ -170,7 +170,7 @@ def load_peers(model: Model, assistant: str = "") -> dict[str, Peer]:
         try:
             return AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, str(model.dtype))).eval().to(device)
         except Exception as error:  # transformers raises many kinds
-            reason = str(error).split("\n", 1)[0]
+            reason = first_line(error)
             raise UserError(f"peers: {path}: transformers cannot load it ({reason})") from None
 
     with tempfile.TemporaryDirectory() as folder:  # the very weights that jaxspec decodes with, wherever they came from

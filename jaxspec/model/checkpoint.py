@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
 from jaxspec.config import ModelConfig
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, first_line
 from jaxspec.model.decoder import abstract_params
 from jaxspec.model.hf import parse_config, read_json, write_config
 from jaxspec.model.sharding import placed
@@ -64,6 +64,6 @@ def load_checkpoint(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) ->
         with ocp.StandardCheckpointer() as checkpointer:
             params = checkpointer.restore((folder / _PARAMS).resolve(), wanted)
     except Exception as error:  # Orbax raises many kinds
-        reason = str(error).strip().split("\n", 1)[0]
+        reason = first_line(error)
         raise UserError(f"{folder / _PARAMS}: not a checkpoint of these shapes ({reason})") from None
     return config, jax.tree.map(jnp.asarray, params), content[_FINGERPRINT]

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxspec.config import MeshConfig
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, first_line
 from jaxspec.model.sharding import check_mesh, make_mesh
 
 
@@ -71,6 +71,6 @@ def absent_mesh(config: MeshConfig, topology: str = "") -> tuple[Mesh, Chip | No
     try:
         devices = topologies.get_topology_desc(topology_name=topology, platform="tpu").devices
     except Exception as error:  # the TPU runtime raises many kinds
-        reason = str(error).strip().split("\n", 1)[0]
+        reason = first_line(error)
         raise UserError(f"topology {topology!r}: there is no such slice ({reason})") from None
     return make_mesh(config, devices), CHIPS[name]

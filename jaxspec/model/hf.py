@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from safetensors import SafetensorError, safe_open
 
 from jaxspec.config import ModelConfig, RopeScaling
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, first_line
 from jaxspec.model.weights import HF_NAMES, load_params, split_qkv, stored_transposed, tensor_names
 
 _FAMILIES = ("llama", "mistral", "qwen2")
@@ -169,7 +169,7 @@ def _pickled(shard: Path) -> Iterator[tuple[str, np.ndarray]]:
         halves = {name for name, tensor in content.items() if tensor.dtype == torch.bfloat16}
         arrays = {n: (tensor.view(torch.int16) if n in halves else tensor).numpy() for n, tensor in content.items()}
     except Exception as error:  # not whole, not mappable, not weights: torch raises many kinds
-        reason = str(error).strip().split("\n", 1)[0]
+        reason = first_line(error)
         raise UserError(f"{shard}: not a complete file of PyTorch weights ({reason})") from None
     for name, array in arrays.items():  # numpy knows bfloat16 from ml_dtypes alone
         yield name, array.view(ml_dtypes.bfloat16) if name in halves else array

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from jaxspec.config import MeshConfig, ModelConfig
-from jaxspec.errors import UserError, suggest
+from jaxspec.errors import UserError, first_line, suggest
 from jaxspec.files import swap_folder
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import BLOCK, FEW_ROWS, in_blocks
@@ -135,7 +135,7 @@ def _find(name_or_path: str, files: Sequence[str], older: Sequence[str] = ()) ->
             path = Path(snapshot_download(name_or_path, allow_patterns=older))
         return path
     except Exception as error:  # network, authorisation, unknown name: all end here
-        reason = str(error).split("\n", 1)[0]
+        reason = first_line(error)
         raise UserError(
             f"model {name_or_path!r} is no local path and could not be fetched from the hub: {reason}"
         ) from None
@@ -188,7 +188,7 @@ def load_model(
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except Exception as error:  # transformers raises many kinds
-        reason = str(error).split("\n", 1)[0]
+        reason = first_line(error)
         raise UserError(f"{path}: the tokenizer could not be loaded: {reason}") from None
     return Model(name_or_path, config, params, fingerprint, eos_tokens(path), _templated(tokenizer, template))
 
@@ -225,5 +225,5 @@ def save_model(model: Model, folder: Path, form: Literal["huggingface", "orbax"]
                 model.tokenizer.save_pretrained(new)
             swap_folder(new, folder)
     except (OSError, ValueError, SafetensorError) as error:  # a full disk has many names
-        reason = str(error).strip().split("\n", 1)[0]
+        reason = first_line(error)
         raise UserError(f"{folder}: the base cannot be written there ({reason})") from None

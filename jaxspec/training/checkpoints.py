@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
 from jaxspec.config import TrainConfig
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, first_line
 from jaxspec.methods.base import Method
 from jaxspec.model.base import Base
 from jaxspec.model.sharding import placed, tree_shardings
@@ -70,7 +70,7 @@ class Checkpoints:
         try:
             state = self._manager.restore(step, args=ocp.args.StandardRestore(like))
         except Exception as error:  # Orbax raises many kinds
-            reason = str(error).strip().split("\n", 1)[0]
+            reason = first_line(error)
             earlier = max((number for number in self._manager.all_steps() if number < step), default=None)
             way_out = f"; without that folder --resume goes on from step {earlier}" if earlier else ""
             raise UserError(
@@ -81,7 +81,7 @@ class Checkpoints:
 
     def _unwritten(self, error: Exception) -> UserError:
         code = re.search(r"os_error_code='(\d+)'", str(error))  # what the writer in the background says of the disk
-        reason = os.strerror(int(code[1])) if code else str(error).strip().split("\n", 1)[0]
+        reason = os.strerror(int(code[1])) if code else first_line(error)
         whole = [int(path.name) for path in self._folder.glob("*") if path.name.isdigit()]  # renamed when it is whole
         kept = f"that of step {max(whole)} is kept" if whole else "there is no earlier one"
         return UserError(f"{self._folder}: a checkpoint cannot be written ({reason}); {kept}")

@@ -10,7 +10,7 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 
 from jaxspec.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, differences
 from jaxspec.methods import METHODS
 from jaxspec.methods.adapter import check_drafts, method_plan
 from jaxspec.methods.base import Method
@@ -119,23 +119,17 @@ def training_settings(run: dict[str, Any]) -> dict[str, Any]:
     for part, defaults in (("data", DataConfig()), ("train", TrainConfig())):
         settings = dataclasses.asdict(defaults) | run[part]
         kept[part] = {name: value for name, value in settings.items() if name not in _FREE[part]}
-    kept["train"]["microbatch"] = _pass(kept["train"], run.get("mesh", {}))
+    # gradients are means of a pass's targets: its size counts, of which the microbatch says a part; 0: the whole batch
+    mesh, sizes = run.get("mesh", {}), {name: kept["train"][name] for name in ("batch_size", "microbatch")}
+    together = pass_size(TrainConfig(**sizes), mesh.get("data", 1) * mesh.get("fsdp", 1))
+    kept["train"]["microbatch"] = together if together < sizes["batch_size"] else 0
     return kept
-
-
-def _pass(train: dict[str, Any], mesh: dict[str, Any]) -> int:
-    """Sequences of a pass, 0 for the whole batch: gradients are means of its targets, so that the weights depend on it.
-
-    The length of a microbatch, which a pass has one of in every part of the batch, says it for one mesh alone.
-    """
-    together = train["microbatch"] * mesh.get("data", 1) * mesh.get("fsdp", 1)
-    return together if together < train["batch_size"] else 0
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
     """What `training_settings` differ in, in words."""
-    old, new = ({".".join(path): x for path, x in flatten_dict(settings).items()} for settings in (old, new))
-    words = [f"{name} {old.get(name)!r}, not {new.get(name)!r}" for name in old | new if old.get(name) != new.get(name)]
+    old, new = (flatten_dict(settings, sep=".") for settings in (old, new))
+    words = differences(old, new)
     if old["train.microbatch"] != new["train.microbatch"]:
         words.append("the sequences of a pass, train.microbatch x mesh.data x mesh.fsdp, must be as many, 0 for all")
     return "; ".join(words)

@@ -65,10 +65,15 @@ def meeting():
     return ["--processes.coordinator", address, "--processes.count", "2", "--mesh.data", "1", "--mesh.fsdp", "2"]
 
 
+def start_two(folder, output):
+    """Both processes of a run."""
+    processes = meeting()
+    return [start(command(folder, output, *processes, "--processes.index", str(i))) for i in range(2)]
+
+
 def test_two_processes_are_as_one(folder, whole):
     """Over the loopback, each with one device; the first one writes."""
-    processes = meeting()
-    both = [start(command(folder, "two", *processes, "--processes.index", str(i))) for i in range(2)]
+    both = start_two(folder, "two")
     texts = [finish(process) for process in both]
     assert "adapter:" in texts[0] and "adapter:" not in texts[1]
     assert_same_run(folder / "two", whole, exactly=False)
@@ -76,8 +81,7 @@ def test_two_processes_are_as_one(folder, whole):
 
 def test_a_process_that_is_left_alone_says_so(folder):
     """One is killed while they train; the other neither waits nor shows a traceback, and both go on later."""
-    processes = meeting()
-    both = [start(command(folder, "lost", *processes, "--processes.index", str(i))) for i in range(2)]
+    both = start_two(folder, "lost")
     while not lines_written(folder / "lost")[1]:
         time.sleep(0.005)
         assert both[0].poll() is None
@@ -105,8 +109,7 @@ def test_sigterm_saves_and_ends_well(folder, whole):
 
 def test_sigterm_where_one_of_several_waits_for_another(folder):
     """While they make answers none can hear of the others' signals; later all save together."""
-    processes = meeting()
-    both = [start(command(folder, "left", *processes, "--processes.index", str(i))) for i in range(2)]
+    both = start_two(folder, "left")
     while not lines_written(folder / "left")[0]:
         time.sleep(0.005)
         assert both[0].poll() is None
