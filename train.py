@@ -10,6 +10,7 @@ from jaxspec.cli import enable_compilation_cache, parse, run_main
 from jaxspec.errors import UserError
 from jaxspec.evaluation.dry_run import dry_run_training, training_lines
 from jaxspec.files import local_folder
+from jaxspec.machine import keep_freed_memory
 from jaxspec.methods.adapter import OWN_MODEL
 from jaxspec.model.chips import absent_mesh
 from jaxspec.model.load import check_dtype, load_model, load_shapes
@@ -61,7 +62,8 @@ def main(args: list[str]) -> None:
         raise UserError("--topology and --json go with --dry-run")
     output = local_folder(options.output or f"runs/{name}")
     local_folder(config.data.cache)  # or an error
-    # both before JAX looks for devices
+    # all before JAX looks for devices
+    keep_freed_memory()
     absent = absent_mesh(config.mesh, options.topology) if options.dry_run else None
     join_processes(options.processes)
     check_config(config)
