@@ -62,8 +62,7 @@ def main(args: list[str]) -> None:
         raise UserError("--topology and --json go with --dry-run")
     output = local_folder(options.output or f"runs/{name}")
     local_folder(config.data.cache)  # or an error
-    # all before JAX looks for devices
-    keep_freed_memory()
+    # both before JAX looks for devices
     absent = absent_mesh(config.mesh, options.topology) if options.dry_run else None
     join_processes(options.processes)
     check_config(config)
@@ -98,4 +97,5 @@ def main(args: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     run_main(main)

@@ -75,7 +75,7 @@ def run_main(main: Callable[[list[str]], None]) -> None:
 
 def _explained(error: Exception) -> str | None:
     """An error in one line; None for what should not happen."""
-    text = first_line(error) or type(error).__name__
+    text = first_line(error)
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):

@@ -18,8 +18,8 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Of what an error of another library says, which may go on for pages."""
-    return str(error).strip().split("\n", 1)[0]
+    """The first line of what an error of another library says, which may go on for pages, or its type."""
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
