@@ -179,7 +179,7 @@ def decode(options: Options, prompts: list[str], sampling: SamplingConfig, accep
         parting = None
         if reference and acceptance.same_text(options.temperature):
             parting = first_divergence(model, ids, answer.tokens, reference.tokens, sampling, options.seed)
-        _print(options, method.method.name, model.fingerprint, answer, reference, parting, acceptance)
+        _print(options, method.method.name, model, answer, reference, parting, acceptance)
 
 
 def _method(options: Options, model: Model) -> Drafter:
@@ -235,7 +235,7 @@ def _answers(
 def _print(
     options: Options,
     name: str,
-    base: str,
+    model: Model,
     answer: Generation,
     reference: Generation | None,
     parting: Divergence | None,
@@ -244,11 +244,15 @@ def _print(
     """One prompt's result: JSON, or texts on stdout with a report on stderr."""
     if options.json:
         row = record(name, options.model, answer, reference, parting)
-        row |= {"accept": options.accept, "lossless": acceptance.lossless, "base": base}
+        row |= {"accept": options.accept, "lossless": acceptance.lossless, "base": model.fingerprint}
         print(json.dumps(row, ensure_ascii=False), flush=True)
         return
     if not _streams(options):
-        print(f"[{name}]\n{answer.text}" if reference else answer.text)
+        if reference:
+            print(f"[{name}]")
+        printer = TextPrinter(model)
+        printer.show(answer)
+        printer.end()
     if reference:
         print(f"[autoregressive]\n{reference.text}")
     sys.stdout.flush()

@@ -12,6 +12,6 @@ CONFIG = RunConfig(
     model="mtgv/MobileLLaMA-1.4B-Chat",
     shapes=MOBILELLAMA_1_4B,
     method=PPD(),
-    data=dataclasses.replace(SHAREGPT, answers=50000),
+    data=dataclasses.replace(SHAREGPT, answers=50000, template="vicuna"),
     train=TrainConfig(steps=25000, batch_size=4, sequence_length=1024, insertions=64, learning_rate=1e-2),
 )

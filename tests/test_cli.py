@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import logging
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +18,7 @@ import export
 import train
 import tune
 from jaxspec.cli import _show_unraised, run_main
-from jaxspec.config import DataConfig
+from jaxspec.config import DataConfig, RopeScaling
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE
 from jaxspec.methods.adapter import Adapter, load_method, save_adapter
@@ -46,11 +48,8 @@ KEYS = {
 }
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """A tiny model directory, an adapter for it, and a prompt file."""
-    folder = tmp_path_factory.mktemp("cli")
-    tiny = make_text_model()
+def save_with_adapter(folder, tiny):
+    """A model directory, and an adapter for it."""
     save_directory(folder / "model", tiny.config, tiny.params, tiny.eos)
     tiny.tokenizer.save_pretrained(folder / "model")
     model = load_model(str(folder / "model"))
@@ -61,6 +60,13 @@ def files(tmp_path_factory):
         folder / "adapter",
         Adapter(method, trainable, model.fingerprint, {"accuracy": accuracy, "tree": [[0], [1], [0, 0]]}),
     )
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A tiny model directory, an adapter for it, and a prompt file."""
+    folder = tmp_path_factory.mktemp("cli")
+    save_with_adapter(folder, make_text_model())
     (folder / "prompts.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two, longer"}\n{"prompt": "three"}\n')
     return folder
 
@@ -143,6 +149,28 @@ def test_rejection_says_that_the_text_is_another(files, capsys):
     assert row["lossless"] is True and row["accept"] == "rejection" and row["first_divergence"] is None
 
 
+def test_dynamic_rope_decodes_past_the_context_of_pretraining(tmp_path, capsys):
+    """Of 16 tokens: the directory says those, and the base takes 4 times as many."""
+    tiny = make_text_model()
+    config = dataclasses.replace(tiny.config, max_positions=64, rope_scaling=RopeScaling("dynamic", 4.0, 16))
+    save_with_adapter(tmp_path, dataclasses.replace(tiny, config=config, eos=()))
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["max_position_embeddings"] == 16
+    decode.main(arguments(tmp_path, "--prompt", "x", "--max-new-tokens", "40", "--compare", "--json", "--no-chat"))
+    row = json.loads(capsys.readouterr().out)
+    assert row["new_tokens"] == 40 and row["identical_to_autoregressive"]
+
+
+@pytest.mark.parametrize("batch", ["1", "2"])
+def test_drafted_tokens_are_coloured_on_a_terminal(files, capsys, monkeypatch, batch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    prompts = ["--prompts", str(files / "prompts.jsonl"), "--batch-size", batch]
+    decode.main(arguments(files, *prompts))
+    out = capsys.readouterr().out
+    decode.main(arguments(files, *prompts, "--json"))
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert "\033[32m" in out and re.sub(r"\033\[\d+m", "", out) == "".join(row["text"] + "\n" for row in rows)
+
+
 def test_typical_acceptance_says_that_it_is_lossy(files, capsys):
     decode.main(arguments(files, "--prompt", "hello", "--accept", "typical"))
     assert "may differ from the base's own" in capsys.readouterr().err
@@ -160,6 +188,7 @@ def test_typical_acceptance_says_that_it_is_lossy(files, capsys):
         (["--prompt", "x", "--prompts", "y"], "one of the two"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         (["--prompt", "x", "--max-new-tokens", "0"], "max-new-tokens must be at least 1"),
+        (["--prompt", "x", "--max-new-tokens", "-3"], "max-new-tokens must be at least 1"),
         (["--prompt", "x", "--temperature", "-1"], "temperature"),
         (["--prompt", "x", "--temperature", "1e-40"], "temperature must be 0 (greedy) or a number from 1e-06 on"),
         (["--prompt", "so \ud83d"], "prompt 'so \\ud83d': not valid Unicode"),
@@ -182,6 +211,43 @@ def test_typical_acceptance_says_that_it_is_lossy(files, capsys):
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(files, capsys, monkeypatch, options, message):
     monkeypatch.setattr(sys, "argv", ["decode.py", *arguments(files, *options)])
+    with pytest.raises(SystemExit) as exit:
+        run_main(decode.main)
+    out, err = capsys.readouterr()
+    assert exit.value.code == 2 and out == ""
+    assert message in err and err.startswith("error: ") and err.count("\n") == 1
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+BROKEN = {  # what is done to a copy of the files, what is asked then, what the error says
+    "prompts": (
+        lambda at: (at / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n'), ["--prompts", "prompts.jsonl"],
+        "prompts.jsonl:2: ",
+    ),
+    "another method": (lambda at: None, ["--prompt", "x", "--method", "bita"], "belongs to method 'ppd', not 'bita'"),
+    "another base": (
+        lambda at: save_directory(at / "model", make_text_model(1).config, make_text_model(1).params),
+        ["--prompt", "x"], "trained for another base",
+    ),
+    "adapter": (lambda at: cut(at / "adapter" / "adapter.safetensors"), ["--prompt", "x"], "not a complete"),
+    "settings": (lambda at: cut(at / "adapter" / "adapter.json"), ["--prompt", "x"], "adapter.json: "),
+    "weights": (lambda at: cut(at / "model" / "model.safetensors"), ["--prompt", "x"], "model.safetensors: "),
+    "gguf": (
+        lambda at: (at / "m.gguf").write_bytes(b"GGUF" + bytes(60)), ["--prompt", "x", "--model", "m.gguf"],
+        "m.gguf: not a complete GGUF file",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_broken_files_are_one_line_and_exit_code_2(files, tmp_path, capsys, monkeypatch, broken):
+    break_it, options, message = BROKEN[broken]
+    monkeypatch.chdir(shutil.copytree(files, tmp_path / "files"))
+    break_it(Path())
+    monkeypatch.setattr(sys, "argv", ["decode.py", *arguments(Path(), *options)])
     with pytest.raises(SystemExit) as exit:
         run_main(decode.main)
     out, err = capsys.readouterr()

@@ -80,22 +80,21 @@ class GGUFFile:
         )
 
     def _rope_scaling(self, theta: float) -> RopeScaling | None:
-        kind = self.get(f"{self.architecture}.rope.scaling.type", "none")
+        kind = self.get(f"{self.architecture}.rope.scaling.type", "linear")
+        older = self.get(f"{self.architecture}.rope.scale_linear", 1.0)
+        factor = float(self.get(f"{self.architecture}.rope.scaling.factor", older))
         factors = next((t.data for t in self._reader.tensors if t.name == "rope_freqs.weight"), None)
         if factors is not None:  # LLaMA 3 is stored as one divisor per frequency: recover the rule from it
-            factor = float(np.max(factors))
-            scaling = RopeScaling("llama3", factor, original_max_positions=8192)
+            scaling = RopeScaling("llama3", float(np.max(factors)), original_max_positions=8192)
             plain = float(theta) ** -(np.arange(len(factors)) / len(factors))
             if not np.allclose(plain / factors, llama3_frequencies(plain, scaling), rtol=1e-3):
                 raise UserError(
                     f"{self.path}: tensor 'rope_freqs.weight' is not LLaMA 3's; load the original directory"
                 )
             return scaling
-        if kind == "none":
-            return None
-        if kind != "linear":
+        if kind not in ("none", "linear"):
             raise UserError(f"{self.path}: rope scaling {kind!r} is not supported in GGUF files; supported: linear")
-        return RopeScaling("linear", float(self.get(f"{self.architecture}.rope.scaling.factor")))
+        return RopeScaling("linear", factor) if kind == "linear" and factor not in (0.0, 1.0) else None
 
     def _tensors(self, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
         for tensor in self._reader.tensors:

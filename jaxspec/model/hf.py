@@ -55,8 +55,9 @@ def parse_config(hf: dict, where: str = "config.json") -> ModelConfig:
         raise UserError(f"{where}: attention_bias and mlp_bias are not supported for {family}")
     try:
         heads, hidden = hf["num_attention_heads"], hf["hidden_size"]
-        max_positions = hf.get("max_position_embeddings", 2048)
+        trained = hf.get("max_position_embeddings", 2048)
         rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
+        scaling = _parse_rope(rope, trained, where)
         window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", family == "mistral") else None
         return ModelConfig(
             vocab_size=hf["vocab_size"],
@@ -66,9 +67,9 @@ def parse_config(hf: dict, where: str = "config.json") -> ModelConfig:
             num_heads=heads,
             num_kv_heads=hf.get("num_key_value_heads") or heads,
             head_dim=hf.get("head_dim") or hidden // heads,
-            max_positions=max_positions,
+            max_positions=_longest(hf, scaling, trained),
             rope_theta=float(rope.get("rope_theta") or hf.get("rope_theta") or 10000.0),
-            rope_scaling=_parse_rope(rope, max_positions, where),
+            rope_scaling=scaling,
             rms_norm_eps=hf.get("rms_norm_eps", 1e-6),
             tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
             qkv_bias=family == "qwen2",
@@ -79,7 +80,16 @@ def parse_config(hf: dict, where: str = "config.json") -> ModelConfig:
         raise UserError(f"{where}: key {error.args[0]!r} is missing") from None
 
 
-def _parse_rope(rope: dict, max_positions: int, where: str) -> RopeScaling | None:
+def _longest(hf: dict, scaling: RopeScaling | None, trained: int) -> int:
+    """Tokens of context: `max_position_embeddings` is the stretched one or, for some, that of pretraining."""
+    if scaling and scaling.kind == "dynamic":
+        return int(trained * scaling.factor)
+    if scaling and scaling.kind == "linear":  # Vicuna's 16k models say both
+        return max(trained, hf.get("max_sequence_length") or 0)
+    return trained
+
+
+def _parse_rope(rope: dict, trained: int, where: str) -> RopeScaling | None:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return None
@@ -88,11 +98,11 @@ def _parse_rope(rope: dict, max_positions: int, where: str) -> RopeScaling | Non
     if kind == "linear":
         return RopeScaling(kind, float(rope["factor"]))
     if kind == "dynamic":  # transformers counts from max_position_embeddings, whatever else the config says
-        return RopeScaling(kind, float(rope["factor"]), max_positions)
+        return RopeScaling(kind, float(rope["factor"]), trained)
     return RopeScaling(
         kind=kind,
         factor=float(rope["factor"]),
-        original_max_positions=int(rope.get("original_max_position_embeddings") or max_positions),
+        original_max_positions=int(rope.get("original_max_position_embeddings") or trained),
         low_freq_factor=float(rope.get("low_freq_factor", 1.0)),
         high_freq_factor=float(rope.get("high_freq_factor", 4.0)),
     )
@@ -100,9 +110,10 @@ def _parse_rope(rope: dict, max_positions: int, where: str) -> RopeScaling | Non
 
 def hf_config(config: ModelConfig) -> dict:
     """The config.json of a base: the inverse of `parse_config`."""
-    rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+    rope, trained = {"rope_type": "default", "rope_theta": config.rope_theta}, config.max_positions
     if config.rope_scaling:
         s = config.rope_scaling
+        trained = s.original_max_positions if s.kind == "dynamic" else trained
         rope |= {"rope_type": s.kind, "factor": s.factor}
         if s.kind == "llama3":
             rope["original_max_position_embeddings"] = s.original_max_positions
@@ -118,7 +129,7 @@ def hf_config(config: ModelConfig) -> dict:
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_positions,
+        "max_position_embeddings": trained,
         "rope_parameters": rope,
         "rope_theta": config.rope_theta,  # the older style of the same
         "rope_scaling": rope if config.rope_scaling else None,

@@ -50,7 +50,7 @@ class RunLog:
 
     def _draw(self, row: dict[str, Any]) -> None:
         """Figures by name; those of several distances by distance."""
-        part = "held-out" if "held_out" in row else "training"
+        part = f"held-out-{row['held_out']}" if "held_out" in row else "training"  # on the way, and of the adapter
         for name, value in row.items():
             values = (
                 {name: value} if not isinstance(value, list) else {f"{name}/{d}": v for d, v in enumerate(value, 1)}

@@ -27,18 +27,21 @@ def plot_training(log: Path, picture: Path) -> None:
 
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     losses = {r["step"]: r["loss"] for r in rows if "loss" in r}  # a resumed run logs some steps twice
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4))
     left.plot(list(losses), list(losses.values()), linewidth=0.8)
     left.set(xlabel="step", ylabel="loss", title="training loss")
-    evaluations = {r["step"]: r for r in rows if "top1" in r}
-    for k in (1, 10):
-        values = [r[f"top{k}"] for r in evaluations.values()]
-        for distance in range(len(values[0])):
-            label, style = f"top-{k} at distance {distance + 1}", "-" if k == 1 else "--"
-            series = [v[distance] for v in values]
-            right.plot(list(evaluations), series, style, color=f"C{distance}", marker=".", label=label)
-    right.set(xlabel="step", ylabel="accuracy", title="held-out text", ylim=(0, 1))
-    right.legend(fontsize=8)
+    # fewer answers are asked on the way than at the end: a point of its own, where a line would show the others' rise
+    *way, final = {(r["step"], r["held_out"]): r for r in rows if "top1" in r}.values()
+    for k, style in ((1, "-"), (10, "--")):
+        for distance, accuracy in enumerate(final[f"top{k}"]):
+            series, colour = [r[f"top{k}"][distance] for r in way], f"C{distance}"
+            label = f"top-{k} at distance {distance + 1}"
+            right.plot([r["step"] for r in way], series, style, color=colour, marker=".", label=label)
+            right.plot(final["step"], accuracy, "x" if k == 1 else "+", color=colour)
+    asked = f"{way[0]['held_out']} answers on the way; " if way else ""
+    right.set(xlabel="step", ylabel="accuracy", title=f"held-out text: {asked}{final['held_out']} at the end (x, +)")
+    right.set(xlim=(0, None), ylim=(0, 1))
+    right.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     content = io.BytesIO()
     figure.savefig(content, dpi=110)

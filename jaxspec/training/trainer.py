@@ -178,6 +178,8 @@ class Trainer:
                     self._checkpoints.save(step + 1, state)
                 if self._stop() and not last:
                     self._end_early(step + 1, state)
+            if train.eval_every:  # the last point of the curve, on the same answers as the others
+                self._evaluate(train.steps, state, held_out[:_QUICK])
         self._checkpoints.finish()
         return state.best(self.config.train)
 

@@ -40,7 +40,7 @@ VARIANTS = {
     "llama": tiny_config(),
     "llama3": tiny_config(tie_embeddings=True, max_positions=512, rope_scaling=RopeScaling("llama3", 8.0, 64)),
     "linear": tiny_config(tie_embeddings=True, rope_scaling=RopeScaling("linear", 4.0)),
-    "dynamic": tiny_config(max_positions=10, rope_scaling=RopeScaling("dynamic", 2.0, 10)),
+    "dynamic": tiny_config(max_positions=20, rope_scaling=RopeScaling("dynamic", 2.0, 10)),
     "mistral": tiny_config(sliding_window=5),
     "qwen2": tiny_config(tie_embeddings=True, qkv_bias=True, rms_norm_eps=1e-6, rope_theta=1e6),
     "qwen2_window": tiny_config(qkv_bias=True, sliding_window=5, first_window_layer=1),
@@ -148,7 +148,7 @@ def write_gguf(
     params: dict,
     tokenizer=add_byte_level_tokenizer,
     quantization: gguf.GGMLQuantizationType | None = None,
-    **metadata: str | int | bool,
+    **metadata: str | float | bool,
 ) -> Path:
     """A GGUF file as llama.cpp's converter writes it.
 
@@ -181,7 +181,8 @@ def write_gguf(
         writer.add_tensor("rope_freqs.weight", _llama3_divisors(config))
     tokenizer(writer)
     for key, value in metadata.items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}[type(value)]
+        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add = kinds[type(value)]
         add(key.replace("__", "."), value)
     for name, array in named_tensors(config, params, GGUF_NAMES):
         if architecture == "llama" and ".attn_q." in name:

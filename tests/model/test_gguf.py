@@ -97,6 +97,18 @@ def test_rope_divisors_that_are_not_llama3s_are_refused(tmp_path, monkeypatch):
         GGUFFile(path).config()
 
 
+@pytest.mark.parametrize(
+    ("keys", "factor"),
+    [({"scale_linear": 4.0}, 4.0), ({"scaling__factor": 2.0}, 2.0), ({"scaling__type": "linear"}, None),
+     ({"scaling__type": "none", "scaling__factor": 2.0}, None), ({"scale_linear": 1.0}, None)],
+)  # fmt: skip
+def test_rope_scaling_of_older_files(keys, factor, tmp_path):
+    """A key of their own, or none for the kind, which then is linear."""
+    options = {f"llama__rope__{key}": value for key, value in keys.items()}
+    path = write_gguf(tmp_path / "r.gguf", MODELS["llama"], random_params(MODELS["llama"]), **options)
+    assert GGUFFile(path).config().rope_scaling == (factor and RopeScaling("linear", factor))
+
+
 def test_unknown_rope_scaling_is_named(tmp_path):
     options = {"llama__rope__scaling__type": "yarn"}
     with pytest.raises(UserError, match="rope scaling 'yarn' is not supported"):

@@ -186,7 +186,7 @@ def test_older_style_of_rope_settings():
     old |= {"rope_theta": 5e5, "rope_scaling": {"type": "dynamic", "factor": 3.0}, "max_position_embeddings": 128}
     config = parse_config(old)
     assert config.rope_theta == 5e5
-    assert config.rope_scaling == RopeScaling("dynamic", 3.0, 128)
+    assert config.rope_scaling == RopeScaling("dynamic", 3.0, 128) and config.max_positions == 384
     assert parse_config(old | {"rope_scaling": None}).rope_scaling is None
 
 
@@ -212,6 +212,14 @@ def test_dynamic_rope_counts_from_max_position_embeddings():
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 16}
     parsed = parse_config(LLAMA | {"rope_parameters": rope, "max_position_embeddings": 64})
     assert parsed.rope_scaling.original_max_positions == 64
+
+
+def test_linear_rope_may_say_beside_it_how_long_the_context_becomes():
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+    stretched = LLAMA | {"rope_parameters": rope, "max_position_embeddings": 64}
+    assert parse_config(stretched).max_positions == 64
+    assert parse_config(stretched | {"max_sequence_length": 256}).max_positions == 256
+    assert parse_config(stretched | {"max_sequence_length": None}).max_positions == 64
 
 
 def test_eos_tokens(tmp_path):

@@ -47,7 +47,7 @@ def test_tensorboard_shows_every_update_once(config, model, tmp_path, shown, mon
     points = shown[str(tmp_path / "run" / "tensorboard")]
     drawn = [(step, value) for tag, step, value in points if tag == "training/loss"]
     assert drawn == list(losses(tmp_path / "run").items())
-    assert [step for tag, step, _ in points if tag == "held-out/top1/3"] == [6, 12]
+    assert [step for tag, step, _ in points if tag == "held-out-3/top1/3"] == [6, 12, 12]
 
 
 def test_tensorboard_is_an_extra(config, model, tmp_path, monkeypatch):
