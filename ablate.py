@@ -24,7 +24,7 @@ from jaxspec.evaluation.ablation_decoding import (
 from jaxspec.evaluation.ablation_report import MEASURES, not_run, write_report
 from jaxspec.evaluation.ablations import STUDIES, run_studies
 from jaxspec.files import write_atomically
-from jaxspec.machine import keep_freed_memory, processor
+from jaxspec.machine import processor
 from jaxspec.methods import PPD
 from jaxspec.methods.adapter import adapter_plan, make_drafter, open_adapter
 from jaxspec.model.hf import read_json
@@ -180,5 +180,4 @@ def main(args: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    keep_freed_memory()
     run_main(main)

@@ -232,6 +232,16 @@ def _answers(
         yield answer
 
 
+def _print_text(model: Model, answer: Generation) -> None:
+    """In colours on a terminal, which need the text of every token."""
+    if not sys.stdout.isatty():
+        print(answer.text)
+        return
+    printer = TextPrinter(model)
+    printer.show(answer)
+    printer.end()
+
+
 def _print(
     options: Options,
     name: str,
@@ -250,9 +260,7 @@ def _print(
     if not _streams(options):
         if reference:
             print(f"[{name}]")
-        printer = TextPrinter(model)
-        printer.show(answer)
-        printer.end()
+        _print_text(model, answer)
     if reference:
         print(f"[autoregressive]\n{reference.text}")
     sys.stdout.flush()

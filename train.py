@@ -10,7 +10,6 @@ from jaxspec.cli import enable_compilation_cache, parse, run_main
 from jaxspec.errors import UserError
 from jaxspec.evaluation.dry_run import dry_run_training, training_lines
 from jaxspec.files import local_folder
-from jaxspec.machine import keep_freed_memory
 from jaxspec.methods.adapter import OWN_MODEL
 from jaxspec.model.chips import absent_mesh
 from jaxspec.model.load import check_dtype, load_model, load_shapes
@@ -97,5 +96,4 @@ def main(args: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    keep_freed_memory()
     run_main(main)

@@ -179,7 +179,7 @@ class TrainConfig:
       beta2: of AdamW.
       clip: largest global norm of a gradient; 0 does not clip.
       seed: of initialisation, data order and insertion points.
-      eval_every: updates between evaluations on part of the held-out answers; 0 evaluates at the end only.
+      eval_every: updates between evaluations on part of the held-out answers, also after the last one; 0 does without.
       eval_answers: held-out answers whose accuracies are measured at the end; 0 is all.
       save_every: updates between checkpoints.
       keep: how many of them.

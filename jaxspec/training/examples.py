@@ -60,25 +60,38 @@ class Selected:
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict]]:
-    """Line numbers and objects of a JSONL file; empty lines are skipped.
+    """Line numbers and objects of a JSONL file, empty lines skipped; or numbers and objects of a JSON array.
 
     Raises:
-      UserError: the file cannot be read or a line is no JSON object; names file and line.
+      UserError: the file cannot be read or a line (an element) is no JSON object; names file and number.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines would cut inside JSON strings
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: {error}") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}:{number}: not JSON ({error.msg})") from None
+    rows = _array(path, text) if text.lstrip().startswith("[") else _lines(path, text)
+    for number, row in rows:
         if not isinstance(row, dict):
             raise UserError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
         yield number, row
+
+
+def _array(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    """As ShareGPT and Alpaca are published."""
+    try:
+        yield from enumerate(json.loads(text), 1)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
+
+
+def _lines(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines would cut inside JSON strings
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}:{number}: not JSON ({error.msg})") from None
 
 
 def read_prompts(source: str, column: str = "prompt") -> list[str]:

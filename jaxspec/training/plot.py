@@ -31,7 +31,8 @@ def plot_training(log: Path, picture: Path) -> None:
     left.plot(list(losses), list(losses.values()), linewidth=0.8)
     left.set(xlabel="step", ylabel="loss", title="training loss")
     # fewer answers are asked on the way than at the end: a point of its own, where a line would show the others' rise
-    *way, final = {(r["step"], r["held_out"]): r for r in rows if "top1" in r}.values()
+    *way, final = (r for r in rows if "top1" in r)
+    way = list({r["step"]: r for r in way if r["held_out"] == way[0]["held_out"]}.values())
     for k, style in ((1, "-"), (10, "--")):
         for distance, accuracy in enumerate(final[f"top{k}"]):
             series, colour = [r[f"top{k}"][distance] for r in way], f"C{distance}"

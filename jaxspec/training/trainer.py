@@ -178,9 +178,9 @@ class Trainer:
                     self._checkpoints.save(step + 1, state)
                 if self._stop() and not last:
                     self._end_early(step + 1, state)
-            if train.eval_every:  # the last point of the curve, on the same answers as the others
-                self._evaluate(train.steps, state, held_out[:_QUICK])
         self._checkpoints.finish()
+        if 0 < train.eval_every < train.steps:  # the last point of the curve, on the same answers as the others
+            self._evaluate(train.steps, state, held_out[:_QUICK])
         return state.best(self.config.train)
 
     def _end_early(self, step: int, state: TrainState) -> NoReturn:

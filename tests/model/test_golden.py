@@ -67,7 +67,7 @@ def test_logits_are_those_of_transformers_live(variant, tmp_path):
 def test_short_dynamic_sequences_need_no_cache_to_agree(tmp_path):
     """Within the original context transformers' one pass over the sequence and ours coincide."""
     config, tokens = save_variant("dynamic", tmp_path)
-    tokens = tokens[: config.max_positions]
+    tokens = tokens[: config.rope_scaling.original_max_positions]
     np.testing.assert_allclose(loaded_logits(tmp_path, tokens), hf_logits(tmp_path, tokens), rtol=1e-3, atol=1e-4)
 
 

@@ -37,6 +37,12 @@ def test_bad_files_name_file_and_line(write, tmp_path):
     for rows, message in cases:
         with pytest.raises(UserError, match=message):
             read_prompts(write(*rows))
+    for text, message in (
+        ('[{"prompt": "a"}, 3]', "data.jsonl:2: expected a JSON object"),
+        ("[1,\n", "data.jsonl:2: not"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read_prompts(write(text))
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe{}")
     with pytest.raises(UserError, match=r"bytes.jsonl"):
         read_prompts(str(tmp_path / "bytes.jsonl"))
@@ -45,6 +51,11 @@ def test_bad_files_name_file_and_line(write, tmp_path):
 def test_line_separators_inside_strings_do_not_end_a_line(write):
     file = write('{"prompt": "one\u2028two\u0085three"}\r\n{"prompt": "four"}\n')
     assert read_prompts(file) == ["one\u2028two\u0085three", "four"]
+
+
+def test_an_array_is_as_good_as_lines(write):
+    """ShareGPT and Alpaca are published so."""
+    assert read_prompts(write('\n[{"prompt": "one"},\n {"prompt": "two"}]\n')) == ["one", "two"]
 
 
 def test_repeated_blank_and_long_prompts_are_left_out(model, write, capsys):
