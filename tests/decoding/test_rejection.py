@@ -156,7 +156,13 @@ def test_every_method_keeps_the_distribution(model, exact, method):
         pytest.param(MEDUSA, SamplingConfig(1.0, top_k=2), TREE, id="fewer-tokens-than-ranks"),
         pytest.param(MEDUSA, SamplingConfig(0.1), TREE, id="nearly-greedy-tree"),
         pytest.param(MEDUSA, SamplingConfig(1.2, top_p=0.8, min_p=0.05), CHAIN, id="top-p-min-p-chain"),
-        pytest.param(MASKS, SamplingConfig(1.0, top_k=7, top_p=0.95), CHAIN, id="as-space-samples"),
+        pytest.param(
+            MASKS,
+            SamplingConfig(1.0, top_k=7, top_p=0.95),
+            CHAIN,
+            id="as-space-samples",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             MASKS,
             SamplingConfig(1.2, top_k=6, top_p=0.8, min_p=0.05),

@@ -307,6 +307,7 @@ def test_a_draft_vocabulary_is_lossless_and_drafts_nothing_else(tiny, number, me
     assert {token for a in ours for token in a.tokens} - set(ids.tolist())  # the base goes on to say what it wants
 
 
+@pytest.mark.slow
 def test_a_draft_vocabulary_of_all_tokens_changes_no_draft(tiny):
     base = Base(tiny.params, tiny.decoder)
     order = base.drafting(jnp.array(np.random.default_rng(0).permutation(16)))

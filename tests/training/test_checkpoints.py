@@ -27,6 +27,7 @@ def largest(folder):
     return max(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the writer that failed
 def test_whatever_does_not_fit_on_the_disk_is_named_and_the_run_goes_on_later(config, model, tmp_path, capsys):
     """First best/, then what is written in the background, then the picture; what was whole stays.

@@ -165,6 +165,7 @@ def test_an_average_does_not_hold_the_untrained_weights(config, model, tmp_path)
     np.testing.assert_allclose(once[0.999], once[0.0], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_average_begins_anew_with_every_stage(config, model, tmp_path):
     """Two maps, one update each: the second one's average must not hold what it was while the first one learnt."""
     once = {}
