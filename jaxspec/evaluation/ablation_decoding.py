@@ -112,6 +112,7 @@ DECODING_STUDIES = (
         (
             Claim("shallow", "masks only", "shallow prompts are a little faster"),
             Claim("deep", "shallow", "deep prompts are much faster"),
+            Claim("deep", "masks only", "deep prompts are faster than masks alone"),
         ),
     ),
     DecodingStudy(

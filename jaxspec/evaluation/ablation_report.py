@@ -17,7 +17,7 @@ from jaxspec.evaluation.ablation_decoding import (
 )
 from jaxspec.evaluation.ablations import STUDIES, Claim, Study
 from jaxspec.evaluation.bench_report import interval
-from jaxspec.evaluation.claims import CLOSE, HOW_SPEEDS_COMPARE, faster, top
+from jaxspec.evaluation.claims import CLOSE, HOW_SPEEDS_COMPARE, compared_speeds, top
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate, estimate
 
@@ -61,9 +61,9 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
             lines.append(_perplexity_claim(claim, one, other))
             continue
         both = min(len(one["accuracy"]), len(other["accuracy"]))
-        gap = top(one["accuracy"][:both], 1) - top(other["accuracy"][:both], 1)
+        gap = top(one["accuracy"][:both], claim.best) - top(other["accuracy"][:both], claim.best)
         difference = float(gap[claim.distance - 1] if claim.distance else np.mean(gap))
-        of = f"top-1 at distance {claim.distance}" if claim.distance else "top-1, mean over distances"
+        of = f"top-{claim.best}{f' at distance {claim.distance}' if claim.distance else ', mean over distances'}"
         lines.append(_claim(claim, difference, CLOSE, of))
     if tuned:
         lines += ["", "Perplexities are of held-out answers that the frozen base gave greedily. Tuning on their like"]
@@ -102,18 +102,9 @@ def decoding_section(study: DecodingStudy, results: dict[str, Any]) -> list[str]
     lines.append("")
     for claim in study.claims:
         one, other = results[claim.one], results[claim.other]
-        steps = f"tokens per step {one['tokens_per_step']:.2f} against {other['tokens_per_step']:.2f}"
-        word, measured = _faster(one, other)
-        lines.append(f"- {claim.text}: **{word}** ({measured}; {steps})")
+        found = compared_speeds(one, other)
+        lines.append(f"- {claim.text}: **{found.holds}** ({found.measured})")
     return [*lines, ""]
-
-
-def _faster(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
-    """Whether one way of decoding is faster than another, prompt by prompt, and what says so."""
-    if not one.get("seconds") or not other.get("seconds"):
-        return "not judged", f"speedup {one['speedup']:.2f} against {other['speedup']:.2f}, without intervals"
-    found = estimate(np.array(other["seconds"]) / np.array(one["seconds"]), np.median)
-    return faster(found), f"{interval(found)} times its speed"
 
 
 def _claim(claim: Claim, difference: float, close: float, metric: str) -> str:
@@ -219,7 +210,7 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
         f"Base: {setting['model']}. Where a table says nothing else a training has {setting['steps']} updates, each on",
         "two of the base's own answers at up to 128 positions. Accuracies are those of",
         f"{setting['eval_answers']} held-out answers at every position; speeds are medians over prompts, all entries",
-        f"in turn ({setting['machine']}). Differences of top-1 accuracy below {CLOSE} count as none. A perplexity is",
+        f"in turn ({setting['machine']}). Differences of accuracy below {CLOSE} count as none. A perplexity is",
         f"no higher than another where the 95% interval of their ratio, over answers, ends below {1 + CLOSE}, and",
         f"higher where it begins above. {HOW_SPEEDS_COMPARE}",
         "",

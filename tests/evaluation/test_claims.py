@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
+from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES
 from jaxspec.evaluation.ablations import STUDIES
 from jaxspec.evaluation.bench_report import Results
-from jaxspec.evaluation.claims import CLAIMS, Evidence, Faster, GainsMore, Predicts, Trained
+from jaxspec.evaluation.claims import CLAIMS, Decoded, Evidence, Faster, GainsMore, Predicts, Trained
 from jaxspec.evaluation.metrics import figures
 from jaxspec.evaluation.results import claims_table
 from jaxspec.methods import METHODS
@@ -90,9 +91,21 @@ def test_trainings_are_compared():
     variants = {"deep": [[0.3, 0.2]], "masks only": [[0.2, 0.6]]}
     study = {label: {"accuracy": found, "training": {"steps": 36}} for label, found in variants.items()}
     evidence = Evidence([benchmark({REFERENCE: PLAIN})], {"trainings": {"bita_prompting": study}})
-    judged = Trained("bita_prompting", "deep", "masks only").judge(evidence)
-    assert judged.holds == "holds" and "(an ablation of 36 updates)" in judged.measured  # by top-1
-    assert Trained("bita_prompting", "deep", "shallow").judge(evidence) is None
+    judged = Trained("bita_prompting", "deep", "masks only", best=1).judge(evidence)
+    assert judged.holds == "holds" and "(an ablation of 36 updates)" in judged.measured
+    assert Trained("bita_prompting", "deep", "masks only", best=2).judge(evidence).holds == "does not hold"
+    assert Trained("bita_prompting", "deep", "shallow", best=1).judge(evidence) is None
+
+
+def test_decoding_with_variants_is_compared():
+    times = {"deep": [1.0] * 8, "masks only": [1.2] * 8, "of old": None}
+    study = {label: {"seconds": times[label], "tokens_per_step": 1.5, "speedup": 0.9} for label in times}
+    evidence = Evidence([benchmark({REFERENCE: PLAIN})], {"decoding": {"bita_prompting_speed": study}})
+    judged = Decoded("bita_prompting_speed", "deep", "masks only").judge(evidence)
+    assert judged.holds == "holds"
+    assert judged.measured == "1.20 (1.20 to 1.20) times its speed; tokens per step 1.50 against 1.50"
+    assert Decoded("bita_prompting_speed", "deep", "of old").judge(evidence).holds == "not judged"
+    assert Decoded("bita_prompting_speed", "deep", "shallow").judge(evidence) is None
 
 
 def test_gains_of_groups_may_come_from_another_benchmark_of_the_same_settings():
@@ -144,8 +157,9 @@ def test_claims_that_nothing_is_known_of_say_so():
 
 def test_claims_name_what_exists():
     studies = {study.name: study.variants for study in STUDIES}
+    studies |= {study.name: study.entries for study in DECODING_STUDIES}
     for judge in (claim.judge for claim in CLAIMS):
-        if isinstance(judge, Trained):
+        if isinstance(judge, Trained | Decoded):
             assert {judge.one, judge.other} <= studies[judge.study].keys()
         elif not isinstance(judge, GainsMore):
             assert {judge.one, judge.other} <= METHODS.keys()

@@ -1,13 +1,11 @@
-"""The entry points as a user meets them: output, JSON, and one clear line for bad input."""
+"""The entry points as a user meets them: text, JSON, reports, and how errors end a program."""
 
 import dataclasses
 import json
 import logging
 import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -22,11 +20,10 @@ from jaxspec.config import DataConfig, RopeScaling
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE
 from jaxspec.methods.adapter import Adapter, load_method, save_adapter
-from jaxspec.model.base import Base
-from jaxspec.model.hf import save_directory
 from jaxspec.model.load import load_model, save_model
 from jaxspec.model.weights import params_fingerprint
 from jaxspec.training.examples import select_prompts
+from tests.entry.helpers import arguments, save_with_adapter
 from tests.tiny import make_text_model
 
 KEYS = {
@@ -46,40 +43,6 @@ KEYS = {
     "autoregressive_tokens_per_second",
     "speedup",
 }
-
-
-def save_with_adapter(folder, tiny):
-    """A model directory, and an adapter for it."""
-    save_directory(folder / "model", tiny.config, tiny.params, tiny.eos)
-    tiny.tokenizer.save_pretrained(folder / "model")
-    model = load_model(str(folder / "model"))
-    method = PPD()
-    trainable = method.init(jax.random.key(0), Base(model.params, model.decoder))
-    accuracy = [[0.3, 0.2, 0.1]] * 3
-    save_adapter(
-        folder / "adapter",
-        Adapter(method, trainable, model.fingerprint, {"accuracy": accuracy, "tree": [[0], [1], [0, 0]]}),
-    )
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """A tiny model directory, an adapter for it, and a prompt file."""
-    folder = tmp_path_factory.mktemp("cli")
-    save_with_adapter(folder, make_text_model())
-    (folder / "prompts.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two, longer"}\n{"prompt": "three"}\n')
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def no_cache_on_disk(monkeypatch):
-    monkeypatch.setattr(decode, "enable_compilation_cache", lambda: None)
-    monkeypatch.setattr(tune, "enable_compilation_cache", lambda: None)
-    monkeypatch.setattr(train, "enable_compilation_cache", lambda: None)
-
-
-def arguments(files, *more):
-    return ["--model", str(files / "model"), "--adapter", str(files / "adapter"), "--max-new-tokens", "20", *more]
 
 
 @pytest.mark.parametrize("sampling", [[], ["--temperature", "0.8", "--seed", "7"]], ids=["greedy", "sampling"])
@@ -176,104 +139,6 @@ def test_typical_acceptance_says_that_it_is_lossy(files, capsys):
     assert "may differ from the base's own" in capsys.readouterr().err
     decode.main(arguments(files, "--prompt", "hello", "--accept", "typical", "--json"))
     assert json.loads(capsys.readouterr().out)["lossless"] is False
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--prompt", "x", "--method", "pdd"], "unknown method 'pdd' (did you mean 'ppd'?)"),
-        (["--prompt", "x", "--max-new-token", "3"], "'--max-new-token' (did you mean '--max-new-tokens'?)"),
-        (["--prompt", ""], "give a prompt"),
-        (["--prompt", "  "], "the prompt is empty"),
-        (["--prompt", "x", "--prompts", "y"], "one of the two"),
-        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
-        (["--prompt", "x", "--max-new-tokens", "0"], "max-new-tokens must be at least 1"),
-        (["--prompt", "x", "--max-new-tokens", "-3"], "max-new-tokens must be at least 1"),
-        (["--prompt", "x", "--temperature", "-1"], "temperature"),
-        (["--prompt", "x", "--temperature", "1e-40"], "temperature must be 0 (greedy) or a number from 1e-06 on"),
-        (["--prompt", "so \ud83d"], "prompt 'so \\ud83d': not valid Unicode"),
-        (["--prompt", "x", "--tree", "efficient:40000"], "more than 4096"),
-        (["--prompt", "x", "--temperature", "warm"], "--temperature: could not convert string to float: 'warm'"),
-        (["--prompt", "x", "--accept", "all"], "invalid choice 'all' for argument '--accept'"),
-        (["--prompt", "x", "--top-p", "0"], "top-p"),
-        (["--prompt", "x" * 300], "only 236 fit"),
-        (["--prompt", "x", "--max-length", "22"], "only 2 fit"),
-        (["--prompt", "x", "--dtype", "int4"], "dtype 'int4' is unknown"),
-        (["--prompt", "x", "--model", "/no/such/model"], "no such file or directory"),
-        (["--prompt", "x", "--adapter", "/no/such/adapter"], "no adapter there"),
-        (["--prompt", "x", "--batch-size", "0"], "batch-size"),
-        (["--prompt", "x", "--tree", "sparce:4"], "did you mean 'sparse'?"),
-        (["--prompt", "x", "--tree", "chain:4"], "4 deep"),
-        (["--prompt", "x", "--stream", "--json"], "--stream"),
-        (["--prompt", "x", "--accept", "typical", "--epsilon", "-1"], "must be positive"),
-        (["--prompt", "x", "--model", "smollm2-135"], "did you mean 'smollm2-135m'?"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_one_line_and_exit_code_2(files, capsys, monkeypatch, options, message):
-    monkeypatch.setattr(sys, "argv", ["decode.py", *arguments(files, *options)])
-    with pytest.raises(SystemExit) as exit:
-        run_main(decode.main)
-    out, err = capsys.readouterr()
-    assert exit.value.code == 2 and out == ""
-    assert message in err and err.startswith("error: ") and err.count("\n") == 1
-
-
-def cut(file):
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-BROKEN = {  # what is done to a copy of the files, what is asked then, what the error says
-    "prompts": (
-        lambda at: (at / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n'), ["--prompts", "prompts.jsonl"],
-        "prompts.jsonl:2: ",
-    ),
-    "another method": (lambda at: None, ["--prompt", "x", "--method", "bita"], "belongs to method 'ppd', not 'bita'"),
-    "another base": (
-        lambda at: save_directory(at / "model", make_text_model(1).config, make_text_model(1).params),
-        ["--prompt", "x"], "trained for another base",
-    ),
-    "adapter": (lambda at: cut(at / "adapter" / "adapter.safetensors"), ["--prompt", "x"], "not a complete"),
-    "settings": (lambda at: cut(at / "adapter" / "adapter.json"), ["--prompt", "x"], "adapter.json: "),
-    "weights": (lambda at: cut(at / "model" / "model.safetensors"), ["--prompt", "x"], "model.safetensors: "),
-    "gguf": (
-        lambda at: (at / "m.gguf").write_bytes(b"GGUF" + bytes(60)), ["--prompt", "x", "--model", "m.gguf"],
-        "m.gguf: not a complete GGUF file",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("broken", BROKEN)
-def test_broken_files_are_one_line_and_exit_code_2(files, tmp_path, capsys, monkeypatch, broken):
-    break_it, options, message = BROKEN[broken]
-    monkeypatch.chdir(shutil.copytree(files, tmp_path / "files"))
-    break_it(Path())
-    monkeypatch.setattr(sys, "argv", ["decode.py", *arguments(Path(), *options)])
-    with pytest.raises(SystemExit) as exit:
-        run_main(decode.main)
-    out, err = capsys.readouterr()
-    assert exit.value.code == 2 and out == ""
-    assert message in err and err.startswith("error: ") and err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("path", "message"), [("/dev/full", "No space left on device"), (f"/tmp/{'x' * 300}", "xxx: File name too long")]
-)
-def test_files_that_cannot_be_used_are_one_line(capsys, monkeypatch, path, message):
-    with pytest.raises(SystemExit) as exit:
-        run_main(lambda args: Path(path).write_text("anything"))
-    err = capsys.readouterr().err
-    assert exit.value.code == 2 and message in err and err.startswith("error: ") and err.count("\n") == 1
-
-
-def test_too_little_memory_is_one_line(capsys):
-    def too_much(args):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.\nA long table")
-
-    with pytest.raises(SystemExit) as exit:
-        run_main(too_much)
-    err = capsys.readouterr().err
-    assert exit.value.code == 2 and "allocating 99 bytes.)" in err and err.startswith("error: out of memory")
-    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -391,35 +256,6 @@ def test_prompts_that_the_adapter_was_trained_on_are_left_out(files, tmp_path):
     held_out = [prompt.text for prompt in select_prompts(model, DataConfig(str(file), answers=9, **data))[:5]]
     adapter = Adapter(PPD(), {}, "", {"data": data | {"prompts": "mine.jsonl"}})
     assert tune.unseen_prompts(options, model, adapter) == held_out
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--max-rows", "2"], "max-rows must be at least 4"),
-        (["--max-new-tokens", "1"], "max-new-tokens must be at least 2"),
-        (["--num-prompts", "9000", "--batch-size", "999"], "prompts at least are needed"),
-        (["--cache-length", "100000"], "at most the base's"),
-        (["--also", "cartesian:4000"], "outside the vocabulary"),
-        (["--also", "sparse:3", "--output", "README.md"], "README.md: cannot be written"),
-        (["--batch-size", "0"], "batch-size must be at least 1"),
-        (["--cache-length", "8"], "cache-length"),
-        (["--temperature", "-1"], "temperature"),
-        (["--prompts", "/no/such/file"], "/no/such/file: no such file"),
-        (["--method", "pdp"], "did you mean 'ppd'?"),
-        (["--method", "autoregressive"], "takes no adapter"),
-        (["--also", "spars:3"], "did you mean 'sparse'?"),
-    ],
-)
-def test_tune_refuses_bad_input_on_one_line(files, capsys, monkeypatch, options, message):
-    base = ["--model", str(files / "model"), "--adapter", str(files / "adapter")]
-    small = ["--prompts", str(files / "prompts.jsonl"), "--num-prompts", "2", "--max-new-tokens", "8"]
-    small += ["--cache-length", "64"]
-    monkeypatch.setattr(sys, "argv", ["tune.py", *base, *small, *options])
-    with pytest.raises(SystemExit) as exit:
-        run_main(tune.main)
-    err = capsys.readouterr().err
-    assert exit.value.code == 2 and message in err and err.count("\n") == 1
 
 
 def test_the_programs_start(files):
