@@ -213,7 +213,10 @@ def step(
     predicted = state.lengths[:, None] + 1 + jnp.arange(tree.max_depth + 1)
     accepted = acceptance(tree, draft, logits, sampler, state.seeds, predicted)
 
-    cache = commit(state.cache, gather_rows(kv, accepted.path), state.lengths)
+    # Where to write hangs on what was accepted, which is known when all layers have read the cache: else XLA writes the
+    # rows of a tree of one node as soon as it has them, and copies every layer's cache to do so.
+    at = jnp.where(accepted.bonus >= 0, state.lengths, 0)
+    cache = commit(state.cache, gather_rows(kv, accepted.path), at)
     new = _new_tokens(draft, accepted)
     lengths = state.lengths + accepted.length + 1
     verified = Verified(tuple(x[:, 0] for x in exits), accepted, new, lengths)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Typical
 from jaxspec.decoding.generate import _EXECUTABLES, bucket, generate, generate_many, stream
-from jaxspec.decoding.loop import Drafter
+from jaxspec.decoding.loop import Drafter, decode
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD
 from jaxspec.methods.adapter import load_method
@@ -89,6 +90,19 @@ def test_refilled_rows_answer_as_if_alone(tiny, plain, ppd):
     for method in (plain, ppd):
         many = dict(generate_many(tiny, method, prompts, 17, batch_size=5, refill=2, steps_per_chunk=3))
         assert [many[i] for i in range(len(prompts))] == alone
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("drafter", ["plain", "ppd"])
+def test_the_cache_is_written_in_place(tiny, drafter, batch, request):
+    """No step copies a layer's keys or values, which for many rows takes longer than the layer."""
+    config = tiny.config
+    _EXECUTABLES.clear()
+    generate(tiny, request.getfixturevalue(drafter), make_prompts(batch), 4, batch_size=batch)
+    [program] = [run.as_text() for key, run in _EXECUTABLES.items() if key[0] is decode]
+    shape = f"f32[{batch},{config.num_kv_heads},128,{config.head_dim}]"
+    assert shape in program
+    assert not re.findall(rf"= {re.escape(shape)}\S* copy\(", program)
 
 
 def test_another_prompt_of_the_same_bucket_does_not_recompile(tiny, ppd):
