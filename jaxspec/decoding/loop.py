@@ -213,9 +213,9 @@ def step(
     predicted = state.lengths[:, None] + 1 + jnp.arange(tree.max_depth + 1)
     accepted = acceptance(tree, draft, logits, sampler, state.seeds, predicted)
 
-    # Where to write hangs on what was accepted, which is known when all layers have read the cache: else XLA writes the
-    # rows of a tree of one node as soon as it has them, and copies every layer's cache to do so.
-    at = jnp.where(accepted.bonus >= 0, state.lengths, 0)
+    # These are the lengths, whatever the bonus. That they hang on it keeps XLA from writing the rows of a tree of one
+    # node before all layers have read the cache, for which it would copy the cache (barriers are gone by then).
+    at = jnp.maximum(state.lengths, jnp.minimum(accepted.bonus, 0))
     cache = commit(state.cache, gather_rows(kv, accepted.path), at)
     new = _new_tokens(draft, accepted)
     lengths = state.lengths + accepted.length + 1

@@ -63,7 +63,8 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
         both = min(len(one["accuracy"]), len(other["accuracy"]))
         gap = top(one["accuracy"][:both], claim.best) - top(other["accuracy"][:both], claim.best)
         difference = float(gap[claim.distance - 1] if claim.distance else np.mean(gap))
-        of = f"top-{claim.best}{f' at distance {claim.distance}' if claim.distance else ', mean over distances'}"
+        where = f" at distance {claim.distance}" if claim.distance else ", mean over distances"
+        of = f"top-{claim.best}{where}"
         lines.append(_claim(claim, difference, CLOSE, of))
     if tuned:
         lines += ["", "Perplexities are of held-out answers that the frozen base gave greedily. Tuning on their like"]

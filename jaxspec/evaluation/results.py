@@ -48,6 +48,11 @@ def write_results(folders: Sequence[Path], output: Path) -> Path:
     main = next(iter(benchmarks))
     again = [name for name, results in benchmarks.items() if name != main and asked_again(benchmarks[main], results)]
     lines = ["# Results", "", f"Made by `python bench.py results` from {', '.join(names)}.", ""]
+    versions = {name: results.setting.get("code") for name, results in benchmarks.items()}
+    others = [name for name, code in versions.items() if code != versions[main]]
+    if others:
+        lines += [f"Made with another version of decoding's code than {main}: {', '.join(others)}. What a step costs,"]
+        lines += ["with a method or without, may be another there: compare speeds within a section.", ""]
     for name, results in benchmarks.items():
         lines += [f"## {_title(name)}", ""]
         if name in again:

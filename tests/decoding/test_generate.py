@@ -95,7 +95,7 @@ def test_refilled_rows_answer_as_if_alone(tiny, plain, ppd):
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("drafter", ["plain", "ppd"])
 def test_the_cache_is_written_in_place(tiny, drafter, batch, request):
-    """No step copies a layer's keys or values, which for many rows takes longer than the layer."""
+    """No step copies a layer's keys or values; with one node and many rows that takes longer than the layer."""
     config = tiny.config
     _EXECUTABLES.clear()
     generate(tiny, request.getfixturevalue(drafter), make_prompts(batch), 4, batch_size=batch)

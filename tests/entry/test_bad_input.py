@@ -8,6 +8,7 @@ import jax
 import pytest
 
 import decode
+import train
 import tune
 from jaxspec.cli import run_main
 from jaxspec.model.hf import save_directory
@@ -135,3 +136,18 @@ def test_tune_refuses_bad_input_on_one_line(files, refuses, options, message):
     small = ["--prompts", str(files / "prompts.jsonl"), "--num-prompts", "2", "--max-new-tokens", "8"]
     small += ["--cache-length", "64"]
     refuses(tune.main, [*base, *small, *options], message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--config", "ppd_smolm2"], "did you mean 'ppd_smollm2'?"),
+        (["--config", "ppd_smollm2", "--train.step", "7"], "did you mean '--train.steps'?"),
+        (["--config", "ppd_smollm2", "--method.ensemble", "0"], "ensemble"),
+        (["--config", "ppd_smollm2", "--topology", "v5e:2x2x1"], "--topology and --json go with --dry-run"),
+        (["--config", "ppd_smollm2", "--output", "gs://bucket/run"], "gs://bucket/run: not a folder; mount the bucket"),
+        ([], "--config NAME"),
+    ],
+)
+def test_train_refuses_bad_input_on_one_line(refuses, options, message):
+    refuses(train.main, options, message)

@@ -191,23 +191,10 @@ def test_errors_that_follow_from_another_are_not_shown(monkeypatch, text, shown)
     assert bool(found) == shown
 
 
-def test_train_shows_a_config_and_refuses_bad_options(capsys, monkeypatch):
+def test_train_shows_a_config(capsys):
     train.main(["--config", "ppd_smollm2", "--show", "--method.ensemble", "4", "--train.steps", "7"])
     shown = json.loads(capsys.readouterr().out)
     assert shown["method"]["ensemble"] == 4 and shown["train"]["steps"] == 7 and shown["method"]["name"] == "ppd"
-    for options, message in (
-        (["--config", "ppd_smolm2"], "did you mean 'ppd_smollm2'?"),
-        (["--config", "ppd_smollm2", "--train.step", "7"], "did you mean '--train.steps'?"),
-        (["--config", "ppd_smollm2", "--method.ensemble", "0"], "ensemble"),
-        (["--config", "ppd_smollm2", "--topology", "v5e:2x2x1"], "--topology and --json go with --dry-run"),
-        (["--config", "ppd_smollm2", "--output", "gs://bucket/run"], "gs://bucket/run: not a folder; mount the bucket"),
-        ([], "--config NAME"),
-    ):
-        monkeypatch.setattr(sys, "argv", ["train.py", *options])
-        with pytest.raises(SystemExit) as exit:
-            run_main(train.main)
-        err = capsys.readouterr().err
-        assert exit.value.code == 2 and message in err and err.count("\n") == 1
 
 
 def test_tune_measures_tries_and_decode_takes_its_choice(files, capsys):

@@ -293,7 +293,8 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     assert "instead of the paper's hard labels. Trained on 72 of 500 answers." in page
     assert "learning to guess costs no quality: **does not hold** (1.200 (1." in page
     assert "where masks weigh as much as the text: **undecided** (1.008 (" in page
-    assert "deep prompts help much more: **does not hold** (top-5, mean over distances -0.051)" in page
+    assert "as many as the paper's tree takes: **does not hold** (top-5, mean over distances -0.051)" in page
+    assert "deep prompts help more: **does not hold** (top-1, mean over distances -0.061)" in page
     assert "shallow prompts help a little: **no difference here**" in page
     assert "faster than straightforward decoding: **holds** (1.30 (1.30 to 1.30) times its speed; tokens per" in page
     for k, word in enumerate(("undecided", "holds", "no difference", "not judged"), 1):

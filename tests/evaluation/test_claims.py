@@ -91,19 +91,22 @@ def test_trainings_are_compared():
     variants = {"deep": [[0.3, 0.2]], "masks only": [[0.2, 0.6]]}
     study = {label: {"accuracy": found, "training": {"steps": 36}} for label, found in variants.items()}
     evidence = Evidence([benchmark({REFERENCE: PLAIN})], {"trainings": {"bita_prompting": study}})
-    judged = Trained("bita_prompting", "deep", "masks only", best=1).judge(evidence)
+    judged = Trained("bita_prompting", "deep", "masks only").judge(evidence)
     assert judged.holds == "holds" and "(an ablation of 36 updates)" in judged.measured
-    assert Trained("bita_prompting", "deep", "masks only", best=2).judge(evidence).holds == "does not hold"
-    assert Trained("bita_prompting", "deep", "shallow", best=1).judge(evidence) is None
+    assert Trained("bita_prompting", "deep", "masks only", (2,)).judge(evidence).holds == "does not hold"
+    assert Trained("bita_prompting", "deep", "masks only", (1, 2)).judge(evidence).holds == "in part"
+    assert Trained("bita_prompting", "deep", "shallow").judge(evidence) is None
 
 
 def test_decoding_with_variants_is_compared():
     times = {"deep": [1.0] * 8, "masks only": [1.2] * 8, "of old": None}
-    study = {label: {"seconds": times[label], "tokens_per_step": 1.5, "speedup": 0.9} for label in times}
+    same = {"tokens_per_step": 1.5, "speedup": 0.9, "prompts": 8}
+    study = {label: {"seconds": times[label], **same} for label in times}
     evidence = Evidence([benchmark({REFERENCE: PLAIN})], {"decoding": {"bita_prompting_speed": study}})
     judged = Decoded("bita_prompting_speed", "deep", "masks only").judge(evidence)
     assert judged.holds == "holds"
-    assert judged.measured == "1.20 (1.20 to 1.20) times its speed; tokens per step 1.50 against 1.50"
+    measured = "1.20 (1.20 to 1.20) times its speed; tokens per step 1.50 against 1.50"
+    assert judged.measured == f"{measured} (an ablation: 8 prompts, 0.90 and 0.90 times autoregressive speed)"
     assert Decoded("bita_prompting_speed", "deep", "of old").judge(evidence).holds == "not judged"
     assert Decoded("bita_prompting_speed", "deep", "shallow").judge(evidence) is None
 

@@ -22,10 +22,13 @@ def change_settings(folder, **changes):
 def test_several_benchmarks_make_one_page(finished, tmp_path, capsys):
     longer = shutil.copytree(finished[0], tmp_path / "longer_answers")
     change_settings(longer, max_new_tokens=9)
+    setting = json.loads((longer / "bench.json").read_text())
+    (longer / "bench.json").write_text(json.dumps(setting | {"code": "older"}))
     bench.main(["results", str(finished[0]), str(longer), "--output", str(tmp_path / "page")])
     assert capsys.readouterr().out.strip() == str(tmp_path / "page" / "results.md")
     text = (tmp_path / "page" / "results.md").read_text()
     assert "## Bench\n" in text and "## Longer answers\n" in text and "### Acceptance by depth\n" in text
+    assert "Made with another version of decoding's code than bench: longer_answers." in text
     assert "| BiTA | LLaMA-2-7B-chat |" in text
     assert "--data questions.jsonl" in text and str(tmp_path) not in text
     for name in ("bench", "longer_answers"):
