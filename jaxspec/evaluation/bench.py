@@ -1,8 +1,8 @@
 """The benchmark: every method answers the same questions in turn, and every answer is kept on disk at once.
 
 Answers are lines of JSON in Spec-Bench's own format, with more fields beside; what is computed from them, tables and
-plots, is made from the files alone (see `jaxspec.evaluation.metrics`). A killed benchmark goes on with the first
-question that not every method has answered.
+plots, is made from the files alone (see `jaxspec.evaluation.metrics`). A killed benchmark, or one that is asked for
+more questions than before, goes on with the first question that not every method has answered.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import resource
 import sys
 import time
@@ -136,7 +137,7 @@ def run_bench(
     answers = Answers(output, list(ways))
     runs = range(1, config.repeats + 1)
     complete = all(len(rows) == len(questions) for run in runs for rows in answers.read(run).values())
-    describe_bench(config, model, ways, questions, long, output, complete)
+    describe_bench(config, model, ways, output, complete)
     for line in (way.info["note"] for way in ways.values() if "note" in way.info):
         say(line)
     if long:
@@ -212,24 +213,44 @@ def _note_memory(output: Path, ways: dict[str, Way]) -> None:
     write_atomically(file, json.dumps(found).encode())
 
 
-def describe_bench(
-    config: BenchConfig, model: Model, ways: dict[str, Way], questions: Sequence[Question], long: Sequence[Question],
-    output: Path, complete: bool,
-) -> None:  # fmt: skip
-    """Write bench.json, or check that it is the same.
+def describe_bench(config: BenchConfig, model: Model, ways: dict[str, Way], output: Path, complete: bool) -> None:
+    """Write bench.json, or check that it is the same but for a smaller limit.
 
     Args:
       config: what and how.
       model: the base.
       ways: by name.
-      questions: to ask.
-      long: left out.
       output: folder.
       complete: whether every answer is there, so that it no longer matters which code would give them.
 
     Raises:
       UserError: the folder holds another benchmark, or answers of other code and not all of them.
     """
+    found, file = _description(config, model, ways), writable(output) / "bench.json"
+    if not file.exists():
+        if any(output.iterdir()):
+            raise UserError(f"{output} holds other files; give another --output")
+        write_atomically(file, json.dumps(found | {"began": time.strftime("%Y-%m-%d")}, indent=1).encode())
+        return
+    before = read_json(file)
+    smaller = all_settings(before["settings"])["limit"]
+    wider = 0 < smaller < (config.limit or math.inf)  # a smaller choice of questions is part of every larger one
+    compared = _description(dataclasses.replace(config, limit=smaller), model, ways) if wider else found
+    different = _different(_asked(before), _asked(compared))
+    if different.keys() == {"code"} and not complete:
+        raise UserError(
+            f"{output} holds answers of another version of the code that decodes: go on with that version, or give "
+            "another --output"
+        )
+    if not different.keys() <= {"code"}:
+        raise UserError(f"{output} holds another benchmark ({'; '.join(different.values())}); give another --output")
+    if wider:
+        write_atomically(file, json.dumps(found | {"began": before["began"]}, indent=1).encode())
+
+
+def _description(config: BenchConfig, model: Model, ways: dict[str, Way]) -> dict[str, Any]:
+    """All that answers depend on, as JSON holds it."""
+    questions, long = select_questions(config, model)
     known = {field.name for field in dataclasses.fields(BenchConfig)}
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name in known}
     adapters = [parse_adapter(text) for text in config.adapters.split(",") if text]
@@ -249,23 +270,7 @@ def describe_bench(
         "jax": jax.__version__,
         "code": source_digest(),
     }
-    found, file = json.loads(json.dumps(found)), writable(output) / "bench.json"
-    if file.exists():
-        before = read_json(file)
-        different = _different(_asked(before), _asked(found))
-        if different.keys() == {"code"} and not complete:
-            raise UserError(
-                f"{output} holds answers of another version of the code that decodes: go on with that version, or give "
-                "another --output"
-            )
-        if not different.keys() <= {"code"}:
-            raise UserError(
-                f"{output} holds another benchmark ({'; '.join(different.values())}); give another --output"
-            )
-        return
-    if any(output.iterdir()):
-        raise UserError(f"{output} holds other files; give another --output")
-    write_atomically(file, json.dumps(found | {"began": time.strftime("%Y-%m-%d")}, indent=1).encode())
+    return json.loads(json.dumps(found))
 
 
 _CALLED = {"asked": "questions", "questions": "number of questions", "left_out": "questions left out"}

@@ -26,7 +26,8 @@ class BenchConfig:
       model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made,
         or a GGUF file.
       dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
-      limit: questions, as many of every category as of any other; 0 is all.
+      limit: questions, as many of every category as of any other; 0 is all. The same folder may be given a larger one
+        later.
       max_new_tokens: per turn.
       batch_size: questions answered together.
       temperature: of sampling; 0 is greedy.

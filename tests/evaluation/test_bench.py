@@ -137,6 +137,30 @@ def test_a_killed_benchmark_goes_on_where_it_stopped(files, model, finished, tmp
         load_results(folder)
 
 
+def test_a_larger_limit_goes_on_with_more_questions(files, model, finished, tmp_path):
+    """What was answered stays; a smaller limit, or other questions, are another benchmark."""
+    folder, config = tmp_path / "bench", config_of(files, methods="autoregressive,autoregressive", adapters="", limit=2)
+    run_bench(config, model, folder, lambda line: None)
+    file = Answers(folder, ["autoregressive"]).file("autoregressive", 1)
+    first = file.read_text()
+    assert first.count("\n") == 2
+    run_bench(dataclasses.replace(config, limit=3), model, folder, lambda line: None)
+    assert file.read_text().startswith(first) and file.read_text().count("\n") == 3
+    results = load_results(folder)
+    assert (results.setting["settings"]["limit"], results.setting["questions"]) == (3, 3)
+    assert "Unfinished" not in write_bench_report(results, folder).read_text()
+    with pytest.raises(UserError, match=r"holds another benchmark \(limit 3, not 2\)"):
+        run_bench(config, model, folder, lambda line: None)
+    with pytest.raises(UserError, match=r"holds another benchmark \(max-new-tokens 8, not 9\)"):
+        run_bench(dataclasses.replace(config, limit=0, max_new_tokens=9), model, folder, lambda line: None)
+    others = tmp_path / "questions.jsonl"
+    others.write_text((files / "questions.jsonl").read_text().replace("?", "!"))
+    with pytest.raises(UserError, match=r"holds another benchmark \(other questions\)"):
+        run_bench(dataclasses.replace(config, limit=0, data=str(others)), model, folder, lambda line: None)
+    run_bench(dataclasses.replace(config, limit=0), model, folder, lambda line: None)
+    assert texts_of(folder, "autoregressive") == texts_of(finished[0], "autoregressive")
+
+
 def test_ctrl_c_keeps_what_is_finished(files, model, tmp_path, monkeypatch, capsys):
     """And says how to go on."""
     ask, asked = jaxspec.evaluation.bench._ask, []
