@@ -165,21 +165,26 @@ def decode(options: Options, prompts: list[str], sampling: SamplingConfig, accep
     settings = {"max_new_tokens": options.max_new_tokens, "sampling": sampling, "seed": options.seed}
     settings |= {"chat": options.chat, "max_length": options.max_length or None, "batch_size": options.batch_size}
     encoded = encode_prompts(model, prompts, options.max_new_tokens, options.chat, settings["max_length"])
-    compiling = 0.0
+    references, compiled = itertools.repeat(None), {}
     if options.compare:  # compile both and touch their memory, so that the first timing is like the others
         first = prompts[: options.batch_size]
         [warm, *_] = iterate(model, method, first, acceptance=acceptance, max_steps=2, **settings)
-        [*_, _] = iterate(model, plain, first, max_steps=2, **settings)
-        compiling = warm.compile_seconds
-    references = iterate(model, plain, prompts, **settings) if options.compare else itertools.repeat(None)
+        [warm_reference, *_] = iterate(model, plain, first, max_steps=2, **settings)
+        compiled = {"answer": warm.compile_seconds, "reference": warm_reference.compile_seconds}
+        references = _references(options, model, plain, prompts, settings)
     answers = _answers(options, model, method, prompts, acceptance, settings)
     for ids, answer, reference in zip(encoded, answers, references, strict=False):
-        answer = dataclasses.replace(answer, compile_seconds=answer.compile_seconds + compiling)
-        compiling = 0.0
+        answer = _also_compiled(answer, compiled.pop("answer", 0.0))
+        reference = reference and _also_compiled(reference, compiled.pop("reference", 0.0))
         parting = None
         if reference and acceptance.same_text(options.temperature):
             parting = first_divergence(model, ids, answer.tokens, reference.tokens, sampling, options.seed)
         _print(options, method.method.name, model, answer, reference, parting, acceptance)
+
+
+def _also_compiled(answer: Generation, seconds: float) -> Generation:
+    """With what was compiled for it before."""
+    return dataclasses.replace(answer, compile_seconds=answer.compile_seconds + seconds)
 
 
 def _method(options: Options, model: Model) -> Drafter:
@@ -221,15 +226,31 @@ def _answers(
     if not _streams(options):
         yield from iterate(model, method, prompts, acceptance=acceptance, **settings)
         return
-    settings = {name: value for name, value in settings.items() if name != "batch_size"}
     for prompt in prompts:
         if options.compare:
             print(f"[{method.method.name}]")
         printer = TextPrinter(model)
-        for answer in stream(model, method, prompt, acceptance=acceptance, **settings):
+        for answer in _streamed(model, method, prompt, {"acceptance": acceptance} | settings):
             printer.show(answer)
         printer.end()
         yield answer
+
+
+def _references(
+    options: Options, model: Model, plain: Drafter, prompts: list[str], settings: dict
+) -> Iterator[Generation]:
+    """Autoregressive decoding's answers, with as many stops on the way as the method's."""
+    if not _streams(options):
+        yield from iterate(model, plain, prompts, **settings)
+        return
+    for prompt in prompts:
+        [*_, answer] = _streamed(model, plain, prompt, settings)
+        yield answer
+
+
+def _streamed(model: Model, method: Drafter, prompt: str, settings: dict) -> Iterator[Generation]:
+    """One answer, piece by piece."""
+    return stream(model, method, prompt, **{k: v for k, v in settings.items() if k != "batch_size"})
 
 
 def _print_text(model: Model, answer: Generation) -> None:

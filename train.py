@@ -9,7 +9,7 @@ import sys
 from jaxspec.cli import enable_compilation_cache, parse, run_main
 from jaxspec.errors import UserError
 from jaxspec.evaluation.dry_run import dry_run_training, training_lines
-from jaxspec.files import local_folder
+from jaxspec.files import check_writable, local_folder
 from jaxspec.methods.adapter import OWN_MODEL
 from jaxspec.model.chips import absent_mesh
 from jaxspec.model.load import check_dtype, load_model, load_shapes
@@ -60,7 +60,7 @@ def main(args: list[str]) -> None:
     if (options.topology or options.json) and not options.dry_run:
         raise UserError("--topology and --json go with --dry-run")
     output = local_folder(options.output or f"runs/{name}")
-    local_folder(config.data.cache)  # or an error
+    cache = local_folder(config.data.cache)
     # both before JAX looks for devices
     absent = absent_mesh(config.mesh, options.topology) if options.dry_run else None
     join_processes(options.processes)
@@ -74,7 +74,10 @@ def main(args: list[str]) -> None:
         found = dry_run_training(config, *absent, dtype)
         print(json.dumps(found, indent=1) if options.json else "\n".join(training_lines(name, config, found)))
         return
-    check_output(output, (output / "run.json").exists(), options.resume)  # before a large base is loaded
+    # before a large base is loaded
+    check_output(output, (output / "run.json").exists(), options.resume)
+    for folder in (output, cache) if is_leader() else ():
+        check_writable(folder)
     enable_compilation_cache()
     stopping = on_sigterm()
     model = load_model(config.model, options.dtype or None, config.mesh, config.data.template)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from jaxspec.errors import UserError
 
@@ -46,6 +49,13 @@ def local_folder(name: str) -> Path:
     return Path(name)
 
 
+def check_writable(folder: Path) -> None:
+    """Raise UserError for a folder that cannot be written, or made; nothing is made yet."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UserError(f"{folder}: cannot be written ({there} is {'read-only' if there.is_dir() else 'a file'})")
+
+
 def writable(folder: Path) -> Path:
     """The folder, made where missing. Raises UserError before hours of measuring rather than after them."""
     try:
@@ -55,6 +65,27 @@ def writable(folder: Path) -> Path:
     if not os.access(folder, os.W_OK):
         raise UserError(f"{folder}: cannot be written; give another --output")
     return folder
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes that ask for the same folder out of it. Raises UserError where one is in it already."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        claim(handle, f"{folder}: another process is writing there; wait for it or give another --output")
+        yield
+    finally:
+        os.close(handle)
+
+
+def claim(file: int | TextIO, refusal: str) -> None:
+    """Keep other processes from claiming an open file. Raises UserError where one has it already."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(refusal) from None
+    except OSError:  # a file system without locks
+        pass
 
 
 def drop_half_line(file: Path) -> None:

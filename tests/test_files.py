@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.files import restore_folder, swap_folder
+from jaxspec.errors import UserError
+from jaxspec.files import alone_in, check_writable, restore_folder, swap_folder
 
 
 def make(folder, content):
@@ -34,6 +35,24 @@ def test_a_swap_that_is_killed_leaves_one_of_both(tmp_path, monkeypatch, renames
     assert not (tmp_path / ".best.old").exists()
     swap_folder(make(tmp_path / "newer", "newer"), folder)
     assert (folder / "file").read_text() == "newer"
+
+
+def test_what_cannot_be_written_is_refused_and_nothing_made(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    check_writable(tmp_path / "new" / "folder")
+    with pytest.raises(UserError, match="file is a file"):
+        check_writable(tmp_path / "file" / "folder")
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(UserError, match=f"{tmp_path} is read-only"):
+        check_writable(tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_one_process_at_a_time(tmp_path):
+    with alone_in(tmp_path), pytest.raises(UserError, match="another process is writing there"), alone_in(tmp_path):
+        pass
+    with alone_in(tmp_path):
+        pass
 
 
 def test_nothing_to_restore(tmp_path):

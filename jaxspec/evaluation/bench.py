@@ -31,7 +31,7 @@ from jaxspec.evaluation.quality import score_answers
 from jaxspec.evaluation.questions import Question, group_of, read_questions, stratified
 from jaxspec.evaluation.race import in_turn
 from jaxspec.evaluation.ways import MethodWay, Way, parse_adapter, parse_ways
-from jaxspec.files import writable, write_atomically
+from jaxspec.files import alone_in, writable, write_atomically
 from jaxspec.machine import device_name
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model
@@ -142,7 +142,31 @@ def run_bench(
         say(line)
     if long:
         say(f"left out, too long for the base: {', '.join(f'{q.data} {q.id}' for q in long)}")
-    done = {run: answers.restore(run) for run in runs}
+    with alone_in(output):
+        _answer_all(config, model, questions, ways, answers, output)
+        talks: dict[str, dict[tuple, list[list[str]]]] = {name: {} for name in ways}
+        for run in runs:
+            for name, rows in answers.read(run).items():
+                for row in rows:
+                    key = (row["data"], row["question_id"])
+                    talks[name].setdefault(key, []).append(row["choices"][0]["turns"])
+        if not (output / "overhead.json").exists():
+            drafting = {name: way.drafter for name, way in ways.items() if isinstance(way, MethodWay) and way.drafts}
+            found = {"code": source_digest(), "ways": measure_overhead(model, drafting, config.batch_size)}
+            write_atomically(output / "overhead.json", json.dumps(found).encode())
+        texts = {way: {key: [turns[-1] for turns in runs] for key, runs in f.items()} for way, f in talks.items()}
+        score_answers(texts, questions, output / "scores.jsonl", run_code, say)
+        if perplexities:
+            found = {way: _perplexity(model, config, questions, talks[way]) for way in ways}
+            write_atomically(output / "perplexity.json", json.dumps(found).encode())
+
+
+def _answer_all(
+    config: BenchConfig, model: Model, questions: Sequence[Question], ways: dict[str, Way], answers: Answers,
+    output: Path,
+) -> None:  # fmt: skip
+    """Ask every question that not every way has answered."""
+    done = {run: answers.restore(run) for run in range(1, config.repeats + 1)}
     finished, total = sum(map(len, done.values())), config.repeats * len(questions)
     with Progress("questions", total, "questions", finished) as progress:
         for run, before in done.items():
@@ -153,21 +177,6 @@ def run_bench(
                 finished += len(batch)
                 progress.update(finished)
                 _note_memory(output, ways)
-    talks: dict[str, dict[tuple, list[list[str]]]] = {name: {} for name in ways}
-    for run in done:
-        for name, rows in answers.read(run).items():
-            for row in rows:
-                key = (row["data"], row["question_id"])
-                talks[name].setdefault(key, []).append(row["choices"][0]["turns"])
-    if not (output / "overhead.json").exists():
-        drafting = {name: way.drafter for name, way in ways.items() if isinstance(way, MethodWay) and way.drafts}
-        found = {"code": source_digest(), "ways": measure_overhead(model, drafting, config.batch_size)}
-        write_atomically(output / "overhead.json", json.dumps(found).encode())
-    texts = {way: {key: [turns[-1] for turns in runs] for key, runs in found.items()} for way, found in talks.items()}
-    score_answers(texts, questions, output / "scores.jsonl", run_code, say)
-    if perplexities:
-        found = {way: _perplexity(model, config, questions, talks[way]) for way in ways}
-        write_atomically(output / "perplexity.json", json.dumps(found).encode())
 
 
 def _shuffled(questions: Sequence[Question]) -> list[Question]:
@@ -214,7 +223,7 @@ def _note_memory(output: Path, ways: dict[str, Way]) -> None:
 
 
 def describe_bench(config: BenchConfig, model: Model, ways: dict[str, Way], output: Path, complete: bool) -> None:
-    """Write bench.json, or check that it is the same but for a smaller limit.
+    """Write bench.json, or check that it is the same, but for a smaller limit where questions are asked one by one.
 
     Args:
       config: what and how.
@@ -234,7 +243,8 @@ def describe_bench(config: BenchConfig, model: Model, ways: dict[str, Way], outp
         return
     before = read_json(file)
     smaller = all_settings(before["settings"])["limit"]
-    wider = 0 < smaller < (config.limit or math.inf)  # a smaller choice of questions is part of every larger one
+    # A smaller choice of questions is part of every larger one, but not its batches.
+    wider = config.batch_size == 1 and 0 < smaller < (config.limit or math.inf)
     compared = _description(dataclasses.replace(config, limit=smaller), model, ways) if wider else found
     different = _different(_asked(before), _asked(compared))
     if different.keys() == {"code"} and not complete:
@@ -245,7 +255,9 @@ def describe_bench(config: BenchConfig, model: Model, ways: dict[str, Way], outp
     if not different.keys() <= {"code"}:
         raise UserError(f"{output} holds another benchmark ({'; '.join(different.values())}); give another --output")
     if wider:
-        write_atomically(file, json.dumps(found | {"began": before["began"]}, indent=1).encode())
+        (output / "perplexity.json").unlink(missing_ok=True)  # of fewer answers
+        found |= {"began": before["began"], "code": before["code"]}
+        write_atomically(file, json.dumps(found, indent=1).encode())
 
 
 def _description(config: BenchConfig, model: Model, ways: dict[str, Way]) -> dict[str, Any]:

@@ -20,12 +20,13 @@ from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate, Figures, figures
 from jaxspec.evaluation.overhead import overhead_table
 from jaxspec.evaluation.questions import group_of
-from jaxspec.evaluation.ways import REFERENCE
+from jaxspec.evaluation.ways import AGAIN, REFERENCE
 from jaxspec.files import read_whole_lines, write_atomically
 from jaxspec.model.hf import read_json
 
 Rows = list[list[dict[str, Any]]]  # rows of answer files, run by run
 ALL = "all"
+CLOSE_SPEED = 0.03  # ratios of speeds this close to 1 are none: what autoregressive decoding against itself may come to
 _RULES = {
     "match": "which owes the text of autoregressive decoding, token for token",
     "rejection": "which when sampling gives another text of the same distribution",
@@ -141,7 +142,7 @@ def sections(results: Results, heading: str) -> list[str]:
       heading: what marks the title of a section.
     """
     parts = {
-        "All questions": overall_table(results),
+        "All questions": [*overall_table(results), *control_line(results)],
         "Speedup by category": by_group(results, lambda f: interval(f.speedup)),
         "Tokens per step by category": by_group(results, lambda f: f"{f.tokens_per_step:.2f}"),
         "Acceptance by depth": _acceptance(results),
@@ -218,7 +219,8 @@ def overall_table(results: Results) -> list[str]:
     heads = ["method", "rows", "draft vocabulary", "tokens per step", "tokens/s", "speedup, median", "speedup, mean"]
     heads += ["with prefill", "ms per step", "step cost", "drafter, MiB", "identical"]
     repeated = results.setting["settings"]["repeats"] > 1
-    lines = [row([*heads, *(["runs"] if repeated else [])]), rule(len(heads) + repeated)]
+    heads += ["tokens per step, mean ± SD of runs", "speedup, mean ± SD of runs"] if repeated else []
+    lines = [row(heads), rule(len(heads))]
     sizes = results.memory.get("method_bytes", {})
     whole = all(len(rows) == results.setting["questions"] for rows in results.rows[REFERENCE])
     for way, groups in results.figures.items():
@@ -238,9 +240,23 @@ def overall_table(results: Results) -> list[str]:
             f"{f.identical} of {f.answers}" if f.answers and way != reference_of(results.setting, way) else "",
         ]
         if repeated:
-            cells.append(_mean_and_spread(f.run_speedups) if whole else "unfinished")
+            cells += [_mean_and_spread(v) if whole else "unfinished" for v in (f.run_tokens_per_step, f.run_speedups)]
         lines.append(row(cells))
     return lines
+
+
+def control_of(results: Results) -> Estimate | None:
+    """Speed of autoregressive decoding against itself, where both took part."""
+    return results.figures[AGAIN][ALL].speedup if AGAIN in results.figures else None
+
+
+def control_line(results: Results) -> list[str]:
+    """A line that says how far to trust speedups."""
+    found = control_of(results)
+    if found is None:
+        return []
+    within = "within" if abs(found.value - 1) <= CLOSE_SPEED else "**not within**"
+    return ["", f"Autoregressive decoding against itself: {interval(found, 3)}, {within} {CLOSE_SPEED} of 1."]
 
 
 def by_group(results: Results, cell: Callable[[Figures], str]) -> list[str]:

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.evaluation.bench_report import ALL, Results, interval
+from jaxspec.evaluation.bench_report import ALL, CLOSE_SPEED, Results, control_of, interval, reference_of
 from jaxspec.evaluation.metrics import Estimate, Figures, estimate, figures
 from jaxspec.evaluation.ways import REFERENCE
 
-CHAT = "mt_bench"  # the group of questions that code and mathematics are compared with
+CHAT = ("writing", "roleplay", "stem", "humanities")  # of MT-Bench: neither code, mathematics, puzzles nor extraction
 CLOSE = 0.01  # accuracies closer than this are called equal
-CLOSE_SPEED = 0.03  # and ratios of speeds this close to 1: autoregressive decoding against itself may come to as much
 HOW_SPEEDS_COMPARE = (  # as `faster` does
-    f"One is faster where the whole interval is more than {CLOSE_SPEED} from 1, there is no difference where all of it "
-    "is less, and else it is undecided. Intervals are over questions, of one process and one training of each adapter."
+    f"One is faster where the whole interval is more than {CLOSE_SPEED} from 1 (further, where autoregressive decoding "
+    "came out further from itself), there is no difference where all of it is less, and else it is undecided. "
+    "Intervals are over questions, of one process and one training of each adapter."
 )
 _RUN = ("data", "limit", "methods", "peers", "assistant")  # settings in which benchmarks that are compared may differ
 
@@ -75,7 +75,8 @@ class Faster(Judge):
             return None
         speed, steps = found.speedup, [results.figures[way][ALL].tokens_per_step for way in (self.one, self.other)]
         measured = f"{interval(speed)} times its speed, {steps[0]:.2f} against {steps[1]:.2f} tokens per step"
-        return Verdict(measured, faster(speed))
+        control = control_of(results)
+        return Verdict(measured, faster(speed, max(CLOSE_SPEED, abs(control.value - 1) if control else 0)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +144,7 @@ class Decoded(Judge):
 
 @dataclasses.dataclass(frozen=True)
 class GainsMore(Judge):
-    """Methods gain more speed on a group of questions than on conversations.
+    """Methods gain more speed on a group of questions than on MT-Bench's conversations.
 
     The limits of a difference follow from those of its two parts, which know nothing of each other: their distances
     from the figures add up as squares (Zou and Donner, 2008).
@@ -153,15 +154,17 @@ class GainsMore(Judge):
 
     def judge(self, evidence: Evidence) -> Verdict | None:
         """From all benchmarks of the main one's settings; a group counts where it comes first."""
-        by_way: dict[str, dict[str, Figures]] = {}
-        code: dict[str, str | None] = {}
         alike = [r for r in evidence.benchmarks if _settings(r) == _settings(evidence.benchmarks[0])]
-        for results in reversed(alike):
-            code |= dict.fromkeys(results.figures[REFERENCE], results.setting.get("code"))
-            for way, info in results.setting["ways"].items():
-                if "adapter" in info:
-                    by_way.setdefault(way, {}).update(results.figures.get(way, {}))
-        pairs = {way: (f[self.group], f[CHAT]) for way, f in by_way.items() if {self.group, CHAT} <= f.keys()}
+        asked = next((r for r in alike if self.group in r.figures[REFERENCE]), None)
+        talked = next((r for r in alike if _conversations(r, REFERENCE)), None)
+        if asked is None or talked is None:
+            return None
+        pairs = {
+            way: (asked.figures[way][self.group], chat)
+            for way, info in asked.setting["ways"].items()
+            if "adapter" in info and talked.setting["ways"].get(way, {}).get("adapter") == info["adapter"]
+            if self.group in asked.figures.get(way, {}) and (chat := _conversations(talked, way))
+        }
         if not pairs:
             return None
         measured = ", ".join(
@@ -171,7 +174,7 @@ class GainsMore(Judge):
         )
         steps = sum(ours.tokens_per_step > chat.tokens_per_step for ours, chat in pairs.values())
         measured += f"; tokens per step are higher for {steps} of {len(pairs)}"
-        if code[self.group] != code[CHAT]:
+        if asked.setting.get("code") != talked.setting.get("code"):
             measured += "; decoding's code has changed between the two"
         more = sum(_above(ours.speedup, chat.speedup) for ours, chat in pairs.values())
         less = sum(_above(chat.speedup, ours.speedup) for ours, chat in pairs.values())
@@ -180,15 +183,21 @@ class GainsMore(Judge):
         return Verdict(measured, clear.get((more, less), counted))
 
 
-def faster(ratio: Estimate) -> str:
-    """The verdict on a ratio of speeds, by its whole interval."""
+def _conversations(results: Results, way: str) -> Figures | None:
+    """A way's figures on MT-Bench's conversations."""
+    only = lambda runs: [[answer for answer in run if answer["category"] in CHAT] for run in runs]  # noqa: E731
+    return figures(only(results.rows[way]), only(results.rows[reference_of(results.setting, way)]))
+
+
+def faster(ratio: Estimate, margin: float = CLOSE_SPEED) -> str:
+    """The verdict on a ratio of speeds, by its whole interval; as close to 1 as the margin it is none."""
     if ratio.low is None:
         return "undecided"
-    if ratio.low > 1 - CLOSE_SPEED and ratio.high < 1 + CLOSE_SPEED:
+    if ratio.low > 1 - margin and ratio.high < 1 + margin:
         return "no difference"
-    if ratio.low >= 1 + CLOSE_SPEED:
+    if ratio.low >= 1 + margin:
         return "holds"
-    return "does not hold" if ratio.high <= 1 - CLOSE_SPEED else "undecided"
+    return "does not hold" if ratio.high <= 1 - margin else "undecided"
 
 
 def compared_speeds(one: dict[str, Any], other: dict[str, Any]) -> Verdict:

@@ -49,6 +49,8 @@ class Needs:
 
     Attributes:
       arguments: bytes of what goes in: weights, state, batch.
+      unread: bytes of the base's weights where a step does without them, because it trains others in their place; they
+        stay on the device.
       temporaries: bytes of what it makes on the way, and of results that do not take the place of an argument.
       repeated: bytes of the arguments that every pass reads: the weights.
       passes: how often it repeats what the next two figures count: forward and backward passes of one update.
@@ -57,6 +59,7 @@ class Needs:
     """
 
     arguments: int
+    unread: int
     temporaries: int
     repeated: int
     passes: int
@@ -65,7 +68,7 @@ class Needs:
 
     def fits(self, chip: Chip) -> bool:
         """Whether the chip's memory holds it all."""
-        return self.arguments + self.temporaries <= chip.memory
+        return self.arguments + self.unread + self.temporaries <= chip.memory
 
     def limits(self, chip: Chip) -> dict[str, float]:
         """The least seconds that reading all arguments takes, weights in every pass, and the arithmetic."""
@@ -114,7 +117,7 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
         lowered = train_step.lower(method, train, last, base, state, batch, whole=whole)
     parts = parts_of_batch(mesh)
     passes = train.batch_size // pass_size(train, parts)  # the compiler counts what it repeats once
-    step = _compiled(lowered, chip, passes, device_bytes((base.params, state.trainable)))
+    step = _compiled(lowered, chip, passes, device_bytes(base.params), device_bytes(state.trainable))
     sizes = {"parameters": size(base.params), "trainable": size(state.trainable)}
     asked = bucket(config.data.batch_size, parts, parts)
     cache = _cache_bytes(config.shapes, asked, _room(config), jnp.dtype(dtype), mesh)
@@ -215,8 +218,18 @@ def _lower_decoding(base: Base, drafter: Drafter, mesh: Mesh, batch_size: int, c
         return decode.lower(*args, acceptance=acceptance)
 
 
-def _compiled(lowered: Lowered, chip: Chip | None, passes: int = 1, repeated: int = 0) -> dict[str, Any]:
-    """Compile, and ask the compiler. A TPU's does not compile what does not fit, and says how much there was."""
+def _compiled(
+    lowered: Lowered, chip: Chip | None, passes: int = 1, weights: int = 0, trained: int = 0
+) -> dict[str, Any]:
+    """Compile, and ask the compiler. A TPU's does not compile what does not fit, and says how much there was.
+
+    Args:
+      lowered: a step whose first argument is the base.
+      chip: whose limits to compare with.
+      passes: how often an update reads the weights.
+      weights: bytes of the base's.
+      trained: bytes of the trainable pytree.
+    """
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -226,7 +239,9 @@ def _compiled(lowered: Lowered, chip: Chip | None, passes: int = 1, repeated: in
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     made = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     done, moved = cost.get("flops", 0.0), cost.get("bytes accessed", 0.0)
-    needs = Needs(memory.argument_size_in_bytes, made, repeated, passes, done, moved)
+    unread = 0 if jax.tree.leaves(compiled.input_shardings[0][0]) else weights  # without a sharding: not an input
+    repeated = weights - unread + trained
+    needs = Needs(memory.argument_size_in_bytes, unread, made, repeated, passes, done, moved)
     figures = dataclasses.asdict(needs)
     return figures if chip is None else figures | {"fits": needs.fits(chip)} | needs.limits(chip)
 
@@ -267,7 +282,7 @@ def decoding_lines(name: str, config: RunConfig, mesh: MeshConfig, found: dict[s
 
 def _parameters_text(found: dict[str, Any]) -> str:
     share = 100 * found["trainable"] / found["parameters"]
-    return f"parameters  {found['parameters']:,} of the base, {found['trainable']:,} trainable ({share:.2g}%)"
+    return f"parameters  {found['parameters']:,} of the base, {found['trainable']:,} trainable ({share:.3g}%)"
 
 
 def _mesh_text(mesh: MeshConfig) -> str:
@@ -278,7 +293,9 @@ def _step_text(step: dict[str, Any]) -> str:
     if "reason" in step:
         return f"DOES NOT FIT ({step['reason']})"
     text = (
-        f"per device arguments {_gb(step['arguments'])}, temporaries {_gb(step['temporaries'])}, "
+        f"per device arguments {_gb(step['arguments'])}, "
+        + (f"weights beside them {_gb(step['unread'])}, " if step["unread"] else "")
+        + f"temporaries {_gb(step['temporaries'])}, "
         + (f"{step['passes']} passes of " if step["passes"] > 1 else "")
         + f"{step['flops']:.3g} FLOPs and {_gb(step['bytes'])} moved"
     )

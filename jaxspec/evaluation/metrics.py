@@ -8,6 +8,7 @@ of a question in everything that is about time: it is the batch that was timed.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,13 +46,15 @@ class Figures:
       mean_speedup: the mean.
       with_prefill: as Spec-Bench defines speedup: the mean over questions of tokens per second, prefill included, over
         that of autoregressive decoding. Its script tokenizes the reference's texts again to count their tokens, less
-        one per turn; here the tokens that were made are counted on both sides.
+        one per turn; here the tokens that were made are counted on both sides. Of questions whose answers have more
+        than one token, as all other times.
       step_milliseconds: median over questions.
       step_cost: a step's time over that of an autoregressive step, in pairs, median over questions.
       acceptance: per depth, how many of the steps that offered a candidate there accepted one.
       identical: answers that are autoregressive decoding's, token by token.
       answers: how many answers that is of; turns behind one that differs answer something else and do not count.
       run_speedups: the median speedup of every run.
+      run_tokens_per_step: tokens per step of every run.
     """
 
     questions: int
@@ -66,6 +69,7 @@ class Figures:
     identical: int
     answers: int
     run_speedups: tuple[float, ...]
+    run_tokens_per_step: tuple[float, ...]
 
 
 Row = dict[str, Any]
@@ -139,11 +143,11 @@ def figures(runs: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> Fi
     mean = lambda value: np.array([np.mean([value(*pair) for pair in found]) for found in pairs.values()])  # noqa: E731
     speedups = mean(lambda a, b: a.speed / b.speed)
     choices = [row["choices"][0] for rows in runs for row in rows]
-    lengths = [length for choice in choices for length in choice["accept_lengths"]]
+    lengths = [[length for row in rows for length in row["choices"][0]["accept_lengths"]] for rows in runs]
     compared = [parting for choice in choices for parting in choice["divergence"]]
     return Figures(
         questions=len({(row["data"], row["question_id"]) for rows in runs for row in rows}),
-        tokens_per_step=float(np.mean(lengths)),
+        tokens_per_step=float(np.mean(list(itertools.chain.from_iterable(lengths)))),
         tokens_per_second=float(np.median(mean(lambda a, _: a.speed))),
         speedup=estimate(speedups, np.median),
         mean_speedup=estimate(speedups, np.mean),
@@ -154,6 +158,7 @@ def figures(runs: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> Fi
         identical=sum(parting is None for parting in compared),
         answers=len(compared),
         run_speedups=tuple(float(np.median(values)) for values in by_run if values),
+        run_tokens_per_step=tuple(float(np.mean(values)) for values in lengths if values),
     )
 
 

@@ -41,16 +41,16 @@ def measure_overhead(model: Model, drafters: dict[str, Drafter], batch_size: int
 
 def overhead_table(found: dict[str, dict[str, float]]) -> list[str]:
     """Where the time of a step goes, in milliseconds."""
-    heads = ["method", "nodes", "rows", "autoregressive", "verifying the nodes", "drafting", "whole step", "pays from"]
+    heads = ["method", "nodes", "rows", "autoregressive", "verifying the nodes", "drafting", "whole step"]
     lines = [row(heads), rule(len(heads))]
     for name, parts in found.items():
         plain, verifying, whole = (1e3 * parts[part] for part in ("plain", "verifying", "whole"))
         cells = (f"{value:.1f}" for value in (plain, verifying - plain, whole - verifying, whole))
-        lines.append(row([name, parts["nodes"], parts["rows"], *cells, f"{whole / plain:.2f} tokens per step"]))
+        lines.append(row([name, parts["nodes"], parts["rows"], *cells]))
     return [
         *lines,
         "",
         f"Milliseconds of greedy steps, {_CACHE} slots of cache, medians of {_ROUNDS}. Drafting is the probes' rows, "
         "or what comes after the pass. In another process, where programs lie elsewhere in memory, any of them may "
-        "take a few milliseconds more or less.",
+        "take a few milliseconds more or less; *step cost* above is of the answers themselves.",
     ]

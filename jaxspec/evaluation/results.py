@@ -13,7 +13,7 @@ from pathlib import Path
 from jaxspec.errors import UserError
 from jaxspec.evaluation.agreement import agreement, asked_again
 from jaxspec.evaluation.bench_report import load_results, plot_bench, sections, summary_of
-from jaxspec.evaluation.claims import CLAIMS, CLOSE, HOW_SPEEDS_COMPARE, PAPERS, Evidence, Verdict
+from jaxspec.evaluation.claims import CHAT, CLAIMS, CLOSE, HOW_SPEEDS_COMPARE, PAPERS, Evidence, Verdict
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.step_latency import LATENCY, latency_table, plot_latency
 from jaxspec.files import writable, write_atomically
@@ -49,6 +49,7 @@ def write_results(folders: Sequence[Path], output: Path) -> Path:
     again = [name for name, results in benchmarks.items() if name != main and asked_again(benchmarks[main], results)]
     lines = ["# Results", "", f"Made by `python bench.py results` from {', '.join(names)}.", ""]
     versions = {name: results.setting.get("code") for name, results in benchmarks.items()}
+    versions |= {name: found.get("code") for name, found in curves.items()}
     others = [name for name, code in versions.items() if code != versions[main]]
     if others:
         lines += [f"Made with another version of decoding's code than {main}: {', '.join(others)}. What a step costs,"]
@@ -90,7 +91,7 @@ def claims_table(evidence: Evidence) -> list[str]:
         *lines,
         "",
         f"{HOW_SPEEDS_COMPARE} Accuracies count as different from {CLOSE} on. Gains on two groups of questions differ "
-        "where the interval of their difference does not hold 0.",
+        f"where the interval of their difference does not hold 0. Conversation: MT-Bench's {', '.join(CHAT)}.",
     ]
 
 

@@ -7,9 +7,11 @@ time that reading the weights and the cache must take is measured beside.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,13 +28,16 @@ from jaxspec.files import writable, write_atomically
 from jaxspec.machine import device_name
 from jaxspec.model.blocks import FEW_ROWS
 from jaxspec.model.decoder import abstract_params
+from jaxspec.model.hf import read_json
 from jaxspec.model.load import DEFAULT_MODEL, Model, check_dtype, load_model
 from jaxspec.model.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B
 from jaxspec.progress import Progress
+from jaxspec.versions import source_digest
 
 SHAPES = {"1b": MOBILELLAMA_1_4B, "7b": LLAMA_7B, "13b": LLAMA_13B}
 LATENCY = "latency.json"
 _MOVED = 1 << 28  # bytes of the array that bandwidth is measured with
+_TIMES = 8  # in one program, so that starting it does not count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +108,10 @@ def device_bytes() -> int:
 
 def bandwidth(rounds: int) -> float:
     """Bytes per second that the device moves, the best of a few rounds of reading a large array and of changing it."""
-    x = jnp.zeros((1024, _MOVED // 4096), jnp.float32)
-    read = jax.jit(lambda x: jnp.sum(x, axis=1)).lower(x).compile()
-    change = jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile()
+    x, repeat = jnp.zeros((1024, _MOVED // 4096), jnp.float32), functools.partial(jax.lax.fori_loop, 0, _TIMES)
+    again = lambda x, total: jnp.sum(x + total[:, None], axis=1)  # noqa: E731 (each time another sum)
+    read = jax.jit(lambda x: repeat(lambda _, total: again(x, total), jnp.zeros(1024))).lower(x).compile()
+    change = jax.jit(lambda x: repeat(lambda _, x: x + 1, x), donate_argnums=0).lower(x).compile()
     rates = []
     for _ in range(rounds + 1):
         began = time.perf_counter()
@@ -113,7 +119,7 @@ def bandwidth(rounds: int) -> float:
         halfway = time.perf_counter()
         x = jax.block_until_ready(change(x))
         rates.append(max(_MOVED / (halfway - began), 2 * _MOVED / (time.perf_counter() - halfway)))
-    return max(rates[1:])
+    return _TIMES * max(rates[1:])
 
 
 def step_bytes(model: Model, batch_size: int, cache_length: int) -> int:
@@ -138,7 +144,7 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
 
     Raises:
       UserError: settings that cannot be measured, a model that cannot be loaded or does not fit, or a folder that holds
-        a benchmark.
+        a benchmark or what was measured with other settings.
     """
     check_latency(config)
     dtype = config.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
@@ -146,8 +152,13 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
         check_fits(name, SHAPES[name], dtype, config)
     if (writable(folder) / "bench.json").exists():
         raise UserError(f"{folder} holds a benchmark; give another --output")
-    results = {"device": device_name(), "bytes_per_second": bandwidth(config.rounds), "jax": jax.__version__}
-    results["curves"] = []
+    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(LatencyConfig)}
+    settings = json.loads(json.dumps(settings))  # as a file holds them
+    if (folder / LATENCY).exists() and read_json(folder / LATENCY).get("settings", settings) != settings:
+        raise UserError(f"{folder} holds measurements with other settings; give another --output")
+    results: dict[str, Any] = {"device": device_name(), "bytes_per_second": bandwidth(config.rounds)}
+    results |= {"jax": jax.__version__, "settings": settings, "code": source_digest()}
+    results |= {"began": time.strftime("%Y-%m-%d"), "curves": []}
     for name in config.models:
         model = random_model(name, SHAPES[name], dtype) if name in SHAPES else load_model(name, dtype)
         for curve in _curves(config, model, results["bytes_per_second"]):
@@ -193,8 +204,11 @@ def latency_table(results: dict[str, Any]) -> list[str]:
     """Milliseconds by rows, a line per curve, with what reading weights and cache alone would take."""
     rows = list(results["curves"][0]["seconds"])
     gigabytes = results["bytes_per_second"] / 1e9
-    lines = [
-        f"{results['device']}, {gigabytes:.1f} GB/s, jax {results['jax']}. *Memory alone*: to read weights and cache."
+    lines = [f"`{_command(results['settings'])}`", ""] if "settings" in results else []
+    made = f", {results['began']}, version {results['code']} of what decodes" if "code" in results else ""
+    lines += [
+        f"{results['device']}, {gigabytes:.1f} GB/s, jax {results['jax']}{made}. *Memory alone*: to read weights and "
+        "cache."
     ]
     heads = ["model", "batch", "cache", "memory alone", *(f"{r} rows" for r in rows)]
     lines += ["", row(heads), rule(len(heads))]
@@ -203,6 +217,15 @@ def latency_table(results: dict[str, Any]) -> list[str]:
         cells += [f"{1e3 * s:.1f}" for s in (curve["memory_seconds"], *curve["seconds"].values())]
         lines.append(row(cells))
     return lines
+
+
+def _command(settings: dict[str, Any]) -> str:
+    """The command line, without what is the default."""
+    words, defaults = ["python", "bench.py", "latency"], json.loads(json.dumps(dataclasses.asdict(LatencyConfig())))
+    for name, value in settings.items():
+        if value != defaults[name]:
+            words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join(words)
 
 
 def plot_latency(results: dict[str, Any], picture: Path) -> bool:

@@ -31,6 +31,7 @@ from jaxspec.model.load import Model
 from jaxspec.tree.plan import plan_to_json
 
 REFERENCE = "autoregressive"
+AGAIN = f"{REFERENCE} again"  # against itself: what a benchmark makes of no difference
 _WAY = re.compile(r"(?P<method>\w+)(=(?P<tree>[^@]+))?(@(?P<vocabulary>\d+))?")
 
 
@@ -138,7 +139,10 @@ def parse_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
     Raises:
       UserError: what `methods` or `adapters` say cannot be read or does not fit the base.
     """
-    adapters = dict(parse_adapter(text) for text in config.adapters.split(",") if text)
+    given = [parse_adapter(text) for text in config.adapters.split(",") if text]
+    adapters = dict(given)
+    if len(adapters) < len(given):
+        raise UserError(f"adapters: one folder for each method, got {config.adapters!r}")
     shipped = [name for name in METHODS if name in adapters or find_shipped(name, model.fingerprint)]
     texts = re.split(r",\s*(?=[a-z_])", config.methods) if config.methods else shipped  # commas in a tree: numbers
     plain = load_method(REFERENCE, model)
@@ -148,7 +152,7 @@ def parse_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
         match = _WAY.fullmatch(text)
         if not match:
             raise UserError(f"method {text!r}: expected METHOD, METHOD=TREE or METHOD=TREE@DRAFT-VOCABULARY")
-        name = f"{REFERENCE} again" if text == REFERENCE in used else text
+        name = AGAIN if text == REFERENCE in used else text
         if name in ways and name != REFERENCE:
             raise UserError(f"method {text!r} is named too often")
         if name != text:

@@ -7,7 +7,6 @@ A method learns to guess what its base would say, so the base writes the trainin
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -21,7 +20,7 @@ import numpy as np
 from jaxspec.config import DataConfig
 from jaxspec.decoding.generate import generate_many
 from jaxspec.errors import UserError
-from jaxspec.files import drop_half_line, read_whole_lines
+from jaxspec.files import claim, drop_half_line, read_whole_lines
 from jaxspec.methods.adapter import load_method
 from jaxspec.model.load import Model
 from jaxspec.processes import as_leader, check_alike, is_leader
@@ -137,12 +136,7 @@ def _cached(path: Path, prompts: dict[int, Selected]) -> dict[int, Answer]:
 
 def _claim(file: TextIO, path: Path) -> None:
     """Keep other runs from adding to the cache, and drop a last line that a kill has cut short."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{path}: another run is making these answers; start this one when they are there") from None
-    except OSError:  # a file system without locks
-        pass
+    claim(file, f"{path}: another run is making these answers; start this one when they are there")
     drop_half_line(path)
 
 

@@ -74,6 +74,12 @@ def test_compile_time_is_reported_with_the_first_answer(files, capsys):
     decode.main(command)
     first, second, third = [json.loads(line)["compile_seconds"] for line in capsys.readouterr().out.splitlines()]
     assert first > 0.1 and second == third == 0
+    command[command.index("65")] = "130"
+    command.remove("--json")
+    decode.main(command)
+    shown = re.findall(r"^(\w+): .*compile ([\d.]+) s$", capsys.readouterr().err, re.MULTILINE)
+    compiled = {name: [float(seconds) for way, seconds in shown if way == name] for name in ("ppd", "autoregressive")}
+    assert all(seconds[0] > 0 and not any(seconds[1:]) and len(seconds) == 3 for seconds in compiled.values())
 
 
 def test_every_line_of_a_prompt_file_gets_its_answer(files, capsys, tmp_path):

@@ -6,24 +6,25 @@ import pytest
 
 from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES
 from jaxspec.evaluation.ablations import STUDIES
-from jaxspec.evaluation.bench_report import Results
+from jaxspec.evaluation.bench_report import Results, control_line
 from jaxspec.evaluation.claims import CLAIMS, Decoded, Evidence, Faster, GainsMore, Predicts, Trained
 from jaxspec.evaluation.metrics import figures
 from jaxspec.evaluation.results import claims_table
+from jaxspec.evaluation.ways import AGAIN
 from jaxspec.methods import METHODS
 from tests.evaluation.test_metrics import row
 
 REFERENCE = "autoregressive"
 
 
-def timed(seconds, lengths):
+def timed(seconds, lengths, category):
     """Answers of five tokens each, which took so long."""
-    return [[row(number, [5], [s], [s + 1], [lengths]) for number, s in enumerate(seconds)]]
+    return [[row(number, [5], [s], [s + 1], [lengths]) | {"category": category} for number, s in enumerate(seconds)]]
 
 
-def benchmark(ways, groups=("all",), accuracies=None, **settings):
+def benchmark(ways, groups=("all",), accuracies=None, category="coding", **settings):
     """Results of {way: (seconds of every question, lengths of its steps)}, the same in every group."""
-    rows = {way: timed(*found) for way, found in ways.items()}
+    rows = {way: timed(*found, category) for way, found in ways.items()}
     found = {way: {g: figures(rows[way], rows[REFERENCE]) for g in groups} for way in ways}
     named = {way: {"accuracy": accuracies[way]} if accuracies else {} for way in ways}
     named = {
@@ -56,6 +57,18 @@ def test_a_way_is_faster_where_the_whole_interval_says_so(seconds, verdict):
     if seconds == [1.0] * 8:
         assert judged.measured.startswith("2.00 (2.00 to 2.00) times its speed")
     assert Faster("ppd", "bita").judge(Evidence([found], {})) is None
+
+
+@pytest.mark.parametrize(
+    ("again", "verdict", "words"),
+    [(4.08, "holds", "0.980 (0.980 to 0.980), within 0.03"), (4.4, "no difference", "**not within** 0.03")],
+)
+def test_a_difference_that_autoregressive_decoding_has_from_itself_is_none(again, verdict, words):
+    ways = {REFERENCE: PLAIN, AGAIN: ([again] * 8, [1, 1, 1, 1])}
+    ways |= {"ppd": ([1.9] * 8, [2, 2]), "medusa": ([2.0] * 8, [2, 2])}
+    found = benchmark(ways)
+    assert Faster("ppd", "medusa").judge(Evidence([found], {})).holds == verdict
+    assert words in "".join(control_line(found))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +126,7 @@ def test_decoding_with_variants_is_compared():
 
 def test_gains_of_groups_may_come_from_another_benchmark_of_the_same_settings():
     ways = {REFERENCE: PLAIN, "ppd": ([2.0] * 8, [2, 2]), "medusa": ([2.0] * 8, [2, 2]), "hf": ([1.0] * 8, [2, 2])}
-    chat = benchmark(ways, ("all", "mt_bench"), temperature=0.0, limit=80)
+    chat = benchmark(ways, ("all", "mt_bench"), category="writing", temperature=0.0, limit=80)
     ways |= {"ppd": ([1.0] * 8, [4]), "medusa": ([2.0] * 8, [4])}
     code = benchmark(ways, ("all", "humaneval"), temperature=0.0, limit=16)
     judged = GainsMore("humaneval").judge(Evidence([chat, code], {}))
@@ -123,6 +136,11 @@ def test_gains_of_groups_may_come_from_another_benchmark_of_the_same_settings():
     changed = dataclasses.replace(code, setting=code.setting | {"code": "newer"})
     assert "code has changed" in GainsMore("humaneval").judge(Evidence([chat, changed], {})).measured
     assert GainsMore("math_reasoning").judge(Evidence([chat, code], {})) is None
+    coding = benchmark(ways, ("all", "mt_bench"), temperature=0.0, limit=80)
+    assert GainsMore("humaneval").judge(Evidence([coding, code], {})) is None  # no conversation, although of MT-Bench
+    retrained = code.setting["ways"] | {"ppd": {"adapter": "another digest"}}
+    retrained = dataclasses.replace(code, setting=code.setting | {"ways": retrained})
+    assert "ppd" not in GainsMore("humaneval").judge(Evidence([chat, retrained], {})).measured
     sampled = dataclasses.replace(code, setting=code.setting | {"settings": {"temperature": 0.8}})
     assert GainsMore("humaneval").judge(Evidence([chat, sampled], {})) is None
     elsewhere = dataclasses.replace(code, setting=code.setting | {"device": "another"})
@@ -142,7 +160,7 @@ def test_gains_of_groups_may_come_from_another_benchmark_of_the_same_settings():
 def test_a_gain_is_larger_where_the_difference_is_clear(chat, code, verdict):
     plain = ([4.0] * len(chat), [1, 1, 1, 1])
     benchmarks = [
-        benchmark({REFERENCE: plain, "ppd": (chat, [2, 2])}, ("all", "mt_bench"), limit=1),
+        benchmark({REFERENCE: plain, "ppd": (chat, [2, 2])}, ("all", "mt_bench"), category="humanities", limit=1),
         benchmark({REFERENCE: PLAIN, "ppd": (code, [2, 2])}, ("all", "humaneval"), limit=2),
     ]
     assert GainsMore("humaneval").judge(Evidence(benchmarks, {})).holds == verdict

@@ -52,6 +52,7 @@ def test_bytes_are_those_of_arrays_that_lie_there(mesh):
     embeddings = 3 * 32
     assert found["trainable"] == embeddings and found["trainable_bytes"] == 4 * embeddings
     assert found["optimizer_bytes"] == 2 * 4 * embeddings + 8  # two moments, and two counts of updates
+    assert found["step"]["unread"] == 0
     assert found["step"]["arguments"] > real and found["step"]["flops"] > 0 and found["step"]["temporaries"] > 0
     base, lengths = Base(params, make_tiny().decoder), jnp.ones(4, int)
     cache, _, _ = prefill(base, jnp.zeros((4, 32), int), lengths, capacity=384, chunk=32)  # 64 + 256, in steps of 128
@@ -85,6 +86,9 @@ def test_zero_2_holds_weights_whole(mesh):
     three, two = (dry_run_training(dataclasses.replace(run, mesh=config), mesh, None) for config in meshes)
     assert two["trainable_bytes"] > 1.5 * three["trainable_bytes"]
     assert two["optimizer_bytes"] == three["optimizer_bytes"]
+    # the base that all this replaces is not read, and takes its room all the same
+    assert three["step"]["unread"] == three["weights_bytes"]
+    assert "weights beside them" in training_lines("tiny", run, three)[-1]
 
 
 SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in (SPACE(), HiddenTransfer(layers=(0, 1, 1)))]

@@ -1,6 +1,7 @@
 """Step times against rows: every case is measured, and the memory a step must read is counted right."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -9,6 +10,7 @@ from jaxspec.errors import UserError
 from jaxspec.evaluation import step_latency
 from jaxspec.evaluation.step_latency import LatencyConfig, check_latency, measure_steps, random_model, step_bytes
 from jaxspec.model.hf import save_directory
+from jaxspec.versions import source_digest
 from tests.tiny import TINY, make_text_model
 
 
@@ -27,6 +29,10 @@ def test_every_case_is_measured_and_shown(folder, capsys):
     assert shown.strip() in (folder / "out" / "latency.md").read_text() and "| 5 rows |" in shown
     assert (folder / "out" / "latency.png").stat().st_size > 5000
     assert len([line for line in shown.splitlines() if "(float32)" in line]) == 2
+    assert "--rows 1 5 --batch-sizes 2 --cache-lengths 64 96 --rounds 1`" in shown
+    assert json.loads((folder / "out" / "latency.json").read_text())["code"] == source_digest()
+    with pytest.raises(UserError, match="holds measurements with other settings"):
+        bench.main(["latency", "--models", str(folder / "model"), "--output", str(folder / "out")])
 
 
 def test_curves_hold_seconds_and_the_memory_limit(monkeypatch, tmp_path):

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -43,6 +44,27 @@ def test_a_run_learns_and_writes_an_adapter_that_decodes(config, model, tmp_path
     assert state["paths"][0] == [0] and len(state["paths"]) == 2 and str(tmp_path) not in json.dumps(head)
     drafter = load_method("ppd", model, output)
     np.testing.assert_array_equal(drafter.trainable["embeddings"], adapter.trainable["embeddings"])
+
+
+def test_so_many_checkpoints_stay(config, model, tmp_path):
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=5, save_every=1, keep=2))
+    Trainer(config, model, tmp_path / "run", resume=False).run()
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["4", "5"]
+
+
+def test_a_base_of_16_bits_trains_an_adapter_of_32(config, model):
+    """Beside float32's: the same loss but for rounding, and nothing of what is trained is in 16 bits."""
+    found, answers = {}, [Answer([1, 2, 3], list(range(20))), Answer([4], list(range(20)))]
+    for dtype in ("float32", "bfloat16"):
+        base = Base(jax.tree.map(lambda x, d=dtype: x.astype(d), model.params), model.decoder)
+        state, batch = first_state(PPD(), config.train, 0, base), TrainingData(answers, config.train).batch(0)
+        found[dtype] = train_step(PPD(), config.train, 0, base, state, batch)
+    state, metrics = found["bfloat16"]
+    floats = [x for x in jax.tree.leaves((state.trainable, state.optimizer)) if jnp.issubdtype(x.dtype, jnp.floating)]
+    assert len(floats) == 3 and all(x.dtype == jnp.float32 for x in floats)
+    assert metrics["loss"] != found["float32"][1]["loss"]
+    np.testing.assert_allclose(metrics["loss"], found["float32"][1]["loss"], rtol=0.02)
+    np.testing.assert_allclose(metrics["gradient_norm"], found["float32"][1]["gradient_norm"], rtol=0.1)
 
 
 @pytest.mark.parametrize("method", [PPD(ensemble=2), SPACE(distances=2, rank=2)], ids=lambda m: m.name)
