@@ -13,7 +13,7 @@ from jaxspec.files import check_writable, local_folder
 from jaxspec.methods.adapter import OWN_MODEL
 from jaxspec.model.chips import absent_mesh
 from jaxspec.model.load import check_dtype, load_model, load_shapes
-from jaxspec.processes import ProcessConfig, is_leader, join_processes
+from jaxspec.processes import ProcessConfig, as_leader, is_leader, join_processes
 from jaxspec.training.configs import config_names, load_config, split_config_name
 from jaxspec.training.preemption import on_sigterm
 from jaxspec.training.run_config import RunConfig, check_config, describe
@@ -60,7 +60,7 @@ def main(args: list[str]) -> None:
     if (options.topology or options.json) and not options.dry_run:
         raise UserError("--topology and --json go with --dry-run")
     output = local_folder(options.output or f"runs/{name}")
-    cache = local_folder(config.data.cache)
+    local_folder(config.data.cache)  # or an error
     # both before JAX looks for devices
     absent = absent_mesh(config.mesh, options.topology) if options.dry_run else None
     join_processes(options.processes)
@@ -76,8 +76,7 @@ def main(args: list[str]) -> None:
         return
     # before a large base is loaded
     check_output(output, (output / "run.json").exists(), options.resume)
-    for folder in (output, cache) if is_leader() else ():
-        check_writable(folder)
+    as_leader(lambda: check_writable(output))
     enable_compilation_cache()
     stopping = on_sigterm()
     model = load_model(config.model, options.dtype or None, config.mesh, config.data.template)

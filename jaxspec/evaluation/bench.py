@@ -129,20 +129,20 @@ def run_bench(
       perplexities: of every way's answers under the base.
 
     Raises:
-      UserError: settings that make no sense, or a folder that holds another benchmark.
+      UserError: settings that make no sense, a folder that holds another benchmark, or another process in it.
     """
     check_bench(config)
     ways = parse_ways(config, model)
     questions, long = select_questions(config, model)
     answers = Answers(output, list(ways))
-    runs = range(1, config.repeats + 1)
-    complete = all(len(rows) == len(questions) for run in runs for rows in answers.read(run).values())
-    describe_bench(config, model, ways, output, complete)
-    for line in (way.info["note"] for way in ways.values() if "note" in way.info):
-        say(line)
-    if long:
-        say(f"left out, too long for the base: {', '.join(f'{q.data} {q.id}' for q in long)}")
-    with alone_in(output):
+    with alone_in(writable(output)):
+        runs = range(1, config.repeats + 1)
+        complete = all(len(rows) == len(questions) for run in runs for rows in answers.read(run).values())
+        describe_bench(config, model, ways, output, complete)
+        for line in (way.info["note"] for way in ways.values() if "note" in way.info):
+            say(line)
+        if long:
+            say(f"left out, too long for the base: {', '.join(f'{q.data} {q.id}' for q in long)}")
         _answer_all(config, model, questions, ways, answers, output)
         talks: dict[str, dict[tuple, list[list[str]]]] = {name: {} for name in ways}
         for run in runs:
@@ -168,12 +168,12 @@ def _answer_all(
     """Ask every question that not every way has answered."""
     done = {run: answers.restore(run) for run in range(1, config.repeats + 1)}
     finished, total = sum(map(len, done.values())), config.repeats * len(questions)
+    numbers = itertools.count(finished)
     with Progress("questions", total, "questions", finished) as progress:
         for run, before in done.items():
             left = [question for question in _shuffled(questions) if (question.data, question.id) not in before]
             for batch in batches(left, config):
-                number = run * len(questions) + questions.index(batch[0])
-                _ask(model, config, batch, ways, answers, number, run)
+                _ask(model, config, batch, ways, answers, next(numbers), run)
                 finished += len(batch)
                 progress.update(finished)
                 _note_memory(output, ways)
@@ -235,7 +235,7 @@ def describe_bench(config: BenchConfig, model: Model, ways: dict[str, Way], outp
     Raises:
       UserError: the folder holds another benchmark, or answers of other code and not all of them.
     """
-    found, file = _description(config, model, ways), writable(output) / "bench.json"
+    found, file = _description(config, model, ways), output / "bench.json"
     if not file.exists():
         if any(output.iterdir()):
             raise UserError(f"{output} holds other files; give another --output")
@@ -243,8 +243,12 @@ def describe_bench(config: BenchConfig, model: Model, ways: dict[str, Way], outp
         return
     before = read_json(file)
     smaller = all_settings(before["settings"])["limit"]
-    # A smaller choice of questions is part of every larger one, but not its batches.
-    wider = config.batch_size == 1 and 0 < smaller < (config.limit or math.inf)
+    wider = 0 < smaller < (config.limit or math.inf)  # a smaller choice of questions is part of every larger one
+    if wider and config.batch_size > 1:
+        raise UserError(
+            f"{output} holds {smaller} questions, of batches that more questions would change: only a benchmark that "
+            "asks one at a time goes on with a larger limit; give another --output"
+        )
     compared = _description(dataclasses.replace(config, limit=smaller), model, ways) if wider else found
     different = _different(_asked(before), _asked(compared))
     if different.keys() == {"code"} and not complete:

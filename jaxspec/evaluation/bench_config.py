@@ -27,7 +27,7 @@ class BenchConfig:
         or a GGUF file.
       dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
       limit: questions, as many of every category as of any other; 0 is all. The same folder may be given a larger one
-        later.
+        later, where questions are asked one at a time.
       max_new_tokens: per turn.
       batch_size: questions answered together.
       temperature: of sampling; 0 is greedy.

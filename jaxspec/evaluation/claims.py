@@ -12,14 +12,12 @@ import numpy as np
 
 from jaxspec.evaluation.bench_report import ALL, CLOSE_SPEED, Results, control_of, interval, reference_of
 from jaxspec.evaluation.metrics import Estimate, Figures, estimate, figures
-from jaxspec.evaluation.ways import REFERENCE
 
 CHAT = ("writing", "roleplay", "stem", "humanities")  # of MT-Bench: neither code, mathematics, puzzles nor extraction
 CLOSE = 0.01  # accuracies closer than this are called equal
 HOW_SPEEDS_COMPARE = (  # as `faster` does
-    f"One is faster where the whole interval is more than {CLOSE_SPEED} from 1 (further, where autoregressive decoding "
-    "came out further from itself), there is no difference where all of it is less, and else it is undecided. "
-    "Intervals are over questions, of one process and one training of each adapter."
+    f"One is faster where the whole interval is more than {CLOSE_SPEED} from 1, there is no difference where all of it "
+    "is less, and else it is undecided. Intervals are over questions, of one process and one training of each adapter."
 )
 _RUN = ("data", "limit", "methods", "peers", "assistant")  # settings in which benchmarks that are compared may differ
 
@@ -153,20 +151,11 @@ class GainsMore(Judge):
     group: str
 
     def judge(self, evidence: Evidence) -> Verdict | None:
-        """From all benchmarks of the main one's settings; a group counts where it comes first."""
-        alike = [r for r in evidence.benchmarks if _settings(r) == _settings(evidence.benchmarks[0])]
-        asked = next((r for r in alike if self.group in r.figures[REFERENCE]), None)
-        talked = next((r for r in alike if _conversations(r, REFERENCE)), None)
-        if asked is None or talked is None:
+        """From all benchmarks of the main one's settings, each side from the one that has the most questions of it."""
+        chosen = self._sides(evidence)
+        if not chosen:
             return None
-        pairs = {
-            way: (asked.figures[way][self.group], chat)
-            for way, info in asked.setting["ways"].items()
-            if "adapter" in info and talked.setting["ways"].get(way, {}).get("adapter") == info["adapter"]
-            if self.group in asked.figures.get(way, {}) and (chat := _conversations(talked, way))
-        }
-        if not pairs:
-            return None
+        pairs = {way: (ours, chat) for way, ((ours, _), (chat, _)) in chosen.items()}
         measured = ", ".join(
             f"{way} {ours.speedup.value:.2f} against {chat.speedup.value:.2f} "
             f"(tokens per step {ours.tokens_per_step:.2f} against {chat.tokens_per_step:.2f})"
@@ -174,13 +163,38 @@ class GainsMore(Judge):
         )
         steps = sum(ours.tokens_per_step > chat.tokens_per_step for ours, chat in pairs.values())
         measured += f"; tokens per step are higher for {steps} of {len(pairs)}"
-        if asked.setting.get("code") != talked.setting.get("code"):
+        counts = sorted({(ours.questions, chat.questions) for ours, chat in pairs.values()})
+        measured += "; " + ", ".join(f"{ours} questions against {chat}" for ours, chat in counts)
+        if any(code != other for (_, code), (_, other) in chosen.values()):
             measured += "; decoding's code has changed between the two"
+        if any(side.speedup.low is None for pair in pairs.values() for side in pair):
+            return Verdict(f"{measured}, too few to judge", "not judged")
         more = sum(_above(ours.speedup, chat.speedup) for ours, chat in pairs.values())
         less = sum(_above(chat.speedup, ours.speedup) for ours, chat in pairs.values())
         counted = f"more for {more}, less for {less}, undecided for {len(pairs) - more - less}"
         clear = {(len(pairs), 0): "holds", (0, len(pairs)): "does not hold", (0, 0): "undecided"}
         return Verdict(measured, clear.get((more, less), counted))
+
+    def _sides(self, evidence: Evidence) -> dict[str, tuple[_Side, _Side]]:
+        """On the group and on conversations, with one and the same adapter."""
+        found: dict[tuple[str, str], tuple[list[_Side], list[_Side]]] = {}
+        for results in evidence.benchmarks:
+            if _settings(results) != _settings(evidence.benchmarks[0]):
+                continue
+            for way, info in results.setting["ways"].items():
+                if "adapter" in info:
+                    sides = found.setdefault((way, info["adapter"]), ([], []))
+                    for side, figures_of in zip(sides, (self._group, _conversations), strict=True):
+                        side += [(f, results.setting.get("code"))] if (f := figures_of(results, way)) else []
+        most = lambda side: max(side, key=lambda known: known[0].questions)  # noqa: E731
+        return {way: (most(ours), most(chat)) for (way, _), (ours, chat) in found.items() if ours and chat}
+
+    def _group(self, results: Results, way: str) -> Figures | None:
+        """A way's figures on the group."""
+        return results.figures.get(way, {}).get(self.group)
+
+
+_Side = tuple[Figures, str | None]  # figures, and the version of the code that made them
 
 
 def _conversations(results: Results, way: str) -> Figures | None:
@@ -190,11 +204,11 @@ def _conversations(results: Results, way: str) -> Figures | None:
 
 
 def faster(ratio: Estimate, margin: float = CLOSE_SPEED) -> str:
-    """The verdict on a ratio of speeds, by its whole interval; as close to 1 as the margin it is none."""
+    """The verdict on a ratio of speeds, by its whole interval, which must be so far from 1."""
     if ratio.low is None:
         return "undecided"
-    if ratio.low > 1 - margin and ratio.high < 1 + margin:
-        return "no difference"
+    if margin == CLOSE_SPEED and ratio.low > 1 - margin and ratio.high < 1 + margin:
+        return "no difference"  # which a clock that is further off cannot show
     if ratio.low >= 1 + margin:
         return "holds"
     return "does not hold" if ratio.high <= 1 - margin else "undecided"

@@ -24,7 +24,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError, suggest
 from jaxspec.evaluation.latency import StepTimer, bare, in_rounds
 from jaxspec.evaluation.markdown import row, rule
-from jaxspec.files import writable, write_atomically
+from jaxspec.files import alone_in, writable, write_atomically
 from jaxspec.machine import device_name
 from jaxspec.model.blocks import FEW_ROWS
 from jaxspec.model.decoder import abstract_params
@@ -153,18 +153,19 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
     if (writable(folder) / "bench.json").exists():
         raise UserError(f"{folder} holds a benchmark; give another --output")
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(LatencyConfig)}
-    settings = json.loads(json.dumps(settings))  # as a file holds them
-    if (folder / LATENCY).exists() and read_json(folder / LATENCY).get("settings", settings) != settings:
-        raise UserError(f"{folder} holds measurements with other settings; give another --output")
-    results: dict[str, Any] = {"device": device_name(), "bytes_per_second": bandwidth(config.rounds)}
-    results |= {"jax": jax.__version__, "settings": settings, "code": source_digest()}
-    results |= {"began": time.strftime("%Y-%m-%d"), "curves": []}
-    for name in config.models:
-        model = random_model(name, SHAPES[name], dtype) if name in SHAPES else load_model(name, dtype)
-        for curve in _curves(config, model, results["bytes_per_second"]):
-            results["curves"].append(curve)
-            write_latency(results, folder)
-        del model  # before the next one takes its place in memory
+    results = {"device": device_name(), "jax": jax.__version__, "settings": settings, "code": source_digest()}
+    results = json.loads(json.dumps(results))  # as a file holds them
+    before = read_json(folder / LATENCY) if (folder / LATENCY).exists() else results
+    if any(before.get(name) != value for name, value in results.items()):
+        raise UserError(f"{folder} holds what was measured with other settings, code or devices; give another --output")
+    with alone_in(folder):
+        results |= {"bytes_per_second": bandwidth(config.rounds), "began": time.strftime("%Y-%m-%d"), "curves": []}
+        for name in config.models:
+            model = random_model(name, SHAPES[name], dtype) if name in SHAPES else load_model(name, dtype)
+            for curve in _curves(config, model, results["bytes_per_second"]):
+                results["curves"].append(curve)
+                write_latency(results, folder)
+            del model  # before the next one takes its place in memory
     return results
 
 

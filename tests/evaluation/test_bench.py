@@ -20,6 +20,7 @@ from jaxspec.evaluation.bench_report import command, load_results, sections, wri
 from jaxspec.evaluation.compare import first_divergence
 from jaxspec.evaluation.questions import Question
 from jaxspec.evaluation.ways import MethodWay, parse_ways
+from jaxspec.files import alone_in
 from jaxspec.machine import this_machine
 from jaxspec.methods import SPACE
 from jaxspec.methods.adapter import Adapter, load_method, open_adapter, save_adapter
@@ -157,8 +158,21 @@ def test_a_larger_limit_goes_on_with_more_questions(files, model, finished, tmp_
     others.write_text((files / "questions.jsonl").read_text().replace("?", "!"))
     with pytest.raises(UserError, match=r"holds another benchmark \(other questions\)"):
         run_bench(dataclasses.replace(config, limit=0, data=str(others)), model, folder, lambda line: None)
+    setting = (folder / "bench.json").read_text()
+    with alone_in(folder), pytest.raises(UserError, match="another process is writing there"):
+        run_bench(dataclasses.replace(config, limit=0), model, folder, lambda line: None)
+    assert (folder / "bench.json").read_text() == setting
+    (folder / "perplexity.json").write_text('{"autoregressive": 1.5, "autoregressive again": 1.5}')  # of three
     run_bench(dataclasses.replace(config, limit=0), model, folder, lambda line: None)
     assert texts_of(folder, "autoregressive") == texts_of(finished[0], "autoregressive")
+    assert not (folder / "perplexity.json").exists()
+
+
+def test_batches_do_not_grow(files, model, tmp_path):
+    config = config_of(files, methods="autoregressive", adapters="", limit=2, batch_size=2)
+    run_bench(config, model, tmp_path / "b", lambda line: None)
+    with pytest.raises(UserError, match="holds 2 questions, of batches that more questions would change"):
+        run_bench(dataclasses.replace(config, limit=3), model, tmp_path / "b", lambda line: None)
 
 
 def test_ctrl_c_keeps_what_is_finished(files, model, tmp_path, monkeypatch, capsys):

@@ -17,6 +17,7 @@ def test_the_order_changes_so_that_nobody_always_follows_the_same_one():
     for place in range(3):
         counts = [sum(order[place] == name for order in orders) for name in NAMES]
         assert min(counts) >= 10, counts
+    assert all(one == other[::-1] for one, other in zip(orders[::2], orders[1::2], strict=True))
     followers = {pair for order in orders for pair in itertools.pairwise(order)}
     assert len(followers) == 6
 

@@ -31,7 +31,7 @@ def test_every_case_is_measured_and_shown(folder, capsys):
     assert len([line for line in shown.splitlines() if "(float32)" in line]) == 2
     assert "--rows 1 5 --batch-sizes 2 --cache-lengths 64 96 --rounds 1`" in shown
     assert json.loads((folder / "out" / "latency.json").read_text())["code"] == source_digest()
-    with pytest.raises(UserError, match="holds measurements with other settings"):
+    with pytest.raises(UserError, match="measured with other settings"):
         bench.main(["latency", "--models", str(folder / "model"), "--output", str(folder / "out")])
 
 
