@@ -1,4 +1,4 @@
-"""The picture of a training run: loss and held-out accuracy against steps."""
+"""The picture of a training run: loss and accuracy against steps, of held-out text and of what it learns from."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
+
 from jaxspec.errors import UserError
 from jaxspec.files import write_atomically
+
+_MEAN = 20  # updates that a point of the training text's accuracy stands for
 
 
 def plot_training(log: Path, picture: Path) -> None:
@@ -26,9 +30,9 @@ def plot_training(log: Path, picture: Path) -> None:
     import matplotlib.pyplot as plt
 
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    losses = {r["step"]: r["loss"] for r in rows if "loss" in r}  # a resumed run logs some steps twice
+    updates = {r["step"]: r for r in rows if "loss" in r}  # a resumed run logs some steps twice
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4))
-    left.plot(list(losses), list(losses.values()), linewidth=0.8)
+    left.plot(list(updates), [r["loss"] for r in updates.values()], linewidth=0.8)
     left.set(xlabel="step", ylabel="loss", title="training loss")
     # fewer answers are asked on the way than at the end: a point of its own, where a line would show the others' rise
     *way, final = (r for r in rows if "top1" in r)
@@ -39,8 +43,13 @@ def plot_training(log: Path, picture: Path) -> None:
             label = f"top-{k} at distance {distance + 1}"
             right.plot([r["step"] for r in way], series, style, color=colour, marker=".", label=label)
             right.plot(final["step"], accuracy, "x" if k == 1 else "+", color=colour)
+    for distance in range(len(final["top1"])):
+        drawn = {step: r[key] for step, r in updates.items() if (key := f"top1@{distance + 1}") in r}
+        mean = np.convolve(list(drawn.values()), np.ones(_MEAN) / _MEAN, "valid") if len(drawn) >= _MEAN else []
+        right.plot(list(drawn)[_MEAN - 1 :], mean, color=f"C{distance}", alpha=0.4, linewidth=1)
     asked = f"{way[0]['held_out']} answers on the way; " if way else ""
-    right.set(xlabel="step", ylabel="accuracy", title=f"held-out text: {asked}{final['held_out']} at the end (x, +)")
+    title = f"held-out text: {asked}{final['held_out']} at the end (x, +)"
+    right.set(xlabel="step", ylabel="accuracy", title=f"{title}\nfaint: training text, top-1, mean of {_MEAN} updates")
     right.set(xlim=(0, None), ylim=(0, 1))
     right.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()

@@ -42,3 +42,11 @@ def test_the_end_may_be_of_as_many_answers_or_the_only_evaluation(drawn):
         [(4, 0.5)],
     ]
     assert drawn(held_out(4, 8, 0.5))[:2] == [[], [(4, 0.5)]]
+
+
+def test_training_text_is_drawn_as_a_running_mean(drawn):
+    updates = [{"step": step, "loss": 1.0, "top1@1": float(step % 2)} for step in range(1, 23)]
+    *_, mean = drawn(*updates, held_out(22, 8, 0.5))
+    assert [step for step, _ in mean] == [20, 21, 22] and all(abs(value - 0.5) < 1e-9 for _, value in mean)
+    *_, none = drawn(*updates[:19], held_out(22, 8, 0.5))
+    assert none == []
