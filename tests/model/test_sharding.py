@@ -1,6 +1,7 @@
 """Where parameters lie on a mesh, and how they get there."""
 
 import dataclasses
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxspec.config import MeshConfig
 from jaxspec.errors import UserError
+from jaxspec.model import hf
 from jaxspec.model.checkpoint import load_checkpoint, save_checkpoint
 from jaxspec.model.hf import load_directory, save_directory
 from jaxspec.model.sharding import (
@@ -109,3 +111,22 @@ def test_weights_are_read_straight_to_their_devices(mesh, tmp_path):
         kernel = params["layers_0"]["mlp"]["up"]["kernel"]
         assert kernel.sharding.shard_shape(kernel.shape) == (16, 24)
         jax.tree.map(np.testing.assert_array_equal, params, model.params)
+
+
+def test_no_more_than_a_layer_is_held_on_the_way(mesh, tmp_path, monkeypatch):
+    """What has been read lies on its devices before the next is read; q, k and v wait for each other."""
+    model = make_tiny(dataclasses.replace(TINY, num_layers=4))
+    save_directory(tmp_path, model.config, model.params)
+    read, held = [], []
+
+    def watched(tensors):
+        for name, array in tensors:
+            held.append(sum(earlier() is not None for earlier in read))
+            read.append(weakref.ref(array))
+            yield name, array
+            del array
+
+    real = hf._stream
+    monkeypatch.setattr(hf, "_stream", lambda shards: watched(real(shards)))
+    load_directory(tmp_path, jnp.bfloat16, mesh)  # another dtype than the file's: no device shares the host's memory
+    assert len(held) > 30 and max(held) <= 3

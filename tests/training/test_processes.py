@@ -107,6 +107,20 @@ def test_sigterm_saves_and_ends_well(folder, whole):
     assert_same_run(folder / "stopped", whole)
 
 
+def test_sigterm_while_answers_are_made(folder, whole):
+    """There is nothing to save: what is there is on disk."""
+    run = start(command(folder, "asked"))
+    while not lines_written(folder / "asked")[0]:
+        time.sleep(0.005)
+        assert run.poll() is None
+    run.send_signal(signal.SIGTERM)
+    finish(run)
+    answers, updates = lines_written(folder / "asked")
+    assert 0 < answers < 36 and not updates
+    finish(start(command(folder, "asked", "--resume")))
+    assert_same_run(folder / "asked", whole)
+
+
 def test_sigterm_where_one_of_several_waits_for_another(folder):
     """While they make answers none can hear of the others' signals; later all save together."""
     both = start_two(folder, "left")
