@@ -138,7 +138,7 @@ def run_bench(
     with alone_in(writable(output)):
         runs = range(1, config.repeats + 1)
         complete = all(len(rows) == len(questions) for run in runs for rows in answers.read(run).values())
-        describe_bench(config, model, ways, output, complete)
+        describe_bench(config, model, ways, questions, long, output, complete)
         for line in (way.info["note"] for way in ways.values() if "note" in way.info):
             say(line)
         if long:
@@ -222,20 +222,25 @@ def _note_memory(output: Path, ways: dict[str, Way]) -> None:
     write_atomically(file, json.dumps(found).encode())
 
 
-def describe_bench(config: BenchConfig, model: Model, ways: dict[str, Way], output: Path, complete: bool) -> None:
+def describe_bench(
+    config: BenchConfig, model: Model, ways: dict[str, Way], questions: Sequence[Question], long: Sequence[Question],
+    output: Path, complete: bool,
+) -> None:  # fmt: skip
     """Write bench.json, or check that it is the same, but for a smaller limit where questions are asked one by one.
 
     Args:
       config: what and how.
       model: the base.
       ways: by name.
+      questions: to ask.
+      long: left out.
       output: folder.
       complete: whether every answer is there, so that it no longer matters which code would give them.
 
     Raises:
       UserError: the folder holds another benchmark, or answers of other code and not all of them.
     """
-    found, file = _description(config, model, ways), output / "bench.json"
+    found, file = _description(config, model, ways, questions, long), output / "bench.json"
     if not file.exists():
         if any(output.iterdir()):
             raise UserError(f"{output} holds other files; give another --output")
@@ -249,7 +254,10 @@ def describe_bench(config: BenchConfig, model: Model, ways: dict[str, Way], outp
             f"{output} holds {smaller} questions, of batches that more questions would change: only a benchmark that "
             "asks one at a time goes on with a larger limit; give another --output"
         )
-    compared = _description(dataclasses.replace(config, limit=smaller), model, ways) if wider else found
+    compared = found
+    if wider:
+        narrow = dataclasses.replace(config, limit=smaller)
+        compared = _description(narrow, model, ways, *select_questions(narrow, model))
     different = _different(_asked(before), _asked(compared))
     if different.keys() == {"code"} and not complete:
         raise UserError(
@@ -264,9 +272,10 @@ def describe_bench(config: BenchConfig, model: Model, ways: dict[str, Way], outp
         write_atomically(file, json.dumps(found, indent=1).encode())
 
 
-def _description(config: BenchConfig, model: Model, ways: dict[str, Way]) -> dict[str, Any]:
+def _description(
+    config: BenchConfig, model: Model, ways: dict[str, Way], questions: Sequence[Question], long: Sequence[Question]
+) -> dict[str, Any]:
     """All that answers depend on, as JSON holds it."""
-    questions, long = select_questions(config, model)
     known = {field.name for field in dataclasses.fields(BenchConfig)}
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name in known}
     adapters = [parse_adapter(text) for text in config.adapters.split(",") if text]

@@ -155,10 +155,12 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(LatencyConfig)}
     results = {"device": device_name(), "jax": jax.__version__, "settings": settings, "code": source_digest()}
     results = json.loads(json.dumps(results))  # as a file holds them
-    before = read_json(folder / LATENCY) if (folder / LATENCY).exists() else results
-    if any(before.get(name) != value for name, value in results.items()):
-        raise UserError(f"{folder} holds what was measured with other settings, code or devices; give another --output")
     with alone_in(folder):
+        before = read_json(folder / LATENCY) if (folder / LATENCY).exists() else results
+        if any(before.get(name) != value for name, value in results.items()):
+            raise UserError(
+                f"{folder} holds what was measured with other settings, code or devices; give another --output"
+            )
         results |= {"bytes_per_second": bandwidth(config.rounds), "began": time.strftime("%Y-%m-%d"), "curves": []}
         for name in config.models:
             model = random_model(name, SHAPES[name], dtype) if name in SHAPES else load_model(name, dtype)
