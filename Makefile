@@ -27,6 +27,7 @@ slow: setup
 
 # The figures of docs/results.md, from the even ones of Spec-Bench's questions and some of HumanEval's: hours on two cores.
 # Goes on where it stopped; makes runs/results/page/results.md.
+PAGE := greedy code sampled greedy_again space latency latency_1b peers
 METHODS := autoregressive,autoregressive,ppd,bita,space,hidden_transfer,medusa,hydra,amphista
 BENCH = $(BIN)/python bench.py --methods $(METHODS) --max-new-tokens 128
 results: setup
@@ -42,8 +43,12 @@ results: setup
 	$(BIN)/python bench.py --methods space=sparse:16,space=chain:5 --data runs/results/spec_bench_dev.jsonl --limit 8 \
 		--max-new-tokens 64 --output runs/results/space
 	$(BIN)/python bench.py latency --batch-sizes 1 4 --cache-lengths 256 512 --output runs/results/latency
+	$(BIN)/python bench.py latency --models 1b --rounds 5 --output runs/results/latency_1b
+	$(BIN)/python -m pip install -q "torch==2.13.0"
+	$(BIN)/python bench.py --methods autoregressive --peers --data runs/results/spec_bench_dev.jsonl --limit 12 \
+		--output runs/results/peers
 	cp docs/ablations.json runs/results/page
-	$(BIN)/python bench.py results $(addprefix runs/results/,greedy code sampled greedy_again space latency) --output runs/results/page
+	$(BIN)/python bench.py results $(addprefix runs/results/,$(PAGE)) --output runs/results/page
 
 setup: $(VENV)/.installed
 

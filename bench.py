@@ -15,9 +15,15 @@ from jaxspec.evaluation.bench import run_bench
 from jaxspec.evaluation.bench_config import BenchConfig, check_bench
 from jaxspec.evaluation.bench_report import load_results, overall_table, write_bench_report
 from jaxspec.evaluation.results import write_results
-from jaxspec.evaluation.step_latency import LATENCY, LatencyConfig, latency_table, measure_steps, write_latency
+from jaxspec.evaluation.step_latency import (
+    LATENCY,
+    LatencyConfig,
+    latency_table,
+    measure_steps,
+    read_latency,
+    write_latency,
+)
 from jaxspec.files import writable
-from jaxspec.model.hf import read_json
 from jaxspec.model.sharding import in_mesh, mesh_of
 
 
@@ -92,7 +98,7 @@ def report(args: list[str]) -> None:
         raise UserError("give one folder: python bench.py report DIR")
     folder = Path(args[0])
     if (folder / LATENCY).exists():
-        found = read_json(folder / LATENCY)
+        found = read_latency(folder)
         write_latency(found, writable(folder))
         print("\n".join(latency_table(found)))
     else:

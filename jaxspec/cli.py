@@ -8,6 +8,7 @@ import io
 import itertools
 import logging
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 import jax
 import tyro
+from flax.traverse_util import flatten_dict
 
 from jaxspec.errors import UserError, first_line, suggest
 
@@ -138,6 +140,26 @@ def _option_names(settings: object, prefix: str = "") -> list[str]:
         value = getattr(settings, field.name, None)
         names += _option_names(value, name + ".") if dataclasses.is_dataclass(value) else [name]
     return names
+
+
+def command_line(words: Sequence[str], settings: dict[str, Any], default: object) -> str:
+    """The command that gives an entry point these settings, without those that are the default.
+
+    Args:
+      words: the command itself.
+      settings: as JSON holds the fields of the options' dataclass, nested ones nested.
+      default: the dataclass with its defaults.
+    """
+    line, defaults = list(words), flatten_dict(dataclasses.asdict(default), sep=".")
+    for name, value in flatten_dict(settings, sep=".").items():
+        option, usual = name.replace("_", "-"), defaults[name]
+        if value == (list(usual) if isinstance(usual, tuple) else usual):
+            continue
+        if isinstance(value, bool):
+            line.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            line += [f"--{option}", *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join(line)
 
 
 def enable_compilation_cache() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flax.traverse_util import flatten_dict
 
+from jaxspec.cli import command_line
 from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers
 from jaxspec.evaluation.bench_config import BenchConfig, all_settings
@@ -64,6 +63,8 @@ def load_results(folder: Path) -> Results:
     if not (folder / "bench.json").exists():
         raise UserError(f"{folder}: no benchmark there (bench.json is missing)")
     setting = read_json(folder / "bench.json")
+    if not {"settings", "ways"} <= setting.keys():
+        raise UserError(f"{folder / 'bench.json'}: not what a benchmark writes (no settings, or no ways)")
     setting["settings"] = all_settings(setting["settings"])
     ways = list(setting["ways"])
     answers = Answers(folder, ways)
@@ -165,14 +166,7 @@ def summary_of(results: Results) -> dict[str, Any]:
 
 def command(setting: dict[str, Any]) -> str:
     """The command line of a benchmark: what differs from the defaults, files without their folders."""
-    words, defaults = ["python", "bench.py"], flatten_dict(dataclasses.asdict(BenchConfig()), sep=".")
-    for name, value in flatten_dict(setting["settings"], sep=".").items():
-        option = name.replace("_", "-")
-        if isinstance(value, bool) and value != defaults[name]:
-            words.append(f"--{option}" if value else f"--no-{option}")
-        elif value != defaults[name]:
-            words += [f"--{option}", str(value)]
-    return shlex.join(words)
+    return command_line(["python", "bench.py"], setting["settings"], BenchConfig())
 
 
 def setting_lines(results: Results) -> list[str]:

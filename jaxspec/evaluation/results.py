@@ -15,7 +15,7 @@ from jaxspec.evaluation.agreement import agreement, asked_again
 from jaxspec.evaluation.bench_report import load_results, plot_bench, sections, summary_of
 from jaxspec.evaluation.claims import CHAT, CLAIMS, CLOSE, HOW_SPEEDS_COMPARE, PAPERS, Evidence, Verdict
 from jaxspec.evaluation.markdown import row, rule
-from jaxspec.evaluation.step_latency import LATENCY, latency_table, plot_latency
+from jaxspec.evaluation.step_latency import LATENCY, latency_table, plot_latency, read_latency
 from jaxspec.files import writable, write_atomically
 from jaxspec.model.hf import read_json
 
@@ -39,7 +39,7 @@ def write_results(folders: Sequence[Path], output: Path) -> Path:
     if len(set(names)) < len(names):
         raise UserError(f"benchmarks on one page need folders of different names, got {', '.join(names)}")
     named = dict(zip(names, folders, strict=True))
-    curves = {name: read_json(folder / LATENCY) for name, folder in named.items() if (folder / LATENCY).exists()}
+    curves = {name: read_latency(folder) for name, folder in named.items() if (folder / LATENCY).exists()}
     benchmarks = {name: load_results(folder) for name, folder in named.items() if name not in curves}
     if not benchmarks:
         raise UserError("give at least one folder of a benchmark beside latency's")

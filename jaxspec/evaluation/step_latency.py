@@ -11,7 +11,6 @@ import functools
 import itertools
 import json
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxspec.cli import command_line
 from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError, suggest
 from jaxspec.evaluation.latency import StepTimer, bare, in_rounds
@@ -195,6 +195,16 @@ def _in_turn(model: Model, batch: int, cache: int, sizes: Sequence[int], rounds:
         return in_rounds(timers, rounds, lambda done: progress.update(len(sizes) + done))
 
 
+def read_latency(folder: Path) -> dict[str, Any]:
+    """What `measure_steps` has written there. Raises UserError for a file that lacks some of it."""
+    file = folder / LATENCY
+    results = read_json(file)
+    for name in ("device", "jax", "settings", "code", "bytes_per_second", "began", "curves"):
+        if name not in results:
+            raise UserError(f"{file}: not what `bench.py latency` writes now: {name} is missing; measure again")
+    return results
+
+
 def write_latency(results: dict[str, Any], folder: Path) -> None:
     """Write latency.json, latency.md and latency.png."""
     write_atomically(folder / LATENCY, json.dumps(results, indent=1).encode())
@@ -207,11 +217,11 @@ def latency_table(results: dict[str, Any]) -> list[str]:
     """Milliseconds by rows, a line per curve, with what reading weights and cache alone would take."""
     rows = list(results["curves"][0]["seconds"])
     gigabytes = results["bytes_per_second"] / 1e9
-    lines = [f"`{_command(results['settings'])}`", ""] if "settings" in results else []
-    made = f", {results['began']}, version {results['code']} of what decodes" if "code" in results else ""
-    lines += [
-        f"{results['device']}, {gigabytes:.1f} GB/s, jax {results['jax']}{made}. *Memory alone*: to read weights and "
-        "cache."
+    lines = [
+        f"`{command_line(['python', 'bench.py', 'latency'], results['settings'], LatencyConfig())}`",
+        "",
+        f"{results['device']}, {gigabytes:.1f} GB/s, jax {results['jax']}, {results['began']}, version "
+        f"{results['code']} of what decodes. *Memory alone*: to read weights and cache.",
     ]
     heads = ["model", "batch", "cache", "memory alone", *(f"{r} rows" for r in rows)]
     lines += ["", row(heads), rule(len(heads))]
@@ -220,15 +230,6 @@ def latency_table(results: dict[str, Any]) -> list[str]:
         cells += [f"{1e3 * s:.1f}" for s in (curve["memory_seconds"], *curve["seconds"].values())]
         lines.append(row(cells))
     return lines
-
-
-def _command(settings: dict[str, Any]) -> str:
-    """The command line, without what is the default."""
-    words, defaults = ["python", "bench.py", "latency"], json.loads(json.dumps(dataclasses.asdict(LatencyConfig())))
-    for name, value in settings.items():
-        if value != defaults[name]:
-            words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
-    return shlex.join(words)
 
 
 def plot_latency(results: dict[str, Any], picture: Path) -> bool:

@@ -88,15 +88,23 @@ def test_the_page_shows_latencies_too(finished, tmp_path, capsys):
         "device": "a machine",
         "jax": "0",
         "bytes_per_second": 1e9,
+        "settings": {"rounds": 3},
+        "began": "2026-01-01",
+        "code": "a version",
         "curves": [curve | {"seconds": {"1": 1, "4": 2}}],
     }
     (tmp_path / "latency").mkdir()
     write_latency(found, tmp_path / "latency")
     bench.main(["report", str(tmp_path / "latency")])
-    assert "| tiny (float32) | 1 | 64 | 500.0 | 1000.0 | 2000.0 |" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "| tiny (float32) | 1 | 64 | 500.0 | 1000.0 | 2000.0 |" in shown and "latency --rounds 3`" in shown
     bench.main(["results", str(finished[0]), str(tmp_path / "latency"), "--output", str(tmp_path / "page")])
     text = (tmp_path / "page" / "results.md").read_text()
     assert "## Latency: milliseconds of a step by rows" in text and "| 500.0 | 1000.0 |" in text
     assert (tmp_path / "page" / "results-latency.png").stat().st_size > 5000
     with pytest.raises(UserError, match="a benchmark beside latency's"):
         bench.main(["results", str(tmp_path / "latency"), "--output", str(tmp_path / "page")])
+    del found["code"]
+    (tmp_path / "latency" / "latency.json").write_text(json.dumps(found))
+    with pytest.raises(UserError, match=r"not what .* writes now: code is missing"):
+        bench.main(["report", str(tmp_path / "latency")])
