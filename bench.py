@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import jax
 import tyro
 
-from jaxspec import UserError, load_model
+from jaxspec import load_model
 from jaxspec.cli import enable_compilation_cache, parse, run_main
 from jaxspec.evaluation.bench import run_bench
 from jaxspec.evaluation.bench_config import BenchConfig, check_bench
@@ -61,6 +62,19 @@ class LatencyOptions(LatencyConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class ReportOptions:
+    """The tables and plots of a folder once more, from what was measured.
+
+    Attributes:
+      folder: of a benchmark, or of latencies.
+      json: print summary.json instead of the table.
+    """
+
+    folder: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
+    json: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class PageOptions:
     """One page of several benchmarks: their tables, what holds of the papers' claims, and the papers' own figures.
 
@@ -94,15 +108,14 @@ def bench(args: list[str]) -> None:
 
 def report(args: list[str]) -> None:
     """Report on a folder."""
-    if len(args) != 1 or args[0].startswith("-"):
-        raise UserError("give one folder: python bench.py report DIR")
-    folder = Path(args[0])
+    options = parse(ReportOptions, args, prog="bench.py report")
+    folder = Path(options.folder)
     if (folder / LATENCY).exists():
         found = read_latency(folder)
         write_latency(found, writable(folder))
         print("\n".join(latency_table(found)))
     else:
-        show(folder, as_json=False)
+        show(folder, options.json)
 
 
 def show(folder: Path, as_json: bool) -> None:

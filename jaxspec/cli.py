@@ -127,9 +127,10 @@ def parse(kind: type[T], args: Sequence[str], default: T | None = None, prog: st
 
 
 def _first_paragraph(box: str) -> str:
-    """The sentence inside a drawn box: what stands between its title and the first ruled line."""
+    """The sentence inside a drawn box: what stands between its title and the next ruled line."""
     lines = [line.strip("│╭╮╰╯─ ") for line in box.splitlines()[1:]]
-    return " ".join(itertools.takewhile(bool, lines))
+    said = ["" if set(line) == {"-"} else line for line in lines]  # where a terminal knows nothing but ASCII
+    return " ".join(itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, said)))
 
 
 def _option_names(settings: object, prefix: str = "") -> list[str]:

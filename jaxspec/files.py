@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -47,6 +47,11 @@ def local_folder(name: str) -> Path:
     if "://" in name:
         raise UserError(f"{name}: not a folder; mount the bucket (gcsfuse does it for gs://) and give its path")
     return Path(name)
+
+
+def known_as(name: str) -> str:
+    """A file's or folder's own name, anything else as it is: what is kept names no machine's paths."""
+    return Path(name).absolute().name if name and Path(name).exists() else name
 
 
 def check_writable(folder: Path) -> None:
@@ -97,8 +102,12 @@ def drop_half_line(file: Path) -> None:
             opened.truncate(whole)
 
 
-def read_whole_lines(file: Path) -> list[dict[str, Any]]:
+def read_whole_lines(file: Path, fields: Collection[str] = ()) -> list[dict[str, Any]]:
     """The rows of a JSONL file whose last line a kill may have cut; none where there is no file.
+
+    Args:
+      file: with an object in each line.
+      fields: what every object must have.
 
     Raises:
       UserError: an earlier line is damaged.
@@ -110,4 +119,7 @@ def read_whole_lines(file: Path) -> list[dict[str, Any]]:
             rows.append(json.loads(line))
         except ValueError as error:
             raise UserError(f"{file}:{number}: damaged ({error}); remove that line") from None
+        lacking = [name for name in fields if not isinstance(rows[-1], dict) or name not in rows[-1]]
+        if lacking:
+            raise UserError(f"{file}:{number}: damaged (no {lacking[0]}); remove that line")
     return rows

@@ -33,6 +33,7 @@ from jaxspec.model.load import Model
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
 from jaxspec.tree import TreePlan, chain, efficient
+from jaxspec.versions import source_digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +215,8 @@ def run_decoding(
       max_new_tokens: per answer.
 
     Returns:
-      {label: figures}, `autoregressive` among them; of the base that the method has tuned, where it has.
+      {label: figures}, `autoregressive` among them; of the base that the method has tuned, where it has. All name the
+      version of the code that decoded.
     """
     drafters, bases = {}, set()
     for label, entry in study.entries.items():
@@ -224,7 +226,8 @@ def run_decoding(
     [base] = bases  # or a comparison would say nothing
     trials = race(base, drafters, prompts, max_new_tokens, SamplingConfig())
     rows = {label: drafter.num_rows for label, drafter in drafters.items()} | {"autoregressive": 1}
-    return {t.name: dataclasses.asdict(t) | {"rows": rows[t.name], "prompts": len(prompts)} for t in trials}
+    shared = {"prompts": len(prompts), "code": source_digest()}
+    return {t.name: dataclasses.asdict(t) | {"rows": rows[t.name]} | shared for t in trials}
 
 
 STEP_METHODS: dict[str, Method] = {

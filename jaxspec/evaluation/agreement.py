@@ -48,14 +48,14 @@ def agreement(first: Results, second: Results) -> list[str]:
     asked = sum(map(len, _batches(second)))
     answers = sum(map(len, second.rows[REFERENCE]))
     meant = second.setting["questions"] * second.setting["settings"]["repeats"]
-    same = first.setting.get("code") == second.setting.get("code") is not None
+    same = first.setting["code"] == second.setting["code"]
     return [
         f"`{command(second.setting)}`",
         "",
         f"The first benchmark once more, {second.setting['began']}: what both runs make of {asked} questions. "
         f"{sum(inside)} of {len(inside)} speedups lie in the first run's interval."
         + ("" if answers == meant else f" **Unfinished: {answers} of {meant} answers of the second are there.**")
-        + ("" if same else " Decoding's code has changed between the two, or was not recorded."),
+        + ("" if same else " Decoding's code has changed between the two."),
         "",
         *table,
     ]

@@ -15,6 +15,8 @@ from jaxspec.evaluation.compare import Divergence
 from jaxspec.evaluation.questions import Question
 from jaxspec.files import read_whole_lines, write_atomically
 
+_FIELDS = ("question_id", "category", "choices", "data", "batch")
+
 
 def accept_lengths(answer: Generation) -> list[int]:
     """Tokens that every step emitted: those it accepted, and the bonus unless the answer ended before it."""
@@ -47,7 +49,7 @@ class Answers:
         Raises:
           UserError: a damaged line before the last one, which a kill may have cut.
         """
-        rows = {way: read_whole_lines(self.file(way, run)) for way in self._ways}
+        rows = {way: read_whole_lines(self.file(way, run), _FIELDS) for way in self._ways}
         done = set.intersection(*({_key(row) for row in found} for found in rows.values()))
         whole = lambda row: {tuple(key) for key in row["batch"]} <= done  # noqa: E731
         return {way: [row for row in found if whole(row)] for way, found in rows.items()}

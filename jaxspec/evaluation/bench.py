@@ -24,14 +24,14 @@ import jax
 from jaxspec.decoding.generate import Generation
 from jaxspec.errors import UserError, differences
 from jaxspec.evaluation.answers import Answers, answer_row
-from jaxspec.evaluation.bench_config import BenchConfig, all_settings, check_bench
+from jaxspec.evaluation.bench_config import BenchConfig, check_bench, read_setting
 from jaxspec.evaluation.compare import Divergence, first_divergence
 from jaxspec.evaluation.overhead import measure_overhead
 from jaxspec.evaluation.quality import score_answers
 from jaxspec.evaluation.questions import Question, group_of, read_questions, stratified
 from jaxspec.evaluation.race import in_turn
 from jaxspec.evaluation.ways import MethodWay, Way, parse_adapter, parse_ways
-from jaxspec.files import alone_in, writable, write_atomically
+from jaxspec.files import alone_in, known_as, writable, write_atomically
 from jaxspec.machine import device_name
 from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model
@@ -210,7 +210,7 @@ def _ask(
             ours, plain = (results[side][index :: len(batch)] for side in (name, way.reference))
             owed = way.same_text(config, config.temperature_of(question))
             parted = partings(base, config, question, ours, plain, seed) if owed else []
-            rows.append(answer_row(f"{model.name}-{name}", batch, question, ours, parted))
+            rows.append(answer_row(f"{known_as(model.name)}-{name}", batch, question, ours, parted))
         answers.append(name, run, rows)
 
 
@@ -246,8 +246,8 @@ def describe_bench(
             raise UserError(f"{output} holds other files; give another --output")
         write_atomically(file, json.dumps(found | {"began": time.strftime("%Y-%m-%d")}, indent=1).encode())
         return
-    before = read_json(file)
-    smaller = all_settings(before["settings"])["limit"]
+    before = read_setting(output)
+    smaller = before["settings"]["limit"]
     wider = 0 < smaller < (config.limit or math.inf)  # a smaller choice of questions is part of every larger one
     if wider and config.batch_size > 1:
         raise UserError(
@@ -282,8 +282,9 @@ def _description(
     settings["adapters"] = ",".join(f"{method}={Path(folder).name}" for method, folder in adapters)
     settings["data"] = ",".join(Path(file).name for file in config.data.split(","))
     asked = hashlib.sha256(json.dumps([[q.data, q.id, q.turns] for q in questions]).encode()).hexdigest()[:16]
+    settings |= {name: known_as(settings[name]) for name in ("model", "assistant")}
     found = {
-        "model": model.name,
+        "model": known_as(model.name),
         "fingerprint": model.fingerprint,
         "dtype": str(model.dtype),
         "device": device_name(),
@@ -315,7 +316,7 @@ def _asked(description: dict[str, Any]) -> dict[str, Any]:
     ways = {
         way: {name: v for name, v in info.items() if name != "accuracy"} for way, info in description["ways"].items()
     }
-    return description | {"ways": ways, "settings": all_settings(description["settings"])}
+    return description | {"ways": ways}
 
 
 def peak_memory() -> int:

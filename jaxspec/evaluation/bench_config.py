@@ -10,7 +10,11 @@ from jaxspec.config import MeshConfig, SamplingConfig
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.errors import UserError
 from jaxspec.evaluation.questions import MT_BENCH, Question
+from jaxspec.model.hf import read_json
 from jaxspec.model.load import DEFAULT_MODEL
+
+_WRITTEN = ("model", "fingerprint", "dtype", "device", "settings", "ways", "questions", "asked", "left_out", "jax")
+_WRITTEN += ("code", "began")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +84,24 @@ class BenchConfig:
         return MT_BENCH.get(question.category, self.temperature) if self.mt_bench_temperatures else self.temperature
 
 
-def all_settings(known: dict[str, Any]) -> dict[str, Any]:
-    """Settings as they were written down, perhaps when there were fewer: the others had their defaults."""
-    return dataclasses.asdict(BenchConfig()) | known
+def read_setting(folder: Path) -> dict[str, Any]:
+    """What bench.json says of a benchmark; settings that it does not name, since there were fewer, had their defaults.
+
+    Raises:
+      UserError: no such file, or one that lacks something or has settings that this version does not know.
+    """
+    file = folder / "bench.json"
+    if not file.exists():
+        raise UserError(f"{folder}: no benchmark there (bench.json is missing)")
+    setting = read_json(file)
+    lacking = [name for name in _WRITTEN if name not in setting]
+    if lacking:
+        raise UserError(f"{file}: not what a benchmark writes ({lacking[0]} is missing)")
+    defaults = dataclasses.asdict(BenchConfig())
+    unknown = sorted(setting["settings"].keys() - defaults.keys())
+    if unknown:
+        raise UserError(f"{file}: settings that this version does not have: {', '.join(unknown)}")
+    return setting | {"settings": defaults | setting["settings"]}
 
 
 def check_bench(config: BenchConfig) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxspec.cli import command_line
 from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers
-from jaxspec.evaluation.bench_config import BenchConfig, all_settings
+from jaxspec.evaluation.bench_config import BenchConfig, read_setting
 from jaxspec.evaluation.compare import NEAR_TIE
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate, Figures, figures
@@ -60,12 +60,7 @@ def load_results(folder: Path) -> Results:
     Raises:
       UserError: no benchmark there, or none with an answer of more than one token.
     """
-    if not (folder / "bench.json").exists():
-        raise UserError(f"{folder}: no benchmark there (bench.json is missing)")
-    setting = read_json(folder / "bench.json")
-    if not {"settings", "ways"} <= setting.keys():
-        raise UserError(f"{folder / 'bench.json'}: not what a benchmark writes (no settings, or no ways)")
-    setting["settings"] = all_settings(setting["settings"])
+    setting = read_setting(folder)
     ways = list(setting["ways"])
     answers = Answers(folder, ways)
     rows: dict[str, Rows] = {way: [] for way in ways}
@@ -87,10 +82,11 @@ def load_results(folder: Path) -> Results:
     memory, overhead = (
         read_json(file) if file.exists() else {} for file in (folder / "memory.json", folder / "overhead.json")
     )
-    scores = _mean_scores(read_whole_lines(folder / "scores.jsonl"), ways)
+    scores = _mean_scores(read_whole_lines(folder / "scores.jsonl", ("way", "kind", "scores")), ways)
     if (folder / "perplexity.json").exists():
         for way, value in read_json(folder / "perplexity.json").items():
-            scores[way]["perplexity under the base"] = value
+            if way in scores:
+                scores[way]["perplexity under the base"] = value
     return Results(setting, rows, found, scores, memory, overhead)
 
 
@@ -101,7 +97,7 @@ def reference_of(setting: dict[str, Any], way: str) -> str:
 
 def _overhead(results: Results) -> list[str]:
     """Where the time of a step goes."""
-    same = results.overhead["code"] == results.setting.get("code")
+    same = results.overhead["code"] == results.setting["code"]
     note = "" if same else " Measured with another version of the code than the answers."
     *table, last = overhead_table(results.overhead["ways"])
     return [*table, last + note]
@@ -109,7 +105,7 @@ def _overhead(results: Results) -> list[str]:
 
 def _mean_scores(lines: Sequence[dict[str, Any]], ways: Sequence[str]) -> dict[str, dict[str, float]]:
     values: dict[str, dict[str, list[float]]] = {way: {} for way in ways}
-    for line in lines:
+    for line in (line for line in lines if line["way"] in values):
         for name, value in line["scores"].items():
             values[line["way"]].setdefault(f"{line['kind']} {name}", []).append(value)
     return {way: {name: float(np.mean(found)) for name, found in scores.items()} for way, scores in values.items()}
@@ -175,16 +171,15 @@ def setting_lines(results: Results) -> list[str]:
     drawn = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
     if settings["mt_bench_temperatures"]:
         drawn = f"MT-Bench's categories at its temperatures, the others {drawn}"
-    code = f", version {s['code']} of what decodes" if "code" in s else ""
     asked, runs = s["questions"], settings["repeats"]
     answered = sum(map(len, results.rows[REFERENCE]))
     unfinished = "" if answered == asked * runs else f" **Unfinished: {answered} of {asked * runs} answers are there.**"
     lines = [
         f"`{command(s)}`",
         "",
-        f"{s['model']} ({s['dtype']}) on {s['device']}, jax {s['jax']}, {s['began']}{code}. {asked} questions, "
-        f"{drawn}, up to {settings['max_new_tokens']} tokens per turn, {settings['batch_size']} at a time, "
-        f"{runs} run(s).{unfinished}",
+        f"{s['model']} ({s['dtype']}) on {s['device']}, jax {s['jax']}, {s['began']}, version {s['code']} of what "
+        f"decodes. {asked} questions, {drawn}, up to {settings['max_new_tokens']} tokens per turn, "
+        f"{settings['batch_size']} at a time, {runs} run(s).{unfinished}",
         "",
         f"Acceptance: {s['settings']['accept']}, {_RULES[s['settings']['accept']]}. Every question is answered by all "
         "methods in turn, compilation apart. Speedups compare pairs, the same question answered both ways: the median "

@@ -137,7 +137,10 @@ class Decoded(Judge):
         one, other = found[self.one], found[self.other]
         verdict = compared_speeds(one, other)
         small = f"an ablation: {one['prompts']} prompts, {one['speedup']:.2f} and {other['speedup']:.2f} times "
-        return dataclasses.replace(verdict, measured=f"{verdict.measured} ({small}autoregressive speed)")
+        small += "autoregressive speed"
+        if one.get("code") != evidence.benchmarks[0].setting["code"]:
+            small += ", with another version of decoding's code than the main benchmark"
+        return dataclasses.replace(verdict, measured=f"{verdict.measured} ({small})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +188,7 @@ class GainsMore(Judge):
                 if "adapter" in info:
                     sides = found.setdefault((way, info["adapter"]), ([], []))
                     for side, figures_of in zip(sides, (self._group, _conversations), strict=True):
-                        side += [(f, results.setting.get("code"))] if (f := figures_of(results, way)) else []
+                        side += [(f, results.setting["code"])] if (f := figures_of(results, way)) else []
         most = lambda side: max(side, key=lambda known: known[0].questions)  # noqa: E731
         return {way: (most(ours), most(chat)) for (way, _), (ours, chat) in found.items() if ours and chat}
 

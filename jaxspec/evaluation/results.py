@@ -48,8 +48,8 @@ def write_results(folders: Sequence[Path], output: Path) -> Path:
     main = next(iter(benchmarks))
     again = [name for name, results in benchmarks.items() if name != main and asked_again(benchmarks[main], results)]
     lines = ["# Results", "", f"Made by `python bench.py results` from {', '.join(names)}.", ""]
-    versions = {name: results.setting.get("code") for name, results in benchmarks.items()}
-    versions |= {name: found.get("code") for name, found in curves.items()}
+    versions = {name: results.setting["code"] for name, results in benchmarks.items()}
+    versions |= {name: found["code"] for name, found in curves.items()}
     others = [name for name, code in versions.items() if code != versions[main]]
     if others:
         lines += [f"Made with another version of decoding's code than {main}: {', '.join(others)}. What a step costs,"]

@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError, suggest
 from jaxspec.evaluation.latency import StepTimer, bare, in_rounds
 from jaxspec.evaluation.markdown import row, rule
-from jaxspec.files import alone_in, writable, write_atomically
+from jaxspec.files import alone_in, known_as, writable, write_atomically
 from jaxspec.machine import device_name
 from jaxspec.model.blocks import FEW_ROWS
 from jaxspec.model.decoder import abstract_params
@@ -36,6 +36,8 @@ from jaxspec.versions import source_digest
 
 SHAPES = {"1b": MOBILELLAMA_1_4B, "7b": LLAMA_7B, "13b": LLAMA_13B}
 LATENCY = "latency.json"
+_HEAD = ("device", "jax", "settings", "code", "bytes_per_second", "began", "curves")
+_CURVE = ("model", "dtype", "batch_size", "cache_length", "seconds", "memory_seconds")
 _MOVED = 1 << 28  # bytes of the array that bandwidth is measured with
 _TIMES = 8  # in one program, so that starting it does not count
 
@@ -140,7 +142,8 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
 
     Args:
       config: what to measure.
-      folder: latency.json, latency.md and latency.png are written there after every curve.
+      folder: latency.json, latency.md and latency.png are written there after every curve; with the same settings it
+        goes on behind the last one.
 
     Raises:
       UserError: settings that cannot be measured, a model that cannot be loaded or does not fit, or a folder that holds
@@ -152,37 +155,51 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
         check_fits(name, SHAPES[name], dtype, config)
     if (writable(folder) / "bench.json").exists():
         raise UserError(f"{folder} holds a benchmark; give another --output")
-    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(LatencyConfig)}
-    results = {"device": device_name(), "jax": jax.__version__, "settings": settings, "code": source_digest()}
-    results = json.loads(json.dumps(results))  # as a file holds them
     with alone_in(folder):
-        before = read_json(folder / LATENCY) if (folder / LATENCY).exists() else results
-        if any(before.get(name) != value for name, value in results.items()):
-            raise UserError(
-                f"{folder} holds what was measured with other settings, code or devices; give another --output"
-            )
-        results |= {"bytes_per_second": bandwidth(config.rounds), "began": time.strftime("%Y-%m-%d"), "curves": []}
-        for name in config.models:
+        results = _begun(config, folder)
+        left = _cases(results["settings"])[len(results["curves"]) :]
+        for number, sizes in itertools.groupby(left, key=lambda case: case[0]):
+            name = config.models[number]
             model = random_model(name, SHAPES[name], dtype) if name in SHAPES else load_model(name, dtype)
-            for curve in _curves(config, model, results["bytes_per_second"]):
-                results["curves"].append(curve)
+            for _, batch, cache in sizes:
+                results["curves"].append(_curve(config, model, batch, cache, results["bytes_per_second"]))
                 write_latency(results, folder)
             del model  # before the next one takes its place in memory
     return results
 
 
-def _curves(config: LatencyConfig, model: Model, bytes_per_second: float) -> Iterator[dict[str, Any]]:
-    """One entry per batch size and cache length."""
-    for b, s in itertools.product(config.batch_sizes, config.cache_lengths):
-        seconds = _in_turn(model, b, s, config.rows, config.rounds)
-        yield {
-            "model": model.name,
-            "dtype": str(model.dtype),
-            "batch_size": b,
-            "cache_length": s,
-            "seconds": {str(rows): value for rows, value in seconds.items()},
-            "memory_seconds": step_bytes(model, b, s) / bytes_per_second,
-        }
+def _cases(settings: dict[str, Any]) -> list[tuple[int, int, int]]:
+    """Number of the model, batch size and cache length of every curve, in their order."""
+    return list(itertools.product(range(len(settings["models"])), settings["batch_sizes"], settings["cache_lengths"]))
+
+
+def _begun(config: LatencyConfig, folder: Path) -> dict[str, Any]:
+    """What the folder holds of these curves, or the head of what it is to hold. Raises UserError for any others."""
+    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(LatencyConfig)}
+    settings["models"] = [known_as(name) for name in config.models]
+    head = {"device": device_name(), "jax": jax.__version__, "settings": settings, "code": source_digest()}
+    head = json.loads(json.dumps(head))  # as a file holds it
+    if not (folder / LATENCY).exists():
+        began = time.strftime("%Y-%m-%d")
+        return head | {"bytes_per_second": bandwidth(config.rounds), "began": began, "curves": []}
+    before = read_latency(folder)
+    different = {name for name, value in head.items() if before[name] != value}
+    whole = "settings" not in different and len(before["curves"]) == len(_cases(settings))
+    if different - ({"code"} if whole else set()):
+        raise UserError(f"{folder} holds what was measured with other settings, code or devices; give another --output")
+    return before
+
+
+def _curve(config: LatencyConfig, model: Model, batch: int, cache: int, bytes_per_second: float) -> dict[str, Any]:
+    seconds = _in_turn(model, batch, cache, config.rows, config.rounds)
+    return {
+        "model": known_as(model.name),
+        "dtype": str(model.dtype),
+        "batch_size": batch,
+        "cache_length": cache,
+        "seconds": {str(rows): value for rows, value in seconds.items()},
+        "memory_seconds": step_bytes(model, batch, cache) / bytes_per_second,
+    }
 
 
 def _in_turn(model: Model, batch: int, cache: int, sizes: Sequence[int], rounds: int) -> dict[int, float]:
@@ -199,9 +216,13 @@ def read_latency(folder: Path) -> dict[str, Any]:
     """What `measure_steps` has written there. Raises UserError for a file that lacks some of it."""
     file = folder / LATENCY
     results = read_json(file)
-    for name in ("device", "jax", "settings", "code", "bytes_per_second", "began", "curves"):
-        if name not in results:
-            raise UserError(f"{file}: not what `bench.py latency` writes now: {name} is missing; measure again")
+    lacking = [name for name in _HEAD if name not in results]
+    lacking = lacking or [name for curve in results["curves"] for name in _CURVE if name not in curve]
+    if lacking:
+        raise UserError(f"{file}: not what `bench.py latency` writes now: {lacking[0]} is missing; measure again")
+    known = {field.name for field in dataclasses.fields(LatencyConfig)}
+    if results["settings"].keys() != known or not results["curves"]:
+        raise UserError(f"{file}: not what `bench.py latency` writes now: other settings, or no curve; measure again")
     return results
 
 
@@ -223,6 +244,8 @@ def latency_table(results: dict[str, Any]) -> list[str]:
         f"{results['device']}, {gigabytes:.1f} GB/s, jax {results['jax']}, {results['began']}, version "
         f"{results['code']} of what decodes. *Memory alone*: to read weights and cache.",
     ]
+    done, asked = len(results["curves"]), len(_cases(results["settings"]))
+    lines[-1] += "" if done == asked else f" **Unfinished: {done} of {asked} curves are there.**"
     heads = ["model", "batch", "cache", "memory alone", *(f"{r} rows" for r in rows)]
     lines += ["", row(heads), rule(len(heads))]
     for curve in results["curves"]:

@@ -145,6 +145,11 @@ def parse_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
         raise UserError(f"adapters: one folder for each method, got {config.adapters!r}")
     shipped = [name for name in METHODS if name in adapters or find_shipped(name, model.fingerprint)]
     texts = re.split(r",\s*(?=[a-z_])", config.methods) if config.methods else shipped  # commas in a tree: numbers
+    if not texts and not config.peers:
+        raise UserError(
+            f"no adapter ships for {model.name!r}, and there is nothing else to compare: train one with train.py and "
+            "give --adapters METHOD=FOLDER, or name --methods"
+        )
     plain = load_method(REFERENCE, model)
     ways: dict[str, Way] = {REFERENCE: MethodWay(REFERENCE, {}, plain)}
     used = set()

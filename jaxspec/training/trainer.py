@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.errors import UserError
-from jaxspec.files import restore_folder, swap_folder, write_atomically
+from jaxspec.files import known_as, restore_folder, swap_folder, write_atomically
 from jaxspec.methods.adapter import OWN_MODEL, Adapter, method_plan, save_adapter, settle
 from jaxspec.methods.base import PyTree
 from jaxspec.model.base import Base
@@ -271,7 +271,7 @@ class Trainer:
         keys = [cache_file(self.model, data, limit).stem for limit in limits]
         del run["data"]["cache"]
         for part, key in ((run, "model"), (run, "tree"), (run["data"], "prompts")):
-            part[key] = Path(part[key]).name if Path(part[key]).exists() else part[key]
+            part[key] = known_as(part[key])
         identity = {
             "fingerprint": self.model.fingerprint,
             "answers": keys,

@@ -256,7 +256,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     trainings["bita_prompting"]["deep"]["accuracy"] = fake_accuracy(BiTA(), 0.2)
     trainings["bita_prompting"]["deep"]["accuracy"][0][4] = 0.05  # its fifth candidate
     row = {"rows": 9, "tokens_per_step": 1.5, "tokens_per_second": 40.0, "speedup": 1.0, "identical": 2, "prompts": 2}
-    row |= {"seconds": [0.026, 0.039] * 4}
+    row |= {"seconds": [0.026, 0.039] * 4, "code": "a version"}
     decoding = {study.name: {label: dict(row) for label in study.entries} for study in DECODING_STUDIES}
     trees = decoding["bita_decoding"]
     trees["efficient tree"]["seconds"] = [0.02, 0.03] * 4
@@ -289,7 +289,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     page = write_report(results, tmp_path).read_text()
     for study in (*STUDIES, *DECODING_STUDIES):
         assert f"### {study.title}" in page
-    assert "`python ablate.py --prompts p.jsonl`" in page
+    assert "`python ablate.py --prompts p.jsonl`" in page and "Measured with version a version of what" in page
     assert "instead of the paper's hard labels. Trained on 72 of 500 answers." in page
     assert "learning to guess costs no quality: **does not hold** (1.200 (1." in page
     assert "where masks weigh as much as the text: **undecided** (1.008 (" in page

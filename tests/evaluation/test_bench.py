@@ -195,14 +195,18 @@ def test_bad_settings_are_refused_before_anything_is_written(files, model, tmp_p
     assert not (tmp_path / "bench").exists()
 
 
-def test_the_command_line_reports_errors_on_one_line(monkeypatch, capsys, tmp_path):
+def test_the_command_line_reports_errors_on_one_line(finished, monkeypatch, capsys, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "bench.json").write_text("{}")
+    newer = shutil.copytree(finished[0], tmp_path / "newer")
+    setting = json.loads((newer / "bench.json").read_text())
+    (newer / "bench.json").write_text(json.dumps(setting | {"settings": setting["settings"] | {"colour": "red"}}))
     for args, message in (
         (["report", str(tmp_path)], "bench.json is missing"),
-        (["report", str(other)], "not what a benchmark writes"),
-        (["report"], "give one folder"),
+        (["report", str(other)], "not what a benchmark writes (model is missing)"),
+        (["report", str(newer)], "settings that this version does not have: colour"),
+        (["report"], "error: Missing from bench.py report: DIR of a benchmark, or of latencies. (required)\n"),
         (["--data", ""], "--data"),
         (["--metods", "ppd"], "did you mean '--methods'?"),
     ):
@@ -270,7 +274,9 @@ def test_perplexity_is_the_bases_of_the_last_turns(files, model, tmp_path):
 
 def test_what_ships_for_the_base_runs_by_default(files, model, monkeypatch):
     assert list(parse_ways(config_of(files, methods=""), model)) == ["autoregressive", "ppd", "medusa"]
-    assert list(parse_ways(BenchConfig(), model)) == ["autoregressive"]
+    with pytest.raises(UserError, match=r"no adapter ships for .* --adapters METHOD=FOLDER, or name --methods"):
+        parse_ways(BenchConfig(), model)
+    assert list(parse_ways(BenchConfig(methods="autoregressive"), model)) == ["autoregressive"]
 
 
 def test_a_tuned_tree_is_the_one_for_these_circumstances(files, model, tmp_path):

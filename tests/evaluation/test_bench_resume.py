@@ -48,6 +48,9 @@ def test_a_killed_benchmark_goes_on_where_it_stopped(files, model, finished, tmp
     file.write_bytes(b"{broken\n" + file.read_bytes())
     with pytest.raises(UserError, match=r"medusa\.jsonl:1: damaged"):
         load_results(folder)
+    file.write_text('{"question_id": 1}\n')
+    with pytest.raises(UserError, match=r"medusa\.jsonl:1: damaged \(no category\)"):
+        load_results(folder)
 
 
 def test_a_larger_limit_goes_on_with_more_questions(files, model, finished, tmp_path):
@@ -137,6 +140,10 @@ def test_a_folder_with_other_results_is_left_alone(files, model, finished, tmp_p
     with pytest.raises(UserError, match="holds another benchmark \\(max-new-tokens 8, not 9\\)"):
         run_bench(config_of(files, max_new_tokens=9), model, folder, lambda line: None)
     assert (folder / "bench.json").read_text() == before
+    (folder / "bench.json").write_text("{}")
+    with pytest.raises(UserError, match="not what a benchmark writes"):
+        run_bench(config_of(files), model, folder, lambda line: None)
+    (folder / "bench.json").write_text(before)
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="cannot be written"):
         run_bench(config_of(files), model, tmp_path / "notes.txt", lambda line: None)

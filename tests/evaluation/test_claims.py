@@ -32,7 +32,7 @@ def benchmark(ways, groups=("all",), accuracies=None, category="coding", **setti
         for way, info in named.items()
     }
     same = {"fingerprint": "a base", "dtype": "float32", "device": "a machine"}
-    return Results({"ways": named, "settings": settings} | same, rows, found, {}, {}, {})
+    return Results({"ways": named, "settings": settings, "code": "this"} | same, rows, found, {}, {}, {})
 
 
 PLAIN = ([4.0] * 8, [1, 1, 1, 1])
@@ -113,13 +113,16 @@ def test_trainings_are_compared():
 
 def test_decoding_with_variants_is_compared():
     times = {"deep": [1.0] * 8, "masks only": [1.2] * 8, "of old": None}
-    same = {"tokens_per_step": 1.5, "speedup": 0.9, "prompts": 8}
+    same = {"tokens_per_step": 1.5, "speedup": 0.9, "prompts": 8, "code": "this"}
     study = {label: {"seconds": times[label], **same} for label in times}
     evidence = Evidence([benchmark({REFERENCE: PLAIN})], {"decoding": {"bita_prompting_speed": study}})
     judged = Decoded("bita_prompting_speed", "deep", "masks only").judge(evidence)
     assert judged.holds == "holds"
     measured = "1.20 (1.20 to 1.20) times its speed; tokens per step 1.50 against 1.50"
     assert judged.measured == f"{measured} (an ablation: 8 prompts, 0.90 and 0.90 times autoregressive speed)"
+    study["deep"]["code"] = "older"
+    judged = Decoded("bita_prompting_speed", "deep", "masks only").judge(evidence)
+    assert judged.measured.endswith("speed, with another version of decoding's code than the main benchmark)")
     assert Decoded("bita_prompting_speed", "deep", "of old").judge(evidence).holds == "not judged"
     assert Decoded("bita_prompting_speed", "deep", "shallow").judge(evidence) is None
 

@@ -84,20 +84,15 @@ def test_a_second_run_is_not_shown_whole(finished, tmp_path):
 
 def test_the_page_shows_latencies_too(finished, tmp_path, capsys):
     curve = {"model": "tiny", "dtype": "float32", "batch_size": 1, "cache_length": 64, "memory_seconds": 0.5}
-    found = {
-        "device": "a machine",
-        "jax": "0",
-        "bytes_per_second": 1e9,
-        "settings": {"rounds": 3},
-        "began": "2026-01-01",
-        "code": "a version",
-        "curves": [curve | {"seconds": {"1": 1, "4": 2}}],
-    }
+    settings = {"models": ["tiny"], "rows": [1, 4], "batch_sizes": [1], "cache_lengths": [64], "rounds": 3, "dtype": ""}
+    found = {"device": "a machine", "jax": "0", "bytes_per_second": 1e9, "settings": settings, "began": "2026-01-01"}
+    found |= {"code": "a version", "curves": [curve | {"seconds": {"1": 1, "4": 2}}]}
     (tmp_path / "latency").mkdir()
     write_latency(found, tmp_path / "latency")
     bench.main(["report", str(tmp_path / "latency")])
     shown = capsys.readouterr().out
-    assert "| tiny (float32) | 1 | 64 | 500.0 | 1000.0 | 2000.0 |" in shown and "latency --rounds 3`" in shown
+    assert "| tiny (float32) | 1 | 64 | 500.0 | 1000.0 | 2000.0 |" in shown
+    assert "latency --models tiny --rows 1 4 --cache-lengths 64 --rounds 3`" in shown
     bench.main(["results", str(finished[0]), str(tmp_path / "latency"), "--output", str(tmp_path / "page")])
     text = (tmp_path / "page" / "results.md").read_text()
     assert "## Latency: milliseconds of a step by rows" in text and "| 500.0 | 1000.0 |" in text

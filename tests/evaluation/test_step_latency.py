@@ -29,10 +29,33 @@ def test_every_case_is_measured_and_shown(folder, capsys):
     assert shown.strip() in (folder / "out" / "latency.md").read_text() and "| 5 rows |" in shown
     assert (folder / "out" / "latency.png").stat().st_size > 5000
     assert len([line for line in shown.splitlines() if "(float32)" in line]) == 2
-    assert "--rows 1 5 --batch-sizes 2 --cache-lengths 64 96 --rounds 1`" in shown
+    assert "--models model --rows 1 5 --batch-sizes 2 --cache-lengths 64 96 --rounds 1`" in shown
+    assert str(folder) not in (folder / "out" / "latency.json").read_text()
     assert json.loads((folder / "out" / "latency.json").read_text())["code"] == source_digest()
     with pytest.raises(UserError, match="measured with other settings"):
         bench.main(["latency", "--models", str(folder / "model"), "--output", str(folder / "out")])
+
+
+def test_what_was_measured_stays_and_the_rest_follows(monkeypatch, tmp_path):
+    """Finished curves are kept as they are, whatever the code; unfinished ones need the same code."""
+    monkeypatch.setitem(step_latency.SHAPES, "1b", TINY)
+    config = LatencyConfig(models=("1b",), rows=(1, 4), batch_sizes=(1, 2), cache_lengths=(64, 96), rounds=1)
+    whole = measure_steps(config, tmp_path)
+    file = tmp_path / "latency.json"
+    file.write_text(json.dumps(whole | {"curves": whole["curves"][:1], "bytes_per_second": 5e9}))
+    bench.main(["report", str(tmp_path)])
+    assert "**Unfinished: 1 of 4 curves are there.**" in (tmp_path / "latency.md").read_text()
+    again = measure_steps(config, tmp_path)
+    assert again["curves"][0] == whole["curves"][0] and again["bytes_per_second"] == 5e9
+    sizes = [(curve["batch_size"], curve["cache_length"]) for curve in again["curves"]]
+    assert sizes == [(1, 64), (1, 96), (2, 64), (2, 96)]
+    assert "Unfinished" not in (tmp_path / "latency.md").read_text()
+    older = again | {"code": "older"}
+    file.write_text(json.dumps(older))
+    assert measure_steps(config, tmp_path) == older
+    file.write_text(json.dumps(older | {"curves": older["curves"][:3]}))
+    with pytest.raises(UserError, match="other settings, code or devices"):
+        measure_steps(config, tmp_path)
 
 
 def test_curves_hold_seconds_and_the_memory_limit(monkeypatch, tmp_path):
