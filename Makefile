@@ -45,7 +45,8 @@ results: questions setup
 		--output runs/results/peers
 	mkdir -p runs/results/page
 	cp docs/ablations.json runs/results/page
-	cd runs/results && ../../$(BIN)/python ../../bench.py results $$(ls -d $(PAGE) 2>/dev/null) --output page
+	$(BIN)/python bench.py results --output runs/results/page $$(for folder in $(addprefix runs/results/,$(PAGE)); do \
+		if test -f $$folder/latency.json -o -s $$folder/answers/run_1/autoregressive.jsonl; then echo $$folder; fi; done)
 
 questions:
 	@test -f "$(SPEC_BENCH)" -a -f "$(HUMANEVAL)" || { echo "give SPEC_BENCH=FILE and HUMANEVAL=FILE"; exit 2; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -67,7 +68,7 @@ class ReportOptions:
 
     Attributes:
       folder: of a benchmark, or of latencies.
-      json: print summary.json instead of the table.
+      json: print summary.json, or latency.json, instead of the table.
     """
 
     folder: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
@@ -113,7 +114,7 @@ def report(args: list[str]) -> None:
     if (folder / LATENCY).exists():
         found = read_latency(folder)
         write_latency(found, writable(folder))
-        print("\n".join(latency_table(found)))
+        print(json.dumps(found, indent=1) if options.json else "\n".join(latency_table(found)))
     else:
         show(folder, options.json)
 

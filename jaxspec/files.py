@@ -51,7 +51,7 @@ def local_folder(name: str) -> Path:
 
 def known_as(name: str) -> str:
     """A file's or folder's own name, anything else as it is: what is kept names no machine's paths."""
-    return Path(name).absolute().name if name and Path(name).exists() else name
+    return Path(os.path.abspath(name)).name if name and Path(name).exists() else name
 
 
 def check_writable(folder: Path) -> None:

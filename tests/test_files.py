@@ -5,13 +5,22 @@ from pathlib import Path
 import pytest
 
 from jaxspec.errors import UserError
-from jaxspec.files import alone_in, check_writable, restore_folder, swap_folder
+from jaxspec.files import alone_in, check_writable, known_as, restore_folder, swap_folder
 
 
 def make(folder, content):
     folder.mkdir()
     (folder / "file").write_text(content)
     return folder
+
+
+def test_what_is_kept_names_no_folders(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path / "model")
+    for name in (str(tmp_path / "model"), f"{tmp_path}/model/", ".", "../model"):
+        assert known_as(name) == "model"
+    for name in ("", "owner/name", "smollm2-135m"):
+        assert known_as(name) == name
 
 
 @pytest.mark.parametrize("renames", [0, 1, 2])

@@ -97,7 +97,7 @@ def decoding_section(study: DecodingStudy, results: dict[str, Any]) -> list[str]
     """The table of a decoding study and its verdicts."""
     heads = [study.axis or "variant", "rows", "tokens per step", "tokens/s", "speedup", "identical"]
     code = next(iter(results.values())).get("code")
-    made = f"Measured with version {code} of what decodes." if code else "Of which version of the code was not noted."
+    made = f"Measured with version {code} of what decodes." if code else "The version of the code was not noted."
     lines = [f"### {study.title}", "", f"{study.source}. {made}", "", row(heads), rule(len(heads))]
     for label, r in results.items():
         figures = [r["rows"], f"{r['tokens_per_step']:.2f}", f"{r['tokens_per_second']:.1f}", f"{r['speedup']:.2f}"]

@@ -282,7 +282,7 @@ def _description(
     settings["adapters"] = ",".join(f"{method}={Path(folder).name}" for method, folder in adapters)
     settings["data"] = ",".join(Path(file).name for file in config.data.split(","))
     asked = hashlib.sha256(json.dumps([[q.data, q.id, q.turns] for q in questions]).encode()).hexdigest()[:16]
-    settings |= {name: known_as(settings[name]) for name in ("model", "assistant")}
+    settings["model"] = known_as(config.model)
     found = {
         "model": known_as(model.name),
         "fingerprint": model.fingerprint,

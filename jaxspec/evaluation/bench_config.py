@@ -6,6 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
+from flax.traverse_util import flatten_dict, unflatten_dict
+
 from jaxspec.config import MeshConfig, SamplingConfig
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.errors import UserError
@@ -97,11 +99,12 @@ def read_setting(folder: Path) -> dict[str, Any]:
     lacking = [name for name in _WRITTEN if name not in setting]
     if lacking:
         raise UserError(f"{file}: not what a benchmark writes ({lacking[0]} is missing)")
-    defaults = dataclasses.asdict(BenchConfig())
-    unknown = sorted(setting["settings"].keys() - defaults.keys())
+    defaults = flatten_dict(dataclasses.asdict(BenchConfig()), sep=".")
+    settings = flatten_dict(setting["settings"], sep=".")
+    unknown = sorted(settings.keys() - defaults.keys())
     if unknown:
         raise UserError(f"{file}: settings that this version does not have: {', '.join(unknown)}")
-    return setting | {"settings": defaults | setting["settings"]}
+    return setting | {"settings": unflatten_dict(defaults | settings, sep=".")}
 
 
 def check_bench(config: BenchConfig) -> None:

@@ -18,6 +18,7 @@ from jaxspec.evaluation.compare import NEAR_TIE
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate, Figures, figures
 from jaxspec.evaluation.overhead import overhead_table
+from jaxspec.evaluation.quality import SCORED
 from jaxspec.evaluation.questions import group_of
 from jaxspec.evaluation.ways import AGAIN, REFERENCE
 from jaxspec.files import read_whole_lines, write_atomically
@@ -82,7 +83,7 @@ def load_results(folder: Path) -> Results:
     memory, overhead = (
         read_json(file) if file.exists() else {} for file in (folder / "memory.json", folder / "overhead.json")
     )
-    scores = _mean_scores(read_whole_lines(folder / "scores.jsonl", ("way", "kind", "scores")), ways)
+    scores = _mean_scores(read_whole_lines(folder / "scores.jsonl", SCORED), ways)
     if (folder / "perplexity.json").exists():
         for way, value in read_json(folder / "perplexity.json").items():
             if way in scores:

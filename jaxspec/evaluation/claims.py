@@ -138,7 +138,9 @@ class Decoded(Judge):
         verdict = compared_speeds(one, other)
         small = f"an ablation: {one['prompts']} prompts, {one['speedup']:.2f} and {other['speedup']:.2f} times "
         small += "autoregressive speed"
-        if one.get("code") != evidence.benchmarks[0].setting["code"]:
+        if "code" not in one:
+            small += ", of which version of decoding's code was not noted"
+        elif one["code"] != evidence.benchmarks[0].setting["code"]:
             small += ", with another version of decoding's code than the main benchmark"
         return dataclasses.replace(verdict, measured=f"{verdict.measured} ({small})")
 
@@ -197,7 +199,7 @@ class GainsMore(Judge):
         return results.figures.get(way, {}).get(self.group)
 
 
-_Side = tuple[Figures, str | None]  # figures, and the version of the code that made them
+_Side = tuple[Figures, str]  # figures, and the version of the code that made them
 
 
 def _conversations(results: Results, way: str) -> Figures | None:

@@ -28,6 +28,7 @@ from jaxspec.files import read_whole_lines, write_atomically
 from jaxspec.progress import Progress
 
 Row = dict[str, Any]
+SCORED = ("way", "data", "question_id", "kind", "scores")  # of a line of scores.jsonl
 _ANSWER = re.compile(r"(?:####|answer is)(.*?)(?:[.!?]\s|\n|$)", re.IGNORECASE)  # up to the end of the sentence
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
 _BLOCK = re.compile(r"^([ \t]*)```([^\n]*)\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
@@ -175,7 +176,7 @@ def score_answers(
       run_code: run the programs that answers to HumanEval hold.
       say: told what is left out.
     """
-    kept = read_whole_lines(file)
+    kept = read_whole_lines(file, SCORED)
     write_atomically(file, "".join(json.dumps(row) + "\n" for row in kept).encode())  # without a line cut by a kill
     known = {(row["way"], row["data"], row["question_id"]) for row in kept}
     kinds = {question.kind for question in questions} & set(_SCORES)

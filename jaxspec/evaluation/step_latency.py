@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 import os
@@ -29,14 +30,14 @@ from jaxspec.machine import device_name
 from jaxspec.model.blocks import FEW_ROWS
 from jaxspec.model.decoder import abstract_params
 from jaxspec.model.hf import read_json
-from jaxspec.model.load import DEFAULT_MODEL, Model, check_dtype, load_model
+from jaxspec.model.load import DEFAULT_MODEL, Model, check_dtype, load_model, load_shapes
 from jaxspec.model.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B
 from jaxspec.progress import Progress
 from jaxspec.versions import source_digest
 
 SHAPES = {"1b": MOBILELLAMA_1_4B, "7b": LLAMA_7B, "13b": LLAMA_13B}
 LATENCY = "latency.json"
-_HEAD = ("device", "jax", "settings", "code", "bytes_per_second", "began", "curves")
+_HEAD = ("device", "jax", "settings", "shapes", "code", "bytes_per_second", "began", "curves")
 _CURVE = ("model", "dtype", "batch_size", "cache_length", "seconds", "memory_seconds")
 _MOVED = 1 << 28  # bytes of the array that bandwidth is measured with
 _TIMES = 8  # in one program, so that starting it does not count
@@ -76,6 +77,9 @@ def check_latency(config: LatencyConfig) -> None:
         check_dtype(config.dtype)
     if config.rounds < 1:
         raise UserError(f"rounds must be at least 1, got {config.rounds}")
+    names = [known_as(name) for name in config.models]
+    if len(set(names)) < len(names):
+        raise UserError(f"models need different names, got {', '.join(names)}")
     for name in config.models:
         if name not in SHAPES and name != DEFAULT_MODEL and "/" not in name and not Path(name).exists():
             raise UserError(
@@ -165,6 +169,7 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
                 results["curves"].append(_curve(config, model, batch, cache, results["bytes_per_second"]))
                 write_latency(results, folder)
             del model  # before the next one takes its place in memory
+        write_latency(results, folder)  # a kill may have left its pictures behind
     return results
 
 
@@ -177,7 +182,9 @@ def _begun(config: LatencyConfig, folder: Path) -> dict[str, Any]:
     """What the folder holds of these curves, or the head of what it is to hold. Raises UserError for any others."""
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(LatencyConfig)}
     settings["models"] = [known_as(name) for name in config.models]
+    shapes = repr([SHAPES.get(name) or load_shapes(name) for name in config.models])
     head = {"device": device_name(), "jax": jax.__version__, "settings": settings, "code": source_digest()}
+    head["shapes"] = hashlib.sha256(shapes.encode()).hexdigest()[:16]
     head = json.loads(json.dumps(head))  # as a file holds it
     if not (folder / LATENCY).exists():
         began = time.strftime("%Y-%m-%d")
@@ -186,7 +193,9 @@ def _begun(config: LatencyConfig, folder: Path) -> dict[str, Any]:
     different = {name for name, value in head.items() if before[name] != value}
     whole = "settings" not in different and len(before["curves"]) == len(_cases(settings))
     if different - ({"code"} if whole else set()):
-        raise UserError(f"{folder} holds what was measured with other settings, code or devices; give another --output")
+        raise UserError(
+            f"{folder} holds what was measured with other settings, models, code or devices; give another --output"
+        )
     return before
 
 
@@ -219,10 +228,12 @@ def read_latency(folder: Path) -> dict[str, Any]:
     lacking = [name for name in _HEAD if name not in results]
     lacking = lacking or [name for curve in results["curves"] for name in _CURVE if name not in curve]
     if lacking:
-        raise UserError(f"{file}: not what `bench.py latency` writes now: {lacking[0]} is missing; measure again")
+        raise UserError(f"{file}: not what `bench.py latency` writes now: {lacking[0]} is missing; give another folder")
     known = {field.name for field in dataclasses.fields(LatencyConfig)}
     if results["settings"].keys() != known or not results["curves"]:
-        raise UserError(f"{file}: not what `bench.py latency` writes now: other settings, or no curve; measure again")
+        raise UserError(
+            f"{file}: not what `bench.py latency` writes now: other settings, or no curve; give another folder"
+        )
     return results
 
 

@@ -38,6 +38,7 @@ from jaxspec.training.configs import load_config
 from jaxspec.training.data import Answer
 from jaxspec.training.run_config import RunConfig
 from jaxspec.tree import chain, parse_tree
+from jaxspec.versions import source_digest
 from tests.methods.test_probes import batch_of, predict, sequence, trained
 from tests.tiny import make_text_model
 from tests.training.helpers import write_at_once
@@ -132,6 +133,7 @@ def test_decoding_says_what_each_tree_costs_and_brings(model, done):
     figures = run_decoding(study, model, runs, ["question 1", "another"], 12)
     assert [figures[name]["rows"] for name in figures] == [1, 4 + 3, 7 + 21] and study.axis == ""
     assert all(row["identical"] == 2 and row["tokens_per_step"] >= 1 for row in figures.values())
+    assert {row["code"] for row in figures.values()} == {source_digest()}
 
 
 def test_a_method_with_a_base_of_its_own_races_that(model, tmp_path):

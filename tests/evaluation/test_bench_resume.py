@@ -21,7 +21,7 @@ def test_answers_of_a_time_when_there_were_fewer_options(files, model, finished,
     """They are shown, and asked for with the same command, although they do not say what they did not know of."""
     folder = shutil.copytree(finished[0], tmp_path / "older")
     known = json.loads((folder / "bench.json").read_text())
-    del known["settings"]["template"]
+    del known["settings"]["template"], known["settings"]["mesh"]["zero"]
     (folder / "bench.json").write_text(json.dumps(known))
     assert load_results(folder).setting["settings"]["template"] == ""
     run_bench(config_of(files), model, folder, lambda line: None)
@@ -135,7 +135,7 @@ def test_half_a_batch_does_not_count(files, model, tmp_path):
 
 
 def test_a_folder_with_other_results_is_left_alone(files, model, finished, tmp_path):
-    folder, _ = finished
+    folder = shutil.copytree(finished[0], tmp_path / "bench")
     before = (folder / "bench.json").read_text()
     with pytest.raises(UserError, match="holds another benchmark \\(max-new-tokens 8, not 9\\)"):
         run_bench(config_of(files, max_new_tokens=9), model, folder, lambda line: None)
@@ -143,7 +143,6 @@ def test_a_folder_with_other_results_is_left_alone(files, model, finished, tmp_p
     (folder / "bench.json").write_text("{}")
     with pytest.raises(UserError, match="not what a benchmark writes"):
         run_bench(config_of(files), model, folder, lambda line: None)
-    (folder / "bench.json").write_text(before)
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="cannot be written"):
         run_bench(config_of(files), model, tmp_path / "notes.txt", lambda line: None)

@@ -123,6 +123,9 @@ def test_decoding_with_variants_is_compared():
     study["deep"]["code"] = "older"
     judged = Decoded("bita_prompting_speed", "deep", "masks only").judge(evidence)
     assert judged.measured.endswith("speed, with another version of decoding's code than the main benchmark)")
+    del study["deep"]["code"]
+    judged = Decoded("bita_prompting_speed", "deep", "masks only").judge(evidence)
+    assert judged.measured.endswith("speed, of which version of decoding's code was not noted)")
     assert Decoded("bita_prompting_speed", "deep", "of old").judge(evidence).holds == "not judged"
     assert Decoded("bita_prompting_speed", "deep", "shallow").judge(evidence) is None
 

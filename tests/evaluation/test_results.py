@@ -85,7 +85,14 @@ def test_a_second_run_is_not_shown_whole(finished, tmp_path):
 def test_the_page_shows_latencies_too(finished, tmp_path, capsys):
     curve = {"model": "tiny", "dtype": "float32", "batch_size": 1, "cache_length": 64, "memory_seconds": 0.5}
     settings = {"models": ["tiny"], "rows": [1, 4], "batch_sizes": [1], "cache_lengths": [64], "rounds": 3, "dtype": ""}
-    found = {"device": "a machine", "jax": "0", "bytes_per_second": 1e9, "settings": settings, "began": "2026-01-01"}
+    found = {
+        "device": "a machine",
+        "jax": "0",
+        "bytes_per_second": 1e9,
+        "settings": settings,
+        "began": "2026-01-01",
+        "shapes": "",
+    }
     found |= {"code": "a version", "curves": [curve | {"seconds": {"1": 1, "4": 2}}]}
     (tmp_path / "latency").mkdir()
     write_latency(found, tmp_path / "latency")

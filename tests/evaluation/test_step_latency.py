@@ -36,25 +36,37 @@ def test_every_case_is_measured_and_shown(folder, capsys):
         bench.main(["latency", "--models", str(folder / "model"), "--output", str(folder / "out")])
 
 
-def test_what_was_measured_stays_and_the_rest_follows(monkeypatch, tmp_path):
+def test_what_was_measured_stays_and_the_rest_follows(monkeypatch, tmp_path, capsys):
     """Finished curves are kept as they are, whatever the code; unfinished ones need the same code."""
     monkeypatch.setitem(step_latency.SHAPES, "1b", TINY)
-    config = LatencyConfig(models=("1b",), rows=(1, 4), batch_sizes=(1, 2), cache_lengths=(64, 96), rounds=1)
+    monkeypatch.setitem(step_latency.SHAPES, "7b", TINY)
+    config = LatencyConfig(models=("1b", "7b"), rows=(1, 4), cache_lengths=(64, 96), rounds=1)
     whole = measure_steps(config, tmp_path)
     file = tmp_path / "latency.json"
-    file.write_text(json.dumps(whole | {"curves": whole["curves"][:1], "bytes_per_second": 5e9}))
+    file.write_text(json.dumps(whole | {"curves": whole["curves"][:3], "bytes_per_second": 5e9}))
     bench.main(["report", str(tmp_path)])
-    assert "**Unfinished: 1 of 4 curves are there.**" in (tmp_path / "latency.md").read_text()
+    assert "**Unfinished: 3 of 4 curves are there.**" in (tmp_path / "latency.md").read_text()
+    capsys.readouterr()
+    bench.main(["report", str(tmp_path), "--json"])
+    assert json.loads(capsys.readouterr().out) == json.loads(file.read_text())
+    made = []
+    monkeypatch.setattr(step_latency, "random_model", lambda *args: made.append(args[0]) or random_model(*args))
     again = measure_steps(config, tmp_path)
-    assert again["curves"][0] == whole["curves"][0] and again["bytes_per_second"] == 5e9
-    sizes = [(curve["batch_size"], curve["cache_length"]) for curve in again["curves"]]
-    assert sizes == [(1, 64), (1, 96), (2, 64), (2, 96)]
+    assert made == ["7b"] and again["curves"][:3] == whole["curves"][:3] and again["bytes_per_second"] == 5e9
+    sizes = [(curve["model"], curve["cache_length"]) for curve in again["curves"]]
+    assert sizes == [("1b", 64), ("1b", 96), ("7b", 64), ("7b", 96)]
+    (tmp_path / "latency.md").unlink()
+    assert measure_steps(config, tmp_path) == again and made == ["7b"]
     assert "Unfinished" not in (tmp_path / "latency.md").read_text()
+    monkeypatch.setitem(step_latency.SHAPES, "7b", dataclasses.replace(TINY, num_layers=1))
+    with pytest.raises(UserError, match="other settings, models, code or devices"):
+        measure_steps(config, tmp_path)
+    monkeypatch.setitem(step_latency.SHAPES, "7b", TINY)
     older = again | {"code": "older"}
     file.write_text(json.dumps(older))
     assert measure_steps(config, tmp_path) == older
     file.write_text(json.dumps(older | {"curves": older["curves"][:3]}))
-    with pytest.raises(UserError, match="other settings, code or devices"):
+    with pytest.raises(UserError, match="other settings, models, code or devices"):
         measure_steps(config, tmp_path)
 
 
@@ -102,6 +114,7 @@ def test_nothing_is_measured_before_everything_is_known_to_fit(monkeypatch, tmp_
         ({"dtype": "int4"}, "dtype 'int4' is unknown"),
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"models": ("7bb",)}, "did you mean '7b'"),
+        ({"models": ("1b", "1b")}, "models need different names, got 1b, 1b"),
     ],
 )
 def test_bad_settings_are_refused(changes, message):
