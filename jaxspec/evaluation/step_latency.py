@@ -161,6 +161,8 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} holds a benchmark; give another --output")
     with alone_in(folder):
         results = _begun(config, folder)
+        if results["curves"]:
+            write_latency(results, folder)  # a kill may have come before table and picture
         left = _cases(results["settings"])[len(results["curves"]) :]
         for number, sizes in itertools.groupby(left, key=lambda case: case[0]):
             name = config.models[number]
@@ -169,7 +171,6 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
                 results["curves"].append(_curve(config, model, batch, cache, results["bytes_per_second"]))
                 write_latency(results, folder)
             del model  # before the next one takes its place in memory
-        write_latency(results, folder)  # a kill may have left its pictures behind
     return results
 
 
