@@ -23,7 +23,7 @@ from jaxspec.evaluation.ablation_decoding import (
 )
 from jaxspec.evaluation.ablation_report import MEASURES, not_run, write_report
 from jaxspec.evaluation.ablations import STUDIES, run_studies
-from jaxspec.files import write_atomically
+from jaxspec.files import alone_in, writable, write_atomically
 from jaxspec.machine import processor
 from jaxspec.methods import PPD
 from jaxspec.methods.adapter import adapter_plan, make_drafter, open_adapter
@@ -155,6 +155,19 @@ def check_setting(options: Options, results: dict[str, Any], file: Path) -> dict
     return setting
 
 
+def update(options: Options, file: Path) -> dict[str, Any]:
+    """The results of a file, with what is asked for measured and saved there."""
+    results = {"setting": {}, "trainings": {}, "decoding": {}, "steps": {}, "similarity": []}
+    results |= {"acceptance": {}, "coverage": {}}
+    results |= read_json(file) if file.exists() else {}
+    names = check_names(options.studies, not_run(results))
+    if not options.report:
+        results["setting"] = check_setting(options, results, file)
+        enable_compilation_cache()
+        run(options, names, results, lambda: write_atomically(file, json.dumps(results, indent=1).encode()))
+    return results
+
+
 def main(args: list[str]) -> None:
     """Parse, run what is asked for, write the page."""
     options = parse(Options, args, prog="ablate.py")
@@ -167,16 +180,9 @@ def main(args: list[str]) -> None:
     file = docs / "ablations.json"
     if options.report and not file.exists():
         raise UserError(f"{file}: no results there; run ablate.py without --report first")
-    results = {"setting": {}, "trainings": {}, "decoding": {}, "steps": {}, "similarity": []}
-    results |= {"acceptance": {}, "coverage": {}}
-    results |= read_json(file) if file.exists() else {}
-    names = check_names(options.studies, not_run(results))
-    if not options.report:
-        results["setting"] = check_setting(options, results, file)
-        enable_compilation_cache()
-        docs.mkdir(parents=True, exist_ok=True)
-        run(options, names, results, lambda: write_atomically(file, json.dumps(results, indent=1).encode()))
-    print(f"written to {write_report(results, docs)}")
+    with alone_in(docs if options.report else writable(docs)):
+        results = update(options, file)
+        print(f"written to {write_report(results, docs)}")
 
 
 if __name__ == "__main__":

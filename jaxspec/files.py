@@ -68,7 +68,7 @@ def writable(folder: Path) -> Path:
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
     if not os.access(folder, os.W_OK):
-        raise UserError(f"{folder}: cannot be written; give another --output")
+        raise UserError(f"{folder}: cannot be written; give another folder")
     return folder
 
 
@@ -77,7 +77,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     """Keep other processes that ask for the same folder out of it. Raises UserError where one is in it already."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        claim(handle, f"{folder}: another process is writing there; wait for it or give another --output")
+        claim(handle, f"{folder}: another process is writing there; wait for it or give another folder")
         yield
     finally:
         os.close(handle)

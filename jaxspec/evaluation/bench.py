@@ -24,7 +24,7 @@ import jax
 from jaxspec.decoding.generate import Generation
 from jaxspec.errors import UserError, differences
 from jaxspec.evaluation.answers import Answers, answer_row
-from jaxspec.evaluation.bench_config import BenchConfig, check_bench, read_setting
+from jaxspec.evaluation.bench_config import BenchConfig, check_bench, read_setting, read_written
 from jaxspec.evaluation.compare import Divergence, first_divergence
 from jaxspec.evaluation.overhead import measure_overhead
 from jaxspec.evaluation.quality import score_answers
@@ -33,7 +33,6 @@ from jaxspec.evaluation.race import in_turn
 from jaxspec.evaluation.ways import MethodWay, Way, parse_adapter, parse_ways
 from jaxspec.files import alone_in, known_as, writable, write_atomically
 from jaxspec.machine import device_name
-from jaxspec.model.hf import read_json
 from jaxspec.model.load import Model
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
@@ -217,7 +216,7 @@ def _ask(
 def _note_memory(output: Path, ways: dict[str, Way]) -> None:
     """The most memory that any process of this benchmark has used, and what each method holds beside the base."""
     file = output / "memory.json"
-    before = read_json(file)["peak_bytes"] if file.exists() else 0
+    before = read_written(file, ("peak_bytes",))["peak_bytes"] if file.exists() else 0
     found = {"peak_bytes": max(before, peak_memory()), "method_bytes": {name: way.bytes for name, way in ways.items()}}
     write_atomically(file, json.dumps(found).encode())
 

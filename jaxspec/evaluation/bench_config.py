@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,6 +87,15 @@ class BenchConfig:
         return MT_BENCH.get(question.category, self.temperature) if self.mt_bench_temperatures else self.temperature
 
 
+def read_written(file: Path, fields: Collection[str]) -> dict[str, Any]:
+    """A JSON object that a benchmark wrote. Raises UserError for a file that lacks one of the fields."""
+    content = read_json(file)
+    lacking = [name for name in fields if name not in content]
+    if lacking:
+        raise UserError(f"{file}: not what a benchmark writes ({lacking[0]} is missing)")
+    return content
+
+
 def read_setting(folder: Path) -> dict[str, Any]:
     """What bench.json says of a benchmark; settings that it does not name, since there were fewer, had their defaults.
 
@@ -95,10 +105,9 @@ def read_setting(folder: Path) -> dict[str, Any]:
     file = folder / "bench.json"
     if not file.exists():
         raise UserError(f"{folder}: no benchmark there (bench.json is missing)")
-    setting = read_json(file)
-    lacking = [name for name in _WRITTEN if name not in setting]
-    if lacking:
-        raise UserError(f"{file}: not what a benchmark writes ({lacking[0]} is missing)")
+    setting = read_written(file, _WRITTEN)
+    if not isinstance(setting["settings"], dict):
+        raise UserError(f"{file}: not what a benchmark writes (settings is {setting['settings']!r})")
     defaults = flatten_dict(dataclasses.asdict(BenchConfig()), sep=".")
     settings = flatten_dict(setting["settings"], sep=".")
     unknown = sorted(settings.keys() - defaults.keys())

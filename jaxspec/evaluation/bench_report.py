@@ -13,7 +13,7 @@ import numpy as np
 from jaxspec.cli import command_line
 from jaxspec.errors import UserError
 from jaxspec.evaluation.answers import Answers
-from jaxspec.evaluation.bench_config import BenchConfig, read_setting
+from jaxspec.evaluation.bench_config import BenchConfig, read_setting, read_written
 from jaxspec.evaluation.compare import NEAR_TIE
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate, Figures, figures
@@ -27,6 +27,7 @@ from jaxspec.model.hf import read_json
 Rows = list[list[dict[str, Any]]]  # rows of answer files, run by run
 ALL = "all"
 CLOSE_SPEED = 0.03  # ratios of speeds this close to 1 are none: what autoregressive decoding against itself may come to
+_BESIDE = {"memory.json": ("peak_bytes", "method_bytes"), "overhead.json": ("code", "ways")}
 _RULES = {
     "match": "which owes the text of autoregressive decoding, token for token",
     "rejection": "which when sampling gives another text of the same distribution",
@@ -81,7 +82,7 @@ def load_results(folder: Path) -> Results:
     if REFERENCE not in found:
         raise UserError(f"{folder}: no question has an answer of more than one token yet")
     memory, overhead = (
-        read_json(file) if file.exists() else {} for file in (folder / "memory.json", folder / "overhead.json")
+        read_written(folder / name, fields) if (folder / name).exists() else {} for name, fields in _BESIDE.items()
     )
     scores = _mean_scores(read_whole_lines(folder / "scores.jsonl", SCORED), ways)
     if (folder / "perplexity.json").exists():

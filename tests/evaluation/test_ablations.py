@@ -29,6 +29,7 @@ from jaxspec.evaluation.ablation_report import not_run, verdict, write_report
 from jaxspec.evaluation.ablations import _LARGE, STUDIES, Claim, Study, run_name, run_studies
 from jaxspec.evaluation.early_exit import EarlyExit
 from jaxspec.evaluation.probing import similarity, step_times
+from jaxspec.files import alone_in
 from jaxspec.methods import PPD, SPACE, BiTA, HiddenTransfer
 from jaxspec.methods.adapter import Adapter, adapter_plan, make_drafter, save_adapter
 from jaxspec.model.base import Base
@@ -390,6 +391,8 @@ def test_a_run_writes_results_and_the_page(model, base_run, tmp_path, monkeypatc
     assert "`bita_decoding`" in missing and "`ppd_entry`" in missing  # whose real variants are others
     with pytest.raises(UserError, match="results of another setting"):
         ablate.main([*args, "--steps", "9"])
+    with alone_in(tmp_path / "docs"), pytest.raises(UserError, match="another process is writing there"):
+        ablate.main(args)
 
 
 def test_sampling_goes_on_where_it_stopped_or_anew_where_it_was_finished(model, base_run, monkeypatch):

@@ -202,9 +202,15 @@ def test_the_command_line_reports_errors_on_one_line(finished, monkeypatch, caps
     newer = shutil.copytree(finished[0], tmp_path / "newer")
     setting = json.loads((newer / "bench.json").read_text())
     (newer / "bench.json").write_text(json.dumps(setting | {"settings": setting["settings"] | {"colour": "red"}}))
+    nameless = shutil.copytree(finished[0], tmp_path / "nameless")
+    (nameless / "bench.json").write_text(json.dumps(setting | {"settings": "greedy"}))
+    beside = shutil.copytree(finished[0], tmp_path / "beside")
+    (beside / "overhead.json").write_text("{}")
     for args, message in (
         (["report", str(tmp_path)], "bench.json is missing"),
         (["report", str(other)], "not what a benchmark writes (model is missing)"),
+        (["report", str(nameless)], "not what a benchmark writes (settings is 'greedy')"),
+        (["report", str(beside)], "overhead.json: not what a benchmark writes (code is missing)"),
         (["report", str(newer)], "settings that this version does not have: colour"),
         (["report"], "error: Missing from bench.py report: DIR of a benchmark, or of latencies. (required)\n"),
         (["--data", ""], "--data"),
