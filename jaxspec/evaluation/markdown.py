@@ -7,8 +7,8 @@ from typing import Any
 
 
 def row(cells: Sequence[Any]) -> str:
-    """A line of a table."""
-    return "| " + " | ".join(map(str, cells)) + " |"
+    """A line of a table; a bar inside a cell is escaped, or it would begin another."""
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 def rule(count: int) -> str:
