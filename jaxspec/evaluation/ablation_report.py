@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from jaxspec.evaluation.claims import CLOSE, HOW_SPEEDS_COMPARE, compared_speeds
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate, estimate
 
-MEASURES = ("steps", "similarity", "acceptance", "coverage")
+_WORDS = ("holds", "does not hold", "no difference", "undecided", "not judged")
 
 
 def verdict(difference: float, close: float, gains: bool = True) -> str:
@@ -193,6 +194,31 @@ def not_run(results: dict[str, Any]) -> list[str]:
     return missing + [name for name in MEASURES if lacking[name]]
 
 
+_TABLES = (("trainings", STUDIES, training_section), ("decoding", DECODING_STUDIES, decoding_section))
+MEASURES = {  # what is neither a training nor a tree, and its section
+    "coverage": coverage_section,
+    "steps": steps_section,
+    "similarity": similarity_section,
+    "acceptance": acceptance_section,
+}
+
+
+def verdicts_table(sections: Sequence[Sequence[str]]) -> list[str]:
+    """How many of the conclusions under every table hold, from the sections' own lines."""
+    heads = ["conclusions of", *_WORDS]
+    found = {}
+    for title, *lines in sections:
+        conclusions = [line for line in lines if line.startswith("- ")]
+        found[title.removeprefix("### ")] = [sum(f"**{word}" in line for line in conclusions) for word in _WORDS]
+    found = {title: counts for title, counts in found.items() if any(counts)}
+    if not found:
+        return []
+    lines = ["## Which conclusions hold on this base", "", row(heads), rule(len(heads))]
+    lines += [row([title, *(count or "" for count in counts)]) for title, counts in found.items()]
+    total = [sum(column) for column in zip(*found.values(), strict=True)]
+    return [*lines, row(["all", *total]), "", "## Tables", ""]
+
+
 def write_report(results: dict[str, Any], folder: Path) -> Path:
     """Write ablations.md and its plots.
 
@@ -222,20 +248,14 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
     if missing:
         names = ", ".join(f"`{name}`" for name in missing)
         lines += [f"Not run yet, or without what verdicts need: {names}.", ""]
-    for study in STUDIES:
-        if results["trainings"].get(study.name):
-            lines += training_section(study, results["trainings"][study.name])
-    for study in DECODING_STUDIES:
-        if results["decoding"].get(study.name):
-            lines += decoding_section(study, results["decoding"][study.name])
-    if results["coverage"]:
-        lines += coverage_section(results["coverage"])
-    if results["steps"]:
-        lines += steps_section(results["steps"])
-    if results["similarity"]:
-        lines += similarity_section(results["similarity"])
-    if results["acceptance"]:
-        lines += acceptance_section(results["acceptance"])
+    sections = [
+        write(study, results[kind][study.name])
+        for kind, studies, write in _TABLES
+        for study in studies
+        if results[kind].get(study.name)
+    ]
+    sections += [write(results[name]) for name, write in MEASURES.items() if results[name]]
+    lines += verdicts_table(sections) + [line for section in sections for line in section]
     pictures = plot_curves(results, folder)
     if pictures:
         lines += ["## Curves", "", *(f"![{name}]({name})" for name in pictures), ""]

@@ -292,6 +292,8 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     page = write_report(results, tmp_path).read_text()
     for study in (*STUDIES, *DECODING_STUDIES):
         assert f"### {study.title}" in page
+    assert "| BiTA: prompting design |  | 3 | 1 |  |  |" in page  # what the four lines under its table say
+    assert f"| all | {page.count('**holds**')} | {page.count('**does not hold**')} |" in page
     assert "`python ablate.py --prompts p.jsonl`" in page and "Measured with version a version of what" in page
     assert "instead of the paper's hard labels. Trained on 72 of 500 answers." in page
     assert "learning to guess costs no quality: **does not hold** (1.200 (1." in page
