@@ -174,7 +174,7 @@ def similarity_section(curves: list[dict[str, float]]) -> list[str]:
         rises.append(values[-1] > values[0])
         figures.append(f"step {step}: {values[0]:.2f} after layer {layers[0]}, {values[-1]:.2f} after the last")
     word = "holds" if all(rises) else "does not hold"
-    lines.append(f"- they come closer to the real ones from layer to layer: **{word}** (cosine, {'; '.join(figures)})")
+    lines.append(f"- they end closer to the real ones than they begin: **{word}** (cosine, {'; '.join(figures)})")
     return [*lines, ""]
 
 

@@ -24,8 +24,9 @@ from jaxspec.model.base import Base
 class HiddenTransfer(ProbeMethod):
     """Settings of Hidden Transfer, beyond those of every probe method.
 
-    `distances` is k, the number of transfer steps; the objective of section 3.3 is distillation, printed there with
-    the `reverse` direction.
+    `distances` is k, the number of transfer steps. Section 3.3 distils, prints the `reverse` direction and lets pseudo
+    states see `real` ones in training. The defaults here are `forward`, as for all methods, and `pseudo`, which is what
+    decoding looks like; the paper's are options.
 
     Attributes:
       layers: t_1 .. t_k, before which layers the maps apply (4.1: 25, 30 and 35 of 40).

@@ -40,7 +40,7 @@ class PPD(ProbeMethod):
       prefix_tokens: trained keys and values per distance and layer that its EPTs see (4.4.1); 0: no prefix tuning.
       head: a vocabulary projection of the prompt tokens' own (4.4.2), which starts as the base's: `none`,
         `one_stage`, trained together with them, or `two_stage`, after they have been trained alone.
-      multi_exit: k, the hidden states of the last k layers are averaged (4.4.5).
+      multi_exit: k, the hidden states of the last k layers are averaged (4.4.5), here each after normalisation.
       entry: the layer from which on prompt tokens are computed (7.4.2).
     """
 
@@ -79,7 +79,10 @@ class PPD(ProbeMethod):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """A head of two stages waits for the prompt tokens, then both move with a tenth of the rate (4.4.2)."""
+        """A head of two stages waits for the prompt tokens, then both move with a smaller rate (4.4.2): a tenth, ours.
+
+        Here each stage has half of the updates.
+        """
         if self.head != "two_stage":
             return (Stage(),)
         alone = tuple(key for key, used in self._parts().items() if used and key != "head")

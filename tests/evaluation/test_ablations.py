@@ -308,7 +308,9 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     assert "beyond 16 nothing is gained: **holds** (top-1, mean over distances +0.000)" in page
     assert "a second step near the top is worse: **holds** (top-1 at distance 2 +0.015)" in page
     assert "with as many rows: **holds** (25% less at 8 rows, 10% less at 16 rows)" in page
-    assert "from layer to layer: **holds** (cosine, step 1: 0.50 after layer 11, 0.60 after the last)" in page
+    assert (
+        "to the real ones than they begin: **holds** (cosine, step 1: 0.50 after layer 11, 0.60 after the last)" in page
+    )
     assert "| deep | 0.200 | 0.100 | 0.067 | 0.310 | 0.180 | 0.147 | 1,234 |" in page
     assert "| 1,234 | 0.03 |  |  |" in page and "| 1,234 | 0.001 | 1.250 | 1.500 |" in page
     assert "| a tree | rejection | 1.40, 40% | 1.40, 40% | 1.35, 35% | 1.25, 25% |" in page
