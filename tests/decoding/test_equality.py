@@ -15,7 +15,18 @@ from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer,
 from jaxspec.methods.adapter import Adapter, plain_drafter, settle
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import in_blocks
-from jaxspec.tree import State, build_tree, make_plan, pad_tree, random_tree, sparse_tree, stack_trees, straightforward
+from jaxspec.tree import (
+    State,
+    build_tree,
+    cartesian,
+    efficient,
+    make_plan,
+    pad_tree,
+    random_tree,
+    sparse_tree,
+    stack_trees,
+    straightforward,
+)
 from tests.methods.helpers import trained
 from tests.tiny import TINY, make_prompts, make_tiny
 
@@ -24,8 +35,8 @@ SAMPLING = [SamplingConfig(1.0), SamplingConfig(1.5, top_k=5, top_p=0.9, min_p=0
 WIDE = [(a,) for a in range(6)] + [(a, b) for a in range(3) for b in range(4)] + [(0, 0, c) for c in range(5)]
 NARROW = [(0,), (0, 0), (0, 0, 0)]  # shared noise makes draft and base agree: a wide tree would never be refused
 
-# Every option of every method that decoding can tell apart. A new method without an entry here fails
-# test_every_method_is_covered.
+# Every option of every method that decoding can tell apart. A new method or setting without an entry here, or among
+# those of training, fails test_every_method_and_setting_is_covered.
 OPTIONS = {
     PPD: {
         "distances": (3, 2),
@@ -50,7 +61,7 @@ OPTIONS = {
         "alpha": (2.0,),
     },
     HiddenTransfer: {
-        "layers": ((0, 1, 2), (1, 1, 2), (2, 2, 2), (0, 2, 2)),
+        "layers": ((0, 1, 2), (1, 1, 2), (2, 2, 2), (0, 2, 2), (0, 2), (1,)),  # which say the distances, too
         "masked": (False, True),
     },
     Medusa: {
@@ -74,6 +85,9 @@ OPTIONS = {
         "self_attention_layers": (1, 2, 0),
     },
 }
+OF_TRAINING = {"objective", "direction", "decay", "alignment", "labels", "weighting", "p_ar", "training"}
+OF_TRAINING |= {"train_visibility"}
+OF_SHAPES = {"rank", "targets"}  # of what a loaded adapter holds
 
 
 def pairwise(options):
@@ -98,6 +112,7 @@ def variants():
     for method, options in OPTIONS.items():
         for settings in pairwise(options | {"sampling": (GREEDY, SAMPLING[1])}):
             sampling = settings.pop("sampling")
+            settings |= {"distances": len(settings["layers"])} if "layers" in settings else {}
             yield method(**settings), sampling
 
 
@@ -128,8 +143,11 @@ def check(model, draft, prompts, sampling, seed, batch_size, limit=24):
     return ours
 
 
-def test_every_method_is_covered():
+def test_every_method_and_setting_is_covered():
     assert {method.name for method, _ in VARIANTS} | {"autoregressive"} == set(METHODS)
+    for method, options in OPTIONS.items():
+        of_decoding = {field.name for field in dataclasses.fields(method)} - OF_TRAINING - OF_SHAPES
+        assert of_decoding <= options.keys() | {"distances"}
 
 
 @pytest.mark.parametrize(
@@ -154,16 +172,28 @@ def test_same_tokens_as_autoregressive(tiny, method, sampling, few_rows, monkeyp
     "method, sampling", [pytest.param(*v, id=f"{settings_of(v[0])}-{v[1].temperature:g}") for v in VARIANTS]
 )
 def test_every_option_is_lossless(tiny, method, sampling):
-    """Every two values of two options meet in one of these; each has a tree of two states of unequal probes."""
+    """Every two values of two options meet in one of these; each has a tree of four states of unequal probes."""
     depth = method.max_distance
     states = [
         State(tuple(p for p in WIDE if len(p) <= needs), (depth, *[n % (depth + 1) for n in range(count)]), needs)
-        for needs, count in ((0, 0), (1, 6), (2, 18))
+        for needs, count in ((0, 0), (1, 6), (2, 18), (3, 23))
+        if needs <= depth
     ]
     model = dataclasses.replace(tiny, eos=(5, 9))
     draft = make(method, model, make_plan(states).arrays(method.probe_distances))
     answers = check(model, draft, make_prompts(8), sampling, 3, 4)
     assert any(sum(a.accepted) for a in answers) and any(a.tokens[-1] in model.eos for a in answers)
+    assert not sampling.temperature or any(0 in a.tokens for a in answers)  # greedy texts of eight prompts are without
+
+
+@pytest.mark.parametrize("plan", [efficient([3, 3, 3]), efficient([4, 2, 1]), cartesian([2, 2, 2])])
+@pytest.mark.parametrize("prompting", OPTIONS[BiTA]["prompting"])
+def test_trees_of_bita(tiny, prompting, plan):
+    """Section 3.2 and Table 4: efficient trees, constant or thinning, and full ones, with masks on every node."""
+    draft = make(BiTA(prompts=3, prompting=prompting), tiny, plan.arrays(3))
+    answers = check(tiny, draft, make_prompts(8), GREEDY, 3, 4)
+    accepted, offered = (np.sum([getattr(a, name) for a in answers], axis=0) for name in ("accepted", "offered"))
+    assert accepted[0] > 0 and sum(accepted) < sum(offered)
 
 
 PROBING = [*filter(lambda m: m.probe_distances, DEFAULTS), PPD(ensemble=2, aggregation="learned")]
