@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from jaxspec.evaluation.claims import CLOSE, HOW_SPEEDS_COMPARE, compared_speeds
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate, estimate
 
+_LOST = 2 / 3  # of a farther distance's top-5
 _WORDS = ("holds", "does not hold", "no difference", "undecided", "not judged")
 
 
@@ -32,6 +34,12 @@ def verdict(difference: float, close: float, gains: bool = True) -> str:
     if abs(difference) < close:
         return "no difference here"
     return "holds" if difference > 0 else "does not hold"
+
+
+def not_learnt(accuracy: Sequence[Sequence[float]]) -> list[int]:
+    """Distances that are predicted far worse than the next farther one, which no paper's method does when it works."""
+    tops = top(accuracy, 5)
+    return [d for d, (near, far) in enumerate(itertools.pairwise(tops), 1) if near < _LOST * far]
 
 
 def training_section(study: Study, results: dict[str, Any]) -> list[str]:
@@ -54,12 +62,19 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
         cells += [f"{value:.3f}" for value in r.get("perplexity", {}).values()] or [""] * 2 * tuned
         lines.append(row([label, *cells]))
     lines.append("")
+    failed = {label: found for label, r in results.items() if (found := not_learnt(r["accuracy"]))}
+    for label, found in failed.items():
+        lost = " and ".join(map(str, found))
+        lines += [f"{label}: the probe at distance {lost} was lost early in training, and no verdict rests on it.", ""]
     for claim in study.claims:
         if not {claim.one, claim.other} <= results.keys():
             continue  # of an older study
         one, other = results[claim.one], results[claim.other]
         if claim.perplexity:
             lines.append(_perplexity_claim(claim, one, other))
+            continue
+        if failed.keys() & {claim.one, claim.other}:
+            lines.append(f"- {claim.text}: **not judged**")
             continue
         both = min(len(one["accuracy"]), len(other["accuracy"]))
         gap = top(one["accuracy"][:both], claim.best) - top(other["accuracy"][:both], claim.best)

@@ -270,6 +270,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     for label, own in zip(trainings["space_quality"], (1.5, 1.8, 1.512), strict=True):
         trainings["space_quality"][label] |= {"perplexity": {"base": 2.0, "own": own}, "answer_entropies": nats(own)}
     trainings["transfer_second"]["25"]["accuracy"][1][0] -= 0.015
+    trainings["bita_prompts"]["4"]["accuracy"][1] = [0.01] * 10
     steps = {name: {"8": 0.02, "16": 0.03} for name in STEP_METHODS}
     steps["Hidden Transfer, layers 10/14/18"] = {"8": 0.015, "16": 0.027}
     results = {
@@ -311,6 +312,8 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     assert (
         "to the real ones than they begin: **holds** (cosine, step 1: 0.50 after layer 11, 0.60 after the last)" in page
     )
+    assert "4: the probe at distance 2 was lost early in training, and no" in page
+    assert "more prompts help, up to about 16: **not judged**" in page
     assert "| deep | 0.200 | 0.100 | 0.067 | 0.310 | 0.180 | 0.147 | 1,234 |" in page
     assert "| 1,234 | 0.03 |  |  |" in page and "| 1,234 | 0.001 | 1.250 | 1.500 |" in page
     assert "| a tree | rejection | 1.40, 40% | 1.40, 40% | 1.35, 35% | 1.25, 25% |" in page
