@@ -23,7 +23,6 @@ from jaxspec.evaluation.claims import CLOSE, HOW_SPEEDS_COMPARE, compared_speeds
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate, estimate
 
-_LOST = 2 / 3  # of a farther distance's top-5
 _WORDS = ("holds", "does not hold", "no difference", "undecided", "not judged")
 
 
@@ -37,9 +36,11 @@ def verdict(difference: float, close: float, gains: bool = True) -> str:
 
 
 def not_learnt(accuracy: Sequence[Sequence[float]]) -> list[int]:
-    """Distances that are predicted far worse than the next farther one, which no paper's method does when it works."""
+    """Distances predicted far worse than a farther one, or next to never where the one before is: no method does so."""
     tops = top(accuracy, 5)
-    return [d for d, (near, far) in enumerate(itertools.pairwise(tops), 1) if near < _LOST * far]
+    pairs = list(enumerate(itertools.pairwise(tops), 1))
+    overtaken = {d for d, (near, far) in pairs if near < 2 / 3 * far}
+    return sorted(overtaken | {d + 1 for d, (near, far) in pairs if far < near / 5})
 
 
 def training_section(study: Study, results: dict[str, Any]) -> list[str]:

@@ -25,7 +25,7 @@ from jaxspec.evaluation.ablation_decoding import (
     run_coverage,
     run_decoding,
 )
-from jaxspec.evaluation.ablation_report import not_run, verdict, write_report
+from jaxspec.evaluation.ablation_report import not_learnt, not_run, verdict, write_report
 from jaxspec.evaluation.ablations import _LARGE, STUDIES, Claim, Study, run_name, run_studies
 from jaxspec.evaluation.early_exit import EarlyExit
 from jaxspec.evaluation.probing import similarity, step_times
@@ -245,6 +245,14 @@ def test_verdicts():
 
 def fake_accuracy(method, first):
     return [[first / (d + 1)] + [0.02] * 9 for d in range(method.max_distance)]
+
+
+@pytest.mark.parametrize(
+    ("tops", "lost"),
+    [((0.5, 0.3, 0.2), []), ((0.46, 0.02, 0.28), [2]), ((0.34, 0.22, 0.01), [3]), ((0.5, 0.34, 0.12, 0.26), [3])],
+)
+def test_lost_probes(tops, lost):
+    assert not_learnt([[top] + [0.0] * 9 for top in tops]) == lost
 
 
 def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
