@@ -33,7 +33,8 @@ class BiTA(ProbeMethod):
 
     Attributes:
       objective: `hard` labels (equation 1), or `distillation` against the base's own distribution.
-      prompting: `deep` prompts, `shallow` ones or `none` (Table 3).
+      prompting: `deep` prompts, `shallow` ones or `none` (Table 3). Deep ones have no position; shallow ones take
+        0 to P - 1 in a pass of their own, so that the text keeps its positions. Neither has dropout.
       prompts: P, prompt tokens (4.1: 16).
       entry: the layer from which on mask tokens are computed (an idea of PPD 7.4.2); deep prompts start there too.
     """
