@@ -104,6 +104,7 @@ def pairwise(options):
 
 
 def settings_of(method):
+    """A name for a test."""
     return method.name + "".join(f"-{value}" for value in dataclasses.astuple(method))
 
 
@@ -130,6 +131,7 @@ def make(method, model, tree):
 
 
 def drafter(method, model, paths=WIDE, probes=None):
+    """A drafter with one tree of those paths that the method reaches."""
     paths = [path for path in paths if len(path) <= method.max_distance]
     return make(method, model, stack_trees([build_tree(paths, method.probe_distances, probes)]))
 
@@ -141,6 +143,11 @@ def check(model, draft, prompts, sampling, seed, batch_size, limit=24):
     ours = generate(model, draft, prompts, limit, batch_size=batch_size, **settings)
     assert [a.tokens for a in ours] == [a.tokens for a in plain]
     return ours
+
+
+def taken(answers):
+    """Drafts accepted and offered in all answers, by distance."""
+    return (np.sum([getattr(answer, name) for answer in answers], axis=0) for name in ("accepted", "offered"))
 
 
 def test_every_method_and_setting_is_covered():
@@ -162,7 +169,7 @@ def test_same_tokens_as_autoregressive(tiny, method, sampling, few_rows, monkeyp
     monkeypatch.setattr(jaxspec.model.load, "FEW_ROWS", few_rows)
     draft = drafter(method, tiny, NARROW if sampling.temperature else WIDE)
     answers = check(tiny, draft, make_prompts(12), sampling, 3, 1)
-    accepted, offered = (np.sum([getattr(a, name) for a in answers], axis=0) for name in ("accepted", "offered"))
+    accepted, offered = taken(answers)
     assert accepted[0] > 0 and accepted[1] > 0 and sum(accepted) < sum(offered)  # taken, and refused
     assert any(a.tokens[-1] in tiny.eos for a in answers)  # the limit has tests of its own below
     assert any(0 in a.tokens for a in answers)  # token 0 is an ordinary token
@@ -192,7 +199,7 @@ def test_trees_of_bita(tiny, prompting, plan):
     """Section 3.2 and Table 4: efficient trees, constant or thinning, and full ones, with masks on every node."""
     draft = make(BiTA(prompts=3, prompting=prompting), tiny, plan.arrays(3))
     answers = check(tiny, draft, make_prompts(8), GREEDY, 3, 4)
-    accepted, offered = (np.sum([getattr(a, name) for a in answers], axis=0) for name in ("accepted", "offered"))
+    accepted, offered = taken(answers)
     assert accepted[0] > 0 and sum(accepted) < sum(offered)
 
 
@@ -247,6 +254,7 @@ def test_dynamic_trees_of_one_padded_size_share_a_program(tiny):
 
 
 def unstack(tree):
+    """The trees of several states, one by one."""
     return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(len(tree.parent))]
 
 

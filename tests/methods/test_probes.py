@@ -188,7 +188,8 @@ def test_loss_by_hand(tiny, method):
     ("method", "stage"),
     [
         (PPD(ensemble=2, aggregation="learned", prefix_tokens=1, head="one_stage"), 0),
-        (PPD(objective="hard", entry=1, multi_exit=2), 0),
+        (PPD(objective="hard"), 0),
+        (PPD(entry=1, multi_exit=2), 0),
         (PPD(head="two_stage"), 1),
         (BiTA(prompts=2), 0),
         (BiTA(prompts=2, prompting="shallow", objective="distillation", entry=1), 0),
@@ -210,7 +211,7 @@ def test_training_lowers_the_loss_and_every_part_learns_but_the_base(tiny, metho
         updates, state = optimizer.update(gradients, state)
         trainable = optax.apply_updates(trainable, updates)
         losses.append(float(loss))
-    assert losses[-1] < 0.9 * losses[0]
+    assert losses[-1] < 0.8 * losses[0]
     jax.tree.map(np.testing.assert_array_equal, frozen, jax.tree.map(np.array, base.params))
 
 
