@@ -110,8 +110,8 @@ def _perplexity_ratio(sums: np.ndarray, axis: int = 0) -> np.ndarray:
     return np.exp(entropy[..., 0] - entropy[..., 1])
 
 
-def decoding_section(study: DecodingStudy, results: dict[str, Any]) -> list[str]:
-    """The table of a decoding study and its verdicts."""
+def decoding_section(study: DecodingStudy, results: dict[str, Any], trainings: dict[str, Any]) -> list[str]:
+    """The table of a decoding study and its verdicts; `trainings` are those that some of its entries decode with."""
     heads = [study.axis or "variant", "rows", "tokens per step", "tokens/s", "speedup", "identical"]
     code = next(iter(results.values())).get("code")
     made = f"Measured with version {code} of what decodes." if code else "The version of the code was not noted."
@@ -120,7 +120,14 @@ def decoding_section(study: DecodingStudy, results: dict[str, Any]) -> list[str]
         figures = [r["rows"], f"{r['tokens_per_step']:.2f}", f"{r['tokens_per_second']:.1f}", f"{r['speedup']:.2f}"]
         lines.append(row([label, *figures, f"{r['identical']} of {r['prompts']}"]))
     lines.append("")
+    trained = {label: trainings.get(e.study, {}).get(e.variant) for label, e in study.entries.items()}
+    lost = {label for label, r in trained.items() if r and not_learnt(r["accuracy"])}
+    for label in sorted(lost):
+        lines += [f"{label}: its training lost a probe, and no verdict rests on it.", ""]
     for claim in study.claims:
+        if lost & {claim.one, claim.other}:
+            lines.append(f"- {claim.text}: **not judged**")
+            continue
         one, other = results[claim.one], results[claim.other]
         found = compared_speeds(one, other)
         lines.append(f"- {claim.text}: **{found.holds}** ({found.measured})")
@@ -210,7 +217,6 @@ def not_run(results: dict[str, Any]) -> list[str]:
     return missing + [name for name in MEASURES if lacking[name]]
 
 
-_TABLES = (("trainings", STUDIES, training_section), ("decoding", DECODING_STUDIES, decoding_section))
 MEASURES = {  # what is neither a training nor a tree, and its section
     "coverage": coverage_section,
     "steps": steps_section,
@@ -264,11 +270,12 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
     if missing:
         names = ", ".join(f"`{name}`" for name in missing)
         lines += [f"Not run yet, or without what verdicts need: {names}.", ""]
-    sections = [
-        write(study, results[kind][study.name])
-        for kind, studies, write in _TABLES
-        for study in studies
-        if results[kind].get(study.name)
+    trainings, decoding = results["trainings"], results["decoding"]
+    sections = [training_section(study, trainings[study.name]) for study in STUDIES if trainings.get(study.name)]
+    sections += [
+        decoding_section(study, decoding[study.name], trainings)
+        for study in DECODING_STUDIES
+        if decoding.get(study.name)
     ]
     sections += [write(results[name]) for name, write in MEASURES.items() if results[name]]
     lines += verdicts_table(sections) + [line for section in sections for line in section]

@@ -322,6 +322,9 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     )
     assert "4: the probe at distance 2 was lost early in training, and no" in page
     assert "more prompts help, up to about 16: **not judged**" in page
+    assert "4: its training lost a probe, and no verdict rests on it." in page
+    assert "speed grows with the prompts, up to 16: **not judged**" in page
+    assert "sixteen are faster than one: **no difference**" in page
     assert "| deep | 0.200 | 0.100 | 0.067 | 0.310 | 0.180 | 0.147 | 1,234 |" in page
     assert "| 1,234 | 0.03 |  |  |" in page and "| 1,234 | 0.001 | 1.250 | 1.500 |" in page
     assert "| a tree | rejection | 1.40, 40% | 1.40, 40% | 1.35, 35% | 1.25, 25% |" in page
