@@ -78,7 +78,8 @@ def _compiled(function: Any, *args: Any, **static: Any) -> tuple[Any, float]:
     """A jitted function compiled for these arguments, and the seconds it took (0 when already known)."""
     leaves, structure = jax.tree.flatten(args)
     shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf), getattr(leaf, "sharding", None)) for leaf in leaves)
-    key = (function, structure, shapes, tuple(sorted(static.items(), key=lambda item: item[0])))
+    precision = jax.config.jax_default_matmul_precision
+    key = (function, structure, shapes, precision, tuple(sorted(static.items(), key=lambda item: item[0])))
     if key in _EXECUTABLES:
         return _EXECUTABLES[key], 0.0
     began = time.perf_counter()

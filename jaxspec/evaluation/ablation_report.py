@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate, estimate
 
 _WORDS = ("holds", "does not hold", "no difference", "undecided", "not judged")
+_NOT_FASTER = {"holds": "does not hold", "does not hold": "holds", "no difference here": "holds"}
 
 
 def verdict(difference: float, close: float, gains: bool = True) -> str:
@@ -38,9 +38,8 @@ def verdict(difference: float, close: float, gains: bool = True) -> str:
 def not_learnt(accuracy: Sequence[Sequence[float]]) -> list[int]:
     """Distances predicted far worse than a farther one, or next to never where the one before is: no method does so."""
     tops = top(accuracy, 5)
-    pairs = list(enumerate(itertools.pairwise(tops), 1))
-    overtaken = {d for d, (near, far) in pairs if near < 2 / 3 * far}
-    return sorted(overtaken | {d + 1 for d, (near, far) in pairs if far < near / 5})
+    overtaken = {d for d in range(1, len(tops)) if tops[d - 1] < 2 / 3 * max(tops[d:])}
+    return sorted(overtaken | {d for d in range(2, len(tops) + 1) if tops[d - 1] < tops[d - 2] / 5})
 
 
 def training_section(study: Study, results: dict[str, Any]) -> list[str]:
@@ -66,7 +65,8 @@ def training_section(study: Study, results: dict[str, Any]) -> list[str]:
     failed = {label: found for label, r in results.items() if (found := not_learnt(r["accuracy"]))}
     for label, found in failed.items():
         lost = " and ".join(map(str, found))
-        lines += [f"{label}: the probe at distance {lost} was lost early in training, and no verdict rests on it.", ""]
+        unused = ", and no verdict rests on it" if study.claims else ""
+        lines += [f"{label}: the probe at distance {lost} was lost early in training{unused}.", ""]
     for claim in study.claims:
         if not {claim.one, claim.other} <= results.keys():
             continue  # of an older study
@@ -128,9 +128,9 @@ def decoding_section(study: DecodingStudy, results: dict[str, Any], trainings: d
         if lost & {claim.one, claim.other}:
             lines.append(f"- {claim.text}: **not judged**")
             continue
-        one, other = results[claim.one], results[claim.other]
-        found = compared_speeds(one, other)
-        lines.append(f"- {claim.text}: **{found.holds}** ({found.measured})")
+        found = compared_speeds(results[claim.one], results[claim.other])
+        word = found.holds if claim.gains else _NOT_FASTER.get(found.holds, found.holds)
+        lines.append(f"- {claim.text}: **{word}** ({found.measured})")
     return [*lines, ""]
 
 
@@ -187,15 +187,16 @@ def coverage_section(results: dict[str, float]) -> list[str]:
 
 def similarity_section(curves: list[dict[str, float]]) -> list[str]:
     """Hidden Transfer Figure 4 in words."""
-    lines, rises = (
-        ["### Pseudo states on their way up", "", "Hidden Transfer Figure 4, the adapter that ships.", ""],
-        [],
-    )
-    figures = []
+    lines = ["### Pseudo states on their way up", "", "Hidden Transfer Figure 4, the adapter that ships.", ""]
+    rises, figures = [], []
     for step, curve in enumerate(curves, 1):
-        layers, values = list(curve), list(curve.values())
-        rises.append(values[-1] > values[0])
-        figures.append(f"step {step}: {values[0]:.2f} after layer {layers[0]}, {values[-1]:.2f} after the last")
+        (first, start), *_, (_, end) = curve.items()
+        best = max(curve, key=lambda layer: curve[layer])
+        rises.append(end > start)
+        figures.append(
+            f"step {step}: {start:.2f} after layer {first}, {curve[best]:.2f} after layer {best}, where it is highest, "
+            f"{end:.2f} after the last"
+        )
     word = "holds" if all(rises) else "does not hold"
     lines.append(f"- they end closer to the real ones than they begin: **{word}** (cosine, {'; '.join(figures)})")
     return [*lines, ""]
@@ -253,15 +254,18 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
     """
     setting = results["setting"]
     prompts = f" --prompts {setting['prompts']}" if setting["prompts"] else ""
+    own = ", with prompts a line (your own need a `--docs` of their own)" if prompts else ""
     lines = [
         "# Ablations of the papers on a small base",
         "",
-        f"Made by `python ablate.py{prompts}`; `python ablate.py --report` makes this page again from ablations.json.",
+        f"Made by `python ablate.py{prompts}`{own}; `python ablate.py --report` makes this page again from",
+        "ablations.json.",
         "",
         f"Base: {setting['model']}. Where a table says nothing else a training has {setting['steps']} updates, each on",
         "two of the base's own answers at up to 128 positions. Accuracies are those of",
         f"{setting['eval_answers']} held-out answers at every position; speeds are medians over prompts, all entries",
-        f"in turn ({setting['machine']}). Differences of accuracy below {CLOSE} count as none. A perplexity is",
+        f"in turn ({setting['machine']}). Differences of accuracy below {CLOSE} count as none; every variant was",
+        "trained once, and a difference of little more may be the seed's. A perplexity is",
         f"no higher than another where the 95% interval of their ratio, over answers, ends below {1 + CLOSE}, and",
         f"higher where it begins above. {HOW_SPEEDS_COMPARE}",
         "",
@@ -318,15 +322,16 @@ def plot_curves(results: dict[str, Any], folder: Path) -> list[str]:
 
 
 def _accuracy_curve(axes: Any, study: Study, results: dict[str, Any]) -> None:
-    """Top-1 and top-5 per distance against the labels of a study."""
+    """Top-1 and top-5 per distance against the labels of a study, but for trainings that lost a probe."""
+    results = {label: r for label, r in results.items() if not not_learnt(r["accuracy"])}
     x = [float(label) for label in results]
     for k, style in ((1, "-"), (5, "--")):
         tops = [top(r["accuracy"], k) for r in results.values()]
-        for d in range(min(map(len, tops))):
+        for d in range(min(map(len, tops), default=0)):
             axes.plot(x, [t[d] for t in tops], style, color=f"C{d}", marker=".", label=f"top-{k}, d={d + 1}")
     axes.set(xlabel=study.axis, ylabel="accuracy", title=f"{study.title}", ylim=(0, None))
     axes.title.set_fontsize(9)
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
 
 
 def _distances(axes: Any, study: Study, results: dict[str, Any]) -> None:

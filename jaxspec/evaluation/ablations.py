@@ -120,8 +120,8 @@ STUDIES = (
         "bita_prompts", "BiTA: number of prompt tokens", f"BiTA Figure 8, {_GIVES_SPEEDS}", 3e-2,
         _over((1, 4, 8, 16, 32, 64), lambda n: _distilled(prompts=n)),
         (
-            Claim("16", "4", "more prompts help, up to about 16"),
             Claim("16", "1", "sixteen predict better than one"),
+            Claim("16", "8", "more prompts help, up to about 16"),
             Claim("64", "16", "beyond 16 nothing is gained", gains=False),
         ),
         "prompt tokens",
@@ -136,6 +136,7 @@ STUDIES = (
     Study(
         "bita_objective", "BiTA: labels or distillation", "not in the paper", 3e-2,
         {"hard labels": BiTA(), "distillation": _distilled()},
+        (Claim("distillation", "hard labels", "what all other tables do instead of the paper predicts better"),),
     ),
     Study(
         "bita_entry", "BiTA: masks that join late", f"PPD section 7.4.2, an idea; BiTA {DISTILLED}", 3e-2,
@@ -258,7 +259,8 @@ STUDIES = (
         (Claim("without", "1 per distance", "prefix tuning makes predictions worse"),),
     ),
     Study(
-        "ppd_head", "PPD: a decoding head of its own", "PPD Table 6.7", 3e-2,
+        "ppd_head", "PPD: a decoding head of its own",
+        "PPD Table 6.7; the two stages divide the updates, where the thesis trains the second in addition", 3e-2,
         {
             "none": PPD(),
             "1-stage": PPD(head="one_stage"),
@@ -268,7 +270,7 @@ STUDIES = (
         (
             Claim("none", "1-stage", "a head trained in one stage makes predictions worse"),
             Claim("none", "1-stage, the rate of heads", "at the rate of other heads, which the thesis has not, too"),
-            Claim("2-stage", "none", "one trained in two stages makes them a little better"),
+            Claim("2-stage", "none", "one trained in two stages, of half the updates, makes them a little better"),
         ),
         rates={"1-stage, the rate of heads": _HEADS},
     ),

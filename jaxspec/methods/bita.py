@@ -49,7 +49,7 @@ class BiTA(ProbeMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prompts < 1:
-            raise UserError(f"bita: prompts must be at least 1 (or prompting none), got {self.prompts}")
+            raise UserError(f"bita: prompts must be at least 1, got {self.prompts}; without any: prompting none")
 
     @property
     def entries(self) -> tuple[int, ...]:

@@ -34,7 +34,8 @@ class HiddenTransfer(ProbeMethod):
       train_visibility: what a pseudo state sees in training at the positions between its owner and itself: the
         smaller steps' `pseudo` states, as in decoding, or the `real` ones of the text, as in the paper. Accuracies are
         always those of decoding.
-      masked: smaller steps' pseudo states are not seen at all (Figure 7).
+      masked: smaller steps' pseudo states are not seen at all, in training neither, whatever `train_visibility`
+        (Figure 7).
     """
 
     name: ClassVar[str] = "hidden_transfer"

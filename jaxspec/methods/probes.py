@@ -126,9 +126,13 @@ class ProbeMethod(Method, abc.ABC):
 
     def check_layers(self, base: Base) -> None:
         """Raise UserError where probes would join beyond the layers that the base has."""
-        highest = base.decoder.config.num_layers - self.exits
+        layers = base.decoder.config.num_layers
+        if self.exits > layers:
+            raise UserError(f"{self.name}: {self.exits} exits need as many layers, this base has {layers}")
+        highest = layers - self.exits
         if not 0 <= min(self.entries) <= max(self.entries) <= highest:
-            raise UserError(f"{self.name}: probes can join at layers 0 to {highest} of this base, got {self.entries}")
+            joined = ", ".join(map(str, sorted({*self.entries})))
+            raise UserError(f"{self.name}: probes can join at layers 0 to {highest} of this base, got {joined}")
 
     # Rows, the same in training and decoding
 

@@ -241,8 +241,13 @@ def test_settings_that_make_no_sense_are_named(build, message):
     ids=settings,
 )
 def test_layers_that_the_base_does_not_have_are_named(tiny, method):
-    with pytest.raises(UserError, match=r"probes can join at layers 0 to [12] of this base"):
+    with pytest.raises(UserError, match=r"probes can join at layers 0 to [12] of this base, got (-1|2|3|0, 1, 3)\b"):
         method.abstract(tiny.config)
+
+
+def test_more_exits_than_layers_are_named(tiny):
+    with pytest.raises(UserError, match="ppd: 4 exits need as many layers, this base has 3"):
+        PPD(multi_exit=4).abstract(tiny.config)
 
 
 def test_settings_survive_json(tiny):

@@ -1,14 +1,20 @@
-"""Learning rates by hand."""
+"""One update: learning rates by hand, and what it leaves alone."""
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxspec.config import TrainConfig
-from jaxspec.methods import HiddenTransfer
-from jaxspec.training.step import optimizer, stage_optimizer
+from jaxspec.methods import PPD, BiTA, HiddenTransfer
+from jaxspec.model.base import Base
+from jaxspec.training.batches import TrainingData
+from jaxspec.training.data import Answer
+from jaxspec.training.step import first_state, moving, optimizer, stage_optimizer, train_step
+from tests.methods.helpers import settings
+from tests.tiny import make_tiny
 
 SCHEDULES = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
@@ -42,3 +48,32 @@ def test_stages_share_the_warm_up():
             update, state = adamw.update(jnp.ones(()), state, weight)
             rates.append(-float(update))
         np.testing.assert_allclose(rates, [0, 0.25, 0.5, 0.5], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("method", "stage"),
+    [
+        (PPD(head="one_stage"), 0),
+        (PPD(head="two_stage"), 0),
+        (BiTA(prompts=2), 0),
+        (HiddenTransfer(layers=(0, 1, 2)), 1),
+    ],
+    ids=lambda value: settings(value) if not isinstance(value, int) else str(value),
+)
+def test_an_update_moves_what_its_stage_trains_and_nothing_else(method, stage):
+    """Not the base either, whose memory a state that began as a part of it must not give away."""
+    model = make_tiny()
+    base, frozen = Base(model.params, model.decoder), jax.tree.map(np.array, model.params)
+    rng = np.random.default_rng(0)
+    answers = [Answer(rng.integers(0, 16, 4).tolist(), rng.integers(0, 16, 24).tolist()) for _ in range(8)]
+    train = TrainConfig(steps=12, batch_size=4, sequence_length=32, insertions=8, learning_rate=1e-2)
+    data, state = TrainingData(answers, train), first_state(method, train, stage, base)
+    before = jax.tree.map(np.array, state.trainable)
+    for step in range(3):
+        state, _ = train_step(method, train, stage, base, state, data.batch(step))
+    jax.tree.map(np.testing.assert_array_equal, frozen, jax.tree.map(np.array, base.params))
+    trained = moving(method, before, stage)
+    assert trained.keys() <= before.keys() == state.trainable.keys()
+    for name, part in before.items():
+        same = jax.tree.map(lambda x, y: np.array_equal(x, y), part, state.trainable[name])
+        assert jax.tree.leaves(same) == [name not in trained] * len(jax.tree.leaves(same)), name
