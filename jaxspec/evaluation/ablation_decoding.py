@@ -124,7 +124,7 @@ DECODING_STUDIES = (
         (
             Claim("16", "1", "sixteen are faster than one"),
             Claim("16", "8", "more are faster, up to about 16"),
-            Claim("64", "8", "from 8 to 64 there is little to choose", gains=False),
+            Claim("64", "16", "beyond 16 nothing is gained", gains=False),
         ),
         "prompt tokens",
     ),

@@ -23,7 +23,7 @@ from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate, estimate
 
 _WORDS = ("holds", "does not hold", "no difference", "undecided", "not judged")
-_NOT_FASTER = {"holds": "does not hold", "does not hold": "holds", "no difference here": "holds"}
+_NOT_FASTER = {"holds": "does not hold", "does not hold": "holds", "no difference": "holds"}
 
 
 def verdict(difference: float, close: float, gains: bool = True) -> str:
