@@ -210,6 +210,15 @@ STUDIES = (
             "joint": _transfer(10, 14, 18, training="joint"),
             "joint, KL(pseudo || base)": _transfer(10, 14, 18, training="joint", direction="reverse"),
         },
+        (
+            Claim("separate", "separate, real states", "maps that see pseudo states, as in decoding, predict better"),
+            Claim(
+                "separate, real states", "separate, real states, KL(pseudo || base), as the paper",
+                "so do those that learn by KL(base || pseudo)",
+            ),
+            Claim("joint", "joint, KL(pseudo || base)", "and all at once too"),
+            Claim("joint", "separate", "all at once predict better than one after the other, in as many updates"),
+        ),
     ),
     Study(
         "transfer_exits", "Hidden Transfer against early exit and Medusa",
