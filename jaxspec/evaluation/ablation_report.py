@@ -254,12 +254,11 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
     """
     setting = results["setting"]
     prompts = f" --prompts {setting['prompts']}" if setting["prompts"] else ""
-    own = ", with prompts a line (your own need a `--docs` of their own)" if prompts else ""
     lines = [
         "# Ablations of the papers on a small base",
         "",
-        f"Made by `python ablate.py{prompts}`{own}; `python ablate.py --report` makes this page again from",
-        "ablations.json.",
+        f"Made by `python ablate.py{prompts}`; `python ablate.py --report` makes this page again from ablations.json.",
+        "Other prompts make a page of their own, in another `--docs`.",
         "",
         f"Base: {setting['model']}. Where a table says nothing else a training has {setting['steps']} updates, each on",
         "two of the base's own answers at up to 128 positions. Accuracies are those of",
@@ -331,7 +330,7 @@ def _accuracy_curve(axes: Any, study: Study, results: dict[str, Any]) -> None:
             axes.plot(x, [t[d] for t in tops], style, color=f"C{d}", marker=".", label=f"top-{k}, d={d + 1}")
     axes.set(xlabel=study.axis, ylabel="accuracy", title=f"{study.title}", ylim=(0, None))
     axes.title.set_fontsize(9)
-    axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
+    axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
 
 
 def _distances(axes: Any, study: Study, results: dict[str, Any]) -> None:
