@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import inspect
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -115,15 +116,20 @@ def tokens_by_pass(held: Sequence[int], prompt: int, tokens: int) -> list[int]:
     return [*([first - 1] if first > 1 else []), *rest]
 
 
+def cache_name(model: Any) -> str:
+    """What transformers calls the cache among a model's inputs and outputs: another name since 5.24."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 @contextlib.contextmanager
 def _watched(model: Any) -> Iterator[list[tuple[float, int]]]:
     """Notes when every pass of a model ended, and how many tokens the cache held before it."""
     passes: list[tuple[float, int]] = []
-    held = 0
+    held, name = 0, cache_name(model)
 
     def before(module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         nonlocal held
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get(name)
         held = 0 if cache is None else int(cache.get_seq_length())
 
     def after(module: Any, args: tuple, output: Any) -> None:

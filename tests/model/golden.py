@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxspec.config import ModelConfig
+from jaxspec.evaluation.peers import cache_name
 from jaxspec.model.hf import save_directory
 from tests.model.helpers import VARIANTS, random_params, random_tokens
 
@@ -34,10 +35,11 @@ def hf_logits(folder: Path, tokens: np.ndarray, one_by_one: bool = False) -> np.
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids, cache, logits = torch.tensor(tokens, dtype=torch.long)[None], None, []
+    name = cache_name(model)
     with torch.no_grad():
         for part in ids.split(1 if one_by_one else ids.shape[1], dim=1):
-            out = model(part, past_key_values=cache, use_cache=one_by_one)
-            cache = out.past_key_values
+            out = model(part, use_cache=one_by_one, **{name: cache})
+            cache = out[name] if one_by_one else None
             logits.append(out.logits[0].numpy())
     return np.concatenate(logits)
 
