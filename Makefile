@@ -28,7 +28,7 @@ slow: setup
 # The figures of docs/results.md, from the even ones of Spec-Bench's questions and some of HumanEval's: hours on two cores.
 # Goes on where it stopped; makes runs/results/page/results.md. Installs PyTorch, which transformers is raced on; that and
 # 1b's steps may fail, for want of network or memory, and the page is made without them.
-PAGE := greedy code sampled greedy_again space latency latency_1b peers
+PAGE := greedy code sampled trees space latency latency_1b peers
 METHODS := autoregressive,autoregressive,ppd,bita,space,hidden_transfer,medusa,hydra,amphista
 BENCH = $(BIN)/python bench.py --methods $(METHODS) --max-new-tokens 128
 results: questions setup
@@ -36,7 +36,8 @@ results: questions setup
 	$(BENCH) --data runs/results/spec_bench_dev.jsonl --limit 80 --output runs/results/greedy
 	$(BENCH) --data runs/results/humaneval_dev.jsonl --limit 16 --output runs/results/code
 	$(BENCH) --data runs/results/spec_bench_dev.jsonl --limit 40 --temperature 0.8 --output runs/results/sampled
-	$(BENCH) --data runs/results/spec_bench_dev.jsonl --limit 16 --output runs/results/greedy_again
+	$(BIN)/python bench.py --methods bita,hidden_transfer,bita=sparse:128@0,hidden_transfer=sparse:128@0 \
+		--data runs/results/spec_bench_dev.jsonl --limit 20 --max-new-tokens 48 --output runs/results/trees
 	$(BIN)/python bench.py --methods space=sparse:16,space=chain:5 --data runs/results/spec_bench_dev.jsonl --limit 8 \
 		--max-new-tokens 64 --output runs/results/space
 	$(BIN)/python bench.py latency --batch-sizes 1 4 --cache-lengths 256 512 --output runs/results/latency

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from jaxspec.evaluation.ablation_decoding import (
     run_steps,
 )
 from jaxspec.evaluation.ablation_report import MEASURES, not_run, write_report
-from jaxspec.evaluation.ablations import STUDIES, run_studies
+from jaxspec.evaluation.ablations import run_studies
+from jaxspec.evaluation.studies import STUDIES
 from jaxspec.files import alone_in, writable, write_atomically
 from jaxspec.machine import processor
 from jaxspec.methods import PPD
@@ -107,7 +109,7 @@ def check_adapters(names: tuple[str, ...], model: Model) -> None:
         open_adapter(method, model)
 
 
-def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save: Any) -> None:
+def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save: Callable[[], None]) -> None:
     """Fill in the results, saving after every part."""
     model = load_model(options.model)
     base, output = base_run(options, model), Path(options.output)
@@ -145,11 +147,15 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
     save()
 
 
-def check_setting(options: Options, results: dict[str, Any], file: Path) -> dict[str, Any]:
-    """What all results of a page have in common. Raises UserError where those there were made otherwise."""
-    names = ("model", "steps", "eval_answers", "max_new_tokens")
-    setting = {name: getattr(options, name) for name in names} | {"prompts": Path(options.prompts).name}
-    setting |= {"machine": processor()}
+def check_setting(options: Options, names: tuple[str, ...], results: dict[str, Any], file: Path) -> dict[str, Any]:
+    """What all results of a page have in common. Raises UserError where those there were made otherwise.
+
+    Whatever is timed must be so on one kind of machine; accuracies differ between machines by rounding alone.
+    """
+    shared = ("model", "steps", "eval_answers", "max_new_tokens")
+    setting = {name: getattr(options, name) for name in shared} | {"prompts": Path(options.prompts).name}
+    timed = {"steps", *(study.name for study in DECODING_STUDIES)} & {*names}
+    setting |= {"machine": processor() if timed else results["setting"].get("machine", processor())}
     if results["setting"] not in ({}, setting):
         raise UserError(f"{file} holds results of another setting: {results['setting']}; give another --docs")
     return setting
@@ -162,7 +168,7 @@ def update(options: Options, file: Path) -> dict[str, Any]:
     results |= read_json(file) if file.exists() else {}
     names = check_names(options.studies, not_run(results))
     if not options.report:
-        results["setting"] = check_setting(options, results, file)
+        results["setting"] = check_setting(options, names, results, file)
         enable_compilation_cache()
         run(options, names, results, lambda: write_atomically(file, json.dumps(results, indent=1).encode()))
     return results

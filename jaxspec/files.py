@@ -93,6 +93,15 @@ def claim(file: int | TextIO, refusal: str) -> None:
         pass
 
 
+@contextlib.contextmanager
+def one_after_another(file: Path) -> Iterator[None]:
+    """Wait until no other process is in here with the same file, which is made where missing."""
+    with file.open("a") as opened:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+
+
 def drop_half_line(file: Path) -> None:
     """Cut off a last line that a kill or a full disk has left half written."""
     content = file.read_bytes() if file.exists() else b""

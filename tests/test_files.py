@@ -1,11 +1,12 @@
 """Files that a kill must not lose."""
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from jaxspec.errors import UserError
-from jaxspec.files import alone_in, check_writable, known_as, restore_folder, swap_folder
+from jaxspec.files import alone_in, check_writable, known_as, one_after_another, restore_folder, swap_folder
 
 
 def make(folder, content):
@@ -62,6 +63,26 @@ def test_one_process_at_a_time(tmp_path):
         pass
     with alone_in(tmp_path):
         pass
+
+
+def test_one_after_another(tmp_path):
+    """The second thread comes in when the first has gone."""
+    inside, order, file = threading.Event(), [], tmp_path / "lock"
+
+    def second():
+        inside.wait()
+        with one_after_another(file):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    with one_after_another(file):
+        inside.set()
+        thread.join(0.3)
+        assert thread.is_alive()
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
 
 
 def test_nothing_to_restore(tmp_path):

@@ -14,11 +14,11 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES
 from jaxspec.decoding.generate import generate
 from jaxspec.decoding.loop import Drafter
-from jaxspec.evaluation.ablations import DISTILLED, Claim
 from jaxspec.evaluation.latency import star
 from jaxspec.evaluation.metrics import estimate
 from jaxspec.evaluation.probing import similarity, step_times
 from jaxspec.evaluation.race import race
+from jaxspec.evaluation.studies import DISTILLED, Conclusion
 from jaxspec.methods import PPD, BiTA, HiddenTransfer
 from jaxspec.methods.adapter import (
     Adapter,
@@ -70,7 +70,7 @@ class DecodingStudy:
       title: what is compared.
       source: where the paper has it.
       entries: by label.
-      claims: what the paper concludes, of speed.
+      conclusions: what the paper concludes, of speed.
       axis: name of the quantity that the labels are values of.
     """
 
@@ -78,7 +78,7 @@ class DecodingStudy:
     title: str
     source: str
     entries: dict[str, Entry]
-    claims: tuple[Claim, ...] = ()
+    conclusions: tuple[Conclusion, ...] = ()
     axis: str = ""
 
 
@@ -102,19 +102,19 @@ DECODING_STUDIES = (
             "efficient tree, thinning": Entry("efficient:5,4,3", "bita"),
         },
         (
-            Claim("full tree, k = 1", "straightforward", "masks on every candidate pay"),
-            Claim("full tree, k = 2", "full tree, k = 4", "wide full trees cost more than they bring"),
-            Claim("efficient tree", "straightforward", "the efficient tree is faster than straightforward decoding"),
-            *(Claim("efficient tree", f"full tree, k = {k}", f"and than full trees of {k}") for k in (1, 2, 3, 4)),
+            Conclusion("full tree, k = 1", "straightforward", "masks on every candidate pay"),
+            Conclusion("full tree, k = 2", "full tree, k = 4", "wide full trees cost more than they bring"),
+            Conclusion("efficient tree", "straightforward", "the efficient tree is faster than straightforward"),
+            *(Conclusion("efficient tree", f"full tree, k = {k}", f"and than full trees of {k}") for k in (1, 2, 3, 4)),
         ),
     ),
     DecodingStudy(
         "bita_prompting_speed", "BiTA: speed by prompting design, efficient tree", f"BiTA Table 3, {DISTILLED}",
         {label: Entry("efficient:5", study="bita_prompting", variant=label) for label in _DESIGNS},
         (
-            Claim("shallow", "masks only", "shallow prompts are a little faster"),
-            Claim("deep", "shallow", "deep prompts are much faster"),
-            Claim("deep", "masks only", "deep prompts are faster than masks alone"),
+            Conclusion("shallow", "masks only", "shallow prompts are a little faster"),
+            Conclusion("deep", "shallow", "deep prompts are much faster"),
+            Conclusion("deep", "masks only", "deep prompts are faster than masks alone"),
         ),
     ),
     DecodingStudy(
@@ -122,9 +122,9 @@ DECODING_STUDIES = (
         f"BiTA Figure 8, {DISTILLED}",
         {str(n): Entry("efficient:5", study="bita_prompts", variant=str(n)) for n in (1, 4, 8, 16, 32, 64)},
         (
-            Claim("16", "1", "sixteen are faster than one"),
-            Claim("16", "8", "more are faster, up to about 16"),
-            Claim("64", "16", "beyond 16 nothing is gained", gains=False),
+            Conclusion("16", "1", "sixteen are faster than one"),
+            Conclusion("16", "8", "more are faster, up to about 16"),
+            Conclusion("64", "16", "beyond 16 nothing is gained", gains=False),
         ),
         "prompt tokens",
     ),
@@ -134,9 +134,9 @@ DECODING_STUDIES = (
         "fewer; the paper trains a model for every number",
         {str(m): Entry(efficient([5] * m), study="bita_masks", variant="5") for m in (1, 2, 3, 4, 5)},
         (
-            Claim("3", "1", "three masks are faster than one"),
-            Claim("3", "5", "three masks are faster than five"),
-            Claim("4", "5", "and so are four"),
+            Conclusion("3", "1", "three masks are faster than one"),
+            Conclusion("3", "5", "three masks are faster than five"),
+            Conclusion("4", "5", "and so are four"),
         ),
         "mask tokens",
     ),
@@ -146,8 +146,8 @@ DECODING_STUDIES = (
         "for every number",
         {str(m): Entry(chain(m), "space") for m in (1, 2, 3, 4, 5)},
         (
-            Claim("3", "1", "three masks are faster than one"),
-            Claim("5", "3", "five masks are faster than three"),
+            Conclusion("3", "1", "three masks are faster than one"),
+            Conclusion("5", "3", "five masks are faster than three"),
         ),
         "mask tokens",
     ),
@@ -158,13 +158,13 @@ DECODING_STUDIES = (
             **{label: Entry("sparse:22", study="amphista_variants", variant=label) for label in _VARIANTS},
         },
         (
-            Claim("Amphista", "Medusa", "Amphista is faster than Medusa"),
-            Claim("Amphista", "Hydra++", "and faster than Hydra++"),
-            Claim("Amphista", "w/o auto-embedding", "the auto-embedding block pays"),
-            Claim("Amphista", "w/o staged adaptation", "staged adaptation pays"),
-            Claim("Amphista", "one adaptation layer", "two layers are faster than one"),
-            Claim("Amphista", "w/o sampled token", "the sampled token pays"),
-            Claim("Amphista-alpha", "Amphista", "a second self-attention layer pays"),
+            Conclusion("Amphista", "Medusa", "Amphista is faster than Medusa"),
+            Conclusion("Amphista", "Hydra++", "and faster than Hydra++"),
+            Conclusion("Amphista", "w/o auto-embedding", "the auto-embedding block pays"),
+            Conclusion("Amphista", "w/o staged adaptation", "staged adaptation pays"),
+            Conclusion("Amphista", "one adaptation layer", "two layers are faster than one"),
+            Conclusion("Amphista", "w/o sampled token", "the sampled token pays"),
+            Conclusion("Amphista-alpha", "Amphista", "a second self-attention layer pays"),
         ),
     ),
     DecodingStudy(
@@ -172,11 +172,11 @@ DECODING_STUDIES = (
         "Amphista Table 6, with the adapters that ship: three heads, hundreds of updates, all tokens drafted",
         {f"{label}, {n} nodes": Entry(f"sparse:{n}", name) for label, name in _HEADS.items() for n in _NODES},
         (
-            Claim("Amphista, 64 nodes", "Amphista, 22 nodes", "more nodes are faster"),
-            Claim("Amphista, 22 nodes", "Medusa, 22 nodes", "Amphista is faster than Medusa in small trees"),
-            Claim("Amphista, 64 nodes", "Medusa, 64 nodes", "and in large ones"),
-            Claim("Amphista, 22 nodes", "Hydra++, 22 nodes", "Amphista is faster than Hydra++ in small trees"),
-            Claim("Amphista, 64 nodes", "Hydra++, 64 nodes", "and in large ones"),
+            Conclusion("Amphista, 64 nodes", "Amphista, 22 nodes", "more nodes are faster"),
+            Conclusion("Amphista, 22 nodes", "Medusa, 22 nodes", "Amphista is faster than Medusa in small trees"),
+            Conclusion("Amphista, 64 nodes", "Medusa, 64 nodes", "and in large ones"),
+            Conclusion("Amphista, 22 nodes", "Hydra++, 22 nodes", "Amphista is faster than Hydra++ in small trees"),
+            Conclusion("Amphista, 64 nodes", "Hydra++, 64 nodes", "and in large ones"),
         ),
     ),
     DecodingStudy(
@@ -187,8 +187,8 @@ DECODING_STUDIES = (
             for count in (4096, 8192, 16384, 0)
         },
         (
-            Claim("PPD, 8192", "PPD, all", "a draft vocabulary of 8192 pays for PPD"),
-            Claim("Medusa, 8192", "Medusa, all", "and for Medusa"),
+            Conclusion("PPD, 8192", "PPD, all", "a draft vocabulary of 8192 pays for PPD", ours=True),
+            Conclusion("Medusa, 8192", "Medusa, all", "and for Medusa", ours=True),
         ),
     ),
 )  # fmt: skip

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxspec.evaluation.ablation_decoding import (
     ACCEPTED,
     DECODING_STUDIES,
@@ -16,98 +14,73 @@ from jaxspec.evaluation.ablation_decoding import (
     Cell,
     DecodingStudy,
 )
-from jaxspec.evaluation.ablations import STUDIES, Claim, Study
+from jaxspec.evaluation.ablation_plots import plot_curves
+from jaxspec.evaluation.ablation_verdicts import Spreads, by_accuracy, by_perplexity, not_learnt, spreads
 from jaxspec.evaluation.bench_report import interval
 from jaxspec.evaluation.claims import CLOSE, HOW_SPEEDS_COMPARE, compared_speeds, top
 from jaxspec.evaluation.markdown import row, rule
-from jaxspec.evaluation.metrics import Estimate, estimate
+from jaxspec.evaluation.metrics import Estimate
+from jaxspec.evaluation.studies import SEEDS, STUDIES, Conclusion, Study
 
-_WORDS = ("holds", "does not hold", "no difference", "undecided", "not judged")
+_WORDS = ("holds", "does not hold", "in part", "no difference", "undecided", "not judged")
 _NOT_FASTER = {"holds": "does not hold", "does not hold": "holds", "no difference": "holds"}
+_OURS = "our question"
 
 
-def verdict(difference: float, close: float, gains: bool = True) -> str:
-    """What a difference says of the claim that it is positive, or (no gains) of the claim that it is not."""
-    if not gains:
-        return "holds" if difference < close else "does not hold"
-    if abs(difference) < close:
-        return "no difference here"
-    return "holds" if difference > 0 else "does not hold"
-
-
-def not_learnt(accuracy: Sequence[Sequence[float]]) -> list[int]:
-    """Distances predicted far worse than a farther one, or next to never where the one before is: no method does so."""
-    tops = top(accuracy, 5)
-    overtaken = {d for d in range(1, len(tops)) if tops[d - 1] < 2 / 3 * max(tops[d:])}
-    return sorted(overtaken | {d for d in range(2, len(tops) + 1) if tops[d - 1] < tops[d - 2] / 5})
-
-
-def training_section(study: Study, results: dict[str, Any]) -> list[str]:
-    """The table of a study and its verdicts."""
-    distances = max(len(r["accuracy"]) for r in results.values())
-    heads = [f"top-1 d={d + 1}" for d in range(distances)] + [f"top-5 d={d + 1}" for d in range(distances)]
+def training_section(study: Study, results: dict[str, Any], close: Spreads) -> list[str]:
+    """The table of a study and its verdicts; `close` is what `spreads` says."""
     counts = sorted({(r["answers_seen"], r["answers"]) for r in results.values()})
     trained = f"Trained on {' or '.join(f'{seen:,} of {count:,}' for seen, count in counts)} answers."
-    lines = [f"### {study.title}", "", f"{study.source}. {trained}", ""]
-    tuned = any("perplexity" in r for r in results.values())
-    heads += ["trained parameters", *(["learning rate"] if study.rates else [])]
-    heads += ["perplexity, frozen base", "its own"] if tuned else []
-    lines += [row([study.axis or "variant", *heads]), rule(len(heads) + 1)]
-    for label, r in results.items():
-        cells = [*top(r["accuracy"], 1), *[""] * (distances - len(r["accuracy"]))]
-        cells += [*top(r["accuracy"], 5), *[""] * (distances - len(r["accuracy"]))]
-        cells = [f"{cell:.3f}" if cell != "" else "" for cell in cells]
-        cells.append(f"{r['parameters']:,}")
-        cells += [study.rates.get(label, study.learning_rate)] if study.rates else []
-        cells += [f"{value:.3f}" for value in r.get("perplexity", {}).values()] or [""] * 2 * tuned
-        lines.append(row([label, *cells]))
-    lines.append("")
+    lines = [f"### {study.title}", "", f"{study.source}. {trained}", "", *_training_table(study, results), ""]
     failed = {label: found for label, r in results.items() if (found := not_learnt(r["accuracy"]))}
     for label, found in failed.items():
         lost = " and ".join(map(str, found))
-        unused = ", and no verdict rests on it" if study.claims else ""
+        unused = ", and no verdict rests on it" if study.conclusions else ""
         lines += [f"{label}: the probe at distance {lost} was lost early in training{unused}.", ""]
-    for claim in study.claims:
-        if not {claim.one, claim.other} <= results.keys():
-            continue  # of an older study
-        one, other = results[claim.one], results[claim.other]
-        if claim.perplexity:
-            lines.append(_perplexity_claim(claim, one, other))
-            continue
-        if failed.keys() & {claim.one, claim.other}:
-            lines.append(f"- {claim.text}: **not judged**")
-            continue
-        both = min(len(one["accuracy"]), len(other["accuracy"]))
-        gap = top(one["accuracy"][:both], claim.best) - top(other["accuracy"][:both], claim.best)
-        difference = float(gap[claim.distance - 1] if claim.distance else np.mean(gap))
-        where = f" at distance {claim.distance}" if claim.distance else ", mean over distances"
-        of = f"top-{claim.best}{where}"
-        lines.append(_claim(claim, difference, CLOSE, of))
-    if tuned:
+    there = [c for c in study.conclusions if {c.one, c.other} <= results.keys()]  # not of an older study
+    for conclusion in there:
+        one, other = results[conclusion.one], results[conclusion.other]
+        if conclusion.perplexity:
+            word, measured = by_perplexity(one, other)
+        elif failed.keys() & {conclusion.one, conclusion.other}:
+            word, measured = "not judged", "of a lost probe"
+        else:
+            word, measured = by_accuracy(conclusion, one["accuracy"], other["accuracy"], close)
+        lines.append(_said(conclusion, word, measured))
+    if any("perplexity" in r for r in results.values()):
         lines += ["", "Perplexities are of held-out answers that the frozen base gave greedily. Tuning on their like"]
         lines += ["makes them likelier: what is compared is one way of tuning with another, of each one training."]
     return [*lines, ""]
 
 
-def _perplexity_claim(claim: Claim, one: dict[str, Any], other: dict[str, Any]) -> str:
-    """Whether a perplexity is no higher than another, on the same answers."""
-    if not all("answer_entropies" in r for r in (one, other)):
-        return f"- {claim.text}: **not judged**"
-    sums = np.stack([r["answer_entropies"] for r in (one, other)], axis=1)  # [n, 2, 2]
-    found = estimate(sums, _perplexity_ratio)
-    word = "undecided"
-    if found.low is not None and found.high < 1 + CLOSE:
-        word = "holds"
-    if found.low is not None and found.low > 1 + CLOSE:
-        word = "does not hold"
-    return f"- {claim.text}: **{word}** ({interval(found, 3)} times its perplexity, {len(sums)} answers)"
+def _training_table(study: Study, results: dict[str, Any]) -> list[str]:
+    """Accuracies by distance, and what a training took."""
+    distances = max(len(r["accuracy"]) for r in results.values())
+    rated, tuned = _has_rates(study), any("perplexity" in r for r in results.values())
+    heads = [study.axis or "variant", *(f"top-{k} d={d + 1}" for k in (1, 5) for d in range(distances))]
+    heads += ["trained parameters", *(["learning rate"] if rated else [])]
+    heads += ["perplexity, frozen base", "its own"] if tuned else []
+    lines = [row(heads), rule(len(heads))]
+    for label, r in results.items():
+        missing = [""] * (distances - len(r["accuracy"]))
+        cells = [label]
+        for k in (1, 5):
+            cells += [*(f"{value:.3f}" for value in top(r["accuracy"], k)), *missing]
+        cells += [f"{r['parameters']:,}", *([study.settings(label)["learning_rate"]] if rated else [])]
+        if tuned:
+            cells += [f"{value:.3f}" for value in r["perplexity"].values()] if "perplexity" in r else ["", ""]
+        lines.append(row(cells))
+    return lines
 
 
-def _perplexity_ratio(sums: np.ndarray, axis: int = 0) -> np.ndarray:
-    """Of sums of -log P and numbers of tokens [..., n, 2, 2], n at `axis`."""
-    total = sums.sum(axis=axis)
-    entropy = total[..., 0] / total[..., 1]
-    return np.exp(entropy[..., 0] - entropy[..., 1])
+def _has_rates(study: Study) -> bool:
+    """Whether its variants have learning rates of their own."""
+    return len({study.settings(label)["learning_rate"] for label in study.variants}) > 1
+
+
+def _said(conclusion: Conclusion, word: str, measured: str) -> str:
+    ours = f", {_OURS}" if conclusion.ours else ""
+    return f"- {conclusion.text}: **{word}** ({measured}){ours}"
 
 
 def decoding_section(study: DecodingStudy, results: dict[str, Any], trainings: dict[str, Any]) -> list[str]:
@@ -124,18 +97,14 @@ def decoding_section(study: DecodingStudy, results: dict[str, Any], trainings: d
     lost = {label for label, r in trained.items() if r and not_learnt(r["accuracy"])}
     for label in sorted(lost):
         lines += [f"{label}: its training lost a probe, and no verdict rests on it.", ""]
-    for claim in study.claims:
-        if lost & {claim.one, claim.other}:
-            lines.append(f"- {claim.text}: **not judged**")
+    for conclusion in (c for c in study.conclusions if {c.one, c.other} <= results.keys()):
+        if lost & {conclusion.one, conclusion.other}:
+            lines.append(_said(conclusion, "not judged", "of a lost probe"))
             continue
-        found = compared_speeds(results[claim.one], results[claim.other])
-        word = found.holds if claim.gains else _NOT_FASTER.get(found.holds, found.holds)
-        lines.append(f"- {claim.text}: **{word}** ({found.measured})")
+        found = compared_speeds(results[conclusion.one], results[conclusion.other])
+        word = found.holds if conclusion.gains else _NOT_FASTER.get(found.holds, found.holds)
+        lines.append(_said(conclusion, word, found.measured))
     return [*lines, ""]
-
-
-def _claim(claim: Claim, difference: float, close: float, metric: str) -> str:
-    return f"- {claim.text}: **{verdict(difference, close, claim.gains)}** ({metric} {difference:+.3f})"
 
 
 def steps_section(results: dict[str, dict[str, float]]) -> list[str]:
@@ -206,8 +175,9 @@ def not_run(results: dict[str, Any]) -> list[str]:
     """Names of studies and measurements that the results lack, or have without what verdicts need."""
     missing = []
     for study in STUDIES:
-        found, judged = results["trainings"].get(study.name, {}), any(claim.perplexity for claim in study.claims)
-        if any(label not in found or judged > ("answer_entropies" in found[label]) for label in study.variants):
+        found = results["trainings"].get(study.name, {})
+        needed = "answer_entropies" if any(c.perplexity for c in study.conclusions) else "accuracy"
+        if any(needed not in found.get(label, {}) for label in study.variants):
             missing.append(study.name)
     for study in DECODING_STUDIES:
         found = results["decoding"].get(study.name, {})
@@ -227,19 +197,26 @@ MEASURES = {  # what is neither a training nor a tree, and its section
 
 
 def verdicts_table(sections: Sequence[Sequence[str]]) -> list[str]:
-    """How many of the conclusions under every table hold, from the sections' own lines."""
-    heads = ["conclusions of", *_WORDS]
-    found = {}
+    """How many of the papers' conclusions hold, table by table, and of our questions: from the sections' own lines."""
+    found, ours = {}, []
     for title, *lines in sections:
-        conclusions = [line for line in lines if line.startswith("- ")]
-        found[title.removeprefix("### ")] = [sum(f"**{word}" in line for line in conclusions) for word in _WORDS]
-    found = {title: counts for title, counts in found.items() if any(counts)}
+        said = [line for line in lines if line.startswith("- ")]
+        ours += [line for line in said if line.endswith(_OURS)]
+        counts = _counted([line for line in said if not line.endswith(_OURS)])
+        if any(counts):
+            found[title.removeprefix("### ")] = counts
     if not found:
         return []
+    heads = ["conclusions of", *_WORDS]
     lines = ["## Which conclusions hold on this base", "", row(heads), rule(len(heads))]
-    lines += [row([title, *(count or "" for count in counts)]) for title, counts in found.items()]
     total = [sum(column) for column in zip(*found.values(), strict=True)]
-    return [*lines, row(["all", *total]), "", "## Tables", ""]
+    found |= {"**all of the papers'**": total} | ({"questions of ours": _counted(ours)} if ours else {})
+    lines += [row([title, *(count or "" for count in counts)]) for title, counts in found.items()]
+    return [*lines, "", "## Tables", ""]
+
+
+def _counted(lines: Sequence[str]) -> list[int]:
+    return [sum(f"**{word}**" in line for line in lines) for word in _WORDS]
 
 
 def write_report(results: dict[str, Any], folder: Path) -> Path:
@@ -252,29 +229,36 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
     Returns:
       The file.
     """
-    setting = results["setting"]
+    setting, trainings, decoding = results["setting"], results["trainings"], results["decoding"]
+    close = spreads(trainings.get(SEEDS, {}))
+    repeated = "That is twice the standard deviation of a difference of two trainings, from the first table."
+    repeated = repeated if trainings.get(SEEDS) else "How far seeds lie apart has not been measured yet."
     prompts = f" --prompts {setting['prompts']}" if setting["prompts"] else ""
     lines = [
         "# Ablations of the papers on a small base",
         "",
         f"Made by `python ablate.py{prompts}`; `python ablate.py --report` makes this page again from ablations.json.",
-        "Other prompts make a page of their own, in another `--docs`.",
+        "Other prompts make a page of their own, in another `--docs`. Tables say how many answers there were to train",
+        "on (`--answers`), and under *identical* how many prompts decoded (`--decode-prompts`).",
         "",
         f"Base: {setting['model']}. Where a table says nothing else a training has {setting['steps']} updates, each on",
-        "two of the base's own answers at up to 128 positions. Accuracies are those of",
-        f"{setting['eval_answers']} held-out answers at every position; speeds are medians over prompts, all entries",
-        f"in turn ({setting['machine']}). Differences of accuracy below {CLOSE} count as none; every variant was",
-        "trained once, and a difference of little more may be the seed's. A perplexity is",
-        f"no higher than another where the 95% interval of their ratio, over answers, ends below {1 + CLOSE}, and",
-        f"higher where it begins above. {HOW_SPEEDS_COMPARE}",
+        "two of the base's own answers at up to 128 positions, with a short warm-up and gradients clipped. Accuracies",
+        f"are of {setting['eval_answers']} held-out answers at every position; speeds are medians over prompts, all",
+        f"entries in turn ({setting['machine']}).",
+        "",
+        "How conclusions are judged: every variant was trained once, and a difference of accuracies is *undecided*",
+        f"where the seed alone may make it: below {_listed(close, True)} as a mean over distances, below",
+        f"{_listed(close, False)} at one. {repeated}",
+        "A claim that nothing is gained holds where no more than that is. Where top-1 and top-5 say different things,",
+        "a conclusion holds *in part*. A perplexity is no higher than another where the 95% interval of their ratio,",
+        f"over answers, ends below {1 + CLOSE}, and higher where it begins above. {HOW_SPEEDS_COMPARE}",
         "",
     ]
     missing = not_run(results)
     if missing:
         names = ", ".join(f"`{name}`" for name in missing)
         lines += [f"Not run yet, or without what verdicts need: {names}.", ""]
-    trainings, decoding = results["trainings"], results["decoding"]
-    sections = [training_section(study, trainings[study.name]) for study in STUDIES if trainings.get(study.name)]
+    sections = [training_section(study, trainings[study.name], close) for study in STUDIES if trainings.get(study.name)]
     sections += [
         decoding_section(study, decoding[study.name], trainings)
         for study in DECODING_STUDIES
@@ -290,76 +274,5 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
     return file
 
 
-def plot_curves(results: dict[str, Any], folder: Path) -> list[str]:
-    """Accuracy against every quantity that has an axis, and similarity through the layers. Returns the pictures."""
-    import matplotlib  # slow to import, needed once at the end
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    pictures = []
-    curves = [(_accuracy_curve, study, results["trainings"].get(study.name)) for study in STUDIES if study.axis]
-    curves += [(_distances, study, results["trainings"].get(study.name)) for study in STUDIES if study.by_distance]
-    curves += [(_speed_curve, study, results["decoding"].get(study.name)) for study in DECODING_STUDIES if study.axis]
-    curves = [(draw, study, found) for draw, study, found in curves if found]
-    if curves:
-        lines = -(-len(curves) // 3)
-        figure, grid = plt.subplots(lines, 3, figsize=(14, 4 * lines), squeeze=False)
-        for axes, (draw, study, found) in zip(grid.flat, curves, strict=False):
-            draw(axes, study, found)
-        for axes in grid.flat[len(curves) :]:
-            axes.axis("off")
-        pictures.append(_save(figure, folder, "ablations-curves.png"))
-    if results["similarity"]:
-        figure, axes = plt.subplots(figsize=(6, 4))
-        for step, curve in enumerate(results["similarity"], 1):
-            axes.plot([int(layer) for layer in curve], list(curve.values()), marker=".", label=f"step {step}")
-        axes.set(xlabel="layers passed", ylabel="cosine similarity", title="pseudo and real hidden states")
-        axes.legend(fontsize=8)
-        pictures.append(_save(figure, folder, "ablations-similarity.png"))
-    return pictures
-
-
-def _accuracy_curve(axes: Any, study: Study, results: dict[str, Any]) -> None:
-    """Top-1 and top-5 per distance against the labels of a study, but for trainings that lost a probe."""
-    results = {label: r for label, r in results.items() if not not_learnt(r["accuracy"])}
-    x = [float(label) for label in results]
-    for k, style in ((1, "-"), (5, "--")):
-        tops = [top(r["accuracy"], k) for r in results.values()]
-        for d in range(min(map(len, tops), default=0)):
-            axes.plot(x, [t[d] for t in tops], style, color=f"C{d}", marker=".", label=f"top-{k}, d={d + 1}")
-    axes.set(xlabel=study.axis, ylabel="accuracy", title=f"{study.title}", ylim=(0, None))
-    axes.title.set_fontsize(9)
-    axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
-
-
-def _distances(axes: Any, study: Study, results: dict[str, Any]) -> None:
-    """Top-1 and top-5 of every variant against the distance."""
-    for number, (label, r) in enumerate(results.items()):
-        for k, style in ((1, "-"), (5, "--")):
-            tops = top(r["accuracy"], k)
-            name = label if k == 1 else None
-            axes.plot(range(1, len(tops) + 1), tops, style, color=f"C{number}", marker=".", label=name)
-    axes.set(xlabel="distance", ylabel="accuracy: top-1, dashed top-5", title=study.title, ylim=(0, None))
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.title.set_fontsize(9)
-    axes.legend(fontsize=7)
-
-
-def _speed_curve(axes: Any, study: DecodingStudy, results: dict[str, Any]) -> None:
-    """Speed and tokens per step against the labels of a study."""
-    drafted = {label: r for label, r in results.items() if label != "autoregressive"}
-    for key, name in (("speedup", "speed against autoregressive"), ("tokens_per_step", "tokens per step")):
-        axes.plot([float(label) for label in drafted], [r[key] for r in drafted.values()], marker=".", label=name)
-    axes.set(xlabel=study.axis, title=study.title, ylim=(0, None))
-    axes.title.set_fontsize(9)
-    axes.legend(fontsize=7)
-
-
-def _save(figure: Any, folder: Path, name: str) -> str:
-    import matplotlib.pyplot as plt
-
-    figure.tight_layout()
-    figure.savefig(folder / name, dpi=90)
-    plt.close(figure)
-    return name
+def _listed(close: Spreads, mean: bool) -> str:
+    return f"{close[1, mean]:.3f} (top-1) and {close[5, mean]:.3f} (top-5)"

@@ -2,7 +2,7 @@
 
 Section 3.1: M mask tokens, trained embeddings, stand behind a token; the i-th sits i positions after it and predicts
 the token i + 1 positions after it, so that the token and its masks predict consecutive tokens. Prompt tokens, seen by
-the masks alone (Figure 3), put the frozen base into the mood: in every layer as keys and values of their own (deep),
+the masks alone (Figure 3), make the frozen base guess ahead: in every layer as keys and values of their own (deep),
 or as embeddings in front of the text (shallow, Table 3). Section 3.2: the trees that are verified are the builders
 `straightforward`, `cartesian` and `efficient` of `jaxspec.tree`.
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxspec.errors import UserError
 from jaxspec.methods.base import PyTree
-from jaxspec.methods.probes import ProbeMethod, init_prefix, prefix_cache
+from jaxspec.methods.probes import ProbeMethod, init_prefix, prefix_cache, text_states
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache
 from jaxspec.model.decoder import causal_mask
@@ -59,11 +59,17 @@ class BiTA(ProbeMethod):
     # Section 3.1: mask and prompt tokens
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
-        """Masks [M, D], and prompts: [P, D] (shallow) or keys and values of every layer; all N(0, 0.02) (4.1)."""
+        """Masks [M, D], and prompts: [P, D] (shallow) or keys and values of every layer; all N(0, 0.02) (4.1).
+
+        Masks that join late start as hidden states there of random text tokens, which are of another size.
+        """
         self.check_layers(base)
         for_masks, for_prompts = jax.random.split(key)
         width = base.decoder.config.hidden_size
         trainable = {"masks": 0.02 * jax.random.normal(for_masks, (self.distances, width))}
+        if self.entry:
+            tokens = jax.random.randint(for_masks, (self.distances,), 0, base.vocab_size)
+            trainable["masks"] = text_states(base, tokens, self.entry).astype(jnp.float32)
         if self.prompting == "shallow":
             trainable["prompts"] = 0.02 * jax.random.normal(for_prompts, (self.prompts, width))
         if self.prompting == "deep":

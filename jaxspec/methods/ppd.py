@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxspec.errors import UserError
 from jaxspec.methods.base import PyTree, Stage
-from jaxspec.methods.probes import ProbeMethod, init_prefix, mean_normed, prefix_cache
+from jaxspec.methods.probes import ProbeMethod, init_prefix, mean_normed, prefix_cache, text_states
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache
@@ -102,13 +102,15 @@ class PPD(ProbeMethod):
     def init(self, key: jax.Array, base: Base) -> PyTree:
         """Prompt tokens [M, n, D] copied from random text tokens (6.1.2), and the extensions' parts.
 
-        These are weights [M, n], a prefix of M * prefix_tokens keys and values, and a head [D, V].
+        Late ones copy the hidden states of such tokens at their layer. The parts are weights [M, n], a prefix of
+        M * prefix_tokens keys and values, and a head [D, V].
         """
         self.check_layers(base)
         M, n = self.distances, self.ensemble
         for_tokens, for_prefix = jax.random.split(key)
+        tokens = jax.random.randint(for_tokens, (M * n,), 0, base.vocab_size)
         make = {
-            "embeddings": lambda: base.embed(jax.random.randint(for_tokens, (M, n), 0, base.vocab_size)),
+            "embeddings": lambda: text_states(base, tokens, self.entry).reshape(M, n, -1),
             "weights": lambda: jnp.full((M, n), 1 / n),
             "prefix": lambda: init_prefix(for_prefix, base, M * self.prefix_tokens, self.entry),
             "head": lambda: base.params["lm_head"],

@@ -336,6 +336,19 @@ def mean_normed(base: Base, exits: Sequence[jax.Array], weights: jax.Array | Non
     return jnp.sum(normed * weights[..., None].astype(normed.dtype), axis=-2)
 
 
+def text_states(base: Base, tokens: jax.Array, layer: int) -> jax.Array:
+    """Hidden states [X, D] of a text before a layer, from which rows that join there may start.
+
+    Args:
+      base: the frozen decoder.
+      tokens: [X] int32; the last one stands before the first as well, since a text's first state is unlike all others.
+      layer: 0 gives the embeddings.
+    """
+    text = jnp.roll(jnp.append(tokens, tokens[-1]), 1)[None]
+    x, _ = base.rows(base.embed(text), jnp.arange(text.size)[None], causal_mask(1, text.size), layers=(0, layer))
+    return x[0, 1:]
+
+
 def init_prefix(key: jax.Array, base: Base, count: int, first: int = 0) -> PyTree:
     """`count` keys and values for every key/value head of the layers from `first` on: two arrays [L', K, P, Dh]."""
     c = base.decoder.config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import json
 import math
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.errors import UserError
-from jaxspec.files import known_as, restore_folder, swap_folder, write_atomically
+from jaxspec.files import alone_in, known_as, restore_folder, swap_folder, write_atomically
 from jaxspec.methods.adapter import OWN_MODEL, Adapter, method_plan, save_adapter, settle
 from jaxspec.methods.base import PyTree
 from jaxspec.model.base import Base
@@ -69,7 +70,8 @@ class Trainer:
       stop: asked after every update, and on the way through evaluations, whether to stop there.
 
     Raises:
-      UserError: settings that cannot train, a base of other shapes, or a folder that holds another run.
+      UserError: settings that cannot train, a base of other shapes, or a folder that holds another run or
+        that another process is writing.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Trainer:
         self._identity = self._describe()
         if config.train.tensorboard:
             check_tensorboard()
+        self._alone = contextlib.ExitStack()  # until the run ends
         self._claim(resume)
         self._checkpoints = Checkpoints(output / "checkpoints", config.train.keep)
         best = output / _BEST / "adapter.json"
@@ -107,6 +110,7 @@ class Trainer:
         def claim() -> None:
             try:
                 self.output.mkdir(parents=True, exist_ok=True)
+                self._alone.enter_context(alone_in(self.output))
                 for name in (_BEST, OWN_MODEL):
                     restore_folder(self.output / name)
                 write_atomically(file, json.dumps(self._identity, indent=1).encode())
@@ -132,6 +136,7 @@ class Trainer:
                 adapter = self._finish(self._train(data, held_out), held_out, answers, len(answers) - data.left_out)
         finally:
             self._log.close()
+            self._alone.close()
         if is_leader():
             plot_training(self.output / "log.jsonl", self.output / "training.png")
         return adapter

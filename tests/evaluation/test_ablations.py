@@ -25,10 +25,12 @@ from jaxspec.evaluation.ablation_decoding import (
     run_coverage,
     run_decoding,
 )
-from jaxspec.evaluation.ablation_report import not_learnt, not_run, verdict, write_report
-from jaxspec.evaluation.ablations import _LARGE, STUDIES, Claim, Study, run_name, run_studies
+from jaxspec.evaluation.ablation_report import not_run, write_report
+from jaxspec.evaluation.ablation_verdicts import not_learnt, spreads, verdict
+from jaxspec.evaluation.ablations import _LARGE, run_name, run_studies
 from jaxspec.evaluation.early_exit import EarlyExit
 from jaxspec.evaluation.probing import similarity, step_times
+from jaxspec.evaluation.studies import STUDIES, Conclusion, Study
 from jaxspec.files import alone_in
 from jaxspec.methods import PPD, SPACE, BiTA, HiddenTransfer
 from jaxspec.methods.adapter import Adapter, adapter_plan, make_drafter, save_adapter
@@ -65,15 +67,16 @@ def base_run(tmp_path_factory, model):
 
 SMALL = (
     Study(
-        "entry", "Late entry", "a paper", 1e-2, {"0": PPD(), "1": PPD(entry=1)}, (Claim("0", "1", "early is better"),),
-        "layer",
+        "entry", "Late entry", "a paper", 1e-2, {"0": PPD(), "1": PPD(entry=1)},
+        (Conclusion("0", "1", "early is better"),), "layer",
     ),
     Study(
         "prompts", "Prompts", "a paper", 1e-2, {"masks": BiTA(prompting="none"), "deep": BiTA(prompts=2)},
         training={"insertions": 7},
     ),
     Study(
-        "shared", "Shared", "a paper", 1e-2, {"the same": PPD(), "exit": EarlyExit((1, 2, 2))}, rates={"exit": 2e-3}
+        "shared", "Shared", "a paper", 1e-2, {"the same": PPD(), "exit": EarlyExit((1, 2, 2))},
+        own={"exit": {"learning_rate": 2e-3}},
     ),
 )  # fmt: skip
 
@@ -128,7 +131,7 @@ def test_decoding_says_what_each_tree_costs_and_brings(model, done):
             "straight": Entry("straightforward:3", study="prompts", variant="deep"),
             "wide": Entry("efficient:2", study="prompts", variant="deep"),
         },
-        (Claim("straight", "wide", "straight is faster"),),
+        (Conclusion("straight", "wide", "straight is faster"),),
     )  # fmt: skip
     runs = lambda name, label: folder / results[name][label]["run"]  # noqa: E731
     figures = run_decoding(study, model, runs, ["question 1", "another"], 12)
@@ -238,9 +241,25 @@ def test_step_times_have_every_drafter(tiny):
 
 def test_verdicts():
     assert verdict(0.02, 0.01) == "holds" and verdict(-0.02, 0.01) == "does not hold"
-    assert verdict(0.009, 0.01) == verdict(-0.009, 0.01) == "no difference here"
+    assert verdict(0.009, 0.01) == verdict(-0.009, 0.01) == "undecided"
     assert verdict(0.02, 0.01, gains=False) == "does not hold" and verdict(-0.02, 0.01, gains=False) == "holds"
     assert verdict(0.009, 0.01, gains=False) == "holds"
+
+
+def seeds_of(*tops):
+    """Results of trainings with these accuracies [M] of the best candidate; four others bring .1 more."""
+    return [{"accuracy": [[x, 0.1, *[0.0] * 8] for x in each]} for each in tops]
+
+
+def test_spreads_by_hand():
+    """Twice the deviation of a difference: of means over two distances, and at one."""
+    one, other = seeds_of((0.3, 0.2), (0.36, 0.2)), seeds_of((0.5, 0.4), (0.5, 0.46))
+    results = {f"{name}, seed {i}": r for name, rs in (("A", one), ("B", other)) for i, r in enumerate(rs)}
+    found = spreads(results)
+    assert found[1, True] == found[5, True] == pytest.approx(2 * math.sqrt(2 * 0.03**2 / 2))
+    assert found[1, False] == pytest.approx(2 * math.sqrt(2 * 0.06**2 / 2 / 2))
+    assert spreads({}) == {(k, mean): 0.01 for k in (1, 5) for mean in (True, False)}
+    assert spreads({f"A, seed {i}": r for i, r in enumerate(seeds_of((0.3,), (0.3,)))})[1, True] == 0.01
 
 
 def fake_accuracy(method, first):
@@ -255,6 +274,7 @@ def fake_accuracy(method, first):
         ((0.34, 0.22, 0.01), [3]),
         ((0.5, 0.34, 0.12, 0.26), [3]),
         ((0.1, 0.14, 0.16), [1]),
+        ((0.1, 0.26, 0.1), [1, 3]),
     ],
 )
 def test_lost_probes(tops, lost):
@@ -285,6 +305,8 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
         trainings["space_quality"][label] |= {"perplexity": {"base": 2.0, "own": own}, "answer_entropies": nats(own)}
     trainings["transfer_second"]["25"]["accuracy"][1][0] -= 0.015
     trainings["bita_prompts"]["8"]["accuracy"][1] = [0.01] * 10
+    for distance in trainings["ppd_prefix"]["without"]["accuracy"]:
+        distance[4] += 0.02
     steps = {name: {"8": 0.02, "16": 0.03} for name in STEP_METHODS}
     steps["Hidden Transfer, layers 10/14/18"] = {"8": 0.015, "16": 0.027}
     results = {
@@ -307,21 +329,27 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     page = write_report(results, tmp_path).read_text()
     for study in (*STUDIES, *DECODING_STUDIES):
         assert f"### {study.title}" in page
-    assert "| BiTA: prompting design |  | 3 | 1 |  |  |" in page  # what the four lines under its table say
-    assert f"| all | {page.count('**holds**')} | {page.count('**does not hold**')} |" in page
+    assert "| BiTA: prompting design |  |  |  |  | 3 |  |" in page  # what three of the lines under its table say
+    said = [line for line in page.splitlines() if line.startswith("- ")]
+    for title, ours in (("**all of the papers'**", False), ("questions of ours", True)):
+        lines = [line for line in said if line.endswith("our question") == ours]
+        counts = [sum(f"**{word}**" in line for line in lines) for word in ("holds", "does not hold", "in part")]
+        assert f"| {title} | {' | '.join(str(count or '') for count in counts)} |" in page and counts[1] > 0
+    assert "below 0.010 (top-1) and 0.010 (top-5) as a mean over distances" in page
     assert "`python ablate.py --prompts p.jsonl`" in page and "Measured with version a version of what" in page
+    where = "mean over distances, top-1"
     assert "instead of the paper's hard labels. Trained on 72 of 500 answers." in page
     assert "learning to guess costs no quality: **does not hold** (1.200 (1." in page
     assert "where masks weigh as much as the text: **undecided** (1.008 (" in page
-    assert "as many as the paper's tree takes: **does not hold** (top-5, mean over distances -0.051)" in page
-    assert "deep prompts help more: **does not hold** (top-1, mean over distances -0.061)" in page
-    assert "shallow prompts help a little: **no difference here**" in page
-    assert "faster than straightforward decoding: **holds** (1.30 (1.30 to 1.30) times its speed; tokens per" in page
+    assert f"help more by distillation too: **does not hold** ({where} -0.061, top-5 -0.051), our question" in page
+    assert f"shallow prompts help a little: **undecided** ({where} +0.000, top-5 +0.000)\n" in page
+    assert f"makes predictions worse: **in part** ({where} +0.000: undecided, top-5 +0.020: holds)" in page
+    assert "faster than straightforward: **holds** (1.30 (1.30 to 1.30) times its speed; tokens per" in page
     for k, word in enumerate(("undecided", "holds", "no difference", "not judged"), 1):
         assert f"and than full trees of {k}: **{word}**" in page
     assert "Not run yet, or without what verdicts need: `bita_decoding`, `acceptance`.\n" in page
-    assert "beyond 16 nothing is gained: **holds** (top-1, mean over distances +0.000)" in page
-    assert "a second step near the top is worse: **holds** (top-1 at distance 2 +0.015)" in page
+    assert f"beyond 16 nothing is gained: **holds** ({where} +0.000, top-5 +0.000)" in page
+    assert "a second step near the top is worse: **holds** (at distance 2, top-1 +0.015, top-5 +0.015)" in page
     assert "with as many rows: **holds** (25% less at 8 rows, 10% less at 16 rows)" in page
     assert "beyond 16 nothing is gained: **holds** (1.00 (1.00 to 1.00) times its speed" in page
     similar = "0.50 after layer 11, 0.70 after layer 12, where it is highest, 0.60 after the last"
@@ -367,8 +395,8 @@ def test_every_study_can_run_on_the_embedded_base():
     for method in {method for variants in known.values() for method in variants.values()}:
         assert jax.tree.leaves(method.abstract(dataclasses.replace(SMOLLM2_135M, vocab_size=64)))
     for study in STUDIES:
-        assert {c.one for c in study.claims} | {c.other for c in study.claims} <= set(study.variants)
-        assert set(study.rates) <= set(study.variants)
+        assert {c.one for c in study.conclusions} | {c.other for c in study.conclusions} <= set(study.variants)
+        assert set(study.own) <= set(study.variants)
         assert not study.axis or [float(label) for label in study.variants]
     for study in DECODING_STUDIES:
         for entry in study.entries.values():
@@ -378,7 +406,7 @@ def test_every_study_can_run_on_the_embedded_base():
             assert plan.depth <= method.max_distance
             shapes = jax.tree.leaves(method.abstract(SMOLLM2_135M))
             assert sum(math.prod(x.shape) for x in shapes) < _LARGE  # else its adapter would not be kept
-        assert {c.one for c in study.claims} | {c.other for c in study.claims} <= set(study.entries)
+        assert {c.one for c in study.conclusions} | {c.other for c in study.conclusions} <= set(study.entries)
     masks = next(study for study in DECODING_STUDIES if study.name == "bita_masks_speed")
     assert [entry.tree.depth for entry in masks.entries.values()] == [1, 2, 3, 4, 5]
 
@@ -445,9 +473,8 @@ def test_without_names_what_is_missing_is_run():
     assert "acceptance" in not_run(nothing | {"acceptance": {"SPACE, chain of 3": {}}})  # the others are missing
     assert "acceptance" in not_run(nothing | {"acceptance": {label: {} for label in ("a", "b", "c", "d")}})  # others
     for labels, missing in (("123", False), ("124", True)):
-        assert (
-            "ppd_exits" in not_run(nothing | {"trainings": {"ppd_exits": {label: {} for label in labels}}})
-        ) == missing
+        exits = {label: {"accuracy": []} for label in labels}
+        assert ("ppd_exits" in not_run(nothing | {"trainings": {"ppd_exits": exits}})) == missing
     assert "steps" not in not_run(nothing | {"steps": {"PPD": {}}})
 
 

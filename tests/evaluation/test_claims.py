@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES
-from jaxspec.evaluation.ablations import STUDIES
 from jaxspec.evaluation.bench_report import Results, control_line
 from jaxspec.evaluation.claims import CLAIMS, Decoded, Evidence, Faster, GainsMore, Predicts, Trained
 from jaxspec.evaluation.metrics import figures
 from jaxspec.evaluation.results import claims_table
+from jaxspec.evaluation.studies import STUDIES
 from jaxspec.evaluation.ways import AGAIN
 from jaxspec.methods import METHODS
 from tests.evaluation.test_metrics import row

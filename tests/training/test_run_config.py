@@ -9,6 +9,7 @@ import pytest
 
 from jaxspec.config import MeshConfig
 from jaxspec.errors import UserError
+from jaxspec.methods import BiTA, HiddenTransfer
 from jaxspec.training.configs import config_names, load_config, split_config_name
 from jaxspec.training.run_config import check_config, check_same_run, describe
 from jaxspec.training.trainer import Trainer
@@ -46,6 +47,32 @@ def test_every_config_loads_and_can_train():
     for name in config_names():
         config = load_config(name)
         check_config(config)
+
+
+@pytest.mark.parametrize("name", ["bita_7b", "bita_13b", "bita_70b", *(f"bita_vicuna_{n}b" for n in (7, 13, 33))])
+def test_configs_of_bita_are_its_papers(name):
+    """Section 4.1."""
+    config, large = load_config(name), name.endswith(("33b", "70b"))
+    assert config.method == BiTA(distances=4 if large else 3, prompting="deep", prompts=16, objective="hard")
+    train = config.train
+    assert (train.learning_rate, train.schedule, train.warmup, train.batch_size) == (3e-2, "cosine", 0, 128)
+    assert train.steps * train.batch_size == 4 * config.data.answers and train.insertions == 64  # four epochs
+    assert config.tree == "efficient:5"
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("hidden_transfer_llama2_7b", (15, 20, 25)),  # the third is not published
+        ("hidden_transfer_vicuna_7b", (15, 20, 25)),
+        ("hidden_transfer_llama2_13b", (25, 30, 35)),
+        ("hidden_transfer_vicuna_13b", (25, 30, 35)),
+    ],
+)
+def test_configs_of_hidden_transfer_are_its_papers(name, layers):
+    """Sections 3.3 and 4.1."""
+    method = load_config(name).method
+    assert method == HiddenTransfer(layers=layers, training="separate", train_visibility="real", direction="reverse")
 
 
 def test_an_unknown_config_is_refused_with_a_suggestion():

@@ -337,6 +337,14 @@ def test_other_prompts_under_the_same_name_are_no_resume(config, model, tmp_path
         Trainer(config, model, tmp_path / "run", resume=True)
 
 
+def test_a_folder_has_one_run_at_a_time(config, model, tmp_path):
+    first = Trainer(config, model, tmp_path / "run", resume=False)
+    with pytest.raises(UserError, match="another process is writing there"):
+        Trainer(config, model, tmp_path / "run", resume=True)
+    first.run()
+    Trainer(config, model, tmp_path / "run", resume=True)
+
+
 def test_an_output_that_cannot_be_written_is_refused(config, model, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match="cannot be written"):
