@@ -26,7 +26,7 @@ from jaxspec.evaluation.ablation_report import MEASURES, not_run, write_report
 from jaxspec.evaluation.ablations import run_studies
 from jaxspec.evaluation.studies import STUDIES
 from jaxspec.files import alone_in, writable, write_atomically
-from jaxspec.machine import processor
+from jaxspec.machine import device_name
 from jaxspec.methods import PPD
 from jaxspec.methods.adapter import adapter_plan, make_drafter, open_adapter
 from jaxspec.model.hf import read_json
@@ -150,13 +150,14 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
 def check_setting(options: Options, names: tuple[str, ...], results: dict[str, Any], file: Path) -> dict[str, Any]:
     """What all results of a page have in common. Raises UserError where those there were made otherwise.
 
-    Whatever is timed must be so on one kind of machine; accuracies differ between machines by rounding alone.
+    Whatever is timed must be so on one machine; accuracies differ between machines by rounding alone.
     """
     shared = ("model", "steps", "eval_answers", "max_new_tokens")
     setting = {name: getattr(options, name) for name in shared} | {"prompts": Path(options.prompts).name}
     timed = {"steps", *(study.name for study in DECODING_STUDIES)} & {*names}
-    setting |= {"machine": processor() if timed else results["setting"].get("machine", processor())}
-    if results["setting"] not in ({}, setting):
+    before = results["setting"].get("machine", "")
+    setting |= {"machine": device_name() if timed else before}
+    if results["setting"] not in ({}, setting, setting | {"machine": ""}):
         raise UserError(f"{file} holds results of another setting: {results['setting']}; give another --docs")
     return setting
 

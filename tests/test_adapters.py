@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxspec.evaluation.claims import top
+from jaxspec.evaluation.ablation_verdicts import top
 from jaxspec.methods import METHODS
 
 ROOT = Path(__file__).parents[1]

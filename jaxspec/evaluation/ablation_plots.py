@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, DecodingStudy
-from jaxspec.evaluation.ablation_verdicts import not_learnt
-from jaxspec.evaluation.claims import top
+from jaxspec.evaluation.ablation_verdicts import not_learnt, top
 from jaxspec.evaluation.studies import STUDIES, Study
 
 
@@ -49,7 +48,7 @@ def _accuracy_curve(axes: Any, study: Study, results: dict[str, Any]) -> None:
         tops = [top(r["accuracy"], k) for r in results.values()]
         for d in range(min(map(len, tops), default=0)):
             axes.plot(x, [t[d] for t in tops], style, color=f"C{d}", marker=".", label=f"top-{k}, d={d + 1}")
-    axes.set(xlabel=study.axis, ylabel="accuracy", title=f"{study.title}", ylim=(0, None))
+    axes.set(xlabel=study.axis, ylabel="accuracy", title=study.title, ylim=(0, None))
     axes.title.set_fontsize(9)
     axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
 

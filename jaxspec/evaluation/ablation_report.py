@@ -15,9 +15,17 @@ from jaxspec.evaluation.ablation_decoding import (
     DecodingStudy,
 )
 from jaxspec.evaluation.ablation_plots import plot_curves
-from jaxspec.evaluation.ablation_verdicts import Spreads, by_accuracy, by_perplexity, not_learnt, spreads
+from jaxspec.evaluation.ablation_verdicts import (
+    CLOSE,
+    Spreads,
+    by_accuracy,
+    by_perplexity,
+    not_learnt,
+    spreads,
+    top,
+)
 from jaxspec.evaluation.bench_report import interval
-from jaxspec.evaluation.claims import CLOSE, HOW_SPEEDS_COMPARE, compared_speeds, top
+from jaxspec.evaluation.claims import HOW_SPEEDS_COMPARE, compared_speeds
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate
 from jaxspec.evaluation.studies import SEEDS, STUDIES, Conclusion, Study
@@ -32,21 +40,15 @@ def training_section(study: Study, results: dict[str, Any], close: Spreads) -> l
     counts = sorted({(r["answers_seen"], r["answers"]) for r in results.values()})
     trained = f"Trained on {' or '.join(f'{seen:,} of {count:,}' for seen, count in counts)} answers."
     lines = [f"### {study.title}", "", f"{study.source}. {trained}", "", *_training_table(study, results), ""]
-    failed = {label: found for label, r in results.items() if (found := not_learnt(r["accuracy"]))}
-    for label, found in failed.items():
-        lost = " and ".join(map(str, found))
-        unused = ", and no verdict rests on it" if study.conclusions else ""
-        lines += [f"{label}: the probe at distance {lost} was lost early in training{unused}.", ""]
+    for label, r in results.items():
+        if lost := not_learnt(r["accuracy"]):
+            where = " and ".join(map(str, lost))
+            lines += [f"{label}: the probe at distance {where} was lost. No verdict on accuracies rests on it.", ""]
     there = [c for c in study.conclusions if {c.one, c.other} <= results.keys()]  # not of an older study
     for conclusion in there:
-        one, other = results[conclusion.one], results[conclusion.other]
-        if conclusion.perplexity:
-            word, measured = by_perplexity(one, other)
-        elif failed.keys() & {conclusion.one, conclusion.other}:
-            word, measured = "not judged", "of a lost probe"
-        else:
-            word, measured = by_accuracy(conclusion, one["accuracy"], other["accuracy"], close)
-        lines.append(_said(conclusion, word, measured))
+        pair = results[conclusion.one], results[conclusion.other]
+        judged = by_perplexity(*pair) if conclusion.perplexity else by_accuracy(conclusion, *pair, close)
+        lines.append(_said(conclusion, *judged))
     if any("perplexity" in r for r in results.values()):
         lines += ["", "Perplexities are of held-out answers that the frozen base gave greedily. Tuning on their like"]
         lines += ["makes them likelier: what is compared is one way of tuning with another, of each one training."]
@@ -99,7 +101,7 @@ def decoding_section(study: DecodingStudy, results: dict[str, Any], trainings: d
         lines += [f"{label}: its training lost a probe, and no verdict rests on it.", ""]
     for conclusion in (c for c in study.conclusions if {c.one, c.other} <= results.keys()):
         if lost & {conclusion.one, conclusion.other}:
-            lines.append(_said(conclusion, "not judged", "of a lost probe"))
+            lines.append(_said(conclusion, "not judged", "a probe was lost"))
             continue
         found = compared_speeds(results[conclusion.one], results[conclusion.other])
         word = found.holds if conclusion.gains else _NOT_FASTER.get(found.holds, found.holds)
@@ -117,8 +119,8 @@ def steps_section(results: dict[str, dict[str, float]]) -> list[str]:
     saved = {r: 1 - late[r] / early[r] for r in rows}
     word = "holds" if min(saved.values()) > 0 else "does not hold"
     figures = ", ".join(f"{100 * share:.0f}% less at {r} rows" for r, share in saved.items())
-    lines += ["", f"- a step of Hidden Transfer costs less than one of PPD with as many rows: **{word}** ({figures})"]
-    return [*lines, ""]
+    said = "a step of Hidden Transfer costs less than one of PPD with as many rows"
+    return [*lines, "", f"- {said}: **{word}** ({figures}), {_OURS}", ""]
 
 
 def acceptance_section(results: dict[str, dict[str, list[Cell]]]) -> list[str]:
@@ -205,12 +207,12 @@ def verdicts_table(sections: Sequence[Sequence[str]]) -> list[str]:
         counts = _counted([line for line in said if not line.endswith(_OURS)])
         if any(counts):
             found[title.removeprefix("### ")] = counts
-    if not found:
+    if not found and not ours:
         return []
-    heads = ["conclusions of", *_WORDS]
-    lines = ["## Which conclusions hold on this base", "", row(heads), rule(len(heads))]
-    total = [sum(column) for column in zip(*found.values(), strict=True)]
-    found |= {"**all of the papers'**": total} | ({"questions of ours": _counted(ours)} if ours else {})
+    lines = ["## Which conclusions hold on this base", "", row(["conclusions of", *_WORDS]), rule(1 + len(_WORDS))]
+    if found:
+        found |= {"**all of the papers'**": [sum(column) for column in zip(*found.values(), strict=True)]}
+    found |= {"questions of ours": _counted(ours)} if ours else {}
     lines += [row([title, *(count or "" for count in counts)]) for title, counts in found.items()]
     return [*lines, "", "## Tables", ""]
 
@@ -229,31 +231,9 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
     Returns:
       The file.
     """
-    setting, trainings, decoding = results["setting"], results["trainings"], results["decoding"]
+    trainings, decoding = results["trainings"], results["decoding"]
     close = spreads(trainings.get(SEEDS, {}))
-    repeated = "That is twice the standard deviation of a difference of two trainings, from the first table."
-    repeated = repeated if trainings.get(SEEDS) else "How far seeds lie apart has not been measured yet."
-    prompts = f" --prompts {setting['prompts']}" if setting["prompts"] else ""
-    lines = [
-        "# Ablations of the papers on a small base",
-        "",
-        f"Made by `python ablate.py{prompts}`; `python ablate.py --report` makes this page again from ablations.json.",
-        "Other prompts make a page of their own, in another `--docs`. Tables say how many answers there were to train",
-        "on (`--answers`), and under *identical* how many prompts decoded (`--decode-prompts`).",
-        "",
-        f"Base: {setting['model']}. Where a table says nothing else a training has {setting['steps']} updates, each on",
-        "two of the base's own answers at up to 128 positions, with a short warm-up and gradients clipped. Accuracies",
-        f"are of {setting['eval_answers']} held-out answers at every position; speeds are medians over prompts, all",
-        f"entries in turn ({setting['machine']}).",
-        "",
-        "How conclusions are judged: every variant was trained once, and a difference of accuracies is *undecided*",
-        f"where the seed alone may make it: below {_listed(close, True)} as a mean over distances, below",
-        f"{_listed(close, False)} at one. {repeated}",
-        "A claim that nothing is gained holds where no more than that is. Where top-1 and top-5 say different things,",
-        "a conclusion holds *in part*. A perplexity is no higher than another where the 95% interval of their ratio,",
-        f"over answers, ends below {1 + CLOSE}, and higher where it begins above. {HOW_SPEEDS_COMPARE}",
-        "",
-    ]
+    lines = _introduction(results["setting"], close, bool(trainings.get(SEEDS)))
     missing = not_run(results)
     if missing:
         names = ", ".join(f"`{name}`" for name in missing)
@@ -272,6 +252,36 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
     file = folder / "ablations.md"
     file.write_text("\n".join(lines))
     return file
+
+
+def _introduction(setting: dict[str, Any], close: Spreads, repeated: bool) -> list[str]:
+    """What all tables have in common, and how conclusions are judged."""
+    prompts = f" --prompts {setting['prompts']}" if setting["prompts"] else ""
+    machine = f" ({setting['machine']})" if setting["machine"] else ""
+    source = "twice the standard deviation of the difference of two trainings that differ in the seed alone"
+    source = f"These are {source} (first table), and at least {CLOSE}." if repeated else "Seeds are not compared yet."
+    return [
+        "# Ablations of the papers on a small base",
+        "",
+        f"Made by `python ablate.py{prompts}`; `python ablate.py --report` makes this page again from ablations.json.",
+        "Other prompts make a page of their own, in another `--docs`. Tables say how many answers there were to train",
+        "on (`--answers`), and under *identical* how many prompts decoded (`--decode-prompts`).",
+        "",
+        f"Base: {setting['model']}. Where a table says nothing else a training has {setting['steps']} updates, each on",
+        "two of the base's own answers at up to 128 positions, with a short warm-up and gradients clipped. Accuracies",
+        f"are of {setting['eval_answers']} held-out answers at every position; speeds are medians over prompts, all",
+        f"entries in turn{machine}.",
+        "",
+        "How conclusions are judged: every variant was trained once, and a difference of accuracies is *undecided*",
+        f"where the seed alone may make it: below {_listed(close, True)} as a mean over distances, below",
+        f"{_listed(close, False)} at one.",
+        source,
+        "How much other held-out answers would change is not counted. A claim that nothing is gained holds where no",
+        "more than that is. A conclusion that holds by top-1 or by top-5 alone holds *in part*. A perplexity is no",
+        "higher than another where the 95% interval of their ratio, over answers, ends below",
+        f"{1 + CLOSE}, and higher where it begins above. {HOW_SPEEDS_COMPARE}",
+        "",
+    ]
 
 
 def _listed(close: Spreads, mean: bool) -> str:

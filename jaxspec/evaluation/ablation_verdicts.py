@@ -8,11 +8,17 @@ from typing import Any
 import numpy as np
 
 from jaxspec.evaluation.bench_report import interval
-from jaxspec.evaluation.claims import CLOSE, top
 from jaxspec.evaluation.metrics import estimate
 from jaxspec.evaluation.studies import Conclusion
 
+BEST = (1, 5)  # how many candidates count as the best: every conclusion is judged by each
+CLOSE = 0.01  # accuracies closer than this are called equal
 Spreads = dict[tuple[int, bool], float]
+
+
+def top(accuracy: Sequence[Sequence[float]], k: int) -> np.ndarray:
+    """[M], how often the token is among the k best candidates."""
+    return np.array(accuracy)[:, :k].sum(axis=1)
 
 
 def verdict(difference: float, close: float, gains: bool = True) -> str:
@@ -28,49 +34,54 @@ def spreads(results: dict[str, dict[str, Any]]) -> Spreads:
     """How far two trainings that differ in the seed alone lie apart, twice the standard deviation of a difference.
 
     Args:
-      results: of the study of seeds; what was trained with another seed differs in the end of its label.
+      results: of the study of seeds, "NAME, seed N": figures. Those that lost a probe do not count.
 
     Returns:
       {(candidates that count as the best, whether it is the mean over distances): accuracy}, at least `CLOSE`, which
-      is all there is without results.
+      is all there is where nothing was repeated.
     """
-    methods = {label.partition(", seed")[0] for label in results}
-    found = {(k, mean): CLOSE for k in (1, 5) for mean in (True, False)}
-    for k in (1, 5) if results else ():
-        repeated = [
-            np.array([top(r["accuracy"], k) for label, r in results.items() if label.startswith(m)]) for m in methods
-        ]
-        of_means = np.mean([tops.mean(axis=1).var(ddof=1) for tops in repeated])
-        of_distances = np.mean([tops.var(axis=0, ddof=1).mean() for tops in repeated])
+    names = dict.fromkeys(label.partition(", seed")[0] for label in results)
+    learnt = {label: r["accuracy"] for label, r in results.items() if not not_learnt(r["accuracy"])}
+    methods = [[x for label, x in learnt.items() if label.partition(", seed")[0] == name] for name in names]
+    repeated = [accuracies for accuracies in methods if len(accuracies) > 1]
+    found = {(k, mean): CLOSE for k in BEST for mean in (True, False)}
+    for k in BEST if repeated else ():
+        tops = [np.array([top(accuracy, k) for accuracy in accuracies]) for accuracies in repeated]  # [seeds, M] each
+        of_means = np.mean([x.mean(axis=1).var(ddof=1) for x in tops])
+        of_distances = np.mean([x.var(axis=0, ddof=1).mean() for x in tops])
         for mean, variance in ((True, of_means), (False, of_distances)):
             found[k, mean] = max(CLOSE, 2 * float(np.sqrt(2 * variance)))
     return found
 
 
 def not_learnt(accuracy: Sequence[Sequence[float]]) -> list[int]:
-    """Distances predicted far worse than a farther one, or than the one before: no method's that has learnt them is."""
+    """Distances whose probe was lost: below 2/3 of a farther one, or below 0.45 of the one before, by top-5.
+
+    No training that kept its probes is.
+    """
     tops = top(accuracy, 5)
     overtaken = {d for d in range(1, len(tops)) if tops[d - 1] < 2 / 3 * max(tops[d:])}
     return sorted(overtaken | {d for d in range(2, len(tops) + 1) if tops[d - 1] < 0.45 * tops[d - 2]})
 
 
-def by_accuracy(
-    conclusion: Conclusion,
-    one: Sequence[Sequence[float]],
-    other: Sequence[Sequence[float]],
-    close: Spreads,
-) -> tuple[str, str]:
-    """A verdict on which all numbers of candidates agree, or `in part`, and the differences."""
-    both, words, figures = min(len(one), len(other)), [], []
-    for k in conclusion.best:
-        gap = top(one[:both], k) - top(other[:both], k)
-        difference = float(gap[conclusion.distance - 1] if conclusion.distance else np.mean(gap))
-        words.append(verdict(difference, close[k, not conclusion.distance], conclusion.gains))
+def by_accuracy(conclusion: Conclusion, one: dict[str, Any], other: dict[str, Any], close: Spreads) -> tuple[str, str]:
+    """A verdict and the differences it rests on.
+
+    Top-1 and top-5 must agree; a conclusion that holds by one of them alone holds `in part`.
+    """
+    if not_learnt(one["accuracy"]) or not_learnt(other["accuracy"]):
+        return "not judged", "a probe was lost"
+    both, words, figures = min(len(one["accuracy"]), len(other["accuracy"])), [], []
+    mean = both > 1 and not conclusion.distance
+    for k in BEST:
+        gap = (top(one["accuracy"], k)[:both] - top(other["accuracy"], k)[:both]).tolist()
+        difference = float(np.mean(gap)) if mean else gap[max(conclusion.distance - 1, 0)]
+        words.append(verdict(difference, close[k, mean], conclusion.gains))
         figures.append((f"top-{k} {difference:+.3f}", words[-1]))
     agree = len(set(words)) == 1
-    measured = ", ".join(figure if agree else f"{figure}: {word}" for figure, word in figures)
-    where = f"at distance {conclusion.distance}" if conclusion.distance else "mean over distances"
-    return words[0] if agree else "in part", f"{where}, {measured}"
+    word = words[0] if agree else "in part" if "holds" in words else "undecided"
+    where = "mean over distances" if mean else f"at distance {conclusion.distance or 1}"
+    return word, ", ".join([where, *(figure if agree else f"{figure}: {each}" for figure, each in figures)])
 
 
 def by_perplexity(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:

@@ -42,6 +42,8 @@ def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
       speed, and where the method tunes its base the perplexities of held-out answers and what that is made of.
     """
     result = folder / "result.json"
+    if result.exists():
+        return json.loads(result.read_text())
     folder.mkdir(parents=True, exist_ok=True)
     with one_after_another(folder / ".lock"):  # several processes may come to the same variant
         if not result.exists():

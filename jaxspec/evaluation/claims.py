@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.evaluation.ablation_verdicts import CLOSE, by_accuracy, spreads, top
 from jaxspec.evaluation.bench_report import ALL, CLOSE_SPEED, Results, control_of, interval, reference_of
 from jaxspec.evaluation.metrics import Estimate, Figures, estimate, figures
+from jaxspec.evaluation.studies import SEEDS, Conclusion
 
 CHAT = ("writing", "roleplay", "stem", "humanities")  # of MT-Bench: neither code, mathematics, puzzles nor extraction
-CLOSE = 0.01  # accuracies closer than this are called equal
 HOW_SPEEDS_COMPARE = (  # as `faster` does
-    f"One is faster where the whole interval is more than {CLOSE_SPEED} from 1, there is no difference where all of it "
-    "is less, and else it is undecided. Intervals are over questions, of one process and one training of each adapter."
+    f"One is faster where the whole interval lies more than {CLOSE_SPEED} above 1; there is no difference where all of "
+    f"it lies within {CLOSE_SPEED}; otherwise it is undecided. Intervals are over questions, of one process and one "
+    "training of each adapter."
 )
 _RUN = ("data", "limit", "methods", "peers", "assistant")  # settings in which benchmarks that are compared may differ
 
@@ -100,25 +102,22 @@ class Predicts(Judge):
 
 @dataclasses.dataclass(frozen=True)
 class Trained(Judge):
-    """Of two variants of an ablation's study, one has the token among its best more often.
-
-    How many candidates count as the best may have several values.
-    """
+    """Of two variants of an ablation's study, one has the token among its best more often."""
 
     study: str
     one: str
     other: str
-    best: tuple[int, ...] = (1,)
 
     def judge(self, evidence: Evidence) -> Verdict | None:
-        """From the ablations."""
-        found = evidence.ablations.get("trainings", {}).get(self.study, {})
+        """From the ablations, as their page judges it."""
+        trainings = evidence.ablations.get("trainings", {})
+        found = trainings.get(self.study, {})
         if not {self.one, self.other} <= found.keys():
             return None
         one, other = found[self.one], found[self.other]
-        verdict = _by_ranks(one["accuracy"], other["accuracy"], self.best, 1)
-        small = f"an ablation of {one['training']['steps']} updates"
-        return dataclasses.replace(verdict, measured=f"{verdict.measured} ({small})")
+        close = spreads(trainings.get(SEEDS, {}))
+        word, measured = by_accuracy(Conclusion(self.one, self.other, ""), one, other, close)
+        return Verdict(f"{measured} (an ablation of {one['training']['steps']} updates)", word)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,11 +241,6 @@ def _settings(results: Results) -> dict[str, Any]:
     return settings | {name: results.setting[name] for name in ("fingerprint", "dtype", "device")}
 
 
-def top(accuracy: Sequence[Sequence[float]], k: int) -> np.ndarray:
-    """[M], how often the token is among the k best candidates."""
-    return np.array(accuracy)[:, :k].sum(axis=1)
-
-
 def _by_ranks(
     one: Sequence[Sequence[float]], other: Sequence[Sequence[float]], best: Sequence[int], first: int
 ) -> Verdict:
@@ -295,7 +289,7 @@ class Claim:
 CLAIMS = (
     Claim(
         "deep prompts predict better than masks alone", "our reading of BiTA, Table 3",
-        Trained("bita_prompting", "deep", "masks only", (1, 5)),
+        Trained("bita_prompting", "deep, hard labels", "masks only, hard labels"),
     ),
     Claim(
         "deep prompts are faster than masks alone", "BiTA, Table 3",

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxspec.errors import UserError
+from jaxspec.evaluation.ablation_verdicts import CLOSE
 from jaxspec.evaluation.agreement import agreement, asked_again
 from jaxspec.evaluation.bench_report import load_results, plot_bench, sections, summary_of
-from jaxspec.evaluation.claims import CHAT, CLAIMS, CLOSE, HOW_SPEEDS_COMPARE, PAPERS, Evidence, Verdict
+from jaxspec.evaluation.claims import CHAT, CLAIMS, HOW_SPEEDS_COMPARE, PAPERS, Evidence, Verdict
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.step_latency import LATENCY, latency_table, plot_latency, read_latency
 from jaxspec.files import writable, write_atomically
@@ -54,6 +55,7 @@ def write_results(folders: Sequence[Path], output: Path) -> Path:
     if others:
         lines += [f"Made with another version of decoding's code than {main}: {', '.join(others)}. What a step costs,"]
         lines += ["with a method or without, may be another there: compare speeds within a section.", ""]
+    lines += ["## What the papers claim, on this base", "", *claims_table(evidence), ""]
     for name, results in benchmarks.items():
         lines += [f"## {_title(name)}", ""]
         if name in again:
@@ -63,7 +65,6 @@ def write_results(folders: Sequence[Path], output: Path) -> Path:
     for name, found in curves.items():
         lines += [f"## {_title(name)}: milliseconds of a step by rows", "", *latency_table(found), ""]
         lines += _picture(name, output, lambda file, found=found: plot_latency(found, file))
-    lines += ["## What the papers claim, on this base", "", *claims_table(evidence), ""]
     lines += ["## What the papers report, on theirs", "", *_papers_table(), ""]
     summaries = {name: summary_of(results) for name, results in benchmarks.items()} | curves
     write_atomically(output / "results.json", json.dumps(summaries, indent=1).encode())
@@ -90,10 +91,10 @@ def claims_table(evidence: Evidence) -> list[str]:
     return [
         *lines,
         "",
-        f"{HOW_SPEEDS_COMPARE} Where autoregressive decoding came out further from itself in the benchmark, so far "
-        f"counts instead, and nothing shows no difference. Accuracies count as different from {CLOSE} on. Gains on two "
-        "groups of questions differ where the interval of their difference does not hold 0. Conversation: MT-Bench's "
-        f"{', '.join(CHAT)}.",
+        f"{HOW_SPEEDS_COMPARE} Where autoregressive decoding differed from itself by more than that, its own "
+        f"difference is the margin, and no pair is called equal. Accuracies of adapters differ from {CLOSE} on, those "
+        "of ablations as ablations.md says. Gains on two groups of questions differ where the interval of "
+        f"their difference does not hold 0. Conversation: MT-Bench's {', '.join(CHAT)}.",
     ]
 
 

@@ -36,6 +36,8 @@ class BiTA(ProbeMethod):
       prompting: `deep` prompts, `shallow` ones or `none` (Table 3). Deep ones have no position; shallow ones take
         0 to P - 1 in a pass of their own, so that the text keeps its positions. Neither has dropout.
       prompts: P, prompt tokens (4.1: 16).
+      start: what masks are before training: `normal`, N(0, 0.02) (4.1), or `text`, hidden states of random text tokens
+        at their layer, as PPD's prompt tokens are. Of the paper's some never learn in short trainings of a small base.
       entry: the layer from which on mask tokens are computed (an idea of PPD 7.4.2); deep prompts start there too.
     """
 
@@ -44,6 +46,7 @@ class BiTA(ProbeMethod):
     objective: Literal["distillation", "hard"] = "hard"
     prompting: Literal["deep", "shallow", "none"] = "deep"
     prompts: int = 16
+    start: Literal["normal", "text"] = "normal"
     entry: int = 0
 
     def __post_init__(self) -> None:
@@ -59,17 +62,16 @@ class BiTA(ProbeMethod):
     # Section 3.1: mask and prompt tokens
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
-        """Masks [M, D], and prompts: [P, D] (shallow) or keys and values of every layer; all N(0, 0.02) (4.1).
-
-        Masks that join late start as hidden states there of random text tokens, which are of another size.
-        """
+        """Masks [M, D], and prompts: [P, D] (shallow) or keys and values of every layer, N(0, 0.02) (4.1)."""
         self.check_layers(base)
         for_masks, for_prompts = jax.random.split(key)
-        width = base.decoder.config.hidden_size
-        trainable = {"masks": 0.02 * jax.random.normal(for_masks, (self.distances, width))}
-        if self.entry:
-            tokens = jax.random.randint(for_masks, (self.distances,), 0, base.vocab_size)
-            trainable["masks"] = text_states(base, tokens, self.entry).astype(jnp.float32)
+        M, width = self.distances, base.decoder.config.hidden_size
+        if self.start == "text":
+            tokens = jax.random.randint(for_masks, (M,), 0, base.vocab_size)
+            masks = text_states(base, tokens, self.entry).astype(jnp.float32)
+        else:
+            masks = 0.02 * jax.random.normal(for_masks, (M, width))
+        trainable = {"masks": masks}
         if self.prompting == "shallow":
             trainable["prompts"] = 0.02 * jax.random.normal(for_prompts, (self.prompts, width))
         if self.prompting == "deep":

@@ -91,12 +91,20 @@ class Trainer:
         if config.train.tensorboard:
             check_tensorboard()
         self._alone = contextlib.ExitStack()  # until the run ends
-        self._claim(resume)
-        self._checkpoints = Checkpoints(output / "checkpoints", config.train.keep)
-        best = output / _BEST / "adapter.json"
+        try:
+            self._claim(resume)
+            self._open()
+        except BaseException:
+            self._alone.close()
+            raise
+
+    def _open(self) -> None:
+        """What the folder holds of this run so far."""
+        self._checkpoints = Checkpoints(self.output / "checkpoints", self.config.train.keep)
+        best = self.output / _BEST / "adapter.json"
         self._best = read_json(best)["score"] if best.exists() else -1.0
-        check_alike(json.dumps([self._best, self._checkpoints.latest]).encode(), f"what {output} holds")
-        self._log = RunLog(output, config.train.tensorboard, self._checkpoints.latest)
+        check_alike(json.dumps([self._best, self._checkpoints.latest]).encode(), f"what {self.output} holds")
+        self._log = RunLog(self.output, self.config.train.tensorboard, self._checkpoints.latest)
 
     def _claim(self, resume: bool) -> None:
         """Make sure that the folder is new, or holds this very run."""

@@ -26,7 +26,7 @@ from jaxspec.evaluation.ablation_decoding import (
     run_decoding,
 )
 from jaxspec.evaluation.ablation_report import not_run, write_report
-from jaxspec.evaluation.ablation_verdicts import not_learnt, spreads, verdict
+from jaxspec.evaluation.ablation_verdicts import by_accuracy, not_learnt, spreads, verdict
 from jaxspec.evaluation.ablations import _LARGE, run_name, run_studies
 from jaxspec.evaluation.early_exit import EarlyExit
 from jaxspec.evaluation.probing import similarity, step_times
@@ -260,6 +260,34 @@ def test_spreads_by_hand():
     assert found[1, False] == pytest.approx(2 * math.sqrt(2 * 0.06**2 / 2 / 2))
     assert spreads({}) == {(k, mean): 0.01 for k in (1, 5) for mean in (True, False)}
     assert spreads({f"A, seed {i}": r for i, r in enumerate(seeds_of((0.3,), (0.3,)))})[1, True] == 0.01
+    lost = seeds_of((0.01, 0.2))[0]
+    assert spreads(results | {"A, seed 2": lost, "C, seed 0": one[0], "C, seed 1": lost}) == found
+
+
+@pytest.mark.parametrize(
+    ("one", "word"),
+    [
+        ([[0.3, 0.1], [0.2, 0.1]], "holds"),
+        ([[0.2, 0.2], [0.1, 0.2]], "in part"),  # top-5 alone
+        ([[0.1, 0.3], [0.1, 0.15]], "undecided"),  # not by top-1, and top-5 does not tell
+        ([[0.1, 0.1], [0.05, 0.1]], "does not hold"),
+        ([[0.3, 0.1], [0.02, 0.02]], "not judged"),
+    ],
+)
+def test_top_1_and_top_5_have_to_agree(one, word):
+    close = {(k, mean): 0.03 for k in (1, 5) for mean in (True, False)}
+    other = [[0.2, 0.2], [0.1, 0.1]]
+    assert by_accuracy(Conclusion("", "", ""), {"accuracy": one}, {"accuracy": other}, close)[0] == word
+
+
+def test_one_distance_is_judged_as_one():
+    close = {(k, mean): 0.01 if mean else 0.2 for k in (1, 5) for mean in (True, False)}
+    pair = [{"accuracy": [[x, 0.2], [0.2, 0.1]]} for x in (0.4, 0.3)]
+    single = [{"accuracy": r["accuracy"][:1]} for r in pair]
+    assert by_accuracy(Conclusion("", "", ""), *pair, close)[0] == "holds"
+    for conclusion, results in ((Conclusion("", "", "", distance=1), pair), (Conclusion("", "", ""), single)):
+        word, measured = by_accuracy(conclusion, *results, close)
+        assert word == "undecided" and measured == "at distance 1, top-1 +0.100, top-5 +0.100"
 
 
 def fake_accuracy(method, first):
@@ -354,7 +382,7 @@ def test_the_page_holds_every_study_and_its_verdicts(tmp_path):
     assert "beyond 16 nothing is gained: **holds** (1.00 (1.00 to 1.00) times its speed" in page
     similar = "0.50 after layer 11, 0.70 after layer 12, where it is highest, 0.60 after the last"
     assert f"to the real ones than they begin: **holds** (cosine, step 1: {similar})" in page
-    assert "8: the probe at distance 2 was lost early in training, and no" in page
+    assert "8: the probe at distance 2 was lost. No verdict on accuracies rests on it." in page
     assert "more prompts help, up to about 16: **not judged**" in page
     assert "8: its training lost a probe, and no verdict rests on it." in page
     assert "more are faster, up to about 16: **not judged**" in page
@@ -443,6 +471,7 @@ def test_a_run_writes_results_and_the_page(model, base_run, tmp_path, monkeypatc
     assert "`bita_decoding`" in missing and "`ppd_entry`" in missing  # whose real variants are others
     with pytest.raises(UserError, match="results of another setting"):
         ablate.main([*args, "--steps", "9"])
+    assert saved["setting"]["machine"] == ""  # nothing was timed
     with alone_in(tmp_path / "docs"), pytest.raises(UserError, match="another process is writing there"):
         ablate.main(args)
 
@@ -459,6 +488,19 @@ def test_sampling_goes_on_where_it_stopped_or_anew_where_it_was_finished(model, 
     assert asked == others and list(results["acceptance"]) == [first, *others]
     ablate.run(ablate.Options(), ("acceptance",), results, lambda: None)
     assert asked == [*others, first, *others]
+
+
+def test_what_is_timed_is_timed_on_one_machine(tmp_path, monkeypatch):
+    def setting(machine, names, before):
+        monkeypatch.setattr(ablate, "device_name", lambda: machine)
+        return ablate.check_setting(ablate.Options(), names, {"setting": before}, tmp_path)
+
+    untimed = setting("one", ("ppd_exits",), {})
+    timed = setting("one", ("steps",), untimed)
+    assert (untimed["machine"], timed["machine"]) == ("", "one")
+    assert setting("another", ("ppd_exits",), timed) == timed
+    with pytest.raises(UserError, match="another setting"):
+        setting("another", ("bita_decoding",), timed)
 
 
 def test_what_a_decoding_study_needs_is_trained_too():

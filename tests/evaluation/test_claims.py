@@ -101,14 +101,20 @@ def test_predictions_that_are_better_by_some_counts_alone():
 
 
 def test_trainings_are_compared():
-    variants = {"deep": [[0.3, 0.2]], "masks only": [[0.2, 0.6]]}
-    study = {label: {"accuracy": found, "training": {"steps": 36}} for label, found in variants.items()}
-    evidence = Evidence([benchmark({REFERENCE: PLAIN})], {"trainings": {"bita_prompting": study}})
-    judged = Trained("bita_prompting", "deep", "masks only").judge(evidence)
-    assert judged.holds == "holds" and "(an ablation of 36 updates)" in judged.measured
-    assert Trained("bita_prompting", "deep", "masks only", (2,)).judge(evidence).holds == "does not hold"
-    assert Trained("bita_prompting", "deep", "masks only", (1, 2)).judge(evidence).holds == "in part"
+    """As the ablations' page does: by top-1 and top-5, against the spread of seeds."""
+    variants = {"deep": [[0.3, 0.2]], "masks only": [[0.2, 0.35]], "none": [[0.25, 0.1]]}
+    made = lambda found: {"accuracy": found, "training": {"steps": 36}}  # noqa: E731
+    study = {label: made(found) for label, found in variants.items()}
+    trainings = {"bita_prompting": study}
+    evidence = Evidence([benchmark({REFERENCE: PLAIN})], {"trainings": trainings})
+    judge = Trained("bita_prompting", "deep", "none")
+    judged = judge.judge(evidence)
+    assert judged.holds == "holds"
+    assert judged.measured == "at distance 1, top-1 +0.050, top-5 +0.150 (an ablation of 36 updates)"
+    assert Trained("bita_prompting", "deep", "masks only").judge(evidence).holds == "in part"
     assert Trained("bita_prompting", "deep", "shallow").judge(evidence) is None
+    trainings["seeds"] = {f"X, seed {seed}": made([[x, 0.2]]) for seed, x in enumerate((0.3, 0.35))}
+    assert judge.judge(evidence).holds == "in part"  # 0.05 is less than seeds make
 
 
 def test_decoding_with_variants_is_compared():
