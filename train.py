@@ -15,6 +15,7 @@ from jaxspec.model.chips import absent_mesh
 from jaxspec.model.load import check_dtype, load_model, load_shapes
 from jaxspec.processes import ProcessConfig, as_leader, is_leader, join_processes
 from jaxspec.training.configs import config_names, load_config, split_config_name
+from jaxspec.training.evaluate import lost_distances
 from jaxspec.training.preemption import on_sigterm
 from jaxspec.training.run_config import RunConfig, check_config, describe
 from jaxspec.training.trainer import Stopped, Trainer, check_output
@@ -92,6 +93,12 @@ def main(args: list[str]) -> None:
         return
     for distance, ranks in enumerate(adapter.info["accuracy"], 1):
         print(f"distance {distance}: top-1 {ranks[0]:.3f}  top-5 {sum(ranks[:5]):.3f}  top-10 {sum(ranks):.3f}")
+    if lost := lost_distances(adapter.info["accuracy"]):
+        print(
+            f"what predicts distance {' and '.join(map(str, lost))} was lost in training: try a lower "
+            "--train.learning-rate, a longer --train.warmup or another --train.seed",
+            file=sys.stderr,
+        )
     print(f"adapter: {output}")
     if config.method.replaces_base:
         print(f"its base: {output / OWN_MODEL}")

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, DecodingStudy
-from jaxspec.evaluation.ablation_verdicts import not_learnt, top
+from jaxspec.evaluation.ablation_verdicts import top
 from jaxspec.evaluation.studies import STUDIES, Study
+from jaxspec.training.evaluate import lost_distances
 
 
 def plot_curves(results: dict[str, Any], folder: Path) -> list[str]:
@@ -42,7 +43,7 @@ def plot_curves(results: dict[str, Any], folder: Path) -> list[str]:
 
 def _accuracy_curve(axes: Any, study: Study, results: dict[str, Any]) -> None:
     """Top-1 and top-5 per distance against the labels of a study, but for trainings that lost a probe."""
-    results = {label: r for label, r in results.items() if not not_learnt(r["accuracy"])}
+    results = {label: r for label, r in results.items() if not lost_distances(r["accuracy"])}
     x = [float(label) for label in results]
     for k, style in ((1, "-"), (5, "--")):
         tops = [top(r["accuracy"], k) for r in results.values()]

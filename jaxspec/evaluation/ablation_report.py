@@ -20,7 +20,6 @@ from jaxspec.evaluation.ablation_verdicts import (
     Spreads,
     by_accuracy,
     by_perplexity,
-    not_learnt,
     spreads,
     top,
 )
@@ -29,6 +28,7 @@ from jaxspec.evaluation.claims import HOW_SPEEDS_COMPARE, compared_speeds
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate
 from jaxspec.evaluation.studies import SEEDS, STUDIES, Conclusion, Study
+from jaxspec.training.evaluate import lost_distances
 
 _WORDS = ("holds", "does not hold", "in part", "no difference", "undecided", "not judged")
 _NOT_FASTER = {"holds": "does not hold", "does not hold": "holds", "no difference": "holds"}
@@ -41,9 +41,10 @@ def training_section(study: Study, results: dict[str, Any], close: Spreads) -> l
     trained = f"Trained on {' or '.join(f'{seen:,} of {count:,}' for seen, count in counts)} answers."
     lines = [f"### {study.title}", "", f"{study.source}. {trained}", "", *_training_table(study, results), ""]
     for label, r in results.items():
-        if lost := not_learnt(r["accuracy"]):
-            where = " and ".join(map(str, lost))
-            lines += [f"{label}: the probe at distance {where} was lost. No verdict on accuracies rests on it.", ""]
+        if lost := lost_distances(r["accuracy"]):
+            probes = "probe at distance {} was" if len(lost) == 1 else "probes at distances {} were"
+            probes = probes.format(" and ".join(map(str, lost)))
+            lines += [f"{label}: the {probes} lost. No verdict on accuracies rests on it.", ""]
     there = [c for c in study.conclusions if {c.one, c.other} <= results.keys()]  # not of an older study
     for conclusion in there:
         pair = results[conclusion.one], results[conclusion.other]
@@ -96,7 +97,7 @@ def decoding_section(study: DecodingStudy, results: dict[str, Any], trainings: d
         lines.append(row([label, *figures, f"{r['identical']} of {r['prompts']}"]))
     lines.append("")
     trained = {label: trainings.get(e.study, {}).get(e.variant) for label, e in study.entries.items()}
-    lost = {label for label, r in trained.items() if r and not_learnt(r["accuracy"])}
+    lost = {label for label, r in trained.items() if r and lost_distances(r["accuracy"])}
     for label in sorted(lost):
         lines += [f"{label}: its training lost a probe, and no verdict rests on it.", ""]
     for conclusion in (c for c in study.conclusions if {c.one, c.other} <= results.keys()):

@@ -10,6 +10,7 @@ import numpy as np
 from jaxspec.evaluation.bench_report import interval
 from jaxspec.evaluation.metrics import estimate
 from jaxspec.evaluation.studies import Conclusion
+from jaxspec.training.evaluate import lost_distances
 
 BEST = (1, 5)  # how many candidates count as the best: every conclusion is judged by each
 CLOSE = 0.01  # accuracies closer than this are called equal
@@ -41,7 +42,7 @@ def spreads(results: dict[str, dict[str, Any]]) -> Spreads:
       is all there is where nothing was repeated.
     """
     names = dict.fromkeys(label.partition(", seed")[0] for label in results)
-    learnt = {label: r["accuracy"] for label, r in results.items() if not not_learnt(r["accuracy"])}
+    learnt = {label: r["accuracy"] for label, r in results.items() if not lost_distances(r["accuracy"])}
     methods = [[x for label, x in learnt.items() if label.partition(", seed")[0] == name] for name in names]
     repeated = [accuracies for accuracies in methods if len(accuracies) > 1]
     found = {(k, mean): CLOSE for k in BEST for mean in (True, False)}
@@ -54,22 +55,12 @@ def spreads(results: dict[str, dict[str, Any]]) -> Spreads:
     return found
 
 
-def not_learnt(accuracy: Sequence[Sequence[float]]) -> list[int]:
-    """Distances whose probe was lost: below 2/3 of a farther one, or below 0.45 of the one before, by top-5.
-
-    No training that kept its probes is.
-    """
-    tops = top(accuracy, 5)
-    overtaken = {d for d in range(1, len(tops)) if tops[d - 1] < 2 / 3 * max(tops[d:])}
-    return sorted(overtaken | {d for d in range(2, len(tops) + 1) if tops[d - 1] < 0.45 * tops[d - 2]})
-
-
 def by_accuracy(conclusion: Conclusion, one: dict[str, Any], other: dict[str, Any], close: Spreads) -> tuple[str, str]:
     """A verdict and the differences it rests on.
 
     Top-1 and top-5 must agree; a conclusion that holds by one of them alone holds `in part`.
     """
-    if not_learnt(one["accuracy"]) or not_learnt(other["accuracy"]):
+    if lost_distances(one["accuracy"]) or lost_distances(other["accuracy"]):
         return "not judged", "a probe was lost"
     both, words, figures = min(len(one["accuracy"]), len(other["accuracy"])), [], []
     mean = both > 1 and not conclusion.distance

@@ -103,7 +103,7 @@ _LAYERS = 1e-3  # heads behind layers of their own
 
 _REPEATED = {  # methods whose trainings are repeated, with learning rates
     "PPD": (PPD(), 3e-2),
-    "BiTA": (_distilled(start="text"), 3e-2),
+    "BiTA": (_distilled(initial="text"), 3e-2),
     "Hidden Transfer": (_transfer(10, 14, 18, training="joint"), _TRANSFER),
 }
 
@@ -160,12 +160,12 @@ STUDIES = (
     Study(
         "bita_start", "BiTA: where masks start",
         f"BiTA section 4.1: N(0, 0.02), three trainings each; {DISTILLED}", 3e-2,
-        {f"{start}, seed {seed}": _distilled(start=start) for start in ("normal", "text") for seed in range(3)},
-        own={f"{start}, seed {seed}": {"seed": seed} for start in ("normal", "text") for seed in range(3)},
+        {f"{initial}, seed {seed}": _distilled(initial=initial) for initial in ("normal", "text") for seed in range(3)},
+        own={f"{initial}, seed {seed}": {"seed": seed} for initial in ("normal", "text") for seed in range(3)},
     ),
     Study(
         "bita_entry", "BiTA: masks that join late", f"PPD section 7.4.2, an idea; {_START}; BiTA {DISTILLED}", 3e-2,
-        _over(_LATE, lambda layer: _distilled(start="text", entry=layer)), axis="layer of entry",
+        _over(_LATE, lambda layer: _distilled(initial="text", entry=layer)), axis="layer of entry",
     ),
     Study(
         "space_training", "SPACE: what is trained, three masks",

@@ -36,8 +36,8 @@ class BiTA(ProbeMethod):
       prompting: `deep` prompts, `shallow` ones or `none` (Table 3). Deep ones have no position; shallow ones take
         0 to P - 1 in a pass of their own, so that the text keeps its positions. Neither has dropout.
       prompts: P, prompt tokens (4.1: 16).
-      start: what masks are before training: `normal`, N(0, 0.02) (4.1), or `text`, hidden states of random text tokens
-        at their layer, as PPD's prompt tokens are. Of the paper's some never learn in short trainings of a small base.
+      initial: what masks are before training: `normal`, N(0, 0.02) (4.1), from which some never learn in short
+        trainings of a small base, or `text`, hidden states of random text tokens at their layer, as in PPD.
       entry: the layer from which on mask tokens are computed (an idea of PPD 7.4.2); deep prompts start there too.
     """
 
@@ -46,7 +46,7 @@ class BiTA(ProbeMethod):
     objective: Literal["distillation", "hard"] = "hard"
     prompting: Literal["deep", "shallow", "none"] = "deep"
     prompts: int = 16
-    start: Literal["normal", "text"] = "normal"
+    initial: Literal["normal", "text"] = "normal"
     entry: int = 0
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class BiTA(ProbeMethod):
         self.check_layers(base)
         for_masks, for_prompts = jax.random.split(key)
         M, width = self.distances, base.decoder.config.hidden_size
-        if self.start == "text":
+        if self.initial == "text":
             tokens = jax.random.randint(for_masks, (M,), 0, base.vocab_size)
             masks = text_states(base, tokens, self.entry).astype(jnp.float32)
         else:

@@ -45,6 +45,16 @@ class Accuracy:
         return self.by_rank[:, :k].sum(axis=1)
 
 
+def lost_distances(by_rank: Sequence[Sequence[float]]) -> list[int]:
+    """Distances whose prediction was lost in training: below 2/3 of a farther one, or below 0.45 of the one before.
+
+    By the five best candidates of [M][K], per distance and rank. No training that lost nothing has come so low.
+    """
+    tops = np.array(by_rank)[:, :5].sum(axis=1)
+    overtaken = {d for d in range(1, len(tops)) if tops[d - 1] < 2 / 3 * max(tops[d:])}
+    return sorted(overtaken | {d for d in range(2, len(tops) + 1) if tops[d - 1] < 0.45 * tops[d - 2]})
+
+
 @functools.partial(jax.jit, static_argnames=("method",))
 def _rank_counts(
     method: Method, trainable: PyTree, base: Base, batch: Batch, sampler: Sampler, seed: jax.Array

@@ -84,7 +84,7 @@ OPTIONS = {
         "self_attention_layers": (1, 2, 0),
     },
 }
-OF_TRAINING = {"start", "objective", "direction", "decay", "alignment", "labels", "weighting", "p_ar", "training"}
+OF_TRAINING = {"initial", "objective", "direction", "decay", "alignment", "labels", "weighting", "p_ar", "training"}
 OF_TRAINING |= {"train_visibility"}
 OF_SHAPES = {"rank", "targets"}  # of what a loaded adapter holds
 

@@ -26,7 +26,7 @@ from jaxspec.evaluation.ablation_decoding import (
     run_decoding,
 )
 from jaxspec.evaluation.ablation_report import not_run, write_report
-from jaxspec.evaluation.ablation_verdicts import by_accuracy, not_learnt, spreads, verdict
+from jaxspec.evaluation.ablation_verdicts import by_accuracy, spreads, verdict
 from jaxspec.evaluation.ablations import _LARGE, run_name, run_studies
 from jaxspec.evaluation.early_exit import EarlyExit
 from jaxspec.evaluation.probing import similarity, step_times
@@ -292,21 +292,6 @@ def test_one_distance_is_judged_as_one():
 
 def fake_accuracy(method, first):
     return [[first / (d + 1)] + [0.02] * 9 for d in range(method.max_distance)]
-
-
-@pytest.mark.parametrize(
-    ("tops", "lost"),
-    [
-        ((0.5, 0.3, 0.2), []),
-        ((0.46, 0.02, 0.28), [2]),
-        ((0.34, 0.22, 0.01), [3]),
-        ((0.5, 0.34, 0.12, 0.26), [3]),
-        ((0.1, 0.14, 0.16), [1]),
-        ((0.1, 0.26, 0.1), [1, 3]),
-    ],
-)
-def test_lost_probes(tops, lost):
-    assert not_learnt([[top] + [0.0] * 9 for top in tops]) == lost
 
 
 def test_the_page_holds_every_study_and_its_verdicts(tmp_path):

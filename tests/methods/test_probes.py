@@ -157,7 +157,7 @@ def test_late_probes_start_as_states_of_a_text(tiny):
     states, _ = base.rows(base.embed(text), positions, causal_mask(1, 4), layers=(0, 2))
     np.testing.assert_allclose(text_states(base, tokens, 2), states[0, 1:], rtol=1e-5)
     np.testing.assert_array_equal(text_states(base, tokens, 0), base.embed(tokens))
-    masks = [BiTA(start=start, entry=2).init(jax.random.key(0), base)["masks"] for start in ("normal", "text")]
+    masks = [BiTA(initial=initial, entry=2).init(jax.random.key(0), base)["masks"] for initial in ("normal", "text")]
     assert np.std(masks[0]) < 0.05 and np.std(masks[1]) == pytest.approx(np.std(states), rel=0.5)
 
 

@@ -8,7 +8,7 @@ import jaxspec.training.evaluate
 from jaxspec.methods.base import Batch
 from jaxspec.model.base import Base
 from jaxspec.training.data import Answer, prepare_answers
-from jaxspec.training.evaluate import answer_entropies, evaluate, perplexity
+from jaxspec.training.evaluate import answer_entropies, evaluate, lost_distances, perplexity
 from jaxspec.training.examples import select_prompts
 
 
@@ -52,3 +52,18 @@ def test_perplexity_by_hand(model):
     found = answer_entropies(model.base, answers)
     np.testing.assert_allclose(found, [(entropy[4], 1), (sum(entropy[5:]), 2), (sum(entropy[:4]), 4)], rtol=1e-4)
     assert perplexity(found) == pytest.approx(np.exp(np.mean(entropy)), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tops", "lost"),
+    [
+        ((0.5, 0.3, 0.2), []),
+        ((0.46, 0.02, 0.28), [2]),
+        ((0.34, 0.22, 0.01), [3]),
+        ((0.5, 0.34, 0.12, 0.26), [3]),
+        ((0.1, 0.14, 0.16), [1]),
+        ((0.1, 0.26, 0.1), [1, 3]),
+    ],
+)
+def test_lost_distances(tops, lost):
+    assert lost_distances([[top] + [0.0] * 9 for top in tops]) == lost

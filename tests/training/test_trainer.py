@@ -342,7 +342,7 @@ def test_a_folder_has_one_run_at_a_time(config, model, tmp_path):
     with pytest.raises(UserError, match="another process is writing there"):
         Trainer(config, model, tmp_path / "run", resume=True)
     first.run()
-    (tmp_path / "run" / "best").mkdir()
+    (tmp_path / "run" / "best").mkdir(exist_ok=True)
     (tmp_path / "run" / "best" / "adapter.json").write_text("damaged")
     with pytest.raises(UserError, match=r"adapter\.json") as kept:  # with its traceback and all that it holds
         Trainer(config, model, tmp_path / "run", resume=True)
