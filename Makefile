@@ -37,7 +37,7 @@ results: questions setup
 	$(BENCH) --data runs/results/humaneval_dev.jsonl --limit 16 --output runs/results/code
 	$(BENCH) --data runs/results/spec_bench_dev.jsonl --limit 40 --temperature 0.8 --output runs/results/sampled
 	$(BIN)/python bench.py --methods bita,hidden_transfer,bita=efficient:5@0,bita=sparse:128@0,hidden_transfer=sparse:128@0 \
-		--data runs/results/spec_bench_dev.jsonl --limit 20 --max-new-tokens 48 --output runs/results/trees
+		--data runs/results/spec_bench_dev.jsonl --limit 16 --max-new-tokens 48 --output runs/results/trees
 	$(BIN)/python bench.py --methods space=sparse:16,space=chain:5 --data runs/results/spec_bench_dev.jsonl --limit 8 \
 		--max-new-tokens 64 --output runs/results/space
 	$(BIN)/python bench.py latency --batch-sizes 1 4 --cache-lengths 256 512 --output runs/results/latency
