@@ -52,7 +52,7 @@ def parse_tree(spec: str, method: str, distances: int, accuracy: list | None, pr
             + "; ".join(f"{builder}:{takes}" for builder, (_, takes) in _BUILDERS.items())
         )
     if plan.depth > distances:
-        raise UserError(f"tree {spec!r} is {plan.depth} deep, {method} has candidates for {distances} distances")
+        raise UserError(f"tree {spec!r} is too deep: {method} has candidates for {distances} distances")
     if not plan.depth:
         raise UserError(f"tree {spec!r} has no candidates")
     return plan

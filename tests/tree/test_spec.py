@@ -133,8 +133,8 @@ def test_a_missing_file_is_named(tmp_path):
         ("sparse:0", "at least 1"),
         ("random:-1", "at least 1"),
         ("dynamic:-1", "whole number, not negative"),
-        ("chain:4", "'chain:4' is 4 deep, ppd has candidates for 3 distances"),
-        ("efficient:2,2,2,2", "is 4 deep, ppd has candidates for 3 distances"),
+        ("chain:4", "'chain:4' is too deep: ppd has candidates for 3 distances"),
+        ("efficient:2,2,2,2", "is too deep: ppd has candidates for 3 distances"),
         ("sparse:1", "'sparse:1' has no candidates"),
         ("random:1", "'random:1' has no candidates"),
         ("dynamic:0", "'dynamic:0' has no candidates"),
@@ -147,7 +147,7 @@ def test_bad_specifications_are_named(spec, message):
 
 
 def test_files_are_checked_for_depth_and_candidates(written):
-    with pytest.raises(UserError, match="is 4 deep, ppd has candidates for 3 distances"):
+    with pytest.raises(UserError, match="is too deep: ppd has candidates for 3 distances"):
         parse(written([[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]))
     with pytest.raises(UserError, match="has no candidates"):
         parse(written([]))
