@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxspec.evaluation.ablation_verdicts import top
 from jaxspec.methods import METHODS
+from jaxspec.training.evaluate import top
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = {

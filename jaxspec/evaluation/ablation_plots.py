@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.evaluation.ablation_decoding import DECODING_STUDIES, DecodingStudy
-from jaxspec.evaluation.ablation_verdicts import top
 from jaxspec.evaluation.studies import STUDIES, Study
-from jaxspec.training.evaluate import lost_distances
+from jaxspec.training.evaluate import lost_distances, top
 
 
 def plot_curves(results: dict[str, Any], folder: Path) -> list[str]:

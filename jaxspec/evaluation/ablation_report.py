@@ -16,19 +16,19 @@ from jaxspec.evaluation.ablation_decoding import (
 )
 from jaxspec.evaluation.ablation_plots import plot_curves
 from jaxspec.evaluation.ablation_verdicts import (
+    BEST,
     CLOSE,
     Spreads,
     by_accuracy,
     by_perplexity,
     spreads,
-    top,
 )
 from jaxspec.evaluation.bench_report import interval
 from jaxspec.evaluation.claims import HOW_SPEEDS_COMPARE, compared_speeds
 from jaxspec.evaluation.markdown import row, rule
 from jaxspec.evaluation.metrics import Estimate
 from jaxspec.evaluation.studies import SEEDS, STUDIES, Conclusion, Study
-from jaxspec.training.evaluate import lost_distances
+from jaxspec.training.evaluate import lost_distances, top
 
 _WORDS = ("holds", "does not hold", "in part", "no difference", "undecided", "not judged")
 _NOT_FASTER = {"holds": "does not hold", "does not hold": "holds", "no difference": "holds"}
@@ -60,14 +60,14 @@ def _training_table(study: Study, results: dict[str, Any]) -> list[str]:
     """Accuracies by distance, and what a training took."""
     distances = max(len(r["accuracy"]) for r in results.values())
     rated, tuned = _has_rates(study), any("perplexity" in r for r in results.values())
-    heads = [study.axis or "variant", *(f"top-{k} d={d + 1}" for k in (1, 5) for d in range(distances))]
+    heads = [study.axis or "variant", *(f"top-{k} d={d + 1}" for k in BEST for d in range(distances))]
     heads += ["trained parameters", *(["learning rate"] if rated else [])]
     heads += ["perplexity, frozen base", "its own"] if tuned else []
     lines = [row(heads), rule(len(heads))]
     for label, r in results.items():
         missing = [""] * (distances - len(r["accuracy"]))
         cells = [label]
-        for k in (1, 5):
+        for k in BEST:
             cells += [*(f"{value:.3f}" for value in top(r["accuracy"], k)), *missing]
         cells += [f"{r['parameters']:,}", *([study.settings(label)["learning_rate"]] if rated else [])]
         if tuned:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,16 +9,11 @@ import numpy as np
 from jaxspec.evaluation.bench_report import interval
 from jaxspec.evaluation.metrics import estimate
 from jaxspec.evaluation.studies import Conclusion
-from jaxspec.training.evaluate import lost_distances
+from jaxspec.training.evaluate import lost_distances, top
 
 BEST = (1, 5)  # how many candidates count as the best: every conclusion is judged by each
 CLOSE = 0.01  # accuracies closer than this are called equal
 Spreads = dict[tuple[int, bool], float]
-
-
-def top(accuracy: Sequence[Sequence[float]], k: int) -> np.ndarray:
-    """[M], how often the token is among the k best candidates."""
-    return np.array(accuracy)[:, :k].sum(axis=1)
 
 
 def verdict(difference: float, close: float, gains: bool = True) -> str:

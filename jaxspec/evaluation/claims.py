@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.evaluation.ablation_verdicts import CLOSE, by_accuracy, spreads, top
+from jaxspec.evaluation.ablation_verdicts import CLOSE, by_accuracy, spreads
 from jaxspec.evaluation.bench_report import ALL, CLOSE_SPEED, Results, control_of, interval, reference_of
 from jaxspec.evaluation.metrics import Estimate, Figures, estimate, figures
 from jaxspec.evaluation.studies import SEEDS, Conclusion
+from jaxspec.training.evaluate import top
 
 CHAT = ("writing", "roleplay", "stem", "humanities")  # of MT-Bench: neither code, mathematics, puzzles nor extraction
 HOW_SPEEDS_COMPARE = (  # as `faster` does

@@ -42,7 +42,12 @@ class Accuracy:
 
     def top(self, k: int) -> np.ndarray:
         """[M], how often the token is among the k best candidates."""
-        return self.by_rank[:, :k].sum(axis=1)
+        return top(self.by_rank, k)
+
+
+def top(by_rank: Sequence[Sequence[float]] | np.ndarray, k: int) -> np.ndarray:
+    """[M], how often the token is among the k best candidates, from accuracies [M][K] per distance and rank."""
+    return np.array(by_rank)[:, :k].sum(axis=1)
 
 
 def lost_distances(by_rank: Sequence[Sequence[float]]) -> list[int]:
@@ -50,7 +55,7 @@ def lost_distances(by_rank: Sequence[Sequence[float]]) -> list[int]:
 
     By the five best candidates of [M][K], per distance and rank. No training that lost nothing has come so low.
     """
-    tops = np.array(by_rank)[:, :5].sum(axis=1)
+    tops = top(by_rank, 5)
     overtaken = {d for d in range(1, len(tops)) if tops[d - 1] < 2 / 3 * max(tops[d:])}
     return sorted(overtaken | {d for d in range(2, len(tops) + 1) if tops[d - 1] < 0.45 * tops[d - 2]})
 
