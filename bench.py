@@ -11,13 +11,15 @@ from typing import Annotated
 import jax
 import tyro
 
+from experiments.results import write_results
 from jaxspec import load_model
-from jaxspec.cli import enable_compilation_cache, parse, run_main
-from jaxspec.evaluation.bench import run_bench
-from jaxspec.evaluation.bench_config import BenchConfig, check_bench
-from jaxspec.evaluation.bench_report import load_results, overall_table, write_bench_report
-from jaxspec.evaluation.results import write_results
-from jaxspec.evaluation.step_latency import (
+from jaxspec.bench.config import BenchConfig, check_bench
+from jaxspec.bench.report import load_results, overall_table, write_bench_report
+from jaxspec.bench.run import run_bench
+from jaxspec.cli.options import enable_compilation_cache, parse, run_main
+from jaxspec.files import writable
+from jaxspec.parallel.sharding import in_mesh, mesh_of
+from jaxspec.tuning.steps import (
     LATENCY,
     LatencyConfig,
     latency_table,
@@ -25,8 +27,6 @@ from jaxspec.evaluation.step_latency import (
     read_latency,
     write_latency,
 )
-from jaxspec.files import writable
-from jaxspec.model.sharding import in_mesh, mesh_of
 
 
 @dataclasses.dataclass(frozen=True)

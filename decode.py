@@ -23,23 +23,23 @@ from jaxspec import (
     load_model,
     stream,
 )
-from jaxspec.cli import enable_compilation_cache, parse, run_main
+from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding
+from jaxspec.cli.options import enable_compilation_cache, parse, run_main
+from jaxspec.cli.printing import TextPrinter, comparison, record, summary
 from jaxspec.config import MeshConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance
+from jaxspec.decoding.divergence import Divergence, first_divergence
 from jaxspec.decoding.generate import iterate
 from jaxspec.decoding.loop import Drafter
 from jaxspec.decoding.prompts import encode_prompts
-from jaxspec.decoding.sampling import make_sampler
-from jaxspec.evaluation.compare import Divergence, first_divergence
-from jaxspec.evaluation.dry_run import decoding_lines, dry_run_decoding
-from jaxspec.evaluation.report import TextPrinter, comparison, record, summary
+from jaxspec.drafting.adapter import Adapter, adapter_plan, make_drafter, open_adapter
+from jaxspec.drafting.choice import find_choice, load_tuned
+from jaxspec.drafting.sampling import make_sampler
 from jaxspec.methods import METHODS
-from jaxspec.methods.adapter import Adapter, adapter_plan, make_drafter, open_adapter
-from jaxspec.methods.tuned import find_choice, load_tuned
-from jaxspec.model.chips import absent_mesh
-from jaxspec.model.load import DEFAULT_MODEL, load_shapes
+from jaxspec.parallel.chips import absent_mesh
 from jaxspec.training.configs import load_config
 from jaxspec.training.examples import read_prompts
+from jaxspec.weights.load import DEFAULT_MODEL, load_shapes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from jaxspec.cli import parse, run_main
+from jaxspec.cli.options import parse, run_main
+from jaxspec.drafting.adapter import open_adapter, save_adapter, settle
 from jaxspec.errors import UserError
-from jaxspec.methods.adapter import open_adapter, save_adapter, settle
-from jaxspec.model.load import DEFAULT_MODEL, load_model, save_model
-from jaxspec.model.weights import params_fingerprint
+from jaxspec.weights.load import DEFAULT_MODEL, load_model, save_model
+from jaxspec.weights.params import params_fingerprint
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,19 +6,19 @@ import dataclasses
 import json
 import sys
 
-from jaxspec.cli import enable_compilation_cache, parse, run_main
+from jaxspec.bench.dry_run import dry_run_training, training_lines
+from jaxspec.cli.options import enable_compilation_cache, parse, run_main
+from jaxspec.drafting.adapter import OWN_MODEL
 from jaxspec.errors import UserError
-from jaxspec.evaluation.dry_run import dry_run_training, training_lines
 from jaxspec.files import check_writable, local_folder
-from jaxspec.methods.adapter import OWN_MODEL
-from jaxspec.model.chips import absent_mesh
-from jaxspec.model.load import check_dtype, load_model, load_shapes
-from jaxspec.processes import ProcessConfig, as_leader, is_leader, join_processes
+from jaxspec.parallel.chips import absent_mesh
+from jaxspec.parallel.preemption import on_sigterm
+from jaxspec.parallel.processes import ProcessConfig, as_leader, is_leader, join_processes
 from jaxspec.training.configs import config_names, load_config, split_config_name
 from jaxspec.training.evaluate import lost_distances
-from jaxspec.training.preemption import on_sigterm
 from jaxspec.training.run_config import RunConfig, check_config, describe
 from jaxspec.training.trainer import Stopped, Trainer, check_output
+from jaxspec.weights.load import check_dtype, load_model, load_shapes
 
 
 @dataclasses.dataclass(frozen=True)

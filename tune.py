@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 from jaxspec import DataConfig, Model, SamplingConfig, UserError, load_model
-from jaxspec.cli import enable_compilation_cache, parse, run_main
-from jaxspec.decoding.sampling import make_sampler
-from jaxspec.evaluation.tuning import TuneConfig, Tuning, check_tuning, plot_tuning, tune
+from jaxspec.cli.options import enable_compilation_cache, parse, run_main
+from jaxspec.drafting.adapter import Adapter, open_adapter
+from jaxspec.drafting.choice import save_choice
+from jaxspec.drafting.sampling import make_sampler
+from jaxspec.drafting.tree import save_plan
 from jaxspec.files import writable, write_atomically
-from jaxspec.methods.adapter import Adapter, open_adapter
-from jaxspec.methods.tuned import save_choice
-from jaxspec.model.load import DEFAULT_MODEL
 from jaxspec.training.examples import read_prompts, select_prompts
-from jaxspec.tree import save_plan
+from jaxspec.tuning.tune import TuneConfig, Tuning, check_tuning, plot_tuning, tune
+from jaxspec.weights.load import DEFAULT_MODEL
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,9 +4,9 @@ import dataclasses
 
 from jaxspec.config import TrainConfig
 from jaxspec.methods import Amphista
-from jaxspec.model.shapes import LLAMA_7B
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.sources import SHAREGPT
+from jaxspec.weights.shapes import LLAMA_7B
 
 CONFIG = RunConfig(
     model="lmsys/vicuna-7b-v1.3",

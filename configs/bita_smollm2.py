@@ -6,8 +6,8 @@ from which two of three short trainings lost some; `tune.py` then chose its tree
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import BiTA
-from jaxspec.model.shapes import SMOLLM2_135M
 from jaxspec.training.run_config import RunConfig
+from jaxspec.weights.shapes import SMOLLM2_135M
 
 CONFIG = RunConfig(
     model="smollm2-135m",

@@ -8,9 +8,9 @@ import dataclasses
 
 from jaxspec.config import TrainConfig
 from jaxspec.methods import BiTA
-from jaxspec.model.shapes import LLAMA_33B
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.sources import PLATYPUS
+from jaxspec.weights.shapes import LLAMA_33B
 
 CONFIG = RunConfig(
     model="lmsys/vicuna-33b-v1.3",

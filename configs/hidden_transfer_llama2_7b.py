@@ -9,9 +9,9 @@ import dataclasses
 
 from jaxspec.config import TrainConfig
 from jaxspec.methods import HiddenTransfer
-from jaxspec.model.shapes import LLAMA2_7B
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.sources import SHAREGPT
+from jaxspec.weights.shapes import LLAMA2_7B
 
 CONFIG = RunConfig(
     model="meta-llama/Llama-2-7b-chat-hf",

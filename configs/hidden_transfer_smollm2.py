@@ -5,8 +5,8 @@ The adapter that ships was made with it from the answers to 2,000 other prompts;
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import HiddenTransfer
-from jaxspec.model.shapes import SMOLLM2_135M
 from jaxspec.training.run_config import RunConfig
+from jaxspec.weights.shapes import SMOLLM2_135M
 
 CONFIG = RunConfig(
     model="smollm2-135m",

@@ -4,9 +4,9 @@ import dataclasses
 
 from jaxspec.config import TrainConfig
 from jaxspec.methods import PPD
-from jaxspec.model.shapes import MOBILELLAMA_1_4B
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.sources import SHAREGPT
+from jaxspec.weights.shapes import MOBILELLAMA_1_4B
 
 CONFIG = RunConfig(
     model="mtgv/MobileLLaMA-1.4B-Chat",

@@ -7,9 +7,9 @@ import dataclasses
 
 from jaxspec.config import TrainConfig
 from jaxspec.methods import SPACE
-from jaxspec.model.shapes import LLAMA2_70B
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.sources import ANSWERED_PLATYPUS
+from jaxspec.weights.shapes import LLAMA2_70B
 
 CONFIG = RunConfig(
     model="meta-llama/Llama-2-70b-hf",

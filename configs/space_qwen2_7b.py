@@ -4,9 +4,9 @@ import dataclasses
 
 from jaxspec.config import TrainConfig
 from jaxspec.methods import SPACE
-from jaxspec.model.shapes import QWEN2_7B
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.sources import ANSWERED_PLATYPUS
+from jaxspec.weights.shapes import QWEN2_7B
 
 CONFIG = RunConfig(
     model="Qwen/Qwen2-7B",

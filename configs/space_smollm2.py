@@ -6,8 +6,8 @@ takes other people's answers, twice.
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import SPACE
-from jaxspec.model.shapes import SMOLLM2_135M
 from jaxspec.training.run_config import RunConfig
+from jaxspec.weights.shapes import SMOLLM2_135M
 
 CONFIG = RunConfig(
     model="smollm2-135m",

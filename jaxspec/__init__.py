@@ -12,14 +12,14 @@ from jaxspec.versions import check_versions
 check_versions()
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # its advice is to install PyTorch
 
-from jaxspec import tree
 from jaxspec.config import DataConfig, ModelConfig, SamplingConfig, TrainConfig
 from jaxspec.decoding.acceptance import Match, Rejection, Typical
 from jaxspec.decoding.generate import Generation, generate, stream
+from jaxspec.drafting import tree
+from jaxspec.drafting.adapter import load_method
+from jaxspec.drafting.choice import load_tuned
 from jaxspec.errors import UserError
-from jaxspec.methods.adapter import load_method
-from jaxspec.methods.tuned import load_tuned
-from jaxspec.model.load import Model, load_model
+from jaxspec.weights.load import Model, load_model
 
 __all__ = [
     "DataConfig",

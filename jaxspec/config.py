@@ -6,7 +6,11 @@ Frozen dataclasses without behaviour. A method's settings are the method itself 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import shlex
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from flax.traverse_util import flatten_dict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,3 +214,23 @@ class TrainConfig:
     tensorboard: bool = False
     remat: bool = False
     adapter_dtype: Literal["float32", "float16"] = "float32"
+
+
+def command_line(words: Sequence[str], settings: dict[str, Any], default: object) -> str:
+    """The command that gives an entry point these settings, without those that are the default.
+
+    Args:
+      words: the command itself.
+      settings: as JSON holds the fields of the options' dataclass, nested ones nested.
+      default: the dataclass with its defaults.
+    """
+    line, defaults = list(words), flatten_dict(dataclasses.asdict(default), sep=".")
+    for name, value in flatten_dict(settings, sep=".").items():
+        option, usual = name.replace("_", "-"), defaults[name]
+        if value == (list(usual) if isinstance(usual, tuple) else usual):
+            continue
+        if isinstance(value, bool):
+            line.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            line += [f"--{option}", *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join(line)

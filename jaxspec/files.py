@@ -132,3 +132,14 @@ def read_whole_lines(file: Path, fields: Collection[str] = ()) -> list[dict[str,
         if lacking:
             raise UserError(f"{file}:{number}: damaged (no {lacking[0]}); remove that line")
     return rows
+
+
+def read_json(path: Path) -> dict:
+    """A JSON object from a file. Raises UserError naming the file."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{path}: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(content).__name__}")
+    return content

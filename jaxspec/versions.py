@@ -8,7 +8,7 @@ import re
 from importlib.metadata import version
 from pathlib import Path
 
-_DECODING = ("decoding", "methods", "model", "tree")
+_DECODING = ("decoding", "drafting", "methods", "model")
 _TRIED = {"jax": ("0.10.2", "0.11"), "flax": ("0.12.8", "0.13")}
 
 

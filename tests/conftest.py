@@ -16,9 +16,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # what one worker has compiled the 
 import jax
 import pytest
 
-import jaxspec.model.load
+import jaxspec.weights.load
 from jaxspec.decoding import generate
-from tests.tiny import make_tiny
+from tests.helpers.tiny import make_tiny
 
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_num_cpu_devices", 8)  # for tests of meshes
@@ -34,7 +34,7 @@ def pytest_configure(config):
     if config.getoption("markexpr") == "not slow":
         quick = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
         os.environ["XLA_FLAGS"] += f" {quick} --xla_cpu_parallel_codegen_split_count=1"
-        jaxspec.model.load.BLOCK = 8  # which divides the kernels of tiny models
+        jaxspec.weights.load.BLOCK = 8  # which divides the kernels of tiny models
 
 
 _TESTS, _MAPPINGS = itertools.count(1), Path("/proc/self/maps")

@@ -7,7 +7,7 @@ import pytest
 
 import decode
 from jaxspec import SamplingConfig, generate, load_method, load_model
-from jaxspec.evaluation.compare import NEAR_TIE, first_divergence
+from jaxspec.decoding.divergence import NEAR_TIE, first_divergence
 from jaxspec.training.examples import read_prompts
 
 pytestmark = pytest.mark.slow

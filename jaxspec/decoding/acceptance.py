@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.decoding.sampling import Sampler, best
+from jaxspec.drafting.sampling import Sampler, best
+from jaxspec.drafting.tree import Tree
 from jaxspec.errors import UserError
-from jaxspec.tree import Tree
 
 _TINY = 1e-20
 

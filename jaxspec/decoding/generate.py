@@ -16,12 +16,12 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Acceptance, Match
 from jaxspec.decoding.loop import DecodeState, Drafter, decode, insert, prefill, start
 from jaxspec.decoding.prompts import as_text, encode_prompts
-from jaxspec.decoding.sampling import Sampler, make_sampler
+from jaxspec.drafting.sampling import Sampler, make_sampler
 from jaxspec.errors import UserError
 from jaxspec.model.base import Base
-from jaxspec.model.load import Model
-from jaxspec.model.sharding import in_mesh, mesh_of, parts_of_batch, put_beside
-from jaxspec.processes import host
+from jaxspec.parallel.processes import host
+from jaxspec.parallel.sharding import in_mesh, mesh_of, parts_of_batch, put_beside
+from jaxspec.weights.load import Model
 
 _PREFILL_CHUNK = 512
 _UNBOUNDED = np.iinfo(np.int32).max

@@ -15,15 +15,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.decoding.acceptance import Acceptance, Accepted, Draft
-from jaxspec.decoding.sampling import Sampler
-from jaxspec.methods.base import Method, Prompt, PyTree, Verified
+from jaxspec.drafting.method import Method, Prompt, PyTree, Verified
+from jaxspec.drafting.sampling import Sampler
+from jaxspec.drafting.tree import Tree, select_trees
 from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
 from jaxspec.model.chunks import run_in_chunks
-from jaxspec.model.load import Model
 from jaxspec.model.rows import run_rows
-from jaxspec.model.sharding import divided
-from jaxspec.tree import Tree, select_trees
+from jaxspec.parallel.sharding import divided
+from jaxspec.weights.load import Model
 
 
 @flax.struct.dataclass
@@ -32,7 +32,7 @@ class Drafter:
 
     Attributes:
       trainable: the adapter's pytree, `prepared`; empty for methods without one.
-      tree: the draft trees, stacked: one per state (see `jaxspec.tree.TreePlan`).
+      tree: the draft trees, stacked: one per state (see `jaxspec.drafting.tree.TreePlan`).
       method: the static settings.
       draft_vocabulary: the tokens that may be drafted; None: all.
       own: the base that the method has fine-tuned and decodes on; None: the one that is given. No part of the pytree.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxspec.errors import UserError
-from jaxspec.model.load import Model
+from jaxspec.weights.load import Model
 
 
 def encode_prompts(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jaxspec.drafting.method import Method
 from jaxspec.methods.amphista import Amphista
-from jaxspec.methods.base import Method
 from jaxspec.methods.bita import BiTA
 from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.methods.hydra import Hydra

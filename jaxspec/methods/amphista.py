@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
+from jaxspec.drafting.method import PyTree
 from jaxspec.errors import UserError
-from jaxspec.methods.base import PyTree
 from jaxspec.methods.heads import Context, Features, HeadMethod, beside, init_beside, init_layer, run_layer
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product

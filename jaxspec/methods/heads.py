@@ -24,9 +24,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxspec.decoding.sampling import Sampler
-from jaxspec.errors import UserError
-from jaxspec.methods.base import (
+from jaxspec.drafting.method import (
     Batch,
     Draft,
     Method,
@@ -37,6 +35,9 @@ from jaxspec.methods.base import (
     draft_from_candidates,
     rank_candidates,
 )
+from jaxspec.drafting.sampling import Sampler
+from jaxspec.drafting.tree import Tree
+from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_decay, future_loss
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import wide
@@ -44,7 +45,6 @@ from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.chunks import run_in_chunks
 from jaxspec.model.decoder import Layer, causal_mask
 from jaxspec.model.rope import rope_angles
-from jaxspec.tree import Tree
 
 Features = tuple[jax.Array, ...]
 

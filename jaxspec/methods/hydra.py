@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.decoding.acceptance import Draft, Drawn
-from jaxspec.decoding.sampling import Sampler
-from jaxspec.methods.base import PyTree, rank_candidates
+from jaxspec.drafting.method import PyTree, rank_candidates
+from jaxspec.drafting.sampling import Sampler
+from jaxspec.drafting.tree import Tree
 from jaxspec.methods.heads import Context, Features, HeadMethod, beside, init_beside, init_layer, run_layer
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product
 from jaxspec.model.cache import Cache
-from jaxspec.tree import Tree
 
 
 @dataclasses.dataclass(frozen=True)

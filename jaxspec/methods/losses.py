@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.nn import logsumexp
 
+from jaxspec.drafting.method import Batch
 from jaxspec.errors import UserError
-from jaxspec.methods.base import Batch
 from jaxspec.model.base import Base
 
 

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.drafting.method import PyTree, Stage
 from jaxspec.errors import UserError
-from jaxspec.methods.base import PyTree, Stage
 from jaxspec.methods.probes import ProbeMethod, init_prefix, mean_normed, prefix_cache, text_states
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide

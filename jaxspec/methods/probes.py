@@ -27,9 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding.sampling import Sampler
-from jaxspec.errors import UserError
-from jaxspec.methods.base import (
+from jaxspec.drafting.method import (
     Batch,
     Draft,
     Method,
@@ -39,12 +37,14 @@ from jaxspec.methods.base import (
     draft_from_candidates,
     rank_candidates,
 )
+from jaxspec.drafting.sampling import Sampler
+from jaxspec.drafting.tree import Tree
+from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_decay, future_loss
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache
 from jaxspec.model.decoder import causal_mask
 from jaxspec.model.rows import Join, Rows, read_layers, run_rows
-from jaxspec.tree import Tree
 
 
 @dataclasses.dataclass(frozen=True)

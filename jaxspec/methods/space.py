@@ -36,8 +36,8 @@ import flax.traverse_util
 import jax
 import jax.numpy as jnp
 
+from jaxspec.drafting.method import Batch, Method, PyTree
 from jaxspec.errors import UserError
-from jaxspec.methods.base import Batch, Method, PyTree
 from jaxspec.methods.losses import answer_entropy, targets
 from jaxspec.methods.probes import ProbeMethod
 from jaxspec.model.base import Base

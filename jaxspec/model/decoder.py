@@ -16,7 +16,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.model.blocks import columns, product, wide
 from jaxspec.model.cache import Cache
 from jaxspec.model.rope import rope_angles, rotate
-from jaxspec.model.sharding import divided
+from jaxspec.parallel.sharding import divided
 
 _MASKED = -1e30
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxspec.config import TrainConfig
+from jaxspec.drafting.method import Batch
 from jaxspec.errors import UserError
-from jaxspec.methods.base import Batch
 from jaxspec.training.data import Answer
 
 _WINDOW = 16  # batches whose answers are shared out by length

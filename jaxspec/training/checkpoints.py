@@ -13,10 +13,10 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
 from jaxspec.config import TrainConfig
+from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError, first_line
-from jaxspec.methods.base import Method
 from jaxspec.model.base import Base
-from jaxspec.model.sharding import placed, tree_shardings
+from jaxspec.parallel.sharding import placed, tree_shardings
 from jaxspec.training.step import TrainState, first_state
 
 

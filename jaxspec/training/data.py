@@ -19,12 +19,12 @@ import numpy as np
 
 from jaxspec.config import DataConfig
 from jaxspec.decoding.generate import generate_many
+from jaxspec.drafting.adapter import load_method
 from jaxspec.errors import UserError
 from jaxspec.files import claim, drop_half_line, read_whole_lines
-from jaxspec.methods.adapter import load_method
-from jaxspec.model.load import Model
-from jaxspec.processes import as_leader, check_alike, is_leader
+from jaxspec.parallel.processes import as_leader, check_alike, is_leader
 from jaxspec.training.examples import SHIPPED_PROMPTS, Selected
+from jaxspec.weights.load import Model
 
 MOST_DRAFTS = 32768  # tokens whose order by frequency goes with an adapter
 _BLOCK = 512

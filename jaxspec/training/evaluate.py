@@ -12,17 +12,17 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import bucket
-from jaxspec.decoding.sampling import Sampler, make_sampler
-from jaxspec.methods.base import Batch, Method, PyTree
+from jaxspec.drafting.method import Batch, Method, PyTree
+from jaxspec.drafting.sampling import Sampler, make_sampler
+from jaxspec.drafting.tree.spec import RANKS
 from jaxspec.methods.losses import answer_entropy
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import causal_mask
 from jaxspec.model.rows import read_layers
-from jaxspec.model.sharding import mesh_of, parts_of_batch, put_batch
-from jaxspec.processes import host
+from jaxspec.parallel.processes import host
+from jaxspec.parallel.sharding import mesh_of, parts_of_batch, put_batch
 from jaxspec.training.batches import insertion_points, make_batch
 from jaxspec.training.data import Answer
-from jaxspec.tree.spec import RANKS
 
 _BATCH = 2
 _POINTS = 256  # insertion points of an answer at a time, which bounds the memory of long ones

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxspec.config import DataConfig
 from jaxspec.errors import UserError
-from jaxspec.model.load import Model
+from jaxspec.weights.load import Model
 
 SHIPPED_PROMPTS = Path(__file__).parent / "prompts.jsonl"
 _ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "system": "system"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxspec.errors import UserError
 from jaxspec.files import drop_half_line
-from jaxspec.processes import is_leader
+from jaxspec.parallel.processes import is_leader
 
 
 def check_tensorboard() -> None:

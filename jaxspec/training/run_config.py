@@ -10,14 +10,14 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 
 from jaxspec.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
+from jaxspec.drafting.adapter import check_drafts, method_plan
+from jaxspec.drafting.method import Method
+from jaxspec.drafting.tree.plan import TreePlan
+from jaxspec.drafting.tree.spec import RANKS
 from jaxspec.errors import UserError, differences
 from jaxspec.methods import METHODS
-from jaxspec.methods.adapter import check_drafts, method_plan
-from jaxspec.methods.base import Method
 from jaxspec.training.data import MOST_DRAFTS
 from jaxspec.training.step import pass_size
-from jaxspec.tree.plan import TreePlan
-from jaxspec.tree.spec import RANKS
 
 _EVEN = [[1 / RANKS] * RANKS]  # accuracies that make any tree
 _FREE = {  # settings that change nothing of what is trained, or its rounding alone
@@ -34,7 +34,7 @@ class RunConfig:
       model: the base, as `load_model` takes it.
       shapes: the base's shapes, so that the run can be inspected without its weights.
       method: what to train, with its settings.
-      tree: the draft tree that goes with the adapter, as `jaxspec.tree.parse_tree` takes it.
+      tree: the draft tree that goes with the adapter, as `jaxspec.drafting.tree.parse_tree` takes it.
       draft_vocabulary: V', draft only the tokens that the base itself uses most; 0 drafts them all.
       data: where the text comes from.
       train: how to train.

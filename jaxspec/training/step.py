@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxspec.config import TrainConfig
-from jaxspec.methods.base import Batch, Method, PyTree
+from jaxspec.drafting.method import Batch, Method, PyTree
 from jaxspec.model.base import Base
-from jaxspec.model.sharding import divided, divided_as, parts_of_batch
+from jaxspec.parallel.sharding import divided, divided_as, parts_of_batch
 
 
 def stage_ends(method: Method, steps: int) -> list[int]:

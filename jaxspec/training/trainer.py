@@ -17,16 +17,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.drafting.adapter import OWN_MODEL, Adapter, method_plan, save_adapter, settle
+from jaxspec.drafting.method import PyTree
+from jaxspec.drafting.tree.plan import plan_to_json
 from jaxspec.errors import UserError
-from jaxspec.files import alone_in, known_as, restore_folder, swap_folder, write_atomically
-from jaxspec.methods.adapter import OWN_MODEL, Adapter, method_plan, save_adapter, settle
-from jaxspec.methods.base import PyTree
+from jaxspec.files import alone_in, known_as, read_json, restore_folder, swap_folder, write_atomically
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
-from jaxspec.model.hf import read_json
-from jaxspec.model.load import Model, save_model
-from jaxspec.model.sharding import in_mesh, mesh_of, put_batch
-from jaxspec.processes import as_leader, check_alike, is_leader
+from jaxspec.parallel.processes import as_leader, check_alike, is_leader
+from jaxspec.parallel.sharding import in_mesh, mesh_of, put_batch
 from jaxspec.progress import Progress
 from jaxspec.training.batches import ORDER, TrainingData
 from jaxspec.training.checkpoints import Checkpoints, begin
@@ -37,7 +36,7 @@ from jaxspec.training.logs import RunLog, check_tensorboard
 from jaxspec.training.plot import plot_training
 from jaxspec.training.run_config import RunConfig, check_config, check_same_run, describe
 from jaxspec.training.step import TrainState, enter_stage, stage_ends, train_step
-from jaxspec.tree.plan import plan_to_json
+from jaxspec.weights.load import Model, save_model
 
 _BEST = "best"
 _LEFT = ("adapter.json", "checkpoints", "log.jsonl")  # by which a folder is somebody's

@@ -9,9 +9,9 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Draft, Match, Typical
-from jaxspec.decoding.sampling import make_sampler
+from jaxspec.drafting.sampling import make_sampler
+from jaxspec.drafting.tree import build_tree
 from jaxspec.errors import UserError
-from jaxspec.tree import build_tree
 
 # nodes: 0 root, 1 (0), 2 (1), 3 (0, 0), 4 (1, 0), 5 (1, 0, 0)
 TREE = build_tree([(0,), (1,), (0, 0), (1, 0), (1, 0, 0)])

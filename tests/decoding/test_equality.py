@@ -7,15 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-import jaxspec.model.load
+import jaxspec.weights.load
 from jaxspec.config import RopeScaling, SamplingConfig
 from jaxspec.decoding.generate import generate
 from jaxspec.decoding.loop import Drafter
-from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
-from jaxspec.methods.adapter import Adapter, plain_drafter, settle
-from jaxspec.model.base import Base
-from jaxspec.model.blocks import in_blocks
-from jaxspec.tree import (
+from jaxspec.drafting.adapter import Adapter, plain_drafter, settle
+from jaxspec.drafting.tree import (
     State,
     build_tree,
     cartesian,
@@ -27,8 +24,11 @@ from jaxspec.tree import (
     stack_trees,
     straightforward,
 )
-from tests.methods.helpers import trained
-from tests.tiny import TINY, make_prompts, make_tiny
+from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
+from jaxspec.model.base import Base
+from jaxspec.model.blocks import in_blocks
+from tests.helpers.methods import trained
+from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
 GREEDY = SamplingConfig()
 SAMPLING = [SamplingConfig(1.0), SamplingConfig(1.5, top_k=5, top_p=0.9, min_p=0.02)]
@@ -165,7 +165,7 @@ def test_same_tokens_as_autoregressive(tiny, method, sampling, few_rows, monkeyp
 
     Kernels are in blocks for one row alone, so that the two sides multiply in different orders, and for all rows.
     """
-    monkeypatch.setattr(jaxspec.model.load, "FEW_ROWS", few_rows)
+    monkeypatch.setattr(jaxspec.weights.load, "FEW_ROWS", few_rows)
     draft = drafter(method, tiny, NARROW if sampling.temperature else WIDE)
     answers = check(tiny, draft, make_prompts(12), sampling, 3, 1)
     accepted, offered = taken(answers)

@@ -12,12 +12,12 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Typical
 from jaxspec.decoding.generate import _EXECUTABLES, bucket, generate, generate_many, stream
 from jaxspec.decoding.loop import Drafter, decode
+from jaxspec.drafting.adapter import load_method
+from jaxspec.drafting.tree import from_paths
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD
-from jaxspec.methods.adapter import load_method
 from jaxspec.model.base import Base
-from jaxspec.tree import from_paths
-from tests.tiny import make_prompts
+from tests.helpers.tiny import make_prompts
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ import jaxspec.decoding.generate as generate_module
 from jaxspec.config import MeshConfig, SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.generate import _job, generate, generate_many
+from jaxspec.drafting.adapter import Adapter, make_drafter, plain_drafter
+from jaxspec.drafting.tree import sparse_tree
 from jaxspec.methods import PPD, Amphista
-from jaxspec.methods.adapter import Adapter, make_drafter, plain_drafter
 from jaxspec.model.base import Base
-from jaxspec.tree import sparse_tree
-from tests.methods.helpers import trained
-from tests.tiny import TINY, make_prompts, make_tiny, on_mesh
+from tests.helpers.methods import trained
+from tests.helpers.tiny import TINY, make_prompts, make_tiny, on_mesh
 
 SHAPES = {"tensor 2": MeshConfig(tensor=2), "tensor 4": MeshConfig(tensor=4), "2 x 2 x 2": MeshConfig(2, 2, 2)}
 

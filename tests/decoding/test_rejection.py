@@ -15,11 +15,11 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Draft, Drawn, Rejection
 from jaxspec.decoding.generate import generate, stream
 from jaxspec.decoding.loop import Drafter, decode, prefill, start
-from jaxspec.decoding.sampling import make_sampler
+from jaxspec.drafting.sampling import make_sampler
+from jaxspec.drafting.tree import State, build_tree, make_plan, stack_trees
 from jaxspec.methods import PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
-from jaxspec.tree import State, build_tree, make_plan, stack_trees
-from tests.methods.helpers import trained
-from tests.tiny import TINY, make_prompts, make_tiny
+from tests.helpers.methods import trained
+from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
 V, TOKENS, TEXTS, FEWER = 9, 4, 10_000, 4_000
 PROMPT = [3, 1, 4]

@@ -61,7 +61,7 @@ def test_deep_prompts_of_shallow_content_are_shallow_prompts(tiny, base):
 
 def test_published_counts_of_trainable_parameters():
     """About 0.06% of a 7B base (4.2), and a tenth of that share of a 70B one."""
-    from jaxspec.model.shapes import LLAMA2_7B, LLAMA2_70B
+    from jaxspec.weights.shapes import LLAMA2_7B, LLAMA2_70B
 
     count = lambda method, shapes: sum(x.size for x in jax.tree.leaves(method.abstract(shapes)))  # noqa: E731
     assert count(BiTA(), LLAMA2_7B) / 6.74e9 == pytest.approx(0.0006, abs=0.0001)

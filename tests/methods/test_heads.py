@@ -13,20 +13,20 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.generate import generate, generate_many
 from jaxspec.decoding.loop import Drafter, decode, prefill, start
-from jaxspec.decoding.sampling import make_sampler
+from jaxspec.drafting.adapter import load_method
+from jaxspec.drafting.method import Batch
+from jaxspec.drafting.sampling import make_sampler
+from jaxspec.drafting.tree import build_tree, pad_tree, stack_trees
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
-from jaxspec.methods.adapter import load_method
-from jaxspec.methods.base import Batch
 from jaxspec.methods.heads import Context
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Layer, causal_mask
 from jaxspec.model.rope import rope_angles
-from jaxspec.tree import build_tree, pad_tree, stack_trees
-from tests.methods.helpers import settings, trained
+from tests.helpers.methods import settings, trained
+from tests.helpers.model import plain
+from tests.helpers.tiny import TINY, make_prompts, make_tiny
 from tests.methods.test_probes import predict
-from tests.model.helpers import plain
-from tests.tiny import TINY, make_prompts, make_tiny
 
 METHODS = [
     Medusa(),

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.methods.base import Batch
+from jaxspec.drafting.method import Batch
 from jaxspec.methods.losses import future_loss
 
 

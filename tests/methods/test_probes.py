@@ -11,18 +11,18 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Accepted, Draft
-from jaxspec.decoding.sampling import make_sampler
+from jaxspec.drafting.method import Batch, Method, Verified
+from jaxspec.drafting.sampling import make_sampler
+from jaxspec.drafting.tree import build_tree, select_trees, stack_trees
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE, BiTA, HiddenTransfer
-from jaxspec.methods.base import Batch, Method, Verified
 from jaxspec.methods.probes import text_states
 from jaxspec.model.base import Base
 from jaxspec.model.cache import commit, empty_cache
 from jaxspec.model.decoder import causal_mask
 from jaxspec.model.rows import run_rows
-from jaxspec.tree import build_tree, select_trees, stack_trees
-from tests.methods.helpers import settings, trained
-from tests.model.helpers import plain
+from tests.helpers.methods import settings, trained
+from tests.helpers.model import plain
 
 METHODS = [
     PPD(),

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.drafting.adapter import Adapter, settle
+from jaxspec.drafting.method import Batch
 from jaxspec.errors import UserError
 from jaxspec.methods import SPACE
-from jaxspec.methods.adapter import Adapter, settle
-from jaxspec.methods.base import Batch
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import causal_mask
-from tests.methods.helpers import trained
+from tests.helpers.methods import trained
+from tests.helpers.model import plain, quick_jit
 from tests.methods.test_probes import batch_of, loss_and_gradient, predict, sequence
-from tests.model.helpers import plain, quick_jit
 
 TUNINGS = [SPACE(distances=3, tuning=tuning, rank=2) for tuning in ("lora", "full", "none")]
 every_tuning = pytest.mark.parametrize("method", TUNINGS, ids=lambda m: m.tuning)

@@ -9,8 +9,8 @@ import pytest
 
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import columns, in_blocks, product
-from tests.model.helpers import plain
-from tests.tiny import TINY, make_tiny
+from tests.helpers.model import plain
+from tests.helpers.tiny import TINY, make_tiny
 
 
 def kernel(width, features, seed=0):

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.drafting.tree import build_tree
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
 from jaxspec.model.decoder import Decoder, causal_mask
 from jaxspec.model.rope import rope_angles
-from jaxspec.tree import build_tree
-from tests.model.helpers import VARIANTS, plain, quick_jit, random_base, random_tokens, tiny_config
+from tests.helpers.model import VARIANTS, plain, quick_jit, random_base, random_tokens, tiny_config
 
 CAPACITY = 20
 PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0), (0, 1, 2), (0, 1, 0, 0)]

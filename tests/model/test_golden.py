@@ -9,10 +9,10 @@ import pytest
 
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
-from jaxspec.model.hf import load_directory, save_directory
-from jaxspec.model.load import load_model
-from tests.model.golden import GOLDEN, LENGTH, POSITIONS, hf_logits, live_logits, save_variant
-from tests.model.helpers import VARIANTS, plain, random_base, random_tokens
+from jaxspec.weights.hf import load_directory, save_directory
+from jaxspec.weights.load import load_model
+from tests.helpers.golden import GOLDEN, LENGTH, POSITIONS, hf_logits, live_logits, save_variant
+from tests.helpers.model import VARIANTS, plain, random_base, random_tokens
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 # what a variant adds; without it the logits must be others, or its golden figures prove nothing

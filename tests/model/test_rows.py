@@ -13,7 +13,7 @@ from jaxspec.model.rows import Join, Rows, read_layers, run_rows
 
 @pytest.fixture(scope="module")
 def base(request):
-    from tests.tiny import make_tiny
+    from tests.helpers.tiny import make_tiny
 
     model = make_tiny(seed=1)
     return Base(model.params, model.decoder)

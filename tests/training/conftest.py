@@ -7,7 +7,7 @@ import pytest
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import PPD
 from jaxspec.training.run_config import RunConfig
-from tests.tiny import make_text_model
+from tests.helpers.tiny import make_text_model
 
 
 @pytest.fixture(scope="module")

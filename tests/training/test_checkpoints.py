@@ -10,7 +10,7 @@ import pytest
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD
 from jaxspec.training.trainer import Stopped, Trainer
-from tests.training.helpers import command, finish, losses, prepare, start, weights
+from tests.helpers.training import command, finish, losses, prepare, start, weights
 
 
 @contextlib.contextmanager

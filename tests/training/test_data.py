@@ -13,8 +13,8 @@ import pytest
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.decoding.generate import generate
+from jaxspec.drafting.adapter import load_method
 from jaxspec.errors import UserError
-from jaxspec.methods.adapter import load_method
 from jaxspec.training.batches import TrainingData, insertion_points
 from jaxspec.training.data import (
     Answer,
@@ -23,7 +23,7 @@ from jaxspec.training.data import (
     prepare_answers,
 )
 from jaxspec.training.examples import select_prompts
-from tests.tiny import make_text_model
+from tests.helpers.tiny import make_text_model
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jaxspec.training.evaluate
-from jaxspec.methods.base import Batch
+from jaxspec.drafting.method import Batch
 from jaxspec.model.base import Base
 from jaxspec.training.data import Answer, prepare_answers
 from jaxspec.training.evaluate import answer_entropies, evaluate, lost_distances, perplexity

@@ -9,7 +9,7 @@ from jaxspec.config import DataConfig
 from jaxspec.errors import UserError
 from jaxspec.training.data import cache_file
 from jaxspec.training.examples import SHIPPED_PROMPTS, Example, read_examples, read_prompts, select_prompts
-from tests.tiny import make_text_model
+from tests.helpers.tiny import make_text_model
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from jaxspec.errors import UserError
 from jaxspec.training.trainer import Trainer
-from tests.training.helpers import losses, write_at_once
+from tests.helpers.training import losses, write_at_once
 
 
 @pytest.fixture

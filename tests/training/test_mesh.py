@@ -11,12 +11,12 @@ from jaxspec.config import MeshConfig, TrainConfig
 from jaxspec.methods import PPD, SPACE, Amphista, BiTA, HiddenTransfer, Medusa
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
-from jaxspec.model.sharding import in_mesh, make_mesh, put, put_batch, tree_shardings
+from jaxspec.parallel.sharding import in_mesh, make_mesh, put, put_batch, tree_shardings
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.checkpoints import state_shardings
 from jaxspec.training.data import Answer
 from jaxspec.training.step import first_state, train_step
-from tests.tiny import TINY, make_tiny
+from tests.helpers.tiny import TINY, make_tiny
 
 TRAIN = TrainConfig(
     steps=20, batch_size=8, sequence_length=32, insertions=4, learning_rate=1e-3, clip=1.0, remat=True, ema=0.9

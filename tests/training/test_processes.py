@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from tests.training.helpers import command, finish, prepare, start
+from tests.helpers.training import command, finish, prepare, start
 
 pytestmark = pytest.mark.slow
 

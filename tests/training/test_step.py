@@ -13,8 +13,8 @@ from jaxspec.model.base import Base
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.data import Answer
 from jaxspec.training.step import first_state, moving, optimizer, stage_optimizer, train_step
-from tests.methods.helpers import settings
-from tests.tiny import make_tiny
+from tests.helpers.methods import settings
+from tests.helpers.tiny import make_tiny
 
 SCHEDULES = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,

@@ -11,20 +11,20 @@ import pytest
 
 from jaxspec.config import MeshConfig
 from jaxspec.decoding.generate import generate
+from jaxspec.drafting.adapter import load_method, plain_drafter
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE, Amphista, HiddenTransfer, Method
-from jaxspec.methods.adapter import load_method, plain_drafter
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
-from jaxspec.model.load import load_model
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.data import Answer
 from jaxspec.training.run_config import check_config
 from jaxspec.training.step import first_state, stage_ends, train_step
 from jaxspec.training.trainer import Stopped, Trainer
-from tests.model.helpers import assert_same_params
-from tests.tiny import on_mesh
-from tests.training.helpers import losses, weights, write_at_once
+from jaxspec.weights.load import load_model
+from tests.helpers.model import assert_same_params
+from tests.helpers.tiny import on_mesh
+from tests.helpers.training import losses, weights, write_at_once
 
 
 def evaluated(folder):

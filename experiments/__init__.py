@@ -1,0 +1,1 @@
+"""The papers' tables on the embedded model."""

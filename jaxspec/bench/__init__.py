@@ -1,0 +1,1 @@
+"""The benchmark: questions, answers in turn, figures, report."""

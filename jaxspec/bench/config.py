@@ -1,0 +1,135 @@
+"""What a benchmark asks, and how."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Literal
+
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jaxspec.bench.questions import MT_BENCH, Question
+from jaxspec.config import MeshConfig, SamplingConfig
+from jaxspec.drafting.sampling import make_sampler
+from jaxspec.errors import UserError
+from jaxspec.files import read_json
+from jaxspec.weights.load import DEFAULT_MODEL
+
+_WRITTEN = ("model", "fingerprint", "dtype", "device", "settings", "ways", "questions", "asked", "left_out", "jax")
+_WRITTEN += ("code", "began")
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchConfig:
+    """What to ask, and how.
+
+    Attributes:
+      methods: METHOD, METHOD=TREE or METHOD=TREE@DRAFT-VOCABULARY with commas between; a tree of `auto` is what
+        tune.py chose. Autoregressive decoding always runs; named twice it races itself. Default: every method with an
+        adapter, shipped for the base or given.
+      data: question files with commas between.
+      adapters: METHOD=FOLDER with commas between, where not the adapters that ship.
+      model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made,
+        or a GGUF file.
+      dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
+      limit: questions, as many of every category as of any other; 0 is all. The same folder may be given a larger one
+        later, where questions are asked one at a time.
+      max_new_tokens: per turn.
+      batch_size: questions answered together.
+      temperature: of sampling; 0 is greedy.
+      mt_bench_temperatures: sample MT-Bench's categories each at its own temperature, 0 to 0.7.
+      top_k: keep the k most probable tokens; 0 keeps all.
+      top_p: keep the most probable tokens up to this probability.
+      min_p: drop tokens less probable than this fraction of the best.
+      accept: match, rejection or typical, as for decode.py: the same text, another of the same distribution, or lossy.
+      seed: of the first run's sampling; every further run takes the next.
+      repeats: runs over all questions.
+      wording: of what a file holds without instructions: plain, or as the papers of SPACE and Amphista say it.
+      shots: questions of a file to show with their answers ahead of each of the others.
+      chat: ask inside the tokenizer's chat template, where it has one.
+      template: another one by name: llama2, llama2-short, vicuna, vicuna-short or falcon.
+      mesh: devices that share the work.
+      peers: also ask Hugging Face transformers on PyTorch, greedily and with prompt lookup; one question at a time.
+      assistant: and with assisted generation by this smaller model.
+    """
+
+    methods: str = ""
+    data: str = ""
+    adapters: str = ""
+    model: str = DEFAULT_MODEL
+    dtype: str = ""
+    limit: int = 0
+    max_new_tokens: int = 128
+    batch_size: int = 1
+    temperature: float = 0.0
+    mt_bench_temperatures: bool = False
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    accept: Literal["match", "rejection", "typical"] = "match"
+    seed: int = 0
+    repeats: int = 1
+    wording: Literal["plain", "space", "amphista"] = "plain"
+    shots: int = 0
+    chat: bool = True
+    template: str = ""
+    mesh: MeshConfig = MeshConfig()
+    peers: bool = False
+    assistant: str = ""
+
+    def sampling(self, temperature: float) -> SamplingConfig:
+        """How answers are drawn at a temperature."""
+        return SamplingConfig(temperature, self.top_k, self.top_p, self.min_p)
+
+    def temperature_of(self, question: Question) -> float:
+        """The temperature a question is answered at."""
+        return MT_BENCH.get(question.category, self.temperature) if self.mt_bench_temperatures else self.temperature
+
+
+def read_written(file: Path, fields: Collection[str]) -> dict[str, Any]:
+    """A JSON object that a benchmark wrote. Raises UserError for a file that lacks one of the fields."""
+    content = read_json(file)
+    lacking = [name for name in fields if name not in content]
+    if lacking:
+        raise UserError(f"{file}: not what a benchmark writes ({lacking[0]} is missing)")
+    return content
+
+
+def read_setting(folder: Path) -> dict[str, Any]:
+    """What bench.json says of a benchmark; settings that it does not name, since there were fewer, had their defaults.
+
+    Raises:
+      UserError: no such file, or one that lacks something or has settings that this version does not know.
+    """
+    file = folder / "bench.json"
+    if not file.exists():
+        raise UserError(f"{folder}: no benchmark there (bench.json is missing)")
+    setting = read_written(file, _WRITTEN)
+    if not isinstance(setting["settings"], dict):
+        raise UserError(f"{file}: not what a benchmark writes (settings is {setting['settings']!r})")
+    defaults = flatten_dict(dataclasses.asdict(BenchConfig()), sep=".")
+    settings = flatten_dict(setting["settings"], sep=".")
+    unknown = sorted(settings.keys() - defaults.keys())
+    if unknown:
+        raise UserError(f"{file}: settings that this version does not have: {', '.join(unknown)}")
+    return setting | {"settings": unflatten_dict(defaults | settings, sep=".")}
+
+
+def check_bench(config: BenchConfig) -> None:
+    """Raise UserError for settings that make no sense, before anything is loaded."""
+    for name, least in {"limit": 0, "shots": 0, "max_new_tokens": 2, "batch_size": 1, "repeats": 1}.items():
+        if getattr(config, name) < least:
+            raise UserError(f"{name.replace('_', '-')} must be at least {least}, got {getattr(config, name)}")
+    make_sampler(config.sampling(config.temperature))
+    if config.assistant and not config.peers:
+        raise UserError("--assistant is for --peers")
+    if config.peers and config.mesh.devices > 1:
+        raise UserError("peers run on one device: leave --mesh or --peers out")
+    if config.peers and config.batch_size > 1:
+        raise UserError(f"peers answer one question at a time: batch-size must be 1, got {config.batch_size}")
+    if not config.data:
+        raise UserError("give question files with --data FILE[,FILE]")
+    names = [Path(file).name for file in config.data.split(",")]
+    if len(set(names)) < len(names):
+        raise UserError(f"question files must have different names, got {', '.join(names)}")

@@ -1,0 +1,56 @@
+"""Draft overhead: what a decoding step of every method consists of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.probing import step_times
+from jaxspec.bench.markdown import row, rule
+from jaxspec.decoding.loop import Drafter
+from jaxspec.tuning.latency import bare
+from jaxspec.weights.load import Model
+
+_CACHE, _ROUNDS = 512, 9
+
+
+def measure_overhead(model: Model, drafters: dict[str, Drafter], batch_size: int) -> dict[str, dict[str, float]]:
+    """Greedy steps of every method, of its tree's nodes without drafting, and of one node, all in turn.
+
+    Args:
+      model: the base.
+      drafters: by name, those that draft.
+      batch_size: B.
+
+    Returns:
+      {name: {`nodes` and `rows` of the step, seconds of one node alone (`plain`), of all nodes without drafting
+      (`verifying`), and of the step (`whole`)}}.
+    """
+    if not drafters:
+        return {}
+    drafters = {name: drafter.replace(own=None) for name, drafter in drafters.items()}  # a base of its own is as fast
+    steps: dict[Any, Drafter] = {"plain": bare(1)}
+    for name, drafter in drafters.items():
+        steps |= {(name, "whole"): drafter, (name, "verifying"): bare(drafter.tree.num_nodes)}
+    seconds = step_times(model, steps, _CACHE, _ROUNDS, batch_size)
+    return {
+        name: {"nodes": drafter.tree.num_nodes, "rows": drafter.num_rows, "plain": seconds["plain"]}
+        | {part: seconds[name, part] for part in ("verifying", "whole")}
+        for name, drafter in drafters.items()
+    }
+
+
+def overhead_table(found: dict[str, dict[str, float]]) -> list[str]:
+    """Where the time of a step goes, in milliseconds."""
+    heads = ["method", "nodes", "rows", "autoregressive", "verifying the nodes", "drafting", "whole step"]
+    lines = [row(heads), rule(len(heads))]
+    for name, parts in found.items():
+        plain, verifying, whole = (1e3 * parts[part] for part in ("plain", "verifying", "whole"))
+        cells = (f"{value:.1f}" for value in (plain, verifying - plain, whole - verifying, whole))
+        lines.append(row([name, parts["nodes"], parts["rows"], *cells]))
+    return [
+        *lines,
+        "",
+        f"Milliseconds of greedy steps, {_CACHE} slots of cache, medians of {_ROUNDS}. Drafting is the probes' rows, "
+        "or what comes after the pass. In another process, where programs lie elsewhere in memory, any of them may "
+        "take a few milliseconds more or less; *step cost* above is of the answers themselves.",
+    ]

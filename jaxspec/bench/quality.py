@@ -1,0 +1,198 @@
+"""How good answers are, where the question says what a good answer is. No judge models.
+
+Lossless decoding cannot change these figures; they are for what may: typical acceptance, rejection sampling (another
+text of the same distribution), a fine-tuned base.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.bench.questions import Question
+from jaxspec.errors import UserError
+from jaxspec.files import read_whole_lines, write_atomically
+from jaxspec.progress import Progress
+
+Row = dict[str, Any]
+SCORED = ("way", "data", "question_id", "kind", "scores")  # of a line of scores.jsonl
+_ANSWER = re.compile(r"(?:####|answer is)(.*?)(?:[.!?]\s|\n|$)", re.IGNORECASE)  # up to the end of the sentence
+_NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
+_BLOCK = re.compile(r"^([ \t]*)```([^\n]*)\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_SECONDS, _BYTES = 10, 2**30  # what generated code may take
+_PASSED = 86  # exit code; code that exits by itself has another
+_GUARD = """
+import resource, runpy, sys
+seconds, size = map(int, sys.argv[1:])
+for kind, value in (("CPU", seconds), ("AS", size), ("FSIZE", 2**20), ("CORE", 0), ("NPROC", 0)):
+    try:
+        hard = resource.getrlimit(getattr(resource, "RLIMIT_" + kind))[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(getattr(resource, "RLIMIT_" + kind), (value, value))
+    except (AttributeError, ValueError, OSError):  # a limit that this system does not have
+        pass
+runpy.run_path("answer.py", run_name="answer")
+"""
+
+
+def rouge(answer: str, reference: str) -> dict[str, float]:
+    """ROUGE-1, -2 and -L, F measures without stemming. Raises ImportError without the package rouge-score."""
+    from rouge_score import rouge_scorer  # an extra: only summaries need it
+
+    kinds = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
+    scores = rouge_scorer.RougeScorer(list(kinds)).score(reference, answer)
+    return {name: scores[kind].fmeasure for kind, name in kinds.items()}
+
+
+def stated_number(text: str) -> float | None:
+    """The number that a text states as its answer, else its last one; None where there is none."""
+    stated = [sentence for sentence in _ANSWER.findall(text) if _NUMBER.search(sentence)]
+    found = [_stated(sentence) for sentence in stated] or _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def _stated(sentence: str) -> str:
+    """Of what a sentence states: what an equation ends in, what the sentence begins with, or its last number."""
+    numbers, result = _NUMBER.findall(sentence), _NUMBER.findall(sentence.rpartition("=")[2])
+    if len(result) == 1:
+        return result[0]
+    begins = not re.search(r"\w", sentence[: _NUMBER.search(sentence).start()])
+    return numbers[0] if begins else numbers[-1]
+
+
+def solved(answer: str, solution: str) -> bool:
+    """Whether an answer to a GSM8K question states the number behind `####` of its solution."""
+    wanted, found = stated_number(solution), stated_number(answer)
+    return found is not None and wanted is not None and math.isclose(found, wanted)
+
+
+def extract_code(answer: str, prompt: str, entry_point: str) -> str:
+    """The program of an answer to a HumanEval question.
+
+    That is its code block that defines the function, else its first Python block, else all of it. A prompt holds the
+    imports; a bare body goes on where the prompt ends.
+    """
+    blocks = [  # one in a list is indented as a whole, and so is its code
+        re.sub(f"^{margin}", "", code, flags=re.MULTILINE)
+        for margin, language, code in _BLOCK.findall(answer)
+        if not language.strip() or language.strip().lower().startswith("py")
+    ]
+    defining = re.compile(rf"^def {re.escape(entry_point)}\b", re.MULTILINE)
+    code = next((code for code in blocks if defining.search(code)), blocks[0] if blocks else answer)
+    return f"{prompt}\n{code}" if defining.search(code) else prompt + code
+
+
+def passes(program: str, test: str, entry_point: str) -> bool:
+    """Run generated code with its test in a process of its own, within limits of time, memory and file size.
+
+    It starts in an empty folder, without this process's environment, and may start no other process where the system
+    can forbid that. All this stops accidents, not attacks: it can still read and write what its user can.
+    """
+    whole = f"{program}\n\n{test}\n\ncheck({entry_point})\nraise SystemExit({_PASSED})\n"
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "answer.py").write_text(whole, encoding="utf-8")
+        command = [sys.executable, "-I", "-c", _GUARD, str(_SECONDS), str(_BYTES)]
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(command, cwd=folder, env={"PATH": os.defpath}, start_new_session=True, **quiet)
+        try:
+            return process.wait(_SECONDS) == _PASSED
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with whatever it has started
+            process.wait()
+
+
+def check_runner() -> None:
+    """Raise UserError where this machine cannot run programs, before all of them seem to fail."""
+    if not passes("def f():\n    return 1\n", "def check(f):\n    assert f() == 1\n", "f"):
+        raise UserError("programs cannot be run here within limits: HumanEval cannot be scored; leave --run-code out")
+
+
+def pass_at(k: int, tries: int, right: int) -> float:
+    """The chance that one of k answers passes, without bias from how many of `tries` >= k answers did."""
+    return 1 - math.comb(tries - right, k) / math.comb(tries, k)
+
+
+def _summary(column: str) -> Callable[[Sequence[str], Row], dict[str, float]]:
+    def score(answers: Sequence[str], row: Row) -> dict[str, float]:
+        scores = [rouge(answer, row[column]) for answer in answers]
+        return {name: float(np.mean([score[name] for score in scores])) for name in scores[0]}
+
+    return score
+
+
+def _solved(answers: Sequence[str], row: Row) -> dict[str, float]:
+    return {"solved": float(np.mean([solved(answer, row["answer"]) for answer in answers]))}
+
+
+def _programs(answers: Sequence[str], row: Row) -> dict[str, float]:
+    entry = row["entry_point"]
+    right = sum(passes(extract_code(a, row["prompt"], entry), row["test"], entry) for a in answers)
+    return {f"pass@{k}": pass_at(k, len(answers), right) for k in (1, 10) if k <= len(answers)}
+
+
+_SCORES = {"cnn_dm": _summary("highlights"), "xsum": _summary("summary"), "gsm8k": _solved, "humaneval": _programs}
+
+
+def quality(kind: str, answers: Sequence[str], row: Row) -> dict[str, float]:
+    """Scores of the answers that several runs gave to one question, by name; empty for a kind without any.
+
+    Args:
+      kind: of question.
+      answers: texts, one per run.
+      row: the line of the question file.
+    """
+    return _SCORES[kind](answers, row) if kind in _SCORES else {}
+
+
+def score_answers(
+    texts: dict[str, dict[tuple, list[str]]],
+    questions: Sequence[Question],
+    file: Path,
+    run_code: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Score what can be scored and is not yet, a line of `file` per method and question.
+
+    Args:
+      texts: {method: {(data, id): answers, one per run}}.
+      questions: what was asked.
+      file: scores.jsonl.
+      run_code: run the programs that answers to HumanEval hold.
+      say: told what is left out.
+    """
+    kept = read_whole_lines(file, SCORED)
+    write_atomically(file, "".join(json.dumps(row) + "\n" for row in kept).encode())  # without a line cut by a kill
+    known = {(row["way"], row["data"], row["question_id"]) for row in kept}
+    kinds = {question.kind for question in questions} & set(_SCORES)
+    if "humaneval" in kinds and not run_code:
+        say("HumanEval is not scored: --run-code runs the programs that the answers hold")
+        kinds.remove("humaneval")
+    if kinds & {"cnn_dm", "xsum"} and not importlib.util.find_spec("rouge_score"):
+        say("summaries are not scored; install ROUGE with: pip install rouge-score==0.1.2")
+        kinds -= {"cnn_dm", "xsum"}
+    asked = [question for question in questions if question.kind in kinds]
+    todo = [(w, q) for w in texts for q in asked if (w, q.data, q.id) not in known]
+    if any(question.kind == "humaneval" for _, question in todo):
+        check_runner()
+    with Progress("scores", len(todo), "answers") as progress, file.open("a", encoding="utf-8") as out:
+        for number, (way, question) in enumerate(todo, 1):
+            scores = quality(question.kind, texts[way][question.data, question.id], question.row)
+            row = {"way": way, "data": question.data, "question_id": question.id, "kind": question.kind}
+            out.write(json.dumps(row | {"scores": scores}) + "\n")
+            progress.update(number)

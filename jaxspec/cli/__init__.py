@@ -1,0 +1,1 @@
+"""The commands: options, printing, errors in one line."""

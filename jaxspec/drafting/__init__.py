@@ -1,0 +1,1 @@
+"""The contract of methods: drafts, trees, noise, adapters. Knows neither decoding nor a method."""

@@ -1,1 +1,0 @@
-"""Comparing, measuring and reporting what the methods do."""

@@ -1,0 +1,1 @@
+"""Meshes, sharding, several processes, preemption."""

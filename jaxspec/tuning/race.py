@@ -1,0 +1,112 @@
+"""Decode the same prompts in several ways, in turn, so that a slow moment of the machine hurts all alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.generate import Generation, generate
+from jaxspec.decoding.loop import Drafter
+from jaxspec.drafting.adapter import plain_drafter
+from jaxspec.errors import UserError
+from jaxspec.progress import Progress
+from jaxspec.weights.load import Model
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What decoding with a tree came to.
+
+    Attributes:
+      name: the tree in words; `autoregressive` for none.
+      tokens_per_step: over all prompts.
+      tokens_per_second: the median over prompts.
+      speedup: the median over prompts of the ratio to autoregressive decoding of the same prompt.
+      identical: prompts whose tokens are those of autoregressive decoding.
+      seconds: of decoding, per prompt and token of an answer of two tokens or more.
+    """
+
+    name: str
+    tokens_per_step: float
+    tokens_per_second: float
+    speedup: float
+    identical: int
+    seconds: list[float]
+
+
+def race(
+    model: Model,
+    drafters: dict[str, Drafter],
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    sampling: SamplingConfig,
+    batch_size: int = 1,
+) -> list[Trial]:
+    """Decode the same prompts with every drafter and autoregressively, in turn, batch by batch.
+
+    Args:
+      model: the base of all of them.
+      drafters: by name.
+      prompts: texts, a multiple of `batch_size` of them.
+      max_new_tokens: per answer, at least 2.
+      sampling: how tokens are drawn.
+      batch_size: prompts decoded together.
+
+    Returns:
+      A trial per drafter, autoregressive decoding first.
+
+    Raises:
+      UserError: no prompt has an answer of two tokens.
+    """
+    everyone = {"autoregressive": plain_drafter()} | drafters
+    settings = {"sampling": sampling, "batch_size": batch_size}
+    results: dict[str, list[Generation]] = {name: [] for name in everyone}
+    batches = [prompts[i : i + batch_size] for i in range(0, len(prompts), batch_size)]
+    with Progress("racing", len(batches) * len(everyone), "runs") as progress:
+        for number, batch in enumerate(batches):
+            run = lambda name: generate(model, everyone[name], batch, max_new_tokens, **settings)  # noqa: E731, B023
+            for done, (name, answers) in enumerate(in_turn(list(everyone), run, number), 1):
+                results[name] += answers
+                progress.update(number * len(everyone) + done)
+    plain = results["autoregressive"]
+    if not any(answer.steps for answer in plain):
+        raise UserError("no prompt has an answer of more than one token: there is no speed to measure")
+    return [_trial(name, answers, plain) for name, answers in results.items()]
+
+
+def in_turn(
+    names: Sequence[str], run: Callable[[str], list[Generation]], number: int
+) -> Iterator[tuple[str, list[Generation]]]:
+    """Do the same work in every way; again where something had to be compiled, which no timing may hold.
+
+    Args:
+      names: of the ways.
+      run: does the work in one.
+      number: of the work; decides the order, so that over many of them nobody always follows the same one. An odd one
+        turns round the order of the one before it: nobody is the later one more often.
+
+    Yields:
+      Names, and what `run` returned.
+    """
+    order = np.random.default_rng(number // 2).permutation(len(names))
+    for place in order[::-1] if number % 2 else order:
+        name = names[place]
+        answers = run(name)
+        if any(answer.compile_seconds for answer in answers):  # the first run touches fresh memory, too
+            answers = run(name)
+        yield name, answers
+
+
+def _trial(name: str, answers: list[Generation], plain: list[Generation]) -> Trial:
+    counted = [(a, p) for a, p in zip(answers, plain, strict=True) if a.steps and p.steps]
+    return Trial(
+        name=name,
+        tokens_per_step=sum(a.new_tokens - 1 for a, _ in counted) / max(sum(a.steps for a, _ in counted), 1),
+        tokens_per_second=float(np.median([a.tokens_per_second for a, _ in counted])),
+        speedup=float(np.median([a.tokens_per_second / p.tokens_per_second for a, p in counted])),
+        identical=sum(a.tokens == p.tokens for a, p in zip(answers, plain, strict=True)),
+        seconds=[1 / a.tokens_per_second for a, _ in counted],
+    )

@@ -1,0 +1,239 @@
+"""Measure a machine, pick the tree that should be fastest on it, and make sure by decoding."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.generate import generate_many
+from jaxspec.decoding.prompts import encode_prompts
+from jaxspec.drafting.adapter import Adapter, adapter_plan, check_drafting, make_drafter, plain_drafter, settle
+from jaxspec.drafting.choice import Choice
+from jaxspec.drafting.method import Method
+from jaxspec.drafting.tree import chain, expected
+from jaxspec.drafting.tree.hardware import Latency, Option, make_option, rank_options
+from jaxspec.drafting.tree.plan import check_accuracy
+from jaxspec.errors import UserError
+from jaxspec.machine import processor, this_machine
+from jaxspec.progress import Progress
+from jaxspec.training.data import Answer
+from jaxspec.training.evaluate import Accuracy, evaluate
+from jaxspec.tuning.latency import measure_latency
+from jaxspec.tuning.race import Trial, race
+from jaxspec.weights.load import Model
+
+_SAMPLED_PROMPTS = 16  # to measure accuracies on, where the adapter's own do not fit
+
+
+@dataclasses.dataclass(frozen=True)
+class TuneConfig:
+    """What to tune for, and how hard to look.
+
+    Attributes:
+      batch_size: prompts decoded together.
+      cache_length: S, slots of the cache while step times are measured.
+      temperature: of sampling; 0 is greedy.
+      max_new_tokens: tokens per answer.
+      num_prompts: prompts of the final trial.
+      accuracy_prompts: further prompts to measure accuracies on; 0 takes the adapter's own where greedy.
+      max_rows: largest step to consider.
+      finalists: trees to try by decoding, the best predicted ones.
+      also: further trees to try, as `parse_tree` takes them.
+      draft_vocabularies: sizes of the draft vocabulary to try every tree with, 0 is all tokens; default the adapter's.
+    """
+
+    batch_size: int = 1
+    cache_length: int = 512
+    temperature: float = 0.0
+    max_new_tokens: int = 64
+    num_prompts: int = 12
+    accuracy_prompts: int = 0
+    max_rows: int = 64
+    finalists: int = 4
+    also: tuple[str, ...] = ()
+    draft_vocabularies: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """What tuning found.
+
+    Attributes:
+      choice: the fastest way.
+      latency: of the machine.
+      options: the best tree of every size, the best predicted first, and those tried besides.
+      trials: what decoding came to, autoregressive first.
+    """
+
+    choice: Choice
+    latency: Latency
+    options: list[Option]
+    trials: list[Trial]
+
+
+def check_tuning(config: TuneConfig, model: Model, adapter: Adapter, prompts: Sequence[str]) -> None:
+    """Raise UserError for settings that cannot be measured, before anything is."""
+    least = {"batch_size": 1, "num_prompts": 1, "max_new_tokens": 2, "finalists": 1, "accuracy_prompts": 0}
+    least |= {"cache_length": 64, "max_rows": 2 * _rows_per_node(adapter.method)}
+    for name, value in least.items():
+        if getattr(config, name) < value:
+            raise UserError(f"{name.replace('_', '-')} must be at least {value}, got {getattr(config, name)}")
+    if config.cache_length > model.config.max_positions:
+        raise UserError(f"cache-length is at most the base's {model.config.max_positions}, got {config.cache_length}")
+    needed = _counts(config)[0] + config.batch_size
+    if len(prompts) < needed:
+        raise UserError(f"{needed} prompts at least are needed for these settings, there are {len(prompts)}")
+    encode_prompts(model, prompts[: sum(_counts(config))], 2 * config.max_new_tokens, True, None)
+    for count in _vocabularies(config, adapter):
+        for plan in (chain(1), *(adapter_plan(adapter, spec) for spec in config.also)):
+            check_drafting(adapter, plan, model, count)
+
+
+def _vocabularies(config: TuneConfig, adapter: Adapter) -> tuple[int, ...]:
+    return config.draft_vocabularies or (adapter.info.get("draft_vocabulary", 0),)
+
+
+def _rows_per_node(method: Method) -> int:
+    return 1 + method.probe_rows
+
+
+def _counts(config: TuneConfig) -> tuple[int, int]:
+    """Prompts to measure accuracies on, and prompts to try trees on."""
+    measured = config.accuracy_prompts or (_SAMPLED_PROMPTS if config.temperature else 0)
+    return measured, max(config.num_prompts // config.batch_size, 1) * config.batch_size
+
+
+def tune(model: Model, adapter: Adapter, prompts: Sequence[str], config: TuneConfig) -> Tuning:
+    """Measure step times, search trees for the most tokens per second, and try the best few.
+
+    Args:
+      model: the base.
+      adapter: what drafts.
+      prompts: texts that the adapter was not trained on and that are no benchmark; the first ones measure
+        accuracies where that is needed, those after them try the trees.
+      config: what to tune for.
+
+    Raises:
+      UserError: settings or prompts that cannot be measured.
+    """
+    check_tuning(config, model, adapter, prompts)
+    digest, (adapter, model) = adapter.digest, settle(adapter, model)
+    method, sampling = adapter.method, SamplingConfig(config.temperature)
+    measured, tried = _counts(config)
+    if measured:
+        tokens = 2 * config.max_new_tokens
+        some = prompts[:measured]
+        accuracy = measure_accuracy(model, method, adapter.trainable, some, sampling, tokens).by_rank
+    else:
+        accuracy = check_accuracy(adapter.info.get("accuracy"))
+    sizes = (config.batch_size, config.cache_length, config.max_rows)
+    latency = measure_latency(model, adapter, _vocabularies(config, adapter)[0], *sizes)
+    probes = (method.probe_distances, method.probe_rows)
+    ranked = rank_options(accuracy, latency, config.max_rows, *probes)
+    also = [
+        make_option(spec, expected(adapter_plan(adapter, spec), accuracy), latency, *probes) for spec in config.also
+    ]
+    finalists, drafters, counts = [], {}, {}
+    for option, count in itertools.product([*ranked[: config.finalists], *also], _vocabularies(config, adapter)):
+        option = dataclasses.replace(option, name=f"{option.name}, {count} tokens" if count else option.name)
+        finalists, counts[option.name] = [*finalists, option], count
+        drafters[option.name] = make_drafter(adapter, option.plan, model, count)
+    chosen = prompts[measured : measured + tried]
+    trials = race(model, drafters, chosen, config.max_new_tokens, sampling, config.batch_size)
+    best = max(trials, key=lambda trial: trial.speedup)
+    choice = Choice(
+        machine=this_machine(),
+        dtype=str(model.dtype),
+        adapter=digest,
+        batch_size=config.batch_size,
+        cache_length=config.cache_length,
+        temperature=config.temperature,
+        plan={option.name: option.plan for option in finalists}.get(best.name),
+        name=best.name,
+        info=_figures(accuracy, latency, finalists, trials),
+        draft_vocabulary=counts.get(best.name, 0),
+    )
+    return Tuning(choice, latency, [*ranked, *also, *finalists], trials)
+
+
+def _figures(accuracy: np.ndarray, latency: Latency, finalists: list[Option], trials: list[Trial]) -> dict[str, Any]:
+    """What a choice rests on, as plain values."""
+    return {
+        "processor": processor(),
+        "trials": [dataclasses.asdict(trial) for trial in trials],
+        "drafting_milliseconds": [round(1e3 * seconds, 3) for seconds in latency.drafting],
+        "expected_tokens": {o.name: round(o.plan.expected_tokens, 4) for o in finalists},
+        "predicted_tokens_per_second": {o.name: round(o.predicted, 2) for o in finalists},
+        "rows_of": {o.name: o.rows for o in finalists},
+        "accuracy": np.round(accuracy, 5).tolist(),
+        "rows": list(latency.rows),
+        "milliseconds": [round(1e3 * seconds, 3) for seconds in latency.seconds],
+    }
+
+
+def measure_accuracy(
+    model: Model, method: Method, trainable: dict, prompts: Sequence[str], sampling: SamplingConfig, tokens: int
+) -> Accuracy:
+    """Rank accuracies on the base's own answers to prompts: greedy ones, or sampled with the noise that ranks drafts.
+
+    Raises:
+      UserError: no answer is long enough to measure anything on.
+    """
+    ids = [model.encode(prompt) for prompt in prompts]
+    answers: list[Answer] = []
+    with Progress("answers", len(ids), "answers") as progress:
+        for index, answer in generate_many(
+            model, plain_drafter(), ids, tokens, batch_size=min(16, len(ids)), sampling=sampling
+        ):
+            answers.append(Answer(ids[index], answer))
+            progress.update(len(answers))
+    with Progress("accuracy", len(ids), "answers") as progress:
+        base = model.base
+        accuracy = evaluate(method, trainable, base, answers, progress.update, sampling=sampling)
+    if not accuracy.positions:
+        raise UserError("the answers to these prompts are too short to measure accuracies on; give more or others")
+    return accuracy
+
+
+def plot_tuning(latency: Latency, options: Sequence[Option], trials: Sequence[Trial], picture: Path) -> None:
+    """Draw latency, tokens per step, and predicted against measured speed.
+
+    Args:
+      latency: of the machine.
+      options: all trees, the best predicted first.
+      trials: what was measured, by the names of options.
+      picture: PNG to write.
+    """
+    import matplotlib  # slow to import, needed once at the end
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(14, 4))
+    axes[0].plot(latency.rows, [1e3 * s for s in latency.seconds], marker=".")
+    axes[0].set(xlabel="rows", ylabel="milliseconds per step", title="latency", ylim=(0, None))
+    best: dict[float, Option] = {}
+    for option in options:
+        if option.rows not in best or best[option.rows].predicted < option.predicted:
+            best[option.rows] = option
+    rows = sorted(best)
+    axes[1].plot(rows, [best[r].plan.expected_tokens for r in rows], marker=".")
+    axes[1].set(xlabel="rows", ylabel="tokens per step", title="expected, best tree of each size")
+    axes[2].plot(rows, [best[r].predicted for r in rows], marker=".", label="predicted")
+    where = {option.name: option.rows for option in options} | {"autoregressive": 1}
+    for trial in trials:
+        color = "C1" if trial.name == "autoregressive" else "C2"
+        axes[2].plot(where[trial.name], trial.tokens_per_second, "o", color=color)
+    plain = next(t.tokens_per_second for t in trials if t.name == "autoregressive")
+    axes[2].axhline(plain, color="C1", linewidth=0.8, label="autoregressive, measured")
+    axes[2].set(xlabel="rows", ylabel="tokens per second", title="speed (dots: measured)", ylim=(0, None))
+    axes[2].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(picture, dpi=110)
+    plt.close(figure)

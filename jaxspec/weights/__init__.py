@@ -1,0 +1,1 @@
+"""How bases get in: Hugging Face, GGUF, checkpoints, names of parameters, chat templates."""

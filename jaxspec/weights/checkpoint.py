@@ -1,0 +1,70 @@
+"""Orbax checkpoints of whole bases: what a full fine-tuning ends in.
+
+config.json     as Hugging Face has it, with end-of-text ids and the base's fingerprint
+params/         the parameter tree, an Orbax checkpoint
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from jax.sharding import Mesh
+
+from jaxspec.config import ModelConfig
+from jaxspec.errors import UserError, first_line
+from jaxspec.files import read_json
+from jaxspec.model.decoder import abstract_params
+from jaxspec.parallel.processes import is_leader
+from jaxspec.parallel.sharding import placed
+from jaxspec.weights.hf import parse_config, write_config
+from jaxspec.weights.params import params_fingerprint
+
+_PARAMS = "params"
+_FINGERPRINT = "jaxspec_fingerprint"  # of the parameters as written: other dtypes may round to another one
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder holds such a checkpoint."""
+    return (folder / _PARAMS).is_dir()
+
+
+def save_checkpoint(folder: Path, config: ModelConfig, params: dict, eos: tuple[int, ...] = ()) -> None:
+    """Write config.json and params/ into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save((folder / _PARAMS).resolve(), params)
+    fingerprint = params_fingerprint(config, params)  # every process must take part
+    if is_leader():
+        write_config(folder, config, eos, **{_FINGERPRINT: fingerprint})
+
+
+def load_checkpoint(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:
+    """Read what `save_checkpoint` wrote.
+
+    Args:
+      folder: config.json and params/.
+      dtype: of the parameters; norms are float32.
+      mesh: what they are divided over, whatever that was when they were written; None: one device.
+
+    Returns:
+      Config, parameters, fingerprint.
+
+    Raises:
+      UserError: a file is missing or damaged, or the parameters do not match the config.
+    """
+    file = folder / "config.json"
+    content = read_json(file)
+    if not isinstance(content.get(_FINGERPRINT), str):
+        raise UserError(f"{file}: key {_FINGERPRINT!r} is missing; train.py writes it")
+    config = parse_config(content, str(file))
+    wanted = placed(abstract_params(config, dtype), mesh)
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            params = checkpointer.restore((folder / _PARAMS).resolve(), wanted)
+    except Exception as error:  # Orbax raises many kinds
+        reason = first_line(error)
+        raise UserError(f"{folder / _PARAMS}: not a checkpoint of these shapes ({reason})") from None
+    return config, jax.tree.map(jnp.asarray, params), content[_FINGERPRINT]

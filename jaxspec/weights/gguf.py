@@ -1,0 +1,201 @@
+"""GGUF files: metadata, dequantized weights, and the tokenizer built from the metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+from gguf import GGUFReader, dequantize
+from jax.sharding import Mesh
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from jaxspec.config import ModelConfig, RopeScaling
+from jaxspec.errors import UserError
+from jaxspec.model.rope import llama3_frequencies
+from jaxspec.weights.params import GGUF_NAMES, load_params
+
+_CONTROL, _USER_DEFINED = 3, 4  # token types of the format
+_DIGIT_TRIPLES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class GGUFFile:
+    """An opened GGUF file.
+
+    Raises:
+      UserError: the file cannot be read, is truncated, or holds an architecture the decoder does not have.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            self._reader = GGUFReader(path)
+        except Exception as error:  # the reader raises whatever its parsing trips over
+            raise UserError(f"{path}: not a complete GGUF file ({error})") from None
+        self._fields = self._reader.fields
+        self.architecture = self.get("general.architecture")
+        if self.architecture not in ("llama", "qwen2"):
+            raise UserError(
+                f"{path}: GGUF architecture {self.architecture!r} is not supported; supported: llama, qwen2"
+            )
+
+    def get(self, key: str, default: object = None) -> object:
+        """A metadata value, or `default` where the file has none."""
+        return self._fields[key].contents() if key in self._fields else default
+
+    def config(self) -> ModelConfig:
+        """The shapes of the model."""
+        names = {t.name for t in self._reader.tensors}
+
+        def value(key: str, default: object = None) -> object:
+            found = self.get(f"{self.architecture}.{key}", default)
+            if found is None:
+                raise UserError(f"{self.path}: metadata key {self.architecture}.{key} is missing")
+            return found
+
+        tokens = self.get("tokenizer.ggml.tokens")
+        if tokens is None:
+            raise UserError(f"{self.path}: metadata key tokenizer.ggml.tokens is missing")
+        heads, hidden = value("attention.head_count"), value("embedding_length")
+        return ModelConfig(
+            vocab_size=len(tokens),
+            hidden_size=hidden,
+            intermediate_size=value("feed_forward_length"),
+            num_layers=value("block_count"),
+            num_heads=heads,
+            num_kv_heads=value("attention.head_count_kv", heads),
+            head_dim=value("attention.key_length", hidden // heads),
+            max_positions=value("context_length"),
+            rope_theta=float(value("rope.freq_base", 10000.0)),
+            rope_scaling=self._rope_scaling(value("rope.freq_base", 10000.0)),
+            rms_norm_eps=float(value("attention.layer_norm_rms_epsilon")),
+            tie_embeddings="output.weight" not in names,
+            qkv_bias="blk.0.attn_q.bias" in names,
+            sliding_window=self.get(f"{self.architecture}.attention.sliding_window") or None,
+        )
+
+    def _rope_scaling(self, theta: float) -> RopeScaling | None:
+        kind = self.get(f"{self.architecture}.rope.scaling.type", "linear")
+        older = self.get(f"{self.architecture}.rope.scale_linear", 1.0)
+        factor = float(self.get(f"{self.architecture}.rope.scaling.factor", older))
+        factors = next((t.data for t in self._reader.tensors if t.name == "rope_freqs.weight"), None)
+        if factors is not None:  # LLaMA 3 is stored as one divisor per frequency: recover the rule from it
+            scaling = RopeScaling("llama3", float(np.max(factors)), original_max_positions=8192)
+            plain = float(theta) ** -(np.arange(len(factors)) / len(factors))
+            if not np.allclose(plain / factors, llama3_frequencies(plain, scaling), rtol=1e-3):
+                raise UserError(
+                    f"{self.path}: tensor 'rope_freqs.weight' is not LLaMA 3's; load the original directory"
+                )
+            return scaling
+        if kind not in ("none", "linear"):
+            raise UserError(f"{self.path}: rope scaling {kind!r} is not supported in GGUF files; supported: linear")
+        return RopeScaling("linear", factor) if kind == "linear" and factor not in (0.0, 1.0) else None
+
+    def _tensors(self, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
+        for tensor in self._reader.tensors:
+            if tensor.name == "rope_freqs.weight":
+                continue
+            try:
+                array = dequantize(tensor.data, tensor.tensor_type)
+            except NotImplementedError:
+                kind = tensor.tensor_type.name
+                raise UserError(f"{self.path}: tensor {tensor.name!r} has quantization {kind}, unsupported") from None
+            array = array.reshape(tuple(int(n) for n in tensor.shape[::-1]))
+            if self.architecture == "llama" and ".attn_q." in tensor.name:
+                array = _unpermute(array, config.num_heads)
+            if self.architecture == "llama" and ".attn_k." in tensor.name:
+                array = _unpermute(array, config.num_kv_heads)
+            yield tensor.name, array
+
+    def load(self, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:
+        """Config, parameters and fingerprint; weights are dequantized tensor by tensor."""
+        config = self.config()
+        params, fingerprint = load_params(config, self._tensors(config), GGUF_NAMES, dtype, str(self.path), mesh)
+        return config, params, fingerprint
+
+    def eos_tokens(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+        ids = (self.get("tokenizer.ggml.eos_token_id"), self.get("tokenizer.ggml.eot_token_id"))
+        return tuple(dict.fromkeys(i for i in ids if i is not None))
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer with its chat template.
+
+        Raises:
+          UserError: a tokenizer model or pre-tokenizer that is not known here.
+        """
+        tokens = self.get("tokenizer.ggml.tokens")
+        types = self.get("tokenizer.ggml.token_type") or [0] * len(tokens)
+        kind = self.get("tokenizer.ggml.model")
+        build = {"gpt2": self._byte_level_bpe, "llama": self._sentencepiece_bpe}.get(kind)
+        if build is None:
+            raise UserError(f"{self.path}: tokenizer model {kind!r} is not supported; supported: gpt2, llama")
+        tokenizer = build(tokens)
+        special = [AddedToken(t, special=True) for t, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
+        added = [AddedToken(t) for t, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
+        tokenizer.add_special_tokens(special)
+        tokenizer.add_tokens(added)
+        name = lambda key: None if self.get(key) is None else tokens[self.get(key)]  # noqa: E731
+        bos = name("tokenizer.ggml.bos_token_id")
+        usual = kind == "llama" or self.get("tokenizer.ggml.pre") == "llama-bpe"  # LLaMA, up to 2 and from 3 on
+        if bos is not None and self.get("tokenizer.ggml.add_bos_token", usual):
+            ids = [(bos, self.get("tokenizer.ggml.bos_token_id"))]
+            tokenizer.post_processor = processors.TemplateProcessing(f"{bos} $A", f"{bos} $A {bos} $B", ids)
+        wrapped = PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer,
+            bos_token=name("tokenizer.ggml.bos_token_id"),
+            eos_token=name("tokenizer.ggml.eos_token_id"),
+            unk_token=name("tokenizer.ggml.unknown_token_id"),
+            clean_up_tokenization_spaces=False,
+        )
+        wrapped.chat_template = self.get("tokenizer.chat_template")
+        return wrapped
+
+    def _byte_level_bpe(self, tokens: list[str]) -> Tokenizer:
+        merges = [tuple(m.split(" ", 1)) for m in self.get("tokenizer.ggml.merges", [])]
+        pre = self.get("tokenizer.ggml.pre", "default")
+        split = lambda p: [pre_tokenizers.Split(Regex(p), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]  # noqa: E731
+        steps = {
+            "default": [pre_tokenizers.ByteLevel(False)],
+            "gpt-2": [pre_tokenizers.ByteLevel(False)],
+            "smollm": [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)],
+            "llama-bpe": split(_DIGIT_TRIPLES),
+            "qwen2": split(_DIGIT_TRIPLES.replace("{1,3}", "")),
+        }
+        if pre not in steps:
+            raise UserError(f"{self.path}: pre-tokenizer {pre!r} is not supported; supported: {', '.join(steps)}")
+        ids = {token: i for i, token in enumerate(tokens)}
+        tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=pre == "llama-bpe"))
+        if pre == "qwen2":
+            tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps[pre])
+        tokenizer.decoder = decoders.ByteLevel()
+        return tokenizer
+
+    def _sentencepiece_bpe(self, tokens: list[str]) -> Tokenizer:
+        """LLaMA-2's tokenizer: the merges follow from the pieces, in the order of their ids."""
+        ids = {token: i for i, token in enumerate(tokens)}
+        merges = []
+        for token, i in ids.items():
+            splits = [(token[:n], token[n:]) for n in range(1, len(token))]
+            splits = [(a, b) for a, b in splits if a in ids and b in ids]
+            merges += [(i, min(ids[a], ids[b]), (a, b)) for a, b in splits]
+        merges = [pair for *_, pair in sorted(merges)]
+        unknown = tokens[self.get("tokenizer.ggml.unknown_token_id", 0)]
+        tokenizer = Tokenizer(models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+        prefix = [normalizers.Prepend("▁")] if self.get("tokenizer.ggml.add_space_prefix", True) else []
+        tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        tokenizer.decoder = decoders.Sequence(steps if prefix else steps[:-1])
+        return tokenizer
+
+
+def _unpermute(array: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of q and k from the interleaved pairs of GGUF's llama architecture back to two halves per head."""
+    shape = array.shape
+    return array.reshape(heads, -1, 2, *shape[1:]).swapaxes(1, 2).reshape(shape)

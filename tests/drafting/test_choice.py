@@ -1,0 +1,97 @@
+"""Choices beside an adapter: kept by circumstances, found again on the same machine, autoregressive among them."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+
+import jaxspec.drafting.choice as tuned
+from jaxspec.drafting.adapter import Adapter, load_adapter, save_adapter
+from jaxspec.drafting.choice import Choice, find_choice, load_tuned, save_choice
+from jaxspec.drafting.tree import chain, dynamic_sparse_tree
+from jaxspec.errors import UserError
+from jaxspec.machine import this_machine
+from jaxspec.methods import PPD
+from jaxspec.model.base import Base
+
+ACCURACY = [[0.5, 0.2, 0.1], [0.3, 0.1, 0.1], [0.2, 0.1, 0.0]]
+
+
+@pytest.fixture
+def folder(tiny, tmp_path):
+    trainable = PPD().init(jax.random.key(0), Base(tiny.params, tiny.decoder))
+    info = {"accuracy": ACCURACY, "base": "tiny", "tree": [[0], [1]]}
+    save_adapter(tmp_path / "a", Adapter(PPD(), trainable, tiny.fingerprint, info))
+    return tmp_path / "a"
+
+
+@pytest.fixture
+def choice(tiny, folder):
+    """A choice for the adapter of `folder`."""
+    digest = load_adapter(folder, tiny.config).digest
+    made = Choice(this_machine(), "float32", digest, 1, 512, 0.0, None, "a tree", {"trials": []})
+    return lambda plan, **changes: dataclasses.replace(made, plan=plan, **changes)
+
+
+@pytest.fixture
+def find(tiny, folder):
+    return lambda **asked: find_choice(folder, load_adapter(folder, tiny.config), tiny, **asked)
+
+
+def test_a_choice_comes_back_and_replaces_the_older_one(folder, choice, find):
+    assert find() is None
+    save_choice(folder, "ppd", choice(chain(2)))
+    plan = dynamic_sparse_tree(ACCURACY, 12)
+    save_choice(folder, "ppd", choice(plan))
+    save_choice(folder, "ppd", choice(chain(1), batch_size=8))
+    save_choice(folder, "ppd", choice(None, temperature=1.0))
+    assert find().plan.states == plan.states
+    assert find(batch_size=6).plan.states == chain(1).states
+    assert find(batch_size=64) is None
+    assert find(temperature=0.8).plan is None
+    assert len(json.loads((folder / "tuned.json").read_text())["choices"]) == 3
+    save_choice(folder, "ppd", choice(chain(3), cache_length=4096))
+    assert find().plan.states == chain(3).states  # the newest of equals
+    assert not list(folder.glob(".*"))
+
+
+def test_only_choices_for_this_machine_this_adapter_and_this_dtype_count(folder, choice, find, monkeypatch):
+    save_choice(folder, "ppd", choice(chain(2), dtype="bfloat16"))
+    save_choice(folder, "ppd", choice(chain(2), adapter="0" * 12, cache_length=64))
+    assert find() is None
+    save_choice(folder, "ppd", choice(chain(2)))
+    assert find() is not None
+    monkeypatch.setattr(tuned, "this_machine", lambda: {"platform": "gpu", "device": "another"})
+    assert find() is None
+
+
+def test_load_tuned_falls_back_says_so_and_takes_autoregressive_for_an_answer(tiny, folder, choice):
+    drafter, line = load_tuned("ppd", tiny, folder)
+    assert drafter.method == PPD() and drafter.tree.parent.shape == (1, 3) and "never tuned" in line
+    save_choice(folder, "ppd", choice(chain(2)))
+    drafter, line = load_tuned("ppd", tiny, folder)
+    assert drafter.tree.depth.tolist() == [[0, 1, 2]] and "a tree" in line
+    save_choice(folder, "ppd", choice(None))
+    drafter, line = load_tuned("ppd", tiny, folder)
+    assert drafter.method.name == "autoregressive" and "no tree of ppd pays" in line
+    assert "drafts nothing" in load_tuned("autoregressive", tiny)[1]
+
+
+def test_bad_files_are_named(tiny, folder, choice, find):
+    save_choice(folder, "ppd", choice(chain(2)))
+    file = folder / "tuned.json"
+    content = json.loads(file.read_text())
+    for changed, message in (
+        (content | {"method": "bita"}, "belong to method 'bita', not 'ppd'"),
+        (content | {"choices": [{"plan": None}]}, "not written by tune.py"),
+        ({"method": "ppd"}, "not written by tune.py"),
+    ):
+        file.write_text(json.dumps(changed))
+        with pytest.raises(UserError, match=message):
+            find()
+    (folder / "b").mkdir()
+    save_choice(folder / "b", "ppd", choice(chain(4)))
+    with pytest.raises(UserError, match="1 to 3 candidates deep, not 4"):
+        (folder / "b" / "tuned.json").rename(file)
+        load_tuned("ppd", tiny, folder)

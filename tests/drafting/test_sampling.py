@@ -1,0 +1,106 @@
+"""Filters against an obvious reference, noise that depends on seed and position alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.config import SamplingConfig
+from jaxspec.drafting.sampling import best, make_sampler
+
+
+def reference(logits, config):
+    """Sort-based filters for one row of logits."""
+    logits = logits.astype(np.float64) / config.temperature
+    order = np.argsort(-logits, kind="stable")
+    keep = np.ones(len(logits), bool)
+    if config.top_k:
+        keep[order[config.top_k :]] = False
+    if config.top_p < 1:
+        p = np.where(keep, np.exp(logits - logits.max()), 0)
+        p = p / p.sum()
+        before = np.cumsum(p[order]) - p[order]
+        keep[order[before >= config.top_p]] = False
+    if config.min_p:
+        keep &= np.exp(logits - logits.max()) >= config.min_p
+    return keep
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SamplingConfig(0.7, top_k=5),
+        SamplingConfig(1.0, top_k=3_000_000_000),
+        SamplingConfig(1.0, top_p=0.6),
+        SamplingConfig(1.3, top_p=1e-6),
+        SamplingConfig(1.0, min_p=0.1),
+        SamplingConfig(0.9, top_k=20, top_p=0.8, min_p=0.05),
+    ],
+)
+def test_filters_keep_what_sorting_keeps(config):
+    logits = np.random.default_rng(0).normal(0, 3, (4, 3, 97)).astype(np.float32)
+    kept = np.isfinite(make_sampler(config).filtered(jnp.array(logits)))
+    for row in np.ndindex(4, 3):
+        np.testing.assert_array_equal(kept[row], reference(logits[row], config))
+
+
+def test_filters_scale_what_they_keep():
+    logits = jnp.array([[1.0, 3.0, 2.0]])
+    filtered = make_sampler(SamplingConfig(0.5, top_k=2)).filtered(logits)
+    np.testing.assert_allclose(filtered, [[-np.inf, 6.0, 4.0]])
+
+
+def test_equal_logits_are_kept_together():
+    filtered = make_sampler(SamplingConfig(1.0, top_k=1)).filtered(jnp.array([[2.0, -0.0, 2.0]]))
+    np.testing.assert_array_equal(np.isfinite(filtered), [[True, False, True]])
+
+
+def test_greedy_leaves_logits_alone_and_has_no_noise():
+    sampler = make_sampler(SamplingConfig(0.0, top_k=2, top_p=0.1))
+    logits = jnp.array([[0.5, 2.0, 1.0]])
+    np.testing.assert_array_equal(sampler.filtered(logits), logits)
+    assert not np.any(sampler.noise(jnp.zeros(1, jnp.uint32), jnp.zeros((1, 1), jnp.int32), jnp.arange(3)))
+
+
+def test_noise_depends_on_seed_and_position_alone():
+    sampler = make_sampler(SamplingConfig(1.0))
+    seeds = jnp.array([3, 3, 4], jnp.uint32)
+    noise = np.asarray(sampler.noise(seeds, jnp.array([[7, 8], [8, 9], [7, 8]]), jnp.arange(50)))
+    np.testing.assert_array_equal(noise[0, 1], noise[1, 0])
+    assert not np.allclose(noise[0, 0], noise[0, 1])
+    assert not np.allclose(noise[0, 0], noise[2, 0])
+
+
+def test_the_best_token_is_the_first_of_several():
+    scores = jnp.array([[1.0, 3.0, 3.0, -jnp.inf], [-jnp.inf, -jnp.inf, -2.0, -2.0]])
+    np.testing.assert_array_equal(best(scores), [1, 2])
+    assert best(scores).dtype == jnp.int32
+
+
+def test_noise_is_that_of_jax_random():
+    """jax.random with the key of a seed, into which a position is folded; drafts of rejection sampling by a stream."""
+    seed, position, size = 2**32 - 5, 1234, 300
+    sampler = make_sampler(SamplingConfig(1.0))
+    for independent in (False, True):
+        key = jax.random.key(np.uint32(seed))
+        key = jax.random.fold_in(key, np.uint32(2**32 - 1)) if independent else key
+        expected = jax.random.gumbel(jax.random.fold_in(key, position), (size,))
+        drawing = sampler.replace(independent=independent)
+        noise = drawing.noise(jnp.array([seed], jnp.uint32), jnp.array([[position]]), jnp.arange(size))
+        np.testing.assert_allclose(noise[0, 0], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_noise_of_a_token_does_not_depend_on_the_others():
+    sampler = make_sampler(SamplingConfig(1.0))
+    noise = lambda tokens: sampler.noise(jnp.array([7], jnp.uint32), jnp.array([[2, 3]]), tokens)  # noqa: E731
+    some = jnp.array([41, 3, 17])
+    np.testing.assert_allclose(noise(some), noise(jnp.arange(50))[..., some], rtol=1e-6, atol=1e-6)
+
+
+def test_noise_draws_from_the_distribution():
+    """Gumbel noise on log p draws token i with probability p_i."""
+    p = np.array([0.5, 0.25, 0.15, 0.1])
+    sampler = make_sampler(SamplingConfig(1.0))
+    noise = sampler.noise(jnp.zeros(1, jnp.uint32), jnp.arange(8000)[None], jnp.arange(4))[0]
+    drawn = np.bincount(np.asarray(jax.numpy.argmax(jnp.log(p) + noise, axis=-1)), minlength=4) / 8000
+    np.testing.assert_allclose(drawn, p, atol=4 * np.sqrt(0.25 / 8000))

@@ -1,0 +1,64 @@
+"""A tiny random base and prompts for it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from jaxspec.config import MeshConfig, ModelConfig
+from jaxspec.model.decoder import Decoder
+from jaxspec.parallel.sharding import make_mesh, put, tree_shardings
+from jaxspec.weights.load import Model
+from jaxspec.weights.params import params_fingerprint
+
+TINY = ModelConfig(
+    vocab_size=16,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    max_positions=256,
+    tie_embeddings=False,
+)
+
+
+def make_tiny(config: ModelConfig = TINY, eos: tuple[int, ...] = (5,), seed: int = 0) -> Model:
+    """A random model whose logits are wide enough apart that float32 rounding decides nothing."""
+    params = Decoder(config).init(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32))["params"]
+    params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)
+    return Model("tiny", config, params, params_fingerprint(config, params), eos)
+
+
+def on_mesh(model: Model, config: MeshConfig) -> Model:
+    """The model divided over virtual devices."""
+    return dataclasses.replace(model, params=put(model.params, tree_shardings(make_mesh(config), model.params)))
+
+
+def make_prompts(count: int, vocab_size: int = 16, seed: int = 0) -> list[list[int]]:
+    """Prompts of unequal lengths."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, vocab_size, rng.integers(1, 20)).tolist() for _ in range(count)]
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, an end-of-text token, and a chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    wrapped.chat_template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
+    return wrapped
+
+
+def make_text_model(seed: int = 0) -> Model:
+    """A tiny random model with a byte tokenizer."""
+    tokenizer = make_tokenizer()
+    config = dataclasses.replace(TINY, vocab_size=len(tokenizer))
+    return dataclasses.replace(make_tiny(config, (tokenizer.eos_token_id,), seed), tokenizer=tokenizer)
