@@ -17,7 +17,6 @@ import jax
 import pytest
 
 import jaxspec.weights.load
-from jaxspec.decoding import generate
 from tests.helpers.tiny import make_tiny
 
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -48,7 +47,6 @@ def pytest_runtest_teardown():
     else:
         crowded = number % 30 == 0 and not _MAPPINGS.exists()
     if crowded:
-        generate._EXECUTABLES.clear()
         jax.clear_caches()
 
 
