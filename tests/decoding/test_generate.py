@@ -103,7 +103,7 @@ def test_the_cache_is_written_in_place(tiny, drafter, batch, request):
     """No step copies a layer's keys or values; with one node and many rows that takes longer than the layer."""
     config = tiny.config
     program = (
-        decode.lower(*begin(request.getfixturevalue(drafter), [1, 2, 3], 4, batch), np.int32(4)).compile().as_text()
+        decode.lower(*begin(request.getfixturevalue(drafter), [[1, 2, 3]] * batch, 4), np.int32(4)).compile().as_text()
     )
     shape = f"f32[{batch},{config.num_kv_heads},128,{config.head_dim}]"
     assert shape in program

@@ -98,6 +98,6 @@ def test_heads_that_the_mesh_does_not_divide():
 def test_the_cache_is_divided(model):
     many = on_mesh(model, MeshConfig(tensor=4))
     assert many.base_for(1) is many.base  # blocks are for one processor
-    _, state = begin(autoregressive(many), [1, 2, 3], 4)
+    _, state = begin(autoregressive(many), [[1, 2, 3]], 4)
     keys = state.cache.keys[0]
     assert keys.sharding.shard_shape(keys.shape) == (1, 1, 128, 8)

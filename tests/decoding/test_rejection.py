@@ -59,7 +59,8 @@ def exact(model):
 
 def sample(drafter, sampling, acceptance, seed, count=TEXTS):
     """Texts of many seeds, [count, 4], and how many candidates were accepted and offered."""
-    decoding, state = begin(drafter, PROMPT, TOKENS, count, sampling, acceptance, seed * count, capacity=16)
+    seeds = np.arange(count) + seed * count
+    decoding, state = begin(drafter, [PROMPT] * count, TOKENS, sampling, acceptance, seeds, capacity=16)
     state = decode(decoding, state, np.int32(TOKENS))
     return np.asarray(state.tokens)[:, :TOKENS], int(state.stats.accepted.sum()), int(state.stats.offered.sum())
 

@@ -10,13 +10,27 @@ from jaxspec.drafting.sampling import make_sampler
 from jaxspec.parallel.sharding import in_mesh, mesh_of, put_beside
 
 
-def begin(drafter, prompt, limit, count=1, sampling=SamplingConfig(), acceptance=Match(), first_seed=0, capacity=128):
-    """What decodes and its state after prefill, of `count` rows that ask the same prompt with one seed each."""
+def begin(drafter, prompts, limit, sampling=SamplingConfig(), acceptance=Match(), seeds=0, capacity=128, chunk=None):
+    """What decodes, and its state after prefill.
+
+    Args:
+      drafter: what drafts.
+      prompts: ids, of unequal lengths.
+      limit: tokens to emit.
+      sampling: how they are drawn.
+      acceptance: which candidates survive.
+      seeds: one, or one per prompt.
+      capacity: of the cache.
+      chunk: of prefill, which divides 32; default all at once.
+    """
     model = drafter.model
     rest = (drafter.on_device, make_sampler(sampling), jnp.array(model.eos or (-1,), jnp.int32))
     decoding = Decoding(model.base, *put_beside(model.params, rest), acceptance)
-    tokens, lengths = np.tile(np.array(prompt, np.int32), (count, 1)), np.full(count, len(prompt), np.int32)
-    seeds = np.arange(count, dtype=np.uint32) + np.uint32(first_seed)
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    tokens = np.zeros((len(prompts), 32 if chunk else max(lengths)), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = prompt
+    seeds, limits = np.broadcast_to(np.uint32(seeds), len(prompts)), np.full(len(prompts), limit, np.int32)
     with in_mesh(mesh_of(model.params)):
-        cache, prompts = prefill(model.base, tokens, lengths, capacity=capacity, chunk=len(prompt))
-        return decoding, start(decoding, cache, prompts, np.full(count, limit, np.int32), seeds, width=limit)
+        cache, prompt = prefill(model.base, tokens, lengths, capacity=capacity, chunk=chunk or tokens.shape[1])
+        return decoding, start(decoding, cache, prompt, limits, seeds, width=limit)
