@@ -186,7 +186,7 @@ def main(args: list[str]) -> None:
     file = docs / "ablations.json"
     if options.report and not file.exists():
         raise UserError(f"{file}: no results there; run ablate.py without --report first")
-    with alone_in(docs if options.report else writable(docs)):
+    with alone_in(writable(docs)):
         results = update(options, file)
         print(f"written to {write_report(results, docs)}")
 
