@@ -27,6 +27,7 @@ from jaxspec.files import alone_in, known_as, read_json, writable, write_atomica
 from jaxspec.machine import device_name
 from jaxspec.model.blocks import FEW_ROWS
 from jaxspec.model.decoder import abstract_params
+from jaxspec.plotting import picture
 from jaxspec.progress import Progress
 from jaxspec.tuning.latency import StepTimer, bare, in_rounds
 from jaxspec.versions import source_digest
@@ -265,25 +266,18 @@ def latency_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
-def plot_latency(results: dict[str, Any], picture: Path) -> bool:
+def plot_latency(results: dict[str, Any], file: Path) -> bool:
     """Draw a panel per model, with what memory alone would take. Returns that there is something to see."""
-    import matplotlib  # slow to import, needed once at the end
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     models = list(dict.fromkeys(curve["model"] for curve in results["curves"]))
-    figure, grid = plt.subplots(1, len(models), figsize=(5.5 * len(models), 4), squeeze=False)
-    for axes, model in zip(grid.flat, models, strict=True):
-        for number, curve in enumerate(c for c in results["curves"] if c["model"] == model):
-            rows = [int(r) for r in curve["seconds"]]
-            label = f"batch {curve['batch_size']}, cache {curve['cache_length']}"
-            axes.plot(rows, [1e3 * s for s in curve["seconds"].values()], marker=".", color=f"C{number}", label=label)
-            axes.axhline(1e3 * curve["memory_seconds"], color=f"C{number}", linestyle=":", linewidth=1)
-        axes.set_xscale("log", base=2)
-        axes.set(xlabel="rows", ylabel="milliseconds per step", title=f"{model} (dotted: memory alone)", ylim=(0, None))
-        axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(picture, dpi=100)
-    plt.close(figure)
+    with picture(file, 1, len(models), (5.5 * len(models), 4), dpi=100) as grid:
+        for axes, model in zip(grid, models, strict=True):
+            for number, curve in enumerate(c for c in results["curves"] if c["model"] == model):
+                rows, times = zip(*((int(r), 1e3 * s) for r, s in curve["seconds"].items()), strict=True)
+                label = f"batch {curve['batch_size']}, cache {curve['cache_length']}"
+                axes.plot(rows, times, marker=".", color=f"C{number}", label=label)
+                axes.axhline(1e3 * curve["memory_seconds"], color=f"C{number}", linestyle=":", linewidth=1)
+            axes.set_xscale("log", base=2)
+            axes.set(xlabel="rows", ylabel="milliseconds per step", ylim=(0, None))
+            axes.set_title(f"{model} (dotted: memory alone)")
+            axes.legend(fontsize=8)
     return True
