@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from jaxspec.bench.markdown import row, rule
 from jaxspec.config import ModelConfig, command_line
-from jaxspec.errors import UserError, suggest
+from jaxspec.errors import UserError, check_at_least, suggest
 from jaxspec.files import alone_in, known_as, read_json, writable, write_atomically
 from jaxspec.machine import device_name
 from jaxspec.model.blocks import FEW_ROWS
@@ -68,14 +68,9 @@ def check_latency(config: LatencyConfig) -> None:
     for name in ("models", "rows", "batch_sizes", "cache_lengths"):
         if not getattr(config, name):
             raise UserError(f"give at least one value for {name.replace('_', '-')}")
-    least = {"rows": 1, "batch_sizes": 1, "cache_lengths": 64}
-    for name, value in least.items():
-        if min(getattr(config, name)) < value:
-            raise UserError(f"{name.replace('_', '-')} must be at least {value}, got {min(getattr(config, name))}")
+    check_at_least(config, {"rows": 1, "batch_sizes": 1, "cache_lengths": 64, "rounds": 1})
     if config.dtype:
         check_dtype(config.dtype)
-    if config.rounds < 1:
-        raise UserError(f"rounds must be at least 1, got {config.rounds}")
     names = [known_as(name) for name in config.models]
     if len(set(names)) < len(names):
         raise UserError(f"models need different names, got {', '.join(names)}")

@@ -19,7 +19,7 @@ from jaxspec.drafting.method import Method
 from jaxspec.drafting.tree import chain, expected
 from jaxspec.drafting.tree.hardware import Latency, Option, make_option, rank_options
 from jaxspec.drafting.tree.plan import check_accuracy
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, check_at_least
 from jaxspec.machine import processor, this_machine
 from jaxspec.plotting import picture
 from jaxspec.progress import Progress
@@ -82,9 +82,7 @@ def check_tuning(config: TuneConfig, model: Model, adapter: Adapter, prompts: Se
     """Raise UserError for settings that cannot be measured, before anything is."""
     least = {"batch_size": 1, "num_prompts": 1, "max_new_tokens": 2, "finalists": 1, "accuracy_prompts": 0}
     least |= {"cache_length": 64, "max_rows": 2 * _rows_per_node(adapter.method)}
-    for name, value in least.items():
-        if getattr(config, name) < value:
-            raise UserError(f"{name.replace('_', '-')} must be at least {value}, got {getattr(config, name)}")
+    check_at_least(config, least)
     if config.cache_length > model.config.max_positions:
         raise UserError(f"cache-length is at most the base's {model.config.max_positions}, got {config.cache_length}")
     needed = _counts(config)[0] + config.batch_size
