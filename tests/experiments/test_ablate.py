@@ -132,7 +132,10 @@ def test_decoding_says_what_each_tree_costs_and_brings(model, done):
         },
         (Conclusion("straight", "wide", "straight is faster"),),
     )  # fmt: skip
-    runs = lambda name, label: folder / results[name][label]["run"]  # noqa: E731
+
+    def runs(name, label):
+        return folder / results[name][label]["run"]
+
     figures = run_decoding(study, model, runs, ["question 1", "another"], 12)
     assert [figures[name]["rows"] for name in figures] == [1, 4 + 3, 7 + 21] and study.axis == ""
     assert all(row["identical"] == 2 and row["tokens_per_step"] >= 1 for row in figures.values())
