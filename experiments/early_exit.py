@@ -8,10 +8,10 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafting.method import Batch, Method, PyTree
+from jaxspec.drafting.draft import PyTree
+from jaxspec.drafting.method import Batch, Method
 from jaxspec.methods.losses import future_loss
 from jaxspec.model.base import Base
-from jaxspec.model.decoder import causal_mask
 from jaxspec.model.rows import read_layers
 
 
@@ -43,7 +43,7 @@ class EarlyExit(Method):
 
     def _logits(self, trainable: PyTree, base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Final hidden states of the text [B, T, D], and the logits."""
-        frozen, _, read = read_layers(base, batch.tokens, causal_mask(*batch.tokens.shape), self.layers)
+        frozen, _, read = read_layers(base, batch.tokens, self.layers)
         rows = jnp.arange(batch.tokens.shape[0])[:, None]
         heads = [
             base.normed(read[layer][rows, batch.points]) @ trainable[f"head{d}"]

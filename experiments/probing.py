@@ -4,43 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding.loop import Drafter
-from jaxspec.drafting.method import Batch, PyTree
+from jaxspec.drafting.draft import PyTree
+from jaxspec.drafting.method import Batch
 from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.model.base import Base
-from jaxspec.model.decoder import causal_mask
 from jaxspec.model.rows import read_layers
-from jaxspec.progress import Progress
 from jaxspec.training.batches import insertion_points, make_batch
 from jaxspec.training.data import Answer
-from jaxspec.tuning.latency import StepTimer, in_rounds
-from jaxspec.weights.load import Model
-
-
-def step_times(
-    model: Model, drafters: dict[Hashable, Drafter], cache_length: int, rounds: int, batch_size: int = 1
-) -> dict[Hashable, float]:
-    """Median seconds of a decoding step with each drafter, the drafters in turn.
-
-    Args:
-      model: the base.
-      drafters: by name.
-      cache_length: S.
-      rounds: measurements of each.
-      batch_size: B.
-    """
-    with Progress("measuring", len(drafters) * rounds, "runs") as progress:
-        timers = {
-            name: StepTimer(model.base_for(batch_size * d.num_rows), d, batch_size, cache_length)
-            for name, d in drafters.items()
-        }
-        return in_rounds(timers, rounds, progress.update)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +37,7 @@ def _cosines(method: _Watched, trainable: PyTree, base: Base, batch: Batch) -> t
     i, layers = method.distances, base.decoder.config.num_layers
     _, exits = method.probe(trainable, base, batch, i)
     first = layers - method.watched + 1
-    final, _, read = read_layers(base, batch.tokens, causal_mask(*batch.tokens.shape), tuple(range(first, layers)))
+    final, _, read = read_layers(base, batch.tokens, tuple(range(first, layers)))
     at = batch.points + i  # the token that a pseudo state stands for
     counted = (batch.points >= 0) & (at < batch.lengths[:, None])
     rows, at = jnp.arange(at.shape[0])[:, None], jnp.minimum(at, batch.tokens.shape[1] - 1)

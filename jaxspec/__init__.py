@@ -1,8 +1,8 @@
 """Lossless parallel decoding for LLaMA-style language models in JAX and Flax.
 
 model = jaxspec.load_model()
-method = jaxspec.load_method("ppd", model)
-[answer] = jaxspec.generate(model, method, ["Why is the sky blue?"])
+drafter = jaxspec.load_drafter("ppd", model)
+[answer] = jaxspec.generate(drafter, ["Why is the sky blue?"])
 """
 
 import os
@@ -16,13 +16,14 @@ from jaxspec.config import DataConfig, ModelConfig, SamplingConfig, TrainConfig
 from jaxspec.decoding.acceptance import Match, Rejection, Typical
 from jaxspec.decoding.generate import Generation, generate, stream
 from jaxspec.drafting import tree
-from jaxspec.drafting.adapter import load_method
-from jaxspec.drafting.choice import load_tuned
+from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
+from jaxspec.methods import load_drafter
 from jaxspec.weights.load import Model, load_model
 
 __all__ = [
     "DataConfig",
+    "Drafter",
     "Generation",
     "Match",
     "Model",
@@ -32,10 +33,10 @@ __all__ = [
     "TrainConfig",
     "Typical",
     "UserError",
+    "autoregressive",
     "generate",
-    "load_method",
+    "load_drafter",
     "load_model",
-    "load_tuned",
     "stream",
     "tree",
 ]

@@ -3,10 +3,41 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import jax
+
+_compiled: list[tuple[float, float]] = []  # spans of time in which JAX traced or compiled
+
+
+def _note_compilation(event: str, seconds: float, **_: Any) -> None:
+    if event.startswith("/jax/core/compile/"):
+        end = time.perf_counter()
+        while _compiled and _compiled[-1][0] >= end - seconds:  # parts of this one
+            _compiled.pop()
+        _compiled.append((end - seconds, end))
+
+
+jax.monitoring.register_event_duration_secs_listener(_note_compilation)
+
+
+class Stopwatch:
+    """Seconds of a block, apart from what JAX compiled in it.
+
+    Attributes:
+      seconds: without compilation.
+      compile_seconds: tracing and compiling; 0 where every program was known.
+    """
+
+    def __enter__(self) -> Stopwatch:
+        self._began, self._known = time.perf_counter(), len(_compiled)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.compile_seconds = sum(end - began for began, end in _compiled[self._known :])
+        self.seconds = time.perf_counter() - self._began - self.compile_seconds
 
 
 def this_machine() -> dict[str, Any]:

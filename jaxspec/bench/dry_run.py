@@ -19,7 +19,8 @@ from jax.stages import Lowered
 from jaxspec.config import MeshConfig, ModelConfig, SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.generate import bucket, cache_capacity
-from jaxspec.decoding.loop import Drafter, decode, prefill, start, state_names
+from jaxspec.decoding.loop import Decoding, decode, prefill, start, state_names
+from jaxspec.drafting.drafter import DeviceDrafter
 from jaxspec.drafting.method import Batch, Method
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import TreePlan, from_paths
@@ -151,7 +152,7 @@ def dry_run_decoding(
     for most in ROWS:
         drafter = _drafter(config, base, mesh, most)
         if drafter is not None:
-            rows = drafter.num_rows if most > 1 else 1
+            rows = _num_rows(drafter)
             steps[rows] = _compiled(_lower_decoding(base, drafter, mesh, batch_size, capacity), chip)
     return {
         "parameters": size(base.params),
@@ -162,13 +163,13 @@ def dry_run_decoding(
     }
 
 
-def _drafter(config: RunConfig, base: Base, mesh: Mesh, rows: int) -> Drafter | None:
+def _drafter(config: RunConfig, base: Base, mesh: Mesh, rows: int) -> DeviceDrafter | None:
     """An untrained drafter with the largest tree of so many rows; autoregressive decoding where they are one.
 
     None where not even two nodes fit.
     """
     if rows == 1:
-        return Drafter({}, from_paths([]).arrays(0), Method())
+        return DeviceDrafter({}, from_paths([]).arrays(0), Method())
     method, ids = config.method, None
     if config.draft_vocabulary:
         count = config.draft_vocabulary
@@ -181,16 +182,18 @@ def _drafter(config: RunConfig, base: Base, mesh: Mesh, rows: int) -> Drafter | 
 
     def prepare(base: Base) -> Any:
         nonlocal kept
-        trainable = method.init(jax.random.key(0), base)
-        if method.tunes_base:  # into one of the same shapes
-            kept, trainable, _ = method.settled(trainable, base)
+        kept, trainable, base = method.tune(method.init(jax.random.key(0), base), base)
         return kept.prepared(trainable, base)
 
     trainable, tree = jax.eval_shape(prepare, drafting), _tree(config, rows)
     if tree is None:
         return None
     trainable = with_shardings(trainable, tree_shardings(mesh, trainable))
-    return Drafter(trainable, tree.arrays(method.probe_distances), kept, ids)
+    return DeviceDrafter(trainable, tree.arrays(method.probe_distances), kept, ids)
+
+
+def _num_rows(drafter: DeviceDrafter) -> int:
+    return drafter.tree.num_nodes + drafter.tree.num_probes * drafter.method.probe_rows
 
 
 def _tree(config: RunConfig, rows: int) -> TreePlan | None:
@@ -199,23 +202,19 @@ def _tree(config: RunConfig, rows: int) -> TreePlan | None:
     return next((p for p in sized if p.num_nodes + p.num_probes * config.method.probe_rows <= rows), None)
 
 
-def _lower_decoding(base: Base, drafter: Drafter, mesh: Mesh, batch_size: int, capacity: int) -> Lowered:
+def _lower_decoding(base: Base, drafter: DeviceDrafter, mesh: Mesh, batch_size: int, capacity: int) -> Lowered:
     """One step of the decoding loop."""
-    ints = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)  # noqa: E731
-    tokens, lengths = ints(batch_size, _PROMPT), ints(batch_size)
-    sampler, eos, acceptance = make_sampler(SamplingConfig()), jnp.zeros(1, jnp.int32), Match()
+    tokens, lengths = (jax.ShapeDtypeStruct(s, jnp.int32) for s in ((batch_size, _PROMPT), (batch_size,)))
+    decoding = Decoding(base, drafter, make_sampler(SamplingConfig()), jnp.zeros(1, jnp.int32), Match())
 
-    def begin(base: Base, drafter: Drafter, tokens: jax.Array, lengths: jax.Array) -> Any:
-        prefilled = prefill(base, tokens, lengths, capacity=capacity, chunk=_PROMPT)
-        seeds = jnp.zeros(batch_size, jnp.uint32)
-        args = (base, drafter, sampler, *prefilled, tokens, lengths, lengths, seeds, eos)
-        return start(*args, acceptance=acceptance, width=64, chunk=_PROMPT)
+    def begin(decoding: Decoding, tokens: jax.Array, lengths: jax.Array) -> Any:
+        cache, prompt = prefill(decoding.base, tokens, lengths, capacity=capacity, chunk=_PROMPT)
+        return start(decoding, cache, prompt, lengths, jnp.zeros(batch_size, jnp.uint32), width=64)
 
-    state = jax.eval_shape(begin, base, drafter, tokens, lengths)
+    state = jax.eval_shape(begin, decoding, tokens, lengths)
     places = jax.tree.map(lambda x: NamedSharding(mesh, partition(mesh, x.shape, state_names(x))), state)
-    args = (base, drafter, sampler, eos, with_shardings(state, places), ints())
     with in_mesh(mesh):
-        return decode.lower(*args, acceptance=acceptance)
+        return decode.lower(decoding, with_shardings(state, places), jax.ShapeDtypeStruct((), jnp.int32))
 
 
 def _compiled(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.probing import step_times
 from jaxspec.bench.markdown import row, rule
-from jaxspec.decoding.loop import Drafter
-from jaxspec.tuning.latency import bare
+from jaxspec.drafting.drafter import Drafter
+from jaxspec.tuning.latency import bare, step_times
 from jaxspec.weights.load import Model
 
 _CACHE, _ROUNDS = 512, 9
@@ -27,13 +26,12 @@ def measure_overhead(model: Model, drafters: dict[str, Drafter], batch_size: int
     """
     if not drafters:
         return {}
-    drafters = {name: drafter.replace(own=None) for name, drafter in drafters.items()}  # a base of its own is as fast
-    steps: dict[Any, Drafter] = {"plain": bare(1)}
+    steps: dict[Any, Drafter] = {"plain": bare(model, 1)}  # a base of a method's own is as fast
     for name, drafter in drafters.items():
-        steps |= {(name, "whole"): drafter, (name, "verifying"): bare(drafter.tree.num_nodes)}
-    seconds = step_times(model, steps, _CACHE, _ROUNDS, batch_size)
+        steps |= {(name, "whole"): drafter, (name, "verifying"): bare(drafter.model, drafter.plan.num_nodes)}
+    seconds = step_times(steps, _CACHE, _ROUNDS, batch_size)
     return {
-        name: {"nodes": drafter.tree.num_nodes, "rows": drafter.num_rows, "plain": seconds["plain"]}
+        name: {"nodes": drafter.plan.num_nodes, "rows": drafter.num_rows, "plain": seconds["plain"]}
         | {part: seconds[name, part] for part in ("verifying", "whole")}
         for name, drafter in drafters.items()
     }

@@ -15,19 +15,11 @@ from jaxspec.bench.peers import Peer, library, load_peers
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Match
 from jaxspec.decoding.generate import Generation, generate
-from jaxspec.decoding.loop import Drafter
-from jaxspec.drafting.adapter import (
-    adapter_plan,
-    find_shipped,
-    load_method,
-    make_drafter,
-    open_adapter,
-    plain_drafter,
-)
-from jaxspec.drafting.choice import load_tuned
+from jaxspec.drafting.adapter import find_shipped
+from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.drafting.tree.plan import plan_to_json
 from jaxspec.errors import UserError
-from jaxspec.methods import METHODS
+from jaxspec.methods import METHODS, load_drafter
 from jaxspec.weights.load import Model
 
 REFERENCE = "autoregressive"
@@ -86,17 +78,17 @@ class MethodWay(Way):
     @property
     def drafts(self) -> bool:
         """Whether there is anything to verify."""
-        return self.drafter.tree.max_depth > 0
+        return self.drafter.plan.depth > 0
 
     @property
     def own(self) -> Model | None:
         """As the drafter says."""
-        return self.drafter.own
+        return self.drafter.model if self.drafter.tuned_base else None
 
     @property
     def bytes(self) -> int:
         """Adapter, trees, and a base of its own."""
-        return sum(leaf.nbytes for leaf in jax.tree.leaves((self.drafter, self.own and self.own.params)))
+        return sum(leaf.nbytes for leaf in jax.tree.leaves((self.drafter.on_device, self.own and self.own.params)))
 
     def same_text(self, config: BenchConfig, temperature: float) -> bool:
         """As the acceptance rule says."""
@@ -109,7 +101,7 @@ class MethodWay(Way):
         # Who drafts nothing has nothing to accept, and its own text is the base's, whatever the rule.
         acceptance = ACCEPTANCES[config.accept]() if self.drafts else Match()
         settings = {"sampling": sampling, "seed": seed, "acceptance": acceptance, "batch_size": len(prompts)}
-        return generate(model, self.drafter, prompts, config.max_new_tokens, **settings)
+        return generate(self.drafter, prompts, config.max_new_tokens, **settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +142,7 @@ def parse_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
             f"no adapter ships for {model.name!r}, and there is nothing else to compare: train one with train.py and "
             "give --adapters METHOD=FOLDER, or name --methods"
         )
-    plain = load_method(REFERENCE, model)
+    plain = autoregressive(model)
     ways: dict[str, Way] = {REFERENCE: MethodWay(REFERENCE, {}, plain)}
     used = set()
     for text in map(str.strip, texts):
@@ -165,7 +157,7 @@ def parse_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
         elif text != REFERENCE:
             way = _way(text, model, config, adapters.get(match["method"]), **match.groupdict())
             if way.own:  # it owes the text of the base that it has tuned
-                plain_own = MethodWay(way.reference, {"reference": way.reference}, plain_drafter(way.own))
+                plain_own = MethodWay(way.reference, {"reference": way.reference}, autoregressive(way.own))
                 ways.setdefault(way.reference, plain_own)
             ways[text] = way
         used.add(match["method"])
@@ -187,18 +179,17 @@ def _way(
     name: str, model: Model, config: BenchConfig, folder: str | None, method: str, tree: str | None,
     vocabulary: str | None,
 ) -> MethodWay:  # fmt: skip
-    _, adapter = open_adapter(method, model, folder)
-    if tree == "auto":
-        if vocabulary:
-            raise UserError(f"method {name!r}: a tree of auto brings its own draft vocabulary")
-        tuning = {"batch_size": config.batch_size, "temperature": config.temperature}
-        drafter, line = load_tuned(method, model, folder, **tuning)
-        count = 0 if drafter.draft_vocabulary is None else len(drafter.draft_vocabulary.ids)
-        info = {"tree": line, "note": f"{name}: {line}"}
-    else:
-        plan = adapter_plan(adapter, tree)
-        count = adapter.info.get("draft_vocabulary", 0) if vocabulary is None else int(vocabulary)
-        drafter, info = make_drafter(adapter, plan, model, count), {"tree": plan_to_json(plan)}
-    info |= {"adapter": adapter.digest, "draft_vocabulary": count, "rows": drafter.num_rows}
-    info |= {"accuracy": adapter.info["accuracy"]} if "accuracy" in adapter.info else {}
-    return MethodWay(name, info | ({"reference": f"{REFERENCE}, base of {method}"} if drafter.own else {}), drafter)
+    count = int(vocabulary) if vocabulary else None
+    tuning = {"batch_size": config.batch_size, "temperature": config.temperature}
+    drafter = load_drafter(method, model, folder, tree=tree, draft_vocabulary=count, **tuning)
+    info: dict[str, Any] = {"tree": drafter.note, "note": f"{name}: {drafter.note}"}
+    if not drafter.note:
+        info = {"tree": plan_to_json(drafter.plan)}
+    info |= {"adapter": drafter.adapter.digest} if drafter.adapter else {}
+    info |= {"draft_vocabulary": drafter.draft_vocabulary, "rows": drafter.num_rows}
+    info |= (
+        {"accuracy": drafter.adapter.info["accuracy"]} if drafter.adapter and "accuracy" in drafter.adapter.info else {}
+    )
+    if drafter.tuned_base:
+        info |= {"reference": f"{REFERENCE}, base of {method}"}
+    return MethodWay(name, info, drafter)

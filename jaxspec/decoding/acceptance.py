@@ -6,62 +6,16 @@ import abc
 import dataclasses
 from typing import ClassVar
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.drafting.draft import Accepted, Draft
 from jaxspec.drafting.sampling import Sampler, best
 from jaxspec.drafting.tree import Tree
 from jaxspec.errors import UserError
 
 _TINY = 1e-20
-
-
-@flax.struct.dataclass
-class Accepted:
-    """Outcome of verification, per batch row.
-
-    Attributes:
-      path: [B, P + 1] int32, accepted nodes from the root down; beyond `length` the last one repeats.
-      length: [B] int32, candidates accepted, the root not counted.
-      node: [B] int32, the last accepted node.
-      bonus: [B] int32, the token the base itself puts after it.
-    """
-
-    path: jax.Array
-    length: jax.Array
-    node: jax.Array
-    bonus: jax.Array
-
-
-@flax.struct.dataclass
-class Drawn:
-    """Where sampled candidates came from.
-
-    Attributes:
-      log_q: [B, X, V] float32, distributions, filters and temperature included.
-      place: [B, N] int32, which of them each node's token was drawn from. Siblings share one: they are drawn without
-        replacement, in the order of their ranks.
-    """
-
-    log_q: jax.Array
-    place: jax.Array
-
-
-@flax.struct.dataclass
-class Draft:
-    """What a step verifies.
-
-    Attributes:
-      tokens: [B, N] int32, token of every node; node 0, the root, is the newest token emitted.
-      valid: [B, N] bool; False for nodes without a candidate (a first step, an n-gram miss, padding).
-      drawn: None unless candidates were drawn independently of the text's noise.
-    """
-
-    tokens: jax.Array
-    valid: jax.Array
-    drawn: Drawn | None = None
 
 
 class Acceptance(abc.ABC):
@@ -280,8 +234,8 @@ def _longest(tree: Tree, survives: jax.Array, targets: jax.Array) -> Accepted:
     survives = survives | (tree.depth == 0)
     whole = jnp.all(survives[:, None] | ~tree.ancestors, axis=-1) & tree.live
     node = jnp.argmax(jnp.where(whole, tree.depth, -1), axis=-1)  # [B]; the first of several
-    pick = lambda x: jnp.take_along_axis(x, node.reshape(-1, *[1] * (x.ndim - 1)), axis=1)[:, 0]  # noqa: E731
-    length, on_path = pick(tree.depth), pick(tree.ancestors)
+    rows = jnp.arange(len(node))
+    length, on_path = tree.depth[rows, node], tree.ancestors[rows, node]
     steps = jnp.minimum(jnp.arange(tree.max_depth + 1), length[:, None])  # [B, P + 1]
     path = jnp.argmax(on_path[:, None] & (tree.depth[:, None] == steps[..., None]), axis=-1)
-    return Accepted(path.astype(jnp.int32), length, node.astype(jnp.int32), pick(targets))
+    return Accepted(path.astype(jnp.int32), length, node.astype(jnp.int32), targets[rows, node])

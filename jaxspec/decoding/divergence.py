@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -63,10 +64,8 @@ def first_divergence(
     """
     if list(ours) == list(reference):
         return None
-    longest = max(len(ours), len(reference))
-    pad = lambda answer: [*answer, *[-1] * (longest - len(answer))]  # noqa: E731
-    index = next(i for i, (a, b) in enumerate(zip(pad(ours), pad(reference), strict=True)) if a != b)
-    pair = pad(ours)[index], pad(reference)[index]
+    pairs = list(itertools.zip_longest(ours, reference, fillvalue=-1))
+    index, pair = next((i, (a, b)) for i, (a, b) in enumerate(pairs) if a != b)
     if -1 in pair:  # one stopped where the other went on: no tie can explain that
         return Divergence(index, pair, float("inf"))
     text = [*prompt, *reference[:index]]

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Acceptance, Match
-from jaxspec.decoding.loop import DecodeState, Drafter, decode, insert, prefill, start
+from jaxspec.decoding.loop import DecodeState, Decoding, decode, insert, prefill, start
 from jaxspec.decoding.prompts import as_text, encode_prompts
-from jaxspec.drafting.sampling import Sampler, make_sampler
+from jaxspec.drafting.drafter import Drafter
+from jaxspec.drafting.sampling import make_sampler
 from jaxspec.errors import UserError
-from jaxspec.model.base import Base
+from jaxspec.machine import Stopwatch
 from jaxspec.parallel.processes import host
 from jaxspec.parallel.sharding import in_mesh, mesh_of, parts_of_batch, put_beside
 from jaxspec.weights.load import Model
@@ -71,22 +70,6 @@ class Generation:
         return (self.new_tokens - 1) / self.decode_seconds if self.steps else 0.0
 
 
-_EXECUTABLES: dict[Any, Any] = {}
-
-
-def _compiled(function: Any, *args: Any, **static: Any) -> tuple[Any, float]:
-    """A jitted function compiled for these arguments, and the seconds it took (0 when already known)."""
-    leaves, structure = jax.tree.flatten(args)
-    shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf), getattr(leaf, "sharding", None)) for leaf in leaves)
-    precision = jax.config.jax_default_matmul_precision
-    key = (function, structure, shapes, precision, tuple(sorted(static.items(), key=lambda item: item[0])))
-    if key in _EXECUTABLES:
-        return _EXECUTABLES[key], 0.0
-    began = time.perf_counter()
-    _EXECUTABLES[key] = function.lower(*args, **static).compile()
-    return _EXECUTABLES[key], time.perf_counter() - began
-
-
 def bucket(length: int, smallest: int = 32, largest_step: int = 512) -> int:
     """The next power of two from `smallest`, and multiples of `largest_step` beyond it: few shapes, little waste."""
     size = smallest
@@ -110,29 +93,23 @@ class _Run:
     compile_seconds: float
 
 
-@dataclasses.dataclass(frozen=True)
 class _Job:
     """What all batches of one call share.
 
-    Attributes:
-      model: the base's names and tokenizer.
-      base: decoder and parameters, as decoding wants them.
-      drafter: method, adapter, tree.
-      sampler: how tokens are drawn.
+    Args:
+      drafter: what decodes, and on which base.
+      sampling: how tokens are drawn.
       seed: of sampling.
       acceptance: which candidates survive.
-      eos: [E] int32.
-      mesh: what the base and all else is divided over; None: one device.
+      batch_size: prompts decoded together.
     """
 
-    model: Model
-    base: Base
-    drafter: Drafter
-    sampler: Sampler
-    seed: int
-    acceptance: Acceptance
-    eos: jax.Array
-    mesh: Mesh | None
+    def __init__(self, drafter: Drafter, sampling: SamplingConfig, seed: int, acceptance: Acceptance, batch_size: int):
+        self.model, self._seed = drafter.model, seed
+        self.mesh = mesh_of(self.model.params)
+        rest = (drafter.on_device, make_sampler(sampling), jnp.array(self.model.eos or (-1,), jnp.int32))
+        base = self.model.base_for(batch_size * drafter.num_rows)
+        self._decoding = Decoding(base, *put_beside(self.model.params, rest), acceptance)
 
     def begin(
         self, prompts: Sequence[Sequence[int]], limits: Sequence[int], padded: int, width: int, capacity: int
@@ -142,47 +119,26 @@ class _Job:
         tokens = np.zeros((len(prompts), padded), np.int32)
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = prompt
-        seeds = np.full(len(prompts), self.seed % 2**32, np.uint32)
+        seeds = np.full(len(prompts), self._seed % 2**32, np.uint32)
         chunk = min(padded, _PREFILL_CHUNK)
-        sizes = {"capacity": capacity, "chunk": chunk}
-        with in_mesh(self.mesh):
-            run_prefill, compiling = _compiled(prefill, self.model.base, tokens, lengths, **sizes)
-        began = time.perf_counter()
-        prefilled = jax.block_until_ready(run_prefill(self.model.base, tokens, lengths))
-        seconds = time.perf_counter() - began
-        limits = np.array(limits, np.int32)
-        args = (self.base, self.drafter, self.sampler, *prefilled, tokens, lengths, limits, seeds, self.eos)
-        with in_mesh(self.mesh):
-            run_start, more = _compiled(start, *args, acceptance=self.acceptance, width=width, chunk=chunk)
-        began = time.perf_counter()
-        state = jax.block_until_ready(run_start(*args))
-        return _Run(state, seconds + time.perf_counter() - began, 0.0, compiling + more)
+        with in_mesh(self.mesh), Stopwatch() as watch:
+            cache, prompt = prefill(self.model.base, tokens, lengths, capacity=capacity, chunk=chunk)
+            state = start(self._decoding, cache, prompt, np.array(limits, np.int32), seeds, width=width)
+            jax.block_until_ready(state)
+        return _Run(state, watch.seconds, 0.0, watch.compile_seconds)
 
     def advance(self, run: _Run, steps: int) -> None:
         """Run some steps, or fewer where all rows are done."""
-        args = (self.base, self.drafter, self.sampler, self.eos, run.state, np.int32(steps))
-        with in_mesh(self.mesh):
-            run_decode, compiling = _compiled(decode, *args, acceptance=self.acceptance)
-        run.compile_seconds += compiling
-        began = time.perf_counter()
-        run.state = jax.block_until_ready(run_decode(*args))
-        run.decode_seconds += time.perf_counter() - began
+        with in_mesh(self.mesh), Stopwatch() as watch:
+            run.state = jax.block_until_ready(decode(self._decoding, run.state, np.int32(steps)))
+        run.compile_seconds += watch.compile_seconds
+        run.decode_seconds += watch.seconds
 
     def sizes(self, longest_prompt: int, max_new_tokens: int) -> tuple[int, int, int]:
         """Bucketed prompt length, output width and cache capacity."""
         padded = bucket(longest_prompt)
-        capacity = cache_capacity(longest_prompt + max_new_tokens, self.drafter.tree.max_depth)
+        capacity = cache_capacity(longest_prompt + max_new_tokens, self._decoding.drafter.tree.max_depth)
         return padded, bucket(max_new_tokens, 64), max(padded, capacity)
-
-
-def _job(
-    model: Model, drafter: Drafter, sampling: SamplingConfig, seed: int, acceptance: Acceptance, batch_size: int = 1
-) -> _Job:
-    model, drafter = drafter.own or model, drafter.replace(own=None)
-    rest = (drafter, make_sampler(sampling), jnp.array(model.eos or (-1,), jnp.int32))
-    drafter, sampler, eos = put_beside(model.params, rest)
-    base = model.base_for(batch_size * drafter.num_rows)
-    return _Job(model, base, drafter, sampler, seed, acceptance, eos, mesh_of(model.params))
 
 
 def _collect(model: Model, run: _Run, row: int, prompt: str) -> Generation:
@@ -204,8 +160,7 @@ def _collect(model: Model, run: _Run, row: int, prompt: str) -> Generation:
 
 
 def iterate(
-    model: Model,
-    method: Drafter,
+    drafter: Drafter,
     prompts: Sequence[str | Sequence[int]],
     max_new_tokens: int = 128,
     *,
@@ -220,8 +175,7 @@ def iterate(
     """Answer prompts, batch by batch as the answers are asked for.
 
     Args:
-      model: from `load_model`.
-      method: from `load_method`; one that has a base of its own decodes on that.
+      drafter: from `load_drafter`.
       prompts: texts or token ids.
       max_new_tokens: stop there, or at an end-of-text token.
       sampling: greedy by default.
@@ -241,8 +195,9 @@ def iterate(
     """
     if batch_size < 1:
         raise UserError(f"batch-size must be at least 1, got {batch_size}")
+    model = drafter.model
     encoded = encode_prompts(model, prompts, max_new_tokens, chat, max_length)
-    job = _job(model, method, sampling, seed, acceptance, min(batch_size, len(encoded)))
+    job = _Job(drafter, sampling, seed, acceptance, min(batch_size, len(encoded)))
     for first in range(0, len(encoded), batch_size):
         batch = encoded[first : first + batch_size]
         padding = min(batch_size, len(encoded)) - len(batch)  # a last short batch keeps the compiled shape
@@ -255,8 +210,7 @@ def iterate(
 
 
 def generate(
-    model: Model,
-    method: Drafter,
+    drafter: Drafter,
     prompts: Sequence[str | Sequence[int]],
     max_new_tokens: int = 128,
     **settings: Any,
@@ -264,8 +218,7 @@ def generate(
     """Answer prompts: `iterate` as a list, with the same arguments.
 
     Args:
-      model: from `load_model`.
-      method: from `load_method`.
+      drafter: from `load_drafter`.
       prompts: texts or token ids.
       max_new_tokens: stop there, or at an end-of-text token.
       **settings: `sampling`, `seed`, `acceptance`, `batch_size`, `chat`, `max_length` as in `iterate`.
@@ -276,12 +229,11 @@ def generate(
     Raises:
       UserError: a prompt or a setting that makes no sense.
     """
-    return list(iterate(model, method, prompts, max_new_tokens, **settings))
+    return list(iterate(drafter, prompts, max_new_tokens, **settings))
 
 
 def generate_many(
-    model: Model,
-    method: Drafter,
+    drafter: Drafter,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     *,
@@ -294,8 +246,7 @@ def generate_many(
     """Answers to many prompts, for throughput: rows that finish make room for the next prompts.
 
     Args:
-      model: the base.
-      method: from `load_method`.
+      drafter: from `load_drafter`.
       prompts: token ids.
       max_new_tokens: stop there, or at an end-of-text token.
       sampling: greedy by default.
@@ -307,7 +258,7 @@ def generate_many(
     Yields:
       Index of a prompt and the ids of its answer, in the order they finish.
     """
-    job = _job(model, method, sampling, seed, Match(), batch_size)  # however few are left: resumed ones round alike
+    job = _Job(drafter, sampling, seed, Match(), batch_size)  # however few are left: resumed ones round alike
     parts = parts_of_batch(job.mesh)  # of a number that they do not divide every one would hold all rows
     batch_size = bucket(min(batch_size, len(prompts)), parts, parts)
     refill = min(refill, batch_size)
@@ -339,8 +290,7 @@ def generate_many(
 
 
 def stream(
-    model: Model,
-    method: Drafter,
+    drafter: Drafter,
     prompt: str | Sequence[int],
     max_new_tokens: int = 128,
     *,
@@ -354,8 +304,7 @@ def stream(
     """Answer one prompt piece by piece: the arguments of `generate`, the answer so far after every few steps.
 
     Args:
-      model: from `load_model`.
-      method: from `load_method`.
+      drafter: from `load_drafter`.
       prompt: text or token ids.
       max_new_tokens: stop there, or at an end-of-text token.
       sampling: greedy by default.
@@ -372,8 +321,9 @@ def stream(
     Raises:
       UserError: a prompt or a setting that makes no sense.
     """
+    model = drafter.model
     [ids] = encode_prompts(model, [prompt], max_new_tokens, chat, max_length)
-    job, text = _job(model, method, sampling, seed, acceptance), as_text(model, prompt)
+    job, text = _Job(drafter, sampling, seed, acceptance, 1), as_text(model, prompt)
     run = job.begin([ids], [max_new_tokens], *job.sizes(len(ids), max_new_tokens))
     yield _collect(model, run, 0, text)
     while not np.all(host(run.state.done)):

@@ -14,44 +14,43 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.decoding.acceptance import Acceptance, Accepted, Draft
-from jaxspec.drafting.method import Method, Prompt, PyTree, Verified
+from jaxspec.decoding.acceptance import Acceptance
+from jaxspec.drafting.draft import Accepted, Draft, Drafting, PyTree
+from jaxspec.drafting.drafter import DeviceDrafter
+from jaxspec.drafting.method import Prompt, Verified
 from jaxspec.drafting.sampling import Sampler
 from jaxspec.drafting.tree import Tree, select_trees
-from jaxspec.model.base import Base, DraftVocabulary
+from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
 from jaxspec.model.chunks import run_in_chunks
+from jaxspec.model.decoder import Context
 from jaxspec.model.rows import run_rows
 from jaxspec.parallel.sharding import divided
-from jaxspec.weights.load import Model
 
 
 @flax.struct.dataclass
-class Drafter:
-    """A method ready to decode.
+class Decoding:
+    """What stays as it is from the first step to the last; always an argument, never closed over.
 
     Attributes:
-      trainable: the adapter's pytree, `prepared`; empty for methods without one.
-      tree: the draft trees, stacked: one per state (see `jaxspec.drafting.tree.TreePlan`).
-      method: the static settings.
-      draft_vocabulary: the tokens that may be drafted; None: all.
-      own: the base that the method has fine-tuned and decodes on; None: the one that is given. No part of the pytree.
+      base: the frozen decoder.
+      drafter: method, adapter and trees.
+      sampler: how tokens are drawn.
+      eos: [E] int32, ids that end a text.
+      acceptance: which candidates survive (static); chooses the first token too.
     """
 
-    trainable: PyTree
-    tree: Tree
-    method: Method = flax.struct.field(pytree_node=False)
-    draft_vocabulary: DraftVocabulary | None = None
-    own: Model | None = flax.struct.field(pytree_node=False, default=None)
+    base: Base
+    drafter: DeviceDrafter
+    sampler: Sampler
+    eos: jax.Array
+    acceptance: Acceptance = flax.struct.field(pytree_node=False)
 
-    @property
-    def num_rows(self) -> int:
-        """R, rows of a step, padding included."""
-        return self.tree.num_nodes + self.tree.num_probes * self.method.probe_rows
-
-    def drafting(self, base: Base) -> Base:
-        """The base as the method sees it when it drafts."""
-        return base.replace(draft_vocabulary=self.draft_vocabulary)
+    def drafting(self, tree: Tree, seeds: jax.Array) -> Drafting:
+        """What the method drafts with when it fills a tree."""
+        drafter = self.drafter
+        base = self.base.replace(draft_vocabulary=drafter.draft_vocabulary)
+        return Drafting(drafter.trainable, base, tree, self.acceptance.drafting(self.sampler), seeds)
 
 
 @flax.struct.dataclass
@@ -103,9 +102,7 @@ class DecodeState:
 
 
 @functools.partial(jax.jit, static_argnames=("capacity", "chunk"))
-def prefill(
-    base: Base, tokens: jax.Array, lengths: jax.Array, *, capacity: int, chunk: int
-) -> tuple[Cache, jax.Array, jax.Array]:
+def prefill(base: Base, tokens: jax.Array, lengths: jax.Array, *, capacity: int, chunk: int) -> tuple[Cache, Prompt]:
     """Run the prompts through the base.
 
     Args:
@@ -116,63 +113,39 @@ def prefill(
       chunk: tokens to run at once, a divisor of T.
 
     Returns:
-      The cache, the hidden states of all positions [B, T, D], and the logits [B, V] after each prompt.
+      The cache, and what methods see of the prompts.
     """
     B = len(tokens)
     cache = empty_cache(base.decoder.config, B, capacity, base.dtype)
 
-    def run(tokens: jax.Array, *context: jax.Array) -> tuple[jax.Array, Cache]:
-        return base.rows(base.embed(tokens), *context)
+    def run(tokens: jax.Array, context: Context) -> tuple[jax.Array, Cache]:
+        return base.rows(base.embed(tokens), context)
 
     hidden, cache = run_in_chunks(run, tokens, cache, chunk)
-    return _divided(cache), hidden, base.logits(hidden[jnp.arange(B), lengths - 1])
+    logits = base.logits(hidden[jnp.arange(B), lengths - 1])
+    return _divided(cache), Prompt(tokens, lengths, hidden, logits, capacity, chunk)
 
 
-@functools.partial(jax.jit, static_argnames=("acceptance", "width", "chunk"), donate_argnames=("cache",))
+@functools.partial(jax.jit, static_argnames=("width",), donate_argnames=("cache",))
 def start(
-    base: Base,
-    drafter: Drafter,
-    sampler: Sampler,
-    cache: Cache,
-    hidden: jax.Array,
-    logits: jax.Array,
-    tokens: jax.Array,
-    lengths: jax.Array,
-    limits: jax.Array,
-    seeds: jax.Array,
-    eos: jax.Array,
-    *,
-    acceptance: Acceptance,
-    width: int,
-    chunk: int,
+    decoding: Decoding, cache: Cache, prompt: Prompt, limits: jax.Array, seeds: jax.Array, *, width: int
 ) -> DecodeState:
     """The state after prefill: the first token emitted, the first draft made.
 
     Args:
-      base: the frozen decoder.
-      drafter: method, adapter and tree.
-      sampler: how tokens are drawn.
+      decoding: what stays as it is.
       cache: from `prefill`.
-      hidden: from `prefill`.
-      logits: from `prefill`.
-      tokens: [B, T] int32, the prompts.
-      lengths: [B] int32, prompt lengths.
+      prompt: from `prefill`.
       limits: [B] int32, tokens to emit; 0 for rows that only pad the batch.
       seeds: [B] uint32.
-      eos: [E] int32, ids that end a text.
-      acceptance: chooses the first token too.
       width: room of the output buffer, at least the largest limit.
-      chunk: as in `prefill`.
     """
-    B, P = lengths.shape[0], drafter.tree.max_depth
-    noise = sampler.noise(seeds, lengths[:, None], jnp.arange(base.vocab_size))[:, 0]
-    first = acceptance.choose(logits, noise, sampler)
+    B, P, drafter, lengths = len(limits), decoding.drafter.tree.max_depth, decoding.drafter, prompt.lengths
+    noise = decoding.sampler.noise(seeds, lengths[:, None], jnp.arange(decoding.base.vocab_size))[:, 0]
+    first = decoding.acceptance.choose(prompt.logits, noise, decoding.sampler)
     tree_state = jnp.zeros(B, jnp.int32)  # any will do where nothing is drafted yet: every root carries its probes
-    tree = select_trees(drafter.tree, tree_state)
-    prompt = Prompt(tokens, hidden, lengths, cache.capacity, chunk)
-    draft, method_state = drafter.method.start(
-        drafter.trainable, drafter.drafting(base), tree, prompt, first, acceptance.drafting(sampler), seeds
-    )
+    drafting = decoding.drafting(select_trees(drafter.tree, tree_state), seeds)
+    draft, method_state = drafter.method.start(drafting, prompt, first)
     counts = jnp.minimum(limits, 1)
     state = DecodeState(
         cache=cache,
@@ -181,7 +154,7 @@ def start(
         drafted=jnp.zeros((B, width + P + 1), bool),
         counts=counts,
         limits=limits,
-        done=(counts >= limits) | jnp.isin(first, eos),
+        done=(counts >= limits) | jnp.isin(first, decoding.eos),
         tree_state=tree_state,
         draft=draft,
         method_state=method_state,
@@ -200,18 +173,16 @@ def _divided(state: PyTree) -> PyTree:
     return jax.tree.map(lambda x: divided(x, *state_names(x)), state)
 
 
-def step(
-    base: Base, drafter: Drafter, acceptance: Acceptance, sampler: Sampler, eos: jax.Array, state: DecodeState
-) -> DecodeState:
+def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     """One forward pass: verify the draft, keep what survives, draft again."""
-    draft, method = state.draft, drafter.method
+    base, drafter, draft = decoding.base, decoding.drafter, state.draft
     tree = select_trees(drafter.tree, state.tree_state)
-    rows = method.rows(drafter.trainable, base, tree, draft, state.lengths)
+    rows = drafter.method.rows(drafter.trainable, base, tree, draft, state.lengths)
     exits, kv = run_rows(base, rows, state.cache, state.lengths[:, None, None])
 
     logits = base.logits(exits[-1][:, 0, : tree.num_nodes])  # [B, N, V]
     predicted = state.lengths[:, None] + 1 + jnp.arange(tree.max_depth + 1)
-    accepted = acceptance(tree, draft, logits, sampler, state.seeds, predicted)
+    accepted = decoding.acceptance(tree, draft, logits, decoding.sampler, state.seeds, predicted)
 
     # These are the lengths, whatever the bonus. That they hang on it keeps XLA from writing the rows of a tree of one
     # node before all layers have read the cache, for which it would copy the cache (barriers are gone by then).
@@ -219,21 +190,12 @@ def step(
     cache = commit(state.cache, gather_rows(kv, accepted.path), at)
     new = _new_tokens(draft, accepted)
     lengths = state.lengths + accepted.length + 1
-    verified = Verified(tuple(x[:, 0] for x in exits), accepted, new, lengths)
+    verified = Verified(tree, tuple(x[:, 0] for x in exits), accepted, new, lengths)
     tree_state = jnp.take_along_axis(tree.next_state, accepted.node[:, None], axis=1)[:, 0]
-    next_tree = select_trees(drafter.tree, tree_state)
-    new_draft, method_state = method.propose(
-        drafter.trainable,
-        drafter.drafting(base),
-        tree,
-        next_tree,
-        verified,
-        acceptance.drafting(sampler),
-        state.seeds,
-        state.method_state,
-    )
+    drafting = decoding.drafting(select_trees(drafter.tree, tree_state), state.seeds)
+    new_draft, method_state = drafter.method.propose(drafting, verified, state.method_state)
     stats = _count(state, tree, accepted)
-    state = _emit(state, accepted, new, eos)
+    state = _emit(state, accepted, new, decoding.eos)
     state = state.replace(
         cache=cache,
         lengths=jnp.where(state.done, state.lengths, lengths),
@@ -283,17 +245,8 @@ def _count(state: DecodeState, tree: Tree, accepted: Accepted) -> Stats:
     )
 
 
-@functools.partial(jax.jit, static_argnames=("acceptance",), donate_argnames=("state",))
-def decode(
-    base: Base,
-    drafter: Drafter,
-    sampler: Sampler,
-    eos: jax.Array,
-    state: DecodeState,
-    max_steps: jax.Array,
-    *,
-    acceptance: Acceptance,
-) -> DecodeState:
+@functools.partial(jax.jit, donate_argnames=("state",))
+def decode(decoding: Decoding, state: DecodeState, max_steps: jax.Array) -> DecodeState:
     """Step until every row is done or `max_steps` have run (streaming calls again for more)."""
 
     def unfinished(carry: tuple[jax.Array, DecodeState]) -> jax.Array:
@@ -302,7 +255,7 @@ def decode(
 
     def body(carry: tuple[jax.Array, DecodeState]) -> tuple[jax.Array, DecodeState]:
         steps, state = carry
-        return steps + 1, step(base, drafter, acceptance, sampler, eos, state)
+        return steps + 1, step(decoding, state)
 
     return lax.while_loop(unfinished, body, (jnp.int32(0), state))[1]
 

@@ -7,23 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxspec.decoding.loop import Drafter
-from jaxspec.drafting.adapter import (
-    Adapter,
-    adapter_plan,
-    load_method,
-    make_drafter,
-    open_adapter,
-    plain_drafter,
-    settle,
-)
+from jaxspec.drafting.adapter import Adapter
 from jaxspec.drafting.tree import TreePlan
 from jaxspec.drafting.tree.plan import plan_from_json, plan_to_json
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, write_atomically
 from jaxspec.machine import this_machine
-from jaxspec.methods import METHODS
-from jaxspec.weights.load import Model
 
 _FILE = "tuned.json"
 
@@ -68,15 +57,12 @@ def save_choice(folder: Path, method: str, choice: Choice) -> Path:
     return folder / _FILE
 
 
-def find_choice(
-    folder: Path, adapter: Adapter, model: Model, batch_size: int = 1, temperature: float = 0.0
-) -> Choice | None:
+def find_choice(adapter: Adapter, dtype: str, batch_size: int = 1, temperature: float = 0.0) -> Choice | None:
     """What was chosen on a machine like this one, for this adapter and dtype, nearest to what is asked for.
 
     Args:
-      folder: of the adapter.
-      adapter: its content.
-      model: the base.
+      adapter: read from its folder, where choices are kept.
+      dtype: of the base's weights.
       batch_size: a choice made for less than half or more than twice as many prompts does not count.
       temperature: of sampling.
 
@@ -86,47 +72,15 @@ def find_choice(
     Raises:
       UserError: a damaged file.
     """
-    wanted = (this_machine(), str(model.dtype), adapter.digest)
+    wanted = (this_machine(), dtype, adapter.digest)
     near = [
         choice
-        for choice in reversed(_read(folder, adapter.method.name))
+        for choice in reversed(_read(adapter.folder, adapter.method.name))
         if (choice.machine, choice.dtype, choice.adapter) == wanted
         and batch_size / 2 <= choice.batch_size <= batch_size * 2
     ]
-    apart = lambda c: (abs(c.temperature - temperature), abs(c.batch_size - batch_size))  # noqa: E731
-    return min(near, key=apart, default=None)
-
-
-def load_tuned(
-    name: str, model: Model, adapter: str | Path | None = None, *, batch_size: int = 1, temperature: float = 0.0
-) -> tuple[Drafter, str]:
-    """The fastest way to decode on this machine as far as tune.py has found out, and a line that says what it is.
-
-    That may be autoregressive decoding. Where this machine was never measured it is the adapter's own tree.
-
-    Args:
-      name: a key of `METHODS`.
-      model: the base.
-      adapter: folder of a trained adapter; default the one that ships for this method and base.
-      batch_size: prompts decoded together.
-      temperature: of sampling; 0 is greedy.
-
-    Raises:
-      UserError: as `load_method`.
-    """
-    if name in METHODS and not METHODS[name].trainable:
-        return load_method(name, model, adapter), f"{name} drafts nothing: there is no tree to choose"
-    folder, loaded = open_adapter(name, model, adapter)
-    choice = find_choice(folder, loaded, model, batch_size, temperature)
-    if choice is None:
-        line = f"{name} was never tuned for this machine and batch size (tune.py does it): the adapter's own tree"
-        return make_drafter(loaded, adapter_plan(loaded, None), model), line
-    if choice.plan is None:
-        _, tuned = settle(loaded, model)
-        plain = plain_drafter(tuned if tuned is not model else None)
-        return plain, f"no tree of {name} pays on this machine: autoregressive decoding"
-    line = f"tuned for this machine: {choice.name} (batch {choice.batch_size}, temperature {choice.temperature:g})"
-    return make_drafter(loaded, adapter_plan(loaded, choice.plan), model, choice.draft_vocabulary), line
+    apart = [(abs(choice.temperature - temperature), abs(choice.batch_size - batch_size)) for choice in near]
+    return near[apart.index(min(apart))] if near else None
 
 
 def _circumstances(choice: Choice) -> tuple:

@@ -7,35 +7,18 @@ is in its `method_state`, a pytree every leaf of which has a batch axis.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import flax.struct
 import jax
-import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
-from jaxspec.decoding.acceptance import Accepted, Draft, Drawn
-from jaxspec.drafting.sampling import Sampler
+from jaxspec.drafting.draft import Accepted, Draft, Drafting, PyTree, no_draft
 from jaxspec.drafting.tree import Tree
 from jaxspec.errors import UserError
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder, abstract_params
 from jaxspec.model.rows import Rows
-
-PyTree = Any
-
-
-@flax.struct.dataclass
-class Candidates:
-    """Tokens that may come, at some places.
-
-    Attributes:
-      tokens: [B, X, K] int32, the best first, or those drawn first.
-      log_q: [B, X, V], what they were drawn from, where the sampler is independent; else None.
-    """
-
-    tokens: jax.Array
-    log_q: jax.Array | None
 
 
 @flax.struct.dataclass
@@ -44,15 +27,17 @@ class Prompt:
 
     Attributes:
       tokens: [B, T] int32, padded on the right.
-      hidden: [B, T, D], hidden states of all positions, before the final norm.
       lengths: [B] int32.
+      hidden: [B, T, D], hidden states of all positions, before the final norm.
+      logits: [B, V] float32, the base's own after each prompt.
       capacity: S of the base's cache: tokens that a cache of the method's own must hold (static).
       chunk: positions to run at once, a divisor of T (static).
     """
 
     tokens: jax.Array
-    hidden: jax.Array
     lengths: jax.Array
+    hidden: jax.Array
+    logits: jax.Array
     capacity: int = flax.struct.field(pytree_node=False)
     chunk: int = flax.struct.field(pytree_node=False)
 
@@ -62,6 +47,7 @@ class Verified:
     """What a method sees after verification.
 
     Attributes:
+      tree: what was verified, arrays with a batch axis.
       exits: hidden states of all rows of the step, [B, R, D] after each of the last layers that its `Rows` asked for,
         before the final norm.
       accepted: the surviving path and the bonus token.
@@ -70,6 +56,7 @@ class Verified:
       position: [B] int32, position of the new root, the bonus token.
     """
 
+    tree: Tree
     exits: tuple[jax.Array, ...]
     accepted: Accepted
     tokens: jax.Array
@@ -130,13 +117,8 @@ class Method:
         return 0
 
     @property
-    def tunes_base(self) -> bool:
-        """Whether this method decodes on a base that it has trained itself."""
-        return False
-
-    @property
     def replaces_base(self) -> bool:
-        """Whether training ends in a base of its own instead of an adapter of the one it began with."""
+        """Whether training ends in a base of its own, beside an adapter for that one."""
         return False
 
     @property
@@ -148,13 +130,9 @@ class Method:
         """The trainable pytree, float32: a dict. Raises UserError for settings that do not fit the base."""
         return {}
 
-    def fit_base(self, trainable: PyTree, base: Base) -> Base:
-        """The base as this method has tuned it, which `loss` and `predictions` are given: for most, the frozen one."""
-        return base
-
-    def settled(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, PyTree]:
-        """What decodes where `tunes_base`: a method and its pytree, and the parameters of the base they are for."""
-        raise TypeError(f"{self.name} leaves the base as it is")
+    def tune(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, Base]:
+        """What decodes: a method, its pytree and the base they are for. Most leave the base as it is."""
+        return self, trainable, base
 
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
         """What decoding uses of the trainable pytree: everything done that need not be done in every step."""
@@ -162,7 +140,10 @@ class Method:
 
     def abstract(self, config: ModelConfig) -> PyTree:
         """Shapes and dtypes of the trainable pytree, to check an adapter against."""
-        init = lambda params: self.init(jax.random.key(0), Base(params, Decoder(config)))  # noqa: E731
+
+        def init(params: dict) -> PyTree:
+            return self.init(jax.random.key(0), Base(params, Decoder(config)))
+
         return jax.eval_shape(init, abstract_params(config))
 
     def loss(
@@ -172,7 +153,7 @@ class Method:
 
         Args:
           trainable: the pytree of `init`.
-          base: the decoder, from `fit_base`.
+          base: the frozen decoder.
           batch: sequences with insertion points.
           stage: index into `stages`.
         """
@@ -182,106 +163,18 @@ class Method:
         """Logits [B, G, M, V] that the drafter gives at every insertion point, for evaluation."""
         raise TypeError(f"{self.name} predicts nothing ahead")
 
-    def start(
-        self,
-        trainable: PyTree,
-        base: Base,
-        tree: Tree,
-        prompt: Prompt,
-        root: jax.Array,
-        sampler: Sampler,
-        seeds: jax.Array,
-    ) -> tuple[Draft, PyTree]:
-        """First draft and method state, after prefill.
-
-        Args:
-          trainable: the adapter's pytree.
-          base: the frozen decoder.
-          tree: arrays with a batch axis.
-          prompt: tokens and hidden states of the prompts.
-          root: [B] int32, the first token emitted.
-          sampler: as in `propose`.
-          seeds: [B] uint32.
-        """
-        return no_draft(base, tree, root, sampler), {}
+    def start(self, drafting: Drafting, prompt: Prompt, root: jax.Array) -> tuple[Draft, PyTree]:
+        """First draft and method state, after prefill; `root` [B] int32 is the first token emitted."""
+        return no_draft(drafting, root), {}
 
     def rows(self, trainable: PyTree, base: Base, tree: Tree, draft: Draft, lengths: jax.Array) -> Rows:
         """The rows to verify, one group: the draft's nodes, and for methods that probe, their probes after them."""
         positions = lengths[:, None] + tree.depth
         return Rows(base.embed(draft.tokens)[:, None], positions[:, None], tree.ancestors[:, None])
 
-    def propose(
-        self,
-        trainable: PyTree,
-        base: Base,
-        tree: Tree,
-        next_tree: Tree,
-        verified: Verified,
-        sampler: Sampler,
-        seeds: jax.Array,
-        method_state: PyTree,
-    ) -> tuple[Draft, PyTree]:
-        """The next draft, from what the step computed.
-
-        Args:
-          trainable: the adapter's pytree.
-          base: the frozen decoder.
-          tree: the tree just verified, arrays with a batch axis.
-          next_tree: the tree to fill, of the same padded size.
-          verified: hidden states and the accepted path.
-          sampler: ranks candidates with the noise of the positions they are for.
-          seeds: [B] uint32.
-          method_state: what the method remembers.
-        """
-        return no_draft(base, next_tree, verified.accepted.bonus, sampler), method_state
-
-
-def no_draft(base: Base, tree: Tree, root: jax.Array, sampler: Sampler) -> Draft:
-    """The newest tokens [B] alone, without candidates."""
-    is_root = jnp.broadcast_to(jnp.arange(tree.num_nodes) == 0, (len(root), tree.num_nodes))
-    drawn = None
-    if sampler.independent:
-        drawn = Drawn(jnp.zeros((len(root), tree.max_depth, base.vocab_size)), jnp.zeros(is_root.shape, jnp.int32))
-    return Draft(jnp.where(is_root, root[:, None], 0), is_root, drawn)
-
-
-def rank_candidates(
-    base: Base, logits: jax.Array, sampler: Sampler, seeds: jax.Array, positions: jax.Array, count: int
-) -> Candidates:
-    """The best tokens by a drafter's logits, ranked with the noise of the positions they are for.
-
-    With an independent sampler that is drawing without replacement (Gumbel's top-k).
-
-    Args:
-      base: the frozen decoder, which knows what may be drafted.
-      logits: [B, X, V'].
-      sampler: as the base's own tokens are drawn, or independently.
-      seeds: [B] uint32.
-      positions: [B, X] int32, or [B, 1] where all are for the same.
-      count: K.
-    """
-    scores = sampler.filtered(logits)
-    log_q = base.draft_whole(jax.nn.log_softmax(scores), -jnp.inf) if sampler.independent else None
-    if sampler.sampling:
-        scores += sampler.noise(seeds, positions, base.draft_ids(jnp.arange(scores.shape[-1])))
-    return Candidates(base.draft_ids(jax.lax.top_k(scores, count)[1]), log_q)
-
-
-def draft_from_candidates(tree: Tree, root: jax.Array, candidates: Candidates, known: jax.Array) -> Draft:
-    """Fill a tree from candidates per distance.
-
-    Args:
-      tree: arrays with a batch axis.
-      root: [B] int32, the newest token.
-      candidates: of M distances, by distance and rank.
-      known: [B, M] bool, distances that have candidates this time.
-    """
-    place = jnp.maximum(tree.depth - 1, 0)
-    index = (jnp.arange(root.shape[0])[:, None], place)
-    is_root = tree.depth == 0
-    tokens = jnp.where(is_root, root[:, None], candidates.tokens[(*index, tree.rank)])
-    drawn = None if candidates.log_q is None else Drawn(candidates.log_q, place)
-    return Draft(tokens, tree.live & (is_root | known[index]), drawn)
+    def propose(self, drafting: Drafting, verified: Verified, method_state: PyTree) -> tuple[Draft, PyTree]:
+        """The next draft and method state, from what the step computed."""
+        return no_draft(drafting, verified.accepted.bonus), method_state
 
 
 def check_choices(method: Method) -> None:

@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
-from jaxspec.drafting.method import PyTree
+from jaxspec.drafting.draft import PyTree
 from jaxspec.errors import UserError
-from jaxspec.methods.heads import Context, Features, HeadMethod, beside, init_beside, init_layer, run_layer
+from jaxspec.methods.heads import Features, HeadMethod, beside, init_beside, init_layer, run_layer
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product
 from jaxspec.model.cache import Cache
-from jaxspec.model.decoder import Attention, RMSNorm
+from jaxspec.model.decoder import Attention, Context, RMSNorm
 
 
 @dataclasses.dataclass(frozen=True)

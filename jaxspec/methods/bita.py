@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafting.method import PyTree
+from jaxspec.drafting.draft import PyTree
 from jaxspec.errors import UserError
 from jaxspec.methods.probes import ProbeMethod, init_prefix, prefix_cache, text_states
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache
-from jaxspec.model.decoder import causal_mask
+from jaxspec.model.decoder import causal_context
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ class BiTA(ProbeMethod):
         if self.prompting != "shallow":
             return trainable
         x = trainable["prompts"][None].astype(base.dtype)
-        _, kv = base.rows(x, jnp.arange(self.prompts)[None], causal_mask(1, self.prompts))
+        _, kv = base.rows(x, causal_context(1, self.prompts))
         keys, values = (jnp.concatenate(part[self.entry :]) for part in (kv.keys, kv.values))  # [L', K, P, Dh]
         return trainable | {"prompts": {"keys": keys, "values": values}}
 

@@ -20,50 +20,21 @@ import dataclasses
 from typing import ClassVar, Literal
 
 import flax.linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafting.method import (
-    Batch,
-    Draft,
-    Method,
-    Prompt,
-    PyTree,
-    Verified,
-    check_choices,
-    draft_from_candidates,
-    rank_candidates,
-)
-from jaxspec.drafting.sampling import Sampler
-from jaxspec.drafting.tree import Tree
+from jaxspec.drafting.draft import Draft, Drafting, PyTree, draft_from_candidates, rank_candidates
+from jaxspec.drafting.method import Batch, Method, Prompt, Verified, check_choices
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_decay, future_loss
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import wide
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.chunks import run_in_chunks
-from jaxspec.model.decoder import Layer, causal_mask
+from jaxspec.model.decoder import Context, Layer, causal_context, causal_mask
 from jaxspec.model.rope import rope_angles
 
 Features = tuple[jax.Array, ...]
-
-
-@flax.struct.dataclass
-class Context:
-    """Where rows stand when a method's own layers run.
-
-    Attributes:
-      positions: [B, R] int32.
-      mask: [B, 1, R, R] bool, which of the rows a row sees.
-      cache: what the layers remember, L' x [B, K, S, Dh], or None.
-      visible: [B, 1] int32, how many slots of it the rows see.
-    """
-
-    positions: jax.Array
-    mask: jax.Array
-    cache: Cache | None = None
-    visible: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,10 +166,9 @@ class HeadMethod(Method, abc.ABC):
     def _predictions(self, trainable: PyTree, base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """And the base's final hidden states of the texts, [B, T, D]."""
         B, T = batch.tokens.shape
-        positions, mask = jnp.broadcast_to(jnp.arange(T), (B, T)), causal_mask(B, T)
-        frozen, _ = base.rows(base.embed(batch.tokens), positions, mask)
-        following = jnp.roll(batch.tokens, -1, axis=1)
-        features, _ = self.adapt(trainable, base, frozen, following, Context(positions, mask))
+        context, following = causal_context(B, T), jnp.roll(batch.tokens, -1, axis=1)
+        frozen, _ = base.rows(base.embed(batch.tokens), context)
+        features, _ = self.adapt(trainable, base, frozen, following, context)
         rows, points = jnp.arange(B)[:, None], jnp.maximum(batch.points, 0)
         ahead = jnp.minimum(points[..., None] + 1 + jnp.arange(self.heads), T - 1)
         chosen = tuple(x[rows, points] for x in features)
@@ -215,80 +185,47 @@ class HeadMethod(Method, abc.ABC):
 
     # Decoding
 
-    def start(
-        self,
-        trainable: PyTree,
-        base: Base,
-        tree: Tree,
-        prompt: Prompt,
-        root: jax.Array,
-        sampler: Sampler,
-        seeds: jax.Array,
-    ) -> tuple[Draft, PyTree]:
+    def start(self, drafting: Drafting, prompt: Prompt, root: jax.Array) -> tuple[Draft, PyTree]:
         """The prompts through the method's own layers, and a first draft."""
-        B = len(root)
+        B, trainable, base = len(root), drafting.trainable, drafting.base
         own = dataclasses.replace(base.decoder.config, num_layers=self.own_layers)
         cache = empty_cache(own, B, prompt.capacity, base.dtype)
         last = (jnp.arange(B), prompt.lengths - 1)
         following = jnp.roll(prompt.tokens, -1, axis=1).at[last].set(root)
 
-        def run(inputs: tuple[jax.Array, jax.Array], *context: jax.Array) -> tuple[Features, Cache]:
-            return self.adapt(trainable, base, *inputs, Context(*context))
+        def run(inputs: tuple[jax.Array, jax.Array], context: Context) -> tuple[Features, Cache]:
+            return self.adapt(trainable, base, *inputs, context)
 
         features, cache = run_in_chunks(run, (prompt.hidden, following), cache, prompt.chunk)
         features = tuple(x[last] for x in features)
-        return self.draft(trainable, base, tree, features, root, prompt.lengths, sampler, seeds), {"cache": cache}
+        return self.draft(drafting, features, root, prompt.lengths), {"cache": cache}
 
-    def propose(
-        self,
-        trainable: PyTree,
-        base: Base,
-        tree: Tree,
-        next_tree: Tree,
-        verified: Verified,
-        sampler: Sampler,
-        seeds: jax.Array,
-        method_state: PyTree,
-    ) -> tuple[Draft, PyTree]:
+    def propose(self, drafting: Drafting, verified: Verified, method_state: PyTree) -> tuple[Draft, PyTree]:
         """The accepted path through the method's own layers, and a draft from its last state."""
         path, length, cache = verified.accepted.path, verified.accepted.length, method_state["cache"]
         B, width = path.shape
         root = (verified.position - 1 - length)[:, None]  # where the path begins
         hidden = jnp.take_along_axis(verified.exits[-1], path[..., None], axis=1)  # [B, P + 1, D]
         context = Context(root + jnp.arange(width), causal_mask(B, width), cache, root)
-        features, rows = self.adapt(trainable, base, hidden, verified.tokens, context)
+        features, rows = self.adapt(drafting.trainable, drafting.base, hidden, verified.tokens, context)
         features = tuple(x[jnp.arange(B), length] for x in features)
-        args = (features, verified.accepted.bonus, verified.position, sampler, seeds)
-        return self.draft(trainable, base, next_tree, *args), {"cache": commit(cache, rows, root[:, 0])}
+        draft = self.draft(drafting, features, verified.accepted.bonus, verified.position)
+        return draft, {"cache": commit(cache, rows, root[:, 0])}
 
-    def draft(
-        self,
-        trainable: PyTree,
-        base: Base,
-        tree: Tree,
-        features: Features,
-        root: jax.Array,
-        position: jax.Array,
-        sampler: Sampler,
-        seeds: jax.Array,
-    ) -> Draft:
-        """Fill a tree from the heads, all of them at once.
+    def draft(self, drafting: Drafting, features: Features, root: jax.Array, position: jax.Array) -> Draft:
+        """Fill the tree from the heads, all of them at once.
 
         Args:
-          trainable: the prepared pytree.
-          base: the frozen decoder.
-          tree: to fill.
+          drafting: what to draft with.
           features: of `adapt`, arrays [B, D].
           root: [B] int32, the newest token.
           position: [B] int32, where it is.
-          sampler: ranks candidates.
-          seeds: [B] uint32.
         """
-        depth = tree.max_depth
-        logits = self.predict(trainable, base, features, depth)
+        depth = drafting.tree.max_depth
+        logits = self.predict(drafting.trainable, drafting.base, features, depth)
         positions = position[:, None] + jnp.arange(1, depth + 1)
-        candidates = rank_candidates(base, logits, sampler, seeds, positions, tree.max_rank)
-        return draft_from_candidates(tree, root, candidates, jnp.ones((len(root), depth), bool))
+        candidates = rank_candidates(drafting, logits, positions)
+        return draft_from_candidates(drafting.tree, root, candidates, jnp.ones((len(root), depth), bool))
 
 
 def init_layer(key: jax.Array, base: Base) -> PyTree:
@@ -324,10 +261,14 @@ def beside(x: jax.Array, embeddings: jax.Array) -> jax.Array:
     A hidden state can be hundreds of times larger than an embedding, and a matrix that starts without the embeddings
     would take as much longer to learn from them: they are brought to the size of the state.
     """
-    size = lambda x: jnp.sqrt(jnp.mean(jnp.square(x.astype(wide(x))), axis=-1, keepdims=True))  # noqa: E731
-    scale = size(x)[..., None, :] / jnp.maximum(size(embeddings), 1e-6)
+    scale = _size(x)[..., None, :] / jnp.maximum(_size(embeddings), 1e-6)
     scaled = (embeddings * scale).astype(x.dtype)
     return jnp.concatenate([x[..., None, :], scaled], axis=-2).reshape(*x.shape[:-1], -1)
+
+
+def _size(x: jax.Array) -> jax.Array:
+    """Root mean square of states [..., D]: [..., 1]."""
+    return jnp.sqrt(jnp.mean(jnp.square(x.astype(wide(x))), axis=-1, keepdims=True))
 
 
 def init_beside(base: Base, embeddings: int) -> jax.Array:

@@ -14,14 +14,13 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxspec.decoding.acceptance import Draft, Drawn
-from jaxspec.drafting.method import PyTree, rank_candidates
-from jaxspec.drafting.sampling import Sampler
+from jaxspec.drafting.draft import Draft, Drafting, Drawn, PyTree, rank_candidates
 from jaxspec.drafting.tree import Tree
-from jaxspec.methods.heads import Context, Features, HeadMethod, beside, init_beside, init_layer, run_layer
+from jaxspec.methods.heads import Features, HeadMethod, beside, init_beside, init_layer, run_layer
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product
 from jaxspec.model.cache import Cache
+from jaxspec.model.decoder import Context
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,40 +78,34 @@ class Hydra(HeadMethod):
         hidden = base.normed(features[0])
         return jnp.stack([self.head(trainable, base, hidden, path[..., :d]) for d in range(1, count + 1)], axis=-2)
 
-    def draft(
-        self,
-        trainable: PyTree,
-        base: Base,
-        tree: Tree,
-        features: Features,
-        root: jax.Array,
-        position: jax.Array,
-        sampler: Sampler,
-        seeds: jax.Array,
-    ) -> Draft:
-        """Fill a tree level by level: the candidates below a node come from the head that reads the node's path."""
+    def draft(self, drafting: Drafting, features: Features, root: jax.Array, position: jax.Array) -> Draft:
+        """Fill the tree level by level: the candidates below a node come from the head that reads the node's path."""
+        tree, trainable, base = drafting.tree, drafting.trainable, drafting.base
         hidden, rows = base.normed(features[0]), jnp.arange(len(root))[:, None]
         tokens = jnp.where(tree.depth == 0, root[:, None], 0)  # [B, N]
         places, log_q = jnp.zeros_like(tokens), []
         has_children = _has_children(tree)
         for level, width in enumerate(tree.inner):
-            here = has_children & (tree.depth == level)
-            parents = jax.vmap(lambda mask, size=width: jnp.nonzero(mask, size=size, fill_value=0)[0])(here)  # [B, W]
+            parents = _nodes(has_children & (tree.depth == level), width)  # [B, W]
             path = [parents]
             for _ in range(level):
                 path.insert(0, tree.parent[rows, path[0]])
             path = tokens[rows[..., None], jnp.stack(path, axis=-1)]  # [B, W, level + 1]
             at = jnp.broadcast_to(hidden[:, None], (*parents.shape, hidden.shape[-1]))
             logits = self.head(trainable, base, at, path)  # [B, W, V']
-            positions = position[:, None] + level + 1
-            candidates = rank_candidates(base, logits, sampler, seeds, positions, tree.max_rank)
+            candidates = rank_candidates(drafting, logits, position[:, None] + level + 1)
             place = jnp.argmax(parents[:, None] == tree.parent[..., None], axis=-1)  # [B, N], of each node's parent
             below = tree.depth == level + 1
             tokens = jnp.where(below, candidates.tokens[rows, place, tree.rank], tokens)
             places = jnp.where(below, place + sum(tree.inner[:level]), places)
             log_q.append(candidates.log_q)
-        drawn = Drawn(jnp.concatenate(log_q, axis=1), places) if sampler.independent else None
+        drawn = Drawn(jnp.concatenate(log_q, axis=1), places) if drafting.sampler.independent else None
         return Draft(tokens, tree.live, drawn)
+
+
+def _nodes(chosen: jax.Array, count: int) -> jax.Array:
+    """Indices [B, count] of the chosen nodes [B, N]; the root where there are fewer."""
+    return jax.vmap(lambda row: jnp.nonzero(row, size=count, fill_value=0)[0])(chosen)
 
 
 def _has_children(tree: Tree) -> jax.Array:

@@ -31,15 +31,18 @@ def _from_base(student: jax.Array, base: Base, frozen: jax.Array, source: jax.Ar
 
     Where there are more predictions than rows, what the base says at a row is worked out once for all of them.
     """
-    few = source[0].size < frozen.shape[1]
-    pick = jax.vmap(lambda values, index: values[index])
-    teacher = jax.nn.log_softmax(base.logits(pick(frozen, source) if few else frozen))
+    rows, at = (jnp.arange(len(source))[:, None, None], source), ()  # where the teacher's values are, for each of them
+    if source[0].size < frozen.shape[1]:
+        frozen = frozen[rows]
+    else:
+        at = rows
+    teacher = jax.nn.log_softmax(base.logits(frozen))
     teacher = jax.lax.stop_gradient(teacher)  # constant even where the base is being tuned: its norm and lm_head too
-    there = lambda values: values if few else pick(values, source)  # noqa: E731
     if direction == "reverse":
-        return divergence(student, there(teacher))
+        return divergence(student, teacher[at])
     p = jax.lax.optimization_barrier(jnp.exp(teacher))  # or every prediction would compute it again
-    return there(jnp.sum(p * teacher, axis=-1)) - jnp.sum(there(p) * student, axis=-1) + logsumexp(student, axis=-1)
+    entropy = -jnp.sum(p * teacher, axis=-1)
+    return logsumexp(student, axis=-1) - jnp.sum(p[at] * student, axis=-1) - entropy[at]
 
 
 def answer_entropy(base: Base, text: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafting.method import PyTree, Stage
+from jaxspec.drafting.draft import PyTree
+from jaxspec.drafting.method import Stage
 from jaxspec.errors import UserError
 from jaxspec.methods.probes import ProbeMethod, init_prefix, mean_normed, prefix_cache, text_states
 from jaxspec.model.base import Base

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -27,24 +28,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafting.method import (
-    Batch,
-    Draft,
-    Method,
-    PyTree,
-    Verified,
-    check_choices,
-    draft_from_candidates,
-    rank_candidates,
-)
-from jaxspec.drafting.sampling import Sampler
+from jaxspec.drafting.draft import Draft, Drafting, PyTree, draft_from_candidates, rank_candidates
+from jaxspec.drafting.method import Batch, Method, Verified, check_choices
 from jaxspec.drafting.tree import Tree
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_decay, future_loss
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache
-from jaxspec.model.decoder import causal_mask
+from jaxspec.model.decoder import causal_context
 from jaxspec.model.rows import Join, Rows, read_layers, run_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeRows:
+    """Where the probe rows of a pass are, and whose they are.
+
+    Attributes:
+      first: rows before them that are no probes.
+      ends: the first `ends[d - 1]` of them hold all those at distances up to d.
+      distance: [..., X] int32, of each.
+      copy: [..., X] int32, which of the n rows of its probe each is.
+      owners: (layer, rows there) to the hidden states of every probe row's owner, [..., X, D].
+    """
+
+    first: int
+    ends: Sequence[int]
+    distance: jax.Array
+    copy: jax.Array
+    owners: Callable[[int, jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,43 +147,22 @@ class ProbeMethod(Method, abc.ABC):
 
     # Rows, the same in training and decoding
 
-    def _joins(
-        self,
-        trainable: PyTree,
-        first: int,
-        ends: Sequence[int],
-        distance: jax.Array,
-        copy: jax.Array,
-        owners: Callable[[int, jax.Array], jax.Array],
-    ) -> tuple[Join, ...]:
-        """Probe rows behind the `first` rows, from their layers on.
+    def _joins(self, trainable: PyTree, probes: ProbeRows) -> tuple[Join, ...]:
+        """Probe rows behind the others, from their layers on."""
+        layers = sorted({*self.entries[: len(probes.ends)]})
+        return tuple(Join(layer, functools.partial(self._extend, trainable, probes, layer)) for layer in layers)
 
-        Args:
-          trainable: the prepared pytree.
-          first: rows that are no probes.
-          ends: the first `ends[d - 1]` probe rows hold all those at distances up to d.
-          distance: [..., X] int32, of each probe row.
-          copy: [..., X] int32, which of the n rows of its probe it is.
-          owners: (layer, rows there) to the hidden states of every probe row's owner, [..., X, D].
-        """
-
-        def join(layer: int) -> Join:
-            entering = [d for d, entry in enumerate(self.entries[: len(ends)], 1) if entry == layer]
-            end = ends[entering[-1] - 1]
-
-            def extend(x: jax.Array) -> jax.Array:
-                cut = lambda a: a[..., :end]  # noqa: E731
-                owned = owners(layer, x)[..., :end, :]
-                new = self.enter(trainable, entering, cut(distance), cut(copy), owned).astype(x.dtype)
-                # In a stack of trees a place may be another distance's: it waits here, seen by nobody.
-                there = x.shape[-2] - first
-                waiting = jnp.zeros_like(new).at[..., :there, :].set(x[..., first:, :])
-                enters = jnp.isin(cut(distance), np.array(entering))[..., None]
-                return jnp.concatenate([x[..., :first, :], jnp.where(enters, new, waiting)], axis=-2)
-
-            return Join(layer, extend)
-
-        return tuple(join(layer) for layer in sorted(set(self.entries[: len(ends)])))
+    def _extend(self, trainable: PyTree, probes: ProbeRows, layer: int, x: jax.Array) -> jax.Array:
+        """The rows there before a layer, [..., r, D], with the probes that join there."""
+        entering = [d for d, entry in enumerate(self.entries[: len(probes.ends)], 1) if entry == layer]
+        end, first = probes.ends[entering[-1] - 1], probes.first
+        distance, copy = probes.distance[..., :end], probes.copy[..., :end]
+        owners = probes.owners(layer, x)[..., :end, :]
+        new = self.enter(trainable, entering, distance, copy, owners).astype(x.dtype)
+        # In a stack of trees a place may be another distance's: it waits here, seen by nobody.
+        waiting = jnp.zeros_like(new).at[..., : x.shape[-2] - first, :].set(x[..., first:, :])
+        enters = jnp.isin(distance, np.array(entering))[..., None]
+        return jnp.concatenate([x[..., :first, :], jnp.where(enters, new, waiting)], axis=-2)
 
     def _prefix(self, trainable: PyTree, first: int, distance: jax.Array) -> dict[str, Any]:
         """The fields of `Rows` that say which of them see the prefix: none of the `first`, and probes by distance."""
@@ -214,22 +204,23 @@ class ProbeMethod(Method, abc.ABC):
         Returns:
           Final hidden states of the text [B, T, D], and the probes' [B, G, M', n, D] after each exit.
         """
-        (B, T), G, n = batch.tokens.shape, batch.points.shape[1], self.probe_rows
-        frozen, cache, read = read_layers(base, batch.tokens, causal_mask(B, T), self.entries[:distances])
+        (B, G), n = batch.points.shape, self.probe_rows
+        frozen, cache, read = read_layers(base, batch.tokens, self.entries[:distances])
         distance = jnp.repeat(jnp.arange(1, distances + 1), n)  # [X]
         copy, at = jnp.tile(jnp.arange(n), distances), batch.points[..., None]
-        wide = lambda a: jnp.broadcast_to(a, (B, G, *a.shape))  # noqa: E731
         visible, sees = (self.training_sight if training else self._sight)(at, distance, copy)
 
         def owners(layer: int, x: jax.Array) -> jax.Array:
             states = read[layer][jnp.arange(B)[:, None], batch.points]
             return jnp.broadcast_to(states[:, :, None], (B, G, len(distance), states.shape[-1]))
 
+        everywhere = [jnp.broadcast_to(a, (B, G, len(distance))) for a in (distance, copy)]
+        probes = ProbeRows(0, n * np.arange(1, distances + 1), *everywhere, owners)
         rows = Rows(
             x=jnp.zeros((B, G, 0, frozen.shape[-1]), frozen.dtype),
             positions=at + distance,
-            mask=wide(sees),
-            joins=self._joins(trainable, 0, n * np.arange(1, distances + 1), wide(distance), wide(copy), owners),
+            mask=jnp.broadcast_to(sees, (B, G, *sees.shape)),
+            joins=self._joins(trainable, probes),
             exits=self.exits,
             **self._prefix(trainable, 0, jnp.broadcast_to(distance, (1, G, len(distance)))),
         )
@@ -290,38 +281,29 @@ class ProbeMethod(Method, abc.ABC):
             return jnp.take_along_axis(x, owner[:, None, :, None], axis=2)
 
         ends = [n * end for end in tree.probe_ends]
+        probes = ProbeRows(tree.num_nodes, ends, distance[:, None], copy[:, None], owners)
         return Rows(
             x=nodes.x,
             positions=jnp.concatenate([nodes.positions, positions[:, None]], axis=2),
             mask=jnp.block([[tree.ancestors, unseen], [sees_nodes, sees_probes]])[:, None],
-            joins=self._joins(trainable, tree.num_nodes, ends, distance[:, None], copy[:, None], owners),
+            joins=self._joins(trainable, probes),
             exits=self.exits,
             **self._prefix(trainable, tree.num_nodes, distance[:, None]),
         )
 
-    def propose(
-        self,
-        trainable: PyTree,
-        base: Base,
-        tree: Tree,
-        next_tree: Tree,
-        verified: Verified,
-        sampler: Sampler,
-        seeds: jax.Array,
-        method_state: PyTree,
-    ) -> tuple[Draft, PyTree]:
+    def propose(self, drafting: Drafting, verified: Verified, method_state: PyTree) -> tuple[Draft, PyTree]:
         """Candidates from the probes of the last accepted node."""
-        B, n = seeds.shape[0], self.probe_rows
+        tree, B, n = verified.tree, len(drafting.seeds), self.probe_rows
         depth = tree.max_depth  # distances beyond the tree's depth find no use
         probes = tree.probe_of[jnp.arange(B), verified.accepted.node, :depth]  # [B, P]
         known = probes >= 0
         rows = tree.num_nodes + jnp.maximum(probes, 0)[..., None] * n + np.arange(n)  # [B, P, n]
         exits = [x[jnp.arange(B)[:, None, None], rows] for x in verified.exits]
         distance = jnp.take_along_axis(tree.probe_distance, jnp.maximum(probes, 0), axis=1)
-        logits = self.read(trainable, base, exits, distance)  # [B, P, V]
+        logits = self.read(drafting.trainable, drafting.base, exits, distance)  # [B, P, V]
         positions = verified.position[:, None] + np.arange(1, depth + 1)
-        candidates = rank_candidates(base, logits, sampler, seeds, positions, tree.max_rank)
-        return draft_from_candidates(next_tree, verified.accepted.bonus, candidates, known), method_state
+        candidates = rank_candidates(drafting, logits, positions)
+        return draft_from_candidates(drafting.tree, verified.accepted.bonus, candidates, known), method_state
 
 
 def mean_normed(base: Base, exits: Sequence[jax.Array], weights: jax.Array | None = None) -> jax.Array:
@@ -345,7 +327,7 @@ def text_states(base: Base, tokens: jax.Array, layer: int) -> jax.Array:
       layer: 0 gives the embeddings.
     """
     text = jnp.roll(jnp.append(tokens, tokens[-1]), 1)[None]
-    x, _ = base.rows(base.embed(text), jnp.arange(text.size)[None], causal_mask(1, text.size), layers=(0, layer))
+    x, _ = base.rows(base.embed(text), causal_context(1, text.size), layers=(0, layer))
     return x[0, 1:]
 
 

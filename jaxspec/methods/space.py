@@ -12,7 +12,7 @@ may form any draft tree:
     equation 6               the mask there, and `ProbeMethod.sees`: earlier masks of the group, tokens before it
     equation 7               the positions there: owner + i, which is one less than the rows that the i-th mask sees
     Algorithm 1, lines 8-19  `Rejection` in decoding/acceptance.py; `Match` keeps the text of the seed as well
-    lines 23-24              `ProbeMethod.propose`, and `rank_candidates` in methods/base.py, whose log_q is P_c
+    lines 23-24              `ProbeMethod.propose`, and `rank_candidates` in drafting/draft.py, whose log_q is P_c
 
 Where the paper is in error:
 
@@ -36,7 +36,8 @@ import flax.traverse_util
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafting.method import Batch, Method, PyTree
+from jaxspec.drafting.draft import PyTree
+from jaxspec.drafting.method import Batch, Method
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import answer_entropy, targets
 from jaxspec.methods.probes import ProbeMethod
@@ -107,7 +108,7 @@ class SPACE(ProbeMethod):
                 corrections[*place, "up"] = jnp.zeros((self.rank, columns))
         return flax.traverse_util.unflatten_dict(corrections)
 
-    def fit_base(self, trainable: PyTree, base: Base) -> Base:
+    def _tuned(self, trainable: PyTree, base: Base) -> Base:
         """The base being tuned, in the frozen one's dtype."""
         if self.tuning == "full":
             return base.replace(params=jax.tree.map(lambda x, old: x.astype(old.dtype), trainable["base"], base.params))
@@ -135,7 +136,7 @@ class SPACE(ProbeMethod):
         and every insertion point as a cut. `m` of equation 3 is the token behind the cut: the last token before the
         masks predicts it, and the masks those that follow.
         """
-        distances = range(1, self.distances + 1)
+        base, distances = self._tuned(trainable, base), range(1, self.distances + 1)
         text, exits = self.probe(trainable, base, batch, self.distances, training=True)
         masked, metrics = self.loss_of(trainable, base, batch, text, exits, distances)
         entropy, answer = answer_entropy(base, text, batch)  # [B, T - 1], of the tokens from the second on
@@ -149,21 +150,22 @@ class SPACE(ProbeMethod):
             semi = before + masked
         return self.p_ar * autoregressive + (1 - self.p_ar) * semi, metrics | {"autoregressive": autoregressive}
 
-    # What training ends in
+    def predictions(self, trainable: PyTree, base: Base, batch: Batch) -> jax.Array:
+        """Logits [B, G, k, V] of the masks, behind the tuned base's own text."""
+        return super().predictions(trainable, self._tuned(trainable, base), batch)
 
-    @property
-    def tunes_base(self) -> bool:
-        """Wholly or by corrections."""
-        return self.tuning != "none"
+    # What training ends in
 
     @property
     def replaces_base(self) -> bool:
         """A full fine-tuning does."""
         return self.tuning == "full"
 
-    def settled(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, PyTree]:
-        """The mask for a base that is tuned, and that base's parameters."""
-        own = merged(self.fit_base(trainable, base).params)
+    def tune(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, Base]:
+        """The mask alone, for the base that was tuned with it."""
+        if self.tuning == "none":
+            return self, trainable, base
+        own = base.replace(params=merged(self._tuned(trainable, base).params))
         return dataclasses.replace(self, tuning="none"), {"mask": trainable["mask"]}, own
 
 

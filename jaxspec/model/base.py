@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxspec.model.blocks import columns, product, wide
 from jaxspec.model.cache import Cache
-from jaxspec.model.decoder import Decoder
+from jaxspec.model.decoder import Context, Decoder
 
 
 @flax.struct.dataclass
@@ -52,20 +52,9 @@ class Base:
         """Token ids [B, R] to embeddings [B, R, D]."""
         return self.decoder.apply({"params": self.params}, tokens, method="embed")
 
-    def rows(
-        self,
-        x: jax.Array,
-        positions: jax.Array,
-        mask: jax.Array,
-        cache: Cache | None = None,
-        visible: jax.Array | None = None,
-        layers: tuple[int, int] | None = None,
-        prefix: Cache | None = None,
-        sees_prefix: jax.Array | None = None,
-    ) -> tuple[jax.Array, Cache]:
+    def rows(self, x: jax.Array, context: Context, layers: tuple[int, int] | None = None) -> tuple[jax.Array, Cache]:
         """Run rows through layers; see `Decoder.rows`."""
-        args = (x, positions, mask, cache, visible, layers, prefix, sees_prefix)
-        return self.decoder.apply({"params": self.params}, *args, method="rows")
+        return self.decoder.apply({"params": self.params}, x, context, layers, method="rows")
 
     def normed(self, x: jax.Array) -> jax.Array:
         """Hidden states after the final norm, [..., D]."""

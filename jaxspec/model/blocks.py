@@ -47,7 +47,10 @@ class Corrected:
 
 def merged(params: Any) -> Any:
     """A parameter tree with every correction added to its kernel."""
-    is_corrected = lambda leaf: isinstance(leaf, Corrected)  # noqa: E731
+
+    def is_corrected(leaf: Any) -> bool:
+        return isinstance(leaf, Corrected)
+
     return jax.tree.map(lambda x: x.merged() if is_corrected(x) else x, params, is_leaf=is_corrected)
 
 

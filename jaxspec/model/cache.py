@@ -38,8 +38,8 @@ class Cache:
 def empty_cache(config: ModelConfig, batch: int, capacity: int, dtype: jnp.dtype) -> Cache:
     """A cache of zeros: `batch` rows of `capacity` slots."""
     shape = (batch, config.num_kv_heads, capacity, config.head_dim)
-    zeros = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))  # noqa: E731
-    return Cache(zeros(), zeros())
+    keys, values = (tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers)) for _ in range(2))
+    return Cache(keys, values)
 
 
 def gather_rows(rows: Cache, index: jax.Array) -> Cache:

@@ -10,17 +10,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.model.cache import Cache, commit
-from jaxspec.model.decoder import causal_mask
-
-Run = Callable[[Any, jax.Array, jax.Array, Cache | None, jax.Array | None], tuple[Any, Cache]]
+from jaxspec.model.decoder import Context, causal_mask
 
 
-def run_in_chunks(run: Run, inputs: Any, cache: Cache, width: int) -> tuple[Any, Cache]:
+def run_in_chunks(
+    run: Callable[[Any, Context], tuple[Any, Cache]], inputs: Any, cache: Cache, width: int
+) -> tuple[Any, Cache]:
     """Run whole sequences from position 0 on and commit their keys and values.
 
     Args:
-      run: what to do with a chunk: (inputs, positions [B, W], mask [B, 1, W, W], cache, visible [B, 1]) to its outputs
-        and its rows' keys and values. The first chunk sees no cache.
+      run: what to do with a chunk: its inputs and where it stands, to its outputs and its rows' keys and values. The
+        first chunk sees no cache.
       inputs: pytree of [B, T, ...].
       cache: to write to.
       width: W, a divisor of T.
@@ -35,7 +35,7 @@ def run_in_chunks(run: Run, inputs: Any, cache: Cache, width: int) -> tuple[Any,
     def chunk(cache: Cache, start: jax.Array, part: Any, seen: Cache | None) -> tuple[Cache, Any]:
         positions = jnp.broadcast_to(start + jnp.arange(width), (B, width))
         visible = None if seen is None else jnp.broadcast_to(start, (B, 1))
-        outputs, rows = run(part, positions, causal, seen, visible)
+        outputs, rows = run(part, Context(positions, causal, seen, visible))
         return commit(cache, rows, jnp.broadcast_to(start, (B,))), outputs
 
     cache, outputs = chunk(cache, jnp.int32(0), jax.tree.map(lambda x: x[0], parts), None)

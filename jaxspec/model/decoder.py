@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -19,6 +20,37 @@ from jaxspec.model.rope import rope_angles, rotate
 from jaxspec.parallel.sharding import divided
 
 _MASKED = -1e30
+
+
+@flax.struct.dataclass
+class Context:
+    """Where rows stand and what they see besides themselves.
+
+    Attributes:
+      positions: [B, R] int32, absolute.
+      mask: [B, G, r, r] bool, which rows see which, themselves included; R = G * r (see `attend`).
+      cache: older keys and values, L x [B, K, S, Dh]; None: there are none.
+      visible: [B, 1 or R] int32, how many slots of the cache a row sees.
+      prefix: keys and values of no position, L x [K, P, Dh], the same for the whole batch and not rotated.
+      sees_prefix: [1 or B, R, P] bool, which rows see which of them.
+    """
+
+    positions: jax.Array
+    mask: jax.Array
+    cache: Cache | None = None
+    visible: jax.Array | None = None
+    prefix: Cache | None = None
+    sees_prefix: jax.Array | None = None
+
+
+def causal_mask(batch: int, length: int) -> jax.Array:
+    """[B, 1, T, T] bool: every token sees itself and what is older."""
+    return jnp.broadcast_to(jnp.tri(length, dtype=bool), (batch, 1, length, length))
+
+
+def causal_context(batch: int, length: int) -> Context:
+    """Whole sequences [B, T] from position 0 on."""
+    return Context(jnp.broadcast_to(jnp.arange(length), (batch, length)), causal_mask(batch, length))
 
 
 class RMSNorm(nn.Module):
@@ -86,8 +118,10 @@ def attend(
     k = k.reshape(B, G, r, K, Dh).transpose(0, 3, 1, 2, 4)  # [B, K, G, r, Dh]
     v = v.reshape(B, G, r, K, Dh).transpose(0, 3, 1, 2, 4)
     if prefix is not None:
-        before = lambda x, y: jnp.broadcast_to(x[:, None], (B, K, G, *x.shape[1:])).astype(y.dtype)  # noqa: E731
-        k, v = (jnp.concatenate([before(x, y), y], axis=3) for x, y in zip(prefix, (k, v), strict=True))
+        k, v = (
+            jnp.concatenate([jnp.broadcast_to(x[:, None], (B, K, G, *x.shape[1:])).astype(y.dtype), y], axis=3)
+            for x, y in zip(prefix, (k, v), strict=True)
+        )
     folded = q.reshape(B, K, G, -1, Dh) * Dh**-0.5
 
     dot = dict(preferred_element_type=wide(q))
@@ -194,49 +228,30 @@ class Decoder(nn.Module):
             return columns(self.lm_head, tokens)
         return self.embedding[tokens]
 
-    def rows(
-        self,
-        x: jax.Array,
-        positions: jax.Array,
-        mask: jax.Array,
-        cache: Cache | None = None,
-        visible: jax.Array | None = None,
-        layers: tuple[int, int] | None = None,
-        prefix: Cache | None = None,
-        sees_prefix: jax.Array | None = None,
-    ) -> tuple[jax.Array, Cache]:
+    def rows(self, x: jax.Array, context: Context, layers: tuple[int, int] | None = None) -> tuple[jax.Array, Cache]:
         """Run rows through the layers.
 
         Args:
           x: [B, R, D] embeddings, or hidden states when starting above layer 0.
-          positions: [B, R] int32, absolute.
-          mask: [B, G, r, r] bool, which rows see which, themselves included; R = G * r (see `attend`).
-          cache: older keys and values, L x [B, K, S, Dh].
-          visible: [B, 1 or R] int32, how many slots of the cache a row sees.
+          context: where the rows stand and what they see.
           layers: run layers [first, last) only; default all.
-          prefix: keys and values of no position, L x [K, P, Dh], the same for the whole batch and not rotated.
-          sees_prefix: [1 or B, R, P] bool, which rows see which of them.
 
         Returns:
           Hidden states [B, R, D] before the final norm, and the rows' own keys and values, one
           [B, K, R, Dh] per layer run.
         """
+        mask = context.mask
         assert mask.ndim == 4 and mask.shape[1] * mask.shape[2] == x.shape[1], (mask.shape, x.shape)
         first, last = layers or (0, self.config.num_layers)
-        angles = rope_angles(self.config, positions)
-        groups = positions.reshape(positions.shape[0], mask.shape[1], -1)
+        angles = rope_angles(self.config, context.positions)
         keys, values, masks = [], [], {}
         for i in range(first, last):
             window = self.config.window(i)
             if window not in masks:
-                masks[window] = _windowed(window, mask, groups, cache, visible, positions)
+                masks[window] = _masks(context, window)
             own, old = masks[window]
-            if prefix is not None:
-                seen = jnp.broadcast_to(sees_prefix, (x.shape[0], *sees_prefix.shape[1:]))
-                own = jnp.concatenate([seen.reshape(*mask.shape[:3], -1), own], axis=-1)
-            cached = None if cache is None else (cache.keys[i], cache.values[i])
-            before = None if prefix is None else (prefix.keys[i], prefix.values[i])
-            x, (k, v) = self.layers[i](divided(x, "batch"), angles, own, cached, old, before)
+            cached, prefix = _layer(context.cache, i), _layer(context.prefix, i)
+            x, (k, v) = self.layers[i](divided(x, "batch"), angles, own, cached, old, prefix)
             keys.append(k)
             values.append(v)
         return x, Cache(tuple(keys), tuple(values))
@@ -251,35 +266,30 @@ class Decoder(nn.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Logits [B, T, V] of whole sequences [B, T] without a cache: the plain forward pass."""
-        B, T = tokens.shape
-        positions = jnp.broadcast_to(jnp.arange(T), (B, T))
-        x, _ = self.rows(self.embed(tokens), positions, causal_mask(B, T))
+        x, _ = self.rows(self.embed(tokens), causal_context(*tokens.shape))
         return self.project(self.final_norm(x))
 
 
-def _windowed(
-    window: int | None,
-    mask: jax.Array,
-    groups: jax.Array,
-    cache: Cache | None,
-    visible: jax.Array | None,
-    positions: jax.Array,
-) -> tuple[jax.Array, jax.Array | None]:
-    """The masks of a layer: rows to rows [B, G, r, r] and rows to cache [B, 1 or R, S], its window applied."""
-    old = None
-    if cache is not None:
-        slots = jnp.arange(cache.capacity)
-        old = slots < visible[..., None]
+def _layer(cache: Cache | None, layer: int) -> tuple[jax.Array, jax.Array] | None:
+    """Keys and values of one layer."""
+    return None if cache is None else (cache.keys[layer], cache.values[layer])
+
+
+def _masks(context: Context, window: int | None) -> tuple[jax.Array, jax.Array | None]:
+    """A layer's masks, its window applied: rows to prefix and rows [B, G, r, P + r], rows to cache [B, 1 or R, S]."""
+    mask, positions, old = context.mask, context.positions, None
+    if context.cache is not None:
+        slots = jnp.arange(context.cache.capacity)
+        old = slots < context.visible[..., None]
         if window is not None:
             old = old & (slots > positions[..., None] - window)
     if window is not None:
+        groups = positions.reshape(positions.shape[0], mask.shape[1], -1)
         mask = mask & (groups[..., None, :] > groups[..., :, None] - window)
+    if context.prefix is not None:
+        seen = jnp.broadcast_to(context.sees_prefix, (len(mask), *context.sees_prefix.shape[1:]))
+        mask = jnp.concatenate([seen.reshape(*mask.shape[:3], -1), mask], axis=-1)
     return mask, old
-
-
-def causal_mask(batch: int, length: int) -> jax.Array:
-    """[B, 1, T, T] bool: every token sees itself and what is older."""
-    return jnp.broadcast_to(jnp.tri(length, dtype=bool), (batch, 1, length, length))
 
 
 @functools.lru_cache(maxsize=16)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache
+from jaxspec.model.decoder import Context, causal_context
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,39 +101,38 @@ def _segment(
 ) -> tuple[jax.Array, Cache]:
     """Layers [first, last) for the rows that are there, the first ones of every group."""
     B, G, r, D = x.shape
-    flat = lambda a: a[:, :, :r].reshape(a.shape[0], G * r, *a.shape[3:])  # noqa: E731
+
+    def flat(a: jax.Array) -> jax.Array:
+        return a[:, :, :r].reshape(a.shape[0], G * r, *a.shape[3:])
+
     if visible is not None:
-        visible = (
-            visible[:, 0] if visible.shape[1:] == (1, 1) else flat(jnp.broadcast_to(visible, rows.positions.shape))
-        )
+        one_for_all = visible.shape[1:] == (1, 1)
+        visible = visible[:, 0] if one_for_all else flat(jnp.broadcast_to(visible, rows.positions.shape))
     sees = None if prefix is None else flat(rows.sees_prefix)
-    hidden, kv = base.rows(
-        x.reshape(B, G * r, D), flat(rows.positions), rows.mask[:, :, :r, :r], cache, visible, layers, prefix, sees
-    )
+    context = Context(flat(rows.positions), rows.mask[:, :, :r, :r], cache, visible, prefix, sees)
+    hidden, kv = base.rows(x.reshape(B, G * r, D), context, layers)
     return hidden.reshape(x.shape), kv
 
 
 def read_layers(
-    base: Base, tokens: jax.Array, mask: jax.Array, layers: tuple[int, ...]
+    base: Base, tokens: jax.Array, layers: tuple[int, ...]
 ) -> tuple[jax.Array, Cache, dict[int, jax.Array]]:
     """Run whole sequences and read hidden states on the way.
 
     Args:
       base: the frozen decoder.
       tokens: [B, T] int32.
-      mask: [B, 1, T, T] bool.
       layers: before which of them to read.
 
     Returns:
       Final hidden states [B, T, D], the keys and values of all layers, and {layer: hidden states [B, T, D]}.
     """
-    B, T = tokens.shape
-    positions, last = jnp.broadcast_to(jnp.arange(T), (B, T)), base.decoder.config.num_layers
+    context, last = causal_context(*tokens.shape), base.decoder.config.num_layers
     x, done, keys, values = base.embed(tokens), 0, (), ()
     read: dict[int, jax.Array] = {}
     for layer in (*sorted(set(layers)), last):
         if layer > done:
-            x, kv = base.rows(x, positions, mask, layers=(done, layer))
+            x, kv = base.rows(x, context, layers=(done, layer))
             keys, values, done = keys + kv.keys, values + kv.values, layer
         read[layer] = x
     return read.pop(last), Cache(keys, values), read

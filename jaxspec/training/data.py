@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxspec.config import DataConfig
 from jaxspec.decoding.generate import generate_many
-from jaxspec.drafting.adapter import load_method
+from jaxspec.drafting.drafter import autoregressive
 from jaxspec.errors import UserError
 from jaxspec.files import drop_half_line, locked, read_whole_lines
 from jaxspec.parallel.processes import as_leader, check_alike, is_leader
@@ -152,13 +152,13 @@ def _make(
     file: TextIO,
 ) -> dict[int, Answer]:
     """The base's answers to numbered prompts, each added to the cache as soon as it is there."""
-    plain, numbers = load_method("autoregressive", model), list(missing)
+    plain, numbers = autoregressive(model), list(missing)
     made: dict[int, Answer] = {}
     for first in range(0, len(numbers), _BLOCK):
         # prompts of like length are prefilled together, so that little is padded
         block = sorted(numbers[first : first + _BLOCK], key=lambda i: len(missing[i].prompt_tokens))
         ids = [missing[i].prompt_tokens for i in block]
-        for at, tokens in generate_many(model, plain, ids, limit, batch_size=data.batch_size):
+        for at, tokens in generate_many(plain, ids, limit, batch_size=data.batch_size):
             index = block[at]
             made[index] = Answer(missing[index].prompt_tokens, tokens)
             row = {"index": index, "prompt": missing[index].text, "answer": model.decode(tokens)}

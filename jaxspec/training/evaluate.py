@@ -12,12 +12,12 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import bucket
-from jaxspec.drafting.method import Batch, Method, PyTree
+from jaxspec.drafting.draft import PyTree
+from jaxspec.drafting.method import Batch, Method
 from jaxspec.drafting.sampling import Sampler, make_sampler
 from jaxspec.drafting.tree.spec import RANKS
 from jaxspec.methods.losses import answer_entropy
 from jaxspec.model.base import Base
-from jaxspec.model.decoder import causal_mask
 from jaxspec.model.rows import read_layers
 from jaxspec.parallel.processes import host
 from jaxspec.parallel.sharding import mesh_of, parts_of_batch, put_batch
@@ -64,7 +64,7 @@ def lost_distances(by_rank: Sequence[Sequence[float]]) -> list[int]:
 def _rank_counts(
     method: Method, trainable: PyTree, base: Base, batch: Batch, sampler: Sampler, seed: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    logits = method.predictions(trainable, method.fit_base(trainable, base), batch)  # [B, G, M, V]
+    logits = method.predictions(trainable, base, batch)  # [B, G, M, V]
     target = batch.points[..., None] + 1 + np.arange(1, method.max_distance + 1)  # [B, G, M]
     counted = (batch.points[..., None] >= 0) & (target < batch.lengths[:, None, None])
     rows = jnp.arange(target.shape[0])[:, None, None]
@@ -137,7 +137,7 @@ def _parts(batch: Batch) -> list[Batch]:
 @jax.jit
 def _entropy(base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """[B] sums of -log P over answer tokens, and how many they are."""
-    text, _, _ = read_layers(base, batch.tokens, causal_mask(*batch.tokens.shape), ())
+    text, _, _ = read_layers(base, batch.tokens, ())
     entropy, is_answer = answer_entropy(base, text, batch)
     return jnp.sum(entropy * is_answer, axis=1), jnp.sum(is_answer, axis=1)
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxspec.config import TrainConfig
-from jaxspec.drafting.method import Batch, Method, PyTree
+from jaxspec.drafting.draft import PyTree
+from jaxspec.drafting.method import Batch, Method
 from jaxspec.model.base import Base
 from jaxspec.parallel.sharding import divided, divided_as, parts_of_batch
 
@@ -122,8 +123,7 @@ def train_step(
     trained = moving(method, state.trainable, stage)
 
     def loss(trained: PyTree, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-        everything = state.trainable | trained
-        return method.loss(everything, method.fit_base(everything, base), batch, stage)
+        return method.loss(state.trainable | trained, base, batch, stage)
 
     def part(batch: Batch) -> tuple[PyTree, dict[str, jax.Array]]:
         (value, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(trained, batch)

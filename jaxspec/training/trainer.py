@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafting.adapter import OWN_MODEL, Adapter, method_plan, save_adapter, settle
-from jaxspec.drafting.method import PyTree
+from jaxspec.drafting.adapter import OWN_MODEL, Adapter, save_adapter
+from jaxspec.drafting.draft import PyTree
+from jaxspec.drafting.drafter import method_plan, tuned
 from jaxspec.drafting.tree.plan import plan_to_json
 from jaxspec.errors import UserError
 from jaxspec.files import alone_in, known_as, read_json, restore_folder, swap_folder, write_atomically
@@ -236,7 +237,7 @@ class Trainer:
     def _finish(self, trainable: PyTree, held_out: list[Answer], answers: list[Answer], fit: int) -> Adapter:
         """Evaluate what the training came to, and write it; so many of the answers were fit to train on."""
         adapter, model = self._result(trainable)
-        decoding, own = settle(adapter, model)  # what is measured is what decodes
+        method, weights, own = tuned(adapter.method, adapter.trainable, model)  # what is measured is what decodes
         probed = held_out[: self.config.train.eval_answers or None]
 
         def report(done: int) -> None:
@@ -245,7 +246,7 @@ class Trainer:
                 raise Stopped("stopped in the last evaluation; --resume does it again")
 
         with Progress("evaluation", len(probed), "answers") as progress:
-            accuracy = evaluate(decoding.method, decoding.trainable, own.base, probed, report)
+            accuracy = evaluate(method, weights, own.base, probed, report)
         self._log.write({"step": self.config.train.steps, "held_out": len(probed)} | _rounded(accuracy))
         info = self._provenance(accuracy, answers, fit)
         if own is not self.model:
@@ -262,11 +263,11 @@ class Trainer:
 
     def _result(self, trainable: PyTree) -> tuple[Adapter, Model]:
         """The adapter and the base it is for, which is written beside it where the training has made a new one."""
-        adapter, model = Adapter(self.config.method, trainable, self.model.fingerprint, {}), self.model
-        if self.config.method.replaces_base:
-            adapter, model = settle(adapter, model)
+        method, model = self.config.method, self.model
+        if method.replaces_base:
+            method, trainable, model = tuned(method, trainable, model)
             save_model(model, self.output / OWN_MODEL, "orbax")
-        return dataclasses.replace(adapter, trainable=self._as_stored(adapter.trainable)), model
+        return Adapter(method, self._as_stored(trainable), model.fingerprint, {}), model
 
     def _as_stored(self, trainable: PyTree) -> PyTree:
         """The trainable pytree as the adapter's file will hold it, so that what is measured is what ships."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
 import jax
@@ -13,13 +13,11 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
-from jaxspec.decoding.loop import Drafter, decode, prefill, start
-from jaxspec.drafting.adapter import Adapter, make_drafter, plain_drafter
-from jaxspec.drafting.method import Method
+from jaxspec.decoding.loop import Decoding, decode, prefill, start
+from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import State, TreePlan, chain, from_paths, make_plan
 from jaxspec.drafting.tree.hardware import Latency, fit_latency
-from jaxspec.model.base import Base
 from jaxspec.parallel.sharding import put_beside
 from jaxspec.progress import Progress
 from jaxspec.weights.load import Model
@@ -31,13 +29,7 @@ _PROMPT = 64  # tokens at most before the steps
 
 
 def measure_latency(
-    model: Model,
-    adapter: Adapter,
-    draft_vocabulary: int,
-    batch_size: int,
-    cache_length: int,
-    max_rows: int,
-    rounds: int = 9,
+    drafter: Drafter, draft_vocabulary: int, batch_size: int, cache_length: int, max_rows: int, rounds: int = 9
 ) -> Latency:
     """Seconds of a decoding step against its rows, the sizes taken in turn so that a slow moment hurts all alike.
 
@@ -45,25 +37,23 @@ def measure_latency(
     methods without, chains tell what a deeper tree adds.
 
     Args:
-      model: the base that the adapter drafts for, tuned where its method tunes it.
-      adapter: what drafts.
+      drafter: what drafts, whatever its tree.
       draft_vocabulary: over how many tokens; 0 is all. For heads, which draft level by level, it makes the difference.
       batch_size: B.
       cache_length: S; attention looks at all of it.
       max_rows: the largest size.
       rounds: measurements of each size.
     """
-    method, runs = adapter.method, {}
+    method, runs = drafter.method, {}
     per_node = 1 + method.probe_rows
-    drafters: dict[int | str, Drafter] = {1: plain_drafter()}
+    sizes: dict[int | str, Drafter] = {1: autoregressive(drafter.model)}
     for size in (s for s in _SIZES if s * per_node <= max_rows):
-        drafters[size * per_node] = make_drafter(adapter, star(size, 1), model, draft_vocabulary)
+        sizes[size * per_node] = drafter.with_tree(star(size, 1), draft_vocabulary)
     depths = range(2, method.max_distance + 1) if not method.probe_distances else ()
-    drafters |= {f"depth {depth}": make_drafter(adapter, chain(depth), model, draft_vocabulary) for depth in depths}
-    with Progress("measuring", len(drafters) * (rounds + 1), "runs") as progress:
-        for number, (rows, drafter) in enumerate(drafters.items(), 1):
-            base = model.base_for(batch_size * drafter.num_rows)
-            runs[rows] = StepTimer(base, drafter, batch_size, cache_length)
+    sizes |= {f"depth {depth}": drafter.with_tree(chain(depth), draft_vocabulary) for depth in depths}
+    with Progress("measuring", len(sizes) * (rounds + 1), "runs") as progress:
+        for number, (rows, sized) in enumerate(sizes.items(), 1):
+            runs[rows] = StepTimer(sized, batch_size, cache_length)
             progress.update(number, f"{rows} compiled" if isinstance(rows, str) else f"{rows} rows compiled")
         medians = in_rounds(runs, rounds, lambda done: progress.update(len(runs) + done))
     latency = fit_latency({rows: seconds for rows, seconds in medians.items() if isinstance(rows, int)})
@@ -71,6 +61,20 @@ def measure_latency(
         return latency
     deeper = [medians[f"depth {depth}"] - latency(depth + 1) for depth in depths]
     return dataclasses.replace(latency, drafting=tuple(np.maximum.accumulate([0.0, *deeper]).tolist()))
+
+
+def step_times(drafters: Mapping[K, Drafter], cache_length: int, rounds: int, batch_size: int = 1) -> dict[K, float]:
+    """Median seconds of a decoding step with each drafter, the drafters in turn.
+
+    Args:
+      drafters: by name.
+      cache_length: S.
+      rounds: measurements of each.
+      batch_size: B.
+    """
+    with Progress("measuring", len(drafters) * rounds, "runs") as progress:
+        timers = {name: StepTimer(drafter, batch_size, cache_length) for name, drafter in drafters.items()}
+        return in_rounds(timers, rounds, progress.update)
 
 
 def in_rounds(runs: dict[K, Callable[[], float]], rounds: int, say: Callable[[int], None]) -> dict[K, float]:
@@ -95,31 +99,28 @@ def star(nodes: int, probes: int) -> TreePlan:
     return make_plan([State(paths, (probes,) * nodes, 1)])
 
 
-def bare(nodes: int) -> Drafter:
+def bare(model: Model, nodes: int) -> Drafter:
     """Nothing that drafts, with a tree of so many nodes: steps of verification alone."""
-    return Drafter({}, from_paths([(rank,) for rank in range(nodes - 1)]).arrays(0), Method())
+    return dataclasses.replace(autoregressive(model), plan=from_paths([(rank,) for rank in range(nodes - 1)]))
 
 
 class StepTimer:
-    """Times a few steps of one drafter from one and the same state."""
+    """Times a few greedy steps of one drafter from one and the same state."""
 
-    def __init__(self, base: Base, drafter: Drafter, batch_size: int, cache_length: int):
-        rest = (drafter, make_sampler(SamplingConfig()), jnp.array([-1], jnp.int32))
-        self._drafter, self._sampler, self._eos = put_beside(base.params, rest)
-        self._base, length = base, min(cache_length // 2, _PROMPT)
-        tokens = np.ones((batch_size, length), np.int32)
-        lengths = np.full(batch_size, length, np.int32)
-        prefilled = prefill(base, tokens, lengths, capacity=cache_length, chunk=length)
-        self._state = start(
-            base, drafter, self._sampler, *prefilled, tokens, lengths, np.full(batch_size, 2**30, np.int32),
-            jnp.zeros(batch_size, jnp.uint32), self._eos, acceptance=Match(), width=cache_length, chunk=length,
-        )  # fmt: skip
+    def __init__(self, drafter: Drafter, batch_size: int, cache_length: int):
+        base = drafter.model.base_for(batch_size * drafter.num_rows)
+        rest = (drafter.on_device, make_sampler(SamplingConfig()), jnp.array([-1], jnp.int32))
+        self._decoding = Decoding(base, *put_beside(base.params, rest), Match())
+        length = min(cache_length // 2, _PROMPT)
+        tokens, lengths = np.ones((batch_size, length), np.int32), np.full(batch_size, length, np.int32)
+        cache, prompt = prefill(base, tokens, lengths, capacity=cache_length, chunk=length)
+        limits, seeds = np.full(batch_size, 2**30, np.int32), np.zeros(batch_size, np.uint32)
+        self._state = start(self._decoding, cache, prompt, limits, seeds, width=cache_length)
         self()
 
     def __call__(self) -> float:
         """Seconds per step."""
         state = jax.block_until_ready(jax.tree.map(jnp.copy, self._state))
         began = time.perf_counter()
-        args = (self._base, self._drafter, self._sampler, self._eos, state, np.int32(_STEPS))
-        jax.block_until_ready(decode(*args, acceptance=Match()))
+        jax.block_until_ready(decode(self._decoding, state, np.int32(_STEPS)))
         return (time.perf_counter() - began) / _STEPS

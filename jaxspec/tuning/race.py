@@ -9,8 +9,7 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import Generation, generate
-from jaxspec.decoding.loop import Drafter
-from jaxspec.drafting.adapter import plain_drafter
+from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
 from jaxspec.progress import Progress
 from jaxspec.weights.load import Model
@@ -61,13 +60,13 @@ def race(
     Raises:
       UserError: no prompt has an answer of two tokens.
     """
-    everyone = {"autoregressive": plain_drafter()} | drafters
+    everyone = {"autoregressive": autoregressive(model)} | drafters
     settings = {"sampling": sampling, "batch_size": batch_size}
     results: dict[str, list[Generation]] = {name: [] for name in everyone}
     batches = [prompts[i : i + batch_size] for i in range(0, len(prompts), batch_size)]
     with Progress("racing", len(batches) * len(everyone), "runs") as progress:
         for number, batch in enumerate(batches):
-            run = lambda name: generate(model, everyone[name], batch, max_new_tokens, **settings)  # noqa: E731, B023
+            run = lambda name: generate(everyone[name], batch, max_new_tokens, **settings)  # noqa: E731, B023
             for done, (name, answers) in enumerate(in_turn(list(everyone), run, number), 1):
                 results[name] += answers
                 progress.update(number * len(everyone) + done)

@@ -211,7 +211,7 @@ def _in_turn(model: Model, batch: int, cache: int, sizes: Sequence[int], rounds:
     name = f"{model.name}, batch {batch}, cache {cache}"
     with Progress(name, len(sizes) * (rounds + 1), "runs") as progress:
         for number, rows in enumerate(sizes, 1):
-            timers[rows] = StepTimer(model.base_for(batch * rows), bare(rows), batch, cache)
+            timers[rows] = StepTimer(bare(model, rows), batch, cache)
             progress.update(number, f"{rows} rows compiled")
         return in_rounds(timers, rounds, lambda done: progress.update(len(sizes) + done))
 

@@ -13,9 +13,8 @@ import numpy as np
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import generate_many
 from jaxspec.decoding.prompts import encode_prompts
-from jaxspec.drafting.adapter import Adapter, adapter_plan, check_drafting, make_drafter, plain_drafter, settle
 from jaxspec.drafting.choice import Choice
-from jaxspec.drafting.method import Method
+from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.drafting.tree import chain, expected
 from jaxspec.drafting.tree.hardware import Latency, Option, make_option, rank_options
 from jaxspec.drafting.tree.plan import check_accuracy
@@ -27,7 +26,6 @@ from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import Accuracy, evaluate
 from jaxspec.tuning.latency import measure_latency
 from jaxspec.tuning.race import Trial, race
-from jaxspec.weights.load import Model
 
 _SAMPLED_PROMPTS = 16  # to measure accuracies on, where the adapter's own do not fit
 
@@ -78,10 +76,11 @@ class Tuning:
     trials: list[Trial]
 
 
-def check_tuning(config: TuneConfig, model: Model, adapter: Adapter, prompts: Sequence[str]) -> None:
+def check_tuning(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -> None:
     """Raise UserError for settings that cannot be measured, before anything is."""
+    model = drafter.model
     least = {"batch_size": 1, "num_prompts": 1, "max_new_tokens": 2, "finalists": 1, "accuracy_prompts": 0}
-    least |= {"cache_length": 64, "max_rows": 2 * _rows_per_node(adapter.method)}
+    least |= {"cache_length": 64, "max_rows": 2 * (1 + drafter.method.probe_rows)}
     check_at_least(config, least)
     if config.cache_length > model.config.max_positions:
         raise UserError(f"cache-length is at most the base's {model.config.max_positions}, got {config.cache_length}")
@@ -89,17 +88,13 @@ def check_tuning(config: TuneConfig, model: Model, adapter: Adapter, prompts: Se
     if len(prompts) < needed:
         raise UserError(f"{needed} prompts at least are needed for these settings, there are {len(prompts)}")
     encode_prompts(model, prompts[: sum(_counts(config))], 2 * config.max_new_tokens, True, None)
-    for count in _vocabularies(config, adapter):
-        for plan in (chain(1), *(adapter_plan(adapter, spec) for spec in config.also)):
-            check_drafting(adapter, plan, model, count)
+    for count in _vocabularies(config, drafter):
+        for tree in (chain(1), *config.also):
+            drafter.with_tree(tree, count)
 
 
-def _vocabularies(config: TuneConfig, adapter: Adapter) -> tuple[int, ...]:
-    return config.draft_vocabularies or (adapter.info.get("draft_vocabulary", 0),)
-
-
-def _rows_per_node(method: Method) -> int:
-    return 1 + method.probe_rows
+def _vocabularies(config: TuneConfig, drafter: Drafter) -> tuple[int, ...]:
+    return config.draft_vocabularies or (drafter.adapter.info.get("draft_vocabulary", 0),)
 
 
 def _counts(config: TuneConfig) -> tuple[int, int]:
@@ -108,12 +103,11 @@ def _counts(config: TuneConfig) -> tuple[int, int]:
     return measured, max(config.num_prompts // config.batch_size, 1) * config.batch_size
 
 
-def tune(model: Model, adapter: Adapter, prompts: Sequence[str], config: TuneConfig) -> Tuning:
+def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning:
     """Measure step times, search trees for the most tokens per second, and try the best few.
 
     Args:
-      model: the base.
-      adapter: what drafts.
+      drafter: what drafts, whatever its tree.
       prompts: texts that the adapter was not trained on and that are no benchmark; the first ones measure
         accuracies where that is needed, those after them try the trees.
       config: what to tune for.
@@ -121,35 +115,33 @@ def tune(model: Model, adapter: Adapter, prompts: Sequence[str], config: TuneCon
     Raises:
       UserError: settings or prompts that cannot be measured.
     """
-    check_tuning(config, model, adapter, prompts)
-    digest, (adapter, model) = adapter.digest, settle(adapter, model)
-    method, sampling = adapter.method, SamplingConfig(config.temperature)
+    check_tuning(config, drafter, prompts)
+    adapter, method, model = drafter.adapter, drafter.method, drafter.model
+    sampling = SamplingConfig(config.temperature)
     measured, tried = _counts(config)
     if measured:
-        tokens = 2 * config.max_new_tokens
-        some = prompts[:measured]
-        accuracy = measure_accuracy(model, method, adapter.trainable, some, sampling, tokens).by_rank
+        accuracy = measure_accuracy(drafter, prompts[:measured], sampling, 2 * config.max_new_tokens).by_rank
     else:
         accuracy = check_accuracy(adapter.info.get("accuracy"))
     sizes = (config.batch_size, config.cache_length, config.max_rows)
-    latency = measure_latency(model, adapter, _vocabularies(config, adapter)[0], *sizes)
+    latency = measure_latency(drafter, _vocabularies(config, drafter)[0], *sizes)
     probes = (method.probe_distances, method.probe_rows)
     ranked = rank_options(accuracy, latency, config.max_rows, *probes)
     also = [
-        make_option(spec, expected(adapter_plan(adapter, spec), accuracy), latency, *probes) for spec in config.also
+        make_option(spec, expected(drafter.with_tree(spec).plan, accuracy), latency, *probes) for spec in config.also
     ]
     finalists, drafters, counts = [], {}, {}
-    for option, count in itertools.product([*ranked[: config.finalists], *also], _vocabularies(config, adapter)):
+    for option, count in itertools.product([*ranked[: config.finalists], *also], _vocabularies(config, drafter)):
         option = dataclasses.replace(option, name=f"{option.name}, {count} tokens" if count else option.name)
         finalists, counts[option.name] = [*finalists, option], count
-        drafters[option.name] = make_drafter(adapter, option.plan, model, count)
+        drafters[option.name] = drafter.with_tree(option.plan, count)
     chosen = prompts[measured : measured + tried]
     trials = race(model, drafters, chosen, config.max_new_tokens, sampling, config.batch_size)
     best = max(trials, key=lambda trial: trial.speedup)
     choice = Choice(
         machine=this_machine(),
         dtype=str(model.dtype),
-        adapter=digest,
+        adapter=adapter.digest,
         batch_size=config.batch_size,
         cache_length=config.cache_length,
         temperature=config.temperature,
@@ -176,25 +168,24 @@ def _figures(accuracy: np.ndarray, latency: Latency, finalists: list[Option], tr
     }
 
 
-def measure_accuracy(
-    model: Model, method: Method, trainable: dict, prompts: Sequence[str], sampling: SamplingConfig, tokens: int
-) -> Accuracy:
+def measure_accuracy(drafter: Drafter, prompts: Sequence[str], sampling: SamplingConfig, tokens: int) -> Accuracy:
     """Rank accuracies on the base's own answers to prompts: greedy ones, or sampled with the noise that ranks drafts.
 
     Raises:
       UserError: no answer is long enough to measure anything on.
     """
+    model = drafter.model
     ids = [model.encode(prompt) for prompt in prompts]
     answers: list[Answer] = []
     with Progress("answers", len(ids), "answers") as progress:
         for index, answer in generate_many(
-            model, plain_drafter(), ids, tokens, batch_size=min(16, len(ids)), sampling=sampling
+            autoregressive(model), ids, tokens, batch_size=min(16, len(ids)), sampling=sampling
         ):
             answers.append(Answer(ids[index], answer))
             progress.update(len(answers))
     with Progress("accuracy", len(ids), "answers") as progress:
-        base = model.base
-        accuracy = evaluate(method, trainable, base, answers, progress.update, sampling=sampling)
+        args = (drafter.method, drafter.trainable, model.base, answers, progress.update)
+        accuracy = evaluate(*args, sampling=sampling)
     if not accuracy.positions:
         raise UserError("the answers to these prompts are too short to measure accuracies on; give more or others")
     return accuracy

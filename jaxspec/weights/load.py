@@ -8,7 +8,7 @@ import importlib.util
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,6 @@ class Model:
       fingerprint: names these weights; an adapter remembers the fingerprint of its base.
       eos: ids that end a text; empty: only the length does.
       tokenizer: None for a model without one (tests).
-      tuned: what methods have made of this base, by what they made it of.
     """
 
     name: str
@@ -55,7 +54,6 @@ class Model:
     fingerprint: str
     eos: tuple[int, ...] = ()
     tokenizer: PreTrainedTokenizerBase | None = None
-    tuned: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @functools.cached_property
     def decoder(self) -> Decoder:

@@ -60,7 +60,9 @@ GGUF_NAMES = {
 def parameter_table(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Path and shape of every parameter as files hold them, e.g. `layers_0/attention/q/kernel`: (D, H * Dh)."""
 
-    split = lambda params: split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))  # noqa: E731
+    def split(params: dict) -> dict[str, jax.Array]:
+        return split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))
+
     return {path: leaf.shape for path, leaf in jax.eval_shape(split, abstract_params(config)).items()}
 
 

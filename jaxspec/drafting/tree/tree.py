@@ -184,7 +184,10 @@ def pad_tree(
             f"tree: {tree.num_nodes} nodes, {tree.num_probes} probes, depth {tree.max_depth} and rank {tree.max_rank} "
             f"do not fit the padded size {num_nodes}, {num_probes}, {max_depth} and {max_rank}"
         )
-    fit = lambda x: np.pad(x, (0, extra))  # noqa: E731
+
+    def fit(x: np.ndarray) -> np.ndarray:
+        return np.pad(x, (0, extra))
+
     distance = np.concatenate([tree.probe_distance, np.full(more, tree.probe_of.shape[1], np.int32)])
     return Tree(
         parent=fit(tree.parent),

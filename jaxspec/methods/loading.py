@@ -1,0 +1,114 @@
+"""From a method's name to a drafter that is ready to decode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxspec.config import ModelConfig
+from jaxspec.drafting.adapter import OWN_MODEL, Adapter, find_shipped, read_adapter
+from jaxspec.drafting.choice import find_choice
+from jaxspec.drafting.drafter import Drafter, autoregressive, make_drafter
+from jaxspec.drafting.method import Method
+from jaxspec.drafting.tree import Path as TreePath
+from jaxspec.drafting.tree import TreePlan
+from jaxspec.errors import UserError, suggest
+from jaxspec.files import read_json
+from jaxspec.methods.amphista import Amphista
+from jaxspec.methods.bita import BiTA
+from jaxspec.methods.hidden_transfer import HiddenTransfer
+from jaxspec.methods.hydra import Hydra
+from jaxspec.methods.medusa import Medusa
+from jaxspec.methods.ppd import PPD
+from jaxspec.methods.space import SPACE
+from jaxspec.weights.load import Model
+
+METHODS: dict[str, type[Method]] = {
+    cls.name: cls for cls in (Method, PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista)
+}
+
+
+def load_drafter(
+    name: str,
+    model: Model,
+    adapter: str | Path | None = None,
+    *,
+    tree: str | TreePlan | Sequence[TreePath] | None = None,
+    draft_vocabulary: int | None = None,
+    batch_size: int = 1,
+    temperature: float = 0.0,
+) -> Drafter:
+    """A method ready to decode on a base.
+
+    Args:
+      name: a key of `METHODS`.
+      model: the base.
+      adapter: folder of a trained adapter; default the one that ships for this method and base.
+      tree: the draft tree: `auto`, the fastest way to decode on this machine as far as tune.py has found out, which
+        may be autoregressive decoding; a specification like `sparse:16`; a plan; or a list of paths. Default the
+        adapter's own.
+      draft_vocabulary: draft only so many of the base's most frequent tokens; 0 drafts all; default the adapter's own.
+      batch_size: prompts decoded together, for `auto`.
+      temperature: of sampling, for `auto`; 0 is greedy.
+
+    Raises:
+      UserError: an unknown method, no adapter, one of another method or base, or a tree that does not fit.
+    """
+    if name in METHODS and not METHODS[name].trainable:
+        if adapter is not None:
+            raise UserError(f"{name} takes no adapter, got {str(adapter)!r}")
+        if tree == "auto":
+            return autoregressive(model).with_tree(None, note=f"{name} drafts nothing: there is no tree to choose")
+        return autoregressive(model).with_tree(tree, draft_vocabulary)
+    loaded = open_adapter(name, model, adapter)
+    if tree != "auto":
+        return make_drafter(loaded, model, tree, draft_vocabulary)
+    if draft_vocabulary is not None:
+        raise UserError(f"{name}: a tree of auto brings its own draft vocabulary, got {draft_vocabulary}")
+    return _tuned(make_drafter(loaded, model), str(model.dtype), batch_size, temperature)
+
+
+def _tuned(drafter: Drafter, dtype: str, batch_size: int, temperature: float) -> Drafter:
+    """The drafter with what tune.py chose for this machine."""
+    name, choice = drafter.method.name, find_choice(drafter.adapter, dtype, batch_size, temperature)
+    if choice is None:
+        line = f"{name} was never tuned for this machine and batch size (tune.py does it): the adapter's own tree"
+        return drafter.with_tree(None, note=line)
+    if choice.plan is None:
+        note = f"no tree of {name} pays on this machine: autoregressive decoding"
+        return autoregressive(drafter.model).with_tree(None, note=note)
+    line = f"tuned for this machine: {choice.name} (batch {choice.batch_size}, temperature {choice.temperature:g})"
+    return drafter.with_tree(choice.plan, choice.draft_vocabulary, line)
+
+
+def load_adapter(folder: Path, config: ModelConfig) -> Adapter:
+    """The adapter in a folder, of whichever method, checked against the base's shapes. Raises UserError."""
+    return read_adapter(folder, config, METHODS)
+
+
+def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> Adapter:
+    """The adapter that fits a method and a base; the arguments of `load_drafter`.
+
+    Raises:
+      UserError: a method that takes none, no adapter, or one of another method or base.
+    """
+    if name not in METHODS:
+        raise UserError(f"unknown method {name!r}{suggest(name, METHODS)}; methods: {', '.join(METHODS)}")
+    if not METHODS[name].trainable:
+        raise UserError(f"{name} takes no adapter")
+    folder = Path(adapter) if adapter else find_shipped(name, model.fingerprint)
+    if folder is None:
+        raise UserError(f"no adapter of {name} ships for {model.name!r}; train one with train.py and give its folder")
+    if not (folder / "adapter.json").exists():
+        raise UserError(f"{folder}: no adapter there (adapter.json is missing)")
+    declared = read_json(folder / "adapter.json")
+    if declared.get("method") != name:
+        raise UserError(f"{folder}: this adapter belongs to method {declared.get('method')!r}, not {name!r}")
+    if declared.get("fingerprint") != model.fingerprint:
+        beside = folder / OWN_MODEL
+        hint = f"; its base was trained with it: give {beside} as the model" if beside.is_dir() else ""
+        raise UserError(
+            f"{folder}: this adapter was trained for another base ({declared.get('base')!r}, fingerprint "
+            f"{declared.get('fingerprint')}); {model.name!r} has {model.fingerprint}{hint}"
+        )
+    return load_adapter(folder, model.config)
