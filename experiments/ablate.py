@@ -71,14 +71,14 @@ class Options:
     report: bool = False
 
 
-def base_run(options: Options, model: Model) -> RunConfig:
+def base_run(options: Options) -> RunConfig:
     """What all trainings share: two answers per update, at up to 128 positions each."""
     train = TrainConfig(
         steps=options.steps, batch_size=2, insertions=128, warmup=min(5, options.steps // 4), clip=1.0,
         eval_every=0, eval_answers=options.eval_answers, save_every=12,
     )  # fmt: skip
     data = DataConfig(prompts=options.prompts, column=options.column, answers=options.answers)
-    return RunConfig(model=options.model, shapes=model.config, method=PPD(), data=data, train=train)
+    return RunConfig(model=options.model, method=PPD(), data=data, train=train)
 
 
 def check_names(names: tuple[str, ...], missing: list[str]) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ def check_adapters(names: tuple[str, ...], model: Model) -> None:
 def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save: Callable[[], None]) -> None:
     """Fill in the results, saving after every part."""
     model = load_model(options.model)
-    base, output = base_run(options, model), Path(options.output)
+    base, output = base_run(options), Path(options.output)
     check_adapters(names, model)
     chosen = [study for study in STUDIES if study.name in names]
     for method in {method for study in chosen for method in study.variants.values()}:
