@@ -132,7 +132,7 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
         results["steps"] = run_steps(model, cache_length=512, rounds=9)
         save()
     if {"similarity", "coverage"} & {*names}:
-        held_out, _ = prepare_answers(model, base.data, prompts[: base.data.held_out], lambda done, tokens: None)
+        held_out, _ = prepare_answers(model, base.data, prompts[: base.data.held_out])
     if "similarity" in names:
         results["similarity"] = run_similarity(model, held_out[: options.eval_answers])
         save()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 
@@ -21,6 +22,11 @@ def stage_ends(method: Method, steps: int) -> list[int]:
     """The update after the last one of every stage."""
     count = len(method.stages)
     return [steps * number // count for number in range(1, count + 1)]
+
+
+def stage_of(method: Method, steps: int, update: int) -> int:
+    """The stage of an update, both counted from 0."""
+    return bisect.bisect_right(stage_ends(method, steps), update)
 
 
 def _schedule(train: TrainConfig, steps: int, peak: float) -> optax.Schedule:
