@@ -64,12 +64,11 @@ def check_writable(folder: Path) -> None:
 
 def writable(folder: Path) -> Path:
     """The folder, made where missing. Raises UserError before hours of measuring rather than after them."""
+    check_writable(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"{folder}: cannot be written; give another folder")
     return folder
 
 

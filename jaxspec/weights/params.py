@@ -21,7 +21,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
 from jaxspec.model.decoder import abstract_params, param_dtype
 from jaxspec.parallel.processes import host
-from jaxspec.parallel.sharding import parameter_sharding, put
+from jaxspec.parallel.sharding import put, tree_shardings
 
 _SAMPLES = 64
 
@@ -175,7 +175,10 @@ def _is_part(path: str) -> bool:
 
 def _placed(array: np.ndarray, path: str, mesh: Mesh | None) -> jax.Array:
     """A parameter on its device or devices."""
-    return jnp.asarray(array) if mesh is None else put(array, parameter_sharding(mesh, path, array.shape))
+    if mesh is None:
+        return jnp.asarray(array)
+    tree = {path: array}
+    return put(tree, tree_shardings(mesh, tree))[path]
 
 
 def tensor_digest(array: np.ndarray | jax.Array) -> str:

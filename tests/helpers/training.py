@@ -1,18 +1,28 @@
-"""What a run has left, and train.py in processes of its own, on a tiny base in a folder."""
+"""What a run has left, ways to stop one, and train.py in processes of its own, on a tiny base in a folder."""
 
+import dataclasses
+import itertools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.numpy
 
 from jaxspec.training.checkpoints import Checkpoints
+from jaxspec.training.run_config import RunConfig
 from jaxspec.training.step import TrainState
 from jaxspec.weights.load import save_model
 from tests.helpers.tiny import make_text_model
+
+
+def with_train(config: RunConfig, **changes) -> RunConfig:
+    """The run with other settings in `train`."""
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
 
 
 def weights(folder: Path) -> dict:
@@ -20,10 +30,57 @@ def weights(folder: Path) -> dict:
     return safetensors.numpy.load_file(folder / "adapter.safetensors")
 
 
+def _log(folder: Path, name: str) -> dict[int, float | list[float]]:
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return {row["step"]: row[name] for row in rows if name in row}
+
+
 def losses(folder: Path) -> dict[int, float]:
     """By update."""
-    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+    return _log(folder, "loss")
+
+
+def evaluated(folder: Path) -> dict[int, list[float]]:
+    """Top-1 accuracies, by update."""
+    return _log(folder, "top1")
+
+
+def assert_same_run(run: Path, whole: Path, rtol: float = 0, atol: float = 0) -> None:
+    """The same updates, evaluations and adapter, those to the tolerance: which is none by default."""
+    assert losses(run).keys() == losses(whole).keys() and evaluated(run).keys() == evaluated(whole).keys()
+    assert rtol or evaluated(run) == evaluated(whole)
+    by_update = ([losses(folder)[step] for step in losses(whole)] for folder in (run, whole))
+    np.testing.assert_allclose(*by_update, rtol, atol)
+    assert weights(run).keys() == weights(whole).keys()
+    for name, value in weights(whole).items():
+        np.testing.assert_allclose(weights(run)[name], value, rtol, atol)
+
+
+def stop_after(asks: int, error: type[BaseException] | None = None) -> Callable[[], bool]:
+    """For a run that asks after updates and in evaluations: to stop after having asked so often, or to die there."""
+    asked = itertools.count(1)
+
+    def stop() -> bool:
+        last = next(asked) == asks
+        if last and error:
+            raise error
+        return last
+
+    return stop
+
+
+def write_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write checkpoints before training continues.
+
+    A process that dies takes the thread that writes them along; a test that only pretends to die does not.
+    """
+    real = Checkpoints.save
+
+    def save(checkpoints: Checkpoints, step: int, state: TrainState) -> None:
+        real(checkpoints, step, state)
+        checkpoints.finish()
+
+    monkeypatch.setattr(Checkpoints, "save", save)
 
 
 def prepare(folder: Path) -> None:
@@ -42,7 +99,7 @@ def command(folder: Path, output: str, *more: str) -> list[str]:
         "data.batch-size": 4, "train.steps": 60, "train.batch-size": 2, "train.sequence-length": 48,
         "train.insertions": 8, "train.save-every": 5, "train.eval-every": 25, "train.warmup": 0, "mesh.data": 1,
     }  # fmt: skip
-    options = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     return [sys.executable, "train.py", "--config", "ppd_smollm2", *options, *more]
 
 
@@ -52,20 +109,6 @@ def start(words: list[str], **environment: str) -> subprocess.Popen:
     return subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | flags | environment
     )
-
-
-def write_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write checkpoints before training goes on.
-
-    A process that dies takes the thread that writes them along; a test that only pretends to die does not.
-    """
-    real = Checkpoints.save
-
-    def save(checkpoints: Checkpoints, step: int, state: TrainState) -> None:
-        real(checkpoints, step, state)
-        checkpoints.finish()
-
-    monkeypatch.setattr(Checkpoints, "save", save)
 
 
 def finish(process: subprocess.Popen, code: int = 0) -> str:

@@ -23,12 +23,6 @@ from jaxspec.training.data import (
     prepare_answers,
 )
 from jaxspec.training.examples import select_prompts
-from tests.helpers.tiny import make_text_model
-
-
-@pytest.fixture(scope="module")
-def model():
-    return make_text_model()
 
 
 @pytest.fixture
@@ -41,8 +35,8 @@ def data(tmp_path):
     )  # fmt: skip
 
 
-def answers_to(model, data, report=lambda done, tokens: None):
-    return prepare_answers(model, data, select_prompts(model, data), report)
+def answers_to(model, data):
+    return prepare_answers(model, data, select_prompts(model, data))
 
 
 def test_answers_are_the_greedy_ones_and_held_out_stays_out(model, data):
@@ -66,12 +60,11 @@ def test_two_runs_do_not_make_the_same_answers_at_once(model, data):
 
 
 def test_more_answers_keep_the_held_out_set_and_reuse_the_cache(model, data):
-    first = answers_to(model, data)
-    new = []
-    more = answers_to(model, dataclasses.replace(data, answers=15), lambda done, tokens: new.append(tokens))
-    assert more[0] == first[0] and more[1][:12] == first[1]
-    plain = sum(len(a.answer_tokens) for a in more[1][12:])
-    assert new[-1] == plain  # only the three new answers were generated
+    first, file = answers_to(model, data), cache_file(model, data, data.max_answer_tokens)
+    kept = file.read_text()
+    more = answers_to(model, dataclasses.replace(data, answers=15))
+    assert more[0] == first[0] and more[1][:12] == first[1] and len(more[1]) == 15
+    assert file.read_text().startswith(kept) and file.read_text().count("\n") == 15  # three were generated
 
 
 def test_answers_are_those_to_their_prompts_however_many_are_held_out(model, data):
@@ -123,13 +116,8 @@ def test_given_answers_are_taken_as_they_are_and_cut(model, data, tmp_path, caps
     file = tmp_path / "given.jsonl"
     rows = [{"prompt": f"q{i}", "answer": "word " * (i % 4 + 1)} for i in range(16)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    counted = []
-    held_out, answers = answers_to(
-        model,
-        dataclasses.replace(data, prompts=str(file), answer_column="answer"),
-        lambda done, tokens: counted.append((done, tokens)),
-    )
-    assert len(held_out) == 4 and len(answers) == 12 and counted[-1] == (16, 0)
+    held_out, answers = answers_to(model, dataclasses.replace(data, prompts=str(file), answer_column="answer"))
+    assert len(held_out) == 4 and len(answers) == 12
     assert not (tmp_path / "cache").exists()  # nothing was generated
     assert re.search(r"cut at 10 tokens: \d+ of 12 answers\n", capsys.readouterr().err)
     for limit, group in ((16, held_out), (10, answers)):
