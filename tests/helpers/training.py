@@ -1,12 +1,14 @@
 """What a run has left, ways to stop one, and train.py in processes of its own, on a tiny base in a folder."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import os
+import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,23 @@ from tests.helpers.tiny import make_text_model
 def with_train(config: RunConfig, **changes) -> RunConfig:
     """The run with other settings in `train`."""
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
+
+
+def write_jsonl(file: Path, rows: Iterable[dict]) -> str:
+    """The file's name."""
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """A limit on the size of files, in the place of a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def weights(folder: Path) -> dict:
@@ -45,10 +64,16 @@ def evaluated(folder: Path) -> dict[int, list[float]]:
     return _log(folder, "top1")
 
 
+def best(folder: Path) -> dict | None:
+    """What the best adapter so far says of itself, if there is one."""
+    file = folder / "best" / "adapter.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
 def assert_same_run(run: Path, whole: Path, rtol: float = 0, atol: float = 0) -> None:
-    """The same updates, evaluations and adapter, those to the tolerance: which is none by default."""
+    """The same updates, evaluations, adapter and best one, or with a tolerance those that are alike."""
     assert losses(run).keys() == losses(whole).keys() and evaluated(run).keys() == evaluated(whole).keys()
-    assert rtol or evaluated(run) == evaluated(whole)
+    assert rtol or (evaluated(run), best(run)) == (evaluated(whole), best(whole))
     by_update = ([losses(folder)[step] for step in losses(whole)] for folder in (run, whole))
     np.testing.assert_allclose(*by_update, rtol, atol)
     assert weights(run).keys() == weights(whole).keys()
@@ -86,8 +111,7 @@ def write_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def prepare(folder: Path) -> None:
     """A base and prompts."""
     save_model(make_text_model(), folder / "base")
-    prompts = "".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(40))
-    (folder / "prompts.jsonl").write_text(prompts)
+    write_jsonl(folder / "prompts.jsonl", ({"prompt": f"question {i}"} for i in range(40)))
 
 
 def command(folder: Path, output: str, *more: str) -> list[str]:

@@ -1,7 +1,5 @@
 """A tiny model, a short run of it, and what that run leaves."""
 
-import json
-
 import pytest
 
 from jaxspec.config import DataConfig, TrainConfig
@@ -9,6 +7,7 @@ from jaxspec.methods import PPD
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.trainer import Trainer
 from tests.helpers.tiny import make_text_model
+from tests.helpers.training import write_jsonl
 
 
 @pytest.fixture(scope="session")
@@ -20,13 +19,12 @@ def model():
 def config(tmp_path_factory):
     """Its answers are made once."""
     folder = tmp_path_factory.mktemp("text")
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(12)))
+    prompts = write_jsonl(folder / "prompts.jsonl", ({"prompt": f"question {i}"} for i in range(12)))
     return RunConfig(
         model="tiny-text",
         method=PPD(ensemble=2),
         data=DataConfig(
-            prompts=str(prompts), answers=8, held_out=3, max_prompt_tokens=16, max_answer_tokens=24,
+            prompts=prompts, answers=8, held_out=3, max_prompt_tokens=16, max_answer_tokens=24,
             held_out_tokens=24, batch_size=4, cache=str(folder / "cache"),
         ),
         train=TrainConfig(

@@ -1,8 +1,6 @@
-"""Checkpoints where the disk is full or damaged. A limit on the size of files takes the place of a full disk."""
+"""Checkpoints where the disk is full or damaged."""
 
-import contextlib
 import dataclasses
-import resource
 import shutil
 
 import orbax.checkpoint as ocp
@@ -11,17 +9,7 @@ import pytest
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD
 from jaxspec.training.trainer import Trainer
-from tests.helpers.training import assert_same_run, command, finish, prepare, start, with_train
-
-
-@contextlib.contextmanager
-def files_of_at_most(size):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+from tests.helpers.training import assert_same_run, command, files_of_at_most, finish, prepare, start, with_train
 
 
 def largest(folder):

@@ -21,6 +21,7 @@ from tests.helpers.model import assert_same_params
 from tests.helpers.tiny import on_mesh
 from tests.helpers.training import (
     assert_same_run,
+    best,
     evaluated,
     losses,
     stop_after,
@@ -57,12 +58,12 @@ def test_a_run_learns_and_writes_an_adapter_that_decodes(config, model, whole):
 def test_the_best_adapter_so_far_is_kept(config, model, trained):
     """best/ holds an adapter that decodes, of the evaluation with the highest top-1."""
     scores = {step: np.mean(top1) for step, top1 in evaluated(trained).items()}
-    best = json.loads((trained / "best" / "adapter.json").read_text())
-    assert scores.keys() == {5, 10, 12} and best["step"] == max(scores, key=scores.get)
-    assert best["data"]["answers_seen"] == min(8, 2 * best["step"])
+    kept = best(trained)
+    assert scores.keys() == {5, 10, 12} and kept["step"] == max(scores, key=scores.get)
+    assert kept["data"]["answers_seen"] == min(8, 2 * kept["step"])
     (trained / "best").rename(trained / ".best.old")  # as a kill leaves it
     Trainer(config, model, trained, resume=True).run()
-    assert json.loads((trained / "best" / "adapter.json").read_text()) == best
+    assert best(trained) == kept
     load_drafter("ppd", model, trained / "best")
 
 
@@ -179,12 +180,12 @@ def test_bad_prompts_leave_nothing_behind(config, model, tmp_path):
 
 
 def test_a_run_that_fails_leaves_its_folder_to_the_next(config, model, trained):
-    best = trained / "best" / "adapter.json"
-    best.write_text("damaged")
+    file = trained / "best" / "adapter.json"
+    file.write_text("damaged")
     with pytest.raises(UserError, match=r"adapter\.json") as kept:  # with its traceback and all that it holds
         Trainer(config, model, trained, resume=True).run()
-    best.unlink()
-    assert kept and Trainer(config, model, trained, resume=True).run() and best.exists()
+    file.unlink()
+    assert kept and Trainer(config, model, trained, resume=True).run() and best(trained)
 
 
 def test_a_base_of_other_shapes_is_refused(config, model, tmp_path):
