@@ -76,8 +76,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
         arranged = mesh_utils.create_device_mesh(shape, devices[: config.devices], allow_split_physical_axes=True)
     except (AssertionError, ValueError, NotImplementedError):  # TPUs that do not make a box
         raise UserError(
-            f"mesh: {name} cannot be laid over {config.devices} of these {len(devices)} devices; choose another one, "
-            "of all of them"
+            f"mesh: {name} cannot be laid over {config.devices} of these {len(devices)} devices; choose another one "
+            "for all of them"
         ) from None
     return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
@@ -106,12 +106,9 @@ def partition(mesh: Mesh, shape: Sequence[int], names: Sequence[str | None]) -> 
 
 
 def dimensions(path: str, shape: Sequence[int], whole: bool = False) -> list[str | None]:
-    """Names of a parameter's dimensions; None for those that are not divided.
+    """Names of the dimensions of a parameter, by its path like `layers_0/mlp/up/kernel`; None where it is not divided.
 
-    Args:
-      path: with slashes, `layers_0/mlp/up/kernel`.
-      shape: of the parameter.
-      whole: do not divide it over `fsdp` (ZeRO-2).
+    With `whole` it is not divided over `fsdp` (ZeRO-2).
     """
     name = next((end for end in DIMENSIONS if f"/{path}".endswith(f"/{end}")), None)
     names: list[str | None] = [None] * len(shape)

@@ -18,7 +18,7 @@ from jaxspec.config import TrainConfig
 from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError, first_line
 from jaxspec.model.base import Base
-from jaxspec.parallel.sharding import placed, tree_shardings
+from jaxspec.parallel.sharding import mesh_of, placed, tree_shardings
 from jaxspec.training.step import TrainState, first_state
 
 
@@ -65,8 +65,8 @@ class Checkpoints:
             earlier = max((number for number in self._manager.all_steps() if number < step), default=None)
             way_out = f"; delete it and --resume continues from step {earlier}" if earlier else ""
             raise UserError(
-                f"{self._folder / str(step)}: this checkpoint cannot be read, damaged or of another version of jaxspec "
-                f"({reason}){way_out}"
+                f"{self._folder / str(step)}: this checkpoint cannot be read, it is damaged or from another version of "
+                f"jaxspec ({reason}){way_out}"
             ) from None
         return jax.tree.map(jnp.asarray, state)
 
@@ -83,20 +83,13 @@ class Checkpoints:
 
 
 def begin(
-    checkpoints: Checkpoints, method: Method, train: TrainConfig, stage: int, base: Base, mesh: Mesh | None, whole: bool
+    checkpoints: Checkpoints, method: Method, train: TrainConfig, stage: int, base: Base, whole: bool
 ) -> TrainState:
-    """The state to continue from: that of the last checkpoint, or a fresh one.
+    """The state to continue from, on the devices of the base: that of the last checkpoint, or a fresh one.
 
-    Args:
-      checkpoints: of the run.
-      method: as in `train_step`, like all that follow.
-      train: settings.
-      stage: the stage that the last update belonged to.
-      base: the frozen decoder.
-      mesh: where the state lies; None: on one device.
-      whole: do not divide weights over `fsdp`.
+    `stage` is the one that the last update belonged to; for `whole` see `train_step`.
     """
-    make = functools.partial(first_state, method, train, stage)
+    make, mesh = functools.partial(first_state, method, train, stage), mesh_of(base.params)
     state = jax.eval_shape(make, base)
     places = None if mesh is None else state_shardings(mesh, state, whole)
     if checkpoints.latest:

@@ -63,12 +63,7 @@ def cache_file(model: Model, data: DataConfig, limit: int) -> Path:
 
 
 def prepare_answers(model: Model, data: DataConfig, prompts: Sequence[Selected]) -> tuple[list[Answer], list[Answer]]:
-    """Held-out and training answers: those given, those in the cache, and what is missing generated now.
-
-    Args:
-      model: the base.
-      data: how many are held out, and where answers are cut.
-      prompts: from `select_prompts`.
+    """Held-out and training answers to `select_prompts`: given ones, or from the cache, the missing ones made now.
 
     Raises:
       UserError: the cache cannot be written, or another run is writing it.

@@ -180,10 +180,6 @@ def select_prompts(model: Model, data: DataConfig) -> list[Selected]:
 
     Those that are repeated, blank or whose prompt is too long are left out. Examples that begin alike are on one side.
 
-    Args:
-      model: the base.
-      data: which, and how many.
-
     Raises:
       UserError: unreadable or too few, or some of them with an answer and some without.
     """

@@ -44,12 +44,7 @@ def identify(config: RunConfig, model: Model) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def claim(output: Path, identity: dict[str, Any], resume: bool) -> Iterator[None]:
-    """Keep a folder for a run while it lasts.
-
-    Args:
-      output: the folder, which must be new or hold this very run.
-      identity: of the run, from `identify`.
-      resume: continue the run that the folder holds.
+    """Keep a new folder, or with `resume` one that holds this very run (see `identify`), while the run lasts.
 
     Raises:
       UserError: it holds another run, another process is writing there, or it cannot be written.

@@ -123,12 +123,9 @@ def training_settings(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_same_run(held: dict[str, Any], run: dict[str, Any], folder: Path) -> None:
-    """Raise UserError unless a run can resume another: what its weights depend on, and its base's precision, match.
+    """Raise UserError unless a run can resume the one that a folder holds.
 
-    Args:
-      held: what the folder says of its run.
-      run: the run that wants to resume it.
-      folder: where that is, for messages.
+    What its weights depend on must match (see `training_settings`), and the precision of its base.
     """
     old, new = (flatten_dict(training_settings(settings), sep=".") for settings in (held, run))
     if old != new:

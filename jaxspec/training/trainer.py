@@ -109,7 +109,7 @@ class Trainer:
         train, method = self.config.train, self.config.method
         first = self._checkpoints.latest
         stage = stage_of(method, train.steps, max(first - 1, 0))  # of the state that was saved
-        state = begin(self._checkpoints, method, train, stage, self.base, self.mesh, self._whole)
+        state = begin(self._checkpoints, method, train, stage, self.base, self._whole)
         began, groups = time.monotonic(), 0
         with Progress("training", train.steps, "steps", done=first) as progress:
             for step in range(first, train.steps):
@@ -238,7 +238,7 @@ def as_stored(trainable: PyTree, dtype: str) -> PyTree:
     """Weights as an adapter's file in that dtype gives them back. Raises UserError where some do not fit."""
     trainable = jax.tree.map(lambda x: x.astype(dtype).astype(jnp.float32), trainable)
     if not all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(trainable)):
-        raise UserError(f"some weights do not fit {dtype}; --resume with --train.adapter-dtype float32")
+        raise UserError(f"some weights do not fit {dtype}; continue with --resume --train.adapter-dtype float32")
     return trainable
 
 

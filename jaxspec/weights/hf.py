@@ -26,11 +26,7 @@ _SHARD_BYTES = 5 * 10**9
 
 
 def parse_config(hf: dict, where: str = "config.json") -> ModelConfig:
-    """Translate a Hugging Face config.
-
-    Args:
-      hf: the content of config.json, older or newer style of rope settings.
-      where: the file, for messages.
+    """The shapes that the content of a Hugging Face config.json gives; `where` names it in messages.
 
     Raises:
       UserError: a family, activation, bias or rope scaling that the decoder does not have, or a missing key.

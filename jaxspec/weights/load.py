@@ -205,15 +205,7 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 def save_model(model: Model, folder: Path, form: Literal["huggingface", "orbax"] = "huggingface") -> None:
     """Write a base with its tokenizer, so that `load_model` takes the folder, and transformers where it has that form.
 
-    An older folder of that name stays until the new one is whole.
-
-    Args:
-      model: what to write.
-      folder: where.
-      form: of the weights.
-
-    Raises:
-      UserError: it cannot be written there.
+    An older folder of that name stays until the new one is whole. Raises UserError where it cannot be written.
     """
     save = save_directory if form == "huggingface" else save_checkpoint
     new = folder.with_name(f".{folder.name}.tmp")

@@ -124,7 +124,7 @@ def load_params(
     where: str,
     mesh: Mesh | None = None,
 ) -> tuple[dict, str]:
-    """Build the parameter tree from a stream of named tensors.
+    """The parameter tree from a stream of named tensors, and the fingerprint of the base.
 
     Args:
       config: shapes.
@@ -133,9 +133,6 @@ def load_params(
       dtype: dtype of the parameters; norms stay float32.
       where: the file or folder, for messages.
       mesh: the parameters are divided over it, and no more than a layer is held whole; None: they go to one device.
-
-    Returns:
-      The nested dict of parameters, and the fingerprint of the base.
 
     Raises:
       UserError: a tensor is unknown, missing, duplicate or has the wrong shape; names the tensor.

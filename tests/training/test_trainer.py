@@ -212,7 +212,7 @@ def test_heads_train_too_and_are_stored_in_16_bits(config, model, tmp_path):
 
 
 def test_weights_that_do_not_fit_16_bits_are_refused():
-    with pytest.raises(UserError, match=r"do not fit float16; --resume with --train.adapter-dtype float32"):
+    with pytest.raises(UserError, match=r"do not fit float16; continue with --resume --train.adapter-dtype float32"):
         as_stored({"w": jnp.array([1e6])}, "float16")
 
 
