@@ -1,4 +1,6 @@
-"""A tiny model, a short run of it, and what that run leaves."""
+"""Tiny models, a short run of it, and what that run leaves."""
+
+import dataclasses
 
 import pytest
 
@@ -6,13 +8,25 @@ from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import PPD
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.trainer import Trainer
-from tests.helpers.tiny import make_text_model
+from jaxspec.weights.shapes import SHAPES
+from tests.helpers.tiny import TINY, TINY_TEXT, make_tiny, make_tokenizer
 from tests.helpers.training import write_jsonl
+
+SHAPES["shallow-text"] = dataclasses.replace(TINY_TEXT, num_layers=2)  # which compiles faster
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """Over a vocabulary of 16."""
+    return make_tiny(dataclasses.replace(TINY, num_layers=2), seed=1)
 
 
 @pytest.fixture(scope="session")
 def model():
-    return make_text_model()
+    """With a tokenizer."""
+    tokenizer = make_tokenizer()
+    base = make_tiny(SHAPES["shallow-text"], (tokenizer.eos_token_id,))
+    return dataclasses.replace(base, tokenizer=tokenizer)
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +35,7 @@ def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     prompts = write_jsonl(folder / "prompts.jsonl", ({"prompt": f"question {i}"} for i in range(12)))
     return RunConfig(
-        model="tiny-text",
+        model="shallow-text",
         method=PPD(ensemble=2),
         data=DataConfig(
             prompts=prompts, answers=8, held_out=3, max_prompt_tokens=16, max_answer_tokens=24,

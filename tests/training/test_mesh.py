@@ -16,23 +16,22 @@ from jaxspec.training.batches import TrainingData
 from jaxspec.training.checkpoints import state_shardings
 from jaxspec.training.data import Answer
 from jaxspec.training.step import first_state, train_step
-from tests.helpers.tiny import TINY, make_tiny
 
 TRAIN = TrainConfig(
     steps=20, batch_size=8, sequence_length=32, insertions=4, learning_rate=1e-3, clip=1.0, remat=True, ema=0.9
 )
 
 
-def train(method, settings, mesh_config=MeshConfig(), steps=3):
+def train(model, method, settings, mesh_config=MeshConfig(), steps=3):
     """Losses of the updates, and the last state."""
     mesh = make_mesh(mesh_config)
-    params = jax.tree.map(lambda x: x.astype(jnp.float64), make_tiny().params)
+    params = jax.tree.map(lambda x: x.astype(jnp.float64), model.params)
     rng = np.random.default_rng(0)
     answers = [Answer(rng.integers(0, 16, 4).tolist(), rng.integers(0, 16, 24).tolist()) for _ in range(24)]
     data, whole, losses = TrainingData(answers, settings), mesh_config.zero == 2, []
     if mesh is not None:
         params = put(params, tree_shardings(mesh, params))
-    base = Base(params, Decoder(TINY, remat=settings.remat))
+    base = Base(params, Decoder(model.config, remat=settings.remat))
     with in_mesh(mesh):
         state = first_state(method, settings, 0, base)
         if mesh is not None:
@@ -63,10 +62,10 @@ MESHES = [MeshConfig(data=8), MeshConfig(fsdp=8), MeshConfig(tensor=8), MeshConf
 
 
 @pytest.mark.slow
-def test_every_mesh():
-    one = train(PPD(ensemble=2), TRAIN, steps=20)
+def test_every_mesh(tiny):
+    one = train(tiny, PPD(ensemble=2), TRAIN, steps=20)
     for mesh in MESHES:
-        assert_alike(one, train(PPD(ensemble=2), TRAIN, mesh, steps=20))
+        assert_alike(one, train(tiny, PPD(ensemble=2), TRAIN, mesh, steps=20))
 
 
 OTHERS = (BiTA(), HiddenTransfer(layers=(0, 1, 1), training="joint"), Amphista(), SPACE())
@@ -74,17 +73,17 @@ SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in OTHERS]
 
 
 @pytest.mark.parametrize("method", [PPD(), Medusa(lm_head="full"), *SLOW], ids=lambda method: method.name)
-def test_every_method(method):
-    assert_alike(train(method, TRAIN), train(method, TRAIN, MeshConfig(2, 2, 2)))
+def test_every_method(tiny, method):
+    assert_alike(train(tiny, method, TRAIN), train(tiny, method, TRAIN, MeshConfig(2, 2, 2)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [2, 3])
-def test_a_whole_base_with_its_optimizer_divided(zero):
+def test_a_whole_base_with_its_optimizer_divided(tiny, zero):
     """SPACE's full fine-tuning: of ZeRO-3 everything, of ZeRO-2 only what the optimizer holds is divided."""
     method, mesh = SPACE(distances=2, tuning="full"), MeshConfig(fsdp=4, tensor=2, zero=zero)
-    one = train(method, dataclasses.replace(TRAIN, microbatch=4))
-    many = train(method, dataclasses.replace(TRAIN, microbatch=1), mesh)  # in each of four parts
+    one = train(tiny, method, dataclasses.replace(TRAIN, microbatch=4))
+    many = train(tiny, method, dataclasses.replace(TRAIN, microbatch=1), mesh)  # in each of four parts
     assert_alike(one, many)
     kernel = many[1].trainable["base"]["layers_0"]["mlp"]["up"]["kernel"]
     assert kernel.sharding.shard_shape(kernel.shape) == ((32, 24) if zero == 2 else (8, 24))

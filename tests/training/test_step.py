@@ -1,5 +1,6 @@
 """One update: learning rates by hand, and what it leaves alone."""
 
+import dataclasses
 import functools
 import math
 
@@ -51,6 +52,9 @@ def test_stages_share_the_warm_up():
         np.testing.assert_allclose(rates, [0, 0.25, 0.5, 0.5], rtol=1e-4, atol=1e-7)
 
 
+TRAIN = TrainConfig(steps=12, batch_size=4, sequence_length=32, insertions=32)
+
+
 def begin(method, train, base, answers, stage=0):
     """The first state, and the batches."""
     return first_state(method, train, stage, base), TrainingData(answers, train)
@@ -64,11 +68,10 @@ def begin(method, train, base, answers, stage=0):
 def test_an_update_moves_what_its_stage_trains_and_nothing_else(tiny, method, stage):
     """Not the base either, whose memory a state that began as a part of it must not give away."""
     frozen = jax.tree.map(np.array, tiny.params)
-    train = TrainConfig(steps=12, batch_size=4, sequence_length=32, insertions=8, learning_rate=1e-2)
-    state, data = begin(method, train, tiny.base, random_answers(8), stage)
+    state, data = begin(method, TRAIN, tiny.base, random_answers(8), stage)
     before = jax.tree.map(np.array, state.trainable)
     for step in range(3):
-        state, _ = train_step(method, train, stage, tiny.base, state, data.batch(step))
+        state, _ = train_step(method, TRAIN, stage, tiny.base, state, data.batch(step))
     jax.tree.map(np.testing.assert_array_equal, frozen, jax.tree.map(np.array, tiny.params))
     trained = moving(method, before, stage)
     assert trained.keys() <= before.keys() == state.trainable.keys()
@@ -79,11 +82,11 @@ def test_an_update_moves_what_its_stage_trains_and_nothing_else(tiny, method, st
 
 def test_a_base_of_16_bits_trains_an_adapter_of_32(tiny):
     """Beside float32's: the same loss but for rounding, and nothing of what is trained is in 16 bits."""
-    found, train = {}, TrainConfig(batch_size=2, sequence_length=32, insertions=8)
+    found = {}
     for dtype in ("float32", "bfloat16"):
         base = Base(jax.tree.map(lambda x, d=dtype: x.astype(d), tiny.params), tiny.decoder)
-        state, data = begin(PPD(), train, base, random_answers(2))
-        found[dtype] = train_step(PPD(), train, 0, base, state, data.batch(0))
+        state, data = begin(PPD(), TRAIN, base, random_answers(4))
+        found[dtype] = train_step(PPD(), TRAIN, 0, base, state, data.batch(0))
     state, metrics = found["bfloat16"]
     floats = [x for x in jax.tree.leaves((state.trainable, state.optimizer)) if jnp.issubdtype(x.dtype, jnp.floating)]
     assert len(floats) == 3 and all(x.dtype == jnp.float32 for x in floats)
@@ -99,7 +102,7 @@ def test_microbatches_average_to_the_gradient_of_the_whole_batch(tiny, method):
     """Answers of one length and every insertion point, so that every part has as many targets."""
     updated = []
     for size, remat in ((0, False), (1, True)):
-        train = TrainConfig(batch_size=4, microbatch=size, sequence_length=32, insertions=32)
+        train = dataclasses.replace(TRAIN, microbatch=size)
         base = Base(tiny.params, Decoder(tiny.config, remat=remat))
         state, data = begin(method, train, base, random_answers(4))
         _, metrics = train_step(method, train, 0, base, state, data.batch(0))

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 from jaxspec.config import MeshConfig
 from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, SPACE, Amphista, HiddenTransfer, load_drafter
+from jaxspec.methods import PPD, SPACE, HiddenTransfer, Medusa, load_drafter
 from jaxspec.training.run_config import check_config
 from jaxspec.training.step import stage_ends, train_step
 from jaxspec.training.trainer import Stopped, Trainer, as_stored
@@ -198,17 +199,18 @@ def test_a_base_of_other_shapes_is_refused(config, model, tmp_path):
 def test_heads_train_too_and_are_stored_in_16_bits(config, model, tmp_path):
     """What is measured is what is stored; what only concerns the adapter's file may change when a run is resumed."""
     run = with_train(config, adapter_dtype="float16", learning_rate=3e-3, eval_every=0)
-    run = dataclasses.replace(run, method=Amphista(heads=2), tree="chain:1", draft_vocabulary=50)
+    run = dataclasses.replace(run, method=Medusa(heads=2), tree="chain:1", draft_vocabulary=50)
     adapter = Trainer(run, model, tmp_path / "run", resume=False).run()
     assert learnt(tmp_path / "run")
-    loaded = load_drafter("amphista", model, tmp_path / "run")
+    loaded = load_drafter("medusa", model, tmp_path / "run")
     assert loaded.on_device.draft_vocabulary.ids.shape == (50,)
-    stored = weights(tmp_path / "run")
-    assert stored["positions"].dtype == np.float16
-    np.testing.assert_array_equal(stored["positions"].astype(np.float32), adapter.trainable["positions"])
+    stored = {name: value for name, value in weights(tmp_path / "run").items() if name != "frequent_tokens"}
+    for name, value in flatten_dict(adapter.trainable, sep="/").items():
+        assert stored[name].dtype == np.float16
+        np.testing.assert_array_equal(stored[name].astype(np.float32), value)
     other = with_train(dataclasses.replace(run, draft_vocabulary=0, tree="chain:2"), adapter_dtype="float32")
     Trainer(other, model, tmp_path / "run", resume=True).run()
-    assert weights(tmp_path / "run")["positions"].dtype == np.float32
+    assert all(weights(tmp_path / "run")[name].dtype == np.float32 for name in stored)
 
 
 def test_weights_that_do_not_fit_16_bits_are_refused():
@@ -239,7 +241,7 @@ def test_full_fine_tuning_ends_in_a_base_of_its_own(config, model, tmp_path):
 
 def test_a_tuned_base_is_part_of_a_small_adapter(config, model, tmp_path):
     """With LoRA the adapter belongs to the frozen base, and decodes on the one it makes of it."""
-    run = with_train(config, learning_rate=3e-3, steps=4)
+    run = with_train(config, learning_rate=3e-3, steps=4, eval_every=0)
     run = dataclasses.replace(run, method=SPACE(distances=2, rank=2), tree="chain:2")
     adapter = Trainer(run, model, tmp_path / "run", resume=False).run()
     assert adapter.fingerprint == model.fingerprint and not (tmp_path / "run" / "model").exists()
