@@ -18,7 +18,7 @@ def largest(folder):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the writer that failed
-def test_whatever_does_not_fit_on_the_disk_is_named_and_the_run_goes_on_later(config, model, tmp_path, capsys):
+def test_whatever_does_not_fit_on_the_disk_is_named_and_the_run_resumes_later(config, model, tmp_path, capsys):
     """First best/, then what is written in the background, then the picture; what was whole stays.
 
     Orbax spreads arrays over files as its threads come along: a single one must already be larger than the adapter.

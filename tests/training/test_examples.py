@@ -7,7 +7,6 @@ import pytest
 
 from jaxspec.config import DataConfig
 from jaxspec.errors import UserError
-from jaxspec.training.data import cache_file
 from jaxspec.training.examples import SHIPPED_PROMPTS, Example, read_examples, read_prompts, select_prompts
 
 
@@ -21,34 +20,28 @@ def write(tmp_path):
     return write
 
 
-def test_bad_files_name_file_and_line(write, tmp_path):
-    cases = [
-        (['{"prompt": "a"}\nnot json\n'], "data.jsonl:2: not JSON"),
-        (['{"prompt": "a"}\n\n[1]\n'], "data.jsonl:3: expected a JSON object"),
-        ([{"question": "a"}], "data.jsonl:1: no text in column 'prompt'; columns: question"),
-        ([], "holds no prompts"),
-    ]
-    for rows, message in cases:
-        with pytest.raises(UserError, match=message):
-            read_prompts(write(*rows))
-    for text, message in (
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"prompt": "a"}\nnot json\n', "data.jsonl:2: not JSON"),
+        ('{"prompt": "a"}\n\n[1]\n', "data.jsonl:3: expected a JSON object"),
+        ('{"question": "a"}\n', "data.jsonl:1: no text in column 'prompt'; columns: question"),
+        ("", "holds no prompts"),
         ('[{"prompt": "a"}, 3]', "data.jsonl:2: expected a JSON object"),
         ("[1,\n", "data.jsonl:2: not"),
-    ):
-        with pytest.raises(UserError, match=message):
-            read_prompts(write(text))
-    (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe{}")
-    with pytest.raises(UserError, match=r"bytes.jsonl"):
-        read_prompts(str(tmp_path / "bytes.jsonl"))
+        (b"\xff\xfe{}", "data.jsonl: "),
+    ],
+)
+def test_bad_files_name_file_and_line(tmp_path, content, message):
+    (tmp_path / "data.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=message):
+        read_prompts(str(tmp_path / "data.jsonl"))
 
 
-def test_line_separators_inside_strings_do_not_end_a_line(write):
+def test_lines_end_at_line_feeds_alone_and_an_array_is_as_good(write):
+    """ShareGPT and Alpaca are published as arrays."""
     file = write('{"prompt": "one\u2028two\u0085three"}\r\n{"prompt": "four"}\n')
     assert read_prompts(file) == ["one\u2028two\u0085three", "four"]
-
-
-def test_an_array_is_as_good_as_lines(write):
-    """ShareGPT and Alpaca are published so."""
     assert read_prompts(write('\n[{"prompt": "one"},\n {"prompt": "two"}]\n')) == ["one", "two"]
 
 
@@ -78,87 +71,88 @@ def test_instructions_come_with_their_answers(model, write):
         read_examples(DataConfig(prompts=file, column="instruction", answer_column="reply"))
 
 
-def test_what_an_instruction_is_about_goes_below_it(model, write):
+def test_what_an_instruction_is_about_goes_below_it(write):
     file = write(*({"instruction": f"add {i}", "input": text} for i, text in enumerate(("1 and 2", "", " ", None))))
     data = DataConfig(prompts=file, column="instruction", context_column="input")
     assert [e.turns[0] for e in read_examples(data)] == ["add 0\n\n1 and 2", "add 1", "add 2", "add 3"]
     for row in ({"instruction": "add"}, {"instruction": "add", "input": 3}):
         with pytest.raises(UserError, match=r"data.jsonl:1: no text in column 'input'; columns: instruction"):
             read_examples(dataclasses.replace(data, prompts=write(row)))
-    with_context, without = (cache_file(model, d, 8) for d in (data, dataclasses.replace(data, context_column="")))
-    assert with_context != without
 
 
 def test_the_base_can_answer_conversations_itself(model, write):
-    said = [{"from": ("human", "gpt")[n % 2], "value": f"turn {n}"} for n in range(3)]
-    data = DataConfig(prompts=write({"talk": said}), column="talk", regenerate=True, held_out=0)
+    talk = [{"from": ("human", "gpt")[n % 2], "value": f"turn {n}"} for n in range(3)]
+    data = DataConfig(prompts=write({"talk": talk}), column="talk", regenerate=True, held_out=0)
     assert read_examples(data) == [Example(("turn 0",)), Example(("turn 0", "turn 1", "turn 2"))]
     assert {s.answer_tokens for s in select_prompts(model, data)} == {None}
-    assert cache_file(model, data, 8) != cache_file(model, dataclasses.replace(data, regenerate=False), 8)
     with pytest.raises(UserError, match=r"data.answer-column 'said' gives answers: set one"):
         read_examples(dataclasses.replace(data, answer_column="said"))
 
 
-def test_every_turn_of_the_assistant_is_an_answer(model, write):
-    chat = [("system", "be kind"), ("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "farewell")]
-    for role, content in (("role", "content"), ("from", "value")):
-        file = write({"messages": [{role: who, content: text} for who, text in chat]})
-        data = DataConfig(prompts=file, column="messages", held_out=0)
-        first = "be kind\n\nhi"
-        assert read_examples(data) == [Example((first,), "hello"), Example((first, "hello", "bye"), "farewell")]
-        texts = sorted(model.decode(chosen.prompt_tokens) for chosen in select_prompts(model, data))
-        assert texts == sorted([f"[{first}]", f"[{first}][hello][bye]"])
+def said(*turns, role="role", content="content"):
+    """A conversation, from pairs of role and text."""
+    return [{role: who, content: text} for who, text in turns]
 
 
-def test_conversations_count_up_to_the_first_turn_out_of_place(write):
-    def said(role, text):
-        return {"role": role, "content": text}
+@pytest.mark.parametrize(("role", "content"), [("role", "content"), ("from", "value")])
+def test_every_turn_of_the_assistant_is_an_answer(model, write, role, content):
+    turns = [("system", "be kind"), ("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "farewell")]
+    file = write({"messages": said(*turns, role=role, content=content)})
+    data = DataConfig(prompts=file, column="messages", held_out=0)
+    first = "be kind\n\nhi"
+    assert read_examples(data) == [Example((first,), "hello"), Example((first, "hello", "bye"), "farewell")]
+    texts = sorted(model.decode(chosen.prompt_tokens) for chosen in select_prompts(model, data))
+    assert texts == sorted([f"[{first}]", f"[{first}][hello][bye]"])
 
-    good = [said("user", "a"), said("assistant", "b")]
-    rows = [
-        [said("assistant", "hello"), *good],
-        [*good, said("assistant", "more"), said("user", "c"), said("assistant", "d")],
-        [*good, said("tool", "4"), said("assistant", "d")],
-        [said("user", "alone")],
-    ]
-    for number, messages in enumerate(rows):
-        found = read_examples(DataConfig(prompts=write({"prompt": messages})))
-        assert found == ([Example(("a",), "b")] if number < 3 else [])
-    for message in ("hello", {"role": ["user"], "content": "a"}, {"role": "user", "content": None}):
-        with pytest.raises(UserError, match=r"data.jsonl:1: expected a message with a role and a content, found"):
-            read_examples(DataConfig(prompts=write({"prompt": [message]})))
+
+GOOD = [("user", "a"), ("assistant", "b")]
+
+
+@pytest.mark.parametrize(
+    ("turns", "examples"),
+    [
+        ([("assistant", "hello"), *GOOD], 1),
+        ([*GOOD, ("assistant", "more"), ("user", "c"), ("assistant", "d")], 1),
+        ([*GOOD, ("tool", "4"), ("assistant", "d")], 1),
+        ([("user", "alone")], 0),
+    ],
+)
+def test_conversations_count_up_to_the_first_turn_out_of_place(write, turns, examples):
+    assert read_examples(DataConfig(prompts=write({"prompt": said(*turns)}))) == [Example(("a",), "b")] * examples
+
+
+@pytest.mark.parametrize("message", ["hello", {"role": ["user"], "content": "a"}, {"role": "user", "content": None}])
+def test_a_message_without_role_and_content_is_refused(write, message):
+    with pytest.raises(UserError, match=r"data.jsonl:1: expected a message with a role and a content, found"):
+        read_examples(DataConfig(prompts=write({"prompt": [message]})))
 
 
 def test_what_begins_alike_is_on_one_side_of_the_split(model, write):
     """Turns of one conversation, and several answers to one question."""
     roles = ("user", "assistant") * 3
-    talks = [[{"role": role, "content": f"{n} of {i}"} for n, role in enumerate(roles)] for i in range(4)]
+    talks = [said(*((role, f"{n} of {i}") for n, role in enumerate(roles))) for i in range(4)]
     data = DataConfig(prompts=write(*({"prompt": talk} for talk in talks)), held_out=2, max_prompt_tokens=99)
-    chosen = select_prompts(model, data)
-    talks = [model.decode(s.prompt_tokens)[6] for s in chosen]
-    assert len(chosen) == 2 + 9 and talks[0] == talks[1] not in talks[2:]
+    talks = [model.decode(s.prompt_tokens)[6] for s in select_prompts(model, data)]
+    assert len(talks) == 2 + 9 and talks[0] == talks[1] not in talks[2:]
     file = write(*({"prompt": f"q{i % 3}", "answer": f"{i}"} for i in range(9)))
     chosen = select_prompts(model, DataConfig(prompts=file, answer_column="answer", held_out=1))
     assert len(chosen) == 1 + 6 and chosen[0].text not in {s.text for s in chosen[1:]}
 
 
 def test_prompts_with_and_without_answers_do_not_mix(model, write):
-    rows = [{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]}]
+    file = write({"prompt": "a"}, {"prompt": said(*GOOD)})
     with pytest.raises(UserError, match="some rows hold a conversation and some a prompt alone"):
-        select_prompts(model, DataConfig(prompts=write(*rows), held_out=0))
+        select_prompts(model, DataConfig(prompts=file, held_out=0))
 
 
-def test_an_answer_ends_as_the_tokenizer_ends_turns(model, write):
+def test_where_an_answer_begins_and_ends(model, write):
+    """Behind the template or, without one, a blank line; at the tokenizer's end of text if it is one of the base's."""
     data = DataConfig(prompts=write({"prompt": "a", "answer": "b"}), answer_column="answer", held_out=0)
     own = model.tokenizer.eos_token_id
     for eos, end in (((3, own), [own]), ((3, 4), [3]), ((), [])):
         (chosen,) = select_prompts(dataclasses.replace(model, eos=eos), data)
         assert chosen.answer_tokens == [*model.tokenizer.encode("b"), *end]
-
-
-def test_without_a_template_an_answer_begins_behind_a_blank_line(model, write):
-    data = DataConfig(prompts=write({"prompt": "a", "answer": "b"}), answer_column="answer", held_out=0, chat=False)
-    (chosen,) = select_prompts(model, data)
+    (chosen,) = select_prompts(model, dataclasses.replace(data, chat=False))
     assert model.decode(chosen.prompt_tokens) == "a\n\n"
 
 
@@ -180,11 +174,9 @@ def hub(monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
 
 
-def test_data_sets_on_the_hub_have_configs_and_splits(model, hub):
+def test_data_sets_on_the_hub_have_configs_and_splits(hub):
     assert read_prompts("owner/name:main") == ["a", "b"] and read_prompts("owner/name:socratic") == ["d"]
-    train, test = (DataConfig(prompts="owner/name:main", split=split) for split in ("train", "test"))
-    assert [e.turns for e in read_examples(test)] == [("c",)] and len(read_examples(train)) == 2
-    assert cache_file(model, train, 8) != cache_file(model, test, 8)
+    assert read_examples(DataConfig(prompts="owner/name:main", split="test")) == [Example(("c",))]
 
 
 @pytest.mark.parametrize(

@@ -77,18 +77,11 @@ def test_configs_of_bita_are_its_papers(name):
     assert config.tree == "efficient:5"
 
 
-@pytest.mark.parametrize(
-    ("name", "layers"),
-    [
-        ("hidden_transfer_llama2_7b", (15, 20, 25)),  # the third is not published
-        ("hidden_transfer_vicuna_7b", (15, 20, 25)),
-        ("hidden_transfer_llama2_13b", (25, 30, 35)),
-        ("hidden_transfer_vicuna_13b", (25, 30, 35)),
-    ],
-)
-def test_configs_of_hidden_transfer_are_its_papers(name, layers):
-    """Sections 3.3 and 4.1."""
-    method = load_config(name).method
+@pytest.mark.parametrize("base", ["llama2", "vicuna"])
+@pytest.mark.parametrize(("size", "layers"), [("7b", (15, 20, 25)), ("13b", (25, 30, 35))])
+def test_configs_of_hidden_transfer_are_its_papers(base, size, layers):
+    """Sections 3.3 and 4.1; the third layer is not published."""
+    method = load_config(f"hidden_transfer_{base}_{size}").method
     assert method == HiddenTransfer(layers=layers, training="separate", train_visibility="real", direction="reverse")
 
 

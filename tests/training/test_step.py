@@ -25,38 +25,39 @@ SCHEDULES = {
 }
 
 
+TRAIN = TrainConfig(steps=12, batch_size=4, sequence_length=32, insertions=32)
+
+
+def assert_rates(adamw, rates):
+    """A gradient that is always the same moves a weight by the rate."""
+    weight, moved = jnp.zeros(()), []
+    state = adamw.init(weight)
+    for _ in rates:
+        update, state = adamw.update(jnp.ones(()), state, weight)
+        moved.append(-float(update))
+    np.testing.assert_allclose(moved, rates, rtol=1e-4, atol=1e-7)
+
+
 @pytest.mark.parametrize("warmup", [0, 4])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_rates_rise_to_the_peak_and_go_on_from_there(schedule, warmup):
+def test_rates_rise_to_the_peak_and_follow_the_schedule_from_there(schedule, warmup):
     train = TrainConfig(learning_rate=0.5, schedule=schedule, warmup=warmup)
-    adamw, weight, rates = optimizer(train, 20, 0.1), jnp.zeros(()), []
-    state = adamw.init(weight)
-    for _ in range(21):  # a gradient that is always the same moves a weight by the rate
-        update, state = adamw.update(jnp.ones(()), state, weight)
-        rates.append(-float(update))
     rise = [0.05 * step / warmup for step in range(warmup)]
     rest = [0.05 * SCHEDULES[schedule](step / (20 - warmup)) for step in range(21 - warmup)]
-    np.testing.assert_allclose(rates, rise + rest, rtol=1e-4, atol=1e-7)
+    assert_rates(optimizer(train, 20, 0.1), rise + rest)
 
 
 def test_stages_share_the_warm_up():
     """Twelve updates in three stages: four of each, two of which rise to the peak."""
     train = TrainConfig(steps=12, learning_rate=0.5, schedule="constant", warmup=6)
-    method, weight = HiddenTransfer(layers=(0, 1, 2)), jnp.zeros(())
     for stage in range(3):
-        adamw, rates = stage_optimizer(method, train, stage), []
-        state = adamw.init(weight)
-        for _ in range(4):
-            update, state = adamw.update(jnp.ones(()), state, weight)
-            rates.append(-float(update))
-        np.testing.assert_allclose(rates, [0, 0.25, 0.5, 0.5], rtol=1e-4, atol=1e-7)
+        assert_rates(stage_optimizer(HiddenTransfer(layers=(0, 1, 2)), train, stage), [0, 0.25, 0.5, 0.5])
 
 
-TRAIN = TrainConfig(steps=12, batch_size=4, sequence_length=32, insertions=32)
-
-
-def begin(method, train, base, answers, stage=0):
-    """The first state, and the batches."""
+def begin(method, train, base, count, stage=0):
+    """The first state, and batches of so many random answers of one length."""
+    rng = np.random.default_rng(0)
+    answers = [Answer(rng.integers(0, 16, 4).tolist(), rng.integers(0, 16, 24).tolist()) for _ in range(count)]
     return first_state(method, train, stage, base), TrainingData(answers, train)
 
 
@@ -68,7 +69,7 @@ def begin(method, train, base, answers, stage=0):
 def test_an_update_moves_what_its_stage_trains_and_nothing_else(tiny, method, stage):
     """Not the base either, whose memory a state that began as a part of it must not give away."""
     frozen = jax.tree.map(np.array, tiny.params)
-    state, data = begin(method, TRAIN, tiny.base, random_answers(8), stage)
+    state, data = begin(method, TRAIN, tiny.base, 8, stage)
     before = jax.tree.map(np.array, state.trainable)
     for step in range(3):
         state, _ = train_step(method, TRAIN, stage, tiny.base, state, data.batch(step))
@@ -85,14 +86,14 @@ def test_a_base_of_16_bits_trains_an_adapter_of_32(tiny):
     found = {}
     for dtype in ("float32", "bfloat16"):
         base = Base(jax.tree.map(lambda x, d=dtype: x.astype(d), tiny.params), tiny.decoder)
-        state, data = begin(PPD(), TRAIN, base, random_answers(4))
+        state, data = begin(PPD(), TRAIN, base, 4)
         found[dtype] = train_step(PPD(), TRAIN, 0, base, state, data.batch(0))
-    state, metrics = found["bfloat16"]
+    (state, metrics), (_, whole) = found["bfloat16"], found["float32"]
     floats = [x for x in jax.tree.leaves((state.trainable, state.optimizer)) if jnp.issubdtype(x.dtype, jnp.floating)]
     assert len(floats) == 3 and all(x.dtype == jnp.float32 for x in floats)
-    assert metrics["loss"] != found["float32"][1]["loss"]
-    np.testing.assert_allclose(metrics["loss"], found["float32"][1]["loss"], rtol=0.02)
-    np.testing.assert_allclose(metrics["gradient_norm"], found["float32"][1]["gradient_norm"], rtol=0.1)
+    assert metrics["loss"] != whole["loss"]
+    np.testing.assert_allclose(metrics["loss"], whole["loss"], rtol=0.02)
+    np.testing.assert_allclose(metrics["gradient_norm"], whole["gradient_norm"], rtol=0.1)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_microbatches_average_to_the_gradient_of_the_whole_batch(tiny, method):
     for size, remat in ((0, False), (1, True)):
         train = dataclasses.replace(TRAIN, microbatch=size)
         base = Base(tiny.params, Decoder(tiny.config, remat=remat))
-        state, data = begin(method, train, base, random_answers(4))
+        state, data = begin(method, train, base, 4)
         _, metrics = train_step(method, train, 0, base, state, data.batch(0))
         updated.append([float(metrics[name]) for name in ("loss", "gradient_norm", "top1@1")])
     np.testing.assert_allclose(updated[1], updated[0], rtol=1e-4)
@@ -113,14 +114,8 @@ def test_microbatches_average_to_the_gradient_of_the_whole_batch(tiny, method):
 def test_one_gradient_is_held_however_many_are_added(tiny):
     """Gradients of microbatches are summed one by one: there is no stack of them."""
     train, method = TrainConfig(batch_size=3, microbatch=1, sequence_length=32), SPACE(distances=2, tuning="full")
-    state, data = begin(method, train, tiny.base, random_answers(3))
+    state, data = begin(method, train, tiny.base, 3)
     update = functools.partial(train_step, method, train, 0)
     program = str(jax.make_jaxpr(update)(tiny.base, state, data.batch(0)))
     rows, columns = state.trainable["base"]["lm_head"].shape
     assert f"f32[{rows},{columns}]" in program and f"f32[3,{rows},{columns}]" not in program
-
-
-def random_answers(count):
-    """Of one length."""
-    rng = np.random.default_rng(0)
-    return [Answer(rng.integers(0, 16, 4).tolist(), rng.integers(0, 16, 24).tolist()) for _ in range(count)]
