@@ -1,4 +1,4 @@
-"""Writing files so that nothing is half there or lost, and reading what a kill has left."""
+"""Writing files so that a kill leaves none half written or lost, and reading those that one has cut short."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def swap_folder(new: Path, folder: Path) -> None:
 
 
 def restore_folder(folder: Path) -> None:
-    """Put a folder back that `swap_folder` had moved aside when it was killed, or clear away what it had replaced."""
+    """Put back a folder that a killed `swap_folder` had moved aside, or remove it if the new one is in place."""
     if folder.exists():
         shutil.rmtree(_aside(folder), ignore_errors=True)
     elif _aside(folder).exists():
@@ -51,7 +51,7 @@ def local_folder(name: str) -> Path:
 
 
 def known_as(name: str) -> str:
-    """A file's or folder's own name, anything else as it is: what is kept names no machine's paths."""
+    """The last part of a path that exists, any other name as it is: what is kept must not name a machine's paths."""
     return Path(os.path.abspath(name)).name if name and Path(name).exists() else name
 
 
@@ -73,15 +73,15 @@ def writable(folder: Path) -> Path:
 
 
 def alone_in(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Keep other processes that ask for the same folder out of it. Raises UserError where one is in it already."""
+    """Keep out other processes that ask for the same folder. Raises UserError if one is writing there already."""
     return locked(folder / ".lock", f"{folder}: another process is writing there; wait for it or give another folder")
 
 
 @contextlib.contextmanager
 def locked(file: Path, refusal: str = "") -> Iterator[None]:
-    """Let one process at a time in here with the same lock file, which stays: another one may be waiting for it.
+    """A lock that one process at a time holds. Its file stays, as another process may be waiting for it.
 
-    Where another is in, raises UserError with the `refusal`, or without one waits for it.
+    If another process holds it, raises UserError with the `refusal`, or without one waits.
     """
     try:
         held = FileLock(file).acquire(blocking=not refusal)
@@ -94,7 +94,7 @@ def locked(file: Path, refusal: str = "") -> Iterator[None]:
 
 
 def drop_half_line(file: Path) -> None:
-    """Cut off a last line that a kill or a full disk has left half written."""
+    """Cut off a last line that a kill or a full disk left incomplete."""
     content = file.read_bytes() if file.exists() else b""
     whole = content.rfind(b"\n") + 1
     if whole < len(content):

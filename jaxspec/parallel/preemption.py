@@ -1,4 +1,4 @@
-"""SIGTERM, the polite end of a preemptible machine: what is done is kept, and the process ends well."""
+"""SIGTERM, the polite end of a preemptible machine: the process keeps what is done and exits with 0."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from jaxspec.parallel.processes import any_process
 def on_sigterm() -> Callable[[], bool]:
     """Handle the signal from now on.
 
-    Until the returned function is first called, which is in the middle of a training, there is nothing to lose that
-    is not on disk, and the signal ends the process with exit code 0; one of several at once, for JAX would wait for
-    the others first. Afterwards the function says whether the signal came, to any of the processes.
+    Until the returned function is first called, in the middle of a training, everything worth keeping is on disk, and
+    the signal ends the process with exit code 0; one of several ends abruptly, for JAX would wait for the others first.
+    From then on the function says whether the signal came, to any of the processes.
     """
     asked, called = False, False
 

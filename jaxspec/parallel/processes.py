@@ -20,8 +20,7 @@ class ProcessConfig:
     """How processes find each other.
 
     Attributes:
-      coordinator: host:port of the first one; `auto` on TPU pods and under Slurm, which know; empty: there is one
-        process.
+      coordinator: host:port of the first one; `auto` on TPU pods and under Slurm; empty: there is only one.
       count: how many there are.
       index: which of them this is, from 0.
     """
@@ -32,11 +31,7 @@ class ProcessConfig:
 
 
 def join_processes(config: ProcessConfig) -> None:
-    """Meet the other processes. To be called before JAX looks for devices.
-
-    Raises:
-      UserError: settings that make no sense, or nobody comes.
-    """
+    """Meet the other processes, before JAX looks for devices. Raises UserError for bad settings, or if nobody comes."""
     if not config.coordinator:
         if config.count != 1 or config.index:
             raise UserError("processes: give --processes.coordinator HOST:PORT, the same for all of them")
@@ -75,11 +70,11 @@ def check_alike(content: bytes, what: str) -> None:
     if jax.process_count() > 1:
         digest = np.frombuffer(hashlib.sha256(content).digest()[:8], np.uint32)
         if (gathered(digest) != digest).any():
-            raise UserError(f"{what} is not the same for all processes: give folders that all of them see")
+            raise UserError(f"{what} is not the same for all processes: give folders that they all see")
 
 
 def as_leader(action: Callable[[], Any]) -> None:
-    """Have the first process do something to files. Where it cannot, every process raises a UserError."""
+    """Have the first process do something to files. If it cannot, every process raises a UserError."""
     error = None
     try:
         if is_leader():
@@ -113,7 +108,7 @@ def gathered(value: np.ndarray) -> np.ndarray:
 
 
 def host(x: jax.Array | np.ndarray) -> np.ndarray:
-    """An array in this process's memory, whole, wherever its parts lie. All processes must ask for it."""
+    """An array, whole, in this process's memory, wherever its parts lie. All processes must ask for it."""
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
         from jax.experimental import multihost_utils
 

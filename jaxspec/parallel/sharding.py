@@ -121,7 +121,7 @@ def dimensions(path: str, shape: Sequence[int], whole: bool = False) -> list[str
 
 
 def tree_shardings(mesh: Mesh, tree: Any, whole: bool = False) -> Any:
-    """Where the leaves of parameters lie, or of gradients or an optimizer's state; `whole` as in `dimensions`."""
+    """Shardings of parameters, gradients or an optimizer's state; `whole` as in `dimensions`."""
     return jax.tree.map(functools.partial(NamedSharding, mesh), _specs(mesh, tree, whole))
 
 
@@ -134,13 +134,13 @@ def _specs(mesh: Mesh, tree: Any, whole: bool) -> Any:
 
 
 def put_beside(params: Any, tree: Any) -> Any:
-    """A tree on the mesh that parameters lie on; as it is, where they lie on none."""
+    """A tree, put on the mesh that the parameters lie on if there is one."""
     mesh = mesh_of(params)
     return tree if mesh is None else put(tree, tree_shardings(mesh, tree))
 
 
 def batch_shardings(mesh: Mesh, tree: Any) -> Any:
-    """Where arrays lie whose first dimension is the batch."""
+    """Shardings of arrays whose first dimension is the batch."""
     return jax.tree.map(lambda x: NamedSharding(mesh, partition(mesh, x.shape, ("batch",))), tree)
 
 
@@ -162,12 +162,12 @@ def put_batch(batch: Any, mesh: Mesh | None) -> Any:
 
 
 def with_shardings(tree: Any, shardings: Any) -> Any:
-    """Shapes and dtypes of arrays that lie there."""
+    """Shapes and dtypes of arrays, with their shardings."""
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
 
 
 def placed(tree: Any, mesh: Mesh | None, shardings: Any = None) -> Any:
-    """Shapes and dtypes of arrays, with the places that they are to be read to, wherever they were written from.
+    """Shapes and dtypes of arrays, with the shardings to read them to, whatever they were written with.
 
     Args:
       tree: of arrays, or of shapes and dtypes.
@@ -183,7 +183,7 @@ def placed(tree: Any, mesh: Mesh | None, shardings: Any = None) -> Any:
 
 
 def parts_of_batch(mesh: Mesh | None = None) -> int:
-    """Into how many parts a mesh, default that of the context, divides a batch; 1 without one."""
+    """How many parts a mesh, by default that of the context, divides a batch into; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in RULES["batch"])
 
@@ -195,6 +195,6 @@ def divided(x: jax.Array, *names: str | None) -> jax.Array:
 
 
 def divided_as(tree: Any, whole: bool = False) -> Any:
-    """Inside jit, the same of a tree of parameters (see `tree_shardings`)."""
+    """Inside jit, the same for a tree of parameters (see `tree_shardings`)."""
     mesh = jax.sharding.get_abstract_mesh()
     return tree if mesh.empty else jax.lax.with_sharding_constraint(tree, _specs(mesh, tree, whole))

@@ -1,4 +1,4 @@
-"""Answers to batches: a deterministic order from (seed, epoch), those of like length together."""
+"""Batches of answers: in an order that (seed, epoch) determines, with answers of similar length together."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from jaxspec.drafting.method import Batch
 from jaxspec.errors import UserError
 from jaxspec.training.data import Answer
 
-_WINDOW = 16  # batches whose answers are shared out by length
+_WINDOW = 16  # batches within which answers are sorted by length
 ORDER = 2  # changes whenever the same settings give other batches: a run cannot resume with those
 _LENGTHS = 4  # of batches, at most: each is a program to compile
 
 
 def insertion_points(answer: Answer, length: int) -> np.ndarray:
-    """Every token of an answer that may own probes: one that has a next next token within `length`."""
+    """Indices of an answer's tokens that may own probes: those with a next next token within `length`."""
     start = len(answer.prompt_tokens)
     return np.arange(start, min(start + len(answer.answer_tokens), length) - 2)
 
@@ -83,16 +83,16 @@ class TrainingData:
         return min(len(answer.prompt_tokens) + len(answer.answer_tokens), self._train.sequence_length)
 
     def _shuffle(self, epoch: int) -> np.ndarray:
-        """The order of one epoch: random, but within every window batches hold answers of like length."""
+        """The order of one epoch: random, but within a window each batch holds answers of similar length."""
         size, count = self._train.batch_size, len(self.usable)
         rng = np.random.default_rng((self._train.seed, epoch))
         order = rng.permutation(count)
-        first = -epoch * count % size  # what the last batch of the epoch before still takes
+        first = -epoch * count % size  # taken by the last batch of the epoch before
         ordered = [order[:first]]
         for begin in range(first, count, _WINDOW * size):
             window = order[begin : begin + _WINDOW * size]
             window = window[np.argsort([self._length(self.usable[i]) for i in window], kind="stable")]
             whole = len(window) // size
-            batches = np.split(window, size * np.arange(1, whole + 1))  # the last one is what is left, mostly nothing
+            batches = np.split(window, size * np.arange(1, whole + 1))  # the last one holds the rest, mostly nothing
             ordered += [batches[i] for i in [*rng.permutation(whole), whole]]
         return np.concatenate(ordered)

@@ -1,4 +1,4 @@
-"""Where a run stands, on disk: Orbax checkpoints, written while the training continues, whole or not at all."""
+"""Orbax checkpoints of a run, written in the background, completely or not at all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int):
         self._folder = folder
-        # what a kill has left half written is as large as a checkpoint
+        # which a kill leaves, as large as checkpoints
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, cleanup_tmp_directories=True)
         with self._writing():
             self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
@@ -42,7 +42,7 @@ class Checkpoints:
         return self._manager.latest_step() or 0
 
     def save(self, step: int, state: TrainState) -> None:
-        """Begin to write one; the one before is finished first."""
+        """Begin to write one, after finishing the one before."""
         self.finish()  # so that an error here can say which checkpoint is the last good one
         with self._writing():
             self._manager.save(step, args=ocp.args.StandardSave(state))
@@ -75,7 +75,7 @@ class Checkpoints:
         try:
             yield
         except (OSError, ValueError) as error:
-            code = re.search(r"os_error_code='(\d+)'", str(error))  # what the writer in the background says of the disk
+            code = re.search(r"os_error_code='(\d+)'", str(error))  # as the background writer reports a full disk
             reason = os.strerror(int(code[1])) if code else first_line(error)
             whole = [int(path.name) for path in self._folder.glob("*") if path.name.isdigit()]  # renamed when whole
             kept = f"that of step {max(whole)} is kept" if whole else "there is no earlier one"

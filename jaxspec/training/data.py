@@ -1,7 +1,7 @@
 """Training text: the base's own greedy answers to prompts, made once, cached on disk, resumable; or given answers.
 
 A method learns to guess what its base would say, so the base writes the training text itself (BiTA 3.3, PPD
-4.3.2). The cache is a JSONL file that can be read with any tool; a killed run continues behind its last full line.
+4.3.2). The cache is a JSONL file that can be read with any tool; a killed run continues after its last complete line.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def cache_file(model: Model, data: DataConfig, limit: int) -> Path:
 
 
 def prepare_answers(model: Model, data: DataConfig, prompts: Sequence[Selected]) -> tuple[list[Answer], list[Answer]]:
-    """Held-out and training answers to `select_prompts`: given ones, or from the cache, the missing ones made now.
+    """Held-out and training answers to `select_prompts`: given ones, or cached ones and the missing ones made now.
 
     Raises:
       UserError: the cache cannot be written, or another run is writing it.
@@ -110,7 +110,7 @@ def _cut(given: list[Answer], limit: int) -> list[Answer]:
 
 
 def _cached(path: Path, prompts: dict[int, Selected]) -> dict[int, Answer]:
-    """Answers in the cache, by index, which means other prompts where more or fewer were held out."""
+    """Answers in the cache, by index, unless that meant another prompt when more or fewer were held out."""
     answers = {row["index"]: Answer(row["prompt_tokens"], row["answer_tokens"]) for row in read_whole_lines(path)}
     done = {i: answers[i] for i, p in prompts.items() if i in answers and answers[i].prompt_tokens == p.prompt_tokens}
     check_alike(json.dumps(sorted(done)).encode(), str(path.parent))
@@ -132,7 +132,7 @@ def _make(model: Model, data: DataConfig, missing: dict[int, Selected], limit: i
     """The base's answers to numbered prompts, as they are finished."""
     plain, numbers = autoregressive(model), list(missing)
     for first in range(0, len(numbers), _BLOCK):
-        # prompts of like length are prefilled together, so that little is padded
+        # prompts of similar length are prefilled together, to pad little
         block = sorted(numbers[first : first + _BLOCK], key=lambda i: len(missing[i].prompt_tokens))
         ids = [missing[i].prompt_tokens for i in block]
         for at, tokens in generate_many(plain, ids, limit, batch_size=data.batch_size):
@@ -142,7 +142,7 @@ def _make(model: Model, data: DataConfig, missing: dict[int, Selected], limit: i
 def frequent_tokens(answers: Sequence[Answer], vocab_size: int) -> np.ndarray:
     """Token ids by how often answers hold them, [at most MOST_DRAFTS] int32.
 
-    Tokens that the answers do not hold follow by their id: tokenizers number frequent ones first.
+    Tokens that do not occur follow by id: tokenizers number frequent ones first.
     """
     counts = np.zeros(vocab_size, int)
     for answer in answers:

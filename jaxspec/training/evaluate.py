@@ -1,4 +1,4 @@
-"""How well a drafter predicts held-out text, accuracy per distance and rank at every position; and how well a base."""
+"""How well a drafter predicts held-out text, by distance and rank at every position; and the perplexity of a base."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jaxspec.training.batches import insertion_points, make_batch
 from jaxspec.training.data import Answer
 
 _BATCH = 2
-_POINTS = 256  # insertion points of an answer at a time, which bounds the memory of long ones
+_POINTS = 256  # insertion points of an answer evaluated at a time, to bound the memory of long ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ def top(by_rank: Sequence[Sequence[float]] | np.ndarray, k: int) -> np.ndarray:
 def lost_distances(by_rank: Sequence[Sequence[float]]) -> list[int]:
     """Distances whose prediction was lost in training: below 2/3 of a farther one, or below 0.45 of the one before.
 
-    By the five best candidates of [M][K], per distance and rank. No training that lost nothing has come so low.
+    Judged by the five best candidates of [M][K], per distance and rank. No sound training has come so low.
     """
     tops = top(by_rank, 5)
     overtaken = {d for d in range(1, len(tops)) if tops[d - 1] < 2 / 3 * max(tops[d:])}
@@ -113,7 +113,7 @@ def evaluate(
 
 
 def _batches(answers: Sequence[Answer], base: Base) -> Iterator[tuple[int, Batch]]:
-    """Answers of like length together, with all their insertion points, in this host's memory; and how many so far."""
+    """How many answers so far, and the next ones, of similar length, with all their insertion points; on the host."""
     mesh = mesh_of(base.params)
     size = _BATCH if mesh is None else max(_BATCH, parts_of_batch(mesh))
     length = bucket(max(len(a.prompt_tokens) + len(a.answer_tokens) for a in answers), 64, 64)

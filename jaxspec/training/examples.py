@@ -1,4 +1,4 @@
-"""What training text is made from: prompts, or whole conversations, from JSONL files or `datasets` on the hub.
+"""Sources of training text: prompts or whole conversations, from JSONL files or from data sets on the hub.
 
 {"prompt": "..."}                                            the base answers
 {"instruction": "...", "output": "..."}                      with data.answer-column: that is the answer
@@ -28,11 +28,11 @@ _ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "ass
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """What is said, and what there is to answer.
+    """A prompt, or a conversation so far, and its answer.
 
     Attributes:
       turns: of the user and of the base, the user's first and last.
-      answer: what a data set has the base say; None: the base answers.
+      answer: the given one; None: the base answers.
     """
 
     turns: tuple[str, ...]
@@ -41,7 +41,7 @@ class Example:
 
 @dataclasses.dataclass(frozen=True)
 class Selected:
-    """An example that is used.
+    """A tokenized example.
 
     Attributes:
       text: the user's last turn.
@@ -105,7 +105,7 @@ def read_examples(data: DataConfig) -> list[Example]:
 
 
 def _read_rows(source: str, split: str = "train") -> list[tuple[str, dict[str, Any]]]:
-    """Every row with the place it is at."""
+    """Every row, with its place for messages."""
     path = Path(source) if source else SHIPPED_PROMPTS
     if path.is_file() and split != DataConfig.split:
         raise UserError(f"data.split {split!r}: {path} is a file, which has no splits")
@@ -151,7 +151,7 @@ def _text(where: str, row: dict[str, Any], column: str) -> str:
 
 
 def _conversation(where: str, messages: list, regenerate: bool) -> Iterator[Example]:
-    """An example for every turn of the assistant, or for every turn of the user that the base is to answer itself."""
+    """An example per turn of the assistant, or with `regenerate` per turn of the user."""
     system, turns = "", []
     for role, text in (_message(where, message) for message in messages):
         if not turns and role != "user":
@@ -178,7 +178,7 @@ def _message(where: str, message: Any) -> tuple[str, str]:
 def select_prompts(model: Model, data: DataConfig) -> list[Selected]:
     """Held-out examples, then training examples, in an order fixed by the seed.
 
-    Those that are repeated, blank or whose prompt is too long are left out. Examples that begin alike are on one side.
+    Repeated and blank ones and those with too long a prompt are left out. Those that begin alike are on one side.
 
     Raises:
       UserError: unreadable or too few, or some of them with an answer and some without.
@@ -208,12 +208,12 @@ def select_prompts(model: Model, data: DataConfig) -> list[Selected]:
 
 
 def _select(model: Model, data: DataConfig, example: Example) -> Selected:
-    """Ids of an example; without a chat template a given answer begins behind a blank line."""
+    """Tokenize an example; without a chat template a blank line comes before a given answer."""
     *turns, last = example.turns
     if example.answer is None:
         return Selected(last, model.encode(example.turns, data.chat), None)
     templated = data.chat and model.tokenizer.chat_template
     prompt = model.encode([*turns, last if templated else f"{last}\n\n"], data.chat)
-    own = model.tokenizer.eos_token_id  # of several ends of text the one that, for a chat model, ends a turn
+    own = model.tokenizer.eos_token_id  # which in a chat model ends a turn, unlike other ends of text
     end = [own] if own in model.eos else model.eos[:1]
     return Selected(last, prompt, [*model.tokenizer.encode(example.answer, add_special_tokens=False), *end])

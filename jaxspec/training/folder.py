@@ -19,7 +19,7 @@ from jaxspec.training.run_config import RunConfig, check_same_run, describe
 from jaxspec.weights.load import Model
 
 BEST = "best"  # folder of the best adapter so far
-_PARTS = ("adapter.json", "checkpoints", "log.jsonl")  # by which a folder is somebody's
+_PARTS = ("adapter.json", "checkpoints", "log.jsonl")  # any of which shows that a folder is in use
 
 
 def check_output(output: Path, there: bool, resume: bool) -> None:
@@ -31,7 +31,7 @@ def check_output(output: Path, there: bool, resume: bool) -> None:
 
 
 def identify(config: RunConfig, model: Model) -> dict[str, Any]:
-    """What makes a run this run, for run.json: settings, base, and the content of its prompts; no machine's paths."""
+    """What identifies a run, for run.json: settings, base and the content of its prompts, but no machine's paths."""
     run, data = describe(config), config.data
     del run["data"]["cache"]
     for part, name in ((run, "model"), (run, "tree"), (run["data"], "prompts")):
@@ -50,7 +50,7 @@ def claim(output: Path, identity: dict[str, Any], resume: bool) -> Iterator[None
       UserError: it holds another run, another process is writing there, or it cannot be written.
     """
     file = output / "run.json"
-    there = file.exists()  # asked once: the first process writes it as soon as all of them have asked
+    there = file.exists()  # asked once: the first process writes it as soon as all have asked
     check_alike(json.dumps([identity, there]).encode(), "the run")
     check_output(output, there, resume)
     if there:
@@ -63,7 +63,7 @@ def claim(output: Path, identity: dict[str, Any], resume: bool) -> Iterator[None
 
 
 def _begin(output: Path, identity: dict[str, Any]) -> None:
-    """Repair what a kill has left, and say whose folder this is."""
+    """Undo a half-finished swap, and write down which run the folder holds."""
     for name in (BEST, OWN_MODEL):
         restore_folder(output / name)
     write_atomically(output / "run.json", json.dumps(identity, indent=1).encode())

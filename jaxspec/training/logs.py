@@ -1,4 +1,4 @@
-"""What a run says of itself on the way: a JSONL file, and TensorBoard where that is wanted."""
+"""The log of a run: a JSONL file, and on request TensorBoard's."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def check_tensorboard() -> None:
 
 
 class RunLog(contextlib.AbstractContextManager):
-    """Rows of figures, each with its `step`; of several processes the first one writes them.
+    """Rows of figures, each with its `step`; only the first of several processes writes them.
 
     Args:
       folder: of log.jsonl and tensorboard/.
       tensorboard: whether to write for TensorBoard too.
-      done: updates of the checkpoint that the run resumes from; TensorBoard forgets what it was told of later ones.
+      done: updates of the checkpoint that the run resumes from; TensorBoard drops what it has of later ones.
     """
 
     def __init__(self, folder: Path, tensorboard: bool, done: int):
@@ -42,7 +42,7 @@ class RunLog(contextlib.AbstractContextManager):
             self._writer.close()
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append a row. Raises UserError where the disk takes no more."""
+        """Append a row. Raises UserError where it cannot be written."""
         if not is_leader():
             return
         try:
@@ -54,9 +54,9 @@ class RunLog(contextlib.AbstractContextManager):
             self._draw(dict(row))
 
     def _draw(self, row: dict[str, Any]) -> None:
-        """Figures by name; those of several distances by distance."""
+        """Each figure by its name, and by distance where it has several."""
         step, answers = row.pop("step"), row.pop("held_out", None)
-        part = f"held-out-{answers}" if answers else "training"  # on the way, and of the adapter
+        part = f"held-out-{answers}" if answers else "training"  # fewer answers during training than at the end
         for name, value in row.items():
             values = {f"/{d}": v for d, v in enumerate(value, 1)} if isinstance(value, list) else {"": value}
             for distance, number in values.items():

@@ -1,4 +1,4 @@
-"""The picture of a training run: loss and accuracy against steps, of held-out text and of what it learns from."""
+"""The picture of a training run: loss and accuracy by step, on held-out and on training text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from jaxspec.errors import UserError
 from jaxspec.plotting import picture
 
-_MEAN = 20  # updates that a point of the training text's accuracy stands for
+_MEAN = 20  # updates over which accuracies on training text are averaged
 
 
 def plot_training(log: Path, file: Path) -> None:
@@ -29,7 +29,7 @@ def _draw(left: Any, right: Any, updates: dict[int, dict[str, Any]], evaluations
     """Losses by update, and accuracies."""
     left.plot(list(updates), [r["loss"] for r in updates.values()], linewidth=0.8)
     left.set(xlabel="step", ylabel="loss", title="training loss")
-    # fewer answers are asked on the way than at the end: a point of its own, where a line would show the others' rise
+    # evaluations during training are on fewer answers than the final one, which therefore is a point of its own
     *way, final = evaluations
     way = list({r["step"]: r for r in way if r["held_out"] == way[0]["held_out"]}.values())
     for k, style in ((1, "-"), (10, "--")):
@@ -42,7 +42,7 @@ def _draw(left: Any, right: Any, updates: dict[int, dict[str, Any]], evaluations
         drawn = {step: r[key] for step, r in updates.items() if (key := f"top1@{distance + 1}") in r}
         mean = np.convolve(list(drawn.values()), np.ones(_MEAN) / _MEAN, "valid") if len(drawn) >= _MEAN else []
         right.plot(list(drawn)[_MEAN - 1 :], mean, color=f"C{distance}", alpha=0.4, linewidth=1)
-    asked = f"{way[0]['held_out']} answers on the way; " if way else ""
+    asked = f"{way[0]['held_out']} answers during training; " if way else ""
     title = f"held-out text: {asked}{final['held_out']} at the end (x, +)"
     right.set(xlabel="step", ylabel="accuracy", title=f"{title}\nfaint: training text, top-1, mean of {_MEAN} updates")
     right.set(xlim=(0, None), ylim=(0, 1))

@@ -29,7 +29,7 @@ _NOT_NEGATIVE = (
     *(f"train.{name}" for name in ("microbatch", "eval_every", "eval_answers", "warmup", "clip", "seed")),
     "data.held_out_seed",
 )
-_FREE = {  # settings that change nothing of what is trained, or its rounding alone
+_FREE = {  # settings that change nothing of the trained weights but their rounding
     "data": ("batch_size", "cache"),
     "train": ("adapter_dtype", "eval_answers", "eval_every", "keep", "remat", "save_every", "tensorboard"),
 }
@@ -97,7 +97,7 @@ def check_config(config: RunConfig) -> None:
         raise UserError(f"train.learning-rate must be positive, got {train.learning_rate}")
     if train.sequence_length <= data.max_prompt_tokens:
         raise UserError(
-            f"train.sequence-length {train.sequence_length} leaves no room for an answer behind prompts of up to "
+            f"train.sequence-length {train.sequence_length} leaves no room for an answer after prompts of up to "
             f"data.max-prompt-tokens {data.max_prompt_tokens}"
         )
     if data.max_prompt_tokens + max(data.max_answer_tokens, data.held_out_tokens) > config.shapes.max_positions:
@@ -105,16 +105,16 @@ def check_config(config: RunConfig) -> None:
 
 
 def describe(config: RunConfig) -> dict[str, Any]:
-    """A run as plain values, for JSON."""
+    """A run as plain values for JSON."""
     return dataclasses.asdict(config) | {"method": {"name": config.method.name} | dataclasses.asdict(config.method)}
 
 
 def training_settings(run: dict[str, Any]) -> dict[str, Any]:
-    """Of what `describe` returns, what the trained weights depend on; the rest may differ when a run is resumed."""
+    """The part of what `describe` returns that trained weights depend on; the rest may differ in a resumed run."""
     kept = {name: value for name, value in run.items() if name not in ("tree", "draft_vocabulary", "mesh", "dtype")}
     for part, free in _FREE.items():
         kept[part] = {name: value for name, value in run[part].items() if name not in free}
-    # gradients are means of a pass's targets: its size counts, of which the microbatch says a part; 0: the whole batch
+    # a gradient is a mean over the targets of a pass: keep the sequences of a pass on all devices, 0 for a whole batch
     batch_size, microbatch = run["train"]["batch_size"], run["train"]["microbatch"]
     train = TrainConfig(batch_size=batch_size, microbatch=microbatch)
     together = pass_size(train, run["mesh"]["data"] * run["mesh"]["fsdp"])

@@ -56,13 +56,13 @@ def moving(method: Method, trainable: PyTree, stage: int) -> PyTree:
 
 
 def pass_size(train: TrainConfig, parts: int) -> int:
-    """Sequences of one forward and backward pass, of a batch that a mesh divides into so many parts."""
+    """Sequences per forward and backward pass, where a mesh divides a batch into `parts`."""
     return min(train.microbatch * parts, train.batch_size) if train.microbatch > 0 else train.batch_size
 
 
 @flax.struct.dataclass
 class TrainState:
-    """What an update changes.
+    """The state of training between updates.
 
     Attributes:
       trainable: the method's pytree, float32.
@@ -75,7 +75,7 @@ class TrainState:
     average: optax.EmaState | None
 
     def best(self, train: TrainConfig) -> PyTree:
-        """What to draft with: the average where there is one, of the weights after every update of the stage so far."""
+        """The weights to draft with: their average over the stage's updates so far, or without one the last ones."""
         if self.average is None:
             return self.trainable
         return optax.tree.bias_correction(self.average.ema, train.ema, self.average.count)

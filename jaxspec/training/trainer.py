@@ -1,4 +1,4 @@
-"""A run in a folder: answers made or read, updates, evaluations on the way, checkpoints, and an adapter at the end."""
+"""A run in a folder: make or read answers, train, evaluate, save checkpoints, and write an adapter at the end."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ from jaxspec.training.run_config import RunConfig, check_config
 from jaxspec.training.step import TrainState, enter_stage, stage_of, train_step
 from jaxspec.weights.load import Model, save_model
 
-_QUICK = 16  # held-out answers of an evaluation on the way
+_QUICK = 16  # held-out answers of an evaluation during training
 
 
 class Stopped(Exception):
-    """A run was asked to stop, and its folder holds all that it had done."""
+    """A run was asked to stop; its folder holds everything done so far."""
 
 
 class Trainer:
     """One run in one folder: log.jsonl, checkpoints/, best/, and at the end the adapter and training.png.
 
-    A method that replaces its base leaves the new one in model/. With several processes the folder is one that all of
-    them see, and the first one writes.
+    A method that replaces its base leaves the new one in model/. Several processes must all see the folder; only the
+    first one writes there.
 
     Args:
       config: what to train and how.
       model: the base, on the mesh that the run is for.
       output: the folder.
       resume: continue the run that the folder holds.
-      stop: asked after every update, and on the way through evaluations, whether to stop there.
+      stop: asked after every update, and between the batches of an evaluation, whether to stop.
 
     Raises:
       UserError: settings that cannot train, prompts that cannot be read, or a base of other shapes.
@@ -97,7 +97,7 @@ class Trainer:
         return adapter
 
     def _open(self) -> None:
-        """What the folder holds of this run so far."""
+        """Open what the folder holds of this run so far."""
         self._checkpoints = Checkpoints(self.output / "checkpoints", self.config.train.keep)
         best = self.output / BEST / "adapter.json"
         self._best = read_json(best)["score"] if best.exists() else -1.0
@@ -105,7 +105,7 @@ class Trainer:
         self._log = RunLog(self.output, self.config.train.tensorboard, self._checkpoints.latest)
 
     def _train(self) -> PyTree:
-        """The updates that are still to do; returns what to draft with."""
+        """Do the remaining updates. Returns the weights to draft with."""
         train, method = self.config.train, self.config.method
         first = self._checkpoints.latest
         stage = stage_of(method, train.steps, max(first - 1, 0))  # of the state that was saved
@@ -113,7 +113,7 @@ class Trainer:
         began, groups = time.monotonic(), 0
         with Progress("training", train.steps, "steps", done=first) as progress:
             for step in range(first, train.steps):
-                if step and train.eval_every and step % train.eval_every == 0:  # once more where a run resumes here
+                if step and train.eval_every and step % train.eval_every == 0:  # repeated by a run that resumes here
                     accuracy = self._evaluate(step, state)
                     progress.message(f"step {step}, held-out top-1 {np.round(accuracy.top(1), 3).tolist()}")
                 if stage != stage_of(method, train.steps, step):
@@ -149,7 +149,7 @@ class Trainer:
         )
 
     def _stop_if_asked(self, step: int, state: TrainState, evaluated: int = 0) -> None:
-        """Where the caller asks for it, save what so many updates have made and raise Stopped."""
+        """If the caller asks to stop, save the state after `step` updates and raise Stopped."""
         if self._stop():
             if self._checkpoints.latest < step:
                 self._checkpoints.save(step, state)
@@ -157,7 +157,7 @@ class Trainer:
             raise Stopped(f"stopped after update {step} of {self.config.train.steps}; continue with --resume")
 
     def _evaluate(self, step: int, state: TrainState) -> Accuracy:
-        """Accuracies on the way; the best adapter so far goes to best/, unless it is for a base of its own."""
+        """Evaluate during training. The best adapter so far goes to best/, unless its base is trained too."""
         method, trainable, answers = self.config.method, state.best(self.config.train), self._held_out[:_QUICK]
         stop = functools.partial(self._stop_if_asked, step, state)
         accuracy = evaluate(method, trainable, self.base, answers, stop)
@@ -171,7 +171,7 @@ class Trainer:
         return accuracy
 
     def _finish(self, trainable: PyTree) -> Adapter:
-        """Evaluate what the training came to and write it, beside the base of its own where there is one."""
+        """Evaluate the trained weights and write them, next to the new base if the method replaces it."""
         method, model, steps = self.config.method, self.model, self.config.train.steps
         if method.replaces_base:
             method, trainable, model = tuned(method, trainable, model)
@@ -190,7 +190,7 @@ class Trainer:
         return self._save(self.output, adapter, info)
 
     def _perplexities(self, own: Model) -> dict[str, Any]:
-        """How well the base as it was, and as the method has tuned it, predict the held-out answers."""
+        """Perplexities of the held-out answers under the original base and under the tuned one."""
         perplexities = {}
         for name, base in (("base", self.model.base), ("own", own.base)):
             with Progress(f"perplexity, {name}", len(self._held_out), "answers") as progress:
@@ -199,13 +199,13 @@ class Trainer:
         return {"perplexity": perplexities, "answer_entropies": entropies.tolist()}
 
     def _show(self, progress: Progress, done: int) -> None:
-        """Show how far the last evaluation is, or raise Stopped: what was trained is saved."""
+        """Show the progress of the last evaluation, and raise Stopped if the caller asks to."""
         progress.update(done)
         if self._stop() and done < progress.total:
             raise Stopped("stopped in the last evaluation; --resume repeats it")
 
     def _adapter(self, method: Method, trainable: PyTree, model: Model) -> Adapter:
-        """An adapter with its weights as its file holds them, so that what is measured is what ships."""
+        """An adapter with its weights rounded as in its file, so that what is measured is what ships."""
         trainable = as_stored(trainable, self.config.train.adapter_dtype)
         return Adapter(method, trainable, model.fingerprint, {}, self._frequent)
 
@@ -215,7 +215,7 @@ class Trainer:
         return adapter
 
     def _provenance(self, step: int, accuracy: Accuracy) -> dict[str, Any]:
-        """What an adapter after so many updates says of itself."""
+        """What adapter.json says about where an adapter after `step` updates comes from."""
         run, config, answers = self._identity, self.config, self._data.given
         known = np.maximum(accuracy.by_rank, 1e-6).tolist()  # a drafter that is never right has a tree too
         size = {
@@ -235,7 +235,7 @@ class Trainer:
 
 
 def as_stored(trainable: PyTree, dtype: str) -> PyTree:
-    """Weights as an adapter's file in that dtype gives them back. Raises UserError where some do not fit."""
+    """Weights rounded as in an adapter's file of that dtype. Raises UserError where some do not fit."""
     trainable = jax.tree.map(lambda x: x.astype(dtype).astype(jnp.float32), trainable)
     if not all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(trainable)):
         raise UserError(f"some weights do not fit {dtype}; continue with --resume --train.adapter-dtype float32")

@@ -1,6 +1,6 @@
-"""Orbax checkpoints of whole bases: what a full fine-tuning ends in.
+"""Orbax checkpoints of whole bases, as a full fine-tuning writes them.
 
-config.json     as Hugging Face has it, with end-of-text ids and the base's fingerprint
+config.json     as in a Hugging Face directory, with end-of-text ids and the base's fingerprint
 params/         the parameter tree, an Orbax checkpoint
 """
 
@@ -42,7 +42,7 @@ def save_checkpoint(folder: Path, config: ModelConfig, params: dict, eos: tuple[
 
 
 def load_checkpoint(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:
-    """Config, parameters and fingerprint of what `save_checkpoint` wrote, on whatever devices.
+    """Config, parameters and fingerprint of a checkpoint, on whatever devices it was written.
 
     For `dtype` and `mesh` see `load_params`.
 

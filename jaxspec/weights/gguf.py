@@ -84,7 +84,7 @@ class GGUFFile:
 
     def _rope_scaling(self, theta: float) -> RopeScaling | None:
         divisors = next((tensor.data for tensor in self._reader.tensors if tensor.name == _DIVISORS), None)
-        if divisors is not None:  # LLaMA 3 is stored as one divisor per frequency: recover the rule from it
+        if divisors is not None:  # LLaMA 3's rule is stored as one divisor per frequency
             scaling = RopeScaling("llama3", float(np.max(divisors)), original_max_positions=8192)
             plain = theta ** -(np.arange(len(divisors)) / len(divisors))
             if not np.allclose(plain / divisors, llama3_frequencies(plain, scaling), rtol=1e-3):
@@ -105,7 +105,7 @@ class GGUFFile:
                 array = dequantize(tensor.data, tensor.tensor_type)
             except NotImplementedError:
                 kind = tensor.tensor_type.name
-                raise UserError(f"{self.path}: tensor {tensor.name!r} has quantization {kind}, unsupported") from None
+                raise UserError(f"{self.path}: tensor {tensor.name!r}: quantization {kind} is not supported") from None
             array = array.reshape(tuple(int(n) for n in tensor.shape[::-1]))
             for part, heads in permuted.items():
                 if self.architecture == "llama" and part in tensor.name:
@@ -192,11 +192,11 @@ class GGUFFile:
 
 
 def _split(pattern: str) -> list[pre_tokenizers.PreTokenizer]:
-    """Pieces that match a pattern, as bytes."""
+    """Split text into pieces that match a pattern, and these into bytes."""
     return [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
 
 
 def _unpermute(array: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of q and k from the interleaved pairs of GGUF's llama architecture back to two halves per head."""
+    """Reorder rows of q and k from GGUF's interleaved pairs, of the llama architecture, to two halves per head."""
     shape = array.shape
     return array.reshape(heads, -1, 2, *shape[1:]).swapaxes(1, 2).reshape(shape)

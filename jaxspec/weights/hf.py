@@ -72,7 +72,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _longest(hf: dict, scaling: RopeScaling | None, trained: int) -> int:
-    """Tokens of context: `max_position_embeddings` is the stretched one or, for some, that of pretraining."""
+    """Tokens of context, stretched: `max_position_embeddings`, unless that is the context of pretraining."""
     if scaling and scaling.kind == "dynamic":
         return int(trained * scaling.factor)
     if scaling and scaling.kind == "linear":  # Vicuna's 16k models say both
@@ -146,7 +146,7 @@ def _shards(folder: Path) -> list[Path]:
         names = sorted(set(weight_map.values()))
     for name in names:
         if not (folder / name).exists():
-            raise UserError(f"{folder}: {name} is missing; jaxspec reads weights of safetensors and of PyTorch")
+            raise UserError(f"{folder}: {name} is missing; jaxspec reads safetensors and PyTorch weights")
     return [folder / name for name in names]
 
 
@@ -165,7 +165,7 @@ def _safetensors(shard: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _pickled(shard: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """As Vicuna's are. PyTorch reads them, mapped into memory, and nothing but weights."""
+    """Like Vicuna's. PyTorch maps them into memory, and refuses anything but weights."""
     torch = _torch(shard)
     try:
         content = torch.load(shard, map_location="cpu", mmap=True, weights_only=True)
@@ -179,13 +179,13 @@ def _pickled(shard: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _torch(shard: Path) -> ModuleType:
-    """PyTorch, which only this form of weights needs. In older ones a file that is read for weights can run code."""
+    """PyTorch, which only this form of weights needs. In older versions reading weights can run code."""
     try:
         import torch
     except ImportError:
         torch = None
     if torch is None or tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
-        raise UserError(f"{shard}: such weights are read by PyTorch; install it with: pip install 'torch>=2.10'")
+        raise UserError(f"{shard}: reading such weights takes PyTorch; install it with: pip install 'torch>=2.10'")
     return torch
 
 
@@ -209,7 +209,7 @@ def eos_tokens(folder: Path) -> tuple[int, ...]:
 
 
 def write_config(folder: Path, config: ModelConfig, eos: tuple[int, ...], **more: str) -> None:
-    """Write config.json: the shapes, the ids that end a text, and whatever else a form of weights needs to know."""
+    """Write config.json: the shapes, the ids that end a text, and `more` entries."""
     (folder / "config.json").write_text(json.dumps(hf_config(config) | {"eos_token_id": list(eos)} | more, indent=2))
 
 
@@ -239,7 +239,7 @@ def save_directory(
 
 
 def _divide(sizes: dict[str, int], most: int) -> list[list[str]]:
-    """Names in their order, in groups of no more than so many bytes but where one alone has more."""
+    """Names in order, in groups of at most `most` bytes, or of a single larger one."""
     groups: list[list[str]] = [[]]
     room = most
     for name, size in sizes.items():

@@ -72,12 +72,12 @@ class Model:
         return Base(in_blocks(self.params, BLOCK), self.decoder)
 
     def block_for(self, rows: int) -> int:
-        """Columns per block of kernels that are faster with so many rows; 0 for plain ones."""
+        """Columns per block of the kernels that are fastest with that many rows; 0 for plain ones."""
         on_cpu = jax.default_backend() == "cpu" and mesh_of(self.params) is None
         return BLOCK if on_cpu and rows <= FEW_ROWS else 0
 
     def base_for(self, rows: int) -> Base:
-        """The one of the two in which passes of so many rows, those of a whole batch together, are faster."""
+        """The faster of the two for passes of that many rows, those of a whole batch together."""
         return self.decoding_base if self.block_for(rows) else self.base
 
     @property
@@ -116,9 +116,9 @@ def embedded_model_path() -> Path:
 
 
 def _find(name_or_path: str, files: Sequence[str], older: Sequence[str] = ()) -> Path:
-    """Where a model is: the embedded one, a file, a folder, or what these files of the hub's are downloaded to.
+    """Where a model is: the embedded one, a file, a folder, or the folder that these files are downloaded to.
 
-    Where `older` are given and the first ones hold no weights, those are downloaded instead.
+    `older` ones are downloaded instead if given and the first ones hold no weights.
     """
     path = embedded_model_path() if name_or_path == DEFAULT_MODEL else Path(name_or_path)
     if path.exists():
@@ -136,14 +136,14 @@ def _find(name_or_path: str, files: Sequence[str], older: Sequence[str] = ()) ->
     except Exception as error:  # network, authorisation, unknown name: all end here
         reason = first_line(error)
         raise UserError(
-            f"model {name_or_path!r} is no local path and could not be fetched from the hub: {reason}"
+            f"model {name_or_path!r} is not a local path and could not be fetched from the hub: {reason}"
         ) from None
 
 
 def load_shapes(name_or_path: str) -> ModelConfig:
     """The shapes of a base, as `load_model` takes it, without its weights. Raises UserError as that does.
 
-    For a published one of `SHAPES` no file is read, unless there is a folder of that name.
+    Those of published models are known (`SHAPES`): no file is read, unless there is a folder of that name.
     """
     if name_or_path in SHAPES and not Path(name_or_path).exists():
         return SHAPES[name_or_path]
@@ -154,7 +154,7 @@ def load_shapes(name_or_path: str) -> ModelConfig:
 
 
 def check_dtype(dtype: str) -> None:
-    """Raise UserError for what weights cannot be in."""
+    """Raise UserError for a dtype that weights cannot have."""
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
 

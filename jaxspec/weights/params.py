@@ -166,7 +166,7 @@ def load_params(
 
 
 def _is_part(path: str) -> bool:
-    """Whether a file's tensor is a part of one of the decoder's."""
+    """Whether a file's tensor is only a part of a parameter."""
     return any(f"/attention/{name}/" in path for name in "qkv")
 
 
@@ -179,7 +179,7 @@ def _placed(array: np.ndarray, path: str, mesh: Mesh | None) -> jax.Array:
 
 
 def tensor_digest(array: np.ndarray | jax.Array) -> str:
-    """A short hash of a few evenly spaced elements, rounded to bfloat16 so that the stored precision is no matter."""
+    """A hash of a few evenly spaced elements, rounded to bfloat16 so that the stored precision does not matter."""
     count = array.size
     index = np.unravel_index(np.linspace(0, count - 1, min(count, _SAMPLES)).astype(int), array.shape)
     return hashlib.sha256(host(array[index]).astype(ml_dtypes.bfloat16).tobytes()).hexdigest()

@@ -126,7 +126,7 @@ def test_hub_failure_is_one_sentence(monkeypatch):
         raise OSError("no network\nwith a long\ntrace")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    with pytest.raises(UserError, match=r"'owner/model' is no local path and could not be fetched.*: no network$"):
+    with pytest.raises(UserError, match=r"'owner/model' is not a local path and could not be fetched.*: no network$"):
         load_model("owner/model")
 
 
