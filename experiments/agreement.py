@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxspec.bench.markdown import row, rule
 from jaxspec.bench.metrics import Figures, figures
 from jaxspec.bench.report import Results, command, interval, reference_of
 from jaxspec.bench.ways import REFERENCE
+from jaxspec.markdown import row, rule
 
 _MAY_DIFFER = ("limit", "methods", "peers", "assistant")
 _Batch = tuple[tuple, ...]

@@ -25,9 +25,9 @@ from experiments.verdicts import (
     by_perplexity,
     spreads,
 )
-from jaxspec.bench.markdown import row, rule
 from jaxspec.bench.metrics import Estimate
 from jaxspec.bench.report import interval
+from jaxspec.markdown import row, rule
 from jaxspec.training.evaluate import lost_distances, top
 
 _WORDS = ("holds", "does not hold", "in part", "no difference", "undecided", "not judged")

@@ -13,10 +13,12 @@ from pathlib import Path
 from experiments.agreement import agreement, asked_again
 from experiments.claims import CHAT, CLAIMS, HOW_SPEEDS_COMPARE, PAPERS, Evidence, Verdict
 from experiments.verdicts import CLOSE
-from jaxspec.bench.markdown import row, rule
-from jaxspec.bench.report import load_results, plot_bench, sections, summary_of
+from jaxspec.bench.plot import plot_bench
+from jaxspec.bench.report import sections
+from jaxspec.bench.results import load_results, summary_of
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, writable, write_atomically
+from jaxspec.markdown import row, rule
 from jaxspec.tuning.steps import LATENCY, latency_table, plot_latency, read_latency
 
 
