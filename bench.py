@@ -16,7 +16,8 @@ from jaxspec import load_model
 from jaxspec.bench.config import BenchConfig, check_bench
 from jaxspec.bench.report import load_results, overall_table, write_bench_report
 from jaxspec.bench.run import run_bench
-from jaxspec.cli.options import enable_compilation_cache, parse, run_main
+from jaxspec.cli.options import parse
+from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.files import writable
 from jaxspec.parallel.sharding import in_mesh, mesh_of
 from jaxspec.tuning.steps import (

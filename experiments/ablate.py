@@ -23,7 +23,8 @@ from experiments.report import MEASURES, not_run, write_report
 from experiments.studies import STUDIES
 from experiments.trainings import run_studies
 from jaxspec import DataConfig, Model, TrainConfig, UserError, load_model
-from jaxspec.cli.options import enable_compilation_cache, parse, run_main
+from jaxspec.cli.options import parse
+from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.drafting.adapter import adapter_plan, make_drafter, open_adapter
 from jaxspec.errors import suggest
 from jaxspec.files import alone_in, read_json, writable, write_atomically

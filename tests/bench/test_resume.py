@@ -11,7 +11,7 @@ import jaxspec.bench.run
 from jaxspec.bench.answers import Answers
 from jaxspec.bench.report import load_results, write_bench_report
 from jaxspec.bench.run import run_bench
-from jaxspec.cli.options import run_main
+from jaxspec.cli.program import run_main
 from jaxspec.errors import UserError
 from jaxspec.files import alone_in
 from tests.helpers.bench import config_of, texts_of

@@ -16,7 +16,8 @@ from jaxspec.bench.questions import Question
 from jaxspec.bench.report import command, load_results, sections, write_bench_report
 from jaxspec.bench.run import _shuffled, batches, converse, partings, run_bench, select_questions
 from jaxspec.bench.ways import MethodWay, parse_ways
-from jaxspec.cli.options import parse, run_main
+from jaxspec.cli.options import parse
+from jaxspec.cli.program import run_main
 from jaxspec.decoding.divergence import first_divergence
 from jaxspec.drafting.adapter import Adapter, load_method, open_adapter, save_adapter
 from jaxspec.drafting.choice import Choice, save_choice
