@@ -26,7 +26,7 @@ from jaxspec import DataConfig, Model, TrainConfig, UserError, load_model
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.drafting.adapter import adapter_plan, make_drafter, open_adapter
-from jaxspec.errors import suggest
+from jaxspec.errors import check_at_least, suggest
 from jaxspec.files import alone_in, read_json, writable, write_atomically
 from jaxspec.machine import device_name
 from jaxspec.methods import PPD
@@ -72,14 +72,14 @@ class Options:
     report: bool = False
 
 
-def base_run(options: Options, model: Model) -> RunConfig:
+def base_run(options: Options) -> RunConfig:
     """What all trainings share: two answers per update, at up to 128 positions each."""
     train = TrainConfig(
         steps=options.steps, batch_size=2, insertions=128, warmup=min(5, options.steps // 4), clip=1.0,
         eval_every=0, eval_answers=options.eval_answers, save_every=12,
     )  # fmt: skip
     data = DataConfig(prompts=options.prompts, column=options.column, answers=options.answers)
-    return RunConfig(model=options.model, shapes=model.config, method=PPD(), data=data, train=train)
+    return RunConfig(model=options.model, method=PPD(), data=data, train=train)
 
 
 def check_names(names: tuple[str, ...], missing: list[str]) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def check_adapters(names: tuple[str, ...], model: Model) -> None:
 def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save: Callable[[], None]) -> None:
     """Fill in the results, saving after every part."""
     model = load_model(options.model)
-    base, output = base_run(options, model), Path(options.output)
+    base, output = base_run(options), Path(options.output)
     check_adapters(names, model)
     chosen = [study for study in STUDIES if study.name in names]
     for method in {method for study in chosen for method in study.variants.values()}:
@@ -121,7 +121,10 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
         results["trainings"] |= run_studies(base, model, output, [study], lambda text: print(text, file=sys.stderr))
         save()
     prompts = select_prompts(model, base.data)
-    folder = lambda study, label: output / results["trainings"][study][label]["run"]  # noqa: E731
+
+    def folder(study: str, label: str) -> Path:
+        return output / results["trainings"][study][label]["run"]
+
     for study in (study for study in DECODING_STUDIES if study.name in names):
         texts = [prompt.text for prompt in prompts[: options.decode_prompts]]
         results["decoding"][study.name] = run_decoding(study, model, folder, texts, options.max_new_tokens)
@@ -179,15 +182,12 @@ def main(args: list[str]) -> None:
     """Parse, run what is asked for, write the page."""
     options = parse(Options, args, prog="ablate.py")
     docs = Path(options.docs)
-    for name in ("steps", "answers", "eval_answers", "decode_prompts"):
-        if getattr(options, name) < 1:
-            raise UserError(f"{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")
-    if options.max_new_tokens < 2:
-        raise UserError(f"max-new-tokens must be at least 2, got {options.max_new_tokens}")
+    positive = ("steps", "answers", "eval_answers", "decode_prompts")
+    check_at_least(options, dict.fromkeys(positive, 1) | {"max_new_tokens": 2})
     file = docs / "ablations.json"
     if options.report and not file.exists():
         raise UserError(f"{file}: no results there; run ablate.py without --report first")
-    with alone_in(docs if options.report else writable(docs)):
+    with alone_in(writable(docs)):
         results = update(options, file)
         print(f"written to {write_report(results, docs)}")
 

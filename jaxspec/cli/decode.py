@@ -23,12 +23,12 @@ from jaxspec.decoding.prompts import encode_prompts
 from jaxspec.drafting.choice import find_choice
 from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.drafting.sampling import make_sampler
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, check_at_least
 from jaxspec.methods import load_drafter
 from jaxspec.parallel.chips import absent_mesh
 from jaxspec.training.configs import load_config
 from jaxspec.training.examples import read_prompts
-from jaxspec.weights.load import DEFAULT_MODEL, Model, check_dtype, load_model, load_shapes
+from jaxspec.weights.load import DEFAULT_MODEL, Model, check_dtype, load_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,8 +154,7 @@ def check(options: Options) -> None:
         raise UserError("--stream prints one text while it is made: it goes with neither --json nor --batch-size")
     if options.tree == "auto" and options.draft_vocabulary is not None:
         raise UserError("--tree auto also takes the draft vocabulary that tune.py chose: leave --draft-vocabulary out")
-    if options.batch_size < 1:
-        raise UserError(f"batch-size must be at least 1, got {options.batch_size}")
+    check_at_least(options, {"batch_size": 1})
     make_sampler(options.sampling())  # this and the next refuse bad settings
     options.acceptance()
 
@@ -242,7 +241,7 @@ def dry_run(options: Options) -> None:
     name, dtype = options.config or "ppd_smollm2", options.dtype or "bfloat16"
     config = load_config(name)
     if options.model:
-        config = dataclasses.replace(config, model=options.model, shapes=load_shapes(options.model))
+        config = dataclasses.replace(config, model=options.model)
         config.method.abstract(config.shapes)  # refuses settings that do not fit the base
     longest = config.shapes.max_positions
     length = options.max_length or min(longest, 2048)

@@ -16,11 +16,11 @@ from jaxspec.files import check_writable, local_folder
 from jaxspec.parallel.chips import absent_mesh
 from jaxspec.parallel.preemption import on_sigterm
 from jaxspec.parallel.processes import ProcessConfig, as_leader, is_leader, join_processes
-from jaxspec.training.configs import config_names, load_config, split_config_name
+from jaxspec.training.configs import list_configs, load_config, split_config_name
 from jaxspec.training.evaluate import lost_distances
 from jaxspec.training.run_config import RunConfig, check_config, describe
 from jaxspec.training.trainer import Stopped, Trainer, check_output
-from jaxspec.weights.load import check_dtype, load_model, load_shapes
+from jaxspec.weights.load import check_dtype, load_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ def overview() -> str:
     """What --help says where no config is named, whose settings would be listed."""
     return (
         f"usage: {program()} --config NAME [--output DIR] [--resume] [--train.steps 500 ...]\n\n"
-        f"Train an adapter.\n\nconfigs: {', '.join(config_names())}; --config NAME --help lists all settings"
+        f"Train an adapter.\n\nConfigs, by paper; --config NAME --help lists all settings:\n{list_configs()}"
     )
 
 
@@ -78,8 +78,6 @@ def parse_run(name: str, args: list[str]) -> tuple[Options, RunConfig]:
     fields = {field.name: getattr(named, field.name) for field in dataclasses.fields(named)}
     options = parse(Options, args, Options(**fields), prog=f"{program()} --config {name}")
     config = RunConfig(**{field: getattr(options, field) for field in fields})
-    if config.model != named.model and config.shapes == named.shapes:
-        config = dataclasses.replace(config, shapes=load_shapes(config.model))
     if (options.topology or options.json) and not options.dry_run:
         raise UserError("--topology and --json go with --dry-run")
     local_folder(config.data.cache)  # or an error

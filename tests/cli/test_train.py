@@ -11,7 +11,7 @@ def test_a_config_is_shown_with_what_was_changed(capsys):
     assert shown["method"]["ensemble"] == 4 and shown["train"]["steps"] == 7 and shown["method"]["name"] == "ppd"
 
 
-def test_help_without_a_config_names_them(capsys):
+def test_help_without_a_config_lists_them_by_paper(capsys):
     train.main(["--help"])
     out = capsys.readouterr().out
-    assert "--config NAME" in out and "bita_70b" in out and "ppd_smollm2" in out
+    assert "--config NAME" in out and "\n  bita: bita_7b, bita_13b, bita_70b, " in out
