@@ -23,7 +23,8 @@ from experiments.report import MEASURES, not_run, write_report
 from experiments.studies import STUDIES
 from experiments.trainings import run_studies
 from jaxspec import DataConfig, Model, TrainConfig, UserError, load_model
-from jaxspec.cli.options import enable_compilation_cache, parse, run_main
+from jaxspec.cli.options import parse
+from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.drafting.adapter import adapter_plan, make_drafter, open_adapter
 from jaxspec.errors import check_at_least, suggest
 from jaxspec.files import alone_in, read_json, writable, write_atomically
@@ -71,14 +72,14 @@ class Options:
     report: bool = False
 
 
-def base_run(options: Options, model: Model) -> RunConfig:
+def base_run(options: Options) -> RunConfig:
     """What all trainings share: two answers per update, at up to 128 positions each."""
     train = TrainConfig(
         steps=options.steps, batch_size=2, insertions=128, warmup=min(5, options.steps // 4), clip=1.0,
         eval_every=0, eval_answers=options.eval_answers, save_every=12,
     )  # fmt: skip
     data = DataConfig(prompts=options.prompts, column=options.column, answers=options.answers)
-    return RunConfig(model=options.model, shapes=model.config, method=PPD(), data=data, train=train)
+    return RunConfig(model=options.model, method=PPD(), data=data, train=train)
 
 
 def check_names(names: tuple[str, ...], missing: list[str]) -> tuple[str, ...]:
@@ -111,7 +112,7 @@ def check_adapters(names: tuple[str, ...], model: Model) -> None:
 def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save: Callable[[], None]) -> None:
     """Fill in the results, saving after every part."""
     model = load_model(options.model)
-    base, output = base_run(options, model), Path(options.output)
+    base, output = base_run(options), Path(options.output)
     check_adapters(names, model)
     chosen = [study for study in STUDIES if study.name in names]
     for method in {method for study in chosen for method in study.variants.values()}:
@@ -120,7 +121,10 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
         results["trainings"] |= run_studies(base, model, output, [study], lambda text: print(text, file=sys.stderr))
         save()
     prompts = select_prompts(model, base.data)
-    folder = lambda study, label: output / results["trainings"][study][label]["run"]  # noqa: E731
+
+    def folder(study: str, label: str) -> Path:
+        return output / results["trainings"][study][label]["run"]
+
     for study in (study for study in DECODING_STUDIES if study.name in names):
         texts = [prompt.text for prompt in prompts[: options.decode_prompts]]
         results["decoding"][study.name] = run_decoding(study, model, folder, texts, options.max_new_tokens)

@@ -17,8 +17,8 @@ import jax
 import pytest
 
 import jaxspec.weights.load
-from jaxspec.decoding import generate
-from tests.helpers.tiny import make_tiny
+from jaxspec.weights.shapes import SHAPES
+from tests.helpers.tiny import TINY, TINY_TEXT, make_tiny
 
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_num_cpu_devices", 8)  # for tests of meshes
@@ -37,6 +37,8 @@ def pytest_configure(config):
         jaxspec.weights.load.BLOCK = 8  # which divides the kernels of tiny models
 
 
+SHAPES.update({"tiny": TINY, "tiny-text": TINY_TEXT})  # so that a RunConfig can name them
+
 _TESTS, _MAPPINGS = itertools.count(1), Path("/proc/self/maps")
 
 
@@ -48,7 +50,6 @@ def pytest_runtest_teardown():
     else:
         crowded = number % 30 == 0 and not _MAPPINGS.exists()
     if crowded:
-        generate._EXECUTABLES.clear()
         jax.clear_caches()
 
 

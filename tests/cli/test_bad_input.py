@@ -7,12 +7,11 @@ from pathlib import Path
 import jax
 import pytest
 
-import decode
-import train
-import tune
-from jaxspec.cli.options import run_main
+from jaxspec.cli import decode, train, tune
+from jaxspec.cli.program import run_main
+from jaxspec.training.configs import load_papers
 from jaxspec.weights.hf import save_directory
-from tests.helpers.cli import arguments
+from tests.helpers.cli import arguments, named
 from tests.helpers.tiny import make_text_model
 
 
@@ -20,13 +19,13 @@ from tests.helpers.tiny import make_text_model
 def refuses(capsys, monkeypatch):
     """Runs a program that must end with such an error; the error."""
 
-    def run(main, args, message):
+    def run(main, args, message, lines=1):
         monkeypatch.setattr(sys, "argv", ["program", *args])
         with pytest.raises(SystemExit) as exit:
             run_main(main)
         out, err = capsys.readouterr()
         assert exit.value.code == 2 and out == ""
-        assert message in err and err.startswith("error: ") and err.count("\n") == 1
+        assert message in err and err.startswith("error: ") and err.count("\n") == lines
         return err
 
     return run
@@ -61,6 +60,9 @@ def refuses(capsys, monkeypatch):
         (["--prompt", "x", "--stream", "--json"], "--stream"),
         (["--prompt", "x", "--accept", "typical", "--epsilon", "-1"], "must be positive"),
         (["--prompt", "x", "--model", "smollm2-135"], "did you mean 'smollm2-135m'?"),
+        (["--prompt", "x", "--tree", "auto", "--draft-vocabulary", "9"], "leave --draft-vocabulary out"),
+        (["--prompt", "x", "--config", "bita_7b"], "--config and --topology go with --dry-run"),
+        (["--dry-run", "--prompt", "x"], "--dry-run decodes nothing: it does not go with --"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(files, refuses, options, message):
@@ -71,16 +73,18 @@ def cut(file):
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def write_another_base(folder):
+    other = make_text_model(1, num_layers=1)
+    save_directory(folder / "model", other.config, other.params)
+
+
 BROKEN = {  # what is done to a copy of the files, what is asked then, what the error says
     "prompts": (
         lambda at: (at / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n'), ["--prompts", "prompts.jsonl"],
         "prompts.jsonl:2: ",
     ),
     "another method": (lambda at: None, ["--prompt", "x", "--method", "bita"], "belongs to method 'ppd', not 'bita'"),
-    "another base": (
-        lambda at: save_directory(at / "model", make_text_model(1).config, make_text_model(1).params),
-        ["--prompt", "x"], "trained for another base",
-    ),
+    "another base": (write_another_base, ["--prompt", "x"], "trained for another base"),
     "adapter": (lambda at: cut(at / "adapter" / "adapter.safetensors"), ["--prompt", "x"], "not a complete"),
     "settings": (lambda at: cut(at / "adapter" / "adapter.json"), ["--prompt", "x"], "adapter.json: "),
     "weights": (lambda at: cut(at / "model" / "model.safetensors"), ["--prompt", "x"], "model.safetensors: "),
@@ -132,22 +136,28 @@ def test_too_little_memory_is_one_line(refuses):
     ],
 )
 def test_tune_refuses_bad_input_on_one_line(files, refuses, options, message):
-    base = ["--model", str(files / "model"), "--adapter", str(files / "adapter")]
     small = ["--prompts", str(files / "prompts.jsonl"), "--num-prompts", "2", "--max-new-tokens", "8"]
     small += ["--cache-length", "64"]
-    refuses(tune.main, [*base, *small, *options], message)
+    refuses(tune.main, [*named(files), *small, *options], message)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--config", "ppd_smolm2"], "did you mean 'ppd_smollm2'?"),
         (["--config", "ppd_smollm2", "--train.step", "7"], "did you mean '--train.steps'?"),
         (["--config", "ppd_smollm2", "--method.ensemble", "0"], "ensemble"),
         (["--config", "ppd_smollm2", "--topology", "v5e:2x2x1"], "--topology and --json go with --dry-run"),
         (["--config", "ppd_smollm2", "--output", "gs://bucket/run"], "gs://bucket/run: not a folder; mount the bucket"),
-        ([], "--config NAME"),
+        (["--config", "ppd_smollm2", "--model", "/no/such/model"], "no such file or directory"),
     ],
 )
 def test_train_refuses_bad_input_on_one_line(refuses, options, message):
     refuses(train.main, options, message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [(["--config", "ppd_smolm2"], "did you mean 'ppd_smollm2'?"), ([], "--config NAME")]
+)
+def test_train_names_the_configs_below_a_line_per_paper(refuses, options, message):
+    error = refuses(train.main, options, message, lines=1 + len(load_papers()))
+    assert "\n  ppd: ppd_vicuna_7b, " in error

@@ -1,6 +1,8 @@
 """A tiny random base and prompts for it."""
 
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +27,7 @@ TINY = ModelConfig(
     max_positions=256,
     tie_embeddings=False,
 )
+TINY_TEXT = dataclasses.replace(TINY, vocab_size=257)  # a token per byte, and the end of text
 
 
 def make_tiny(config: ModelConfig = TINY, eos: tuple[int, ...] = (5,), seed: int = 0) -> Model:
@@ -57,8 +60,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return wrapped
 
 
-def make_text_model(seed: int = 0) -> Model:
-    """A tiny random model with a byte tokenizer."""
+@functools.cache
+def make_text_model(seed: int = 0, **changes: Any) -> Model:
+    """A tiny random model with a byte tokenizer; `changes` to its shapes."""
     tokenizer = make_tokenizer()
-    config = dataclasses.replace(TINY, vocab_size=len(tokenizer))
+    config = dataclasses.replace(TINY_TEXT, **changes)
     return dataclasses.replace(make_tiny(config, (tokenizer.eos_token_id,), seed), tokenizer=tokenizer)

@@ -7,7 +7,7 @@ import pytest
 
 from jaxspec.methods import BiTA
 from jaxspec.model.base import Base
-from jaxspec.model.decoder import causal_mask
+from jaxspec.model.decoder import Context, causal_context
 from tests.methods.test_probes import batch_of, predict, sequence, trained
 
 
@@ -21,7 +21,7 @@ def test_masks_without_prompts_are_tokens_of_their_own(tiny, base):
     method, tokens, p = BiTA(prompting="none"), sequence(tiny), 7
     trainable = trained(method, base)
     x = jnp.concatenate([base.embed(tokens[:, : p + 1]), trainable["masks"][None]], axis=1)
-    hidden, _ = base.rows(x, jnp.arange(p + 4)[None], causal_mask(1, p + 4))
+    hidden, _ = base.rows(x, causal_context(1, p + 4))
     predicted = predict(method, trainable, base, batch_of(tokens, [[p]]))
     np.testing.assert_allclose(predicted[0, 0], base.logits(hidden)[0, p + 1 :], rtol=1e-3, atol=1e-3)
 
@@ -35,7 +35,7 @@ def test_shallow_prompts_are_embeddings_that_run_through_the_base(tiny, base):
     positions = jnp.concatenate([jnp.arange(P), jnp.arange(p + 4)])[None]
     mask = np.tri(r, dtype=bool)
     mask[P : P + p + 1, :P] = False
-    hidden, _ = base.rows(x, positions, jnp.array(mask)[None, None])
+    hidden, _ = base.rows(x, Context(positions, jnp.array(mask)[None, None]))
     predicted = predict(method, trainable, base, batch_of(tokens, [[p]]))
     np.testing.assert_allclose(predicted[0, 0], base.logits(hidden)[0, -3:], rtol=1e-3, atol=1e-3)
 
@@ -63,6 +63,8 @@ def test_published_counts_of_trainable_parameters():
     """About 0.06% of a 7B base (4.2), and a tenth of that share of a 70B one."""
     from jaxspec.weights.shapes import LLAMA2_7B, LLAMA2_70B
 
-    count = lambda method, shapes: sum(x.size for x in jax.tree.leaves(method.abstract(shapes)))  # noqa: E731
+    def count(method, shapes):
+        return sum(x.size for x in jax.tree.leaves(method.abstract(shapes)))
+
     assert count(BiTA(), LLAMA2_7B) / 6.74e9 == pytest.approx(0.0006, abs=0.0001)
     assert count(BiTA(distances=4), LLAMA2_70B) / 69e9 < 0.00006

@@ -8,7 +8,14 @@ import pytest
 from jaxspec.config import DataConfig
 from jaxspec.errors import UserError
 from jaxspec.training.data import cache_file
-from jaxspec.training.examples import SHIPPED_PROMPTS, Example, read_examples, read_prompts, select_prompts
+from jaxspec.training.examples import (
+    SHIPPED_PROMPTS,
+    Example,
+    read_examples,
+    read_prompts,
+    select_prompts,
+    unseen_prompts,
+)
 from tests.helpers.tiny import make_text_model
 
 
@@ -117,7 +124,9 @@ def test_every_turn_of_the_assistant_is_an_answer(model, write):
 
 
 def test_conversations_count_up_to_the_first_turn_out_of_place(write):
-    said = lambda role, text: {"role": role, "content": text}  # noqa: E731
+    def said(role, text):
+        return {"role": role, "content": text}
+
     good = [said("user", "a"), said("assistant", "b")]
     rows = [
         [said("assistant", "hello"), *good],
@@ -135,8 +144,9 @@ def test_conversations_count_up_to_the_first_turn_out_of_place(write):
 
 def test_what_begins_alike_is_on_one_side_of_the_split(model, write):
     """Turns of one conversation, and several answers to one question."""
-    turns = lambda i: [{"role": ("user", "assistant")[n % 2], "content": f"{n} of {i}"} for n in range(6)]  # noqa: E731
-    data = DataConfig(prompts=write(*({"prompt": turns(i)} for i in range(4))), held_out=2, max_prompt_tokens=99)
+    roles = ("user", "assistant") * 3
+    talks = [[{"role": role, "content": f"{n} of {i}"} for n, role in enumerate(roles)] for i in range(4)]
+    data = DataConfig(prompts=write(*({"prompt": talk} for talk in talks)), held_out=2, max_prompt_tokens=99)
     chosen = select_prompts(model, data)
     talks = [model.decode(s.prompt_tokens)[6] for s in chosen]
     assert len(chosen) == 2 + 9 and talks[0] == talks[1] not in talks[2:]
@@ -201,3 +211,17 @@ def test_data_sets_on_the_hub_have_configs_and_splits(model, hub):
 def test_what_the_hub_does_not_have_is_said_on_one_line(hub, source, split, message):
     with pytest.raises(UserError, match=message):
         read_examples(DataConfig(prompts=source, split=split))
+
+
+def test_prompts_that_an_adapter_was_trained_on_are_left_out(model, write):
+    questions = [f"question {i}" for i in range(30)]
+    source = write(*({"prompt": question} for question in questions))
+    data = {"held_out": 5, "held_out_seed": 3, "max_prompt_tokens": 100, "chat": True}
+    held_out = [prompt.text for prompt in select_prompts(model, DataConfig(source, answers=9, **data))[:5]]
+    assert unseen_prompts(model, data | {"prompts": "data.jsonl"}, source) == held_out
+    assert unseen_prompts(model, data | {"prompts": "other.jsonl"}, source) == questions
+    rows = [{"say": questions[i % 9], "about": f"{i % 2}", "answer": f"{i}" * (i > 2)} for i in range(30)]
+    source = write(*rows)  # repeated, and some without an answer
+    data |= {"column": "say", "answer_column": "answer", "context_column": "about"}
+    held_out = [prompt.text for prompt in select_prompts(model, DataConfig(source, answers=9, **data))[:5]]
+    assert unseen_prompts(model, data | {"prompts": "data.jsonl"}, source, "say") == held_out
