@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding, dry_run_training, training_lines
-from jaxspec.bench.needs import device_bytes, size
+from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, size
 from jaxspec.config import DataConfig, MeshConfig, TrainConfig
 from jaxspec.decoding.loop import prefill
 from jaxspec.errors import UserError
@@ -155,17 +155,26 @@ def test_a_platform_without_cpu_devices_is_refused(monkeypatch):
         absent_mesh(MeshConfig())
 
 
-def test_what_a_tpus_compiler_refuses_does_not_fit(mesh, monkeypatch):
-    def compile(lowered):
+class TooLarge:
+    """A step that a TPU's compiler refuses."""
+
+    def compile(self):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 21.95G of 15.48G hbm.\nA long table")
 
-    monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
-    found = dry_run_training(RUN, mesh, CHIPS["v5e"])
-    assert found["step"] == {"fits": False, "reason": "RESOURCE_EXHAUSTED: Used 21.95G of 15.48G hbm."}
-    assert "DOES NOT FIT (RESOURCE_EXHAUSTED: Used 21.95G" in training_lines("tiny", RUN, found)[-1]
-    assert not any(step["fits"] for step in dry_run_decoding(RUN, mesh, CHIPS["v5e"], 1, 128)["steps"].values())
+
+def test_what_a_tpus_compiler_refuses_does_not_fit():
+    found = measure_needs(TooLarge(), CHIPS["v5e"])
+    assert found == {"fits": False, "reason": "RESOURCE_EXHAUSTED: Used 21.95G of 15.48G hbm."}
+    assert needs_text(found).startswith("DOES NOT FIT (RESOURCE_EXHAUSTED: Used 21.95G")
     with pytest.raises(jax.errors.JaxRuntimeError):  # of no chip's memory
-        dry_run_training(RUN, mesh, None)
+        measure_needs(TooLarge(), None)
+
+
+def dry_run(command, **environment):
+    """What a command says in a process of its own."""
+    words = [sys.executable, *command.split(), "--dry-run", "--json"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | environment)
+    return json.loads(ended.stdout)
 
 
 @pytest.mark.slow
@@ -174,29 +183,18 @@ def test_what_a_tpus_compiler_refuses_does_not_fit(mesh, monkeypatch):
 )
 def test_a_large_base_from_the_command_line(name, fsdp, share):
     """On as many devices as it takes, none of which is here."""
-    command = f"train.py --config {name} --dry-run --json --mesh.fsdp {fsdp} --mesh.tensor {32 // fsdp}".split()
-    ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
-    found = json.loads(ended.stdout)
+    found = dry_run(f"train.py --config {name} --mesh.fsdp {fsdp} --mesh.tensor {32 // fsdp}")
     if share:
         assert found["trainable"] / found["parameters"] == pytest.approx(share, rel=0.05)
     assert found["weights_bytes"] == pytest.approx(2 * found["parameters"] / 32, rel=0.01)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "program", "mesh"),
-    [
-        ("bita_7b", "train.py", "--train.microbatch 1 --mesh.fsdp 4"),
-        ("ppd_vicuna_7b", "train.py", "--train.microbatch 1 --mesh.fsdp 4"),
-        ("bita_7b", "decode.py", "--mesh.tensor 4"),
-        ("ppd_vicuna_7b", "decode.py", "--mesh.tensor 4"),
-    ],
-)
-def test_compiling_for_tpus_that_are_not_here(name, program, mesh):
+@pytest.mark.parametrize("name", ["bita_7b", "ppd_vicuna_7b"])
+@pytest.mark.parametrize("command", ["train.py --train.microbatch 1 --mesh.fsdp 4", "decode.py --mesh.tensor 4"])
+def test_compiling_for_tpus_that_are_not_here(command, name):
     pytest.importorskip("libtpu")
-    command = f"{program} --config {name} --dry-run --json {mesh} --topology v5e:2x2x1".split()
-    quickly = os.environ | {"JAX_OPTIMIZATION_LEVEL": "O0", "JAX_MEMORY_FITTING_LEVEL": "O0"}  # else minutes each
-    ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True, env=quickly)
-    found = json.loads(ended.stdout)
+    quickly = {"JAX_OPTIMIZATION_LEVEL": "O0", "JAX_MEMORY_FITTING_LEVEL": "O0"}  # else minutes each
+    found = dry_run(f"{command} --config {name} --topology v5e:2x2x1", **quickly)
     steps = found["steps"].values() if "steps" in found else [found["step"]]
     assert all(step["fits"] for step in steps)

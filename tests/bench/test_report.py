@@ -10,7 +10,8 @@ from jaxspec.bench.report import sections, write_bench_report
 from jaxspec.bench.results import load_results
 from jaxspec.cli.bench import main
 from jaxspec.cli.program import run_main
-from tests.helpers.bench import change, read_rows, write_rows
+from jaxspec.errors import UserError
+from tests.helpers.bench import read_rows, write_rows
 
 
 def test_the_report_is_made_from_the_files_alone(finished, capsys):
@@ -53,37 +54,25 @@ def test_a_divergence_is_listed_with_its_gap(finished, tmp_path):
     assert "from token 1 on; a token that the filters let through in one pass and not in the other" in text
 
 
-def empty(folder):
-    (folder / "bench.json").write_text("{}")
-
-
-def newer(folder):
-    settings = json.loads((folder / "bench.json").read_text())["settings"]
-    change(folder / "bench.json", settings=settings | {"colour": "red"})
-
-
-def without_settings(folder):
-    change(folder / "bench.json", settings="greedy")
-
-
-def without_overhead(folder):
-    (folder / "overhead.json").write_text("{}")
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("name", "damage", "message"),
     [
-        (shutil.rmtree, "bench.json is missing"),
-        (empty, "not what a benchmark writes (model is missing)"),
-        (without_settings, "not what a benchmark writes (settings is 'greedy')"),
-        (without_overhead, "overhead.json: not what a benchmark writes (code is missing)"),
-        (newer, "of another version of this program (colour)"),
+        ("bench.json", lambda content: {}, "not what a benchmark writes (model is missing)"),
+        ("bench.json", lambda content: content | {"settings": "greedy"}, "(settings is 'greedy')"),
+        (
+            "bench.json",
+            lambda content: content | {"settings": content["settings"] | {"colour": "red"}},
+            "of another version of this program (colour)",
+        ),
+        ("overhead.json", lambda content: {}, "overhead.json: not what a benchmark writes (code is missing)"),
     ],
 )
-def test_what_is_no_benchmark_is_said_in_one_line(finished, tmp_path, monkeypatch, capsys, damage, message):
+def test_what_is_no_benchmark_is_refused(finished, tmp_path, name, damage, message):
     folder = shutil.copytree(finished[0], tmp_path / "bench")
-    damage(folder)
-    assert message in said_by(["report", str(folder)], monkeypatch, capsys)
+    (folder / name).write_text(json.dumps(damage(json.loads((folder / name).read_text()))))
+    with pytest.raises(UserError) as error:
+        load_results(folder)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -91,20 +80,15 @@ def test_what_is_no_benchmark_is_said_in_one_line(finished, tmp_path, monkeypatc
     [
         ([], "Expected one of {compare, report, latency}."),
         (["report"], "error: Missing from bench.py report: DIR of a benchmark, or of latencies. (required)\n"),
+        (["report", "tests"], "tests: no benchmark there (bench.json is missing)"),
         (["compare", "--data", ""], "--data"),
         (["compare", "--rnu", "ppd"], "unknown option '--rnu' (did you mean '--run'?)"),
         (["latency", "--row", "1"], "unknown option '--row' (did you mean '--rows'?)"),
     ],
 )
 def test_the_command_line_reports_errors_on_one_line(args, message, monkeypatch, capsys):
-    assert message in said_by(args, monkeypatch, capsys)
-
-
-def said_by(args, monkeypatch, capsys):
-    """The line that a command ends with."""
     monkeypatch.setattr("sys.argv", ["bench.py", *args])
     with pytest.raises(SystemExit) as stop:
         run_main(main)
     error = capsys.readouterr().err
-    assert stop.value.code == 2 and error.count("\n") == 1
-    return error
+    assert stop.value.code == 2 and message in error and error.count("\n") == 1
