@@ -65,10 +65,7 @@ def run_bench(
         _ask_all(benchmark, answers, output)
         _write_overhead(benchmark, output / "overhead.json")
         talks = _read_talks(benchmark, answers)
-        last = {
-            way: {key: [turns[-1] for turns in runs] for key, runs in found.items()} for way, found in talks.items()
-        }
-        score_answers(last, benchmark.questions, output / "scores.jsonl", run_code, say)
+        score_answers(talks, benchmark.questions, output / "scores.jsonl", run_code, say)
         if perplexities:
             found = {way: _perplexity(benchmark, talks[way]) for way in benchmark.ways}
             write_atomically(output / "perplexity.json", json.dumps(found).encode())
@@ -92,9 +89,7 @@ def _ask_all(benchmark: Benchmark, answers: Answers, output: Path) -> None:
     numbers = itertools.count(finished)
     with Progress("questions", total, "questions", finished) as progress:
         for run, answered in done.items():
-            left = [
-                question for question in shuffled(benchmark.questions) if (question.data, question.id) not in answered
-            ]
+            left = [q for q in shuffled(benchmark.questions) if (q.data, q.id) not in answered]
             for batch in batches(left, config):
                 ask(benchmark, batch, answers, next(numbers), run)
                 finished += len(batch)

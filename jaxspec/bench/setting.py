@@ -52,7 +52,7 @@ def read_setting(folder: Path) -> dict[str, Any]:
 
 
 def claim_folder(benchmark: Benchmark, folder: Path, complete: bool) -> None:
-    """Write bench.json, or check that it is the same, but for a smaller limit where questions are asked one by one.
+    """Write bench.json, or check that it is the same, except for a smaller limit where questions are asked one by one.
 
     Args:
       benchmark: what is to be asked.
@@ -70,9 +70,8 @@ def claim_folder(benchmark: Benchmark, folder: Path, complete: bool) -> None:
         return
     before = read_setting(folder)
     limit = before["settings"]["limit"]
-    wider = (
-        0 < limit < (benchmark.config.limit or math.inf)
-    )  # a smaller choice of questions is part of every larger one
+    # A smaller choice of questions is part of every larger one.
+    wider = 0 < limit < (benchmark.config.limit or math.inf)
     if wider and benchmark.config.batch_size > 1:
         raise UserError(
             f"{folder} holds {limit} questions, in batches that more questions would change: give another --output"
@@ -87,7 +86,8 @@ def claim_folder(benchmark: Benchmark, folder: Path, complete: bool) -> None:
         raise UserError(f"{folder} holds another benchmark ({'; '.join(different.values())}); give another --output")
     if wider:
         (folder / "perplexity.json").unlink(missing_ok=True)  # of fewer answers
-        write_atomically(file, json.dumps(now | {name: before[name] for name in ("began", "code")}, indent=1).encode())
+        kept = {name: before[name] for name in ("began", "code")}
+        write_atomically(file, json.dumps(now | kept, indent=1).encode())
 
 
 def describe(benchmark: Benchmark) -> dict[str, Any]:

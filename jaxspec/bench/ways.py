@@ -75,22 +75,22 @@ def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
 
     ways: dict[str, Way] = {}
     for name, run in name_runs(runs).items():
-        drafter = load(run.method, run.adapter)
-        if run.tree == "auto":
-            drafter = choose_tree(drafter, config.batch_size, config.temperature)
-        elif run.method != REFERENCE:
-            drafter = drafter.with_tree(run.tree, run.vocabulary)
+        drafter = _with_tree(load(run.method, run.adapter), run, config)
         info = {} if run.method == REFERENCE else _describe(drafter)
         if drafter.model is not model:  # its text must match that of the base that the method has tuned
-            reference = f"{REFERENCE}, base of {Run(run.method, adapter=run.adapter).text}"
-            info["reference"] = reference
-            if reference not in ways:
-                ways[reference] = _decoding(autoregressive(drafter.model), {"reference": reference}, config)
-            elif ways[reference].model is not drafter.model:
+            info["reference"] = f"{REFERENCE}, base of {Run(run.method, adapter=run.adapter).text}"
+            plain = _decoding(autoregressive(drafter.model), {"reference": info["reference"]}, config)
+            if ways.setdefault(info["reference"], plain).model is not drafter.model:
                 raise UserError(f"adapters of {run.method} need folders with different names")
         ways[name] = _decoding(drafter, info, config)
     peers = load_peers(model, config.assistant) if config.peers else {}
     return ways | {name: _asking(peer, model, config) for name, peer in peers.items()}
+
+
+def _with_tree(drafter: Drafter, run: Run, config: BenchConfig) -> Drafter:
+    if run.tree == "auto":
+        return choose_tree(drafter, config.batch_size, config.temperature)
+    return drafter.with_tree(run.tree, run.vocabulary)
 
 
 def _decoding(drafter: Drafter, info: dict[str, Any], config: BenchConfig) -> Way:

@@ -75,10 +75,8 @@ def compare(options: Compare) -> None:
     """Ask and report."""
     check_bench(options)
     enable_compilation_cache()
-    model, output = (
-        load_model(options.model, options.dtype or None, options.mesh, options.template),
-        Path(options.output),
-    )
+    model = load_model(options.model, options.dtype or None, options.mesh, options.template)
+    output = Path(options.output)
     try:
         with in_mesh(mesh_of(model.params)):
             run_bench(options, model, output, _say, options.run_code, options.perplexity)

@@ -161,18 +161,20 @@ def test_the_command_repeats_the_benchmark(files, model, tmp_path, quickly):
 
 
 def test_scores_stand_beside_speeds_and_text_may_be_another(files, model, tmp_path, quickly):
-    write_rows(tmp_path / "sums.jsonl", [{"question": q, "answer": "#### 444444"} for q in ("2+2", "one")])
-    changes = {"data": f"{tmp_path}/sums.jsonl", "temperature": 1.0}
-    results = run(config_of(files, "medusa", **changes, accept="rejection", repeats=2), model, tmp_path / "b")
-    text = write_bench_report(results, tmp_path / "b").read_text()
-    assert "| method | gsm8k solved |" in text and "| medusa | 0.000 |" in text and "differences are not listed" in text
-    assert "Acceptance: rejection, when sampling, another text" in text
-    assert results.figures["medusa"]["all"].answers == 0  # no answer is compared
-    assert results.scores["medusa"] == {"gsm8k solved": 0.0}
+    rows = [{"document": "A long one.", "summary": "x"}, {"document": "Another.", "summary": "x"}]
+    write_rows(tmp_path / "news.jsonl", rows)
+    changes = {"data": f"{tmp_path}/news.jsonl", "temperature": 1.0, "max_new_tokens": 24}
     typical = run(config_of(files, "medusa", **changes, accept="typical"), model, tmp_path / "t")
     assert "**lossy**" in write_bench_report(typical, tmp_path / "t").read_text()
-    # the reference is sampled as ever
-    assert texts_of(tmp_path / "t", "autoregressive") == texts_of(tmp_path / "b", "autoregressive")
+    texts = texts_of(tmp_path / "t", "autoregressive")  # the reference is sampled as ever
+    write_rows(tmp_path / "news.jsonl", [row | {"summary": texts[f"line {i}"][-1]} for i, row in enumerate(rows, 1)])
+    results = run(config_of(files, "medusa", **changes, accept="rejection"), model, tmp_path / "b")
+    assert texts_of(tmp_path / "b", "autoregressive") == texts
+    assert results.scores["autoregressive"]["xsum ROUGE-1"] == 1 > results.scores["medusa"]["xsum ROUGE-1"]
+    text = write_bench_report(results, tmp_path / "b").read_text()
+    assert "| method | xsum ROUGE-1 |" in text and "| autoregressive | 1.000 |" in text
+    assert "Acceptance: rejection, when sampling, another text" in text and "differences are not listed" in text
+    assert results.figures["medusa"]["all"].answers == 0  # no answer is compared
 
 
 def test_perplexity_is_the_bases_of_the_last_turns(files, model, tmp_path, quickly):
