@@ -92,7 +92,7 @@ def answer_row(
       batch: the questions answered together, whose times are the same.
       question: the one of this line.
       turns: its answers.
-      divergences: per turn, where they differ from autoregressive decoding's; no entry behind the first that does.
+      divergences: per turn, where they differ from autoregressive decoding's; no entry after the first that does.
     """
     choice = {
         "index": 0,

@@ -52,7 +52,7 @@ def divergences(
 ) -> list[Divergence | None]:
     """Per turn, where answers differ from autoregressive decoding's, if they do, up to the first turn where they do.
 
-    Behind it the conversations differ, and nothing that follows says anything: no entry.
+    After it the conversations differ, and what follows says nothing: no entry.
 
     Args:
       way: that gave the answers.

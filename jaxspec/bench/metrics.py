@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 _RESAMPLES = 2000
-_FEWEST = 6  # that an interval is made of; the extremes of fewer hold a median with less than 95%
+_FEWEST = 6  # values for an interval; the extremes of fewer contain a median with less than 95%
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Figures:
       step_cost: a step's time over that of an autoregressive step, in pairs, median over questions.
       acceptance: per depth, how many of the steps that offered a candidate there accepted one.
       identical: answers that are autoregressive decoding's, token by token.
-      answers: how many answers that is of; turns behind one that differs answer something else and do not count.
+      answers: how many answers that is of; turns after one that differs answer something else and do not count.
       run_speedups: the median speedup of every run.
       run_tokens_per_step: tokens per step of every run.
     """

@@ -54,7 +54,7 @@ def _stated(sentence: str) -> str:
 
 
 def solved(answer: str, solution: str) -> bool:
-    """Whether an answer to a GSM8K question states the number behind `####` of its solution."""
+    """Whether an answer to a GSM8K question states the number after `####` of its solution."""
     wanted, found = stated_number(solution), stated_number(answer)
     return found is not None and wanted is not None and math.isclose(found, wanted)
 

@@ -98,7 +98,7 @@ def _ask_all(benchmark: Benchmark, answers: Answers, output: Path) -> None:
 
 
 def ask(benchmark: Benchmark, batch: Sequence[Question], answers: Answers, number: int, run: int) -> None:
-    """Answer a batch every way, and write the answers once there are all.
+    """Answer a batch in every way, and write the answers once they are all there.
 
     Args:
       benchmark: whom to ask, and how.
@@ -122,7 +122,7 @@ def ask(benchmark: Benchmark, batch: Sequence[Question], answers: Answers, numbe
 
 
 def _note_memory(file: Path, ways: dict[str, Way]) -> None:
-    """The most memory that any process of this benchmark has used, and what each way holds beside the base."""
+    """The most memory that any process of this benchmark has used, and what each way needs in addition to the base."""
     before = read_written(file, ("peak_bytes",))["peak_bytes"] if file.exists() else 0
     found = {"peak_bytes": max(before, peak_memory()), "method_bytes": {name: way.bytes for name, way in ways.items()}}
     write_atomically(file, json.dumps(found).encode())

@@ -51,7 +51,7 @@ class Way:
 
     @property
     def bytes(self) -> int:
-        """Memory beside the base: adapter, trees, and a base of its own."""
+        """Memory in addition to the base: adapter, trees, and a base of its own."""
         own = self.model.params if "reference" in self.info else {}
         return sum(leaf.nbytes for leaf in jax.tree.leaves((own, self.drafter and self.drafter.on_device)))
 

@@ -105,7 +105,7 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
     Args:
       config: what to measure.
       folder: latency.json, latency.md and latency.png are written there after every curve. The same settings resume
-        behind the last one.
+        after the last one.
 
     Raises:
       UserError: settings that cannot be measured, a model that cannot be loaded or does not fit, or a folder that holds

@@ -66,7 +66,7 @@ class Tuning:
     Attributes:
       choice: the fastest way.
       latency: of the machine.
-      options: the best tree of every size, the best predicted first, and those tried besides.
+      options: the best tree of every size, the best predicted first, and the others that were tried.
       trials: what decoding came to, autoregressive first.
     """
 
