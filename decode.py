@@ -35,6 +35,7 @@ from jaxspec.decoding.prompts import encode_prompts
 from jaxspec.drafting.adapter import Adapter, adapter_plan, make_drafter, open_adapter
 from jaxspec.drafting.choice import find_choice, load_tuned
 from jaxspec.drafting.sampling import make_sampler
+from jaxspec.errors import check_at_least
 from jaxspec.methods import METHODS
 from jaxspec.parallel.chips import absent_mesh
 from jaxspec.training.configs import load_config
@@ -308,8 +309,7 @@ def main(args: list[str]) -> None:
         raise UserError("--stream prints one text while it is made: it goes with neither --json nor --batch-size")
     if options.tree == "auto" and options.draft_vocabulary is not None:
         raise UserError("--tree auto also takes the draft vocabulary that tune.py chose: leave --draft-vocabulary out")
-    if options.batch_size < 1:
-        raise UserError(f"batch-size must be at least 1, got {options.batch_size}")
+    check_at_least(options, {"batch_size": 1})
     prompts = [options.prompt] if options.prompt else read_prompts(options.prompts, options.column)
     sampling = SamplingConfig(options.temperature, options.top_k, options.top_p, options.min_p)
     make_sampler(sampling)  # refuses bad settings before anything is loaded

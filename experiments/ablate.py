@@ -25,7 +25,7 @@ from experiments.trainings import run_studies
 from jaxspec import DataConfig, Model, TrainConfig, UserError, load_model
 from jaxspec.cli.options import enable_compilation_cache, parse, run_main
 from jaxspec.drafting.adapter import adapter_plan, make_drafter, open_adapter
-from jaxspec.errors import suggest
+from jaxspec.errors import check_at_least, suggest
 from jaxspec.files import alone_in, read_json, writable, write_atomically
 from jaxspec.machine import device_name
 from jaxspec.methods import PPD
@@ -178,15 +178,12 @@ def main(args: list[str]) -> None:
     """Parse, run what is asked for, write the page."""
     options = parse(Options, args, prog="ablate.py")
     docs = Path(options.docs)
-    for name in ("steps", "answers", "eval_answers", "decode_prompts"):
-        if getattr(options, name) < 1:
-            raise UserError(f"{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")
-    if options.max_new_tokens < 2:
-        raise UserError(f"max-new-tokens must be at least 2, got {options.max_new_tokens}")
+    positive = ("steps", "answers", "eval_answers", "decode_prompts")
+    check_at_least(options, dict.fromkeys(positive, 1) | {"max_new_tokens": 2})
     file = docs / "ablations.json"
     if options.report and not file.exists():
         raise UserError(f"{file}: no results there; run ablate.py without --report first")
-    with alone_in(docs if options.report else writable(docs)):
+    with alone_in(writable(docs)):
         results = update(options, file)
         print(f"written to {write_report(results, docs)}")
 

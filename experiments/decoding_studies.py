@@ -306,7 +306,7 @@ def run_acceptance(
                 settings = {"sampling": SamplingConfig(temperature), "acceptance": acceptance}
                 counts[rule] = _counts(model, drafter, prompts, max_new_tokens, **settings)
                 results[rule].append({"prompts": len(prompts), **_shares(counts[rule])})
-            ratio = estimate(np.stack([counts["rejection"], counts["match"]], axis=1), _ratio)
+            ratio = estimate(np.vstack([counts[rule].T[:2] for rule in ("rejection", "match")]), _ratio)
             results["rejection"][-1]["against_match"] = dataclasses.asdict(ratio)
             progress.update(number)
     return results
@@ -333,8 +333,8 @@ def _shares(counts: np.ndarray) -> Cell:
     return {"tokens_per_step": made / steps, "accepted": accepted / offered}
 
 
-def _ratio(counts: np.ndarray, axis: int = 0) -> np.ndarray:
-    """Tokens per step of one rule over those of another, all answers together: counts [..., n, 2, 4], n at `axis`."""
-    total = counts.sum(axis=axis)
-    per_step = total[..., 0] / total[..., 1]
-    return per_step[..., 0] / per_step[..., 1]
+def _ratio(
+    made: np.ndarray, steps: np.ndarray, other_made: np.ndarray, other_steps: np.ndarray, axis: int
+) -> np.ndarray:
+    """Tokens per step of one rule over those of another, all answers together."""
+    return made.sum(axis) / steps.sum(axis) / (other_made.sum(axis) / other_steps.sum(axis))

@@ -7,16 +7,12 @@ from typing import Any
 
 from experiments.decoding_studies import DECODING_STUDIES, DecodingStudy
 from experiments.studies import STUDIES, Study
+from jaxspec.plotting import picture
 from jaxspec.training.evaluate import lost_distances, top
 
 
 def plot_curves(results: dict[str, Any], folder: Path) -> list[str]:
     """Accuracy against every quantity that has an axis, and similarity through the layers. Returns the pictures."""
-    import matplotlib  # slow to import, needed once at the end
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     pictures = []
     curves = [(_accuracy_curve, study, results["trainings"].get(study.name)) for study in STUDIES if study.axis]
     curves += [(_distances, study, results["trainings"].get(study.name)) for study in STUDIES if study.by_distance]
@@ -24,19 +20,19 @@ def plot_curves(results: dict[str, Any], folder: Path) -> list[str]:
     curves = [(draw, study, found) for draw, study, found in curves if found]
     if curves:
         lines = -(-len(curves) // 3)
-        figure, grid = plt.subplots(lines, 3, figsize=(14, 4 * lines), squeeze=False)
-        for axes, (draw, study, found) in zip(grid.flat, curves, strict=False):
-            draw(axes, study, found)
-        for axes in grid.flat[len(curves) :]:
-            axes.axis("off")
-        pictures.append(_save(figure, folder, "ablations-curves.png"))
+        pictures.append("ablations-curves.png")
+        with picture(folder / pictures[-1], lines, 3, (14, 4 * lines), dpi=90) as grid:
+            for axes, (draw, study, found) in zip(grid, curves, strict=False):
+                draw(axes, study, found)
+            for axes in grid[len(curves) :]:
+                axes.axis("off")
     if results["similarity"]:
-        figure, axes = plt.subplots(figsize=(6, 4))
-        for step, curve in enumerate(results["similarity"], 1):
-            axes.plot([int(layer) for layer in curve], list(curve.values()), marker=".", label=f"step {step}")
-        axes.set(xlabel="layers passed", ylabel="cosine similarity", title="pseudo and real hidden states")
-        axes.legend(fontsize=8)
-        pictures.append(_save(figure, folder, "ablations-similarity.png"))
+        pictures.append("ablations-similarity.png")
+        with picture(folder / pictures[-1], 1, 1, (6, 4), dpi=90) as [axes]:
+            for step, curve in enumerate(results["similarity"], 1):
+                axes.plot([int(layer) for layer in curve], list(curve.values()), marker=".", label=f"step {step}")
+            axes.set(xlabel="layers passed", ylabel="cosine similarity", title="pseudo and real hidden states")
+            axes.legend(fontsize=8)
     return pictures
 
 
@@ -74,12 +70,3 @@ def _speed_curve(axes: Any, study: DecodingStudy, results: dict[str, Any]) -> No
     axes.set(xlabel=study.axis, title=study.title, ylim=(0, None))
     axes.title.set_fontsize(9)
     axes.legend(fontsize=7)
-
-
-def _save(figure: Any, folder: Path, name: str) -> str:
-    import matplotlib.pyplot as plt
-
-    figure.tight_layout()
-    figure.savefig(folder / name, dpi=90)
-    plt.close(figure)
-    return name

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from experiments.studies import Study
-from jaxspec.files import one_after_another, write_atomically
+from jaxspec.files import locked, write_atomically
 from jaxspec.training.data import cache_file
 from jaxspec.training.run_config import RunConfig, describe, training_settings
 from jaxspec.training.trainer import Trainer
@@ -45,7 +45,7 @@ def run_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
     if result.exists():
         return json.loads(result.read_text())
     folder.mkdir(parents=True, exist_ok=True)
-    with one_after_another(folder / ".lock"):  # several processes may come to the same variant
+    with locked(folder / ".variant.lock"):  # several processes may come to the same variant
         if not result.exists():
             figures = _train_variant(run, model, folder)
             write_atomically(result, json.dumps(figures).encode())

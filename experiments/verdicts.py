@@ -73,8 +73,8 @@ def by_perplexity(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]
     """Whether a perplexity is no higher than another, on the same answers."""
     if not all("answer_entropies" in r for r in (one, other)):
         return "not judged", "without the answers' own"
-    sums = np.stack([r["answer_entropies"] for r in (one, other)], axis=1)  # [n, 2, 2]
-    found = estimate(sums, _perplexity_ratio)
+    sums = np.hstack([r["answer_entropies"] for r in (one, other)])  # [n, 4]
+    found = estimate(sums.T, _perplexity_ratio)
     word = "undecided"
     if found.low is not None and found.high < 1 + CLOSE:
         word = "holds"
@@ -83,8 +83,9 @@ def by_perplexity(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]
     return word, f"{interval(found, 3)} times its perplexity, {len(sums)} answers"
 
 
-def _perplexity_ratio(sums: np.ndarray, axis: int = 0) -> np.ndarray:
-    """Of sums of -log P and numbers of tokens [..., n, 2, 2], n at `axis`."""
-    total = sums.sum(axis=axis)
-    entropy = total[..., 0] / total[..., 1]
-    return np.exp(entropy[..., 0] - entropy[..., 1])
+def _perplexity_ratio(
+    sums: np.ndarray, tokens: np.ndarray, other_sums: np.ndarray, other_tokens: np.ndarray, axis: int
+) -> np.ndarray:
+    """Of sums of -log P and numbers of tokens."""
+    entropy, other = sums.sum(axis) / tokens.sum(axis), other_sums.sum(axis) / other_tokens.sum(axis)
+    return np.exp(entropy - other)

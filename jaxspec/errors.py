@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import difflib
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 
 class UserError(Exception):
     """Bad input. Entry points print the message on one line of stderr and exit with code 2."""
+
+
+def check_at_least(settings: object, least: Mapping[str, float]) -> None:
+    """Raise UserError for a setting that is too small.
+
+    Args:
+      settings: whatever has them as attributes.
+      least: by name, `part.name` for one of a part; of a tuple every element must be so large.
+    """
+    for name, value in least.items():
+        given = operator.attrgetter(name)(settings)
+        smallest = min(given) if isinstance(given, tuple) else given
+        if smallest < value:
+            raise UserError(f"{name.replace('_', '-')} must be at least {value}, got {smallest}")
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from jaxspec.errors import UserError
 
@@ -72,33 +73,26 @@ def writable(folder: Path) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Keep other processes that ask for the same folder out of it. Raises UserError where one is in it already."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        claim(handle, f"{folder}: another process is writing there; wait for it or give another folder")
-        yield
-    finally:
-        os.close(handle)
+    return locked(folder / ".lock", f"{folder}: another process is writing there; wait for it or give another folder")
 
 
-def claim(file: int | TextIO, refusal: str) -> None:
-    """Keep other processes from claiming an open file. Raises UserError where one has it already."""
+@contextlib.contextmanager
+def locked(file: Path, refusal: str = "") -> Iterator[None]:
+    """Let one process at a time in here with the same lock file.
+
+    Args:
+      file: made where missing. It stays: another process may be waiting for it.
+      refusal: of the UserError where another process is in; empty waits for it.
+    """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        held = FileLock(file).acquire(blocking=not refusal)
+    except Timeout:
         raise UserError(refusal) from None
     except OSError:  # a file system without locks
-        pass
-
-
-@contextlib.contextmanager
-def one_after_another(file: Path) -> Iterator[None]:
-    """Wait until no other process is in here with the same file, which is made where missing."""
-    with file.open("a") as opened:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(opened, fcntl.LOCK_EX)
+        held = contextlib.nullcontext()
+    with held:
         yield
 
 

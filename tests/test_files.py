@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.errors import UserError
-from jaxspec.files import alone_in, check_writable, known_as, one_after_another, restore_folder, swap_folder
+from jaxspec.files import alone_in, check_writable, known_as, locked, restore_folder, swap_folder
 
 
 def make(folder, content):
@@ -71,12 +71,12 @@ def test_one_after_another(tmp_path):
 
     def second():
         inside.wait()
-        with one_after_another(file):
+        with locked(file):
             order.append("second")
 
     thread = threading.Thread(target=second)
     thread.start()
-    with one_after_another(file):
+    with locked(file):
         inside.set()
         thread.join(0.3)
         assert thread.is_alive()

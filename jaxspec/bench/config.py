@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxspec.bench.questions import MT_BENCH, Question
 from jaxspec.config import MeshConfig, SamplingConfig
 from jaxspec.drafting.sampling import make_sampler
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import read_json
 from jaxspec.weights.load import DEFAULT_MODEL
 
@@ -118,9 +118,7 @@ def read_setting(folder: Path) -> dict[str, Any]:
 
 def check_bench(config: BenchConfig) -> None:
     """Raise UserError for settings that make no sense, before anything is loaded."""
-    for name, least in {"limit": 0, "shots": 0, "max_new_tokens": 2, "batch_size": 1, "repeats": 1}.items():
-        if getattr(config, name) < least:
-            raise UserError(f"{name.replace('_', '-')} must be at least {least}, got {getattr(config, name)}")
+    check_at_least(config, {"limit": 0, "shots": 0, "max_new_tokens": 2, "batch_size": 1, "repeats": 1})
     make_sampler(config.sampling(config.temperature))
     if config.assistant and not config.peers:
         raise UserError("--assistant is for --peers")

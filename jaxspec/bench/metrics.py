@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 _RESAMPLES = 2000
-_CONFIDENCE = 95  # percent
 _FEWEST = 6  # that an interval is made of; the extremes of fewer hold a median with less than 95%
 
 
@@ -170,11 +169,18 @@ def _acceptance(choices: Sequence[dict[str, Any]]) -> tuple[float, ...]:
     return tuple(float(a / o) for o, a in zip(offered, accepted, strict=True) if o)
 
 
-def estimate(values: np.ndarray, statistic: Any) -> Estimate:
-    """A statistic of values [n, ...] with its bootstrap interval over n, always the same one; none for too few."""
-    value = float(statistic(values))
-    if len(values) < _FEWEST:
+def estimate(values: np.ndarray, statistic: Callable[..., Any]) -> Estimate:
+    """A statistic with its bootstrap interval, always the same one; none for too few values.
+
+    Args:
+      values: [n], or [k, n] for a statistic of k figures of each of n things.
+      statistic: takes k arrays, and along which `axis` to go.
+    """
+    samples = np.atleast_2d(values)
+    value = float(statistic(*samples, axis=-1))
+    if samples.shape[1] < _FEWEST:
         return Estimate(value, None, None)
-    picks = np.random.default_rng(0).integers(0, len(values), (_RESAMPLES, len(values)))
-    low, high = np.percentile(statistic(values[picks], axis=1), [50 - _CONFIDENCE / 2, 50 + _CONFIDENCE / 2])
-    return Estimate(value, float(low), float(high))
+    from scipy import stats  # slow to import
+
+    found = stats.bootstrap(samples, statistic, paired=True, n_resamples=_RESAMPLES, method="percentile", rng=0)
+    return Estimate(value, *map(float, found.confidence_interval))

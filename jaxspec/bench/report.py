@@ -22,6 +22,7 @@ from jaxspec.config import command_line
 from jaxspec.decoding.divergence import NEAR_TIE
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, read_whole_lines, write_atomically
+from jaxspec.plotting import picture
 
 Rows = list[list[dict[str, Any]]]  # rows of answer files, run by run
 ALL = "all"
@@ -333,34 +334,26 @@ def _spread(estimate: Estimate) -> tuple[float, float]:
 
 def plot_bench(results: Results, file: Path) -> bool:
     """Draw speedup and tokens per step by category, and acceptance by depth. Returns whether there is anything to."""
-    import matplotlib  # slow to import, needed once at the end
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     groups = list(results.figures[REFERENCE])
     ways = _compared(results)
     if not ways:
         return False
     depths = max(len(results.figures[way][ALL].acceptance) for way in ways)
-    figure, axes = plt.subplots(3, 1, figsize=(11, 12))
-    width, places = 0.8 / len(ways), np.arange(len(groups))
-    for number, way in enumerate(ways):
-        found = [results.figures[way].get(group) for group in groups]
-        at = places + (number - (len(ways) - 1) / 2) * width
-        speed = [f.speedup.value if f else 0 for f in found]
-        spread = np.array([_spread(f.speedup) if f else (0, 0) for f in found]).T
-        axes[0].bar(at, speed, width, yerr=spread, label=way, error_kw={"linewidth": 0.8})
-        axes[1].bar(at, [f.tokens_per_step if f else 0 for f in found], width, label=way)
-        rates = results.figures[way][ALL].acceptance
-        axes[2].bar(np.arange(1, len(rates) + 1) + at[0] - places[0], rates, width, label=way)
-    for axis, name in ((axes[0], "speedup against autoregressive"), (axes[1], "tokens per step")):
-        axis.axhline(1, color="black", linewidth=0.8)
-        axis.set_xticks(places, groups)
-        axis.set(ylabel=name)
-    axes[2].set(xlabel="depth", ylabel="accepted of offered", ylim=(0, 1), xticks=range(1, depths + 1))
-    axes[0].legend(fontsize=8, ncols=min(len(ways), 6), loc="lower center", bbox_to_anchor=(0.5, 1))
-    figure.tight_layout()
-    figure.savefig(file, dpi=100)
-    plt.close(figure)
+    with picture(file, 3, 1, (11, 12), dpi=100) as axes:
+        width, places = 0.8 / len(ways), np.arange(len(groups))
+        for number, way in enumerate(ways):
+            found = [results.figures[way].get(group) for group in groups]
+            at = places + (number - (len(ways) - 1) / 2) * width
+            speed = [f.speedup.value if f else 0 for f in found]
+            spread = np.array([_spread(f.speedup) if f else (0, 0) for f in found]).T
+            axes[0].bar(at, speed, width, yerr=spread, label=way, error_kw={"linewidth": 0.8})
+            axes[1].bar(at, [f.tokens_per_step if f else 0 for f in found], width, label=way)
+            rates = results.figures[way][ALL].acceptance
+            axes[2].bar(np.arange(1, len(rates) + 1) + at[0] - places[0], rates, width, label=way)
+        for axis, name in ((axes[0], "speedup against autoregressive"), (axes[1], "tokens per step")):
+            axis.axhline(1, color="black", linewidth=0.8)
+            axis.set_xticks(places, groups)
+            axis.set(ylabel=name)
+        axes[2].set(xlabel="depth", ylabel="accepted of offered", ylim=(0, 1), xticks=range(1, depths + 1))
+        axes[0].legend(fontsize=8, ncols=min(len(ways), 6), loc="lower center", bbox_to_anchor=(0.5, 1))
     return True

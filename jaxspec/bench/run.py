@@ -241,7 +241,7 @@ def describe_bench(
     """
     found, file = _description(config, model, ways, questions, long), output / "bench.json"
     if not file.exists():
-        if any(output.iterdir()):
+        if any(not path.name.startswith(".") for path in output.iterdir()):
             raise UserError(f"{output} holds other files; give another --output")
         write_atomically(file, json.dumps(found | {"began": time.strftime("%Y-%m-%d")}, indent=1).encode())
         return

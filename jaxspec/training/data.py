@@ -6,6 +6,7 @@ A method learns to guess what its base would say, so the base writes the trainin
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -21,7 +22,7 @@ from jaxspec.config import DataConfig
 from jaxspec.decoding.generate import generate_many
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.errors import UserError
-from jaxspec.files import claim, drop_half_line, read_whole_lines
+from jaxspec.files import drop_half_line, locked, read_whole_lines
 from jaxspec.parallel.processes import as_leader, check_alike, is_leader
 from jaxspec.training.examples import SHIPPED_PROMPTS, Selected
 from jaxspec.weights.load import Model
@@ -118,8 +119,9 @@ def _answers(
         report(len(done), 0)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with (path if is_leader() else Path(os.devnull)).open("a", encoding="utf-8") as file:
-            as_leader(lambda: _claim(file, path))
+        with contextlib.ExitStack() as stack:
+            as_leader(lambda: _claim(path, stack))
+            file = stack.enter_context((path if is_leader() else Path(os.devnull)).open("a", encoding="utf-8"))
             done = _cached(path, prompts)  # another run may have added to them
             report(len(done), 0)
             done |= _make(model, data, {i: p for i, p in prompts.items() if i not in done}, limit, report, file)
@@ -134,9 +136,10 @@ def _cached(path: Path, prompts: dict[int, Selected]) -> dict[int, Answer]:
     return done
 
 
-def _claim(file: TextIO, path: Path) -> None:
+def _claim(path: Path, stack: contextlib.ExitStack) -> None:
     """Keep other runs from adding to the cache, and drop a last line that a kill has cut short."""
-    claim(file, f"{path}: another run is making these answers; start this one when they are there")
+    refusal = f"{path}: another run is making these answers; start this one when they are there"
+    stack.enter_context(locked(path.with_name(f".{path.name}.lock"), refusal))
     drop_half_line(path)
 
 

@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxspec.errors import UserError
-from jaxspec.files import write_atomically
+from jaxspec.plotting import picture
 
 _MEAN = 20  # updates that a point of the training text's accuracy stands for
 
 
-def plot_training(log: Path, picture: Path) -> None:
+def plot_training(log: Path, file: Path) -> None:
     """Draw a run.
 
     Args:
       log: log.jsonl of the run.
-      picture: PNG to write.
+      file: PNG to write.
 
     Raises:
       UserError: it cannot be written.
     """
-    import matplotlib  # slow to import, needed once at the end
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     updates = {r["step"]: r for r in rows if "loss" in r}  # a resumed run logs some steps twice
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4))
+    try:
+        with picture(file, 1, 2, (13, 4), dpi=110) as (left, right):
+            _draw(left, right, updates, [r for r in rows if "top1" in r])
+    except OSError as error:
+        raise UserError(f"{file}: cannot be written ({error.strerror}); the adapter beside it is whole") from None
+
+
+def _draw(left: Any, right: Any, updates: dict[int, dict[str, Any]], evaluations: list[dict[str, Any]]) -> None:
+    """Losses by update, and accuracies."""
     left.plot(list(updates), [r["loss"] for r in updates.values()], linewidth=0.8)
     left.set(xlabel="step", ylabel="loss", title="training loss")
     # fewer answers are asked on the way than at the end: a point of its own, where a line would show the others' rise
-    *way, final = (r for r in rows if "top1" in r)
+    *way, final = evaluations
     way = list({r["step"]: r for r in way if r["held_out"] == way[0]["held_out"]}.values())
     for k, style in ((1, "-"), (10, "--")):
         for distance, accuracy in enumerate(final[f"top{k}"]):
@@ -52,11 +55,3 @@ def plot_training(log: Path, picture: Path) -> None:
     right.set(xlabel="step", ylabel="accuracy", title=f"{title}\nfaint: training text, top-1, mean of {_MEAN} updates")
     right.set(xlim=(0, None), ylim=(0, 1))
     right.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    figure.tight_layout()
-    content = io.BytesIO()
-    figure.savefig(content, dpi=110)
-    plt.close(figure)
-    try:
-        write_atomically(picture, content.getvalue())
-    except OSError as error:
-        raise UserError(f"{picture}: cannot be written ({error.strerror}); the adapter beside it is whole") from None

@@ -22,11 +22,12 @@ import jax.numpy as jnp
 
 from jaxspec.bench.markdown import row, rule
 from jaxspec.config import ModelConfig, command_line
-from jaxspec.errors import UserError, suggest
+from jaxspec.errors import UserError, check_at_least, suggest
 from jaxspec.files import alone_in, known_as, read_json, writable, write_atomically
 from jaxspec.machine import device_name
 from jaxspec.model.blocks import FEW_ROWS
 from jaxspec.model.decoder import abstract_params
+from jaxspec.plotting import picture
 from jaxspec.progress import Progress
 from jaxspec.tuning.latency import StepTimer, bare, in_rounds
 from jaxspec.versions import source_digest
@@ -67,14 +68,9 @@ def check_latency(config: LatencyConfig) -> None:
     for name in ("models", "rows", "batch_sizes", "cache_lengths"):
         if not getattr(config, name):
             raise UserError(f"give at least one value for {name.replace('_', '-')}")
-    least = {"rows": 1, "batch_sizes": 1, "cache_lengths": 64}
-    for name, value in least.items():
-        if min(getattr(config, name)) < value:
-            raise UserError(f"{name.replace('_', '-')} must be at least {value}, got {min(getattr(config, name))}")
+    check_at_least(config, {"rows": 1, "batch_sizes": 1, "cache_lengths": 64, "rounds": 1})
     if config.dtype:
         check_dtype(config.dtype)
-    if config.rounds < 1:
-        raise UserError(f"rounds must be at least 1, got {config.rounds}")
     names = [known_as(name) for name in config.models]
     if len(set(names)) < len(names):
         raise UserError(f"models need different names, got {', '.join(names)}")
@@ -265,25 +261,18 @@ def latency_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
-def plot_latency(results: dict[str, Any], picture: Path) -> bool:
+def plot_latency(results: dict[str, Any], file: Path) -> bool:
     """Draw a panel per model, with what memory alone would take. Returns that there is something to see."""
-    import matplotlib  # slow to import, needed once at the end
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     models = list(dict.fromkeys(curve["model"] for curve in results["curves"]))
-    figure, grid = plt.subplots(1, len(models), figsize=(5.5 * len(models), 4), squeeze=False)
-    for axes, model in zip(grid.flat, models, strict=True):
-        for number, curve in enumerate(c for c in results["curves"] if c["model"] == model):
-            rows = [int(r) for r in curve["seconds"]]
-            label = f"batch {curve['batch_size']}, cache {curve['cache_length']}"
-            axes.plot(rows, [1e3 * s for s in curve["seconds"].values()], marker=".", color=f"C{number}", label=label)
-            axes.axhline(1e3 * curve["memory_seconds"], color=f"C{number}", linestyle=":", linewidth=1)
-        axes.set_xscale("log", base=2)
-        axes.set(xlabel="rows", ylabel="milliseconds per step", title=f"{model} (dotted: memory alone)", ylim=(0, None))
-        axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(picture, dpi=100)
-    plt.close(figure)
+    with picture(file, 1, len(models), (5.5 * len(models), 4), dpi=100) as grid:
+        for axes, model in zip(grid, models, strict=True):
+            for number, curve in enumerate(c for c in results["curves"] if c["model"] == model):
+                rows, times = zip(*((int(r), 1e3 * s) for r, s in curve["seconds"].items()), strict=True)
+                label = f"batch {curve['batch_size']}, cache {curve['cache_length']}"
+                axes.plot(rows, times, marker=".", color=f"C{number}", label=label)
+                axes.axhline(1e3 * curve["memory_seconds"], color=f"C{number}", linestyle=":", linewidth=1)
+            axes.set_xscale("log", base=2)
+            axes.set(xlabel="rows", ylabel="milliseconds per step", ylim=(0, None))
+            axes.set_title(f"{model} (dotted: memory alone)")
+            axes.legend(fontsize=8)
     return True

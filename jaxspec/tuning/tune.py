@@ -18,8 +18,9 @@ from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.drafting.tree import chain, expected
 from jaxspec.drafting.tree.hardware import Latency, Option, make_option, rank_options
 from jaxspec.drafting.tree.plan import check_accuracy
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, check_at_least
 from jaxspec.machine import processor, this_machine
+from jaxspec.plotting import picture
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import Accuracy, evaluate
@@ -80,9 +81,7 @@ def check_tuning(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -
     model = drafter.model
     least = {"batch_size": 1, "num_prompts": 1, "max_new_tokens": 2, "finalists": 1, "accuracy_prompts": 0}
     least |= {"cache_length": 64, "max_rows": 2 * (1 + drafter.method.probe_rows)}
-    for name, value in least.items():
-        if getattr(config, name) < value:
-            raise UserError(f"{name.replace('_', '-')} must be at least {value}, got {getattr(config, name)}")
+    check_at_least(config, least)
     if config.cache_length > model.config.max_positions:
         raise UserError(f"cache-length is at most the base's {model.config.max_positions}, got {config.cache_length}")
     needed = _counts(config)[0] + config.batch_size
@@ -192,39 +191,31 @@ def measure_accuracy(drafter: Drafter, prompts: Sequence[str], sampling: Samplin
     return accuracy
 
 
-def plot_tuning(latency: Latency, options: Sequence[Option], trials: Sequence[Trial], picture: Path) -> None:
+def plot_tuning(latency: Latency, options: Sequence[Option], trials: Sequence[Trial], file: Path) -> None:
     """Draw latency, tokens per step, and predicted against measured speed.
 
     Args:
       latency: of the machine.
       options: all trees, the best predicted first.
       trials: what was measured, by the names of options.
-      picture: PNG to write.
+      file: PNG to write.
     """
-    import matplotlib  # slow to import, needed once at the end
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(14, 4))
-    axes[0].plot(latency.rows, [1e3 * s for s in latency.seconds], marker=".")
-    axes[0].set(xlabel="rows", ylabel="milliseconds per step", title="latency", ylim=(0, None))
-    best: dict[float, Option] = {}
-    for option in options:
-        if option.rows not in best or best[option.rows].predicted < option.predicted:
-            best[option.rows] = option
-    rows = sorted(best)
-    axes[1].plot(rows, [best[r].plan.expected_tokens for r in rows], marker=".")
-    axes[1].set(xlabel="rows", ylabel="tokens per step", title="expected, best tree of each size")
-    axes[2].plot(rows, [best[r].predicted for r in rows], marker=".", label="predicted")
-    where = {option.name: option.rows for option in options} | {"autoregressive": 1}
-    for trial in trials:
-        color = "C1" if trial.name == "autoregressive" else "C2"
-        axes[2].plot(where[trial.name], trial.tokens_per_second, "o", color=color)
-    plain = next(t.tokens_per_second for t in trials if t.name == "autoregressive")
-    axes[2].axhline(plain, color="C1", linewidth=0.8, label="autoregressive, measured")
-    axes[2].set(xlabel="rows", ylabel="tokens per second", title="speed (dots: measured)", ylim=(0, None))
-    axes[2].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(picture, dpi=110)
-    plt.close(figure)
+    with picture(file, 1, 3, (14, 4), dpi=110) as axes:
+        axes[0].plot(latency.rows, [1e3 * s for s in latency.seconds], marker=".")
+        axes[0].set(xlabel="rows", ylabel="milliseconds per step", title="latency", ylim=(0, None))
+        best: dict[float, Option] = {}
+        for option in options:
+            if option.rows not in best or best[option.rows].predicted < option.predicted:
+                best[option.rows] = option
+        rows = sorted(best)
+        axes[1].plot(rows, [best[r].plan.expected_tokens for r in rows], marker=".")
+        axes[1].set(xlabel="rows", ylabel="tokens per step", title="expected, best tree of each size")
+        axes[2].plot(rows, [best[r].predicted for r in rows], marker=".", label="predicted")
+        where = {option.name: option.rows for option in options} | {"autoregressive": 1}
+        for trial in trials:
+            color = "C1" if trial.name == "autoregressive" else "C2"
+            axes[2].plot(where[trial.name], trial.tokens_per_second, "o", color=color)
+        plain = next(t.tokens_per_second for t in trials if t.name == "autoregressive")
+        axes[2].axhline(plain, color="C1", linewidth=0.8, label="autoregressive, measured")
+        axes[2].set(xlabel="rows", ylabel="tokens per second", title="speed (dots: measured)", ylim=(0, None))
+        axes[2].legend(fontsize=8)

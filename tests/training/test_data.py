@@ -1,7 +1,6 @@
 """Prompts, the cache of self-generated answers, and batches that depend on the step alone."""
 
 import dataclasses
-import fcntl
 import json
 import re
 import resource
@@ -15,6 +14,7 @@ from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.decoding.generate import generate
 from jaxspec.drafting.adapter import load_method
 from jaxspec.errors import UserError
+from jaxspec.files import locked
 from jaxspec.training.batches import TrainingData, insertion_points
 from jaxspec.training.data import (
     Answer,
@@ -59,10 +59,9 @@ def test_two_runs_do_not_make_the_same_answers_at_once(model, data):
     """The second one would cut off the line that the first one is writing."""
     file = cache_file(model, data, data.held_out_tokens)
     file.parent.mkdir()
-    with file.open("a") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="another run is making these answers"):
-            answers_to(model, data)
+    lock = file.with_name(f".{file.name}.lock")
+    with locked(lock), pytest.raises(UserError, match="another run is making these answers"):
+        answers_to(model, data)
     assert len(answers_to(model, data)[1]) == 12
 
 

@@ -10,11 +10,8 @@ from jaxspec.training.plot import plot_training
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
     """Draws rows of a log; returns the accuracies' lines as lists of (step, value), by colour and style."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     figures = []
-    monkeypatch.setattr("matplotlib.pyplot.close", figures.append)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *args, **settings: figures.append(figure))
 
     def draw(*rows):
         log = tmp_path / "log.jsonl"

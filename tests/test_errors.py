@@ -1,0 +1,19 @@
+"""What users are told about bad settings."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from jaxspec.errors import UserError, check_at_least
+
+
+def test_what_is_too_small_is_named_as_on_the_command_line():
+    settings = SimpleNamespace(batch_size=2, rows=(3, 0), train=SimpleNamespace(save_every=0))
+    check_at_least(settings, {"batch_size": 2, "rows": 0, "train.save_every": 0})
+    for name, message in (
+        ("batch_size", "batch-size must be at least 5, got 2"),
+        ("rows", "rows must be at least 5, got 0"),
+        ("train.save_every", "train.save-every must be at least 5, got 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_at_least(settings, {name: 5})
