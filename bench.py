@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 from pathlib import Path
@@ -95,7 +96,7 @@ def bench(args: list[str]) -> None:
     check_bench(options)
     enable_compilation_cache()
     model = load_model(options.model, options.dtype or None, options.mesh, options.template)
-    say = lambda line: print(line, file=sys.stderr)  # noqa: E731
+    say = functools.partial(print, file=sys.stderr)
     kept = f"answers so far are in {options.output}: the same command goes on, bench.py report shows them"
     try:
         with in_mesh(mesh_of(model.params)):

@@ -120,7 +120,10 @@ def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save:
         results["trainings"] |= run_studies(base, model, output, [study], lambda text: print(text, file=sys.stderr))
         save()
     prompts = select_prompts(model, base.data)
-    folder = lambda study, label: output / results["trainings"][study][label]["run"]  # noqa: E731
+
+    def folder(study: str, label: str) -> Path:
+        return output / results["trainings"][study][label]["run"]
+
     for study in (study for study in DECODING_STUDIES if study.name in names):
         texts = [prompt.text for prompt in prompts[: options.decode_prompts]]
         results["decoding"][study.name] = run_decoding(study, model, folder, texts, options.max_new_tokens)

@@ -191,7 +191,10 @@ class GainsMore(Judge):
                     sides = found.setdefault((way, info["adapter"]), ([], []))
                     for side, figures_of in zip(sides, (self._group, _conversations), strict=True):
                         side += [(f, results.setting["code"])] if (f := figures_of(results, way)) else []
-        most = lambda side: max(side, key=lambda known: known[0].questions)  # noqa: E731
+
+        def most(side: list[_Side]) -> _Side:
+            return max(side, key=lambda known: known[0].questions)
+
         return {way: (most(ours), most(chat)) for (way, _), (ours, chat) in found.items() if ours and chat}
 
     def _group(self, results: Results, way: str) -> Figures | None:
@@ -204,8 +207,11 @@ _Side = tuple[Figures, str]  # figures, and the version of the code that made th
 
 def _conversations(results: Results, way: str) -> Figures | None:
     """A way's figures on MT-Bench's conversations."""
-    only = lambda runs: [[answer for answer in run if answer["category"] in CHAT] for run in runs]  # noqa: E731
-    return figures(only(results.rows[way]), only(results.rows[reference_of(results.setting, way)]))
+    ours, plain = (
+        [[answer for answer in run if answer["category"] in CHAT] for run in results.rows[side]]
+        for side in (way, reference_of(results.setting, way))
+    )
+    return figures(ours, plain)
 
 
 def faster(ratio: Estimate, margin: float = CLOSE_SPEED) -> str:

@@ -32,7 +32,7 @@ from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
 from jaxspec.tuning.latency import star
 from jaxspec.tuning.race import race
-from jaxspec.versions import source_digest
+from jaxspec.versions import code_version
 from jaxspec.weights.load import Model
 
 
@@ -233,7 +233,7 @@ def run_decoding(
     [base] = bases  # or a comparison would say nothing
     trials = race(base, drafters, prompts, max_new_tokens, SamplingConfig())
     rows = {label: drafter.num_rows for label, drafter in drafters.items()} | {"autoregressive": 1}
-    shared = {"prompts": len(prompts), "code": source_digest()}
+    shared = {"prompts": len(prompts), "code": code_version()}
     return {t.name: dataclasses.asdict(t) | {"rows": rows[t.name]} | shared for t in trials}
 
 

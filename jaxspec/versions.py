@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
+import functools
 import re
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
-_DECODING = ("decoding", "drafting", "methods", "model")
+__version__ = "0.2.0"
 _TRIED = {"jax": ("0.10.2", "0.11"), "flax": ("0.12.8", "0.13")}
 
 
@@ -27,22 +27,25 @@ def check_versions() -> None:
             )
 
 
-def source_digest() -> str:
-    """Digest of the code that decodes, whatever its comments and docstrings say.
+@functools.cache
+def code_version() -> str:
+    """The commit that last changed this package, `-dirty` where files have changed since; its version without git.
 
     What another version has measured is not taken for the same benchmark's.
     """
-    here = Path(__file__).parent
-    files = sorted(file for part in _DECODING for file in (here / part).glob("*.py"))
-    modules = "\n".join(_bare(file.read_text(encoding="utf-8")) for file in files)
-    return hashlib.sha256(modules.encode()).hexdigest()[:16]
+    return _commit_of(Path(__file__).parent) or __version__
 
 
-def _bare(source: str) -> str:
-    """A module without comments and docstrings, in one way of writing."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:]
-            node.body = node.body or [ast.Pass()]
-    return ast.unparse(tree)
+def _commit_of(package: Path) -> str:
+    """Empty where the package is not part of a checkout of its own, but installed."""
+    if not (package.parent / ".git").exists():
+        return ""
+    git = ["git", "-C", str(package)]
+    try:
+        commit, changes = (
+            subprocess.run([*git, *command, "--", "."], capture_output=True, text=True, check=True).stdout.strip()
+            for command in (["log", "-1", "--abbrev=12", "--format=%h"], ["status", "--porcelain"])
+        )
+    except (OSError, subprocess.CalledProcessError):  # no git here, or another user's checkout
+        return ""
+    return commit and commit + ("-dirty" if changes else "")

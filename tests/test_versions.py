@@ -28,16 +28,39 @@ def test_requirements_state_the_same_ranges():
         assert f"{package}>={lowest},<{beyond}\n" in text
 
 
-def test_the_digest_is_of_the_code_that_decodes(monkeypatch, tmp_path):
-    assert all((Path(versions.__file__).parent / part).is_dir() for part in versions._DECODING)
-    monkeypatch.setattr(versions, "__file__", str(tmp_path / "versions.py"))
-    found = []
-    one, commented, other = "def f(): return 1", "def f():  # so\n    'What.'\n    return 1", "def f(): return 2"
-    for part, text in (("methods", one), ("methods", other), ("methods", commented), ("evaluation", "report()")):
-        (tmp_path / part).mkdir(exist_ok=True)
-        (tmp_path / part / "file.py").write_text(text)
-        found.append(versions.source_digest())
-    assert found[0] == found[2] == found[3] != found[1]
+def test_the_version_is_the_commit_that_last_changed_the_package(tmp_path):
+    package, page = tmp_path / "jaxspec", tmp_path / "page.md"
+    package.mkdir()
+
+    def commit(file, text):
+        file.write_text(text)
+        run_git(tmp_path, "add", ".")
+        run_git(tmp_path, "commit", "-qm", "Change")
+        return versions._commit_of(package)
+
+    run_git(tmp_path, "init", "-q")
+    assert versions._commit_of(package) == ""  # nothing is committed
+    first = commit(package / "file.py", "one")
+    assert run_git(tmp_path, "rev-parse", "HEAD").startswith(first) and len(first) == 12
+    assert commit(page, "of results") == first
+    (package / "file.py").write_text("two")
+    assert versions._commit_of(package) == f"{first}-dirty"
+    assert commit(package / "file.py", "two") not in (first, f"{first}-dirty")
+
+
+def run_git(folder, *words):
+    user = ("-c", "user.name=A", "-c", "user.email=a@b.c")
+    return subprocess.run(["git", "-C", folder, *user, *words], check=True, capture_output=True, text=True).stdout
+
+
+def test_without_a_checkout_of_its_own_it_is_the_packages_version(tmp_path, monkeypatch):
+    package = tmp_path / "site-packages" / "jaxspec"
+    package.mkdir(parents=True)
+    run_git(tmp_path, "init", "-q")  # of whoever has installed the package
+    monkeypatch.setattr(versions, "__file__", str(package / "versions.py"))
+    assert versions.code_version.__wrapped__() == versions.__version__
+    (package.parent / ".git").touch()  # which git cannot read
+    assert versions.code_version.__wrapped__() == versions.__version__
 
 
 def test_importing_starts_no_device():

@@ -36,7 +36,7 @@ from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import answer_entropies, perplexity
 from jaxspec.tuning.race import in_turn
-from jaxspec.versions import source_digest
+from jaxspec.versions import code_version
 from jaxspec.weights.load import Model
 
 _TEMPLATE = 32  # tokens that a chat template may put around a turn
@@ -151,7 +151,7 @@ def run_bench(
                     talks[name].setdefault(key, []).append(row["choices"][0]["turns"])
         if not (output / "overhead.json").exists():
             drafting = {name: way.drafter for name, way in ways.items() if isinstance(way, MethodWay) and way.drafts}
-            found = {"code": source_digest(), "ways": measure_overhead(model, drafting, config.batch_size)}
+            found = {"code": code_version(), "ways": measure_overhead(model, drafting, config.batch_size)}
             write_atomically(output / "overhead.json", json.dumps(found).encode())
         texts = {way: {key: [turns[-1] for turns in runs] for key, runs in f.items()} for way, f in talks.items()}
         score_answers(texts, questions, output / "scores.jsonl", run_code, say)
@@ -293,7 +293,7 @@ def _description(
         "asked": asked,
         "left_out": [[q.data, q.id] for q in long],
         "jax": jax.__version__,
-        "code": source_digest(),
+        "code": code_version(),
     }
     return json.loads(json.dumps(found))
 

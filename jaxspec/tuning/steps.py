@@ -30,7 +30,7 @@ from jaxspec.model.decoder import abstract_params
 from jaxspec.plotting import picture
 from jaxspec.progress import Progress
 from jaxspec.tuning.latency import StepTimer, bare, in_rounds
-from jaxspec.versions import source_digest
+from jaxspec.versions import code_version
 from jaxspec.weights.load import DEFAULT_MODEL, Model, check_dtype, load_model, load_shapes
 from jaxspec.weights.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B
 
@@ -178,7 +178,7 @@ def _begun(config: LatencyConfig, folder: Path) -> dict[str, Any]:
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(LatencyConfig)}
     settings["models"] = [known_as(name) for name in config.models]
     shapes = repr([SHAPES.get(name) or load_shapes(name) for name in config.models])
-    head = {"device": device_name(), "jax": jax.__version__, "settings": settings, "code": source_digest()}
+    head = {"device": device_name(), "jax": jax.__version__, "settings": settings, "code": code_version()}
     head["shapes"] = hashlib.sha256(shapes.encode()).hexdigest()[:16]
     head = json.loads(json.dumps(head))  # as a file holds it
     if not (folder / LATENCY).exists():

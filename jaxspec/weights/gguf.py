@@ -140,17 +140,17 @@ class GGUFFile:
         added = [AddedToken(t) for t, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
         tokenizer.add_special_tokens(special)
         tokenizer.add_tokens(added)
-        name = lambda key: None if self.get(key) is None else tokens[self.get(key)]  # noqa: E731
-        bos = name("tokenizer.ggml.bos_token_id")
+        ids = {name: self.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "unknown")}
+        bos, eos, unknown = (None if number is None else tokens[number] for number in ids.values())
         usual = kind == "llama" or self.get("tokenizer.ggml.pre") == "llama-bpe"  # LLaMA, up to 2 and from 3 on
         if bos is not None and self.get("tokenizer.ggml.add_bos_token", usual):
-            ids = [(bos, self.get("tokenizer.ggml.bos_token_id"))]
-            tokenizer.post_processor = processors.TemplateProcessing(f"{bos} $A", f"{bos} $A {bos} $B", ids)
+            begin = [(bos, ids["bos"])]
+            tokenizer.post_processor = processors.TemplateProcessing(f"{bos} $A", f"{bos} $A {bos} $B", begin)
         wrapped = PreTrainedTokenizerFast(
             tokenizer_object=tokenizer,
-            bos_token=name("tokenizer.ggml.bos_token_id"),
-            eos_token=name("tokenizer.ggml.eos_token_id"),
-            unk_token=name("tokenizer.ggml.unknown_token_id"),
+            bos_token=bos,
+            eos_token=eos,
+            unk_token=unknown,
             clean_up_tokenization_spaces=False,
         )
         wrapped.chat_template = self.get("tokenizer.chat_template")
@@ -159,13 +159,12 @@ class GGUFFile:
     def _byte_level_bpe(self, tokens: list[str]) -> Tokenizer:
         merges = [tuple(m.split(" ", 1)) for m in self.get("tokenizer.ggml.merges", [])]
         pre = self.get("tokenizer.ggml.pre", "default")
-        split = lambda p: [pre_tokenizers.Split(Regex(p), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]  # noqa: E731
         steps = {
             "default": [pre_tokenizers.ByteLevel(False)],
             "gpt-2": [pre_tokenizers.ByteLevel(False)],
             "smollm": [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)],
-            "llama-bpe": split(_DIGIT_TRIPLES),
-            "qwen2": split(_DIGIT_TRIPLES.replace("{1,3}", "")),
+            "llama-bpe": _split(_DIGIT_TRIPLES),
+            "qwen2": _split(_DIGIT_TRIPLES.replace("{1,3}", "")),
         }
         if pre not in steps:
             raise UserError(f"{self.path}: pre-tokenizer {pre!r} is not supported; supported: {', '.join(steps)}")
@@ -193,6 +192,11 @@ class GGUFFile:
         steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         tokenizer.decoder = decoders.Sequence(steps if prefix else steps[:-1])
         return tokenizer
+
+
+def _split(pattern: str) -> list[pre_tokenizers.PreTokenizer]:
+    """Pieces that match a pattern, as bytes."""
+    return [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
 
 
 def _unpermute(array: np.ndarray, heads: int) -> np.ndarray:

@@ -138,7 +138,10 @@ def test_where_answers_part_is_found_turn_by_turn(files, model):
 def test_batches_share_turns_and_temperature():
     categories = ["writing", "qa", "roleplay", "math", "qa", "stem", "rag"]
     questions = [Question("f", i, c, ("a",) * (1 if c == "qa" else 2), "turns", {}) for i, c in enumerate(categories)]
-    ids = lambda config: [[q.id for q in batch] for batch in batches(questions, config)]  # noqa: E731
+
+    def ids(config):
+        return [[q.id for q in batch] for batch in batches(questions, config)]
+
     assert ids(BenchConfig(batch_size=2)) == [[0, 2], [1, 4], [3, 5], [6]]
     assert ids(BenchConfig(batch_size=2, mt_bench_temperatures=True)) == [[0, 2], [1, 4], [3], [5], [6]]
     assert ids(BenchConfig()) == [[i] for i in range(7)]

@@ -93,7 +93,10 @@ def pairwise(options):
     """Few combinations, the first of them all defaults, such that every two values of two options meet."""
     names = list(options)
     combinations = list(itertools.product(*options.values()))
-    pairs = lambda c: {(i, c[i], j, c[j]) for i, j in itertools.combinations(range(len(c)), 2)}  # noqa: E731
+
+    def pairs(values):
+        return {(i, a, j, b) for (i, a), (j, b) in itertools.combinations(enumerate(values), 2)}
+
     missing, chosen = set().union(*map(pairs, combinations)), []
     while missing:
         best = max(combinations, key=lambda c: len(pairs(c) & missing)) if chosen else combinations[0]

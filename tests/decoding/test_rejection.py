@@ -92,8 +92,8 @@ def check(model, exact, method, paths, sampling, acceptance=None, count=TEXTS):
     assert 0 < accepted < offered
     joint = exact(sampling)
     groups = [(0, 1, 2), (1, 2, 3), *((i,) for i in range(TOKENS))]
-    others = lambda group: tuple(i for i in range(TOKENS) if i not in group)  # noqa: E731
-    return min(p_value(texts[:, group], joint.sum(axis=others(group))) for group in groups)
+    others = [tuple(i for i in range(TOKENS) if i not in group) for group in groups]
+    return min(p_value(texts[:, group], joint.sum(axis=axes)) for group, axes in zip(groups, others, strict=True))
 
 
 P = np.array([0.35, 0.02, 0.05, 0.55, 0.02, 0.01])
@@ -229,7 +229,10 @@ def test_greedy_is_exact_matching(model):
 
 def test_the_text_is_fixed_by_the_seed(model):
     drafter, settings = drafter_of(PPD(), model, TREE), {"acceptance": Rejection(), "sampling": SamplingConfig(1.0)}
-    run = lambda seed: [a.tokens for a in generate(model, drafter, make_prompts(3, V), 20, seed=seed, **settings)]  # noqa: E731
+
+    def run(seed):
+        return [a.tokens for a in generate(model, drafter, make_prompts(3, V), 20, seed=seed, **settings)]
+
     assert run(1) == run(1) != run(2)
     together = generate(model, drafter, make_prompts(3, V), 20, seed=1, batch_size=3, **settings)
     assert [a.tokens for a in together] == run(1)

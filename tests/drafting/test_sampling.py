@@ -92,7 +92,10 @@ def test_noise_is_that_of_jax_random():
 
 def test_noise_of_a_token_does_not_depend_on_the_others():
     sampler = make_sampler(SamplingConfig(1.0))
-    noise = lambda tokens: sampler.noise(jnp.array([7], jnp.uint32), jnp.array([[2, 3]]), tokens)  # noqa: E731
+
+    def noise(tokens):
+        return sampler.noise(jnp.array([7], jnp.uint32), jnp.array([[2, 3]]), tokens)
+
     some = jnp.array([41, 3, 17])
     np.testing.assert_allclose(noise(some), noise(jnp.arange(50))[..., some], rtol=1e-6, atol=1e-6)
 

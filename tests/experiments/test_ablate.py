@@ -39,7 +39,7 @@ from jaxspec.model.decoder import causal_mask
 from jaxspec.training.configs import load_config
 from jaxspec.training.data import Answer
 from jaxspec.training.run_config import RunConfig
-from jaxspec.versions import source_digest
+from jaxspec.versions import code_version
 from jaxspec.weights.shapes import SMOLLM2_135M
 from tests.helpers.tiny import make_text_model
 from tests.helpers.training import write_at_once
@@ -132,11 +132,14 @@ def test_decoding_says_what_each_tree_costs_and_brings(model, done):
         },
         (Conclusion("straight", "wide", "straight is faster"),),
     )  # fmt: skip
-    runs = lambda name, label: folder / results[name][label]["run"]  # noqa: E731
+
+    def runs(name, label):
+        return folder / results[name][label]["run"]
+
     figures = run_decoding(study, model, runs, ["question 1", "another"], 12)
     assert [figures[name]["rows"] for name in figures] == [1, 4 + 3, 7 + 21] and study.axis == ""
     assert all(row["identical"] == 2 and row["tokens_per_step"] >= 1 for row in figures.values())
-    assert {row["code"] for row in figures.values()} == {source_digest()}
+    assert {row["code"] for row in figures.values()} == {code_version()}
 
 
 def test_a_method_with_a_base_of_its_own_races_that(model, tmp_path):

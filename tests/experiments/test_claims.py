@@ -103,7 +103,10 @@ def test_predictions_that_are_better_by_some_counts_alone():
 def test_trainings_are_compared():
     """As the ablations' page does: by top-1 and top-5, against the spread of seeds."""
     variants = {"deep": [[0.3, 0.2]], "masks only": [[0.2, 0.35]], "none": [[0.25, 0.1]]}
-    made = lambda found: {"accuracy": found, "training": {"steps": 36}}  # noqa: E731
+
+    def made(found):
+        return {"accuracy": found, "training": {"steps": 36}}
+
     study = {label: made(found) for label, found in variants.items()}
     trainings = {"bita_prompting": study}
     evidence = Evidence([benchmark({REFERENCE: PLAIN})], {"trainings": trainings})

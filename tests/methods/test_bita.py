@@ -63,6 +63,8 @@ def test_published_counts_of_trainable_parameters():
     """About 0.06% of a 7B base (4.2), and a tenth of that share of a 70B one."""
     from jaxspec.weights.shapes import LLAMA2_7B, LLAMA2_70B
 
-    count = lambda method, shapes: sum(x.size for x in jax.tree.leaves(method.abstract(shapes)))  # noqa: E731
+    def count(method, shapes):
+        return sum(x.size for x in jax.tree.leaves(method.abstract(shapes)))
+
     assert count(BiTA(), LLAMA2_7B) / 6.74e9 == pytest.approx(0.0006, abs=0.0001)
     assert count(BiTA(distances=4), LLAMA2_70B) / 69e9 < 0.00006

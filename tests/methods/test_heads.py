@@ -190,13 +190,9 @@ def test_amphista_by_hand(tiny):
 def heads_of(qkv):
     """Queries, keys and values [K, H, Dh] of one product: per key/value head its queries, its key, its value."""
     grouped = qkv.reshape(len(qkv), TINY.num_kv_heads, -1, TINY.head_dim)
-    repeat = lambda x: np.repeat(x[:, :, None], TINY.num_heads // TINY.num_kv_heads, 2)  # noqa: E731
-    shape = (len(qkv), TINY.num_heads, TINY.head_dim)
-    return (
-        grouped[:, :, :-2].reshape(shape),
-        repeat(grouped[:, :, -2]).reshape(shape),
-        repeat(grouped[:, :, -1]).reshape(shape),
-    )
+    queries, shared = grouped[:, :, :-2], TINY.num_heads // TINY.num_kv_heads
+    keys, values = (np.repeat(grouped[:, :, part], shared, axis=1) for part in (-2, -1))
+    return queries.reshape(keys.shape), keys, values
 
 
 def run(model, method, trainable, prompts, steps, paths=PATHS, drafts=None, sampling=SamplingConfig(), chunk=None):

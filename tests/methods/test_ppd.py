@@ -14,7 +14,10 @@ from tests.methods.test_probes import batch_of, predict, sequence, trained
 def test_masks_are_those_of_the_thesis():
     """Section 4.4.3 with two prompt tokens of two EPTs: rows V1 V2 (distance 1), V3 V4 (distance 2)."""
     distance, ept = np.array([1, 1, 2, 2]), np.array([0, 1, 0, 1])
-    sees = lambda mask: np.asarray(PPD(mask=mask).sees(distance, ept)).astype(int).tolist()  # noqa: E731
+
+    def sees(mask):
+        return np.asarray(PPD(mask=mask).sees(distance, ept)).astype(int).tolist()
+
     assert sees("ensemble") == [[1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1]]
     assert sees("decoder") == [[1, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
     assert sees("encoder") == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]

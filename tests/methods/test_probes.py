@@ -61,8 +61,7 @@ def predict(method, trainable, base, batch):
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def loss_and_gradient(method, trainable, base, stage, batch):
-    loss = lambda t: method.loss(t, base, batch, stage)  # noqa: E731
-    return jax.value_and_grad(loss, has_aux=True)(trainable)
+    return jax.value_and_grad(lambda t: method.loss(t, base, batch, stage), has_aux=True)(trainable)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
@@ -122,8 +121,7 @@ def test_the_base_never_notices(tiny, method):
     assert not np.allclose(one[:, N:], two[:, N:], atol=1e-2)
     logits = jax.jit(Base.logits)
     np.testing.assert_array_equal(logits(base, one[:, :N]), logits(base, two[:, :N]))
-    nodes = lambda cache: jax.tree.map(lambda x: x[:, :, :N], cache)  # noqa: E731
-    jax.tree.map(np.testing.assert_array_equal, nodes(kv), nodes(kv_two))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[:, :, :N], b[:, :, :N]), kv, kv_two)
 
     wanted = plain(base, tokens[:, : p + 1])
     scale = np.abs(wanted).max()

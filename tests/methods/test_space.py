@@ -128,7 +128,10 @@ def test_in_16_bits_the_base_that_settles_is_the_tuned_one_rounded(tiny, method)
     trainable = trained(method, base)
     _, own = settle(Adapter(method, trainable, tiny.fingerprint, {}), tiny)
     assert jax.tree.map(lambda x: x.dtype, own.params) == jax.tree.map(lambda x: x.dtype, params)
-    change = lambda tuned: plain(tuned, tokens).astype(jnp.float32) - plain(base, tokens)  # noqa: E731
+
+    def change(tuned):
+        return plain(tuned, tokens).astype(jnp.float32) - plain(base, tokens)
+
     expected = change(method.fit_base(trainable, base))
     assert float(jnp.linalg.norm(change(own.base) - expected)) < 0.1 * float(jnp.linalg.norm(expected))
 

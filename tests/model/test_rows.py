@@ -92,9 +92,10 @@ def test_late_rows_cost_nothing_below(base):
     """Floating-point operations of the compiled pass, against those of rows that are there from the start."""
 
     def flops(at):
-        rows = lambda: late(base, at, jnp.zeros((1, 1, 64, 32)), B=1, nodes=1)  # noqa: E731
-        compiled = jax.jit(lambda base: run_rows(base, rows())[0]).lower(base).compile()
-        return compiled.cost_analysis()["flops"]
+        def run(base):
+            return run_rows(base, late(base, at, jnp.zeros((1, 1, 64, 32)), B=1, nodes=1))[0]
+
+        return jax.jit(run).lower(base).compile().cost_analysis()["flops"]
 
     all_layers, two_layers, one_layer = (flops(at) for at in (0, 1, 2))
     assert two_layers / all_layers == pytest.approx(2 / 3, rel=0.03)

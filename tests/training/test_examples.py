@@ -117,7 +117,9 @@ def test_every_turn_of_the_assistant_is_an_answer(model, write):
 
 
 def test_conversations_count_up_to_the_first_turn_out_of_place(write):
-    said = lambda role, text: {"role": role, "content": text}  # noqa: E731
+    def said(role, text):
+        return {"role": role, "content": text}
+
     good = [said("user", "a"), said("assistant", "b")]
     rows = [
         [said("assistant", "hello"), *good],
@@ -135,8 +137,9 @@ def test_conversations_count_up_to_the_first_turn_out_of_place(write):
 
 def test_what_begins_alike_is_on_one_side_of_the_split(model, write):
     """Turns of one conversation, and several answers to one question."""
-    turns = lambda i: [{"role": ("user", "assistant")[n % 2], "content": f"{n} of {i}"} for n in range(6)]  # noqa: E731
-    data = DataConfig(prompts=write(*({"prompt": turns(i)} for i in range(4))), held_out=2, max_prompt_tokens=99)
+    roles = ("user", "assistant") * 3
+    talks = [[{"role": role, "content": f"{n} of {i}"} for n, role in enumerate(roles)] for i in range(4)]
+    data = DataConfig(prompts=write(*({"prompt": talk} for talk in talks)), held_out=2, max_prompt_tokens=99)
     chosen = select_prompts(model, data)
     talks = [model.decode(s.prompt_tokens)[6] for s in chosen]
     assert len(chosen) == 2 + 9 and talks[0] == talks[1] not in talks[2:]

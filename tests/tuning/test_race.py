@@ -10,7 +10,9 @@ NAMES = ["autoregressive", "ppd", "medusa"]
 
 
 def test_the_order_changes_so_that_nobody_always_follows_the_same_one():
-    warm = lambda name: [SimpleNamespace(compile_seconds=0.0)]  # noqa: E731
+    def warm(name):
+        return [SimpleNamespace(compile_seconds=0.0)]
+
     orders = [[name for name, _ in in_turn(NAMES, warm, number)] for number in range(60)]
     assert all(sorted(order) == sorted(NAMES) for order in orders)
     assert orders == [[name for name, _ in in_turn(NAMES, warm, number)] for number in range(60)]  # when resumed, too

@@ -9,7 +9,7 @@ import bench
 from jaxspec.errors import UserError
 from jaxspec.tuning import steps as step_latency
 from jaxspec.tuning.steps import LatencyConfig, check_latency, measure_steps, random_model, step_bytes
-from jaxspec.versions import source_digest
+from jaxspec.versions import code_version
 from jaxspec.weights.hf import save_directory
 from tests.helpers.tiny import TINY, make_text_model
 
@@ -31,7 +31,7 @@ def test_every_case_is_measured_and_shown(folder, capsys):
     assert len([line for line in shown.splitlines() if "(float32)" in line]) == 2
     assert "--models model --rows 1 5 --batch-sizes 2 --cache-lengths 64 96 --rounds 1`" in shown
     assert str(folder) not in (folder / "out" / "latency.json").read_text()
-    assert json.loads((folder / "out" / "latency.json").read_text())["code"] == source_digest()
+    assert json.loads((folder / "out" / "latency.json").read_text())["code"] == code_version()
     with pytest.raises(UserError, match="measured with other settings"):
         bench.main(["latency", "--models", str(folder / "model"), "--output", str(folder / "out")])
 
