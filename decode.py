@@ -40,7 +40,7 @@ from jaxspec.methods import METHODS
 from jaxspec.parallel.chips import absent_mesh
 from jaxspec.training.configs import load_config
 from jaxspec.training.examples import read_prompts
-from jaxspec.weights.load import DEFAULT_MODEL, load_shapes
+from jaxspec.weights.load import DEFAULT_MODEL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +142,7 @@ def dry_run(args: list[str]) -> None:
     options = parse(DryRun, args, prog="decode.py --dry-run")
     config = load_config(options.config)
     if options.model:
-        config = dataclasses.replace(config, model=options.model, shapes=load_shapes(options.model))
+        config = dataclasses.replace(config, model=options.model)
         config.method.abstract(config.shapes)  # refuses settings that do not fit the base
     if options.batch_size < 1 or not 1 <= options.max_length <= config.shapes.max_positions:
         raise UserError(

@@ -14,11 +14,11 @@ from jaxspec.files import check_writable, local_folder
 from jaxspec.parallel.chips import absent_mesh
 from jaxspec.parallel.preemption import on_sigterm
 from jaxspec.parallel.processes import ProcessConfig, as_leader, is_leader, join_processes
-from jaxspec.training.configs import config_names, load_config, split_config_name
+from jaxspec.training.configs import list_configs, load_config, split_config_name
 from jaxspec.training.evaluate import lost_distances
 from jaxspec.training.run_config import RunConfig, check_config, describe
 from jaxspec.training.trainer import Stopped, Trainer, check_output
-from jaxspec.weights.load import check_dtype, load_model, load_shapes
+from jaxspec.weights.load import check_dtype, load_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,15 +49,13 @@ class Options(RunConfig):
 def main(args: list[str]) -> None:
     """Parse, train, say where the adapter is."""
     if {"-h", "--help"} & {*args} and not any(word.startswith("--config") for word in args):
-        print(f"{__doc__}\nconfigs: {', '.join(config_names())}; --config NAME --help lists all settings")
+        print(f"{__doc__}\nConfigs, by paper; --config NAME --help lists all settings:\n{list_configs()}")
         return
     name, rest = split_config_name(args)
     config = load_config(name)
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     options = parse(Options, rest, Options(**fields), prog=f"train.py --config {name}")
     config = RunConfig(**{key: getattr(options, key) for key in fields})
-    if config.model != fields["model"] and config.shapes == fields["shapes"]:
-        config = dataclasses.replace(config, shapes=load_shapes(config.model))
     if (options.topology or options.json) and not options.dry_run:
         raise UserError("--topology and --json go with --dry-run")
     output = local_folder(options.output or f"runs/{name}")

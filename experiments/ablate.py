@@ -20,7 +20,7 @@ from experiments.measurements import (
 from experiments.report import MEASURES, not_run, write_report
 from experiments.studies import STUDIES
 from experiments.trainings import train_study
-from jaxspec import DataConfig, Model, TrainConfig, UserError, load_model
+from jaxspec import DataConfig, TrainConfig, UserError, load_model
 from jaxspec.cli.options import enable_compilation_cache, parse, run_main
 from jaxspec.errors import check_at_least, suggest
 from jaxspec.files import alone_in, read_json, writable, write_atomically
@@ -71,14 +71,14 @@ class Options:
     report: bool = False
 
 
-def base_run(options: Options, model: Model) -> RunConfig:
+def base_run(options: Options) -> RunConfig:
     """What all trainings share: two answers per update, at up to 128 positions each."""
     train = TrainConfig(
         steps=options.steps, batch_size=2, insertions=128, warmup=min(5, options.steps // 4), clip=1.0,
         eval_every=0, eval_answers=options.eval_answers, save_every=12,
     )  # fmt: skip
     data = DataConfig(prompts=options.prompts, column=options.column, answers=options.answers)
-    return RunConfig(model=options.model, shapes=model.config, method=PPD(), data=data, train=train)
+    return RunConfig(model=options.model, method=PPD(), data=data, train=train)
 
 
 def choose(names: tuple[str, ...], missing: list[str]) -> set[str]:
@@ -110,7 +110,7 @@ def measure(
       A part of the results, and what is new in it.
     """
     model = load_model(options.model)
-    base, output = base_run(options, model), Path(options.output)
+    base, output = base_run(options), Path(options.output)
     trained: dict[str, dict[str, Any]] = {}
     for study in (study for study in STUDIES if study.name in names):
         trained[study.name] = train_study(study, base, model, output)

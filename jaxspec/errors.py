@@ -9,7 +9,7 @@ from typing import Any
 
 
 class UserError(Exception):
-    """Bad input. Entry points print the message on one line of stderr and exit with code 2."""
+    """Bad input. Entry points print the message, nearly always one line, on stderr and exit with code 2."""
 
 
 def check_at_least(settings: object, least: Mapping[str, float]) -> None:

@@ -18,7 +18,8 @@ import pytest
 
 import jaxspec.weights.load
 from jaxspec.decoding import generate
-from tests.helpers.tiny import make_tiny
+from jaxspec.weights.shapes import SHAPES
+from tests.helpers.tiny import TINY, TINY_TEXT, make_tiny
 
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_num_cpu_devices", 8)  # for tests of meshes
@@ -36,6 +37,8 @@ def pytest_configure(config):
         os.environ["XLA_FLAGS"] += f" {quick} --xla_cpu_parallel_codegen_split_count=1"
         jaxspec.weights.load.BLOCK = 8  # which divides the kernels of tiny models
 
+
+SHAPES.update({"tiny": TINY, "tiny-text": TINY_TEXT})  # so that a RunConfig can name them
 
 _TESTS, _MAPPINGS = itertools.count(1), Path("/proc/self/maps")
 

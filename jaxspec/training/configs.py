@@ -1,4 +1,4 @@
-"""Named runs: configs/<name>.py, each with one `CONFIG`."""
+"""Named runs: a file of configs/ per paper, each with a dict `RUNS`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,32 @@ from jaxspec.training.run_config import RunConfig
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 
 
-def config_names() -> list[str]:
-    """Names of all runs in configs/."""
-    return sorted(path.stem for path in FOLDER.glob("*.py"))
+def load_papers() -> dict[str, dict[str, RunConfig]]:
+    """All runs by paper, which is the name of its file, and by their own name."""
+    return {path.stem: runpy.run_path(str(path))["RUNS"] for path in sorted(FOLDER.glob("*.py"))}
+
+
+def load_configs() -> dict[str, RunConfig]:
+    """All runs by name. Raises UserError where two files have one of the same name."""
+    configs: dict[str, RunConfig] = {}
+    for paper, runs in load_papers().items():
+        if twice := [name for name in runs if name in configs]:
+            raise UserError(f"{FOLDER / paper}.py: another file has a run {twice[0]!r} too; rename one of them")
+        configs |= runs
+    return configs
 
 
 def load_config(name: str) -> RunConfig:
     """The run of that name. Raises UserError for an unknown one, with a suggestion."""
-    if name not in config_names():
-        raise UserError(f"unknown config {name!r}{suggest(name, config_names())}; configs: {', '.join(config_names())}")
-    return runpy.run_path(str(FOLDER / f"{name}.py"))["CONFIG"]
+    configs = load_configs()
+    if name not in configs:
+        raise UserError(f"unknown config {name!r}{suggest(name, configs)}; configs, by paper:\n{list_configs()}")
+    return configs[name]
+
+
+def list_configs() -> str:
+    """The names of all runs, a line per paper."""
+    return "\n".join(f"  {paper}: {', '.join(runs)}" for paper, runs in load_papers().items())
 
 
 def split_config_name(args: list[str]) -> tuple[str, list[str]]:
@@ -34,4 +50,4 @@ def split_config_name(args: list[str]) -> tuple[str, list[str]]:
             return word.removeprefix("--config="), args[:at] + args[at + 1 :]
         if word == "--config" and at + 1 < len(args):
             return args[at + 1], args[:at] + args[at + 2 :]
-    raise UserError(f"say what to train with --config NAME; configs: {', '.join(config_names())}")
+    raise UserError(f"say what to train with --config NAME; configs, by paper:\n{list_configs()}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from jaxspec.errors import UserError, differences
 from jaxspec.methods import METHODS
 from jaxspec.training.data import MOST_DRAFTS
 from jaxspec.training.step import pass_size
+from jaxspec.weights.load import load_shapes
 
 _EVEN = [[1 / RANKS] * RANKS]  # accuracies that make any tree
 _FREE = {  # settings that change nothing of what is trained, or its rounding alone
@@ -32,7 +34,6 @@ class RunConfig:
 
     Attributes:
       model: the base, as `load_model` takes it.
-      shapes: the base's shapes, so that the run can be inspected without its weights.
       method: what to train, with its settings.
       tree: the draft tree that goes with the adapter, as `jaxspec.drafting.tree.parse_tree` takes it.
       draft_vocabulary: V', draft only the tokens that the base itself uses most; 0 drafts them all.
@@ -42,13 +43,17 @@ class RunConfig:
     """
 
     model: str
-    shapes: ModelConfig
     method: Method
     tree: str = "sparse:3"
     draft_vocabulary: int = 0
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     mesh: MeshConfig = MeshConfig()
+
+    @functools.cached_property
+    def shapes(self) -> ModelConfig:
+        """The base's, which follow from its name: a run can be inspected without its weights."""
+        return load_shapes(self.model)
 
     def plan(self) -> TreePlan:
         """The draft tree as it is without measured accuracies: for its size alone."""

@@ -26,6 +26,7 @@ from jaxspec.parallel.sharding import make_mesh, mesh_of
 from jaxspec.weights.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
 from jaxspec.weights.gguf import GGUFFile
 from jaxspec.weights.hf import eos_tokens, load_directory, parse_config, save_directory
+from jaxspec.weights.shapes import SHAPES
 from jaxspec.weights.templates import TEMPLATES
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -140,7 +141,12 @@ def _find(name_or_path: str, files: Sequence[str], older: Sequence[str] = ()) ->
 
 
 def load_shapes(name_or_path: str) -> ModelConfig:
-    """The shapes of a base, as `load_model` takes it, without its weights. Raises UserError as that does."""
+    """The shapes of a base, as `load_model` takes it, without its weights. Raises UserError as that does.
+
+    For a published one of `SHAPES` no file is read, unless there is a folder of that name.
+    """
+    if name_or_path in SHAPES and not Path(name_or_path).exists():
+        return SHAPES[name_or_path]
     path = _find(name_or_path, ["config.json"])
     if path.is_file():
         return GGUFFile(path).config()

@@ -1,4 +1,4 @@
-"""Shapes of the published bases that configs/ trains for, so that a run can be inspected without the weights."""
+"""Shapes of the published bases that configs/ trains for: what depends on them alone works without a network."""
 
 from __future__ import annotations
 
@@ -59,3 +59,18 @@ QWEN2_7B = ModelConfig(
     rms_norm_eps=1e-6,
     qkv_bias=True,
 )
+
+SHAPES: dict[str, ModelConfig] = {  # by the name that `load_model` takes
+    "smollm2-135m": SMOLLM2_135M,
+    "mtgv/MobileLLaMA-1.4B-Chat": MOBILELLAMA_1_4B,
+    "lmsys/vicuna-7b-v1.3": LLAMA_7B,
+    "lmsys/vicuna-13b-v1.3": LLAMA_13B,
+    "lmsys/vicuna-33b-v1.3": LLAMA_33B,
+    "meta-llama/Llama-2-7b-hf": LLAMA2_7B,
+    "meta-llama/Llama-2-7b-chat-hf": LLAMA2_7B,
+    "meta-llama/Llama-2-13b-hf": LLAMA2_13B,
+    "meta-llama/Llama-2-13b-chat-hf": LLAMA2_13B,
+    "meta-llama/Llama-2-70b-hf": LLAMA2_70B,
+    "meta-llama/Llama-2-70b-chat-hf": LLAMA2_70B,
+    "Qwen/Qwen2-7B": QWEN2_7B,
+}

@@ -25,14 +25,15 @@ from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE, HiddenTransfer
 from jaxspec.model.base import Base
 from jaxspec.parallel.chips import CHIPS, absent_mesh
-from jaxspec.training.configs import config_names, load_config
+from jaxspec.training.configs import load_config, load_configs
 from jaxspec.training.run_config import RunConfig, check_config
 from jaxspec.weights.load import save_model
-from tests.helpers.tiny import TINY, make_text_model, make_tiny, on_mesh
+from jaxspec.weights.shapes import SHAPES
+from tests.helpers.tiny import make_text_model, make_tiny, on_mesh
 
 MESH = MeshConfig(2, 2, 2)
 RUN = RunConfig(
-    model="tiny", shapes=TINY, method=PPD(), mesh=MESH, data=DataConfig(batch_size=4, max_prompt_tokens=64),
+    model="tiny", method=PPD(), mesh=MESH, data=DataConfig(batch_size=4, max_prompt_tokens=64),
     train=TrainConfig(batch_size=8, microbatch=4, sequence_length=96, insertions=8),
 )  # fmt: skip
 
@@ -108,24 +109,24 @@ def test_steps_of_1_16_and_64_rows(mesh, method):
     assert one["memory_seconds"] == one["arguments"] / CHIPS["v5e"].bandwidth
 
 
-def few_layers(config):
+def few_layers(config, monkeypatch):
     """The same run on as few layers as its method allows: compilers are slow, and layers are alike."""
     method, layers = config.method, 2
     if hasattr(method, "layers"):
         layers = len(method.layers) + 1
         method = dataclasses.replace(method, layers=tuple(range(1, layers)))
-    shapes = dataclasses.replace(config.shapes, num_layers=layers)
-    return dataclasses.replace(config, shapes=shapes, method=method, mesh=MESH)
+    monkeypatch.setitem(SHAPES, "few-layers", dataclasses.replace(config.shapes, num_layers=layers))
+    return dataclasses.replace(config, model="few-layers", method=method, mesh=MESH)
 
 
 FAST = ("ppd_smollm2", "space_smollm2", "medusa_smollm2")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in config_names()]
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in load_configs()]
 )
-def test_every_config(name, mesh):
-    config = few_layers(load_config(name))
+def test_every_config(name, mesh, monkeypatch):
+    config = few_layers(load_config(name), monkeypatch)
     train = dataclasses.replace(config.train, batch_size=4, microbatch=0)
     check_config(dataclasses.replace(load_config(name), mesh=MeshConfig(tensor=2)))
     found = dry_run_training(dataclasses.replace(config, train=train), mesh, None)

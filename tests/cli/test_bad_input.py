@@ -11,6 +11,7 @@ import decode
 import train
 import tune
 from jaxspec.cli.options import run_main
+from jaxspec.training.configs import load_papers
 from jaxspec.weights.hf import save_directory
 from tests.helpers.cli import arguments
 from tests.helpers.tiny import make_text_model
@@ -20,13 +21,13 @@ from tests.helpers.tiny import make_text_model
 def refuses(capsys, monkeypatch):
     """Runs a program that must end with such an error; the error."""
 
-    def run(main, args, message):
+    def run(main, args, message, lines=1):
         monkeypatch.setattr(sys, "argv", ["program", *args])
         with pytest.raises(SystemExit) as exit:
             run_main(main)
         out, err = capsys.readouterr()
         assert exit.value.code == 2 and out == ""
-        assert message in err and err.startswith("error: ") and err.count("\n") == 1
+        assert message in err and err.startswith("error: ") and err.count("\n") == lines
         return err
 
     return run
@@ -141,13 +142,20 @@ def test_tune_refuses_bad_input_on_one_line(files, refuses, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--config", "ppd_smolm2"], "did you mean 'ppd_smollm2'?"),
         (["--config", "ppd_smollm2", "--train.step", "7"], "did you mean '--train.steps'?"),
         (["--config", "ppd_smollm2", "--method.ensemble", "0"], "ensemble"),
         (["--config", "ppd_smollm2", "--topology", "v5e:2x2x1"], "--topology and --json go with --dry-run"),
         (["--config", "ppd_smollm2", "--output", "gs://bucket/run"], "gs://bucket/run: not a folder; mount the bucket"),
-        ([], "--config NAME"),
+        (["--config", "ppd_smollm2", "--model", "/no/such/model"], "no such file or directory"),
     ],
 )
 def test_train_refuses_bad_input_on_one_line(refuses, options, message):
     refuses(train.main, options, message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [(["--config", "ppd_smolm2"], "did you mean 'ppd_smollm2'?"), ([], "--config NAME")]
+)
+def test_train_names_the_configs_below_a_line_per_paper(refuses, options, message):
+    error = refuses(train.main, options, message, lines=1 + len(load_papers()))
+    assert "\n  ppd: ppd_vicuna_7b, " in error

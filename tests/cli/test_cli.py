@@ -203,6 +203,11 @@ def test_train_shows_a_config(capsys):
     assert shown["method"]["ensemble"] == 4 and shown["train"]["steps"] == 7 and shown["method"]["name"] == "ppd"
 
 
+def test_trains_help_lists_the_configs_by_paper(capsys):
+    train.main(["--help"])
+    assert "\n  bita: bita_7b, bita_13b, bita_70b, " in capsys.readouterr().out
+
+
 def test_tune_measures_tries_and_decode_takes_its_choice(files, capsys):
     base = ["--model", str(files / "model"), "--adapter", str(files / "adapter")]
     small = ["--cache-length", "64", "--max-rows", "6", "--num-prompts", "2", "--finalists", "2", "--also", "sparse:3"]

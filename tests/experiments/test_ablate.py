@@ -52,7 +52,7 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def base_run(tmp_path_factory, model):
+def base_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ablations")
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(12)))
@@ -61,7 +61,7 @@ def base_run(tmp_path_factory, model):
         held_out_tokens=24, batch_size=4, cache=str(folder / "cache"),
     )  # fmt: skip
     train = TrainConfig(steps=4, batch_size=2, sequence_length=40, insertions=8, save_every=2, eval_every=0)
-    return RunConfig(model="tiny", shapes=model.config, method=PPD(), data=data, train=train)
+    return RunConfig(model="tiny-text", method=PPD(), data=data, train=train)
 
 
 SMALL = (
@@ -392,7 +392,7 @@ def test_a_run_writes_results_and_the_page(model, base_run, tmp_path, monkeypatc
     studies = (dataclasses.replace(SMALL[0], name="ppd_entry"),)
     monkeypatch.setattr(ablate, "STUDIES", studies)
     monkeypatch.setattr(ablate, "load_model", lambda name: model)
-    monkeypatch.setattr(ablate, "base_run", lambda options, model: base_run)
+    monkeypatch.setattr(ablate, "base_run", lambda options: base_run)
     args = ["--studies", "ppd_entry", "--output", str(tmp_path / "runs"), "--docs", str(tmp_path / "docs")]
     ablate.main(args)
     assert "ablations.md" in capsys.readouterr().out
@@ -415,7 +415,7 @@ def test_a_run_writes_results_and_the_page(model, base_run, tmp_path, monkeypatc
 def test_sampling_goes_on_where_it_stopped_or_anew_where_it_was_finished(model, base_run, monkeypatch):
     asked = []
     monkeypatch.setattr(ablate, "load_model", lambda name: model)
-    monkeypatch.setattr(ablate, "base_run", lambda options, model: base_run)
+    monkeypatch.setattr(ablate, "base_run", lambda options: base_run)
     monkeypatch.setattr(ablate, "check_adapters", lambda names, model: None)
     monkeypatch.setattr(ablate, "run_acceptance", lambda model, label, *rest: asked.append(label))
     first, *others = ACCEPTED

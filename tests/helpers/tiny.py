@@ -25,6 +25,7 @@ TINY = ModelConfig(
     max_positions=256,
     tie_embeddings=False,
 )
+TINY_TEXT = dataclasses.replace(TINY, vocab_size=257)  # a token per byte, and the end of text
 
 
 def make_tiny(config: ModelConfig = TINY, eos: tuple[int, ...] = (5,), seed: int = 0) -> Model:
@@ -60,5 +61,4 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 def make_text_model(seed: int = 0) -> Model:
     """A tiny random model with a byte tokenizer."""
     tokenizer = make_tokenizer()
-    config = dataclasses.replace(TINY, vocab_size=len(tokenizer))
-    return dataclasses.replace(make_tiny(config, (tokenizer.eos_token_id,), seed), tokenizer=tokenizer)
+    return dataclasses.replace(make_tiny(TINY_TEXT, (tokenizer.eos_token_id,), seed), tokenizer=tokenizer)

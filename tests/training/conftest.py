@@ -16,12 +16,11 @@ def model():
 
 
 @pytest.fixture
-def config(tmp_path, model):
+def config(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(12)))
     return RunConfig(
-        model="tiny",
-        shapes=model.config,
+        model="tiny-text",
         method=PPD(ensemble=2),
         data=DataConfig(
             prompts=str(prompts), answers=8, held_out=3, max_prompt_tokens=16, max_answer_tokens=24,

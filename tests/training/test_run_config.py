@@ -3,16 +3,18 @@
 import contextlib
 import dataclasses
 import json
+import shutil
 
 import jax
 import pytest
 
 from jaxspec.config import MeshConfig
 from jaxspec.errors import UserError
-from jaxspec.methods import BiTA, HiddenTransfer
-from jaxspec.training.configs import config_names, load_config, split_config_name
+from jaxspec.methods import METHODS, BiTA, HiddenTransfer
+from jaxspec.training.configs import FOLDER, load_config, load_configs, load_papers, split_config_name
 from jaxspec.training.run_config import check_config, check_same_run, describe
 from jaxspec.training.trainer import Trainer
+from jaxspec.weights.shapes import SHAPES
 
 
 @pytest.mark.parametrize(
@@ -43,10 +45,26 @@ def test_settings_that_cannot_train_are_refused(config, part, changes, message):
 
 
 def test_every_config_loads_and_can_train():
-    assert {"ppd_smollm2", "ppd_vicuna_7b", "ppd_vicuna_13b", "ppd_mobilellama_1_4b"} <= set(config_names())
-    for name in config_names():
-        config = load_config(name)
+    configs = load_configs()
+    assert {"ppd_smollm2", "ppd_vicuna_7b", "ppd_vicuna_13b", "ppd_mobilellama_1_4b"} <= set(configs)
+    for config in configs.values():
         check_config(config)
+
+
+def test_every_paper_has_a_file_of_runs_that_bear_its_name():
+    papers = load_papers()
+    assert set(papers) == {name for name, method in METHODS.items() if method.trainable}
+    for paper, runs in papers.items():
+        assert runs and all(name.startswith(f"{paper}_") for name in runs)
+        assert all(run.method.name == paper and run.model in SHAPES for run in runs.values())
+
+
+def test_two_runs_of_one_name_are_refused(tmp_path, monkeypatch):
+    for name in ("ppd.py", "mine.py"):
+        shutil.copy(FOLDER / "ppd.py", tmp_path / name)
+    monkeypatch.setattr("jaxspec.training.configs.FOLDER", tmp_path)
+    with pytest.raises(UserError, match=r"ppd\.py: another file has a run 'ppd_vicuna_7b' too"):
+        load_config("ppd_smollm2")
 
 
 @pytest.mark.parametrize("name", ["bita_7b", "bita_13b", "bita_70b", *(f"bita_vicuna_{n}b" for n in (7, 13, 33))])
@@ -76,8 +94,9 @@ def test_configs_of_hidden_transfer_are_its_papers(name, layers):
 
 
 def test_an_unknown_config_is_refused_with_a_suggestion():
-    with pytest.raises(UserError, match="did you mean 'ppd_smollm2'"):
+    with pytest.raises(UserError, match="did you mean 'ppd_smollm2'") as refused:
         load_config("ppd_smolm2")
+    assert "\n  bita: bita_7b, bita_13b, bita_70b, " in str(refused.value)
     with pytest.raises(UserError, match="--config NAME"):
         split_config_name(["--train.steps", "3"])
     assert split_config_name(["--a", "1", "--config", "x", "--b"]) == ("x", ["--a", "1", "--b"])

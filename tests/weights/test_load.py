@@ -14,7 +14,8 @@ from sentencepiece import SentencePieceTrainer
 from jaxspec.errors import UserError
 from jaxspec.weights.gguf import GGUFFile
 from jaxspec.weights.hf import save_directory
-from jaxspec.weights.load import embedded_model_path, load_model
+from jaxspec.weights.load import DEFAULT_MODEL, embedded_model_path, load_model, load_shapes
+from jaxspec.weights.shapes import LLAMA_7B
 from tests.helpers.model import CONTROL, TOKENS, assert_same_params, random_params, tiny_config, write_gguf
 
 CONFIG = tiny_config(vocab_size=len(TOKENS))
@@ -80,6 +81,19 @@ def test_hub_name_is_fetched(folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or str(folder))
     assert load_model("owner/model").eos == (EOS,)
     assert asked == ["owner/model"]
+
+
+def test_shapes_of_published_models_need_no_file(folder, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(folder))
+    assert load_shapes("lmsys/vicuna-7b-v1.3") == LLAMA_7B
+    assert load_shapes("owner/model") == load_shapes(str(folder)) == CONFIG
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder, tmp_path / "lmsys" / "vicuna-7b-v1.3")  # which `load_model` would take
+    assert load_shapes("lmsys/vicuna-7b-v1.3") == CONFIG
+
+
+def test_shapes_of_the_embedded_model_are_those_of_its_file():
+    assert load_shapes(DEFAULT_MODEL) == GGUFFile(embedded_model_path()).config()
 
 
 def test_older_weights_are_fetched_where_the_hub_has_no_others(folder, monkeypatch, tmp_path):
