@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -141,11 +142,10 @@ def stratified(questions: Sequence[Question], limit: int, seed: int = 0) -> list
     for index in shuffled:
         question = questions[index]
         groups.setdefault(group_of(question.category), {}).setdefault(question.category, []).append(int(index))
-    turns = [_in_turn([group[name] for name in sorted(group)]) for _, group in sorted(groups.items())]
-    return [questions[index] for index in sorted(_in_turn(turns)[:limit])]
+    mixed = [_round_robin([group[name] for name in sorted(group)]) for _, group in sorted(groups.items())]
+    return [questions[index] for index in sorted(_round_robin(mixed)[:limit])]
 
 
-def _in_turn(lists: Sequence[list[int]]) -> list[int]:
+def _round_robin(lists: Sequence[list[int]]) -> list[int]:
     """The first of every list, then the second of every list, and so on."""
-    longest = max(map(len, lists))
-    return [values[place] for place in range(longest) for values in lists if place < len(values)]
+    return [value for values in itertools.zip_longest(*lists) for value in values if value is not None]
