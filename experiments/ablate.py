@@ -122,7 +122,7 @@ def measure(
         drafters = load_drafters(study.rows, model, lambda name, label: output / trained[name][label]["run"])
         yield "decoding", {study.name: measure_speeds(drafters, texts[: options.decode_prompts], tokens)}
     if "steps" in names:
-        yield "steps", measure_steps(model, cache_length=512, rounds=9)
+        yield "steps", measure_steps(model)
     if {"similarity", "coverage"} & names:
         held_out, _ = prepare_answers(model, base.data, prompts[: base.data.held_out], lambda done, tokens: None)
     if "similarity" in names:

@@ -35,7 +35,6 @@ from jaxspec.weights.load import Model
 
 _RULES = {name: rule() for name, rule in ACCEPTANCES.items() if rule.lossless}
 _SIZES = (1024, 2048, 4096, 8192, 16384)  # of draft vocabularies
-_NODES = (2, 4, 8)  # of trees whose steps are timed
 
 
 def load_drafters(entries: Mapping[str, Entry], model: Model, folder: Callable[[str, str], Path]) -> dict[str, Drafter]:
@@ -74,16 +73,18 @@ def measure_speeds(
     return {trial.name: dataclasses.asdict(trial) | {"rows": rows[trial.name]} | shared for trial in trials}
 
 
-def measure_steps(model: Model, cache_length: int, rounds: int) -> dict[str, dict[str, float]]:
+def measure_steps(
+    model: Model, cache_length: int = 512, rounds: int = 9, nodes: Sequence[int] = (2, 4, 8)
+) -> dict[str, dict[str, float]]:
     """Seconds of a step by method and number of rows: nodes with all their probes, the same for every method."""
     drafters = {}
     for name, method in TIMED.items():
         adapter = Adapter(method, method.init(jax.random.key(0), model.base), model.fingerprint, {})
-        for nodes in _NODES:
-            drafters[name, nodes] = make_drafter(adapter, model, star(nodes, method.probe_distances), 0)
+        for count in nodes:
+            drafters[name, count] = make_drafter(adapter, model, star(count, method.probe_distances), 0)
     results: dict[str, dict[str, float]] = {name: {} for name in TIMED}
-    for (name, nodes), seconds in step_times(drafters, cache_length, rounds).items():
-        results[name][str(drafters[name, nodes].num_rows)] = seconds
+    for (name, count), seconds in step_times(drafters, cache_length, rounds).items():
+        results[name][str(drafters[name, count].num_rows)] = seconds
     return results
 
 
