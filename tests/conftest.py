@@ -17,7 +17,6 @@ import jax
 import pytest
 
 import jaxspec.weights.load
-from jaxspec.decoding import generate
 from jaxspec.weights.shapes import SHAPES
 from tests.helpers.tiny import TINY, TINY_TEXT, make_tiny
 
@@ -51,7 +50,6 @@ def pytest_runtest_teardown():
     else:
         crowded = number % 30 == 0 and not _MAPPINGS.exists()
     if crowded:
-        generate._EXECUTABLES.clear()
         jax.clear_caches()
 
 

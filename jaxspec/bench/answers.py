@@ -51,7 +51,8 @@ class Answers:
         """
         rows = {way: read_whole_lines(self.file(way, run), _FIELDS) for way in self._ways}
         done = set.intersection(*({_key(row) for row in found} for found in rows.values()))
-        return {way: [row for row in found if done.issuperset(map(tuple, row["batch"]))] for way, found in rows.items()}
+        whole = lambda row: {tuple(key) for key in row["batch"]} <= done  # noqa: E731
+        return {way: [row for row in found if whole(row)] for way, found in rows.items()}
 
     def restore(self, run: int) -> set[tuple[str, int | str]]:
         """The questions that every way has answered; anything else in the files, left by a kill, is removed."""

@@ -139,11 +139,7 @@ def figures(runs: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> Fi
         by_run.append([ours.speed / theirs.speed for _, ours, theirs in found])
     if not pairs:
         return None
-
-    def mean(value: Callable[[_Work, _Work], float]) -> np.ndarray:
-        """Over runs, of every question or batch."""
-        return np.array([np.mean([value(*pair) for pair in found]) for found in pairs.values()])
-
+    mean = lambda value: np.array([np.mean([value(*pair) for pair in found]) for found in pairs.values()])  # noqa: E731
     speedups = mean(lambda a, b: a.speed / b.speed)
     choices = [row["choices"][0] for rows in runs for row in rows]
     lengths = [[length for row in rows for length in row["choices"][0]["accept_lengths"]] for rows in runs]

@@ -35,7 +35,7 @@ from jaxspec.machine import device_name
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import answer_entropies, perplexity
-from jaxspec.tuning.race import run_each
+from jaxspec.tuning.race import in_turn
 from jaxspec.versions import code_version
 from jaxspec.weights.load import Model
 
@@ -202,7 +202,7 @@ def _ask(
 ) -> None:  # fmt: skip
     """Answer a batch every way, and write the answers down once all have."""
     seed = config.seed + run - 1
-    results = dict(run_each(list(ways), lambda name: converse(model, ways[name], batch, config, seed), number))
+    results = dict(in_turn(list(ways), lambda name: converse(model, ways[name], batch, config, seed), number))
     for name, way in ways.items():
         rows, base = [], way.own or model
         for index, question in enumerate(batch):

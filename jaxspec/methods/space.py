@@ -108,7 +108,7 @@ class SPACE(ProbeMethod):
                 corrections[*place, "up"] = jnp.zeros((self.rank, columns))
         return flax.traverse_util.unflatten_dict(corrections)
 
-    def _tuned(self, trainable: PyTree, base: Base) -> Base:
+    def tuned_base(self, trainable: PyTree, base: Base) -> Base:
         """The base being tuned, in the frozen one's dtype."""
         if self.tuning == "full":
             return base.replace(params=jax.tree.map(lambda x, old: x.astype(old.dtype), trainable["base"], base.params))
@@ -136,7 +136,7 @@ class SPACE(ProbeMethod):
         and every insertion point as a cut. `m` of equation 3 is the token behind the cut: the last token before the
         masks predicts it, and the masks those that follow.
         """
-        base, distances = self._tuned(trainable, base), range(1, self.distances + 1)
+        base, distances = self.tuned_base(trainable, base), range(1, self.distances + 1)
         text, exits = self.probe(trainable, base, batch, self.distances, training=True)
         masked, metrics = self.loss_of(trainable, base, batch, text, exits, distances)
         entropy, answer = answer_entropy(base, text, batch)  # [B, T - 1], of the tokens from the second on
@@ -152,7 +152,7 @@ class SPACE(ProbeMethod):
 
     def predictions(self, trainable: PyTree, base: Base, batch: Batch) -> jax.Array:
         """Logits [B, G, k, V] of the masks, behind the tuned base's own text."""
-        return super().predictions(trainable, self._tuned(trainable, base), batch)
+        return super().predictions(trainable, self.tuned_base(trainable, base), batch)
 
     # What training ends in
 
@@ -165,7 +165,7 @@ class SPACE(ProbeMethod):
         """The mask alone, for the base that was tuned with it."""
         if self.tuning == "none":
             return self, trainable, base
-        own = base.replace(params=merged(self._tuned(trainable, base).params))
+        own = base.replace(params=merged(self.tuned_base(trainable, base).params))
         return dataclasses.replace(self, tuning="none"), {"mask": trainable["mask"]}, own
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
 import jax
@@ -45,14 +44,18 @@ def measure_latency(
       max_rows: the largest size.
       rounds: measurements of each size.
     """
-    method = drafter.method
+    method, runs = drafter.method, {}
     per_node = 1 + method.probe_rows
     sizes: dict[int | str, Drafter] = {1: autoregressive(drafter.model)}
     for size in (s for s in _SIZES if s * per_node <= max_rows):
         sizes[size * per_node] = drafter.with_tree(star(size, 1), draft_vocabulary)
     depths = range(2, method.max_distance + 1) if not method.probe_distances else ()
     sizes |= {f"depth {depth}": drafter.with_tree(chain(depth), draft_vocabulary) for depth in depths}
-    medians = step_times(sizes, cache_length, rounds, batch_size)
+    with Progress("measuring", len(sizes) * (rounds + 1), "runs") as progress:
+        for number, (rows, sized) in enumerate(sizes.items(), 1):
+            runs[rows] = StepTimer(sized, batch_size, cache_length)
+            progress.update(number, f"{rows} compiled" if isinstance(rows, str) else f"{rows} rows compiled")
+        medians = in_rounds(runs, rounds, lambda done: progress.update(len(runs) + done))
     latency = fit_latency({rows: seconds for rows, seconds in medians.items() if isinstance(rows, int)})
     if not depths:
         return latency
@@ -60,28 +63,33 @@ def measure_latency(
     return dataclasses.replace(latency, drafting=tuple(np.maximum.accumulate([0.0, *deeper]).tolist()))
 
 
-def step_times(
-    drafters: Mapping[K, Drafter], cache_length: int, rounds: int, batch_size: int = 1, label: str = "measuring"
-) -> dict[K, float]:
-    """Median seconds of a decoding step with each drafter, all measured once a round, in another order every round.
+def step_times(drafters: Mapping[K, Drafter], cache_length: int, rounds: int, batch_size: int = 1) -> dict[K, float]:
+    """Median seconds of a decoding step with each drafter, the drafters in turn.
 
     Args:
       drafters: by name.
       cache_length: S.
       rounds: measurements of each.
       batch_size: B.
-      label: of the progress line.
     """
-    names, done, timers = list(drafters), itertools.count(1), []
-    samples: dict[K, list[float]] = {name: [] for name in names}
-    with Progress(label, len(names) * (rounds + 1), "runs") as progress:
-        for drafter in drafters.values():
-            timers.append(StepTimer(drafter, batch_size, cache_length))
-            progress.update(next(done), f"{drafter.num_rows} rows compiled")
-        for turn in range(rounds):
-            for place in np.random.default_rng(turn).permutation(len(names)):
-                samples[names[place]].append(timers[place]())
-                progress.update(next(done))
+    with Progress("measuring", len(drafters) * rounds, "runs") as progress:
+        timers = {name: StepTimer(drafter, batch_size, cache_length) for name, drafter in drafters.items()}
+        return in_rounds(timers, rounds, progress.update)
+
+
+def in_rounds(runs: dict[K, Callable[[], float]], rounds: int, say: Callable[[int], None]) -> dict[K, float]:
+    """Medians of several measurements, all taken once a round, in another order every round.
+
+    Args:
+      runs: what measures, by name.
+      rounds: how many.
+      say: told how many measurements have been taken.
+    """
+    names, samples = list(runs), {name: [] for name in runs}
+    for turn in range(rounds):
+        for number, place in enumerate(np.random.default_rng(turn).permutation(len(names)), 1):
+            samples[names[place]].append(runs[names[place]]())
+            say(turn * len(names) + number)
     return {name: float(np.median(values)) for name, values in samples.items()}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -64,15 +63,11 @@ def race(
     everyone = {"autoregressive": autoregressive(model)} | drafters
     settings = {"sampling": sampling, "batch_size": batch_size}
     results: dict[str, list[Generation]] = {name: [] for name in everyone}
-
-    def answer(batch: Sequence[str], name: str) -> list[Generation]:
-        return generate(everyone[name], batch, max_new_tokens, **settings)
-
     batches = [prompts[i : i + batch_size] for i in range(0, len(prompts), batch_size)]
     with Progress("racing", len(batches) * len(everyone), "runs") as progress:
         for number, batch in enumerate(batches):
-            turns = run_each(list(everyone), functools.partial(answer, batch), number)
-            for done, (name, answers) in enumerate(turns, 1):
+            run = lambda name: generate(everyone[name], batch, max_new_tokens, **settings)  # noqa: E731, B023
+            for done, (name, answers) in enumerate(in_turn(list(everyone), run, number), 1):
                 results[name] += answers
                 progress.update(number * len(everyone) + done)
     plain = results["autoregressive"]
@@ -81,7 +76,7 @@ def race(
     return [_trial(name, answers, plain) for name, answers in results.items()]
 
 
-def run_each(
+def in_turn(
     names: Sequence[str], run: Callable[[str], list[Generation]], number: int
 ) -> Iterator[tuple[str, list[Generation]]]:
     """Do the same work in every way; again where something had to be compiled, which no timing may hold.

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from jaxspec.machine import device_name
 from jaxspec.model.blocks import FEW_ROWS
 from jaxspec.model.decoder import abstract_params
 from jaxspec.plotting import picture
-from jaxspec.tuning.latency import bare, step_times
+from jaxspec.progress import Progress
+from jaxspec.tuning.latency import StepTimer, bare, in_rounds
 from jaxspec.versions import code_version
 from jaxspec.weights.load import DEFAULT_MODEL, Model, check_dtype, load_model, load_shapes
 from jaxspec.weights.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B
@@ -107,11 +109,8 @@ def device_bytes() -> int:
 def bandwidth(rounds: int) -> float:
     """Bytes per second that the device moves, the best of a few rounds of reading a large array and of changing it."""
     x, repeat = jnp.zeros((1024, _MOVED // 4096), jnp.float32), functools.partial(jax.lax.fori_loop, 0, _TIMES)
-
-    def read_all(x: jax.Array) -> jax.Array:  # each time another sum
-        return repeat(lambda _, total: jnp.sum(x + total[:, None], axis=1), jnp.zeros(1024))
-
-    read = jax.jit(read_all).lower(x).compile()
+    again = lambda x, total: jnp.sum(x + total[:, None], axis=1)  # noqa: E731 (each time another sum)
+    read = jax.jit(lambda x: repeat(lambda _, total: again(x, total), jnp.zeros(1024))).lower(x).compile()
     change = jax.jit(lambda x: repeat(lambda _, x: x + 1, x), donate_argnums=0).lower(x).compile()
     rates = []
     for _ in range(rounds + 1):
@@ -196,8 +195,7 @@ def _begun(config: LatencyConfig, folder: Path) -> dict[str, Any]:
 
 
 def _curve(config: LatencyConfig, model: Model, batch: int, cache: int, bytes_per_second: float) -> dict[str, Any]:
-    sizes, label = {rows: bare(model, rows) for rows in config.rows}, f"{model.name}, batch {batch}, cache {cache}"
-    seconds = step_times(sizes, cache, config.rounds, batch, label)
+    seconds = _in_turn(model, batch, cache, config.rows, config.rounds)
     return {
         "model": known_as(model.name),
         "dtype": str(model.dtype),
@@ -206,6 +204,16 @@ def _curve(config: LatencyConfig, model: Model, batch: int, cache: int, bytes_pe
         "seconds": {str(rows): value for rows, value in seconds.items()},
         "memory_seconds": step_bytes(model, batch, cache) / bytes_per_second,
     }
+
+
+def _in_turn(model: Model, batch: int, cache: int, sizes: Sequence[int], rounds: int) -> dict[int, float]:
+    timers: dict[int, Callable[[], float]] = {}
+    name = f"{model.name}, batch {batch}, cache {cache}"
+    with Progress(name, len(sizes) * (rounds + 1), "runs") as progress:
+        for number, rows in enumerate(sizes, 1):
+            timers[rows] = StepTimer(bare(model, rows), batch, cache)
+            progress.update(number, f"{rows} rows compiled")
+        return in_rounds(timers, rounds, lambda done: progress.update(len(sizes) + done))
 
 
 def read_latency(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Draft, Match, Typical
+from jaxspec.decoding.acceptance import Match, Typical
+from jaxspec.drafting.draft import Draft
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import build_tree
 from jaxspec.errors import UserError

@@ -10,8 +10,7 @@ import pytest
 import jaxspec.weights.load
 from jaxspec.config import RopeScaling, SamplingConfig
 from jaxspec.decoding.generate import generate
-from jaxspec.decoding.loop import Drafter
-from jaxspec.drafting.adapter import Adapter, plain_drafter, settle
+from jaxspec.drafting.drafter import autoregressive
 from jaxspec.drafting.tree import (
     State,
     build_tree,
@@ -26,8 +25,7 @@ from jaxspec.drafting.tree import (
 )
 from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import in_blocks
-from tests.helpers.methods import trained
+from tests.helpers.methods import untrained_drafter
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
 GREEDY = SamplingConfig()
@@ -94,8 +92,8 @@ def pairwise(options):
     names = list(options)
     combinations = list(itertools.product(*options.values()))
 
-    def pairs(values):
-        return {(i, a, j, b) for (i, a), (j, b) in itertools.combinations(enumerate(values), 2)}
+    def pairs(c):
+        return {(i, c[i], j, c[j]) for i, j in itertools.combinations(range(len(c)), 2)}
 
     missing, chosen = set().union(*map(pairs, combinations)), []
     while missing:
@@ -123,26 +121,18 @@ VARIANTS = list(variants())
 DEFAULTS = [method(**{name: values[0] for name, values in options.items()}) for method, options in OPTIONS.items()]
 
 
-def make(method, model, tree):
-    """A drafter whose every part matters: nothing of it is zero, the identity, or a copy of the base's."""
-    trainable = trained(method, Base(model.params, model.decoder), seed=1, scale=0.3, noise=2)
-    adapter, own = settle(Adapter(method, trainable, "", {}), model)
-    prepared = adapter.method.prepared(adapter.trainable, own.base)
-    drafter = Drafter(prepared, tree, adapter.method, own=own if own is not model else None)
-    return in_blocks(drafter, own.block_for(method.max_distance), adapter.method.kernels)
-
-
 def drafter(method, model, paths=WIDE, probes=None):
     """A drafter with one tree of those paths that the method reaches."""
     paths = [path for path in paths if len(path) <= method.max_distance]
-    return make(method, model, stack_trees([build_tree(paths, method.probe_distances, probes)]))
+    tree = stack_trees([build_tree(paths, method.probe_distances, probes)])
+    return untrained_drafter(method, model, tree)
 
 
-def check(model, draft, prompts, sampling, seed, batch_size, limit=24):
-    """A method that has tuned its base owes the text of that one."""
+def check(draft, prompts, sampling, seed, batch_size, limit=24):
+    """The text of autoregressive decoding, of the base that the method has tuned where it has."""
     settings = {"sampling": sampling, "seed": seed}
-    plain = generate(model, plain_drafter(draft.own), prompts, limit, **settings)
-    ours = generate(model, draft, prompts, limit, batch_size=batch_size, **settings)
+    plain = generate(autoregressive(draft.model), prompts, limit, **settings)
+    ours = generate(draft, prompts, limit, batch_size=batch_size, **settings)
     assert [a.tokens for a in ours] == [a.tokens for a in plain]
     return ours
 
@@ -170,7 +160,7 @@ def test_same_tokens_as_autoregressive(tiny, method, sampling, few_rows, monkeyp
     """
     monkeypatch.setattr(jaxspec.weights.load, "FEW_ROWS", few_rows)
     draft = drafter(method, tiny, NARROW if sampling.temperature else WIDE)
-    answers = check(tiny, draft, make_prompts(12), sampling, 3, 1)
+    answers = check(draft, make_prompts(12), sampling, 3, 1)
     accepted, offered = taken(answers)
     assert accepted[0] > 0 and accepted[1] > 0 and sum(accepted) < sum(offered)  # taken, and refused
     assert any(a.tokens[-1] in tiny.eos for a in answers)  # the limit has tests of its own below
@@ -189,8 +179,8 @@ def test_every_option_is_lossless(tiny, method, sampling):
         if needs <= depth
     ]
     model = dataclasses.replace(tiny, eos=(5, 9))
-    draft = make(method, model, make_plan(states).arrays(method.probe_distances))
-    answers = check(model, draft, make_prompts(8), sampling, 3, 4)
+    draft = untrained_drafter(method, model, make_plan(states))
+    answers = check(draft, make_prompts(8), sampling, 3, 4)
     assert any(sum(a.accepted) for a in answers) and any(a.tokens[-1] in model.eos for a in answers)
     assert not sampling.temperature or any(0 in a.tokens for a in answers)  # greedy texts of eight prompts are without
 
@@ -200,8 +190,8 @@ def test_every_option_is_lossless(tiny, method, sampling):
 @pytest.mark.parametrize("prompting", OPTIONS[BiTA]["prompting"])
 def test_trees_of_bita(tiny, prompting, plan, sampling):
     """Section 3.2 and Table 4: efficient trees, constant or thinning, and full ones, with masks on every node."""
-    draft = make(BiTA(prompts=3, prompting=prompting), tiny, plan.arrays(3))
-    answers = check(tiny, draft, make_prompts(12), sampling, 3, 4)
+    draft = untrained_drafter(BiTA(prompts=3, prompting=prompting), tiny, plan)
+    answers = check(draft, make_prompts(12), sampling, 3, 4)
     accepted, offered = taken(answers)
     assert accepted[0] > 0 and sum(accepted) < sum(offered)
     assert any(a.tokens[-1] in tiny.eos for a in answers) and any(0 in a.tokens for a in answers)
@@ -216,8 +206,8 @@ PROBING = [*filter(lambda m: m.probe_distances, DEFAULTS), PPD(ensemble=2, aggre
 )  # fmt: skip
 def test_straightforward_decoding(tiny, method, sampling):
     """BiTA 3.2: only the root carries probes, and what is left of them drafts again."""
-    draft = make(method, tiny, straightforward(3).arrays(3))
-    answers = check(tiny, draft, make_prompts(8), sampling, 3, 4)
+    draft = untrained_drafter(method, tiny, straightforward(3))
+    answers = check(draft, make_prompts(8), sampling, 3, 4)
     assert sum(sum(a.accepted) for a in answers) > 0 and any(a.tokens[-1] in tiny.eos for a in answers)
     assert sum(a.offered[-1] for a in answers) < sum(a.steps for a in answers)  # drafts are shorter after acceptances
 
@@ -229,7 +219,7 @@ def test_random_topologies(tiny, seed):
     plan = sparse_tree(rng.dirichlet(np.ones(9), size=3)[:, :6], int(rng.integers(2, 20)))
     paths = plan.states[0].paths
     probes = rng.integers(0, 4, len(paths) + 1).tolist()
-    check(tiny, drafter(PPD(), tiny, paths, probes), make_prompts(4, seed=seed), SAMPLING[0], seed, 4)
+    check(drafter(PPD(), tiny, paths, probes), make_prompts(4, seed=seed), SAMPLING[0], seed, 4)
 
 
 def random_plan(rng, method):
@@ -245,12 +235,13 @@ def test_dynamic_trees_of_one_padded_size_share_a_program(tiny):
     """Random states and random ways between them: the same text, and nothing compiled after the first tree."""
     rng, method, prompts = np.random.default_rng(0), PPD(ensemble=2), make_prompts(4)
     trainable = method.init(jax.random.key(1), Base(tiny.params, tiny.decoder))
-    plain = generate(tiny, plain_drafter(), prompts, 24, sampling=SAMPLING[0])
+    plain = generate(autoregressive(tiny), prompts, 24, sampling=SAMPLING[0])
     visited = set()
     for trial in range(12):
         plan = random_plan(rng, method)
         padded = [pad_tree(state, 12, 40, 3, 4) for state in unstack(plan.arrays(3))]
-        ours = generate(tiny, Drafter(trainable, stack_trees(padded), method), prompts, 24, sampling=SAMPLING[0])
+        draft = untrained_drafter(method, tiny, stack_trees(padded), trainable)
+        ours = generate(draft, prompts, 24, sampling=SAMPLING[0])
         assert [a.tokens for a in ours] == [a.tokens for a in plain]
         assert trial == 0 or all(a.compile_seconds == 0 for a in ours)
         visited |= {accepted for a in ours for accepted in np.flatnonzero(a.accepted)}
@@ -275,7 +266,7 @@ def unstack(tree):
 def test_families(changes):
     """Masks and frequencies of every family depend on a row's own position alone."""
     model = make_tiny(dataclasses.replace(TINY, **changes))
-    check(model, drafter(PPD(), model), make_prompts(4), GREEDY, 0, 4, limit=40)
+    check(drafter(PPD(), model), make_prompts(4), GREEDY, 0, 4, limit=40)
 
 
 def test_end_of_text_inside_a_draft(tiny):
@@ -283,7 +274,7 @@ def test_end_of_text_inside_a_draft(tiny):
     perfect = 0
     for eos in range(0, tiny.config.vocab_size, 3):
         model = dataclasses.replace(tiny, eos=(eos, (eos + 7) % 16))
-        for answer in check(model, drafter(PPD(), model), make_prompts(6), GREEDY, 0, 3, limit=40):
+        for answer in check(drafter(PPD(), model), make_prompts(6), GREEDY, 0, 3, limit=40):
             assert not {*model.eos} & {*answer.tokens[:-1]}
             perfect += answer.tokens[-1] in model.eos and answer.drafted[-1]
     assert perfect > 0
@@ -292,7 +283,7 @@ def test_end_of_text_inside_a_draft(tiny):
 @pytest.mark.parametrize("limit", [1, 2, 3, 5])
 def test_length_limit_is_exact(tiny, limit):
     model = dataclasses.replace(tiny, eos=())
-    for answer in check(model, drafter(PPD(), model), make_prompts(6), GREEDY, 0, 3, limit=limit):
+    for answer in check(drafter(PPD(), model), make_prompts(6), GREEDY, 0, 3, limit=limit):
         assert answer.new_tokens == limit
 
 
@@ -301,7 +292,7 @@ def test_context_filled_to_the_last_position(tiny):
     model = dataclasses.replace(tiny, eos=())
     length = model.config.max_positions
     prompts = [(make_prompts(1, seed=s)[0] * 200)[: length - 30] for s in range(2)]
-    assert all(a.new_tokens == 30 for a in check(model, drafter(PPD(), model), prompts, GREEDY, 0, 2, limit=30))
+    assert all(a.new_tokens == 30 for a in check(drafter(PPD(), model), prompts, GREEDY, 0, 2, limit=30))
 
 
 def test_text_depends_on_the_seed_alone(tiny):
@@ -310,7 +301,7 @@ def test_text_depends_on_the_seed_alone(tiny):
     draft = drafter(PPD(), model)
 
     def run(prompts, seed):
-        answers = generate(model, draft, prompts, 20, sampling=SAMPLING[0], seed=seed, batch_size=5)
+        answers = generate(draft, prompts, 20, sampling=SAMPLING[0], seed=seed, batch_size=5)
         return [answer.tokens for answer in answers]
 
     assert run(prompts, 1) == run(prompts[::-1], 1)[::-1]

@@ -10,26 +10,31 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Typical
-from jaxspec.decoding.generate import _EXECUTABLES, bucket, generate, generate_many, stream
-from jaxspec.decoding.loop import Drafter, decode
-from jaxspec.drafting.adapter import load_method
+from jaxspec.decoding.generate import bucket, generate, generate_many, stream
+from jaxspec.decoding.loop import decode
+from jaxspec.drafting.drafter import autoregressive
 from jaxspec.drafting.tree import from_paths
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD
-from jaxspec.model.base import Base
+from tests.helpers.decoding import begin
+from tests.helpers.methods import untrained_drafter
 from tests.helpers.tiny import make_prompts
 
 
 @pytest.fixture(scope="module")
 def ppd(tiny):
-    method = PPD()
-    trainable = method.init(jax.random.key(1), Base(tiny.params, tiny.decoder))
-    return Drafter(trainable, from_paths([(0,), (1,), (2,), (0, 0), (0, 1)]).arrays(3), method)
+    trainable = PPD().init(jax.random.key(1), tiny.base)
+    return untrained_drafter(PPD(), tiny, from_paths([(0,), (1,), (2,), (0, 0), (0, 1)]), trainable)
 
 
 @pytest.fixture(scope="module")
 def plain(tiny):
-    return load_method("autoregressive", tiny)
+    return autoregressive(tiny)
+
+
+def on(model, drafter):
+    """The drafter on a base with other ends of text."""
+    return dataclasses.replace(drafter, model=model)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
@@ -45,20 +50,20 @@ def test_tokens_are_those_of_the_plain_forward_pass(tiny, plain, temperature):
             key = jax.random.fold_in(jax.random.key(np.uint32(11)), len(tokens))
             scores = scores / temperature + jax.random.gumbel(key, scores.shape)
         tokens.append(int(scores.argmax()))
-    answer = generate(model, plain, [prompt], 10, sampling=SamplingConfig(temperature), seed=11)[0]
+    answer = generate(on(model, plain), [prompt], 10, sampling=SamplingConfig(temperature), seed=11)[0]
     assert answer.tokens == tokens[len(prompt) :]
 
 
 def test_long_prompts_are_prefilled_in_chunks(tiny, plain, monkeypatch):
     prompts = [(make_prompts(1, seed=s)[0] * 300)[:length] for s, length in enumerate((130, 40, 97))]
-    whole = generate(tiny, plain, prompts, 12, batch_size=3)
+    whole = generate(plain, prompts, 12, batch_size=3)
     monkeypatch.setattr("jaxspec.decoding.generate._PREFILL_CHUNK", 32)
-    chunked = generate(tiny, plain, prompts, 12, batch_size=3)
+    chunked = generate(plain, prompts, 12, batch_size=3)
     assert [a.tokens for a in whole] == [a.tokens for a in chunked]
 
 
 def test_autoregressive_is_one_token_per_step(tiny, plain):
-    for answer in generate(tiny, plain, make_prompts(4), 15):
+    for answer in generate(plain, make_prompts(4), 15):
         assert answer.steps == answer.new_tokens - 1
         assert answer.tokens_per_step in (0.0, 1.0)
         assert not any(answer.drafted)
@@ -67,7 +72,7 @@ def test_autoregressive_is_one_token_per_step(tiny, plain):
 def test_statistics_add_up(tiny, ppd):
     """Every token is the first, a bonus or an accepted candidate; steps and acceptances count them."""
     model = dataclasses.replace(tiny, eos=())
-    for answer in generate(model, ppd, make_prompts(6), 30, batch_size=3):
+    for answer in generate(on(model, ppd), make_prompts(6), 30, batch_size=3):
         emitted = 1 + answer.steps + sum(answer.accepted)
         assert emitted - 3 < answer.new_tokens <= emitted  # the limit may cut the last step
         assert sum(answer.drafted) <= sum(answer.accepted)
@@ -78,17 +83,17 @@ def test_statistics_add_up(tiny, ppd):
 
 def test_streaming_gives_the_same_answer_in_growing_pieces(tiny, ppd):
     prompt, model = make_prompts(1)[0], dataclasses.replace(tiny, eos=())
-    pieces = [a.tokens for a in stream(model, ppd, prompt, 20, steps_per_chunk=2)]
-    assert pieces[-1] == generate(model, ppd, [prompt], 20)[0].tokens
+    pieces = [a.tokens for a in stream(on(model, ppd), prompt, 20, steps_per_chunk=2)]
+    assert pieces[-1] == generate(on(model, ppd), [prompt], 20)[0].tokens
     assert len(pieces) > 2 and len(pieces[0]) == 1
     assert all(b[: len(a)] == a for a, b in itertools.pairwise(pieces))
 
 
 def test_refilled_rows_answer_as_if_alone(tiny, plain, ppd):
     prompts = make_prompts(23)
-    alone = [a.tokens for a in generate(tiny, plain, prompts, 17)]
+    alone = [a.tokens for a in generate(plain, prompts, 17)]
     for method in (plain, ppd):
-        many = dict(generate_many(tiny, method, prompts, 17, batch_size=5, refill=2, steps_per_chunk=3))
+        many = dict(generate_many(method, prompts, 17, batch_size=5, refill=2, steps_per_chunk=3))
         assert [many[i] for i in range(len(prompts))] == alone
 
 
@@ -97,9 +102,9 @@ def test_refilled_rows_answer_as_if_alone(tiny, plain, ppd):
 def test_the_cache_is_written_in_place(tiny, drafter, batch, request):
     """No step copies a layer's keys or values; with one node and many rows that takes longer than the layer."""
     config = tiny.config
-    _EXECUTABLES.clear()
-    generate(tiny, request.getfixturevalue(drafter), make_prompts(batch), 4, batch_size=batch)
-    [program] = [run.as_text() for key, run in _EXECUTABLES.items() if key[0] is decode]
+    program = (
+        decode.lower(*begin(request.getfixturevalue(drafter), [[1, 2, 3]] * batch, 4), np.int32(4)).compile().as_text()
+    )
     shape = f"f32[{batch},{config.num_kv_heads},128,{config.head_dim}]"
     assert shape in program
     assert not re.findall(rf"= {re.escape(shape)}\S* copy\(", program)
@@ -107,33 +112,31 @@ def test_the_cache_is_written_in_place(tiny, drafter, batch, request):
 
 def test_another_prompt_of_the_same_bucket_does_not_recompile(tiny, ppd):
     first, second = make_prompts(2, seed=5)
-    generate(tiny, ppd, [first], 16)
-    known = len(_EXECUTABLES)
-    assert generate(tiny, ppd, [second], 13)[0].compile_seconds == 0
-    assert len(_EXECUTABLES) == known
+    generate(ppd, [first], 16)
+    assert generate(ppd, [second], 13)[0].compile_seconds == 0
 
 
 def test_temperature_is_no_reason_to_recompile(tiny, ppd):
     prompt = make_prompts(1)[0]
-    generate(tiny, ppd, [prompt], 16, sampling=SamplingConfig(0.5))
-    assert generate(tiny, ppd, [prompt], 16, sampling=SamplingConfig(0.9))[0].compile_seconds == 0
+    generate(ppd, [prompt], 16, sampling=SamplingConfig(0.5))
+    assert generate(ppd, [prompt], 16, sampling=SamplingConfig(0.9))[0].compile_seconds == 0
 
 
 def test_typical_acceptance_takes_more_and_may_change_the_text(tiny, ppd, plain):
     model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(8)
-    strict = generate(model, ppd, prompts, 40)
-    loose = generate(model, ppd, prompts, 40, acceptance=Typical(epsilon=1e-3, delta=1e-3))
+    strict = generate(on(model, ppd), prompts, 40)
+    loose = generate(on(model, ppd), prompts, 40, acceptance=Typical(epsilon=1e-3, delta=1e-3))
     assert sum(a.steps for a in loose) < sum(a.steps for a in strict)
-    assert [a.tokens for a in loose] != [a.tokens for a in generate(model, plain, prompts, 40)]
-    never = generate(model, ppd, prompts, 40, acceptance=Typical(epsilon=2.0, delta=1e9))
+    assert [a.tokens for a in loose] != [a.tokens for a in generate(on(model, plain), prompts, 40)]
+    never = generate(on(model, ppd), prompts, 40, acceptance=Typical(epsilon=2.0, delta=1e9))
     assert not any(any(a.accepted) for a in never)
-    assert [a.tokens for a in never] == [a.tokens for a in generate(model, plain, prompts, 40)]
+    assert [a.tokens for a in never] == [a.tokens for a in generate(on(model, plain), prompts, 40)]
 
 
 def test_typical_acceptance_draws_nothing(tiny, ppd):
     """A temperature decides what is plausible; a seed decides nothing."""
     texts = [
-        generate(tiny, ppd, make_prompts(4), 24, sampling=SamplingConfig(0.9), seed=seed, acceptance=Typical())
+        generate(ppd, make_prompts(4), 24, sampling=SamplingConfig(0.9), seed=seed, acceptance=Typical())
         for seed in (1, 2)
     ]
     assert [(a.tokens, a.steps) for a in texts[0]] == [(a.tokens, a.steps) for a in texts[1]]
@@ -163,7 +166,7 @@ def test_typical_acceptance_draws_nothing(tiny, ppd):
 def test_bad_input_is_refused(tiny, plain, arguments, message):
     settings = {"prompts": [[1, 2]], "max_new_tokens": 20} | arguments
     with pytest.raises(UserError, match=message):
-        generate(tiny, plain, **settings)
+        generate(plain, **settings)
 
 
 def test_buckets_cover_and_waste_little():

@@ -7,13 +7,12 @@ import pytest
 
 import jaxspec.decoding.generate as generate_module
 from jaxspec.config import MeshConfig, SamplingConfig
-from jaxspec.decoding.acceptance import Match
-from jaxspec.decoding.generate import _job, generate, generate_many
-from jaxspec.drafting.adapter import Adapter, make_drafter, plain_drafter
+from jaxspec.decoding.generate import generate, generate_many
+from jaxspec.drafting.drafter import autoregressive
 from jaxspec.drafting.tree import sparse_tree
 from jaxspec.methods import PPD, Amphista
-from jaxspec.model.base import Base
-from tests.helpers.methods import trained
+from tests.helpers.decoding import begin
+from tests.helpers.methods import trained, untrained_drafter
 from tests.helpers.tiny import TINY, make_prompts, make_tiny, on_mesh
 
 SHAPES = {"tensor 2": MeshConfig(tensor=2), "tensor 4": MeshConfig(tensor=4), "2 x 2 x 2": MeshConfig(2, 2, 2)}
@@ -38,21 +37,21 @@ def test_the_same_tokens(model, method, shape):
     many = on_mesh(model, SHAPES[shape])
     prompts, settings = make_prompts(4), dict(max_new_tokens=20, batch_size=4)
     for sampling in (SamplingConfig(), SamplingConfig(temperature=0.8)):
-        expected = generate(model, plain_drafter(), prompts, sampling=sampling, **settings)
-        drafter = plain_drafter()
+        expected = generate(autoregressive(model), prompts, sampling=sampling, **settings)
+        drafter = autoregressive(many)
         if method is not None:
-            adapter = Adapter(method, trained(method, Base(model.params, model.decoder)), "", {})
-            drafter = make_drafter(adapter, sparse_tree([[0.5, 0.3, 0.1]] * 2, 5), many, 0)
-        answers = generate(many, drafter, prompts, sampling=sampling, **settings)
+            tree = sparse_tree([[0.5, 0.3, 0.1]] * 2, 5)
+            drafter = untrained_drafter(method, many, tree, trained(method, model.base))
+        answers = generate(drafter, prompts, sampling=sampling, **settings)
         assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
 
 
 def test_refilled_rows_too(model):
     prompts = make_prompts(9)
-    expected = dict(generate_many(model, plain_drafter(), prompts, 12, batch_size=4, refill=2))
+    expected = dict(generate_many(autoregressive(model), prompts, 12, batch_size=4, refill=2))
     for config in SHAPES.values():
         many = on_mesh(model, config)
-        assert dict(generate_many(many, plain_drafter(), prompts, 12, batch_size=4, refill=2)) == expected
+        assert dict(generate_many(autoregressive(many), prompts, 12, batch_size=4, refill=2)) == expected
 
 
 def test_few_rows_are_divided_too(model, monkeypatch):
@@ -65,9 +64,9 @@ def test_few_rows_are_divided_too(model, monkeypatch):
 
     monkeypatch.setattr(generate_module, "insert", watched)
     prompts = make_prompts(3)
-    expected = dict(generate_many(model, plain_drafter(), prompts, 8, batch_size=3, refill=1))
+    expected = dict(generate_many(autoregressive(model), prompts, 8, batch_size=3, refill=1))
     many = on_mesh(model, MeshConfig(data=2, fsdp=2))
-    assert dict(generate_many(many, plain_drafter(), prompts, 8, batch_size=3, refill=1)) == expected
+    assert dict(generate_many(autoregressive(many), prompts, 8, batch_size=3, refill=1)) == expected
     assert 4 * caches[-1].sharding.shard_shape(caches[-1].shape)[0] == caches[-1].shape[0]
 
 
@@ -82,23 +81,23 @@ def test_prompts_do_not_wait_until_a_row_is_free_in_every_part(model, monkeypatc
     monkeypatch.setattr(generate_module, "insert", watched)
     prompts = make_prompts(12)
     many = on_mesh(model, MeshConfig(data=2, fsdp=2))
-    found = dict(generate_many(many, plain_drafter(), prompts, 24, batch_size=4, refill=1, steps_per_chunk=2))
+    found = dict(generate_many(autoregressive(many), prompts, 24, batch_size=4, refill=1, steps_per_chunk=2))
     assert taken[0] == (4, 0) and sum(count for count, _ in taken) == 12
     assert any(going_on for _, going_on in taken)
-    assert [found[i] for i in range(12)] == [a.tokens for a in generate(model, plain_drafter(), prompts, 24)]
+    assert [found[i] for i in range(12)] == [a.tokens for a in generate(autoregressive(model), prompts, 24)]
 
 
 def test_heads_that_the_mesh_does_not_divide():
     """Two key/value heads over four devices: the cache is whole, the tokens are the same."""
     model = make_tiny(seed=1)
     prompts = make_prompts(2)
-    one, four = (generate(m, plain_drafter(), prompts, 16) for m in (model, on_mesh(model, MeshConfig(tensor=4))))
+    one, four = (generate(autoregressive(m), prompts, 16) for m in (model, on_mesh(model, MeshConfig(tensor=4))))
     assert [answer.tokens for answer in four] == [answer.tokens for answer in one]
 
 
 def test_the_cache_is_divided(model):
     many = on_mesh(model, MeshConfig(tensor=4))
     assert many.base_for(1) is many.base  # blocks are for one processor
-    run = _job(many, plain_drafter(), SamplingConfig(), 0, Match()).begin([[1, 2, 3]], [4], 32, 64, 128)
-    keys = run.state.cache.keys[0]
+    _, state = begin(autoregressive(many), [[1, 2, 3]], 4)
+    keys = state.cache.keys[0]
     assert keys.sharding.shard_shape(keys.shape) == (1, 1, 128, 8)

@@ -12,13 +12,17 @@ from scipy import stats
 
 from jaxspec import methods
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Draft, Drawn, Rejection
+from jaxspec.decoding.acceptance import Rejection
 from jaxspec.decoding.generate import generate, stream
-from jaxspec.decoding.loop import Drafter, decode, prefill, start
+from jaxspec.decoding.loop import decode
+from jaxspec.drafting.adapter import Adapter
+from jaxspec.drafting.draft import Draft, Drawn
+from jaxspec.drafting.drafter import make_drafter
 from jaxspec.drafting.sampling import make_sampler
-from jaxspec.drafting.tree import State, build_tree, make_plan, stack_trees
+from jaxspec.drafting.tree import State, build_tree, from_paths, make_plan
 from jaxspec.methods import PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
-from tests.helpers.methods import trained
+from tests.helpers.decoding import begin
+from tests.helpers.methods import trained, untrained_drafter
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
 V, TOKENS, TEXTS, FEWER = 9, 4, 10_000, 4_000
@@ -53,18 +57,11 @@ def exact(model):
     return joint
 
 
-def sample(model, drafter, sampling, acceptance, seed, count=TEXTS):
+def sample(drafter, sampling, acceptance, seed, count=TEXTS):
     """Texts of many seeds, [count, 4], and how many candidates were accepted and offered."""
-    seeds = jnp.arange(count, dtype=jnp.uint32) + jnp.uint32(seed * count)
-    tokens, lengths = np.tile(np.array(PROMPT, np.int32), (count, 1)), np.full(count, len(PROMPT), np.int32)
-    sampler, base, eos = make_sampler(sampling), model.base, jnp.array([-1], jnp.int32)
-    cache, hidden, logits = prefill(base, tokens, lengths, capacity=16, chunk=len(PROMPT))
-    limits = np.full(count, TOKENS, np.int32)
-    state = start(
-        base, drafter, sampler, cache, hidden, logits, tokens, lengths, limits, seeds, eos, acceptance=acceptance,
-        width=TOKENS, chunk=len(PROMPT),
-    )  # fmt: skip
-    state = decode(base, drafter, sampler, eos, state, np.int32(TOKENS), acceptance=acceptance)
+    seeds = np.arange(count) + seed * count
+    decoding, state = begin(drafter, [PROMPT] * count, TOKENS, sampling, acceptance, seeds, capacity=16)
+    state = decode(decoding, state, np.int32(TOKENS))
     return np.asarray(state.tokens)[:, :TOKENS], int(state.stats.accepted.sum()), int(state.stats.offered.sum())
 
 
@@ -80,20 +77,18 @@ def p_value(texts, joint):
 
 
 def drafter_of(method, model, paths):
-    trainable = method.prepared(trained(method, model.base), model.base)
-    return Drafter(trainable, stack_trees([build_tree(paths, method.probe_distances)]), method)
+    return untrained_drafter(method, model, from_paths(paths), trained(method, model.base))
 
 
 def check(model, exact, method, paths, sampling, acceptance=None, count=TEXTS):
     """The smallest p-value of three tokens in a row together, and of every token by itself."""
-    texts, accepted, offered = sample(
-        model, drafter_of(method, model, paths), sampling, acceptance or Rejection(), 1, count
-    )
+    drafter = drafter_of(method, model, paths)
+    texts, accepted, offered = sample(drafter, sampling, acceptance or Rejection(), 1, count)
     assert 0 < accepted < offered
     joint = exact(sampling)
     groups = [(0, 1, 2), (1, 2, 3), *((i,) for i in range(TOKENS))]
     others = [tuple(i for i in range(TOKENS) if i not in group) for group in groups]
-    return min(p_value(texts[:, group], joint.sum(axis=axes)) for group, axes in zip(groups, others, strict=True))
+    return min(p_value(texts[:, g], joint.sum(axis=rest)) for g, rest in zip(groups, others, strict=True))
 
 
 P = np.array([0.35, 0.02, 0.05, 0.55, 0.02, 0.01])
@@ -190,11 +185,9 @@ def test_the_published_rule_fails(model, exact, paths):
 
 
 def test_a_draft_vocabulary_changes_nothing(model, exact):
-    method = MEDUSA
-    base = model.base.drafting(jnp.array([7, 0, 2, 5], jnp.int32))
-    trainable = method.prepared(trained(method, base), base)
-    drafter = Drafter(trainable, stack_trees([build_tree(TREE)]), method, base.draft_vocabulary)
-    texts, accepted, _ = sample(model, drafter, SamplingConfig(0.9), Rejection(), 2)
+    frequent = np.array([7, 0, 2, 5], np.int32)
+    adapter = Adapter(MEDUSA, trained(MEDUSA, model.base), model.fingerprint, {}, frequent)
+    texts, accepted, _ = sample(make_drafter(adapter, model, TREE, 4), SamplingConfig(0.9), Rejection(), 2)
     assert accepted > 0 and p_value(texts[:, :3], exact(SamplingConfig(0.9)).sum(axis=3)) > 1e-3
 
 
@@ -206,9 +199,8 @@ def test_trees_that_depend_on_probes(model, exact):
         State(((0,), (1,)), (2, 1, 3), 1, True),
         State(((0,), (1,), (0, 0), (0, 1)), (3, 2, 1, 2, 2), 2, True),
     ]
-    trainable = method.prepared(trained(method, model.base), model.base)
-    drafter = Drafter(trainable, make_plan(states).arrays(method.probe_distances), method)
-    texts, accepted, offered = sample(model, drafter, SamplingConfig(0.9), Rejection(), 3)
+    drafter = untrained_drafter(method, model, make_plan(states), trained(method, model.base))
+    texts, accepted, offered = sample(drafter, SamplingConfig(0.9), Rejection(), 3)
     joint = exact(SamplingConfig(0.9))
     assert 0 < accepted < offered
     assert min(p_value(texts[:, :3], joint.sum(axis=3)), p_value(texts[:, 1:], joint.sum(axis=0))) > 1e-3
@@ -223,18 +215,18 @@ def test_the_hand_worked_example():
 def test_greedy_is_exact_matching(model):
     model = dataclasses.replace(model, eos=(5,))
     drafter, prompts = drafter_of(PPD(), model, TREE), make_prompts(4, V)
-    ours = generate(model, drafter, prompts, 20, batch_size=4, acceptance=Rejection())
-    assert [a.tokens for a in ours] == [a.tokens for a in generate(model, drafter, prompts, 20, batch_size=4)]
+    ours = generate(drafter, prompts, 20, batch_size=4, acceptance=Rejection())
+    assert [a.tokens for a in ours] == [a.tokens for a in generate(drafter, prompts, 20, batch_size=4)]
 
 
 def test_the_text_is_fixed_by_the_seed(model):
     drafter, settings = drafter_of(PPD(), model, TREE), {"acceptance": Rejection(), "sampling": SamplingConfig(1.0)}
 
     def run(seed):
-        return [a.tokens for a in generate(model, drafter, make_prompts(3, V), 20, seed=seed, **settings)]
+        return [a.tokens for a in generate(drafter, make_prompts(3, V), 20, seed=seed, **settings)]
 
     assert run(1) == run(1) != run(2)
-    together = generate(model, drafter, make_prompts(3, V), 20, seed=1, batch_size=3, **settings)
+    together = generate(drafter, make_prompts(3, V), 20, seed=1, batch_size=3, **settings)
     assert [a.tokens for a in together] == run(1)
-    *_, last = stream(model, drafter, make_prompts(3, V)[0], 20, seed=1, **settings)
+    *_, last = stream(drafter, make_prompts(3, V)[0], 20, seed=1, **settings)
     assert last.tokens == run(1)[0]

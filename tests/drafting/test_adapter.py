@@ -8,19 +8,13 @@ import pytest
 import safetensors.numpy
 
 from jaxspec.decoding.generate import generate, generate_many, stream
-from jaxspec.drafting.adapter import (
-    Adapter,
-    adapter_plan,
-    load_adapter,
-    load_method,
-    plain_drafter,
-    save_adapter,
-)
-from jaxspec.drafting.choice import Choice, load_tuned, save_choice
+from jaxspec.drafting.adapter import Adapter, save_adapter
+from jaxspec.drafting.choice import Choice, save_choice
+from jaxspec.drafting.drafter import autoregressive, make_drafter
 from jaxspec.drafting.tree import tree_paths
 from jaxspec.errors import UserError
 from jaxspec.machine import this_machine
-from jaxspec.methods import PPD, SPACE, Medusa
+from jaxspec.methods import PPD, SPACE, Medusa, load_adapter, load_drafter
 from jaxspec.model.base import Base
 from tests.helpers.tiny import make_prompts, make_tiny
 
@@ -49,24 +43,24 @@ def test_round_trip(tiny, folder):
 
 
 def paths_of(drafter):
-    return tree_paths(jax.tree.map(lambda x: x[0], drafter.tree))
+    return tree_paths(jax.tree.map(lambda x: x[0], drafter.on_device.tree))
 
 
 def test_the_tree_is_the_adapters_own_or_the_one_asked_for(tiny, folder):
-    assert paths_of(load_method("ppd", tiny, folder, tree="sparse:4")) == [(0,), (1,), (0, 0)]
-    assert paths_of(load_method("ppd", tiny, folder, tree="efficient:2,1")) == [(0,), (1,), (0, 0)]
-    assert paths_of(load_method("ppd", tiny, folder, tree=[(0,), (2,)])) == [(0,), (2,)]
-    dynamic = load_method("ppd", tiny, folder, tree="dynamic:12").tree
+    assert paths_of(load_drafter("ppd", tiny, folder, tree="sparse:4")) == [(0,), (1,), (0, 0)]
+    assert paths_of(load_drafter("ppd", tiny, folder, tree="efficient:2,1")) == [(0,), (1,), (0, 0)]
+    assert paths_of(load_drafter("ppd", tiny, folder, tree=[(0,), (2,)])) == [(0,), (2,)]
+    dynamic = load_drafter("ppd", tiny, folder, tree="dynamic:12").on_device.tree
     assert dynamic.parent.shape[0] == 2 and dynamic.next_state.max() == 1  # the third state has the tree of the second
     edit(folder, tree=[[1], [1, 0]])
-    drafter = load_method("ppd", tiny, folder)
+    drafter = load_drafter("ppd", tiny, folder)
     assert paths_of(drafter) == [(1,), (1, 0)]
-    assert drafter.tree.probe_of[0].tolist() == [[0, 3, -1], [1, 4, -1], [2, 5, -1]]
+    assert drafter.on_device.tree.probe_of[0].tolist() == [[0, 3, -1], [1, 4, -1], [2, 5, -1]]
 
 
 def test_an_ensemble_of_two_counts_two_rows_per_probe(tiny, folder):
     """Budget 6: one candidate with a probe is 3 rows, so two of them fit."""
-    plan = adapter_plan(load_adapter(folder, tiny.config), "dynamic:6")
+    plan = make_drafter(load_adapter(folder, tiny.config), tiny, "dynamic:6").plan
     assert all(len(state.paths) + 2 * sum(state.probes[1:]) <= 6 for state in plan.states)
     assert plan.num_nodes == 3
 
@@ -74,7 +68,7 @@ def test_an_ensemble_of_two_counts_two_rows_per_probe(tiny, folder):
 def test_wrong_adapters_are_refused(tiny, folder):
     def message(name="ppd", model=tiny, adapter=folder):
         with pytest.raises(UserError) as error:
-            load_method(name, model, adapter)
+            load_drafter(name, model, adapter)
         return str(error.value)
 
     assert "did you mean 'ppd'?" in message("pdd")
@@ -84,11 +78,11 @@ def test_wrong_adapters_are_refused(tiny, folder):
     assert "1 to 3 candidates deep, not 0" in message()
     edit(folder, tree=[[0]], accuracy=[[0.5], [0.1, 0.2]])
     with pytest.raises(UserError, match=r"\[M, K\] table"):
-        load_method("ppd", tiny, folder, tree="sparse:3")
+        load_drafter("ppd", tiny, folder, tree="sparse:3")
     with pytest.raises(UserError, match="neither a file nor a builder"):
-        load_method("ppd", tiny, folder, tree="efficient.json")
+        load_drafter("ppd", tiny, folder, tree="efficient.json")
     with pytest.raises(UserError, match="has no tree"):
-        load_method("autoregressive", tiny, tree="sparse:4")
+        load_drafter("autoregressive", tiny, tree="sparse:4")
     assert "adapter.json is missing" in message(adapter=folder / "nothing")
     assert "no adapter of ppd ships for 'tiny'" in message(adapter=None)
     assert "trained for another base ('tiny'" in message(model=make_tiny(seed=2))
@@ -134,10 +128,10 @@ def counted(tiny, tmp_path):
 def test_a_draft_vocabulary_goes_with_the_adapter(tiny, counted):
     adapter = load_adapter(counted, tiny.config)
     np.testing.assert_array_equal(adapter.frequent_tokens, ORDER)
-    assert load_method("medusa", tiny, counted).draft_vocabulary.ids.tolist() == [3, 0, 9, 7]
-    assert load_method("medusa", tiny, counted, draft_vocabulary=2).draft_vocabulary.ids.tolist() == [3, 0]
-    assert load_method("medusa", tiny, counted, draft_vocabulary=0).draft_vocabulary is None
-    smaller = load_method("medusa", tiny, counted, draft_vocabulary=3)
+    assert load_drafter("medusa", tiny, counted).on_device.draft_vocabulary.ids.tolist() == [3, 0, 9, 7]
+    assert load_drafter("medusa", tiny, counted, draft_vocabulary=2).on_device.draft_vocabulary.ids.tolist() == [3, 0]
+    assert load_drafter("medusa", tiny, counted, draft_vocabulary=0).on_device.draft_vocabulary is None
+    smaller = load_drafter("medusa", tiny, counted, draft_vocabulary=3).on_device
     assert smaller.draft_vocabulary.columns.shape == (32, 3) and smaller.trainable["up"].shape == (3, 16, 3)
     np.testing.assert_array_equal(smaller.draft_vocabulary.columns, tiny.params["lm_head"][:, ORDER[:3]])
 
@@ -152,7 +146,7 @@ def test_weights_in_16_bits_are_read_as_float32(tiny, counted):
 def test_draft_vocabularies_that_cannot_be(tiny, folder, counted):
     def message(name, folder, **settings):
         with pytest.raises(UserError) as error:
-            load_method(name, tiny, folder, **settings)
+            load_drafter(name, tiny, folder, **settings)
         return str(error.value)
 
     edit(folder, tree=[[0]])
@@ -161,7 +155,7 @@ def test_draft_vocabularies_that_cannot_be(tiny, folder, counted):
     assert "0 (all tokens) or at most 5, got -1" in message("medusa", counted, draft_vocabulary=-1)
     assert "rank 2 is outside the vocabulary of 2" in message("medusa", counted, tree=[(2,)], draft_vocabulary=2)
     with pytest.raises(UserError, match="has no draft vocabulary, got 3"):
-        load_method("autoregressive", tiny, draft_vocabulary=3)
+        load_drafter("autoregressive", tiny, draft_vocabulary=3)
     assert "medusa has none; try sparse:NODES" in message("medusa", counted, tree="dynamic:12")
     for count in ("8k", None, 2.5, True):
         edit(counted, draft_vocabulary=count)
@@ -183,15 +177,15 @@ def test_a_method_decodes_on_the_base_that_it_has_tuned(tiny, tmp_path):
     trainable = jax.tree.map(lambda x: x + 0.1, method.init(jax.random.key(0), tiny.base))
     adapter = Adapter(method, trainable, tiny.fingerprint, {"accuracy": ACCURACY[:2], "tree": [[0], [0, 0]]})
     save_adapter(tmp_path, adapter)
-    drafter, prompts = load_method("space", tiny, tmp_path), make_prompts(3)
-    expected = [a.tokens for a in generate(drafter.own, plain_drafter(), prompts, 12)]
-    assert expected != [a.tokens for a in generate(tiny, plain_drafter(), prompts, 12)]
-    assert [a.tokens for a in generate(tiny, drafter, prompts, 12)] == expected
-    assert [a.tokens for a in generate(tiny, drafter, prompts, 12, batch_size=3)] == expected
-    assert dict(generate_many(tiny, drafter, prompts, 12)) == dict(enumerate(expected))
-    *_, last = stream(tiny, drafter, prompts[0], 12)
+    drafter, prompts = load_drafter("space", tiny, tmp_path), make_prompts(3)
+    expected = [a.tokens for a in generate(autoregressive(drafter.model), prompts, 12)]
+    assert expected != [a.tokens for a in generate(autoregressive(tiny), prompts, 12)]
+    assert [a.tokens for a in generate(drafter, prompts, 12)] == expected
+    assert [a.tokens for a in generate(drafter, prompts, 12, batch_size=3)] == expected
+    assert dict(generate_many(drafter, prompts, 12)) == dict(enumerate(expected))
+    *_, last = stream(drafter, prompts[0], 12)
     assert last.tokens == expected[0]
     none = Choice(this_machine(), "float32", load_adapter(tmp_path, tiny.config).digest, 1, 512, 0.0, None, "none", {})
     save_choice(tmp_path, "space", none)
-    tuned, line = load_tuned("space", tiny, tmp_path)
-    assert "autoregressive" in line and [a.tokens for a in generate(tiny, tuned, prompts, 12)] == expected
+    tuned = load_drafter("space", tiny, tmp_path, tree="auto")
+    assert "autoregressive" in tuned.note and [a.tokens for a in generate(tuned, prompts, 12)] == expected

@@ -7,12 +7,12 @@ import jax
 import pytest
 
 import jaxspec.drafting.choice as tuned
-from jaxspec.drafting.adapter import Adapter, load_adapter, save_adapter
-from jaxspec.drafting.choice import Choice, find_choice, load_tuned, save_choice
+from jaxspec.drafting.adapter import Adapter, save_adapter
+from jaxspec.drafting.choice import Choice, find_choice, save_choice
 from jaxspec.drafting.tree import chain, dynamic_sparse_tree
 from jaxspec.errors import UserError
 from jaxspec.machine import this_machine
-from jaxspec.methods import PPD
+from jaxspec.methods import PPD, load_adapter, load_drafter
 from jaxspec.model.base import Base
 
 ACCURACY = [[0.5, 0.2, 0.1], [0.3, 0.1, 0.1], [0.2, 0.1, 0.0]]
@@ -36,7 +36,7 @@ def choice(tiny, folder):
 
 @pytest.fixture
 def find(tiny, folder):
-    return lambda **asked: find_choice(folder, load_adapter(folder, tiny.config), tiny, **asked)
+    return lambda **asked: find_choice(load_adapter(folder, tiny.config), "float32", **asked)
 
 
 def test_a_choice_comes_back_and_replaces_the_older_one(folder, choice, find):
@@ -66,16 +66,16 @@ def test_only_choices_for_this_machine_this_adapter_and_this_dtype_count(folder,
     assert find() is None
 
 
-def test_load_tuned_falls_back_says_so_and_takes_autoregressive_for_an_answer(tiny, folder, choice):
-    drafter, line = load_tuned("ppd", tiny, folder)
-    assert drafter.method == PPD() and drafter.tree.parent.shape == (1, 3) and "never tuned" in line
+def test_auto_falls_back_says_so_and_takes_autoregressive_for_an_answer(tiny, folder, choice):
+    def load():
+        return load_drafter("ppd", tiny, folder, tree="auto")
+
+    assert load().method == PPD() and load().plan.num_nodes == 3 and "never tuned" in load().note
     save_choice(folder, "ppd", choice(chain(2)))
-    drafter, line = load_tuned("ppd", tiny, folder)
-    assert drafter.tree.depth.tolist() == [[0, 1, 2]] and "a tree" in line
+    assert load().plan.states == chain(2).states and "a tree" in load().note
     save_choice(folder, "ppd", choice(None))
-    drafter, line = load_tuned("ppd", tiny, folder)
-    assert drafter.method.name == "autoregressive" and "no tree of ppd pays" in line
-    assert "drafts nothing" in load_tuned("autoregressive", tiny)[1]
+    assert load().method.name == "autoregressive" and "no tree of ppd pays" in load().note
+    assert "drafts nothing" in load_drafter("autoregressive", tiny, tree="auto").note
 
 
 def test_bad_files_are_named(tiny, folder, choice, find):
@@ -94,4 +94,4 @@ def test_bad_files_are_named(tiny, folder, choice, find):
     save_choice(folder / "b", "ppd", choice(chain(4)))
     with pytest.raises(UserError, match="1 to 3 candidates deep, not 4"):
         (folder / "b" / "tuned.json").rename(file)
-        load_tuned("ppd", tiny, folder)
+        load_drafter("ppd", tiny, folder, tree="auto")

@@ -1,8 +1,14 @@
 """What the tests of all methods need: names for settings, and trained pytrees without training."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxspec.drafting.adapter import Adapter
+from jaxspec.drafting.drafter import make_drafter
+from jaxspec.drafting.tree import Tree, TreePlan, chain
 
 
 def settings(method):
@@ -16,3 +22,25 @@ def trained(method, base, seed=3, scale=0.1, noise=9):
     trainable = jax.jit(lambda base: method.init(jax.random.key(seed), base))(base)
     rng = np.random.default_rng(noise)  # not in JAX, which would compile a program for every shape
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x) + scale * rng.normal(size=x.shape), jnp.float32), trainable)
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedTree(TreePlan):
+    """A plan that stands for arrays which were made, or padded, by a test."""
+
+    states: tuple = ()
+    tree: Tree | None = None
+
+    def arrays(self, distances):
+        return self.tree
+
+
+def untrained_drafter(method, model, tree, trainable=None):
+    """A drafter whose every part matters: nothing of it is zero, the identity, or a copy of the base's.
+
+    Its tree is a plan, or arrays with an axis of states.
+    """
+    if trainable is None:
+        trainable = trained(method, model.base, seed=1, scale=0.3, noise=2)
+    drafter = make_drafter(Adapter(method, trainable, model.fingerprint, {}), model, chain(1))
+    return dataclasses.replace(drafter, plan=tree if isinstance(tree, TreePlan) else FixedTree(tree=tree))

@@ -10,20 +10,19 @@ import optax
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.generate import generate, generate_many
-from jaxspec.decoding.loop import Drafter, decode, prefill, start
-from jaxspec.drafting.adapter import load_method
+from jaxspec.decoding.loop import decode
+from jaxspec.drafting.adapter import Adapter
+from jaxspec.drafting.drafter import autoregressive, make_drafter
 from jaxspec.drafting.method import Batch
-from jaxspec.drafting.sampling import make_sampler
-from jaxspec.drafting.tree import build_tree, pad_tree, stack_trees
+from jaxspec.drafting.tree import build_tree, from_paths, pad_tree, stack_trees
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
-from jaxspec.methods.heads import Context
 from jaxspec.model.base import Base
-from jaxspec.model.decoder import Layer, causal_mask
+from jaxspec.model.decoder import Layer, causal_context, causal_mask
 from jaxspec.model.rope import rope_angles
-from tests.helpers.methods import settings, trained
+from tests.helpers.decoding import begin
+from tests.helpers.methods import settings, trained, untrained_drafter
 from tests.helpers.model import plain
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
 from tests.methods.test_probes import predict
@@ -123,9 +122,7 @@ def by_hand(tiny, method, seed=0):
     base, batch = Base(tiny.params, tiny.decoder), batch_of(tiny, seed=seed)
     trainable = trained(method, base)
     logits = np.asarray(method.predictions(trainable, base, batch))
-    mask = causal_mask(2, batch.tokens.shape[1])
-    positions = jnp.broadcast_to(jnp.arange(batch.tokens.shape[1]), batch.tokens.shape)
-    hidden = numpy_of(base.rows(base.embed(batch.tokens), positions, mask)[0])
+    hidden = numpy_of(base.rows(base.embed(batch.tokens), causal_context(*batch.tokens.shape))[0])
     parameters = numpy_of(tiny.params)
     normed = rms_norm(hidden, parameters["norm"]["scale"])
     return batch, numpy_of(trainable), hidden, normed, parameters["embedding"], parameters["lm_head"], logits
@@ -190,35 +187,29 @@ def test_amphista_by_hand(tiny):
 def heads_of(qkv):
     """Queries, keys and values [K, H, Dh] of one product: per key/value head its queries, its key, its value."""
     grouped = qkv.reshape(len(qkv), TINY.num_kv_heads, -1, TINY.head_dim)
-    queries, shared = grouped[:, :, :-2], TINY.num_heads // TINY.num_kv_heads
-    keys, values = (np.repeat(grouped[:, :, part], shared, axis=1) for part in (-2, -1))
-    return queries.reshape(keys.shape), keys, values
+    shape = (len(qkv), TINY.num_heads, TINY.head_dim)
+    k, v = (np.repeat(grouped[:, :, None, i], TINY.num_heads // TINY.num_kv_heads, 2) for i in (-2, -1))
+    return grouped[:, :, :-2].reshape(shape), k.reshape(shape), v.reshape(shape)
 
 
-def run(model, method, trainable, prompts, steps, paths=PATHS, drafts=None, sampling=SamplingConfig(), chunk=None):
+def run(drafter, prompts, steps, sampling=SamplingConfig(), chunk=32):
     """The state of the loop after some steps."""
-    base = Base(model.params, model.decoder)
-    paths = [path for path in paths if len(path) <= method.max_distance]
-    drafter = Drafter(trainable, stack_trees([build_tree(paths)]), method, drafts)
-    lengths, padded = np.array([len(p) for p in prompts], np.int32), 32
-    tokens = np.zeros((len(prompts), padded), np.int32)
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)] = prompt
-    sampler, eos, chunk = make_sampler(sampling), jnp.array([-1]), chunk or padded
-    prefilled = prefill(base, tokens, lengths, capacity=128, chunk=chunk)
-    limits, seeds = np.full(len(prompts), 60, np.int32), np.full(len(prompts), 3, np.uint32)
-    args = (base, drafter, sampler, *prefilled, tokens, lengths, limits, seeds, eos)
-    state = start(*args, acceptance=Match(), width=64, chunk=chunk)
-    return decode(base, drafter, sampler, eos, state, np.int32(steps), acceptance=Match())
+    decoding, state = begin(drafter, prompts, 60, sampling, seeds=3, chunk=chunk)
+    return decode(decoding, state, np.int32(steps))
+
+
+def on_paths(method, model, trainable, paths=PATHS):
+    """A drafter with the paths that the method reaches."""
+    plan = from_paths([path for path in paths if len(path) <= method.max_distance])
+    return untrained_drafter(method, dataclasses.replace(model, eos=()), plan, trainable)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def recomputed(method, trainable, base, tokens):
     """What the method's own layers say of a whole text [1, T] at once: their features and cache."""
-    length = tokens.shape[1] - 1
-    positions, mask = jnp.arange(length)[None], causal_mask(1, length)
-    hidden, _ = base.rows(base.embed(tokens[:, :-1]), positions, mask)
-    return method.adapt(trainable, base, hidden, tokens[:, 1:], Context(positions, mask))
+    context = causal_context(1, tokens.shape[1] - 1)
+    hidden, _ = base.rows(base.embed(tokens[:, :-1]), context)
+    return method.adapt(trainable, base, hidden, tokens[:, 1:], context)
 
 
 OWN_LAYERS = [m for m in METHODS if m.own_layers]
@@ -233,7 +224,7 @@ def test_the_drafters_own_cache_is_what_its_tokens_make_it(tiny, method, chunk):
     """After any number of accepted paths, in every batch row, however the prompt was cut into chunks."""
     base = Base(tiny.params, tiny.decoder)
     trainable, prompts = trained(method, base), make_prompts(5)
-    state = run(tiny, method, trainable, prompts, 9, chunk=chunk)
+    state = run(on_paths(method, tiny, trainable), prompts, 9, chunk=chunk)
     assert len(set(np.asarray(state.counts).tolist())) > 1  # rows accept at their own pace
     for row, prompt in enumerate(prompts):
         text = [*prompt, *np.asarray(state.tokens)[row, : int(state.counts[row])].tolist()]
@@ -252,7 +243,7 @@ def test_the_draft_is_what_training_would_predict(tiny, method):
     trainable, [prompt] = trained(method, base), make_prompts(1)
     paths = [path for path in PATHS if len(path) <= method.heads]
     for steps in (0, 3):
-        state = run(tiny, method, trainable, [prompt], steps)
+        state = run(on_paths(method, tiny, trainable), [prompt], steps)
         text = [*prompt, *np.asarray(state.tokens)[0, : int(state.counts[0])].tolist()]
         drafted = dict(zip([(), *paths], np.asarray(state.draft.tokens)[0].tolist(), strict=True))
         assert drafted[()] == text[-1] and bool(jnp.all(state.draft.valid))
@@ -271,9 +262,9 @@ def test_padding_drafts_nothing(tiny):
     base = Base(tiny.params, tiny.decoder)
     method = Hydra()
     trainable, prompts = trained(method, base), make_prompts(4)
-    tight = generate(tiny, Drafter(trainable, stack_trees([build_tree(PATHS)]), method), prompts, 24)
+    tight = generate(untrained_drafter(method, tiny, from_paths(PATHS), trainable), prompts, 24)
     padded = stack_trees([pad_tree(build_tree(PATHS), 16, 0, 4, 5)])
-    loose = generate(tiny, Drafter(trainable, padded, method), prompts, 24)
+    loose = generate(untrained_drafter(method, tiny, padded, trainable), prompts, 24)
     assert [(a.tokens, a.steps) for a in tight] == [(a.tokens, a.steps) for a in loose]
 
 
@@ -286,17 +277,15 @@ RESTRICTED += [Hydra(lm_head="full"), Amphista(lm_head="low_rank", rank=2)]
 )
 def test_a_draft_vocabulary_is_lossless_and_drafts_nothing_else(tiny, number, method):
     sampling = (SamplingConfig(), SamplingConfig(1.2, top_k=7))[number % 2]
-    base, ids = Base(tiny.params, tiny.decoder), jnp.array([7, 0, 3, 12, 5, 9])
-    restricted = base.drafting(ids)
+    ids = np.array([7, 0, 3, 12, 5, 9], np.int32)
     trainable = jax.tree.map(
-        lambda x: x + 0.1 * jax.random.normal(jax.random.key(2), x.shape), method.init(jax.random.key(1), base)
+        lambda x: x + 0.1 * jax.random.normal(jax.random.key(2), x.shape), method.init(jax.random.key(1), tiny.base)
     )
     paths = [path for path in PATHS if len(path) <= method.max_distance]
-    tree = stack_trees([build_tree(paths, method.probe_distances)])
-    drafter = Drafter(method.prepared(trainable, restricted), tree, method, restricted.draft_vocabulary)
+    drafter = make_drafter(Adapter(method, trainable, tiny.fingerprint, {}, ids), tiny, paths, len(ids))
     prompts, settings = make_prompts(8), {"sampling": sampling, "seed": 3}
-    ours = generate(tiny, drafter, prompts, 24, batch_size=4, **settings)
-    reference = generate(tiny, load_method("autoregressive", tiny), prompts, 24, **settings)
+    ours = generate(drafter, prompts, 24, batch_size=4, **settings)
+    reference = generate(autoregressive(tiny), prompts, 24, **settings)
     assert [a.tokens for a in ours] == [a.tokens for a in reference]
     taken = {token for a in ours for token, drafted in zip(a.tokens, a.drafted, strict=True) if drafted}
     assert taken and taken <= set(ids.tolist())
@@ -305,25 +294,22 @@ def test_a_draft_vocabulary_is_lossless_and_drafts_nothing_else(tiny, number, me
 
 @pytest.mark.slow
 def test_a_draft_vocabulary_of_all_tokens_changes_no_draft(tiny):
-    base = Base(tiny.params, tiny.decoder)
-    order = base.drafting(jnp.array(np.random.default_rng(0).permutation(16)))
-    for method in (Hydra(lm_head="low_rank"),):
-        trainable, prompts = trained(method, base), make_prompts(3)
-        full = run(tiny, method, trainable, prompts, 5, sampling=SamplingConfig(1.0))
-        mapped = method.prepared(trainable, order)
-        small = run(tiny, method, mapped, prompts, 5, drafts=order.draft_vocabulary, sampling=SamplingConfig(1.0))
-        np.testing.assert_array_equal(full.draft.tokens, small.draft.tokens)
+    method, prompts, order = Hydra(lm_head="low_rank"), make_prompts(3), np.random.default_rng(0).permutation(16)
+    adapter = Adapter(method, trained(method, tiny.base), tiny.fingerprint, {}, order.astype(np.int32))
+    full, small = (
+        run(make_drafter(adapter, tiny, PATHS, count), prompts, 5, sampling=SamplingConfig(1.0)) for count in (0, 16)
+    )
+    np.testing.assert_array_equal(full.draft.tokens, small.draft.tokens)
 
 
 @pytest.mark.parametrize("method", [Amphista(), Hydra(prefix_attention=True)], ids=settings)
 def test_a_base_with_a_sliding_window_and_rows_that_are_refilled(method):
     """The method's own layers look at everything; what a row remembers goes with it when prompts take turns."""
     model = make_tiny(dataclasses.replace(TINY, sliding_window=6))
-    trainable = trained(method, Base(model.params, model.decoder))
-    drafter = Drafter(trainable, stack_trees([build_tree(PATHS)]), method)
+    drafter = untrained_drafter(method, model, from_paths(PATHS), trained(method, model.base))
     prompts = [[*prompt, *range(12)] for prompt in make_prompts(7)]
-    alone = generate(model, load_method("autoregressive", model), prompts, 20)
-    turns = dict(generate_many(model, drafter, prompts, 20, batch_size=3, refill=2, steps_per_chunk=3))
+    alone = generate(autoregressive(model), prompts, 20)
+    turns = dict(generate_many(drafter, prompts, 20, batch_size=3, refill=2, steps_per_chunk=3))
     assert [turns[i] for i in range(7)] == [a.tokens for a in alone]
 
 
@@ -332,9 +318,9 @@ def test_tied_embeddings_and_bfloat16():
     base = Base(jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params), model.decoder)
     model = dataclasses.replace(model, params=base.params)
     for method in (Hydra(prefix_attention=True), Amphista()):
-        trainable = method.prepared(trained(method, base), base)
-        assert {x.dtype for x in jax.tree.leaves(trainable)} == {jnp.dtype(jnp.bfloat16)}
-        state = run(model, method, trainable, make_prompts(2), 4)
+        drafter = on_paths(method, model, trained(method, base))
+        assert {x.dtype for x in jax.tree.leaves(drafter.on_device.trainable)} == {jnp.dtype(jnp.bfloat16)}
+        state = run(drafter, make_prompts(2), 4)
         assert {x.dtype for x in jax.tree.leaves(state.method_state)} <= {jnp.dtype(jnp.bfloat16)}
 
 

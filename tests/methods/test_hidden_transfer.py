@@ -35,7 +35,7 @@ def layer_by_layer(method, trainable, base, tokens, p):
             mask[row, row] = True
             if not real and not method.masked:
                 mask[row, T : row + 1] = True
-        x, _ = base.rows(x, jnp.array(positions)[None], jnp.array(mask)[None, None], layers=(layer, layer + 1))
+        x, _ = base.rows(x, Context(jnp.array(positions)[None], jnp.array(mask)[None, None]), (layer, layer + 1))
     return base.logits(x[:, T:])
 
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Accepted, Draft
+from jaxspec.drafting.draft import Accepted, Draft, Drafting
 from jaxspec.drafting.method import Batch, Method, Verified
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import build_tree, select_trees, stack_trees
@@ -19,7 +19,7 @@ from jaxspec.methods import PPD, SPACE, BiTA, HiddenTransfer
 from jaxspec.methods.probes import text_states
 from jaxspec.model.base import Base
 from jaxspec.model.cache import commit, empty_cache
-from jaxspec.model.decoder import causal_mask
+from jaxspec.model.decoder import causal_context
 from jaxspec.model.rows import run_rows
 from tests.helpers.methods import settings, trained
 from tests.helpers.model import plain
@@ -68,8 +68,7 @@ def loss_and_gradient(method, trainable, base, stage, batch):
 def step_at(method, trainable, base, tokens, p, tree):
     """Hidden states of a decoding step whose second candidate at depth 1 is the token at p, and its cache."""
     prefix = tokens[:, : p - 1]
-    positions = jnp.arange(p - 1)[None]
-    _, rows = base.rows(base.embed(prefix), positions, causal_mask(1, p - 1))
+    _, rows = base.rows(base.embed(prefix), causal_context(1, p - 1))
     cache = commit(empty_cache(base.decoder.config, 1, 32, jnp.float32), rows, jnp.zeros(1, jnp.int32))
     filler = jnp.arange(3, 3 + tree.num_nodes)[None] % 16
     draft = filler.at[0, 0].set(tokens[0, p - 1]).at[0, 2].set(tokens[0, p])
@@ -95,11 +94,10 @@ def test_training_and_decoding_compute_the_same_predictions(tiny, method):
     tree = stacked(method)
     exits, _ = step_at(method, trainable, base, tokens, p, tree)
     accepted = Accepted(jnp.array([[0, 2, 2]]), jnp.array([1]), jnp.array([2]), jnp.array([0]))
-    verified = Verified(exits, accepted, jnp.zeros((1, 3), jnp.int32), jnp.array([p + 1]))
+    verified = Verified(tree, exits, accepted, jnp.zeros((1, 3), jnp.int32), jnp.array([p + 1]))
     seeds, greedy = jnp.zeros(1, jnp.uint32), make_sampler(SamplingConfig())
     prepared = method.prepared(trainable, base)
-    propose = jax.jit(lambda base, *args: method.propose(prepared, base, *args))
-    new, _ = propose(base, tree, tree, verified, greedy, seeds, {})
+    new, _ = jax.jit(method.propose)(Drafting(prepared, base, tree, greedy, seeds), verified, {})
     best = jnp.argsort(-wanted, axis=-1)
     assert new.tokens[0, :4].tolist() == [0, best[0, 0], best[0, 1], best[1, 0]]
 
@@ -151,8 +149,8 @@ def test_layers_below_do_not_compute_probes(tiny, method, there):
 def test_late_probes_start_as_states_of_a_text(tiny):
     """Read off a run through the layers below, in which the last token stands before the first, too."""
     base, tokens = Base(tiny.params, tiny.decoder), jnp.array([3, 1, 2])
-    text, positions = jnp.array([[2, 3, 1, 2]]), jnp.arange(4)[None]
-    states, _ = base.rows(base.embed(text), positions, causal_mask(1, 4), layers=(0, 2))
+    text = jnp.array([[2, 3, 1, 2]])
+    states, _ = base.rows(base.embed(text), causal_context(1, 4), layers=(0, 2))
     np.testing.assert_allclose(text_states(base, tokens, 2), states[0, 1:], rtol=1e-5)
     np.testing.assert_array_equal(text_states(base, tokens, 0), base.embed(tokens))
     masks = [BiTA(initial=initial, entry=2).init(jax.random.key(0), base)["masks"] for initial in ("normal", "text")]

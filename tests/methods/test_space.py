@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.drafting.adapter import Adapter, settle
+from jaxspec.drafting.drafter import tuned
 from jaxspec.drafting.method import Batch
 from jaxspec.errors import UserError
 from jaxspec.methods import SPACE
 from jaxspec.model.base import Base
-from jaxspec.model.decoder import causal_mask
+from jaxspec.model.decoder import causal_context
 from tests.helpers.methods import trained
 from tests.helpers.model import plain, quick_jit
 from tests.methods.test_probes import batch_of, loss_and_gradient, predict, sequence
@@ -31,11 +31,11 @@ def test_masks_are_one_token_more(tiny, base, method):
     """Read behind the text by the tuned base: k times the same embedding, at the positions it stands for."""
     tokens, p = sequence(tiny), 7
     trainable = trained(method, base)
-    own = method.fit_base(trainable, base)
+    own = method.tuned_base(trainable, base)
     masks = jnp.broadcast_to(trainable["mask"], (1, 3, 32))
     x = jnp.concatenate([own.embed(tokens[:, : p + 1]), masks], axis=1)
-    hidden, _ = own.rows(x, jnp.arange(p + 4)[None], causal_mask(1, p + 4))
-    predicted = predict(method, trainable, own, batch_of(tokens, [[p]]))
+    hidden, _ = own.rows(x, causal_context(1, p + 4))
+    predicted = predict(method, trainable, base, batch_of(tokens, [[p]]))
     np.testing.assert_allclose(predicted[0, 0], own.logits(hidden)[0, p + 1 :], rtol=1e-3, atol=1e-3)
 
 
@@ -45,16 +45,16 @@ def test_the_loss_is_equation_4(tiny, base, p_ar):
     method = SPACE(distances=3, p_ar=p_ar, rank=2)
     tokens, start, cut = sequence(tiny, 12)[0], 4, 6  # the last token before the masks; m of the paper is the next
     trainable = trained(method, base)
-    own = method.fit_base(trainable, base)
+    own = method.tuned_base(trainable, base)
     said = np.asarray(jax.nn.log_softmax(plain(own, tokens[None])[0]))
     entropy = [-said[t - 1, tokens[t]] for t in range(len(tokens))]
     masked = jnp.concatenate([own.embed(tokens[None, : cut + 1]), jnp.tile(trainable["mask"], (1, 3, 1))], axis=1)
-    hidden, _ = quick_jit(Base.rows)(own, masked, jnp.arange(cut + 4)[None], causal_mask(1, cut + 4))
+    hidden, _ = quick_jit(Base.rows)(own, masked, causal_context(1, cut + 4))
     guessed = np.asarray(jax.nn.log_softmax(own.logits(hidden)[0]))
     autoregressive = np.mean(entropy[start:])
     semi = np.mean(entropy[start : cut + 2]) + np.mean([-guessed[cut + i, tokens[cut + i + 1]] for i in (1, 2, 3)])
     batch = Batch(tokens[None], jnp.array([12]), jnp.array([start]), jnp.array([[cut, -1]]))
-    loss, metrics = quick_jit(method.loss)(trainable, own, batch)
+    loss, metrics = quick_jit(method.loss)(trainable, base, batch)
     np.testing.assert_allclose(loss, p_ar * autoregressive + (1 - p_ar) * semi, rtol=1e-4)
     np.testing.assert_allclose(metrics["autoregressive"], autoregressive, rtol=1e-4)
 
@@ -88,7 +88,7 @@ def test_everything_that_is_tuned_moves(tiny, base, method):
     trainable, batch = trained(method, base), batch_of(sequence(tiny), [[4, 9]])
 
     def loss(trainable, base):
-        return method.loss(trainable, method.fit_base(trainable, base), batch)[0]
+        return method.loss(trainable, base, batch)[0]
 
     gradients = jax.jit(jax.grad(loss))(trainable, base)
     parts = {"lora": {"mask", "lora"}, "full": {"mask", "base"}, "none": {"mask"}}[method.tuning]
@@ -105,7 +105,7 @@ def test_ordinary_fine_tuning_leaves_the_mask_alone(tiny, base):
 
 @pytest.mark.parametrize("method", TUNINGS[:2], ids=lambda m: m.tuning)
 def test_training_begins_with_the_base_itself(tiny, base, method):
-    own = method.fit_base(method.init(jax.random.key(0), base), base)
+    own = method.tuned_base(method.init(jax.random.key(0), base), base)
     tokens = sequence(tiny)
     expected = plain(base, tokens)
     np.testing.assert_allclose(plain(own, tokens), expected, rtol=1e-5, atol=1e-5)
@@ -126,29 +126,27 @@ def test_in_16_bits_the_base_that_settles_is_the_tuned_one_rounded(tiny, method)
     tiny = dataclasses.replace(tiny, params=params)
     base, tokens = Base(params, tiny.decoder), sequence(tiny)
     trainable = trained(method, base)
-    _, own = settle(Adapter(method, trainable, tiny.fingerprint, {}), tiny)
+    _, _, own = tuned(method, trainable, tiny)
     assert jax.tree.map(lambda x: x.dtype, own.params) == jax.tree.map(lambda x: x.dtype, params)
 
     def change(tuned):
         return plain(tuned, tokens).astype(jnp.float32) - plain(base, tokens)
 
-    expected = change(method.fit_base(trainable, base))
+    expected = change(method.tuned_base(trainable, base))
     assert float(jnp.linalg.norm(change(own.base) - expected)) < 0.1 * float(jnp.linalg.norm(expected))
 
 
 @pytest.mark.parametrize("method", TUNINGS[:2], ids=lambda m: m.tuning)
 def test_what_settles_is_a_base_of_its_own(tiny, base, method):
     trainable, tokens = trained(method, base), sequence(tiny)
-    adapter, own = settle(Adapter(method, trainable, tiny.fingerprint, {}), tiny)
-    assert adapter.method == dataclasses.replace(method, tuning="none") and set(adapter.trainable) == {"mask"}
-    assert adapter.fingerprint == own.fingerprint != tiny.fingerprint
-    tuned = method.fit_base(trainable, base)
-    expected = plain(tuned, tokens)
+    kept, mask, own = tuned(method, trainable, tiny)
+    assert kept == dataclasses.replace(method, tuning="none") and set(mask) == {"mask"}
+    assert own.fingerprint != tiny.fingerprint
+    expected = plain(method.tuned_base(trainable, base), tokens)
     np.testing.assert_allclose(plain(own.base, tokens), expected, rtol=1e-3, atol=1e-3)
     assert float(jnp.abs(expected - plain(base, tokens)).max()) > 0.1
-    again, same = settle(adapter, own)
-    assert again is adapter and same is own
-    assert settle(Adapter(method, trainable, tiny.fingerprint, {}), tiny)[1] is own  # made once
+    again, _, same = tuned(kept, mask, own)
+    assert again is kept and same is own
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache
-from jaxspec.model.decoder import causal_mask
+from jaxspec.model.decoder import causal_context, causal_mask
 from jaxspec.model.rows import Join, Rows, read_layers, run_rows
 
 
@@ -27,7 +27,7 @@ def context(base, B=2, filled=5):
     """A cache of random tokens and how much of it is seen."""
     tokens = jnp.arange(B * filled).reshape(B, filled) % 16
     positions = jnp.broadcast_to(jnp.arange(filled), (B, filled))
-    _, kv = base.rows(base.embed(tokens), positions, causal_mask(B, filled))
+    _, kv = base.rows(base.embed(tokens), causal_context(B, filled))
     cache = commit(empty_cache(base.decoder.config, B, 16, jnp.float32), kv, jnp.zeros(B, jnp.int32))
     return cache, jnp.full((B, 1, 1), filled)
 
@@ -106,8 +106,8 @@ def test_hidden_states_are_read_on_the_way(base):
     tokens = jnp.arange(12).reshape(2, 6) % 16
     final, cache, read = read_layers(base, tokens, causal_mask(2, 6), (0, 2, 2))
     positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
-    whole, kv = base.rows(base.embed(tokens), positions, causal_mask(2, 6))
-    middle, _ = base.rows(base.embed(tokens), positions, causal_mask(2, 6), layers=(0, 2))
+    whole, kv = base.rows(base.embed(tokens), causal_context(2, 6))
+    middle, _ = base.rows(base.embed(tokens), causal_context(2, 6), layers=(0, 2))
     assert set(read) == {0, 2}
     np.testing.assert_array_equal(read[0], base.embed(tokens))
     np.testing.assert_allclose(read[2], middle, rtol=1e-5, atol=1e-5)

@@ -12,7 +12,7 @@ import pytest
 
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.decoding.generate import generate
-from jaxspec.drafting.adapter import load_method
+from jaxspec.drafting.drafter import autoregressive
 from jaxspec.errors import UserError
 from jaxspec.files import locked
 from jaxspec.training.batches import TrainingData, insertion_points
@@ -48,9 +48,9 @@ def answers_to(model, data, report=lambda done, tokens: None):
 def test_answers_are_the_greedy_ones_and_held_out_stays_out(model, data):
     held_out, answers = answers_to(model, data)
     assert len(held_out) == 4 and len(answers) == 12
-    plain = load_method("autoregressive", model)
+    plain = autoregressive(model)
     for group, limit in ((held_out, 16), (answers, 10)):
-        alone = generate(model, plain, [a.prompt_tokens for a in group], limit)
+        alone = generate(plain, [a.prompt_tokens for a in group], limit)
         assert [a.answer_tokens for a in group] == [a.tokens for a in alone]
     assert not {tuple(a.prompt_tokens) for a in held_out} & {tuple(a.prompt_tokens) for a in answers}
 

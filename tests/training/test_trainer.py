@@ -11,9 +11,10 @@ import pytest
 
 from jaxspec.config import MeshConfig
 from jaxspec.decoding.generate import generate
-from jaxspec.drafting.adapter import load_method, plain_drafter
+from jaxspec.drafting.drafter import autoregressive
+from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, SPACE, Amphista, HiddenTransfer, Method
+from jaxspec.methods import PPD, SPACE, Amphista, HiddenTransfer, load_drafter
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.training.batches import TrainingData
@@ -42,7 +43,7 @@ def test_a_run_learns_and_writes_an_adapter_that_decodes(config, model, tmp_path
     assert head["data"]["answers"] == head["data"]["answers_seen"] == 8 and np.array(head["accuracy"]).shape == (3, 10)
     (state,) = head["tree"]
     assert state["paths"][0] == [0] and len(state["paths"]) == 2 and str(tmp_path) not in json.dumps(head)
-    drafter = load_method("ppd", model, output)
+    drafter = load_drafter("ppd", model, output)
     np.testing.assert_array_equal(drafter.trainable["embeddings"], adapter.trainable["embeddings"])
 
 
@@ -159,10 +160,10 @@ def test_the_best_adapter_so_far_is_kept(config, model, tmp_path):
     scores = {row["step"]: np.mean(row["top1"]) for row in rows if "held_out" in row}
     best = json.loads((tmp_path / "run" / "best" / "adapter.json").read_text())
     assert scores.keys() == {2, 4, 6, 8, 10, 12} and best["step"] == max(scores, key=scores.get)
-    load_method("ppd", model, tmp_path / "run" / "best")
+    load_drafter("ppd", model, tmp_path / "run" / "best")
     (tmp_path / "run" / "best").rename(tmp_path / "run" / ".best.old")  # as a kill leaves it
     assert Trainer(config, model, tmp_path / "run", resume=True)._best == best["score"]
-    load_method("ppd", model, tmp_path / "run" / "best")
+    load_drafter("ppd", model, tmp_path / "run" / "best")
 
 
 def test_an_average_of_the_weights_is_what_ships(config, model, tmp_path):
@@ -246,7 +247,7 @@ def test_a_run_over_devices_that_is_stopped_goes_on(config, model, tmp_path, met
     np.testing.assert_allclose([fewer, together], [alone, alone], rtol=2e-3)
     for folder in ("one", "fewer", "run"):
         base = load_model(str(tmp_path / folder / "model")) if method.replaces_base else model
-        [answer] = generate(base, load_method(method.name, base, tmp_path / folder), ["question 1"], max_new_tokens=8)
+        [answer] = generate(load_drafter(method.name, base, tmp_path / folder), ["question 1"], max_new_tokens=8)
         assert answer.tokens
 
 
@@ -370,8 +371,8 @@ def test_heads_train_too_and_are_stored_in_16_bits(config, model, tmp_path):
     adapter = Trainer(config, model, tmp_path / "run", resume=False).run()
     rows = losses(tmp_path / "run")
     assert np.mean([rows[step] for step in (11, 12)]) < np.mean([rows[step] for step in (1, 2)])
-    loaded = load_method("amphista", model, tmp_path / "run")
-    assert loaded.draft_vocabulary.ids.shape == (50,)
+    loaded = load_drafter("amphista", model, tmp_path / "run")
+    assert loaded.on_device.draft_vocabulary.ids.shape == (50,)
     stored = weights(tmp_path / "run")
     assert stored["positions"].dtype == np.float16
     np.testing.assert_array_equal(stored["positions"].astype(np.float32), adapter.trainable["positions"])
@@ -402,12 +403,12 @@ def test_full_fine_tuning_ends_in_a_base_of_its_own(config, model, tmp_path):
     tuned = load_model(str(tmp_path / "run" / "model"))
     assert tuned.fingerprint == adapter.fingerprint != model.fingerprint
     assert adapter.info["perplexity"].keys() == {"base", "own"}
-    drafter = load_method("space", tuned, tmp_path / "run")
-    assert drafter.own is None
-    ours, plain = (generate(tuned, d, ["question 3"], 12) for d in (drafter, plain_drafter()))
+    drafter = load_drafter("space", tuned, tmp_path / "run")
+    assert drafter.model is tuned and not drafter.tuned_base
+    ours, plain = (generate(d, ["question 3"], 12) for d in (drafter, autoregressive(tuned)))
     assert ours[0].tokens == plain[0].tokens
     with pytest.raises(UserError, match=r"trained for another base .*/run/model as the model"):
-        load_method("space", model, tmp_path / "run")
+        load_drafter("space", model, tmp_path / "run")
 
     shutil.copytree(tmp_path / "run", tmp_path / "again")
     shutil.rmtree(tmp_path / "again" / "model")
@@ -425,9 +426,10 @@ def test_a_tuned_base_is_part_of_a_small_adapter(config, model, tmp_path):
     adapter = Trainer(config, model, tmp_path / "run", resume=False).run()
     assert adapter.fingerprint == model.fingerprint and not (tmp_path / "run" / "model").exists()
     assert adapter.info["perplexity"]["own"] != adapter.info["perplexity"]["base"]
-    drafter = load_method("space", model, tmp_path / "run")
-    assert drafter.own.fingerprint != model.fingerprint
+    drafter = load_drafter("space", model, tmp_path / "run")
+    assert drafter.tuned_base and drafter.model.fingerprint != model.fingerprint
     ours, own, base = (
-        generate(model, d, ["question 3"], 24)[0].tokens for d in (drafter, plain_drafter(drafter.own), plain_drafter())
+        generate(d, ["question 3"], 24)[0].tokens
+        for d in (drafter, autoregressive(drafter.model), autoregressive(model))
     )
     assert ours == own != base

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from types import SimpleNamespace
 
-from jaxspec.tuning.race import run_each
+from jaxspec.tuning.race import in_turn
 
 NAMES = ["autoregressive", "ppd", "medusa"]
 
@@ -13,9 +13,9 @@ def test_the_order_changes_so_that_nobody_always_follows_the_same_one():
     def warm(name):
         return [SimpleNamespace(compile_seconds=0.0)]
 
-    orders = [[name for name, _ in run_each(NAMES, warm, number)] for number in range(60)]
+    orders = [[name for name, _ in in_turn(NAMES, warm, number)] for number in range(60)]
     assert all(sorted(order) == sorted(NAMES) for order in orders)
-    assert orders == [[name for name, _ in run_each(NAMES, warm, number)] for number in range(60)]  # when resumed, too
+    assert orders == [[name for name, _ in in_turn(NAMES, warm, number)] for number in range(60)]  # when resumed, too
     for place in range(3):
         counts = [sum(order[place] == name for order in orders) for name in NAMES]
         assert min(counts) >= 10, counts
@@ -32,7 +32,7 @@ def test_what_compiled_runs_again_and_only_that():
         ran.append(name)
         return [Answer(0.0), Answer(3.0 if first and name == "ppd" else 0.0, len(ran))]
 
-    answers = dict(run_each(NAMES, run, 0))
+    answers = dict(in_turn(NAMES, run, 0))
     assert sorted(ran) == sorted([*NAMES, "ppd"])
     assert not any(answer.compile_seconds for found in answers.values() for answer in found)
     assert answers["ppd"][1].number == len(ran[: ran.index("ppd") + 2])

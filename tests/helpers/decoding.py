@@ -1,0 +1,36 @@
+"""The loop without its public face: one state that tests can look into."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.acceptance import Match
+from jaxspec.decoding.loop import Decoding, prefill, start
+from jaxspec.drafting.sampling import make_sampler
+from jaxspec.parallel.sharding import in_mesh, mesh_of, put_beside
+
+
+def begin(drafter, prompts, limit, sampling=SamplingConfig(), acceptance=Match(), seeds=0, capacity=128, chunk=None):
+    """What decodes, and its state after prefill.
+
+    Args:
+      drafter: what drafts.
+      prompts: ids, of unequal lengths.
+      limit: tokens to emit.
+      sampling: how they are drawn.
+      acceptance: which candidates survive.
+      seeds: one, or one per prompt.
+      capacity: of the cache.
+      chunk: of prefill, which divides 32; default all at once.
+    """
+    model = drafter.model
+    rest = (drafter.on_device, make_sampler(sampling), jnp.array(model.eos or (-1,), jnp.int32))
+    decoding = Decoding(model.base, *put_beside(model.params, rest), acceptance)
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    tokens = np.zeros((len(prompts), 32 if chunk else max(lengths)), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = prompt
+    seeds, limits = np.broadcast_to(np.uint32(seeds), len(prompts)), np.full(len(prompts), limit, np.int32)
+    with in_mesh(mesh_of(model.params)):
+        cache, prompt = prefill(model.base, tokens, lengths, capacity=capacity, chunk=chunk or tokens.shape[1])
+        return decoding, start(decoding, cache, prompt, limits, seeds, width=limit)
