@@ -97,13 +97,7 @@ def measure_coverage(frequent_tokens: np.ndarray, answers: Sequence[Answer]) -> 
 def measure_acceptance(
     label: str, drafter: Drafter, prompts: Sequence[str], max_new_tokens: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """Decode the same prompts with both lossless rules of acceptance at every temperature.
-
-    Args:
-      label: for the progress line.
-      drafter: what drafts.
-      prompts: texts.
-      max_new_tokens: per answer.
+    """Decode the same prompts with both lossless rules of acceptance at every temperature; `label` is for the progress.
 
     Returns:
       {rule: one cell per temperature}: `prompts`, `tokens_per_step`, `accepted` of the offered drafts, and for
@@ -159,12 +153,7 @@ class _Watched(HiddenTransfer):
 
 
 def measure_similarity(adapter: Adapter, base: Base, answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
-    """Cosine similarity of pseudo to real hidden states on their way up (Hidden Transfer Figure 4).
-
-    Args:
-      adapter: of Hidden Transfer.
-      base: the frozen decoder.
-      answers: held-out answers.
+    """Cosine similarity of pseudo to real hidden states of held-out answers (Hidden Transfer Figure 4).
 
     Returns:
       Per step, {layers passed: mean similarity}, from the first layer that the pseudo state passes on.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def write_results(folders: Sequence[Path], output: Path) -> Path:
     """Write results.md, results.json and a plot of every folder. Returns the page.
 
     Args:
-      folders: benchmarks' folders, the main one first, and latencies'.
+      folders: of benchmarks, the main one first, and of latencies.
       output: folder of the page.
 
     Raises:
@@ -64,17 +64,24 @@ def write_results(folders: Sequence[Path], output: Path) -> Path:
     """
     benchmarks, latencies = read_folders(folders)
     file = writable(output) / "ablations.json"
-    evidence = Evidence(list(benchmarks.values()), read_json(file) if file.exists() else _NO_ABLATIONS)
+    ablations = read_json(file) if file.exists() else {"trainings": {}, "decoding": {}}
+    evidence = Evidence(list(benchmarks.values()), ablations)
     codes = {name: results.setting["code"] for name, results in benchmarks.items()}
     codes |= {name: found["code"] for name, found in latencies.items()}
     lines = ["# Results", "", f"Made by `python -m experiments.results` from {', '.join(codes)}.", ""]
-    main = next(iter(benchmarks))
-    if others := [name for name, code in codes.items() if code != codes[main]]:
-        lines += [f"Made with another version of the decoding code than {main}: {', '.join(others)}. What a step costs"]
-        lines += ["may differ there, with a method or without: compare speeds within a section.", ""]
+    first, *others = codes
+    if others := [name for name in others if codes[name] != codes[first]]:
+        lines += [
+            f"Made with another version of the decoding code than {first}: {', '.join(others)}. What a step costs"
+        ]
+        lines += ["costs may differ there, with a method or without: compare speeds within a section.", ""]
     lines += ["## Which of the papers' claims hold on this base", "", *claims_table(evidence), ""]
     for name, results in benchmarks.items():
-        lines += [f"## {_title(name)}", "", *benchmark_section(name, results, benchmarks[main], output)]
+        repeats = results is not evidence.main and asked_again(evidence.main, results)
+        picture = output / f"results-{name}.png"
+        lines += [f"## {_title(name)}", ""]
+        lines += [*agreement(evidence.main, results), ""] if repeats else sections(results, "###")
+        lines += [f"![{name}]({picture.name})", ""] if not repeats and plot_bench(results, picture) else []
     for name, found in latencies.items():
         picture = output / f"results-{name}.png"
         plot_latency(found, picture)
@@ -88,22 +95,8 @@ def write_results(folders: Sequence[Path], output: Path) -> Path:
     return output / "results.md"
 
 
-_NO_ABLATIONS: Mapping[str, Any] = {"trainings": {}, "decoding": {}}
-
-
 def _title(name: str) -> str:
     return name.replace("_", " ").capitalize()
-
-
-def benchmark_section(name: str, results: Results, main: Results, output: Path) -> Iterator[str]:
-    """Tables and a plot of a benchmark, or how far it agrees with the main one that it repeats."""
-    if results is not main and asked_again(main, results):
-        yield from [*agreement(main, results), ""]
-        return
-    yield from sections(results, "###")
-    picture = output / f"results-{name}.png"
-    if plot_bench(results, picture):
-        yield from [f"![{name}]({picture.name})", ""]
 
 
 def claims_table(evidence: Evidence) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from experiments.studies import Study, Training
+from experiments.studies import Study
 from jaxspec.files import locked, read_json, write_atomically
 from jaxspec.training.data import cache_file
 from jaxspec.training.run_config import RunConfig, describe, training_settings
@@ -24,12 +24,6 @@ from jaxspec.training.trainer import Trainer
 from jaxspec.weights.load import Model
 
 LARGE = 20_000_000  # parameters of an adapter: larger ones, projections of whole vocabularies, are not kept
-
-
-def variant_run(base: RunConfig, training: Training) -> RunConfig:
-    """The run of one row; `base` has the data and the settings that all share."""
-    train = dataclasses.replace(base.train, **training.settings)
-    return dataclasses.replace(base, method=training.method, tree="chain:1", train=train)
 
 
 def run_name(run: RunConfig, model: Model) -> str:
@@ -41,13 +35,13 @@ def run_name(run: RunConfig, model: Model) -> str:
 
 
 def train_study(study: Study, base: RunConfig, model: Model, output: Path) -> dict[str, dict[str, Any]]:
-    """Train every row of a study that is not trained yet.
+    """Train every row of a study that is not trained yet, each in a folder of its own.
 
     Args:
       study: which.
       base: data and training settings that all share.
       model: the base.
-      output: a folder with a folder per training.
+      output: where the folders are.
 
     Returns:
       {label: figures}, `run` among them, the name of the training's folder.
@@ -55,7 +49,8 @@ def train_study(study: Study, base: RunConfig, model: Model, output: Path) -> di
     results = {}
     for label, training in study.rows.items():
         print(f"{study.title}: {label}", file=sys.stderr)
-        run = variant_run(base, training)
+        train = dataclasses.replace(base.train, **training.settings)
+        run = dataclasses.replace(base, method=training.method, tree="chain:1", train=train)
         folder = output / run_name(run, model)
         results[label] = train_variant(run, model, folder) | {"run": folder.name}
     return results
