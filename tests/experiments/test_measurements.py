@@ -104,6 +104,7 @@ def test_early_exit_reads_a_layer_through_a_projection_of_its_own(tiny):
     length = tokens.shape[1]
     batch = Batch(tokens, jnp.array([length]), jnp.ones(1, jnp.int32), jnp.array([[4, 7]]))
     logits = jax.jit(method.predictions)(trainable, base, batch)
+    assert jax.jit(method.loss)(trainable, base, batch)[0] > 0
     for d, layer in enumerate(method.layers):
         hidden, _ = base.rows(base.embed(tokens), causal_context(1, length), layers=(0, layer))
         wanted = base.normed(hidden)[0, jnp.array([4, 7])] @ trainable[f"head{d + 1}"]

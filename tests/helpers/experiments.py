@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from experiments.early_exit import EarlyExit
 from experiments.studies import Training, study
 from jaxspec.bench.metrics import figures
 from jaxspec.bench.report import ALL, Results
@@ -17,8 +16,8 @@ RATE = {"learning_rate": 1e-2}
 SMALL = (  # two tables that share a training
     study("entry", "Late entry", "a paper", {"0": Training(PPD(), RATE)}, axis="layer"),
     study(
-        "exits", "Exits", "a paper",
-        {"the same": Training(PPD(), RATE), "exit": Training(EarlyExit((1, 2, 2)), {"learning_rate": 2e-3})},
+        "rates", "Rates", "a paper",
+        {"the same": Training(PPD(), RATE), "lower": Training(PPD(), {"learning_rate": 2e-3})},
     ),
 )  # fmt: skip
 
