@@ -17,6 +17,7 @@ test: setup lint
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 # The slower checks: the embedded model end to end, parity with PyTorch, and programs compiled for TPUs. The TPU's compiler
 # lies apart: installed beside JAX it would make every start look for a TPU.

@@ -98,9 +98,11 @@ class Drafter:
           UserError: a tree or a draft vocabulary that does not fit.
         """
         if self.adapter is None:
-            for name, value in (("tree", tree), ("draft vocabulary", draft_vocabulary)):
-                if value is not None:
-                    raise UserError(f"{self.method.name} drafts nothing and has no {name}, got {str(value)!r}")
+            nothing = f"{self.method.name} drafts nothing and has no"
+            if tree is not None:
+                raise UserError(f"{nothing} tree, got {str(tree)!r}")
+            if draft_vocabulary is not None:
+                raise UserError(f"{nothing} draft vocabulary, got {draft_vocabulary}")
             return dataclasses.replace(self, note=note)
         count = self.adapter.info.get("draft_vocabulary", 0) if draft_vocabulary is None else draft_vocabulary
         frequent = self.adapter.frequent_tokens

@@ -16,7 +16,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.weights.hf import save_directory
 from tests.helpers.model import VARIANTS, random_params, random_tokens
 
-GOLDEN = Path(__file__).with_name("golden.json")
+GOLDEN = Path(__file__).parents[1] / "model" / "golden.json"
 LENGTH = 24
 POSITIONS = (1, 8, 15, 23)
 

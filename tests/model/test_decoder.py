@@ -11,7 +11,7 @@ import pytest
 from jaxspec.drafting.tree import build_tree
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
-from jaxspec.model.decoder import Decoder, causal_mask
+from jaxspec.model.decoder import Context, Decoder, causal_context, causal_mask
 from jaxspec.model.rope import rope_angles
 from tests.helpers.model import VARIANTS, plain, quick_jit, random_base, random_tokens, tiny_config
 
@@ -21,15 +21,15 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
 @functools.partial(quick_jit, static_argnames="layers")
-def run(base, x, positions, mask, cache=None, visible=None, layers=None):
+def run(base, x, context, layers=None):
     """`Base.rows`, compiled."""
-    return base.rows(x, positions, mask, cache, visible, layers)
+    return base.rows(x, context, layers)
 
 
 @quick_jit
 def step(base, tokens, positions, mask, cache, visible):
     """Logits and the rows' own keys and values of one pass over a cache."""
-    hidden, rows = base.rows(base.embed(tokens), positions, mask, cache, visible)
+    hidden, rows = base.rows(base.embed(tokens), Context(positions, mask, cache, visible))
     return base.logits(hidden), rows
 
 
@@ -46,10 +46,16 @@ def garbage_cache(config, batch, seed=0):
 def prefilled(base, tokens):
     """A cache with all of `tokens` [B, T] committed, garbage after them."""
     B, T = tokens.shape
-    positions = np.broadcast_to(np.arange(T), (B, T))
     cache = garbage_cache(base.decoder.config, B)
-    _, rows = run(base, base.embed(tokens), positions, causal_mask(B, T))
+    _, rows = run(base, base.embed(tokens), causal_context(B, T))
     return write(cache, rows, np.zeros(B, np.int32))
+
+
+def behind(base, tokens, count):
+    """Where `count` rows stand behind tokens [B, T] in a cache."""
+    B, T = tokens.shape
+    positions = T + np.broadcast_to(np.arange(count), (B, count))
+    return Context(positions, causal_mask(B, count), prefilled(base, tokens), np.full((B, 1), T))
 
 
 def close(actual, desired):
@@ -142,16 +148,11 @@ def test_each_row_may_see_its_own_part_of_the_cache():
 @pytest.mark.parametrize("variant", ["llama", "qwen2_window"])
 def test_layers_in_two_segments_equal_one_run(variant):
     base, tokens, rows = random_base(VARIANTS[variant]), random_tokens((2, 9)), random_tokens((2, 4), seed=1)
-    context = (
-        9 + np.broadcast_to(np.arange(4), (2, 4)),
-        causal_mask(2, 4),
-        prefilled(base, tokens),
-        np.full((2, 1), 9),
-    )
+    context = behind(base, tokens, 4)
     x = base.embed(rows)
-    whole, own = run(base, x, *context)
-    middle, below = run(base, x, *context, layers=(0, 1))
-    top, above = run(base, middle, *context, layers=(1, 2))
+    whole, own = run(base, x, context)
+    middle, below = run(base, x, context, layers=(0, 1))
+    top, above = run(base, middle, context, layers=(1, 2))
     assert len(below.keys) == len(above.keys) == 1 and len(own.keys) == 2
     close(top, whole)
     jax.tree.map(close, Cache(below.keys + above.keys, below.values + above.values), own)
@@ -160,14 +161,14 @@ def test_layers_in_two_segments_equal_one_run(variant):
 def test_rows_that_join_at_a_later_layer_leave_the_others_alone():
     """Pseudo hidden states after the nodes: nodes do not see them, they see the nodes."""
     base, x = random_base(VARIANTS["llama"]), random_base(VARIANTS["llama"]).embed(random_tokens((1, 4)))
-    short, longer = (np.arange(4)[None], causal_mask(1, 4)), (np.arange(6)[None], causal_mask(1, 6))
-    expected, _ = run(base, x, *short)
-    middle, _ = run(base, x, *short, layers=(0, 1))
+    short, longer = causal_context(1, 4), causal_context(1, 6)
+    expected, _ = run(base, x, short)
+    middle, _ = run(base, x, short, layers=(0, 1))
     joined = np.concatenate([middle, np.ones_like(middle[:, :2])], axis=1)
-    top, _ = run(base, joined, *longer, layers=(1, 2))
+    top, _ = run(base, joined, longer, layers=(1, 2))
     close(top[:, :4], expected)
     joined[:, 0] *= -1
-    moved, _ = run(base, joined, *longer, layers=(1, 2))
+    moved, _ = run(base, joined, longer, layers=(1, 2))
     assert (np.abs(moved - top)[0, 4:].max(axis=-1) > 1e-3).all()
 
 
@@ -198,15 +199,10 @@ def test_sliding_window_hides_old_positions_except_below_its_first_layer(first, 
 def test_remat_changes_neither_output_nor_gradient():
     base, tokens = random_base(VARIANTS["qwen2_window"]), random_tokens((2, 9))
     remat = Base(base.params, Decoder(base.decoder.config, remat=True))
-    context = (
-        9 + np.broadcast_to(np.arange(3), (2, 3)),
-        causal_mask(2, 3),
-        prefilled(base, tokens),
-        np.full((2, 1), 9),
-    )
+    context = behind(base, tokens, 3)
 
     def loss(x, base):
-        hidden, _ = base.rows(x, *context)
+        hidden, _ = base.rows(x, context)
         return jnp.sum(hidden**3), hidden
 
     gradient = quick_jit(jax.value_and_grad(loss, has_aux=True))
@@ -256,16 +252,15 @@ def test_a_prefix_is_what_rows_see_before_themselves(variant):
     base = random_base(dataclasses.replace(VARIANTS[variant], sliding_window=None))
     first, second = random_tokens((1, 2)), np.repeat(random_tokens((1, 4), seed=1), 2, axis=0)
     whole = np.concatenate([np.repeat(first, 2, axis=0), second], axis=1)
-    expected, _ = run(base, base.embed(whole), np.tile(np.arange(6), (2, 1)), causal_mask(2, 6))
-    alone, _ = run(base, base.embed(second), np.tile(np.arange(2, 6), (2, 1)), causal_mask(2, 4))
+    expected, _ = run(base, base.embed(whole), causal_context(2, 6))
+    context = Context(np.tile(np.arange(2, 6), (2, 1)), causal_mask(2, 4))
+    alone, _ = run(base, base.embed(second), context)
 
-    _, rows = run(base, base.embed(first), np.arange(2)[None], causal_mask(1, 2))
+    _, rows = run(base, base.embed(first), causal_context(1, 2))
     prefix = jax.tree.map(lambda x: x[0], rows)
     seen = np.zeros((2, 4, 2), bool)
     seen[0] = True
-    hidden, own = base.rows(
-        base.embed(second), np.tile(np.arange(2, 6), (2, 1)), causal_mask(2, 4), prefix=prefix, sees_prefix=seen
-    )
+    hidden, own = base.rows(base.embed(second), context.replace(prefix=prefix, sees_prefix=seen))
     close(hidden[0], expected[0, 2:])
     close(hidden[1], alone[1])
     assert own.keys[0].shape[2] == 4  # the prefix is never committed
@@ -278,8 +273,9 @@ def test_a_prefix_stands_before_every_group_and_beside_a_cache():
     # two groups of one row each see one slot of the cache and, as a prefix, different ones of three further tokens
     seen = np.array([[[True, False, True], [False, True, False]]])
     x, positions = base.embed(tokens[:, [5, 5]]), np.array([[5, 5]])
-    hidden, _ = base.rows(x, positions, np.ones((1, 2, 1, 1), bool), cache, np.array([[1]]), None, prefix, seen)
+    hidden, _ = base.rows(x, Context(positions, np.ones((1, 2, 1, 1), bool), cache, np.array([[1]]), prefix, seen))
     for row, slots in enumerate([[0, 2, 4], [0, 3]]):  # the same with the slots themselves in a cache
         kept = jax.tree.map(lambda c: jnp.asarray(c)[:, :, jnp.array(slots)], cache)  # noqa: B023
-        alone, _ = base.rows(x[:, :1], positions[:, :1], np.ones((1, 1, 1, 1), bool), kept, np.array([[len(slots)]]))
+        context = Context(positions[:, :1], np.ones((1, 1, 1, 1), bool), kept, np.array([[len(slots)]]))
+        alone, _ = base.rows(x[:, :1], context)
         close(hidden[0, row], alone[0, 0])

@@ -7,14 +7,13 @@ import pytest
 
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache
-from jaxspec.model.decoder import causal_context, causal_mask
+from jaxspec.model.decoder import Context, causal_context
 from jaxspec.model.rows import Join, Rows, read_layers, run_rows
+from tests.helpers.tiny import make_tiny
 
 
 @pytest.fixture(scope="module")
 def base(request):
-    from tests.helpers.tiny import make_tiny
-
     model = make_tiny(seed=1)
     return Base(model.params, model.decoder)
 
@@ -26,7 +25,6 @@ def random(shape, seed=0):
 def context(base, B=2, filled=5):
     """A cache of random tokens and how much of it is seen."""
     tokens = jnp.arange(B * filled).reshape(B, filled) % 16
-    positions = jnp.broadcast_to(jnp.arange(filled), (B, filled))
     _, kv = base.rows(base.embed(tokens), causal_context(B, filled))
     cache = commit(empty_cache(base.decoder.config, B, 16, jnp.float32), kv, jnp.zeros(B, jnp.int32))
     return cache, jnp.full((B, 1, 1), filled)
@@ -46,10 +44,10 @@ def test_late_rows_are_computed_from_their_layer_on(base):
     (last,), kv = run_rows(base, rows, cache, visible)
     assert [k.shape[2] for k in kv.keys] == [3, 5, 5]  # nothing of them in the layer below
 
-    args = (rows.positions[:, 0, :3], rows.mask[:, :, :3, :3], cache, visible[:, 0])
-    below, kv0 = base.rows(rows.x[:, 0], *args, (0, 1))
+    nodes = Context(rows.positions[:, 0, :3], rows.mask[:, :, :3, :3], cache, visible[:, 0])
+    below, kv0 = base.rows(rows.x[:, 0], nodes, (0, 1))
     x = jnp.concatenate([below, new[:, 0]], axis=1)
-    above, kv1 = base.rows(x, rows.positions[:, 0], rows.mask, cache, visible[:, 0], (1, 3))
+    above, kv1 = base.rows(x, Context(rows.positions[:, 0], rows.mask, cache, visible[:, 0]), (1, 3))
     np.testing.assert_allclose(last[:, 0], above, rtol=1e-5, atol=1e-5)
     jax.tree.map(np.testing.assert_allclose, kv, Cache(kv0.keys + kv1.keys, kv0.values + kv1.values))
 
@@ -59,7 +57,7 @@ def test_rows_that_join_at_the_first_layer_are_ordinary_rows(base):
     rows = late(base, 0, new)
     (last,), _ = run_rows(base, rows, cache, visible)
     x = jnp.concatenate([rows.x, new], axis=2)[:, 0]
-    whole, _ = base.rows(x, rows.positions[:, 0], rows.mask, cache, visible[:, 0])
+    whole, _ = base.rows(x, Context(rows.positions[:, 0], rows.mask, cache, visible[:, 0]))
     np.testing.assert_array_equal(last[:, 0], whole)
 
 
@@ -84,8 +82,8 @@ def test_exits_are_the_states_after_the_last_layers(base):
     two, _ = run_rows(base, Rows(**vars(rows) | {"exits": 2}), cache, visible)
     (last,), _ = run_rows(base, rows, cache, visible)
     np.testing.assert_allclose(two[1], last, rtol=1e-6, atol=1e-6)
-    args = (rows.positions[:, 0], rows.mask, cache, visible[:, 0], (2, 3))
-    np.testing.assert_allclose(base.rows(two[0][:, 0], *args)[0], last[:, 0], rtol=1e-5, atol=1e-5)
+    everyone = Context(rows.positions[:, 0], rows.mask, cache, visible[:, 0])
+    np.testing.assert_allclose(base.rows(two[0][:, 0], everyone, (2, 3))[0], last[:, 0], rtol=1e-5, atol=1e-5)
 
 
 def test_late_rows_cost_nothing_below(base):
@@ -104,8 +102,7 @@ def test_late_rows_cost_nothing_below(base):
 
 def test_hidden_states_are_read_on_the_way(base):
     tokens = jnp.arange(12).reshape(2, 6) % 16
-    final, cache, read = read_layers(base, tokens, causal_mask(2, 6), (0, 2, 2))
-    positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
+    final, cache, read = read_layers(base, tokens, (0, 2, 2))
     whole, kv = base.rows(base.embed(tokens), causal_context(2, 6))
     middle, _ = base.rows(base.embed(tokens), causal_context(2, 6), layers=(0, 2))
     assert set(read) == {0, 2}
