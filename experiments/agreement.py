@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.verdicts import conditions
-from jaxspec.bench.markdown import table
 from jaxspec.bench.metrics import Figures, figures
-from jaxspec.bench.report import Results, command, interval, reference_of
-from jaxspec.bench.ways import REFERENCE
+from jaxspec.bench.report import command, interval
+from jaxspec.bench.results import Results, reference_of
+from jaxspec.bench.runs import REFERENCE
+from jaxspec.markdown import table
 
 _Batch = tuple[tuple, ...]
 

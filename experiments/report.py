@@ -22,10 +22,10 @@ from experiments.verdicts import (
     judge_training,
     spreads,
 )
-from jaxspec.bench.markdown import table
 from jaxspec.bench.metrics import Estimate
 from jaxspec.bench.report import interval
 from jaxspec.files import write_atomically
+from jaxspec.markdown import table
 from jaxspec.training.evaluate import lost_distances, top
 
 Results = Mapping[str, Any]  # content of ablations.json

@@ -13,11 +13,13 @@ import tyro
 from experiments.agreement import agreement, asked_again
 from experiments.claims import CLAIMS, PAPERS
 from experiments.verdicts import CHAT, CLOSE, HOW_SPEEDS_COMPARE, Evidence
-from jaxspec.bench.markdown import table
-from jaxspec.bench.report import Results, load_results, plot_bench, sections, summary_of
+from jaxspec.bench.plot import plot_bench
+from jaxspec.bench.report import sections
+from jaxspec.bench.results import Results, load_results, summary_of
 from jaxspec.cli.options import parse, run_main
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, writable, write_atomically
+from jaxspec.markdown import table
 from jaxspec.tuning.steps import LATENCY, latency_table, plot_latency, read_latency
 
 

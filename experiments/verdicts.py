@@ -13,7 +13,8 @@ import numpy as np
 from experiments.studies import SEEDS, Conclusion
 from jaxspec.bench.metrics import Estimate, Figures, estimate, figures
 from jaxspec.bench.questions import group_of
-from jaxspec.bench.report import ALL, CLOSE_SPEED, Results, control_of, interval, reference_of
+from jaxspec.bench.report import CLOSE_SPEED, interval
+from jaxspec.bench.results import ALL, Results, control_of, reference_of
 from jaxspec.training.evaluate import lost_distances, top
 
 WORDS = ("holds", "does not hold", "in part", "no difference", "undecided", "not judged")
@@ -26,7 +27,7 @@ HOW_SPEEDS_COMPARE = (
     "training of each adapter."
 )
 _OPPOSITE = {"holds": "does not hold", "does not hold": "holds", "no difference": "holds"}
-_MAY_DIFFER = ("data", "limit", "methods", "peers", "assistant")  # settings of benchmarks that are compared
+_MAY_DIFFER = ("data", "limit", "runs", "peers", "assistant")  # settings of benchmarks that are compared
 
 Row = dict[str, Any]  # figures of one training, or of one way to decode
 Spreads = dict[tuple[int, bool], float]

@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 import jax
 import tyro
@@ -100,7 +100,7 @@ def parse(kind: type[T], args: Sequence[str], default: T | None = None, prog: st
     """Options from the command line.
 
     Args:
-      kind: dataclass whose fields are the options.
+      kind: dataclass whose fields are the options; a union of several makes a command of each.
       args: the command line.
       default: values of options not given.
       prog: name of the program, for --help.
@@ -119,7 +119,7 @@ def parse(kind: type[T], args: Sequence[str], default: T | None = None, prog: st
         raise UserError(_first_paragraph(errors.getvalue())) from None
     if unknown:
         word = unknown[0]
-        options = [f"--{name}" for name in _option_names(kind if default is None else default)]
+        options = [f"--{name}" for name in _option_names(parsed)]
         raise UserError(f"unknown option {word!r}{suggest(word, options)}; --help lists them all")
     return parsed
 
@@ -133,10 +133,11 @@ def _first_paragraph(box: str) -> str:
 
 def _option_names(settings: object, prefix: str = "") -> list[str]:
     """Dotted names of all fields of a dataclass, nested ones included."""
-    names = []
+    names, hints = [], get_type_hints(type(settings), include_extras=True)
     for field in dataclasses.fields(settings):
-        name = prefix + field.name.replace("_", "-")
-        value = getattr(settings, field.name, None)
+        given = [note.name for note in get_args(hints[field.name]) if getattr(note, "name", None)]
+        name = prefix + (given or [field.name.replace("_", "-")])[0]
+        value = getattr(settings, field.name)
         names += _option_names(value, name + ".") if dataclasses.is_dataclass(value) else [name]
     return names
 

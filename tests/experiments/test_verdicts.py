@@ -22,7 +22,7 @@ from experiments.verdicts import (
     training_is_better,
     way_is_faster,
 )
-from jaxspec.bench.ways import AGAIN, REFERENCE
+from jaxspec.bench.runs import AGAIN, REFERENCE
 from tests.helpers.experiments import benchmark
 
 FIRST = Conclusion("one", "other", "")

@@ -6,8 +6,8 @@ from typing import Any
 
 from experiments.studies import Training, study
 from jaxspec.bench.metrics import figures
-from jaxspec.bench.report import ALL, Results
-from jaxspec.bench.ways import REFERENCE
+from jaxspec.bench.results import ALL, Results
+from jaxspec.bench.runs import REFERENCE
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import METHODS, PPD
 from jaxspec.training.run_config import RunConfig
@@ -54,5 +54,5 @@ def benchmark(ways: dict[str, tuple], category: str = "qa", accuracies: dict | N
     named |= {way: named[way] | {"adapter": "a digest"} for way in ways if way in METHODS and way != REFERENCE}
     setting = {"fingerprint": "a base", "dtype": "float32", "device": "a machine", "code": "this", "began": "today"}
     setting |= {"questions": len(rows[REFERENCE][0]), "ways": named}
-    setting |= {"settings": {"limit": 0, "methods": "", "repeats": 1} | settings}
+    setting |= {"settings": {"limit": 0, "runs": [], "repeats": 1} | settings}
     return Results(setting, rows, found, {}, {}, {})
