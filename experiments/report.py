@@ -92,7 +92,7 @@ def decoding_section(study: Study, rows: Mapping[str, Row], trainings: Mapping[s
     cells = "{rows} {tokens_per_step:.2f} {tokens_per_second:.1f} {speedup:.2f}"
     lines = [[label, *cells.format(**r).split(), f"{r['identical']} of {r['prompts']}"] for label, r in rows.items()]
     code = next(iter(rows.values()))["code"]
-    paragraphs = [f"{study.source}. Version of the decoding code: {code}.", "\n".join(table(heads, lines))]
+    paragraphs = [f"{study.source}. Code: {code}.", "\n".join(table(heads, lines))]
     trained = {label: entry.adapter for label, entry in study.rows.items() if not isinstance(entry.adapter, str)}
     found = {label: trainings.get(name, {}).get(variant) for label, (name, variant) in trained.items()}
     lost = [label for label, r in found.items() if r and lost_distances(r["accuracy"])]

@@ -222,7 +222,7 @@ def decoding_is_faster(study: str, one: str, other: str, evidence: Evidence) -> 
         return NOT_MEASURED
     verdict = judge_decoding(Conclusion(one, other, ""), found)
     speeds = f"{found[one]['speedup']:.2f} and {found[other]['speedup']:.2f} times autoregressive speed"
-    note = f"an ablation: {found[one]['prompts']} prompts, {speeds}, version of the decoding code: {found[one]['code']}"
+    note = f"an ablation: {found[one]['prompts']} prompts, {speeds}, code {found[one]['code']}"
     return Verdict(verdict.word, f"{verdict.measured} ({note})")
 
 

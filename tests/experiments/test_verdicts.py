@@ -158,7 +158,7 @@ def test_ablations_are_judged_as_on_their_page():
     rows = {"deep": {"seconds": [1.0] * 8} | same, "none": {"seconds": [1.2] * 8} | same}
     verdict = decoding_is_faster("speed", "deep", "none", evidence(decoding={"speed": rows}))
     measured = "1.20 (1.20 to 1.20) times its speed; tokens per step 1.50 against 1.50 (an ablation: 8 prompts, "
-    measured += "0.90 and 0.90 times autoregressive speed, version of the decoding code: older)"
+    measured += "0.90 and 0.90 times autoregressive speed, code older)"
     assert dataclasses.astuple(verdict) == ("holds", measured)
 
 
