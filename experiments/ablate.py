@@ -131,7 +131,8 @@ def measure(
     if "coverage" in names:
         yield "coverage", measure_coverage(open_adapter(COUNTED, model).frequent_tokens, held_out)
     for label in sampled if "acceptance" in names else ():
-        drafter = load_drafter(SAMPLED[label].adapter, model, tree=SAMPLED[label].tree, draft_vocabulary=0)
+        entry = SAMPLED[label]
+        drafter = load_drafter(entry.adapter, model, tree=entry.tree, draft_vocabulary=entry.draft_vocabulary)
         yield "acceptance", {label: measure_acceptance(label, drafter, texts[:SAMPLED_PROMPTS], tokens)}
 
 
