@@ -1,7 +1,7 @@
 """How much faster, and is it the same? python bench.py compare --run ppd --data FILE; or report | latency."""
 
 from jaxspec.cli.bench import main
-from jaxspec.cli.options import run_main
+from jaxspec.cli.program import run_main
 
 if __name__ == "__main__":
     run_main(main)

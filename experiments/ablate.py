@@ -21,7 +21,8 @@ from experiments.report import MEASURES, not_run, write_report
 from experiments.studies import STUDIES
 from experiments.trainings import train_study
 from jaxspec import DataConfig, TrainConfig, UserError, load_model
-from jaxspec.cli.options import enable_compilation_cache, parse, run_main
+from jaxspec.cli.options import parse
+from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.errors import check_at_least, suggest
 from jaxspec.files import alone_in, read_json, writable, write_atomically
 from jaxspec.machine import device_name

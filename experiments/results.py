@@ -16,7 +16,8 @@ from experiments.verdicts import CHAT, CLOSE, HOW_SPEEDS_COMPARE, Evidence
 from jaxspec.bench.plot import plot_bench
 from jaxspec.bench.report import sections
 from jaxspec.bench.results import Results, load_results, summary_of
-from jaxspec.cli.options import parse, run_main
+from jaxspec.cli.options import parse
+from jaxspec.cli.program import run_main
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, writable, write_atomically
 from jaxspec.markdown import table

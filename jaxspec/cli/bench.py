@@ -15,7 +15,8 @@ from jaxspec.bench.config import BenchConfig, check_bench
 from jaxspec.bench.report import overall_table, write_bench_report
 from jaxspec.bench.results import load_results
 from jaxspec.bench.run import run_bench
-from jaxspec.cli.options import enable_compilation_cache, parse
+from jaxspec.cli.options import parse
+from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.files import writable
 from jaxspec.parallel.sharding import in_mesh, mesh_of
 from jaxspec.tuning.steps import LATENCY, LatencyConfig, latency_table, measure_steps, read_latency, write_latency
@@ -66,7 +67,7 @@ class Latency(LatencyConfig):
 
 def main(args: list[str]) -> None:
     """Parse, and do what the first word says."""
-    options = parse(Compare | Report | Latency, args, prog="bench.py")
+    options = parse(Compare | Report | Latency, args)
     {Compare: compare, Report: report, Latency: latency}[type(options)](options)
 
 

@@ -9,7 +9,7 @@ import pytest
 from jaxspec.bench.report import sections, write_bench_report
 from jaxspec.bench.results import load_results
 from jaxspec.cli.bench import main
-from jaxspec.cli.options import run_main
+from jaxspec.cli.program import run_main
 from tests.helpers.bench import change, read_rows, write_rows
 
 

@@ -11,7 +11,7 @@ import jaxspec.cli.bench
 from jaxspec.bench.answers import Answers
 from jaxspec.bench.report import write_bench_report
 from jaxspec.bench.results import load_results
-from jaxspec.cli.options import run_main
+from jaxspec.cli.program import run_main
 from jaxspec.errors import UserError
 from jaxspec.files import alone_in
 from tests.helpers.bench import change, config_of, read_rows, run, texts_of, write_rows
