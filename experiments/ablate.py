@@ -43,7 +43,7 @@ class Options:
     """Train the variants of the papers' tables, decode with them, and write docs/ablations.md.
 
     Attributes:
-      studies: names; finished trainings are read, what is measured is measured anew. Default: all that ablations.json
+      studies: names; finished trainings are read, measurements are made again. Default: all that ablations.json
         lacks. `steps`, `similarity`, `acceptance` and `coverage` measure and train nothing.
       model: smollm2-135m (embedded); the layers of some studies are made for its 30.
       prompts: a JSONL file of training prompts; empty takes the small set that ships.

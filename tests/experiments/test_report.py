@@ -89,7 +89,7 @@ def test_a_run_writes_results_and_the_page(model, base_run, trained, tmp_path, m
         ablate.main(args)
 
 
-def test_sampling_resumes_behind_the_last_drafter_or_begins_anew(model, base_run, monkeypatch, tmp_path):
+def test_sampling_resumes_behind_the_last_drafter_or_begins_again(model, base_run, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(ablate, "load_model", lambda name: model)
     monkeypatch.setattr(ablate, "base_run", lambda options: base_run)
