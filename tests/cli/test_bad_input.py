@@ -122,7 +122,7 @@ def test_too_little_memory_is_one_line(refuses):
     [
         (["--max-rows", "2"], "max-rows must be at least 4"),
         (["--max-new-tokens", "1"], "max-new-tokens must be at least 2"),
-        (["--num-prompts", "9000", "--batch-size", "999"], "prompts at least are needed"),
+        (["--num-prompts", "9000", "--batch-size", "999"], "need at least 999 prompts"),
         (["--cache-length", "100000"], "at most the base's"),
         (["--also", "cartesian:4000"], "outside the vocabulary"),
         (["--also", "sparse:3", "--output", "README.md"], "README.md: cannot be written"),
