@@ -125,7 +125,7 @@ def measure(
     if "steps" in names:
         yield "steps", measure_steps(model)
     if {"similarity", "coverage"} & names:
-        held_out, _ = prepare_answers(model, base.data, prompts[: base.data.held_out], lambda done, tokens: None)
+        held_out, _ = prepare_answers(model, base.data, prompts[: base.data.held_out])
     if "similarity" in names:
         adapter = open_adapter(WATCHED, model)
         yield "similarity", measure_similarity(adapter, model.base, held_out[: options.eval_answers])

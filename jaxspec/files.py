@@ -64,12 +64,11 @@ def check_writable(folder: Path) -> None:
 
 def writable(folder: Path) -> Path:
     """The folder, made where missing. Raises UserError before hours of measuring rather than after them."""
+    check_writable(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"{folder}: cannot be written; give another folder")
     return folder
 
 
@@ -80,11 +79,9 @@ def alone_in(folder: Path) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def locked(file: Path, refusal: str = "") -> Iterator[None]:
-    """Let one process at a time in here with the same lock file.
+    """Let one process at a time in here with the same lock file, which stays: another one may be waiting for it.
 
-    Args:
-      file: made where missing. It stays: another process may be waiting for it.
-      refusal: of the UserError where another process is in; empty waits for it.
+    Where another is in, raises UserError with the `refusal`, or without one waits for it.
     """
     try:
         held = FileLock(file).acquire(blocking=not refusal)
@@ -106,14 +103,9 @@ def drop_half_line(file: Path) -> None:
 
 
 def read_whole_lines(file: Path, fields: Collection[str] = ()) -> list[dict[str, Any]]:
-    """The rows of a JSONL file whose last line a kill may have cut; none where there is no file.
+    """The objects of a JSONL file whose last line a kill may have cut; none where there is no file.
 
-    Args:
-      file: with an object in each line.
-      fields: what every object must have.
-
-    Raises:
-      UserError: an earlier line is damaged.
+    Raises UserError where an earlier line is damaged or lacks one of the `fields`.
     """
     content = file.read_bytes() if file.exists() else b""
     rows = []

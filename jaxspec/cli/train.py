@@ -18,8 +18,9 @@ from jaxspec.parallel.preemption import on_sigterm
 from jaxspec.parallel.processes import ProcessConfig, as_leader, is_leader, join_processes
 from jaxspec.training.configs import list_configs, load_config, split_config_name
 from jaxspec.training.evaluate import lost_distances
+from jaxspec.training.folder import check_output
 from jaxspec.training.run_config import RunConfig, check_config, describe
-from jaxspec.training.trainer import Stopped, Trainer, check_output
+from jaxspec.training.trainer import Stopped, Trainer
 from jaxspec.weights.load import check_dtype, load_model
 
 

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from types import FrameType
 
 import jax
-import numpy as np
 
-from jaxspec.parallel.processes import gathered
+from jaxspec.parallel.processes import any_process
 
 
 def on_sigterm() -> Callable[[], bool]:
@@ -27,7 +26,7 @@ def on_sigterm() -> Callable[[], bool]:
         nonlocal asked
         asked = True
         if not called:
-            print("stopped; --resume goes on from there", file=sys.stderr, flush=True)
+            print("stopped; continue with --resume", file=sys.stderr, flush=True)
             if jax.distributed.is_initialized():
                 os._exit(0)
             sys.exit(0)
@@ -35,7 +34,7 @@ def on_sigterm() -> Callable[[], bool]:
     def stopping() -> bool:
         nonlocal called
         called = True
-        return asked if jax.process_count() == 1 else bool(gathered(np.array(asked)).any())
+        return any_process(asked)
 
     signal.signal(signal.SIGTERM, handle)
     return stopping

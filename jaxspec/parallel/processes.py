@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -45,11 +48,7 @@ def join_processes(config: ProcessConfig) -> None:
             raise UserError(f"processes: coordinator must be HOST:PORT or auto, got {config.coordinator!r}")
         if not 0 <= config.index < config.count:
             raise UserError(f"processes: index must be from 0 to count - 1, got {config.index} of {config.count}")
-        settings = {
-            "coordinator_address": config.coordinator,
-            "num_processes": config.count,
-            "process_id": config.index,
-        }
+        settings = dict(coordinator_address=config.coordinator, num_processes=config.count, process_id=config.index)
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is handled by whoever trains
     try:
         jax.distributed.initialize(**settings)
@@ -64,7 +63,7 @@ def is_leader() -> bool:
 
 
 def wait_for_all(where: str) -> None:
-    """Go on when every process has come here."""
+    """Return when every process has come here."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils  # slow to import, and only several processes need it
 
@@ -79,7 +78,7 @@ def check_alike(content: bytes, what: str) -> None:
             raise UserError(f"{what} is not the same for all processes: give folders that all of them see")
 
 
-def as_leader(action: Callable[[], None]) -> None:
+def as_leader(action: Callable[[], Any]) -> None:
     """Have the first process do something to files. Where it cannot, every process raises a UserError."""
     error = None
     try:
@@ -89,11 +88,21 @@ def as_leader(action: Callable[[], None]) -> None:
         error = raised
     except OSError as raised:
         error = UserError(str(raised))
-    failed = error is not None
-    if jax.process_count() > 1:
-        failed = bool(gathered(np.array(failed)).any())
-    if failed:
+    if any_process(error is not None):
         raise error or UserError("the first process could not write its files")
+
+
+@contextlib.contextmanager
+def leader_in(context: contextlib.AbstractContextManager) -> Iterator[None]:
+    """Have the first process enter a context, like a lock, until all leave this one. Raises as `as_leader`."""
+    with contextlib.ExitStack() as stack:
+        as_leader(functools.partial(stack.enter_context, context))
+        yield
+
+
+def any_process(condition: bool) -> bool:
+    """Whether something is true of at least one process. All of them must ask."""
+    return condition if jax.process_count() == 1 else bool(gathered(np.array(condition)).any())
 
 
 def gathered(value: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ states between two layers, and everything in between follows. Without a mesh not
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -75,8 +76,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
         arranged = mesh_utils.create_device_mesh(shape, devices[: config.devices], allow_split_physical_axes=True)
     except (AssertionError, ValueError, NotImplementedError):  # TPUs that do not make a box
         raise UserError(
-            f"mesh: {name} cannot be laid over {config.devices} of these {len(devices)} devices; choose another one, "
-            "of all of them"
+            f"mesh: {name} cannot be laid over {config.devices} of these {len(devices)} devices; choose another one "
+            "for all of them"
         ) from None
     return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
@@ -93,12 +94,9 @@ def mesh_of(tree: Any) -> Mesh | None:
 
 
 def partition(mesh: Mesh, shape: Sequence[int], names: Sequence[str | None]) -> PartitionSpec:
-    """How an array lies on a mesh: a dimension that an axis does not divide stays whole.
+    """How an array lies on a mesh, concrete or abstract: a dimension that an axis does not divide stays whole.
 
-    Args:
-      mesh: concrete or abstract.
-      shape: of the array.
-      names: of its dimensions, as `RULES` has them; of fewer, the first ones.
+    `names` are those of its dimensions, or of the first ones, as `RULES` has them.
     """
     spec = []
     for size, name in zip(shape, names, strict=False):
@@ -108,12 +106,9 @@ def partition(mesh: Mesh, shape: Sequence[int], names: Sequence[str | None]) -> 
 
 
 def dimensions(path: str, shape: Sequence[int], whole: bool = False) -> list[str | None]:
-    """Names of a parameter's dimensions; None for those that are not divided.
+    """Names of the dimensions of a parameter, by its path like `layers_0/mlp/up/kernel`; None where it is not divided.
 
-    Args:
-      path: with slashes, `layers_0/mlp/up/kernel`.
-      shape: of the parameter.
-      whole: do not divide it over `fsdp` (ZeRO-2).
+    With `whole` it is not divided over `fsdp` (ZeRO-2).
     """
     name = next((end for end in DIMENSIONS if f"/{path}".endswith(f"/{end}")), None)
     names: list[str | None] = [None] * len(shape)
@@ -125,22 +120,9 @@ def dimensions(path: str, shape: Sequence[int], whole: bool = False) -> list[str
     return [None if whole and name == "embed" else name for name in names]
 
 
-def parameter_sharding(mesh: Mesh, path: str, shape: Sequence[int], whole: bool = False) -> NamedSharding:
-    """Where a parameter lies.
-
-    Args:
-      mesh: a concrete mesh.
-      path: with slashes, `layers_0/mlp/up/kernel`.
-      shape: of the parameter.
-      whole: do not divide it over `fsdp` (ZeRO-2).
-    """
-    return NamedSharding(mesh, partition(mesh, shape, dimensions(path, shape, whole)))
-
-
 def tree_shardings(mesh: Mesh, tree: Any, whole: bool = False) -> Any:
-    """Where the leaves of a tree of parameters lie, or of gradients or an optimizer's state for them."""
-
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _specs(mesh, tree, whole))
+    """Where the leaves of parameters lie, or of gradients or an optimizer's state; `whole` as in `dimensions`."""
+    return jax.tree.map(functools.partial(NamedSharding, mesh), _specs(mesh, tree, whole))
 
 
 def _specs(mesh: Mesh, tree: Any, whole: bool) -> Any:
@@ -163,20 +145,15 @@ def batch_shardings(mesh: Mesh, tree: Any) -> Any:
 
 
 def put(tree: Any, shardings: Any) -> Any:
-    """Arrays that every process holds whole onto the mesh: each keeps its own devices' parts.
+    """Arrays that every process holds whole, in host memory or on a device, onto the mesh: each keeps its own parts."""
+    return jax.tree.map(_put, tree, shardings)
 
-    Args:
-      tree: of arrays in host memory or on one device.
-      shardings: a tree alike.
-    """
 
-    def place(x: Any, sharding: NamedSharding) -> jax.Array:
-        if sharding.is_fully_addressable:
-            return jax.device_put(x, sharding)
-        x = np.asarray(x)
-        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
-
-    return jax.tree.map(place, tree, shardings)
+def _put(x: Any, sharding: NamedSharding) -> jax.Array:
+    if sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    x = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 
 def put_batch(batch: Any, mesh: Mesh | None) -> Any:
@@ -190,17 +167,19 @@ def with_shardings(tree: Any, shardings: Any) -> Any:
 
 
 def placed(tree: Any, mesh: Mesh | None, shardings: Any = None) -> Any:
-    """Shapes and dtypes of arrays, with the places that they are to be read to.
+    """Shapes and dtypes of arrays, with the places that they are to be read to, wherever they were written from.
 
     Args:
       tree: of arrays, or of shapes and dtypes.
-      mesh: None: this process's first device, wherever the arrays lay when they were written.
+      mesh: None: this process's first device.
       shardings: on the mesh; default those of parameters.
     """
     if mesh is None:
         here = SingleDeviceSharding(jax.local_devices()[0])
-        return with_shardings(tree, jax.tree.map(lambda _: here, tree))
-    return with_shardings(tree, tree_shardings(mesh, tree) if shardings is None else shardings)
+        shardings = jax.tree.map(lambda _: here, tree)
+    elif shardings is None:
+        shardings = tree_shardings(mesh, tree)
+    return with_shardings(tree, shardings)
 
 
 def parts_of_batch(mesh: Mesh | None = None) -> int:
@@ -210,12 +189,7 @@ def parts_of_batch(mesh: Mesh | None = None) -> int:
 
 
 def divided(x: jax.Array, *names: str | None) -> jax.Array:
-    """Inside jit, say how an array lies on the mesh of the context; nothing without one.
-
-    Args:
-      x: any array.
-      names: of its dimensions, as `RULES` has them; of fewer, the first ones.
-    """
+    """Inside jit, say how an array lies on the mesh of the context, if there is one; `names` as in `partition`."""
     mesh = jax.sharding.get_abstract_mesh()
     return x if mesh.empty else jax.lax.with_sharding_constraint(x, partition(mesh, x.shape, names))
 

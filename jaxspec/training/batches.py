@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,25 +14,18 @@ from jaxspec.errors import UserError
 from jaxspec.training.data import Answer
 
 _WINDOW = 16  # batches whose answers are shared out by length
-ORDER = 2  # changes whenever the same settings give other batches: a run cannot go on with those
+ORDER = 2  # changes whenever the same settings give other batches: a run cannot resume with those
 _LENGTHS = 4  # of batches, at most: each is a program to compile
 
 
 def insertion_points(answer: Answer, length: int) -> np.ndarray:
     """Every token of an answer that may own probes: one that has a next next token within `length`."""
-    end = min(len(answer.prompt_tokens) + len(answer.answer_tokens), length)
-    return np.arange(len(answer.prompt_tokens), max(end - 2, len(answer.prompt_tokens)))
+    start = len(answer.prompt_tokens)
+    return np.arange(start, min(start + len(answer.answer_tokens), length) - 2)
 
 
 def make_batch(answers: Sequence[Answer], points: Sequence[np.ndarray], length: int, groups: int) -> Batch:
-    """Stack answers as one batch.
-
-    Args:
-      answers: B of them.
-      points: insertion points of each, at most `groups`.
-      length: T.
-      groups: G.
-    """
+    """Stack B answers, each with at most `groups` (G) insertion points, as one batch of `length` (T) tokens."""
     tokens = np.zeros((len(answers), length), np.int32)
     chosen = np.full((len(answers), groups), -1, np.int32)
     lengths = np.zeros(len(answers), np.int32)
@@ -47,11 +41,12 @@ class TrainingData:
     """Batches by number: the same (seed, step) gives the same batch, so that resuming is just counting on.
 
     Args:
-      answers: training answers; those without an insertion point are left out.
+      answers: training answers.
       train: sizes and seed.
 
     Attributes:
-      left_out: how many that are.
+      given: the answers.
+      usable: those that have an insertion point.
 
     Raises:
       UserError: no answer is long enough.
@@ -60,18 +55,20 @@ class TrainingData:
     def __init__(self, answers: Sequence[Answer], train: TrainConfig):
         self._train = train
         self._shuffled = functools.lru_cache(maxsize=2)(self._shuffle)  # of the epochs that a batch may touch
-        self._answers = [a for a in answers if len(insertion_points(a, train.sequence_length))]
-        self.left_out = len(answers) - len(self._answers)
-        if not self._answers:
+        self.given = answers
+        self.usable = [a for a in answers if len(insertion_points(a, train.sequence_length))]
+        if not self.usable:
             raise UserError("none of the training answers is long enough to train on; give more or other prompts")
+        if left_out := len(answers) - len(self.usable):
+            print(f"{left_out} answers are too short to train on and are left out", file=sys.stderr)
 
     def batch(self, step: int) -> Batch:
         """The batch of one step."""
         t = self._train
         chosen, points = [], []
         for item in range(step * t.batch_size, (step + 1) * t.batch_size):
-            epoch, at = divmod(item, len(self._answers))
-            answer = self._answers[self._shuffled(epoch)[at]]
+            epoch, at = divmod(item, len(self.usable))
+            answer = self.usable[self._shuffled(epoch)[at]]
             possible = insertion_points(answer, t.sequence_length)
             count = min(t.insertions, len(possible))
             rng = np.random.default_rng((t.seed, epoch, at))
@@ -87,14 +84,14 @@ class TrainingData:
 
     def _shuffle(self, epoch: int) -> np.ndarray:
         """The order of one epoch: random, but within every window batches hold answers of like length."""
-        size, count = self._train.batch_size, len(self._answers)
+        size, count = self._train.batch_size, len(self.usable)
         rng = np.random.default_rng((self._train.seed, epoch))
         order = rng.permutation(count)
         first = -epoch * count % size  # what the last batch of the epoch before still takes
         ordered = [order[:first]]
         for begin in range(first, count, _WINDOW * size):
             window = order[begin : begin + _WINDOW * size]
-            window = window[np.argsort([self._length(self._answers[i]) for i in window], kind="stable")]
+            window = window[np.argsort([self._length(self.usable[i]) for i in window], kind="stable")]
             whole = len(window) // size
             batches = np.split(window, size * np.arange(1, whole + 1))  # the last one is what is left, mostly nothing
             ordered += [batches[i] for i in [*rng.permutation(whole), whole]]

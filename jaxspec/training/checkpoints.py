@@ -1,10 +1,12 @@
-"""Where a run stands, on disk: Orbax checkpoints, written while the training goes on, whole or not at all."""
+"""Where a run stands, on disk: Orbax checkpoints, written while the training continues, whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -16,26 +18,23 @@ from jaxspec.config import TrainConfig
 from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError, first_line
 from jaxspec.model.base import Base
-from jaxspec.parallel.sharding import placed, tree_shardings
+from jaxspec.parallel.sharding import mesh_of, placed, tree_shardings
 from jaxspec.training.step import TrainState, first_state
 
 
 class Checkpoints:
-    """The checkpoints of one run, by the number of updates done.
+    """The last `keep` checkpoints of one run in a folder, by the number of updates done.
 
-    Args:
-      folder: where.
-      keep: how many.
+    Raises:
+      UserError: from everything that writes, where the disk is full or cannot be written.
     """
 
     def __init__(self, folder: Path, keep: int):
         self._folder = folder
         # what a kill has left half written is as large as a checkpoint
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, cleanup_tmp_directories=True)
-        try:
+        with self._writing():
             self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
-        except OSError as error:
-            raise self._unwritten(error) from None
 
     @property
     def latest(self) -> int:
@@ -43,26 +42,18 @@ class Checkpoints:
         return self._manager.latest_step() or 0
 
     def save(self, step: int, state: TrainState) -> None:
-        """Begin to write one; the one before is finished first. Raises UserError where it cannot be written."""
+        """Begin to write one; the one before is finished first."""
         self.finish()  # so that an error here can say which checkpoint is the last good one
-        try:
+        with self._writing():
             self._manager.save(step, args=ocp.args.StandardSave(state))
-        except (OSError, ValueError) as error:
-            raise self._unwritten(error) from None
 
     def finish(self) -> None:
-        """Wait for what is being written. Raises UserError where it cannot be."""
-        try:
+        """Wait for what is being written."""
+        with self._writing():
             self._manager.wait_until_finished()
-        except (OSError, ValueError) as error:
-            raise self._unwritten(error) from None
 
     def restore(self, step: int, like: TrainState) -> TrainState:
-        """Read one.
-
-        Args:
-          step: which.
-          like: shapes, dtypes and shardings.
+        """Read one, to the shapes, dtypes and shardings of `like`.
 
         Raises:
           UserError: it is damaged, or of another version of jaxspec.
@@ -72,36 +63,33 @@ class Checkpoints:
         except Exception as error:  # Orbax raises many kinds
             reason = first_line(error)
             earlier = max((number for number in self._manager.all_steps() if number < step), default=None)
-            way_out = f"; without that folder --resume goes on from step {earlier}" if earlier else ""
+            way_out = f"; delete it and --resume continues from step {earlier}" if earlier else ""
             raise UserError(
-                f"{self._folder / str(step)}: this checkpoint cannot be read, damaged or of another version of jaxspec "
-                f"({reason}){way_out}"
+                f"{self._folder / str(step)}: this checkpoint cannot be read, it is damaged or from another version of "
+                f"jaxspec ({reason}){way_out}"
             ) from None
         return jax.tree.map(jnp.asarray, state)
 
-    def _unwritten(self, error: Exception) -> UserError:
-        code = re.search(r"os_error_code='(\d+)'", str(error))  # what the writer in the background says of the disk
-        reason = os.strerror(int(code[1])) if code else first_line(error)
-        whole = [int(path.name) for path in self._folder.glob("*") if path.name.isdigit()]  # renamed when it is whole
-        kept = f"that of step {max(whole)} is kept" if whole else "there is no earlier one"
-        return UserError(f"{self._folder}: a checkpoint cannot be written ({reason}); {kept}")
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            code = re.search(r"os_error_code='(\d+)'", str(error))  # what the writer in the background says of the disk
+            reason = os.strerror(int(code[1])) if code else first_line(error)
+            whole = [int(path.name) for path in self._folder.glob("*") if path.name.isdigit()]  # renamed when whole
+            kept = f"that of step {max(whole)} is kept" if whole else "there is no earlier one"
+            raise UserError(f"{self._folder}: a checkpoint cannot be written ({reason}); {kept}") from None
 
 
 def begin(
-    checkpoints: Checkpoints, method: Method, train: TrainConfig, stage: int, base: Base, mesh: Mesh | None, whole: bool
+    checkpoints: Checkpoints, method: Method, train: TrainConfig, stage: int, base: Base, whole: bool
 ) -> TrainState:
-    """The state to go on from: that of the last checkpoint, or a fresh one.
+    """The state to continue from, on the devices of the base: that of the last checkpoint, or a fresh one.
 
-    Args:
-      checkpoints: of the run.
-      method: settings.
-      train: settings.
-      stage: the stage that the last update belonged to.
-      base: the frozen decoder.
-      mesh: where the state lies; None: on one device.
-      whole: as in `train_step`.
+    `stage` is the one that the last update belonged to; for `whole` see `train_step`.
     """
-    make = functools.partial(first_state, method, train, stage)
+    make, mesh = functools.partial(first_state, method, train, stage), mesh_of(base.params)
     state = jax.eval_shape(make, base)
     places = None if mesh is None else state_shardings(mesh, state, whole)
     if checkpoints.latest:

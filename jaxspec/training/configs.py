@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import runpy
 from pathlib import Path
 
@@ -40,14 +41,10 @@ def list_configs() -> str:
 
 
 def split_config_name(args: list[str]) -> tuple[str, list[str]]:
-    """Take `--config NAME` out of a command line: the name, and the remaining arguments.
-
-    Raises:
-      UserError: it is not there.
-    """
-    for at, word in enumerate(args):
-        if word.startswith("--config="):
-            return word.removeprefix("--config="), args[:at] + args[at + 1 :]
-        if word == "--config" and at + 1 < len(args):
-            return args[at + 1], args[:at] + args[at + 2 :]
-    raise UserError(f"say what to train with --config NAME; configs, by paper:\n{list_configs()}")
+    """Take `--config NAME` out of a command line: the name, and the remaining arguments. Raises UserError without."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", nargs="?")
+    found, rest = parser.parse_known_args(args)
+    if not found.config:
+        raise UserError(f"say what to train with --config NAME; configs, by paper:\n{list_configs()}")
+    return found.config, rest

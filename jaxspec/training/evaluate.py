@@ -30,7 +30,7 @@ _POINTS = 256  # insertion points of an answer at a time, which bounds the memor
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """Measured on held-out answers: the base's own, or those that were given.
+    """How often a drafter is right on held-out answers: the base's own, or those that were given.
 
     Attributes:
       by_rank: [M, 10], how often the rank-k candidate at distance m + 1 is the token that follows.
@@ -102,36 +102,28 @@ def evaluate(
       seed: with which seed.
     """
     sampler, hits, counted = make_sampler(sampling), 0, 0
-    for number, batch in enumerate(_batches(answers, base), 1):
-        for part in _parts(batch):
-            part = put_batch(part, mesh_of(base.params))
+    for done, batch in _batches(answers, base):
+        parts = -(-batch.points.shape[1] // _POINTS)
+        for points in np.split(batch.points, parts, axis=1):
+            part = put_batch(batch.replace(points=points), mesh_of(base.params))
             new_hits, new_counted = _rank_counts(method, trainable, base, part, sampler, np.uint32(seed))
             hits, counted = hits + host(new_hits).astype(float), counted + host(new_counted).astype(float)
-        progress(min(number * _batch_size(base), len(answers)))
+        progress(done)
     return Accuracy(hits / np.maximum(counted, 1)[:, None], int(counted[0]))
 
 
-def _batch_size(base: Base) -> int:
+def _batches(answers: Sequence[Answer], base: Base) -> Iterator[tuple[int, Batch]]:
+    """Answers of like length together, with all their insertion points, in this host's memory; and how many so far."""
     mesh = mesh_of(base.params)
-    return _BATCH if mesh is None else max(_BATCH, parts_of_batch(mesh))
-
-
-def _batches(answers: Sequence[Answer], base: Base) -> Iterator[Batch]:
-    """Answers of like length together, with all their insertion points, in this host's memory."""
+    size = _BATCH if mesh is None else max(_BATCH, parts_of_batch(mesh))
     length = bucket(max(len(a.prompt_tokens) + len(a.answer_tokens) for a in answers), 64, 64)
     ordered = sorted(answers, key=lambda a: len(a.answer_tokens))
-    size = _batch_size(base)
     for first in range(0, len(ordered), size):
         group = ordered[first : first + size]
+        done = first + len(group)
         group += [Answer([0], [])] * (size - len(group))
         points = [insertion_points(a, length) for a in group]
-        yield make_batch(group, points, length, bucket(max(map(len, points)), 32, _POINTS))
-
-
-def _parts(batch: Batch) -> list[Batch]:
-    """The batch with some of its insertion points at a time."""
-    count = -(-batch.points.shape[1] // _POINTS)
-    return [batch.replace(points=points) for points in np.split(batch.points, count, axis=1)]
+        yield done, make_batch(group, points, length, bucket(max(map(len, points)), 32, _POINTS))
 
 
 @jax.jit
@@ -150,10 +142,10 @@ def answer_entropies(
     `progress` is told the number of answers done.
     """
     found = []
-    for number, batch in enumerate(_batches(answers, base), 1):
+    for done, batch in _batches(answers, base):
         batch = put_batch(batch, mesh_of(base.params))
         found.append(np.stack([host(value) for value in _entropy(base, batch)], axis=1).astype(float))
-        progress(min(number * _batch_size(base), len(answers)))
+        progress(done)
     return np.concatenate(found)[: len(answers)]
 
 

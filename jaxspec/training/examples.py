@@ -32,16 +32,11 @@ class Example:
 
     Attributes:
       turns: of the user and of the base, the user's first and last.
-      answer: what a data set has the base say; None: it says what it says.
+      answer: what a data set has the base say; None: the base answers.
     """
 
     turns: tuple[str, ...]
     answer: str | None = None
-
-    @property
-    def source(self) -> str:
-        """What examples share that must not be on both sides of a split: how the conversation begins."""
-        return self.turns[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,41 +64,29 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: {error}") from None
-    rows = _array(path, text) if text.lstrip().startswith("[") else _lines(path, text)
+    if text.lstrip().startswith("["):  # as ShareGPT and Alpaca are published
+        rows = enumerate(_parse(path, 1, text), 1)
+    else:
+        lines = enumerate(text.split("\n"), 1)  # splitlines would cut inside JSON strings
+        rows = ((number, _parse(path, number, line)) for number, line in lines if line.strip())
     for number, row in rows:
         if not isinstance(row, dict):
             raise UserError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
         yield number, row
 
 
-def _array(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    """As ShareGPT and Alpaca are published."""
+def _parse(path: Path, number: int, text: str) -> Any:
+    """JSON that begins in that line of a file."""
     try:
-        yield from enumerate(json.loads(text), 1)
+        return json.loads(text)
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
-
-
-def _lines(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(text.split("\n"), 1):  # splitlines would cut inside JSON strings
-        if not line.strip():
-            continue
-        try:
-            yield number, json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}:{number}: not JSON ({error.msg})") from None
+        raise UserError(f"{path}:{number + error.lineno - 1}: not JSON ({error.msg})") from None
 
 
 def read_prompts(source: str, column: str = "prompt") -> list[str]:
-    """Prompts from a JSONL file, or from the train split of a data set on the hub.
+    """Prompts from a column of a JSONL file, or of the train split of a data set on the hub.
 
-    Args:
-      source: a path, a name on the hub (`owner/name` or `owner/name:config`), or empty for the set that ships with
-        the project.
-      column: name of the field that holds the prompt.
-
-    Raises:
-      UserError: nothing there, a malformed line, or no text in that column.
+    `source` is as `DataConfig.prompts`. Raises UserError: nothing there, a malformed line, no text in that column.
     """
     return [_text(where, row, column) for where, row in _read_rows(source)]
 
@@ -115,7 +98,9 @@ def read_examples(data: DataConfig) -> list[Example]:
       UserError: as `read_prompts`, a conversation that cannot be read, or two sources of answers.
     """
     if data.regenerate and data.answer_column:
-        raise UserError(f"data.regenerate has the base answer, data.answer-column {data.answer_column!r} not: set one")
+        raise UserError(
+            f"data.regenerate has the base answer, data.answer-column {data.answer_column!r} gives answers: set one"
+        )
     return [example for where, row in _read_rows(data.prompts, data.split) for example in _examples(where, row, data)]
 
 
@@ -142,8 +127,8 @@ def _read_hub(source: str, split: str) -> list[tuple[str, dict[str, Any]]]:
     except Exception as error:  # network, name, config, split, format: all end here
         reason = " ".join(str(error).split("\n")[:2])  # the second line of a missing config lists those there are
         raise UserError(
-            f"prompts {source!r}: no such file, and not to be had from the hub as owner/name:config with split "
-            f"{split!r} ({reason})"
+            f"prompts {source!r}: no such file, and the hub does not have it as owner/name:config with split {split!r} "
+            f"({reason})"
         ) from None
     return [(f"dataset {source!r}, row {number}", row) for number, row in enumerate(rows)]
 
@@ -195,23 +180,19 @@ def select_prompts(model: Model, data: DataConfig) -> list[Selected]:
 
     Those that are repeated, blank or whose prompt is too long are left out. Examples that begin alike are on one side.
 
-    Args:
-      model: the base.
-      data: which, and how many.
-
     Raises:
       UserError: unreadable or too few, or some of them with an answer and some without.
     """
-    groups: dict[str, list[Example]] = {}
-    for example in dict.fromkeys(read_examples(data)):
-        if example.turns[-1].strip() and example.answer != "":
-            groups.setdefault(example.source, []).append(example)
-    if len({example.answer is None for group in groups.values() for example in group}) > 1:
+    examples = [e for e in dict.fromkeys(read_examples(data)) if e.turns[-1].strip() and e.answer != ""]
+    if len({example.answer is None for example in examples}) > 1:
         raise UserError(f"{data.prompts}: some rows hold a conversation and some a prompt alone; give one kind")
-    sources, held_out, chosen, left_out = list(groups), [], [], 0
-    for index in np.random.default_rng(data.held_out_seed).permutation(len(sources)):
+    alike: dict[str, list[Example]] = {}  # by how the conversation begins
+    for example in examples:
+        alike.setdefault(example.turns[0], []).append(example)
+    groups, held_out, chosen, left_out = list(alike.values()), [], [], 0
+    for index in np.random.default_rng(data.held_out_seed).permutation(len(groups)):
         side = held_out if len(held_out) < data.held_out else chosen
-        selected = [_select(model, data, example) for example in groups[sources[index]]]
+        selected = [_select(model, data, example) for example in groups[index]]
         side += [s for s in selected if 0 < len(s.prompt_tokens) <= data.max_prompt_tokens]
         left_out += sum(len(s.prompt_tokens) > data.max_prompt_tokens for s in selected)
         if len(chosen) >= data.answers:
@@ -254,10 +235,6 @@ def _select(model: Model, data: DataConfig, example: Example) -> Selected:
         return Selected(last, model.encode(example.turns, data.chat), None)
     templated = data.chat and model.tokenizer.chat_template
     prompt = model.encode([*turns, last if templated else f"{last}\n\n"], data.chat)
-    return Selected(last, prompt, [*model.tokenizer.encode(example.answer, add_special_tokens=False), *_end(model)])
-
-
-def _end(model: Model) -> list[int]:
-    """What ends an answer: of several ids the tokenizer's own, which for a chat model ends a turn."""
-    own = model.tokenizer.eos_token_id
-    return [own] if own in model.eos else list(model.eos[:1])
+    own = model.tokenizer.eos_token_id  # of several ends of text the one that, for a chat model, ends a turn
+    end = [own] if own in model.eos else model.eos[:1]
+    return Selected(last, prompt, [*model.tokenizer.encode(example.answer, add_special_tokens=False), *end])

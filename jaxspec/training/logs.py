@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 from pathlib import Path
@@ -18,13 +19,13 @@ def check_tensorboard() -> None:
         raise UserError("train.tensorboard needs a package; install it with: pip install tensorboardX")
 
 
-class RunLog:
+class RunLog(contextlib.AbstractContextManager):
     """Rows of figures, each with its `step`; of several processes the first one writes them.
 
     Args:
       folder: of log.jsonl and tensorboard/.
       tensorboard: whether to write for TensorBoard too.
-      done: updates of the checkpoint that the run goes on from; TensorBoard forgets what it was told of later ones.
+      done: updates of the checkpoint that the run resumes from; TensorBoard forgets what it was told of later ones.
     """
 
     def __init__(self, folder: Path, tensorboard: bool, done: int):
@@ -36,6 +37,10 @@ class RunLog:
 
             self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
 
+    def __exit__(self, *error: object) -> None:
+        if self._writer:
+            self._writer.close()
+
     def write(self, row: dict[str, Any]) -> None:
         """Append a row. Raises UserError where the disk takes no more."""
         if not is_leader():
@@ -46,20 +51,13 @@ class RunLog:
         except OSError as error:
             raise UserError(f"{self._file}: cannot be written ({error.strerror})") from None
         if self._writer:
-            self._draw(row)
+            self._draw(dict(row))
 
     def _draw(self, row: dict[str, Any]) -> None:
         """Figures by name; those of several distances by distance."""
-        part = f"held-out-{row['held_out']}" if "held_out" in row else "training"  # on the way, and of the adapter
+        step, answers = row.pop("step"), row.pop("held_out", None)
+        part = f"held-out-{answers}" if answers else "training"  # on the way, and of the adapter
         for name, value in row.items():
-            values = (
-                {name: value} if not isinstance(value, list) else {f"{name}/{d}": v for d, v in enumerate(value, 1)}
-            )
-            for tag, number in values.items():
-                if tag not in ("step", "held_out"):
-                    self._writer.add_scalar(f"{part}/{tag}", number, row["step"])
-
-    def close(self) -> None:
-        """Write out what is held back."""
-        if self._writer:
-            self._writer.close()
+            values = {f"/{d}": v for d, v in enumerate(value, 1)} if isinstance(value, list) else {"": value}
+            for distance, number in values.items():
+                self._writer.add_scalar(f"{part}/{name}{distance}", number, step)

@@ -15,15 +15,7 @@ _MEAN = 20  # updates that a point of the training text's accuracy stands for
 
 
 def plot_training(log: Path, file: Path) -> None:
-    """Draw a run.
-
-    Args:
-      log: log.jsonl of the run.
-      file: PNG to write.
-
-    Raises:
-      UserError: it cannot be written.
-    """
+    """Draw a run's log.jsonl as a PNG file. Raises UserError where that cannot be written."""
     rows = read_whole_lines(log)
     updates = {r["step"]: r for r in rows if "loss" in r}  # a resumed run logs some steps twice
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,21 @@ from jaxspec.drafting.drafter import check_drafts, method_plan
 from jaxspec.drafting.method import Method
 from jaxspec.drafting.tree.plan import TreePlan
 from jaxspec.drafting.tree.spec import RANKS
-from jaxspec.errors import UserError, differences
-from jaxspec.methods import METHODS
+from jaxspec.errors import UserError, check_at_least, differences
+from jaxspec.parallel.sharding import check_mesh
 from jaxspec.training.data import MOST_DRAFTS
 from jaxspec.training.step import pass_size
 from jaxspec.weights.load import load_shapes
 
 _EVEN = [[1 / RANKS] * RANKS]  # accuracies that make any tree
+_POSITIVE = (
+    *(f"train.{name}" for name in ("steps", "batch_size", "insertions", "save_every", "keep")),
+    *(f"data.{name}" for name in ("answers", "held_out", "batch_size", "max_answer_tokens", "held_out_tokens")),
+)
+_NOT_NEGATIVE = (
+    *(f"train.{name}" for name in ("microbatch", "eval_every", "eval_answers", "warmup", "clip", "seed")),
+    "data.held_out_seed",
+)
 _FREE = {  # settings that change nothing of what is trained, or its rounding alone
     "data": ("batch_size", "cache"),
     "train": ("adapter_dtype", "eval_answers", "eval_every", "keep", "remat", "save_every", "tensorboard"),
@@ -62,49 +69,38 @@ class RunConfig:
 
 def check_config(config: RunConfig) -> None:
     """Raise UserError for settings that cannot train."""
-    t, d = config.train, config.data
-    if not config.method.trainable:
-        raise UserError(f"method {config.method.name!r} has nothing to train")
-    positive = [f"train.{name}" for name in ("steps", "batch_size", "insertions", "save_every", "keep")]
-    positive += [
-        f"data.{name}" for name in ("answers", "held_out", "batch_size", "max_answer_tokens", "held_out_tokens")
-    ]
-    for name in positive:
-        part, field = name.split(".")
-        if getattr(getattr(config, part), field) < 1:
-            raise UserError(f"{name.replace('_', '-')} must be at least 1, got {getattr(getattr(config, part), field)}")
+    train, data, method = config.train, config.data, config.method
+    if not method.trainable:
+        raise UserError(f"method {method.name!r} has nothing to train")
+    check_at_least(config, dict.fromkeys(_POSITIVE, 1) | dict.fromkeys(_NOT_NEGATIVE, 0))
     check_drafts(config.draft_vocabulary, min(config.shapes.vocab_size, MOST_DRAFTS))
-    config.method.abstract(config.shapes)  # refuses settings that do not fit the base
+    method.abstract(config.shapes)  # refuses settings that do not fit the base
     config.plan()
-    parts = max(config.mesh.data * config.mesh.fsdp, 1)
-    if t.batch_size % parts:
-        raise UserError(f"mesh: data x fsdp = {parts} must divide train.batch-size {t.batch_size}")
-    if t.microbatch < 0 or t.batch_size % pass_size(t, parts):
+    copies, shards, _ = check_mesh(config.mesh)
+    parts = copies * shards
+    if train.batch_size % parts:
+        raise UserError(f"mesh: data x fsdp = {parts} must divide train.batch-size {train.batch_size}")
+    if train.batch_size % pass_size(train, parts):
         raise UserError(
-            f"train.microbatch times the {parts} part(s) of the batch must divide train.batch-size {t.batch_size}, got "
-            f"{t.microbatch}"
+            f"train.microbatch times the {parts} part(s) of the batch must divide train.batch-size "
+            f"{train.batch_size}, got {train.microbatch}"
         )
-    if not 0 <= t.ema < 1:
-        raise UserError(f"train.ema must be at least 0 and below 1, got {t.ema}")
-    for name in ("eval_every", "eval_answers", "warmup", "clip", "seed"):
-        if getattr(t, name) < 0:
-            raise UserError(f"train.{name.replace('_', '-')} must not be negative, got {getattr(t, name)}")
-    if d.held_out_seed < 0:
-        raise UserError(f"data.held-out-seed must not be negative, got {d.held_out_seed}")
-    stages = len(config.method.stages)
-    shortest = t.steps // stages
-    if t.warmup // stages >= shortest:
+    if not 0 <= train.ema < 1:
+        raise UserError(f"train.ema must be at least 0 and below 1, got {train.ema}")
+    stages = len(method.stages)
+    if train.warmup // stages >= train.steps // stages:
         raise UserError(
-            f"train.warmup {t.warmup} leaves nothing of train.steps {t.steps}, both divided over {stages} stage(s)"
+            f"train.warmup {train.warmup} leaves nothing of train.steps {train.steps}, both divided over {stages} "
+            "stage(s)"
         )
-    if not t.learning_rate > 0:
-        raise UserError(f"train.learning-rate must be positive, got {t.learning_rate}")
-    if t.sequence_length <= d.max_prompt_tokens:
+    if not train.learning_rate > 0:
+        raise UserError(f"train.learning-rate must be positive, got {train.learning_rate}")
+    if train.sequence_length <= data.max_prompt_tokens:
         raise UserError(
-            f"train.sequence-length {t.sequence_length} leaves no room for an answer behind prompts of up to "
-            f"data.max-prompt-tokens {d.max_prompt_tokens}"
+            f"train.sequence-length {train.sequence_length} leaves no room for an answer behind prompts of up to "
+            f"data.max-prompt-tokens {data.max_prompt_tokens}"
         )
-    if d.max_prompt_tokens + max(d.max_answer_tokens, d.held_out_tokens) > config.shapes.max_positions:
+    if data.max_prompt_tokens + max(data.max_answer_tokens, data.held_out_tokens) > config.shapes.max_positions:
         raise UserError(f"prompts and answers of data.* do not fit the base's {config.shapes.max_positions} positions")
 
 
@@ -114,46 +110,31 @@ def describe(config: RunConfig) -> dict[str, Any]:
 
 
 def training_settings(run: dict[str, Any]) -> dict[str, Any]:
-    """Of what `describe` returns, what the trained weights depend on; the rest may differ when a run is resumed.
-
-    A run of an older version had the defaults where it has no value.
-    """
+    """Of what `describe` returns, what the trained weights depend on; the rest may differ when a run is resumed."""
     kept = {name: value for name, value in run.items() if name not in ("tree", "draft_vocabulary", "mesh", "dtype")}
-    method = METHODS.get(run["method"]["name"])
-    kept["method"] = (json.loads(json.dumps(dataclasses.asdict(method()))) if method else {}) | run["method"]
-    for part, defaults in (("data", DataConfig()), ("train", TrainConfig())):
-        settings = dataclasses.asdict(defaults) | run[part]
-        kept[part] = {name: value for name, value in settings.items() if name not in _FREE[part]}
+    for part, free in _FREE.items():
+        kept[part] = {name: value for name, value in run[part].items() if name not in free}
     # gradients are means of a pass's targets: its size counts, of which the microbatch says a part; 0: the whole batch
-    mesh, sizes = run.get("mesh", {}), {name: kept["train"][name] for name in ("batch_size", "microbatch")}
-    together = pass_size(TrainConfig(**sizes), mesh.get("data", 1) * mesh.get("fsdp", 1))
-    kept["train"]["microbatch"] = together if together < sizes["batch_size"] else 0
+    batch_size, microbatch = run["train"]["batch_size"], run["train"]["microbatch"]
+    train = TrainConfig(batch_size=batch_size, microbatch=microbatch)
+    together = pass_size(train, run["mesh"]["data"] * run["mesh"]["fsdp"])
+    kept["train"]["microbatch"] = together if together < batch_size else 0
     return kept
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What `training_settings` differ in, in words."""
-    old, new = (flatten_dict(settings, sep=".") for settings in (old, new))
-    words = differences(old, new)
-    if old["train.microbatch"] != new["train.microbatch"]:
-        words.append("the sequences of a pass, train.microbatch x mesh.data x mesh.fsdp, must be as many, 0 for all")
-    return "; ".join(words)
-
-
 def check_same_run(held: dict[str, Any], run: dict[str, Any], folder: Path) -> None:
-    """Raise UserError unless a run can go on as another: with what its weights depend on, over a base of its precision.
+    """Raise UserError unless a run can resume the one that a folder holds.
 
-    Args:
-      held: what the folder says of its run; one of an older version does not say the precision.
-      run: the run that wants to go on there.
-      folder: to be named.
+    What its weights depend on must match (see `training_settings`), and the precision of its base.
     """
-    old, new = training_settings(held), training_settings(run)
+    old, new = (flatten_dict(training_settings(settings), sep=".") for settings in (held, run))
     if old != new:
-        raise UserError(f"{folder} holds a run with other settings ({_differences(old, new)}); give another --output")
-    dtype = held.get("dtype", run["dtype"])
-    if dtype != run["dtype"]:
+        words = differences(old, new)
+        if old["train.microbatch"] != new["train.microbatch"]:
+            words.append("train.microbatch x mesh.data x mesh.fsdp, the sequences of a pass, must match (0: all)")
+        raise UserError(f"{folder} holds a run with other settings ({'; '.join(words)}); give another --output")
+    if held["dtype"] != run["dtype"]:
         raise UserError(
-            f"{folder} holds a run over a base in {dtype}, not {run['dtype']}; continue it with --dtype {dtype} or "
-            "give another --output"
+            f"{folder} holds a run over a base in {held['dtype']}, not {run['dtype']}; resume it with --dtype "
+            f"{held['dtype']} or give another --output"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 
@@ -23,20 +24,20 @@ def stage_ends(method: Method, steps: int) -> list[int]:
     return [steps * number // count for number in range(1, count + 1)]
 
 
-def _schedule(train: TrainConfig, steps: int, peak: float) -> optax.Schedule:
-    """The learning rate at every one of `steps` updates."""
-    rest = steps - train.warmup
+def stage_of(method: Method, steps: int, update: int) -> int:
+    """The stage of an update, both counted from 0."""
+    return bisect.bisect_right(stage_ends(method, steps), update)
+
+
+def optimizer(train: TrainConfig, steps: int, factor: float = 1.0) -> optax.GradientTransformation:
+    """AdamW on the configured schedule over `steps` updates, `factor` times the configured learning rate."""
+    peak, rest = factor * train.learning_rate, steps - train.warmup
     after = {
         "cosine": optax.cosine_decay_schedule(peak, rest),
         "linear": optax.linear_schedule(peak, 0.0, rest),
         "constant": optax.constant_schedule(peak),
     }[train.schedule]
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, train.warmup), after], [train.warmup])
-
-
-def optimizer(train: TrainConfig, steps: int, factor: float = 1.0) -> optax.GradientTransformation:
-    """AdamW on the configured schedule over `steps` updates, `factor` times the configured learning rate."""
-    schedule = _schedule(train, steps, factor * train.learning_rate)
+    schedule = optax.join_schedules([optax.linear_schedule(0.0, peak, train.warmup), after], [train.warmup])
     clip = optax.clip_by_global_norm(train.clip) if train.clip else optax.identity()
     return optax.chain(clip, optax.adamw(schedule, train.beta1, train.beta2, weight_decay=train.weight_decay))
 
@@ -104,19 +105,10 @@ def train_step(
     *,
     whole: bool = False,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update.
+    """One update in a stage of the method: the new state, and metrics with `loss` and `gradient_norm`.
 
-    Args:
-      method: settings.
-      train: settings.
-      stage: of the method.
-      base: the frozen decoder.
-      state: donated.
-      batch: B sequences.
-      whole: on a mesh, do not divide weights over `fsdp`, only gradients and the optimizer's state.
-
-    Returns:
-      The new state, and metrics with `loss` and `gradient_norm`.
+    The state is donated. With `whole` a mesh does not divide weights over `fsdp`, only gradients and the optimizer's
+    state.
     """
     size = pass_size(train, parts_of_batch())
     parts = jax.tree.map(lambda x: divided(x.reshape(-1, size, *x.shape[1:]), None, "batch"), batch)

@@ -42,15 +42,9 @@ def save_checkpoint(folder: Path, config: ModelConfig, params: dict, eos: tuple[
 
 
 def load_checkpoint(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:
-    """Read what `save_checkpoint` wrote.
+    """Config, parameters and fingerprint of what `save_checkpoint` wrote, on whatever devices.
 
-    Args:
-      folder: config.json and params/.
-      dtype: of the parameters; norms are float32.
-      mesh: what they are divided over, whatever that was when they were written; None: one device.
-
-    Returns:
-      Config, parameters, fingerprint.
+    For `dtype` and `mesh` see `load_params`.
 
     Raises:
       UserError: a file is missing or damaged, or the parameters do not match the config.

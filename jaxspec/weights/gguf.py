@@ -18,6 +18,7 @@ from jaxspec.model.rope import llama3_frequencies
 from jaxspec.weights.params import GGUF_NAMES, load_params
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types of the format
+_DIVISORS = "rope_freqs.weight"
 _DIGIT_TRIPLES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -37,7 +38,6 @@ class GGUFFile:
             self._reader = GGUFReader(path)
         except Exception as error:  # the reader raises whatever its parsing trips over
             raise UserError(f"{path}: not a complete GGUF file ({error})") from None
-        self._fields = self._reader.fields
         self.architecture = self.get("general.architecture")
         if self.architecture not in ("llama", "qwen2"):
             raise UserError(
@@ -46,59 +46,60 @@ class GGUFFile:
 
     def get(self, key: str, default: object = None) -> object:
         """A metadata value, or `default` where the file has none."""
-        return self._fields[key].contents() if key in self._fields else default
+        fields = self._reader.fields
+        return fields[key].contents() if key in fields else default
+
+    def _of_model(self, key: str, default: object = None) -> object:
+        """A metadata value whose key begins with the architecture."""
+        return self.get(f"{self.architecture}.{key}", default)
+
+    def _required(self, key: str) -> object:
+        value = self.get(key)
+        if value is None:
+            raise UserError(f"{self.path}: metadata key {key} is missing")
+        return value
 
     def config(self) -> ModelConfig:
         """The shapes of the model."""
-        names = {t.name for t in self._reader.tensors}
-
-        def value(key: str, default: object = None) -> object:
-            found = self.get(f"{self.architecture}.{key}", default)
-            if found is None:
-                raise UserError(f"{self.path}: metadata key {self.architecture}.{key} is missing")
-            return found
-
-        tokens = self.get("tokenizer.ggml.tokens")
-        if tokens is None:
-            raise UserError(f"{self.path}: metadata key tokenizer.ggml.tokens is missing")
-        heads, hidden = value("attention.head_count"), value("embedding_length")
+        names = {tensor.name for tensor in self._reader.tensors}
+        required = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length")
+        hidden, mlp, layers, heads, longest = (self._required(f"{self.architecture}.{key}") for key in required)
+        theta = float(self._of_model("rope.freq_base", 10000.0))
         return ModelConfig(
-            vocab_size=len(tokens),
+            vocab_size=len(self._required("tokenizer.ggml.tokens")),
             hidden_size=hidden,
-            intermediate_size=value("feed_forward_length"),
-            num_layers=value("block_count"),
+            intermediate_size=mlp,
+            num_layers=layers,
             num_heads=heads,
-            num_kv_heads=value("attention.head_count_kv", heads),
-            head_dim=value("attention.key_length", hidden // heads),
-            max_positions=value("context_length"),
-            rope_theta=float(value("rope.freq_base", 10000.0)),
-            rope_scaling=self._rope_scaling(value("rope.freq_base", 10000.0)),
-            rms_norm_eps=float(value("attention.layer_norm_rms_epsilon")),
+            num_kv_heads=self._of_model("attention.head_count_kv", heads),
+            head_dim=self._of_model("attention.key_length", hidden // heads),
+            max_positions=longest,
+            rope_theta=theta,
+            rope_scaling=self._rope_scaling(theta),
+            rms_norm_eps=float(self._required(f"{self.architecture}.attention.layer_norm_rms_epsilon")),
             tie_embeddings="output.weight" not in names,
             qkv_bias="blk.0.attn_q.bias" in names,
-            sliding_window=self.get(f"{self.architecture}.attention.sliding_window") or None,
+            sliding_window=self._of_model("attention.sliding_window") or None,
         )
 
     def _rope_scaling(self, theta: float) -> RopeScaling | None:
-        kind = self.get(f"{self.architecture}.rope.scaling.type", "linear")
-        older = self.get(f"{self.architecture}.rope.scale_linear", 1.0)
-        factor = float(self.get(f"{self.architecture}.rope.scaling.factor", older))
-        factors = next((t.data for t in self._reader.tensors if t.name == "rope_freqs.weight"), None)
-        if factors is not None:  # LLaMA 3 is stored as one divisor per frequency: recover the rule from it
-            scaling = RopeScaling("llama3", float(np.max(factors)), original_max_positions=8192)
-            plain = float(theta) ** -(np.arange(len(factors)) / len(factors))
-            if not np.allclose(plain / factors, llama3_frequencies(plain, scaling), rtol=1e-3):
-                raise UserError(
-                    f"{self.path}: tensor 'rope_freqs.weight' is not LLaMA 3's; load the original directory"
-                )
+        divisors = next((tensor.data for tensor in self._reader.tensors if tensor.name == _DIVISORS), None)
+        if divisors is not None:  # LLaMA 3 is stored as one divisor per frequency: recover the rule from it
+            scaling = RopeScaling("llama3", float(np.max(divisors)), original_max_positions=8192)
+            plain = theta ** -(np.arange(len(divisors)) / len(divisors))
+            if not np.allclose(plain / divisors, llama3_frequencies(plain, scaling), rtol=1e-3):
+                raise UserError(f"{self.path}: tensor {_DIVISORS!r} is not LLaMA 3's; load the original directory")
             return scaling
+        kind = self._of_model("rope.scaling.type", "linear")
         if kind not in ("none", "linear"):
             raise UserError(f"{self.path}: rope scaling {kind!r} is not supported in GGUF files; supported: linear")
+        factor = float(self._of_model("rope.scaling.factor", self._of_model("rope.scale_linear", 1.0)))
         return RopeScaling("linear", factor) if kind == "linear" and factor not in (0.0, 1.0) else None
 
     def _tensors(self, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
+        permuted = {".attn_q.": config.num_heads, ".attn_k.": config.num_kv_heads}
         for tensor in self._reader.tensors:
-            if tensor.name == "rope_freqs.weight":
+            if tensor.name == _DIVISORS:
                 continue
             try:
                 array = dequantize(tensor.data, tensor.tensor_type)
@@ -106,10 +107,9 @@ class GGUFFile:
                 kind = tensor.tensor_type.name
                 raise UserError(f"{self.path}: tensor {tensor.name!r} has quantization {kind}, unsupported") from None
             array = array.reshape(tuple(int(n) for n in tensor.shape[::-1]))
-            if self.architecture == "llama" and ".attn_q." in tensor.name:
-                array = _unpermute(array, config.num_heads)
-            if self.architecture == "llama" and ".attn_k." in tensor.name:
-                array = _unpermute(array, config.num_kv_heads)
+            for part, heads in permuted.items():
+                if self.architecture == "llama" and part in tensor.name:
+                    array = _unpermute(array, heads)
             yield tensor.name, array
 
     def load(self, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:
@@ -129,32 +129,29 @@ class GGUFFile:
         Raises:
           UserError: a tokenizer model or pre-tokenizer that is not known here.
         """
-        tokens = self.get("tokenizer.ggml.tokens")
-        types = self.get("tokenizer.ggml.token_type") or [0] * len(tokens)
-        kind = self.get("tokenizer.ggml.model")
+        tokens, kind = self.get("tokenizer.ggml.tokens"), self.get("tokenizer.ggml.model")
         build = {"gpt2": self._byte_level_bpe, "llama": self._sentencepiece_bpe}.get(kind)
         if build is None:
             raise UserError(f"{self.path}: tokenizer model {kind!r} is not supported; supported: gpt2, llama")
         tokenizer = build(tokens)
-        special = [AddedToken(t, special=True) for t, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
-        added = [AddedToken(t) for t, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
-        tokenizer.add_special_tokens(special)
-        tokenizer.add_tokens(added)
-        ids = {name: self.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "unknown")}
-        bos, eos, unknown = (None if number is None else tokens[number] for number in ids.values())
+        types = self.get("tokenizer.ggml.token_type") or [0] * len(tokens)
+        types = list(zip(tokens, types, strict=True))
+        tokenizer.add_special_tokens([AddedToken(token, special=True) for token, type in types if type == _CONTROL])
+        tokenizer.add_tokens([AddedToken(token) for token, type in types if type == _USER_DEFINED])
+        ids = [self.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "unknown")]
+        bos, eos, unknown = (None if number is None else tokens[number] for number in ids)
         usual = kind == "llama" or self.get("tokenizer.ggml.pre") == "llama-bpe"  # LLaMA, up to 2 and from 3 on
         if bos is not None and self.get("tokenizer.ggml.add_bos_token", usual):
-            begin = [(bos, ids["bos"])]
+            begin = [(bos, ids[0])]
             tokenizer.post_processor = processors.TemplateProcessing(f"{bos} $A", f"{bos} $A {bos} $B", begin)
-        wrapped = PreTrainedTokenizerFast(
+        return PreTrainedTokenizerFast(
             tokenizer_object=tokenizer,
             bos_token=bos,
             eos_token=eos,
             unk_token=unknown,
             clean_up_tokenization_spaces=False,
+            chat_template=self.get("tokenizer.chat_template"),
         )
-        wrapped.chat_template = self.get("tokenizer.chat_template")
-        return wrapped
 
     def _byte_level_bpe(self, tokens: list[str]) -> Tokenizer:
         merges = [tuple(m.split(" ", 1)) for m in self.get("tokenizer.ggml.merges", [])]

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -27,11 +26,7 @@ _SHARD_BYTES = 5 * 10**9
 
 
 def parse_config(hf: dict, where: str = "config.json") -> ModelConfig:
-    """Translate a Hugging Face config.
-
-    Args:
-      hf: the content of config.json, older or newer style of rope settings.
-      where: the file, for messages.
+    """The shapes that the content of a Hugging Face config.json gives; `where` names it in messages.
 
     Raises:
       UserError: a family, activation, bias or rope scaling that the decoder does not have, or a missing key.
@@ -68,6 +63,12 @@ def parse_config(hf: dict, where: str = "config.json") -> ModelConfig:
         )
     except KeyError as error:
         raise UserError(f"{where}: key {error.args[0]!r} is missing") from None
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The shapes of a base from its config.json. Raises UserError as `parse_config`, or where it cannot be read."""
+    file = folder / "config.json"
+    return parse_config(read_json(file), str(file))
 
 
 def _longest(hf: dict, scaling: RopeScaling | None, trained: int) -> int:
@@ -133,10 +134,11 @@ def hf_config(config: ModelConfig) -> dict:
 
 
 def _shards(folder: Path) -> list[Path]:
-    indices = {name: folder / f"{name}.index.json" for name in _WEIGHTS}
-    there = (name for name, index in indices.items() if index.exists() or (folder / name).exists())
+    """Files of weights: what an index lists, or a single one; safetensors come before PyTorch's."""
+    forms = {name: folder / f"{name}.index.json" for name in _WEIGHTS}
+    there = (name for name, index in forms.items() if index.exists() or (folder / name).exists())
     names = [next(there, _WEIGHTS[0])]
-    index = indices[names[0]]
+    index = forms[names[0]]
     if index.exists():
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
@@ -188,20 +190,11 @@ def _torch(shard: Path) -> ModuleType:
 
 
 def load_directory(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:
-    """Load config and weights, tensor by tensor.
+    """Config, parameters and fingerprint of a Hugging Face directory, read tensor by tensor.
 
-    Args:
-      folder: a Hugging Face model directory.
-      dtype: dtype of the parameters.
-      mesh: what they are divided over.
-
-    Returns:
-      Config, parameters, fingerprint.
-
-    Raises:
-      UserError: a file is missing, truncated or does not match the config.
+    For `dtype` and `mesh` see `load_params`. Raises UserError where a file is missing, truncated or does not match.
     """
-    config = parse_config(read_json(folder / "config.json"), str(folder / "config.json"))
+    config = read_config(folder)
     params, fingerprint = load_params(config, _stream(_shards(folder)), HF_NAMES, dtype, str(folder), mesh)
     return config, params, fingerprint
 
@@ -228,9 +221,10 @@ def save_directory(
     Weights go to the host's memory a shard at a time; where there are several, an index says which holds what.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    flat = split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))
+    flat = split_qkv(config, params)
     paths = tensor_names(config, HF_NAMES)
-    shards = _divide({name: flat[path].nbytes for name, path in paths.items()}, shard_bytes)
+    sizes = {name: flat[path].nbytes for name, path in paths.items()}
+    shards = _divide(sizes, shard_bytes)
     stem, suffix = _WEIGHTS[0].split(".")
     weight_map = {}
     for number, names in enumerate(shards, 1):
@@ -239,10 +233,7 @@ def save_directory(
         safetensors.numpy.save_file(tensors, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(names, file)
     if len(shards) > 1:
-        index = {
-            "metadata": {"total_size": sum(flat[path].nbytes for path in paths.values())},
-            "weight_map": weight_map,
-        }
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
         (folder / f"{_WEIGHTS[0]}.index.json").write_text(json.dumps(index, indent=1))
     write_config(folder, config, eos)
 
@@ -261,4 +252,5 @@ def _divide(sizes: dict[str, int], most: int) -> list[list[str]]:
 
 
 def _as_stored(path: str, array: jax.Array) -> np.ndarray:
-    return np.ascontiguousarray(np.asarray(array).T if stored_transposed(path) else np.asarray(array))
+    array = np.asarray(array)
+    return np.ascontiguousarray(array.T if stored_transposed(path) else array)

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.errors import UserError, first_line, suggest
-from jaxspec.files import read_json, swap_folder
+from jaxspec.files import swap_folder
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import BLOCK, FEW_ROWS, in_blocks
 from jaxspec.model.decoder import Decoder
@@ -25,7 +25,7 @@ from jaxspec.parallel.processes import is_leader, wait_for_all
 from jaxspec.parallel.sharding import make_mesh, mesh_of
 from jaxspec.weights.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
 from jaxspec.weights.gguf import GGUFFile
-from jaxspec.weights.hf import eos_tokens, load_directory, parse_config, save_directory
+from jaxspec.weights.hf import eos_tokens, load_directory, read_config, save_directory
 from jaxspec.weights.shapes import SHAPES
 from jaxspec.weights.templates import TEMPLATES
 
@@ -150,7 +150,7 @@ def load_shapes(name_or_path: str) -> ModelConfig:
     path = _find(name_or_path, ["config.json"])
     if path.is_file():
         return GGUFFile(path).config()
-    return parse_config(read_json(path / "config.json"), str(path / "config.json"))
+    return read_config(path)
 
 
 def check_dtype(dtype: str) -> None:
@@ -185,36 +185,27 @@ def load_model(
     path = _find(name_or_path, _HUB_FILES, _OLDER_FILES)
     if path.is_file():
         file = GGUFFile(path)
-        content, eos, tokenizer = file.load(jnp.dtype(dtype), devices), file.eos_tokens(), file.tokenizer()
-        return Model(name_or_path, *content, eos, _templated(tokenizer, template))
-    load = load_checkpoint if is_checkpoint(path) else load_directory
-    config, params, fingerprint = load(path, jnp.dtype(dtype), devices)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except Exception as error:  # transformers raises many kinds
-        reason = first_line(error)
-        raise UserError(f"{path}: the tokenizer could not be loaded: {reason}") from None
-    return Model(name_or_path, config, params, fingerprint, eos_tokens(path), _templated(tokenizer, template))
-
-
-def _templated(tokenizer: PreTrainedTokenizerBase, template: str) -> PreTrainedTokenizerBase:
+        weights, eos, tokenizer = file.load(jnp.dtype(dtype), devices), file.eos_tokens(), file.tokenizer()
+    else:
+        load = load_checkpoint if is_checkpoint(path) else load_directory
+        weights, eos, tokenizer = load(path, jnp.dtype(dtype), devices), eos_tokens(path), _load_tokenizer(path)
     if template:
         tokenizer.chat_template = TEMPLATES[template]
-    return tokenizer
+    return Model(name_or_path, *weights, eos, tokenizer)
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # transformers raises many kinds
+        reason = first_line(error)
+        raise UserError(f"{folder}: the tokenizer could not be loaded: {reason}") from None
 
 
 def save_model(model: Model, folder: Path, form: Literal["huggingface", "orbax"] = "huggingface") -> None:
     """Write a base with its tokenizer, so that `load_model` takes the folder, and transformers where it has that form.
 
-    An older folder of that name stays until the new one is whole.
-
-    Args:
-      model: what to write.
-      folder: where.
-      form: of the weights.
-
-    Raises:
-      UserError: it cannot be written there.
+    An older folder of that name stays until the new one is whole. Raises UserError where it cannot be written.
     """
     save = save_directory if form == "huggingface" else save_checkpoint
     new = folder.with_name(f".{folder.name}.tmp")

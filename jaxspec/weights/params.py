@@ -6,6 +6,7 @@ loader takes tensors one at a time and refuses anything unknown, missing, duplic
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable
 
@@ -20,7 +21,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
 from jaxspec.model.decoder import abstract_params, param_dtype
 from jaxspec.parallel.processes import host
-from jaxspec.parallel.sharding import parameter_sharding, put
+from jaxspec.parallel.sharding import put, tree_shardings
 
 _SAMPLES = 64
 
@@ -59,18 +60,15 @@ GGUF_NAMES = {
 
 def parameter_table(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Path and shape of every parameter as files hold them, e.g. `layers_0/attention/q/kernel`: (D, H * Dh)."""
-
-    def split(params: dict) -> dict[str, jax.Array]:
-        return split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))
-
-    return {path: leaf.shape for path, leaf in jax.eval_shape(split, abstract_params(config)).items()}
+    flat = jax.eval_shape(functools.partial(split_qkv, config), abstract_params(config))
+    return {path: leaf.shape for path, leaf in flat.items()}
 
 
-def split_qkv(config: ModelConfig, flat: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Parameters by path, the decoder's one `qkv` taken apart into files' `q`, `k` and `v`."""
+def split_qkv(config: ModelConfig, params: dict) -> dict[str, jax.Array]:
+    """A parameter tree by path as files hold it, the decoder's one `qkv` taken apart into `q`, `k` and `v`."""
     K, Dh = config.num_kv_heads, config.head_dim
     parts = {}
-    for path, array in flat.items():
+    for path, array in flax.traverse_util.flatten_dict(params, sep="/").items():
         if "/qkv/" not in path:
             parts[path] = array
             continue
@@ -81,7 +79,7 @@ def split_qkv(config: ModelConfig, flat: dict[str, jax.Array]) -> dict[str, jax.
 
 
 def join_qkv(config: ModelConfig, flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The inverse of `split_qkv`: per key/value head its query heads, its key and its value, side by side.
+    """By path, per key/value head its query heads, its key and its value side by side, as the decoder has them.
 
     Layers of which a part is missing stay as they are.
     """
@@ -98,20 +96,19 @@ def join_qkv(config: ModelConfig, flat: dict[str, np.ndarray]) -> dict[str, np.n
 
 def tensor_names(config: ModelConfig, names: dict[str, str]) -> dict[str, str]:
     """The file format's name of every parameter: {tensor name: path}."""
+    paths = {path: path for path in parameter_table(config)}
+    if config.tie_embeddings:
+        paths["lm_head"] = "embedding"
+    return {_tensor_name(name, names): path for path, name in paths.items()}
 
-    def translate(path: str) -> str:
-        if not path.startswith("layers_"):
-            key = "embedding" if path == "lm_head" and config.tie_embeddings else path
-            return names[key]
-        layer, rest = path.split("/", 1)
-        if rest not in names:
-            part, leaf = rest.rsplit("/", 1)
-            rest = names[part] + (".weight" if leaf == "kernel" else ".bias")
-        else:
-            rest = names[rest]
-        return f"{names['layers']}.{layer.removeprefix('layers_')}.{rest}"
 
-    return {translate(path): path for path in parameter_table(config)}
+def _tensor_name(path: str, names: dict[str, str]) -> str:
+    layer, _, rest = path.partition("/") if path.startswith("layers_") else ("", "", path)
+    prefix = f"{names['layers']}.{layer.removeprefix('layers_')}." if layer else ""
+    if rest in names:
+        return prefix + names[rest]
+    part, _, leaf = rest.rpartition("/")
+    return prefix + names[part] + {"kernel": ".weight", "bias": ".bias"}[leaf]
 
 
 def stored_transposed(path: str) -> bool:
@@ -127,7 +124,7 @@ def load_params(
     where: str,
     mesh: Mesh | None = None,
 ) -> tuple[dict, str]:
-    """Build the parameter tree from a stream of named tensors.
+    """The parameter tree from a stream of named tensors, and the fingerprint of the base.
 
     Args:
       config: shapes.
@@ -136,9 +133,6 @@ def load_params(
       dtype: dtype of the parameters; norms stay float32.
       where: the file or folder, for messages.
       mesh: the parameters are divided over it, and no more than a layer is held whole; None: they go to one device.
-
-    Returns:
-      The nested dict of parameters, and the fingerprint of the base.
 
     Raises:
       UserError: a tensor is unknown, missing, duplicate or has the wrong shape; names the tensor.
@@ -150,20 +144,16 @@ def load_params(
     for name, array in tensors:
         if name.endswith("rotary_emb.inv_freq") or (config.tie_embeddings and name == names["lm_head"]):
             continue  # a buffer of old checkpoints; a second copy of tied embeddings
-        path = expected.get(name)
-        if path is None:
-            raise UserError(
-                f"{where}: unknown tensor {name!r} {list(array.shape)}; the configuration has no such weight"
-            )
+        tensor, shape = f"{where}: tensor {name!r}", list(array.shape)
+        if name not in expected:
+            raise UserError(f"{where}: unknown tensor {name!r} {shape}; the configuration has no such weight")
+        path = expected[name]
         if path in digests:
-            raise UserError(f"{where}: tensor {name!r} occurs twice")
-        if stored_transposed(path):
-            array = array.T
-        if array.shape != table[path]:
-            shape = list(array.T.shape if stored_transposed(path) else array.shape)
-            raise UserError(
-                f"{where}: tensor {name!r} has shape {shape}, the configuration needs {_wanted(path, table)}"
-            )
+            raise UserError(f"{tensor} occurs twice")
+        wanted = list(table[path][::-1] if stored_transposed(path) else table[path])
+        if shape != wanted:
+            raise UserError(f"{tensor} has shape {shape}, the configuration needs {wanted}")
+        array = array.T if stored_transposed(path) else array
         digests[path] = tensor_digest(array)
         waiting[path] = np.ascontiguousarray(array, param_dtype(path, dtype))
         waiting = join_qkv(config, waiting)
@@ -182,12 +172,10 @@ def _is_part(path: str) -> bool:
 
 def _placed(array: np.ndarray, path: str, mesh: Mesh | None) -> jax.Array:
     """A parameter on its device or devices."""
-    return jnp.asarray(array) if mesh is None else put(array, parameter_sharding(mesh, path, array.shape))
-
-
-def _wanted(path: str, table: dict[str, tuple[int, ...]]) -> list[int]:
-    shape = table[path]
-    return list(shape[::-1] if stored_transposed(path) else shape)
+    if mesh is None:
+        return jnp.asarray(array)
+    tree = {path: array}
+    return put(tree, tree_shardings(mesh, tree))[path]
 
 
 def tensor_digest(array: np.ndarray | jax.Array) -> str:
@@ -206,5 +194,4 @@ def fingerprint(config: ModelConfig, digests: dict[str, str]) -> str:
 
 def params_fingerprint(config: ModelConfig, params: dict) -> str:
     """The fingerprint of parameters that are already in memory."""
-    flat = split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))
-    return fingerprint(config, {path: tensor_digest(leaf) for path, leaf in flat.items()})
+    return fingerprint(config, {path: tensor_digest(leaf) for path, leaf in split_qkv(config, params).items()})

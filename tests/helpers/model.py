@@ -84,7 +84,7 @@ def plain(base: Base, tokens: jax.Array) -> jax.Array:
 
 def named_tensors(config: ModelConfig, params: dict, names: dict[str, str] = HF_NAMES) -> Iterator[tuple]:
     """(name, array) pairs as a file holds them."""
-    flat = split_qkv(config, flax.traverse_util.flatten_dict(params, sep="/"))
+    flat = split_qkv(config, params)
     for name, path in tensor_names(config, names).items():
         array = np.asarray(flat[path])
         yield name, np.ascontiguousarray(array.T if stored_transposed(path) else array)

@@ -3,6 +3,7 @@
 import dataclasses
 import weakref
 
+import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,13 +18,14 @@ from jaxspec.parallel.sharding import (
     in_mesh,
     make_mesh,
     mesh_of,
-    parameter_sharding,
     partition,
     put_batch,
+    tree_shardings,
 )
-from jaxspec.weights import hf
 from jaxspec.weights.checkpoint import load_checkpoint, save_checkpoint
 from jaxspec.weights.hf import load_directory, save_directory
+from jaxspec.weights.params import HF_NAMES, load_params
+from tests.helpers.model import named_tensors
 from tests.helpers.tiny import TINY, make_tiny, on_mesh
 
 
@@ -76,11 +78,16 @@ def test_three_of_four_tpus_make_no_box(monkeypatch):
     ],
 )
 def test_the_table(mesh, path, shape, spec):
-    assert parameter_sharding(mesh, path, shape).spec == spec
+    assert lies(mesh, path, shape) == spec
 
 
 def test_zero_2_keeps_weights_whole_over_fsdp(mesh):
-    assert parameter_sharding(mesh, "mlp/up/kernel", (32, 48), whole=True).spec == P(None, ("tensor",))
+    assert lies(mesh, "mlp/up/kernel", (32, 48), whole=True) == P(None, ("tensor",))
+
+
+def lies(mesh, path, shape, whole=False):
+    tree = flax.traverse_util.unflatten_dict({path: jax.ShapeDtypeStruct(shape, jnp.float32)}, sep="/")
+    return jax.tree.leaves(tree_shardings(mesh, tree, whole))[0].spec
 
 
 def test_what_an_axis_does_not_divide_stays_whole(mesh):
@@ -113,20 +120,19 @@ def test_weights_are_read_straight_to_their_devices(mesh, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, params, model.params)
 
 
-def test_no_more_than_a_layer_is_held_on_the_way(mesh, tmp_path, monkeypatch):
+def test_no_more_than_a_layer_is_held_on_the_way(mesh):
     """What has been read lies on its devices before the next is read; q, k and v wait for each other."""
-    model = make_tiny(dataclasses.replace(TINY, num_layers=4))
-    save_directory(tmp_path, model.config, model.params)
+    config = dataclasses.replace(TINY, num_layers=4)
+    params = jax.tree.map(np.asarray, make_tiny(config).params)
     read, held = [], []
 
-    def watched(tensors):
-        for name, array in tensors:
+    def watched():
+        for name, array in named_tensors(config, params):
+            array = array.copy()
             held.append(sum(earlier() is not None for earlier in read))
             read.append(weakref.ref(array))
             yield name, array
             del array
 
-    real = hf._stream
-    monkeypatch.setattr(hf, "_stream", lambda shards: watched(real(shards)))
-    load_directory(tmp_path, jnp.bfloat16, mesh)  # another dtype than the file's: no device shares the host's memory
+    load_params(config, watched(), HF_NAMES, jnp.bfloat16, "here", mesh)  # no device shares the memory of another dtype
     assert len(held) > 30 and max(held) <= 3

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import resource
 from pathlib import Path
 
 import jax
@@ -16,33 +15,23 @@ from jaxspec.drafting.drafter import autoregressive
 from jaxspec.errors import UserError
 from jaxspec.files import locked
 from jaxspec.training.batches import TrainingData, insertion_points
-from jaxspec.training.data import (
-    Answer,
-    cache_file,
-    frequent_tokens,
-    prepare_answers,
-)
+from jaxspec.training.data import Answer, cache_file, frequent_tokens, prepare_answers
 from jaxspec.training.examples import select_prompts
-from tests.helpers.tiny import make_text_model
-
-
-@pytest.fixture(scope="module")
-def model():
-    return make_text_model()
+from tests.helpers.training import files_of_at_most, write_jsonl
 
 
 @pytest.fixture
 def data(tmp_path):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"question {i} " + "x" * (i % 7)}) + "\n" for i in range(30)))
+    rows = ({"prompt": f"question {i} " + "x" * (i % 7)} for i in range(30))
+    prompts = write_jsonl(tmp_path / "prompts.jsonl", rows)
     return DataConfig(
-        prompts=str(prompts), answers=12, held_out=4, max_prompt_tokens=24, max_answer_tokens=10, held_out_tokens=16,
+        prompts=prompts, answers=12, held_out=4, max_prompt_tokens=24, max_answer_tokens=10, held_out_tokens=16,
         batch_size=5, cache=str(tmp_path / "cache"),
     )  # fmt: skip
 
 
-def answers_to(model, data, report=lambda done, tokens: None):
-    return prepare_answers(model, data, select_prompts(model, data), report)
+def answers_to(model, data):
+    return prepare_answers(model, data, select_prompts(model, data))
 
 
 def test_answers_are_the_greedy_ones_and_held_out_stays_out(model, data):
@@ -53,6 +42,14 @@ def test_answers_are_the_greedy_ones_and_held_out_stays_out(model, data):
         alone = generate(plain, [a.prompt_tokens for a in group], limit)
         assert [a.answer_tokens for a in group] == [a.tokens for a in alone]
     assert not {tuple(a.prompt_tokens) for a in held_out} & {tuple(a.prompt_tokens) for a in answers}
+
+
+def test_answers_that_were_recorded_are_found_under_the_same_names(model):
+    model = dataclasses.replace(model, fingerprint="base")
+    given = {"answer_column": "output", "context_column": "input", "split": "test", "template": "vicuna"}
+    for settings, name in (({}, "36a6c2a0b86a"), ({"regenerate": True}, "ac021e3ca599"), (given, "a94b3fa40e85")):
+        file = cache_file(model, DataConfig(prompts="owner/name", **settings), 128)
+        assert str(file) == f"runs/answers/base-{name}.jsonl"
 
 
 def test_two_runs_do_not_make_the_same_answers_at_once(model, data):
@@ -66,18 +63,18 @@ def test_two_runs_do_not_make_the_same_answers_at_once(model, data):
 
 
 def test_more_answers_keep_the_held_out_set_and_reuse_the_cache(model, data):
-    first = answers_to(model, data)
-    new = []
-    more = answers_to(model, dataclasses.replace(data, answers=15), lambda done, tokens: new.append(tokens))
-    assert more[0] == first[0] and more[1][:12] == first[1]
-    plain = sum(len(a.answer_tokens) for a in more[1][12:])
-    assert new[-1] == plain  # only the three new answers were generated
+    first, file = answers_to(model, data), cache_file(model, data, data.max_answer_tokens)
+    kept = file.read_text()
+    more = answers_to(model, dataclasses.replace(data, answers=15))
+    assert more[0] == first[0] and more[1][:12] == first[1] and len(more[1]) == 15
+    assert file.read_text().startswith(kept) and file.read_text().count("\n") == 15  # three were generated
 
 
 def test_answers_are_those_to_their_prompts_however_many_are_held_out(model, data):
     """Turns of one conversation stay together, so the numbers of prompts shift by more than those held out."""
-    rows = [{"talk": [{"from": "human", "value": f"{i}"}, *said(i), *said(i)]} for i in range(9)]
-    Path(data.prompts).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(
+        Path(data.prompts), ({"talk": [{"from": "human", "value": f"{i}"}, *said(i), *said(i)]} for i in range(9))
+    )
     data = dataclasses.replace(data, column="talk", regenerate=True, max_prompt_tokens=60)
     for held_out in (2, 4):
         changed = dataclasses.replace(data, held_out=held_out)
@@ -104,32 +101,21 @@ def test_a_cache_cut_short_by_a_kill_is_continued(model, data):
 
 
 def test_a_full_disk_keeps_the_answers_that_are_whole(model, data, tmp_path):
-    """A limit on the size of files takes the place of the disk."""
     whole, file = answers_to(model, data), cache_file(model, data, data.max_answer_tokens)
     small = dataclasses.replace(data, cache=str(tmp_path / "small"))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size - 100, limits[1]))
-    try:
-        with pytest.raises(UserError, match=r"small: answers cannot be cached there \(File too large\)"):
-            answers_to(model, small)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    message = r"small: answers cannot be cached there \(File too large\)"
+    with pytest.raises(UserError, match=message), files_of_at_most(file.stat().st_size - 100):
+        answers_to(model, small)
     kept = cache_file(model, small, data.max_answer_tokens).read_bytes()
     assert kept.count(b"\n") >= 5 and answers_to(model, small) == whole
     assert cache_file(model, small, data.max_answer_tokens).read_bytes().startswith(kept[: kept.rindex(b"\n")])
 
 
 def test_given_answers_are_taken_as_they_are_and_cut(model, data, tmp_path, capsys):
-    file = tmp_path / "given.jsonl"
     rows = [{"prompt": f"q{i}", "answer": "word " * (i % 4 + 1)} for i in range(16)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    counted = []
-    held_out, answers = answers_to(
-        model,
-        dataclasses.replace(data, prompts=str(file), answer_column="answer"),
-        lambda done, tokens: counted.append((done, tokens)),
-    )
-    assert len(held_out) == 4 and len(answers) == 12 and counted[-1] == (16, 0)
+    file = write_jsonl(tmp_path / "given.jsonl", rows)
+    held_out, answers = answers_to(model, dataclasses.replace(data, prompts=file, answer_column="answer"))
+    assert len(held_out) == 4 and len(answers) == 12
     assert not (tmp_path / "cache").exists()  # nothing was generated
     assert re.search(r"cut at 10 tokens: \d+ of 12 answers\n", capsys.readouterr().err)
     for limit, group in ((16, held_out), (10, answers)):

@@ -4,54 +4,49 @@ import jax
 import numpy as np
 import pytest
 
-import jaxspec.training.evaluate
-from jaxspec.drafting.method import Batch
-from jaxspec.model.base import Base
-from jaxspec.training.data import Answer, prepare_answers
+from jaxspec.methods import PPD
+from jaxspec.training.batches import make_batch
+from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import answer_entropies, evaluate, lost_distances, perplexity
-from jaxspec.training.examples import select_prompts
+from tests.helpers.model import plain, quick_jit
 
 
-@pytest.mark.parametrize("at_once", [4, 256])
-def test_evaluation_counts_every_position(model, config, monkeypatch, at_once):
-    """Against counting by hand, one position at a time."""
-    monkeypatch.setattr(jaxspec.training.evaluate, "_POINTS", at_once)
-    held_out, _ = prepare_answers(model, config.data, select_prompts(model, config.data), lambda done, tokens: None)
-    base, method = Base(model.params, model.decoder), config.method
-    trainable = method.init(jax.random.key(0), base)
-    accuracy = evaluate(method, trainable, base, held_out)
+def test_evaluation_counts_every_position(tiny):
+    """One answer has more insertion points than are run at once, one has none."""
+    rng, method = np.random.default_rng(0), PPD(ensemble=2)
+    answers = [Answer([1] * n, rng.integers(0, 16, length).tolist()) for n, length in ((3, 290), (5, 1), (2, 9))]
+    points = [list(range(len(a.prompt_tokens), len(a.prompt_tokens + a.answer_tokens) - 2)) for a in answers]
+    trainable = method.init(jax.random.key(0), tiny.base)
+    logits = quick_jit(method.predictions)(trainable, tiny.base, make_batch(answers, points, 300, 300))
     hits, counted = np.zeros((3, 10)), np.zeros(3)
-    for answer in held_out:
+    for answer, at, predicted in zip(answers, points, np.asarray(logits), strict=True):
         text = answer.prompt_tokens + answer.answer_tokens
-        points = list(range(len(answer.prompt_tokens), len(text) - 2))
-        if not points:
-            continue
-        batch = Batch(*(np.array([x], np.int32) for x in (text, len(text), len(answer.prompt_tokens), points)))
-        logits = np.asarray(method.predictions(trainable, base, batch))[0]
-        for group, p in enumerate(points):
-            for d in range(1, 4):
-                if p + d + 1 < len(text):
-                    rank = list(np.argsort(-logits[group, d - 1])).index(text[p + d + 1])
-                    counted[d - 1] += 1
-                    if rank < 10:
-                        hits[d - 1, rank] += 1
-    assert accuracy.positions == counted[0]
+        for p, by_distance in zip(at, predicted, strict=False):
+            for d in range(1, min(3, len(text) - p - 2) + 1):
+                rank = list(np.argsort(-by_distance[d - 1])).index(text[p + d + 1])
+                counted[d - 1] += 1
+                if rank < 10:
+                    hits[d - 1, rank] += 1
+    accuracy = evaluate(method, trainable, tiny.base, answers)
+    assert accuracy.positions == counted[0] == 288 + 7
     np.testing.assert_allclose(accuracy.by_rank, hits / counted[:, None], atol=1e-6)
 
 
-def test_perplexity_by_hand(model):
+def test_perplexity_by_hand(tiny):
     """Answers of unequal lengths: prompts and padding do not count, every answer token does, the first included."""
     answers = [Answer([1, 2, 3], [4, 5, 6, 7]), Answer([9], [8]), Answer([3, 3], [1, 2])]
-    entropy = []
-    for answer in answers:
-        text = np.array([answer.prompt_tokens + answer.answer_tokens])
-        logits = model.decoder.apply({"params": model.params}, text)[0]
-        said = jax.nn.log_softmax(logits)[np.arange(text.size - 1), text[0, 1:]]
-        entropy += (-said[len(answer.prompt_tokens) - 1 :]).tolist()
-    assert len(entropy) == 7
-    found = answer_entropies(model.base, answers)
-    np.testing.assert_allclose(found, [(entropy[4], 1), (sum(entropy[5:]), 2), (sum(entropy[:4]), 4)], rtol=1e-4)
-    assert perplexity(found) == pytest.approx(np.exp(np.mean(entropy)), rel=1e-4)
+    text = make_batch(answers, [[]] * 3, 7, 0).tokens
+    likely = np.asarray(jax.nn.log_softmax(plain(tiny.base, text)))
+    entropy = [
+        [
+            -likely[row, at - 1, text[row, at]]
+            for at in range(len(a.prompt_tokens), len(a.prompt_tokens + a.answer_tokens))
+        ]
+        for row, a in enumerate(answers)
+    ]
+    found = answer_entropies(tiny.base, answers)
+    np.testing.assert_allclose(found, [(sum(entropy[row]), len(entropy[row])) for row in (1, 2, 0)], rtol=1e-4)
+    assert perplexity(found) == pytest.approx(np.exp(np.mean(np.concatenate(entropy))), rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,6 @@ from jaxspec.training.examples import (
     select_prompts,
     unseen_prompts,
 )
-from tests.helpers.tiny import make_text_model
-
-
-@pytest.fixture(scope="module")
-def model():
-    return make_text_model()
 
 
 @pytest.fixture
@@ -108,7 +102,7 @@ def test_the_base_can_answer_conversations_itself(model, write):
     assert read_examples(data) == [Example(("turn 0",)), Example(("turn 0", "turn 1", "turn 2"))]
     assert {s.answer_tokens for s in select_prompts(model, data)} == {None}
     assert cache_file(model, data, 8) != cache_file(model, dataclasses.replace(data, regenerate=False), 8)
-    with pytest.raises(UserError, match=r"data.answer-column 'said' not: set one"):
+    with pytest.raises(UserError, match=r"data.answer-column 'said' gives answers: set one"):
         read_examples(dataclasses.replace(data, answer_column="said"))
 
 
@@ -205,7 +199,11 @@ def test_data_sets_on_the_hub_have_configs_and_splits(model, hub):
     [
         ("owner/name", "train", r"Config name is missing. Please pick one .* configs: \['main', 'socratic'\]\)$"),
         ("owner/name:socratic", "test", r"with split 'test' \(Unknown split \"test\". Should be one of \['train'\]"),
-        ("owner/nome", "train", r"'owner/nome': no such file, .* owner/name:config .*'owner/nome' doesn't exist"),
+        (
+            "owner/nome",
+            "train",
+            r"'owner/nome': no such file, and the hub does not have it .*'owner/nome' doesn't exist",
+        ),
     ],
 )
 def test_what_the_hub_does_not_have_is_said_on_one_line(hub, source, split, message):

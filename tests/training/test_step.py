@@ -1,5 +1,6 @@
 """One update: learning rates by hand, and what it leaves alone."""
 
+import functools
 import math
 
 import jax
@@ -8,13 +9,13 @@ import numpy as np
 import pytest
 
 from jaxspec.config import TrainConfig
-from jaxspec.methods import PPD, BiTA, HiddenTransfer
+from jaxspec.methods import PPD, SPACE, HiddenTransfer
 from jaxspec.model.base import Base
+from jaxspec.model.decoder import Decoder
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.data import Answer
 from jaxspec.training.step import first_state, moving, optimizer, stage_optimizer, train_step
 from tests.helpers.methods import settings
-from tests.helpers.tiny import make_tiny
 
 SCHEDULES = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
@@ -50,30 +51,73 @@ def test_stages_share_the_warm_up():
         np.testing.assert_allclose(rates, [0, 0.25, 0.5, 0.5], rtol=1e-4, atol=1e-7)
 
 
+def begin(method, train, base, answers, stage=0):
+    """The first state, and the batches."""
+    return first_state(method, train, stage, base), TrainingData(answers, train)
+
+
 @pytest.mark.parametrize(
     ("method", "stage"),
-    [
-        (PPD(head="one_stage"), 0),
-        (PPD(head="two_stage"), 0),
-        (BiTA(prompts=2), 0),
-        (HiddenTransfer(layers=(0, 1, 2)), 1),
-    ],
+    [(PPD(head="one_stage"), 0), (PPD(head="two_stage"), 0), (HiddenTransfer(distances=2, layers=(0, 1)), 1)],
     ids=lambda value: settings(value) if not isinstance(value, int) else str(value),
 )
-def test_an_update_moves_what_its_stage_trains_and_nothing_else(method, stage):
+def test_an_update_moves_what_its_stage_trains_and_nothing_else(tiny, method, stage):
     """Not the base either, whose memory a state that began as a part of it must not give away."""
-    model = make_tiny()
-    base, frozen = Base(model.params, model.decoder), jax.tree.map(np.array, model.params)
-    rng = np.random.default_rng(0)
-    answers = [Answer(rng.integers(0, 16, 4).tolist(), rng.integers(0, 16, 24).tolist()) for _ in range(8)]
+    frozen = jax.tree.map(np.array, tiny.params)
     train = TrainConfig(steps=12, batch_size=4, sequence_length=32, insertions=8, learning_rate=1e-2)
-    data, state = TrainingData(answers, train), first_state(method, train, stage, base)
+    state, data = begin(method, train, tiny.base, random_answers(8), stage)
     before = jax.tree.map(np.array, state.trainable)
     for step in range(3):
-        state, _ = train_step(method, train, stage, base, state, data.batch(step))
-    jax.tree.map(np.testing.assert_array_equal, frozen, jax.tree.map(np.array, base.params))
+        state, _ = train_step(method, train, stage, tiny.base, state, data.batch(step))
+    jax.tree.map(np.testing.assert_array_equal, frozen, jax.tree.map(np.array, tiny.params))
     trained = moving(method, before, stage)
     assert trained.keys() <= before.keys() == state.trainable.keys()
     for name, part in before.items():
         same = jax.tree.map(lambda x, y: np.array_equal(x, y), part, state.trainable[name])
         assert jax.tree.leaves(same) == [name not in trained] * len(jax.tree.leaves(same)), name
+
+
+def test_a_base_of_16_bits_trains_an_adapter_of_32(tiny):
+    """Beside float32's: the same loss but for rounding, and nothing of what is trained is in 16 bits."""
+    found, train = {}, TrainConfig(batch_size=2, sequence_length=32, insertions=8)
+    for dtype in ("float32", "bfloat16"):
+        base = Base(jax.tree.map(lambda x, d=dtype: x.astype(d), tiny.params), tiny.decoder)
+        state, data = begin(PPD(), train, base, random_answers(2))
+        found[dtype] = train_step(PPD(), train, 0, base, state, data.batch(0))
+    state, metrics = found["bfloat16"]
+    floats = [x for x in jax.tree.leaves((state.trainable, state.optimizer)) if jnp.issubdtype(x.dtype, jnp.floating)]
+    assert len(floats) == 3 and all(x.dtype == jnp.float32 for x in floats)
+    assert metrics["loss"] != found["float32"][1]["loss"]
+    np.testing.assert_allclose(metrics["loss"], found["float32"][1]["loss"], rtol=0.02)
+    np.testing.assert_allclose(metrics["gradient_norm"], found["float32"][1]["gradient_norm"], rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    "method", [PPD(), pytest.param(SPACE(distances=2, rank=2), marks=pytest.mark.slow)], ids=lambda m: m.name
+)
+def test_microbatches_average_to_the_gradient_of_the_whole_batch(tiny, method):
+    """Answers of one length and every insertion point, so that every part has as many targets."""
+    updated = []
+    for size, remat in ((0, False), (1, True)):
+        train = TrainConfig(batch_size=4, microbatch=size, sequence_length=32, insertions=32)
+        base = Base(tiny.params, Decoder(tiny.config, remat=remat))
+        state, data = begin(method, train, base, random_answers(4))
+        _, metrics = train_step(method, train, 0, base, state, data.batch(0))
+        updated.append([float(metrics[name]) for name in ("loss", "gradient_norm", "top1@1")])
+    np.testing.assert_allclose(updated[1], updated[0], rtol=1e-4)
+
+
+def test_one_gradient_is_held_however_many_are_added(tiny):
+    """Gradients of microbatches are summed one by one: there is no stack of them."""
+    train, method = TrainConfig(batch_size=3, microbatch=1, sequence_length=32), SPACE(distances=2, tuning="full")
+    state, data = begin(method, train, tiny.base, random_answers(3))
+    update = functools.partial(train_step, method, train, 0)
+    program = str(jax.make_jaxpr(update)(tiny.base, state, data.batch(0)))
+    rows, columns = state.trainable["base"]["lm_head"].shape
+    assert f"f32[{rows},{columns}]" in program and f"f32[3,{rows},{columns}]" not in program
+
+
+def random_answers(count):
+    """Of one length."""
+    rng = np.random.default_rng(0)
+    return [Answer(rng.integers(0, 16, 4).tolist(), rng.integers(0, 16, 24).tolist()) for _ in range(count)]

@@ -35,23 +35,29 @@ MODELS = {
 }
 
 
-@pytest.fixture
-def llama(tmp_path):
-    return write_gguf(tmp_path / "llama.gguf", MODELS["llama"], random_params(MODELS["llama"]))
+def written(folder, config=MODELS["llama"], **options):
+    return write_gguf(folder / "llama.gguf", config, random_params(config), **options)
+
+
+def opened(folder, config=MODELS["llama"], **options):
+    return GGUFFile(written(folder, config, **options))
 
 
 def tokenizer(folder, **options):
-    return GGUFFile(
-        write_gguf(folder / "t.gguf", MODELS["llama"], random_params(MODELS["llama"]), **options)
-    ).tokenizer()
+    return opened(folder, **options).tokenizer()
+
+
+@pytest.fixture
+def llama(tmp_path):
+    return written(tmp_path)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_file_and_directory_give_the_same_base(model, tmp_path):
-    config, params = MODELS[model], random_params(MODELS[model])
-    save_directory(tmp_path, config, params)
+    config = MODELS[model]
+    save_directory(tmp_path, config, random_params(config))
     expected, expected_params, expected_fingerprint = load_directory(tmp_path, jnp.float32)
-    loaded, loaded_params, fingerprint = GGUFFile(write_gguf(tmp_path / "m.gguf", config, params)).load(jnp.float32)
+    loaded, loaded_params, fingerprint = opened(tmp_path, config).load(jnp.float32)
     assert loaded.rms_norm_eps == pytest.approx(expected.rms_norm_eps)
     assert dataclasses.replace(loaded, rms_norm_eps=expected.rms_norm_eps) == expected
     assert_same_params(loaded_params, expected_params)
@@ -60,41 +66,39 @@ def test_file_and_directory_give_the_same_base(model, tmp_path):
 
 def test_linear_scaling_has_one_fingerprint_whatever_the_directory_says_of_the_original_context(tmp_path):
     """Published directories do not say, GGUF files cannot, and nothing depends on it."""
-    config, params = MODELS["llama_tied_linear"], random_params(MODELS["llama_tied_linear"])
-    save_directory(tmp_path, config, params)
+    config = MODELS["llama_tied_linear"]
+    save_directory(tmp_path, config, random_params(config))
     file = tmp_path / "config.json"
     content = json.loads(file.read_text())
     content["rope_parameters"].pop("original_max_position_embeddings", None)
     file.write_text(json.dumps(content))
-    fingerprint = GGUFFile(write_gguf(tmp_path / "m.gguf", config, params)).load(jnp.float32)[-1]
-    assert load_directory(tmp_path, jnp.float32)[-1] == fingerprint
+    assert load_directory(tmp_path, jnp.float32)[-1] == opened(tmp_path, config).load(jnp.float32)[-1]
 
 
 def test_bfloat16_weights_are_close(tmp_path):
-    params = random_params(MODELS["qwen2"])
-    path = write_gguf(tmp_path / "q.gguf", MODELS["qwen2"], params, quantization=gguf.GGMLQuantizationType.BF16)
-    _, half, _ = GGUFFile(path).load(jnp.float32)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2**-8), half, params)
+    config = MODELS["qwen2"]
+    _, half, _ = opened(tmp_path, config, quantization=gguf.GGMLQuantizationType.BF16).load(jnp.float32)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2**-8), half, random_params(config))
 
 
 def test_8_bit_blocks_are_close(tmp_path):
     config = tiny_config(vocab_size=V, intermediate_size=64, tie_embeddings=True)
-    params = random_params(config)
-    path = write_gguf(tmp_path / "q.gguf", config, params, quantization=gguf.GGMLQuantizationType.Q8_0)
-    _, loaded, _ = GGUFFile(path).load(jnp.float32)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=float(jnp.abs(b).max()) / 127), loaded, params)
+    _, loaded, _ = opened(tmp_path, config, quantization=gguf.GGMLQuantizationType.Q8_0).load(jnp.float32)
+
+    def close(a, b):
+        np.testing.assert_allclose(a, b, atol=float(jnp.abs(b).max()) / 127)
+
+    jax.tree.map(close, loaded, random_params(config))
 
 
 def test_sliding_window_is_read(tmp_path):
-    config = dataclasses.replace(MODELS["llama"], sliding_window=6)
-    assert GGUFFile(write_gguf(tmp_path / "w.gguf", config, random_params(config))).config().sliding_window == 6
+    assert opened(tmp_path, dataclasses.replace(MODELS["llama"], sliding_window=6)).config().sliding_window == 6
 
 
 def test_rope_divisors_that_are_not_llama3s_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tests.helpers.model._llama3_divisors", lambda _: np.linspace(1, 8, 8).astype(np.float32))
-    path = write_gguf(tmp_path / "r.gguf", MODELS["llama3"], random_params(MODELS["llama3"]))
     with pytest.raises(UserError, match=r"rope_freqs\.weight"):
-        GGUFFile(path).config()
+        opened(tmp_path, MODELS["llama3"]).config()
 
 
 @pytest.mark.parametrize(
@@ -105,14 +109,12 @@ def test_rope_divisors_that_are_not_llama3s_are_refused(tmp_path, monkeypatch):
 def test_rope_scaling_of_older_files(keys, factor, tmp_path):
     """A key of their own, or none for the kind, which then is linear."""
     options = {f"llama__rope__{key}": value for key, value in keys.items()}
-    path = write_gguf(tmp_path / "r.gguf", MODELS["llama"], random_params(MODELS["llama"]), **options)
-    assert GGUFFile(path).config().rope_scaling == (factor and RopeScaling("linear", factor))
+    assert opened(tmp_path, **options).config().rope_scaling == (factor and RopeScaling("linear", factor))
 
 
 def test_unknown_rope_scaling_is_named(tmp_path):
-    options = {"llama__rope__scaling__type": "yarn"}
     with pytest.raises(UserError, match="rope scaling 'yarn' is not supported"):
-        GGUFFile(write_gguf(tmp_path / "r.gguf", MODELS["llama"], random_params(MODELS["llama"]), **options)).config()
+        opened(tmp_path, llama__rope__scaling__type="yarn").config()
 
 
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.05, 0.2, 0.5, 0.99])
@@ -157,10 +159,7 @@ def test_missing_tensor_is_named(llama):
 
 def test_eos_tokens(tmp_path, llama):
     assert GGUFFile(llama).eos_tokens() == (TOKENS.index(CONTROL[1]),)
-    path = write_gguf(
-        tmp_path / "e.gguf", MODELS["llama"], random_params(MODELS["llama"]), tokenizer__ggml__eot_token_id=0
-    )
-    assert GGUFFile(path).eos_tokens() == (TOKENS.index(CONTROL[1]), 0)
+    assert opened(tmp_path, tokenizer__ggml__eot_token_id=0).eos_tokens() == (TOKENS.index(CONTROL[1]), 0)
 
 
 TEXTS = ["hello world", "  two  spaces\n\nand lines\t", "Grüße, 東京 🙂", "x=1234; y=12", "", "don't"]

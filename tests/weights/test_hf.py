@@ -28,6 +28,11 @@ def saved(folder, variant="llama"):
     return config, random_params(config)
 
 
+def refused(folder, message):
+    with pytest.raises(UserError, match=message):
+        load_directory(folder, jnp.float32)
+
+
 @every_variant
 @pytest.mark.parametrize("shards", [1, 3])
 def test_directory_round_trip(variant, shards, tmp_path):
@@ -77,27 +82,23 @@ def test_same_tensor_in_two_shards_is_named(tmp_path):
     tensors = safetensors.numpy.load_file(first)
     name = next(iter(tensors))
     safetensors.numpy.save_file(safetensors.numpy.load_file(second) | {name: tensors[name]}, second)
-    with pytest.raises(UserError, match=f"'{re.escape(name)}' occurs twice"):
-        load_directory(tmp_path, jnp.float32)
+    refused(tmp_path, f"'{re.escape(name)}' occurs twice")
 
 
 def test_missing_shard_and_missing_weights_are_named(tmp_path):
     saved(tmp_path)
     split_shards(tmp_path, 2)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(UserError, match=r"model-00002-of-00002\.safetensors is missing"):
-        load_directory(tmp_path, jnp.float32)
+    refused(tmp_path, r"model-00002-of-00002\.safetensors is missing")
     (tmp_path / "model.safetensors.index.json").unlink()
-    with pytest.raises(UserError, match=r"model\.safetensors is missing"):
-        load_directory(tmp_path, jnp.float32)
+    refused(tmp_path, r"model\.safetensors is missing")
 
 
 @pytest.mark.parametrize("content", ["{}", '{"weight_map": []}'])
 def test_index_without_a_weight_map_is_named(content, tmp_path):
     saved(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(UserError, match=r"index\.json"):
-        load_directory(tmp_path, jnp.float32)
+    refused(tmp_path, r"index\.json")
 
 
 @pytest.mark.slow
@@ -123,12 +124,10 @@ def test_weights_of_pytorch(shards, tmp_path):
     assert found == fingerprint
     content = (tmp_path / names[0]).read_bytes()
     (tmp_path / names[0]).write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match=r"\.bin: not a complete file of PyTorch weights"):
-        load_directory(tmp_path, jnp.float32)
+    refused(tmp_path, r"\.bin: not a complete file of PyTorch weights")
     for other in (parts[0] | {"more": tmp_path}, parts[0] | {"more": 3}, [1]):
         torch.save(other, tmp_path / names[0])
-        with pytest.raises(UserError, match=r"\.bin: not a complete file of PyTorch weights"):
-            load_directory(tmp_path, jnp.float32)
+        refused(tmp_path, r"\.bin: not a complete file of PyTorch weights")
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
@@ -136,8 +135,7 @@ def test_truncated_weights_are_named(keep, tmp_path):
     saved(tmp_path)
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(UserError, match=r"model\.safetensors: not a complete safetensors file"):
-        load_directory(tmp_path, jnp.float32)
+    refused(tmp_path, r"model\.safetensors: not a complete safetensors file")
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[1]", b"\xff\xfe"])
@@ -147,8 +145,7 @@ def test_unreadable_config_is_named(content, tmp_path):
     file.unlink()
     if content is not None:
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError, match=r"config\.json"):
-        load_directory(tmp_path, jnp.float32)
+    refused(tmp_path, r"config\.json")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""The folder of a run: run.json says which run it holds, and one run at a time writes there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxspec.drafting.adapter import OWN_MODEL
+from jaxspec.errors import UserError
+from jaxspec.files import alone_in, known_as, read_json, restore_folder, writable, write_atomically
+from jaxspec.parallel.processes import as_leader, check_alike, leader_in
+from jaxspec.training.batches import ORDER
+from jaxspec.training.data import cache_file
+from jaxspec.training.run_config import RunConfig, check_same_run, describe
+from jaxspec.weights.load import Model
+
+BEST = "best"  # folder of the best adapter so far
+_PARTS = ("adapter.json", "checkpoints", "log.jsonl")  # by which a folder is somebody's
+
+
+def check_output(output: Path, there: bool, resume: bool) -> None:
+    """Raise UserError for a folder where this run cannot begin or resume; `there`: whether it holds a run.json."""
+    if there and not resume:
+        raise UserError(f"{output} already holds a run; continue it with --resume or give another --output")
+    if not there and any((output / name).exists() for name in _PARTS):
+        raise UserError(f"{output} holds parts of a run without its run.json; give another --output")
+
+
+def identify(config: RunConfig, model: Model) -> dict[str, Any]:
+    """What makes a run this run, for run.json: settings, base, and the content of its prompts; no machine's paths."""
+    run, data = describe(config), config.data
+    del run["data"]["cache"]
+    for part, name in ((run, "model"), (run, "tree"), (run["data"], "prompts")):
+        part[name] = known_as(part[name])
+    limits = (data.held_out_tokens, data.max_answer_tokens)
+    answers = [cache_file(model, data, limit).stem for limit in limits]
+    run |= {"fingerprint": model.fingerprint, "answers": answers, "order": ORDER, "dtype": str(model.dtype)}
+    return json.loads(json.dumps(run))
+
+
+@contextlib.contextmanager
+def claim(output: Path, identity: dict[str, Any], resume: bool) -> Iterator[None]:
+    """Keep a new folder, or with `resume` one that holds this very run (see `identify`), while the run lasts.
+
+    Raises:
+      UserError: it holds another run, another process is writing there, or it cannot be written.
+    """
+    file = output / "run.json"
+    there = file.exists()  # asked once: the first process writes it as soon as all of them have asked
+    check_alike(json.dumps([identity, there]).encode(), "the run")
+    check_output(output, there, resume)
+    if there:
+        check_same_run(read_json(file), identity, output)
+    as_leader(functools.partial(writable, output))
+    with leader_in(alone_in(output)):
+        as_leader(functools.partial(_begin, output, identity))
+        check_alike(str(file.exists()).encode(), f"what {output} holds")
+        yield
+
+
+def _begin(output: Path, identity: dict[str, Any]) -> None:
+    """Repair what a kill has left, and say whose folder this is."""
+    for name in (BEST, OWN_MODEL):
+        restore_folder(output / name)
+    write_atomically(output / "run.json", json.dumps(identity, indent=1).encode())
