@@ -17,6 +17,7 @@ test: setup lint
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 # The slower checks: the embedded model end to end, parity with PyTorch, and programs compiled for TPUs. The TPU's compiler
 # lies apart: installed beside JAX it would make every start look for a TPU.
@@ -26,27 +27,29 @@ slow: setup
 	PYTHONPATH=$(VENV)/tpu JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile
 
 # The figures of docs/results.md, from the even ones of Spec-Bench's questions and some of HumanEval's: hours on two cores.
-# Goes on where it stopped; makes runs/results/page/results.md. Installs PyTorch, which transformers is raced on; that and
+# Resumes where it stopped; makes runs/results/page/results.md. Installs PyTorch, which transformers is raced on; that and
 # 1b's steps may fail, for want of network or memory, and the page is made without them.
 PAGE := greedy code sampled trees space latency latency_1b peers
-METHODS := autoregressive,autoregressive,ppd,bita,space,hidden_transfer,medusa,hydra,amphista
-BENCH = $(BIN)/python bench.py --methods $(METHODS) --max-new-tokens 128
+METHODS := autoregressive autoregressive ppd bita space hidden_transfer medusa hydra amphista
+COMPARE := $(BIN)/python bench.py compare
+SPEC := --data runs/results/spec_bench_dev.jsonl
+ALL := $(COMPARE) $(METHODS:%=--run %) --max-new-tokens 128
 results: questions setup
 	-$(BIN)/python -m pip install -q --retries 3 "torch==2.13.0"
-	$(BENCH) --data runs/results/spec_bench_dev.jsonl --limit 80 --output runs/results/greedy
-	$(BENCH) --data runs/results/humaneval_dev.jsonl --limit 16 --output runs/results/code
-	$(BENCH) --data runs/results/spec_bench_dev.jsonl --limit 40 --temperature 0.8 --output runs/results/sampled
-	$(BIN)/python bench.py --methods bita,hidden_transfer,bita=efficient:5@0,bita=sparse:128@0,hidden_transfer=sparse:128@0 \
-		--data runs/results/spec_bench_dev.jsonl --limit 16 --max-new-tokens 48 --output runs/results/trees
-	$(BIN)/python bench.py --methods space=sparse:16,space=chain:5 --data runs/results/spec_bench_dev.jsonl --limit 8 \
-		--max-new-tokens 64 --output runs/results/space
+	$(ALL) $(SPEC) --limit 80 --output runs/results/greedy
+	$(ALL) --data runs/results/humaneval_dev.jsonl --limit 16 --output runs/results/code
+	$(ALL) $(SPEC) --limit 40 --temperature 0.8 --output runs/results/sampled
+	$(COMPARE) --run bita --run hidden_transfer --run "bita tree=efficient:5 vocabulary=0" \
+		--run "bita tree=sparse:128 vocabulary=0" --run "hidden_transfer tree=sparse:128 vocabulary=0" \
+		$(SPEC) --limit 16 --max-new-tokens 48 --output runs/results/trees
+	$(COMPARE) --run "space tree=sparse:16" --run "space tree=chain:5" $(SPEC) --limit 8 --max-new-tokens 64 \
+		--output runs/results/space
 	$(BIN)/python bench.py latency --batch-sizes 1 4 --cache-lengths 256 512 --output runs/results/latency
 	-$(BIN)/python bench.py latency --models 1b --rounds 5 --output runs/results/latency_1b
-	-$(BIN)/python bench.py --methods autoregressive --peers --data runs/results/spec_bench_dev.jsonl --limit 12 \
-		--output runs/results/peers
+	-$(COMPARE) --run autoregressive --peers $(SPEC) --limit 12 --output runs/results/peers
 	mkdir -p runs/results/page
 	cp docs/ablations.json runs/results/page
-	$(BIN)/python bench.py results --output runs/results/page $$(for folder in $(addprefix runs/results/,$(PAGE)); do \
+	$(BIN)/python -m experiments.results --output runs/results/page $$(for folder in $(addprefix runs/results/,$(PAGE)); do \
 		if test -f $$folder/latency.json -o -s $$folder/answers/run_1/autoregressive.jsonl; then echo $$folder; fi; done)
 
 questions:

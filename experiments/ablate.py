@@ -1,40 +1,41 @@
-"""The papers' ablations on a small base: python ablate.py [--studies NAME ...] [--steps 36], resumable; --report."""
+"""The papers' ablations on a small base: python -m experiments.ablate [--studies NAME ...] [--report]."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from collections.abc import Callable
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.decoding_studies import (
-    ACCEPTED,
-    COUNTED,
-    DECODING_STUDIES,
-    run_acceptance,
-    run_coverage,
-    run_decoding,
-    run_similarity,
-    run_steps,
+from experiments.decoding_studies import DECODING_STUDIES, SAMPLED
+from experiments.measurements import (
+    load_drafters,
+    measure_acceptance,
+    measure_coverage,
+    measure_similarity,
+    measure_speeds,
+    measure_steps,
 )
 from experiments.report import MEASURES, not_run, write_report
 from experiments.studies import STUDIES
-from experiments.trainings import run_studies
-from jaxspec import DataConfig, Model, TrainConfig, UserError, load_model
-from jaxspec.cli.options import enable_compilation_cache, parse, run_main
-from jaxspec.drafting.adapter import adapter_plan, make_drafter, open_adapter
+from experiments.trainings import train_study
+from jaxspec import DataConfig, TrainConfig, UserError, load_model
+from jaxspec.cli.options import parse
+from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.errors import check_at_least, suggest
 from jaxspec.files import alone_in, read_json, writable, write_atomically
 from jaxspec.machine import device_name
-from jaxspec.methods import PPD
+from jaxspec.methods import PPD, load_drafter, open_adapter
 from jaxspec.training.data import prepare_answers
 from jaxspec.training.examples import select_prompts
-from jaxspec.training.run_config import RunConfig, check_config
+from jaxspec.training.run_config import RunConfig
 from jaxspec.weights.load import DEFAULT_MODEL
 
-_SAMPLED = 40  # held-out prompts that are sampled from
+SAMPLED_PROMPTS = 40  # held-out prompts that are sampled from
+WATCHED = "hidden_transfer"  # whose pseudo states are compared with real ones
+COUNTED = "ppd"  # whose counts of tokens are judged; all adapters that ship have the same
+PARTS = ("setting", "trainings", "decoding", *MEASURES)  # of ablations.json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Options:
     """Train the variants of the papers' tables, decode with them, and write docs/ablations.md.
 
     Attributes:
-      studies: names; finished trainings are read, what is measured is measured anew. Default: all that ablations.json
+      studies: names; finished trainings are read, measurements are made again. Default: all that ablations.json
         lacks. `steps`, `similarity`, `acceptance` and `coverage` measure and train nothing.
       model: smollm2-135m (embedded); the layers of some studies are made for its 30.
       prompts: a JSONL file of training prompts; empty takes the small set that ships.
@@ -52,7 +53,7 @@ class Options:
       eval_answers: held-out answers that accuracies are measured on.
       decode_prompts: held-out prompts that trees are compared on.
       max_new_tokens: per answer when they are.
-      output: folder of the trainings; a killed study goes on there.
+      output: folder of the trainings; a killed study resumes there.
       docs: folder of ablations.json, ablations.md and its plots.
       report: write the page from ablations.json and stop.
     """
@@ -81,113 +82,93 @@ def base_run(options: Options) -> RunConfig:
     return RunConfig(model=options.model, method=PPD(), data=data, train=train)
 
 
-def check_names(names: tuple[str, ...], missing: list[str]) -> tuple[str, ...]:
-    """The studies to run, with those whose adapters they decode with. Raises UserError for one that does not exist."""
-    known = [*(study.name for study in STUDIES), *(study.name for study in DECODING_STUDIES), *MEASURES]
+def choose(names: tuple[str, ...], missing: list[str]) -> set[str]:
+    """The studies to run: those named, or else what is missing, with the trainings that they decode with.
+
+    Raises:
+      UserError: one does not exist.
+    """
+    known = [*(study.name for study in (*STUDIES, *DECODING_STUDIES)), *MEASURES]
     for name in names:
         if name not in known:
             raise UserError(f"unknown study {name!r}{suggest(name, known)}; studies: {', '.join(known)}")
-    names = names or tuple(missing)
-    needed = {e.study for study in DECODING_STUDIES if study.name in names for e in study.entries.values()} - {""}
-    return (*names, *(needed - {*names}))
+    chosen = {*(names or missing)}
+    adapters = [entry.adapter for s in DECODING_STUDIES if s.name in chosen for entry in s.rows.values()]
+    return chosen | {adapter[0] for adapter in adapters if not isinstance(adapter, str)}
 
 
-def check_adapters(names: tuple[str, ...], model: Model) -> None:
-    """Raise UserError where a study decodes with an adapter that does not ship, before hours of training."""
-    for study in DECODING_STUDIES:
-        for entry in study.entries.values() if study.name in names else ():
-            if entry.method:
-                _, adapter = open_adapter(entry.method, model)
-                make_drafter(adapter, adapter_plan(adapter, entry.tree), model, entry.draft_vocabulary)
-    measured = {
-        "similarity": {"hidden_transfer"},
-        "coverage": {COUNTED},
-        "acceptance": {entry.method for entry in ACCEPTED.values()},
-    }
-    for method in {method for name, methods in measured.items() if name in names for method in methods}:
-        open_adapter(method, model)
+def measure(
+    options: Options, names: set[str], sampled: Collection[str] = SAMPLED
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What is asked for, part by part.
 
+    Args:
+      options: of the command line.
+      names: of studies and measurements.
+      sampled: which drafters of `SAMPLED` to measure for `acceptance`.
 
-def run(options: Options, names: tuple[str, ...], results: dict[str, Any], save: Callable[[], None]) -> None:
-    """Fill in the results, saving after every part."""
+    Yields:
+      A part of the results, and what is new in it.
+    """
     model = load_model(options.model)
     base, output = base_run(options), Path(options.output)
-    check_adapters(names, model)
-    chosen = [study for study in STUDIES if study.name in names]
-    for method in {method for study in chosen for method in study.variants.values()}:
-        check_config(dataclasses.replace(base, method=method))
-    for study in chosen:
-        results["trainings"] |= run_studies(base, model, output, [study], lambda text: print(text, file=sys.stderr))
-        save()
+    trained: dict[str, dict[str, Any]] = {}
+    for study in (study for study in STUDIES if study.name in names):
+        trained[study.name] = train_study(study, base, model, output)
+        yield "trainings", {study.name: trained[study.name]}
+
     prompts = select_prompts(model, base.data)
-
-    def folder(study: str, label: str) -> Path:
-        return output / results["trainings"][study][label]["run"]
-
+    texts, tokens = [prompt.text for prompt in prompts], options.max_new_tokens
     for study in (study for study in DECODING_STUDIES if study.name in names):
-        texts = [prompt.text for prompt in prompts[: options.decode_prompts]]
-        results["decoding"][study.name] = run_decoding(study, model, folder, texts, options.max_new_tokens)
-        save()
+        drafters = load_drafters(study.rows, model, lambda name, label: output / trained[name][label]["run"])
+        yield "decoding", {study.name: measure_speeds(drafters, texts[: options.decode_prompts], tokens)}
     if "steps" in names:
-        results["steps"] = run_steps(model, cache_length=512, rounds=9)
-        save()
-    if {"similarity", "coverage"} & {*names}:
+        yield "steps", measure_steps(model)
+    if {"similarity", "coverage"} & names:
         held_out, _ = prepare_answers(model, base.data, prompts[: base.data.held_out])
     if "similarity" in names:
-        results["similarity"] = run_similarity(model, held_out[: options.eval_answers])
-        save()
-    if "acceptance" in names:
-        texts = [prompt.text for prompt in prompts[:_SAMPLED]]
-        done = {label: found for label, found in results["acceptance"].items() if label in ACCEPTED}
-        done = done if len(done) < len(ACCEPTED) else {}  # hours: goes on
-        results["acceptance"] = done
-        for label in (label for label in ACCEPTED if label not in done):
-            done[label] = run_acceptance(model, label, ACCEPTED[label], texts, options.max_new_tokens)
-            save()
+        adapter = open_adapter(WATCHED, model)
+        yield "similarity", measure_similarity(adapter, model.base, held_out[: options.eval_answers])
     if "coverage" in names:
-        results["coverage"] = run_coverage(model, held_out)
-    save()
+        yield "coverage", measure_coverage(open_adapter(COUNTED, model).frequent_tokens, held_out)
+    for label in sampled if "acceptance" in names else ():
+        entry = SAMPLED[label]
+        drafter = load_drafter(entry.adapter, model, tree=entry.tree, draft_vocabulary=entry.draft_vocabulary)
+        yield "acceptance", {label: measure_acceptance(label, drafter, texts[:SAMPLED_PROMPTS], tokens)}
 
 
-def check_setting(options: Options, names: tuple[str, ...], results: dict[str, Any], file: Path) -> dict[str, Any]:
-    """What all results of a page have in common. Raises UserError where those there were made otherwise.
+def check_setting(options: Options, names: set[str], before: dict[str, Any], file: Path) -> dict[str, Any]:
+    """What all results of a page have in common. Raises UserError where those `before` were made otherwise.
 
     Whatever is timed must be so on one machine; accuracies differ between machines by rounding alone.
     """
     shared = ("model", "steps", "eval_answers", "max_new_tokens")
     setting = {name: getattr(options, name) for name in shared} | {"prompts": Path(options.prompts).name}
-    timed = {"steps", *(study.name for study in DECODING_STUDIES)} & {*names}
-    before = results["setting"].get("machine", "")
-    setting |= {"machine": device_name() if timed else before}
-    if results["setting"] not in ({}, setting, setting | {"machine": ""}):
-        raise UserError(f"{file} holds results of another setting: {results['setting']}; give another --docs")
+    timed = {"steps", *(study.name for study in DECODING_STUDIES)} & names
+    setting |= {"machine": device_name() if timed else before.get("machine", "")}
+    if before not in ({}, setting, setting | {"machine": ""}):
+        raise UserError(f"{file} holds results of another setting: {before}; give another --docs")
     return setting
 
 
-def update(options: Options, file: Path) -> dict[str, Any]:
-    """The results of a file, with what is asked for measured and saved there."""
-    results = {"setting": {}, "trainings": {}, "decoding": {}, "steps": {}, "similarity": []}
-    results |= {"acceptance": {}, "coverage": {}}
-    results |= read_json(file) if file.exists() else {}
-    names = check_names(options.studies, not_run(results))
-    if not options.report:
-        results["setting"] = check_setting(options, names, results, file)
-        enable_compilation_cache()
-        run(options, names, results, lambda: write_atomically(file, json.dumps(results, indent=1).encode()))
-    return results
-
-
 def main(args: list[str]) -> None:
-    """Parse, run what is asked for, write the page."""
-    options = parse(Options, args, prog="ablate.py")
-    docs = Path(options.docs)
+    """Run what is asked for, save every part, write the page."""
+    options = parse(Options, args, prog="python -m experiments.ablate")
     positive = ("steps", "answers", "eval_answers", "decode_prompts")
     check_at_least(options, dict.fromkeys(positive, 1) | {"max_new_tokens": 2})
-    file = docs / "ablations.json"
+    docs, file = Path(options.docs), Path(options.docs) / "ablations.json"
     if options.report and not file.exists():
-        raise UserError(f"{file}: no results there; run ablate.py without --report first")
+        raise UserError(f"{file}: no results there; run without --report first")
     with alone_in(writable(docs)):
-        results = update(options, file)
+        results = {part: {} for part in PARTS} | (read_json(file) if file.exists() else {})
+        names = choose(options.studies, not_run(results))
+        if not options.report:
+            results["setting"] = check_setting(options, names, results["setting"], file)
+            enable_compilation_cache()
+            left = [label for label in SAMPLED if label not in results["acceptance"]]  # hours: resumes behind the last
+            for part, figures in measure(options, names, left or SAMPLED):
+                results[part] |= figures
+                write_atomically(file, json.dumps(results, indent=1).encode())
         print(f"written to {write_report(results, docs)}")
 
 

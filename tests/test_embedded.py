@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-import decode
-from jaxspec import SamplingConfig, generate, load_method, load_model
+from jaxspec import SamplingConfig, autoregressive, generate, load_drafter, load_model
+from jaxspec.cli import decode
 from jaxspec.decoding.divergence import NEAR_TIE, first_divergence
 from jaxspec.training.examples import read_prompts
 
@@ -20,21 +20,20 @@ def model():
 
 @pytest.fixture(scope="module")
 def plain(model):
-    """Autoregressive answers of a base, worked out once for all methods that share it."""
+    """Autoregressive answers of a base, made once for all methods that share it."""
     known = {}
 
     def answers(base, prompts, sampling):
-        key = (base.params is model.params, sampling)  # one method alone has a base of its own
+        key = (base.fingerprint, sampling)
         if key not in known:
-            drafter = load_method("autoregressive", base)
-            known[key] = generate(base, drafter, prompts, 64, sampling=sampling, seed=7)
+            known[key] = generate(autoregressive(base), prompts, 64, sampling=sampling, seed=7)
         return known[key]
 
     return answers
 
 
 def test_it_answers(model):
-    [answer] = generate(model, load_method("autoregressive", model), ["What is the capital of France?"], 30)
+    [answer] = generate(autoregressive(model), ["What is the capital of France?"], 30)
     assert "Paris" in answer.text and answer.tokens[-1] in model.eos
 
 
@@ -43,9 +42,9 @@ def test_it_answers(model):
 def test_adapters_that_ship_are_lossless_and_draft_well(model, plain, name, sampling):
     """Differences are allowed where two tokens tie to within rounding, and nowhere else."""
     prompts = read_prompts("")[:12]
-    method = load_method(name, model)
-    base = method.own or model
-    ours = generate(model, method, prompts, 64, sampling=sampling, seed=7)
+    drafter = load_drafter(name, model)
+    base = drafter.model
+    ours = generate(drafter, prompts, 64, sampling=sampling, seed=7)
     for prompt, a, b in zip(prompts, ours, plain(base, prompts, sampling), strict=True):
         divergence = first_divergence(base, model.encode(prompt), a.tokens, b.tokens, sampling, 7)
         assert divergence is None or divergence.gap < NEAR_TIE
@@ -55,8 +54,8 @@ def test_adapters_that_ship_are_lossless_and_draft_well(model, plain, name, samp
 def test_a_tree_of_many_rows_is_lossless(model, plain):
     """Its passes multiply plain kernels, those of autoregressive decoding kernels in blocks."""
     prompts = read_prompts("")[:4]
-    method = load_method("hidden_transfer", model, tree="sparse:16")
-    ours = generate(model, method, prompts, 64, seed=7)
+    drafter = load_drafter("hidden_transfer", model, tree="sparse:16")
+    ours = generate(drafter, prompts, 64, seed=7)
     for prompt, a, b in zip(prompts, ours, plain(model, read_prompts("")[:12], SamplingConfig()), strict=False):
         divergence = first_divergence(model, model.encode(prompt), a.tokens, b.tokens, SamplingConfig(), 7)
         assert divergence is None or divergence.gap < NEAR_TIE

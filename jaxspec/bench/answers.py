@@ -1,4 +1,4 @@
-"""Answers on disk: lines of JSON in Spec-Bench's own format, with more fields beside."""
+"""Answers on disk: lines of JSON in Spec-Bench's own format, with more fields."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from jaxspec.decoding.divergence import Divergence
 from jaxspec.decoding.generate import Generation
 from jaxspec.files import read_whole_lines, write_atomically
 
+Row = dict[str, Any]
 _FIELDS = ("question_id", "category", "choices", "data", "batch")
 
 
 def accept_lengths(answer: Generation) -> list[int]:
-    """Tokens that every step emitted: those it accepted, and the bonus unless the answer ended before it."""
+    """Tokens that each step emitted: those it accepted, and the bonus unless the answer ended before it."""
     lengths, count = [], 0
     for drafted in answer.drafted[1:]:  # prefill emitted the first
         count += 1
@@ -29,7 +30,7 @@ def accept_lengths(answer: Generation) -> list[int]:
 
 
 class Answers:
-    """The answer files of one output folder: `answers/run_<n>/<way>.jsonl`.
+    """The answer files of a benchmark: `answers/run_<n>/<way>.jsonl` in its folder.
 
     Args:
       folder: of the benchmark.
@@ -41,18 +42,17 @@ class Answers:
 
     def file(self, way: str, run: int) -> Path:
         """Where the answers of one way and run are."""
-        return self._folder / "answers" / f"run_{run}" / (re.sub(r"[^\w.,=@-]", "-", way) + ".jsonl")
+        return self._folder / "answers" / f"run_{run}" / (re.sub(r"[^\w.,=-]", "-", way) + ".jsonl")
 
-    def read(self, run: int) -> dict[str, list[dict[str, Any]]]:
+    def read(self, run: int) -> dict[str, list[Row]]:
         """The rows of every way, of the batches that every way has answered.
 
         Raises:
           UserError: a damaged line before the last one, which a kill may have cut.
         """
         rows = {way: read_whole_lines(self.file(way, run), _FIELDS) for way in self._ways}
-        done = set.intersection(*({_key(row) for row in found} for found in rows.values()))
-        whole = lambda row: {tuple(key) for key in row["batch"]} <= done  # noqa: E731
-        return {way: [row for row in found if whole(row)] for way, found in rows.items()}
+        done = set.intersection(*({question_of(row) for row in found} for found in rows.values()))
+        return {way: [row for row in found if done.issuperset(map(tuple, row["batch"]))] for way, found in rows.items()}
 
     def restore(self, run: int) -> set[tuple[str, int | str]]:
         """The questions that every way has answered; anything else in the files, left by a kill, is removed."""
@@ -60,20 +60,21 @@ class Answers:
         for way, rows in found.items():
             file = self.file(way, run)
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, "".join(_line(row) for row in rows).encode())
-        return {_key(row) for row in next(iter(found.values()))}
+            write_atomically(file, "".join(map(_line, rows)).encode())
+        return {question_of(row) for row in next(iter(found.values()))}
 
-    def append(self, way: str, run: int, rows: Sequence[dict[str, Any]]) -> None:
+    def append(self, way: str, run: int, rows: Sequence[Row]) -> None:
         """Add answers."""
         with self.file(way, run).open("a", encoding="utf-8") as file:
-            file.writelines(_line(row) for row in rows)
+            file.writelines(map(_line, rows))
 
 
-def _key(row: dict[str, Any]) -> tuple[str, int | str]:
+def question_of(row: Row) -> tuple[str, int | str]:
+    """File and id of the question that a row answers."""
     return row["data"], row["question_id"]
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: Row) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
@@ -82,16 +83,16 @@ def answer_row(
     batch: Sequence[Question],
     question: Question,
     turns: Sequence[Generation],
-    parted: Sequence[Divergence | None],
-) -> dict[str, Any]:
+    divergences: Sequence[Divergence | None],
+) -> Row:
     """A line of an answer file.
 
     Args:
       model_id: of base and method.
-      batch: the questions answered together; times are those of all of them.
+      batch: the questions answered together, whose times are the same.
       question: the one of this line.
       turns: its answers.
-      parted: per turn, where they part from autoregressive decoding's; no entry behind the first that does.
+      divergences: per turn, where they differ from autoregressive decoding's; no entry after the first that does.
     """
     choice = {
         "index": 0,
@@ -103,7 +104,7 @@ def answer_row(
         "decode_seconds": [turn.decode_seconds for turn in turns],
         "offered": [turn.offered for turn in turns],
         "accepted": [turn.accepted for turn in turns],
-        "divergence": [parting and parting.as_json() for parting in parted],
+        "divergence": [found and found.as_json() for found in divergences],
     }
     return {
         "question_id": question.id,

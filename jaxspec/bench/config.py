@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from flax.traverse_util import flatten_dict, unflatten_dict
+import tyro
 
 from jaxspec.bench.questions import MT_BENCH, Question
+from jaxspec.bench.runs import name_runs
 from jaxspec.config import MeshConfig, SamplingConfig
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.errors import UserError, check_at_least
-from jaxspec.files import read_json
 from jaxspec.weights.load import DEFAULT_MODEL
 
-_WRITTEN = ("model", "fingerprint", "dtype", "device", "settings", "ways", "questions", "asked", "left_out", "jax")
-_WRITTEN += ("code", "began")
+_RUN = tyro.conf.arg(name="run", metavar="RUN")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,16 +23,15 @@ class BenchConfig:
     """What to ask, and how.
 
     Attributes:
-      methods: METHOD, METHOD=TREE or METHOD=TREE@DRAFT-VOCABULARY with commas between; a tree of `auto` is what
-        tune.py chose. Autoregressive decoding always runs; named twice it races itself. Default: every method with an
-        adapter, shipped for the base or given.
+      runs: a method with its settings, as in --run ppd --run "bita tree=sparse:64 vocabulary=8192 adapter=DIR"; a tree
+        of `auto` is what tune.py chose. Autoregressive decoding always runs; named twice it races itself. Default:
+        every method whose adapter ships for the base.
       data: question files with commas between.
-      adapters: METHOD=FOLDER with commas between, where not the adapters that ship.
       model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made,
         or a GGUF file.
       dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
-      limit: questions, as many of every category as of any other; 0 is all. The same folder may be given a larger one
-        later, where questions are asked one at a time.
+      limit: questions, as many of every category as of any other; 0 is all. A folder may be resumed with a larger one,
+        where questions are asked one at a time.
       max_new_tokens: per turn.
       batch_size: questions answered together.
       temperature: of sampling; 0 is greedy.
@@ -43,10 +40,10 @@ class BenchConfig:
       top_p: keep the most probable tokens up to this probability.
       min_p: drop tokens less probable than this fraction of the best.
       accept: match, rejection or typical, as for decode.py: the same text, another of the same distribution, or lossy.
-      seed: of the first run's sampling; every further run takes the next.
-      repeats: runs over all questions.
+      seed: of sampling; every further repeat takes the next.
+      repeats: how often all questions are asked.
       wording: of what a file holds without instructions: plain, or as the papers of SPACE and Amphista say it.
-      shots: questions of a file to show with their answers ahead of each of the others.
+      shots: questions of a file to show with their answers in front of each of the others.
       chat: ask inside the tokenizer's chat template, where it has one.
       template: another one by name: llama2, llama2-short, vicuna, vicuna-short or falcon.
       mesh: devices that share the work.
@@ -54,9 +51,8 @@ class BenchConfig:
       assistant: and with assisted generation by this smaller model.
     """
 
-    methods: str = ""
+    runs: Annotated[tuple[str, ...], _RUN, tyro.conf.UseAppendAction] = ()
     data: str = ""
-    adapters: str = ""
     model: str = DEFAULT_MODEL
     dtype: str = ""
     limit: int = 0
@@ -87,35 +83,6 @@ class BenchConfig:
         return MT_BENCH.get(question.category, self.temperature) if self.mt_bench_temperatures else self.temperature
 
 
-def read_written(file: Path, fields: Collection[str]) -> dict[str, Any]:
-    """A JSON object that a benchmark wrote. Raises UserError for a file that lacks one of the fields."""
-    content = read_json(file)
-    lacking = [name for name in fields if name not in content]
-    if lacking:
-        raise UserError(f"{file}: not what a benchmark writes ({lacking[0]} is missing)")
-    return content
-
-
-def read_setting(folder: Path) -> dict[str, Any]:
-    """What bench.json says of a benchmark; settings that it does not name, since there were fewer, had their defaults.
-
-    Raises:
-      UserError: no such file, or one that lacks something or has settings that this version does not know.
-    """
-    file = folder / "bench.json"
-    if not file.exists():
-        raise UserError(f"{folder}: no benchmark there (bench.json is missing)")
-    setting = read_written(file, _WRITTEN)
-    if not isinstance(setting["settings"], dict):
-        raise UserError(f"{file}: not what a benchmark writes (settings is {setting['settings']!r})")
-    defaults = flatten_dict(dataclasses.asdict(BenchConfig()), sep=".")
-    settings = flatten_dict(setting["settings"], sep=".")
-    unknown = sorted(settings.keys() - defaults.keys())
-    if unknown:
-        raise UserError(f"{file}: settings that this version does not have: {', '.join(unknown)}")
-    return setting | {"settings": unflatten_dict(defaults | settings, sep=".")}
-
-
 def check_bench(config: BenchConfig) -> None:
     """Raise UserError for settings that make no sense, before anything is loaded."""
     check_at_least(config, {"limit": 0, "shots": 0, "max_new_tokens": 2, "batch_size": 1, "repeats": 1})
@@ -126,6 +93,7 @@ def check_bench(config: BenchConfig) -> None:
         raise UserError("peers run on one device: leave --mesh or --peers out")
     if config.peers and config.batch_size > 1:
         raise UserError(f"peers answer one question at a time: batch-size must be 1, got {config.batch_size}")
+    name_runs(config.runs)
     if not config.data:
         raise UserError("give question files with --data FILE[,FILE]")
     names = [Path(file).name for file in config.data.split(",")]

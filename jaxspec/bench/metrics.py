@@ -1,4 +1,4 @@
-"""Figures from answer files alone: how many tokens a step makes, how much faster it is, and whether it is the same.
+"""Figures from answer files alone: how many tokens a step makes, how much faster it is, whether the text is the same.
 
 Questions are compared in pairs: the same question, answered in turn in the same run, by a method and by autoregressive
 decoding. Intervals are bootstrapped over questions. Where several are answered together, such a batch takes the place
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 _RESAMPLES = 2000
-_FEWEST = 6  # that an interval is made of; the extremes of fewer hold a median with less than 95%
+_FEWEST = 6  # values for an interval; the extremes of fewer contain a median with less than 95%
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Figures:
       step_cost: a step's time over that of an autoregressive step, in pairs, median over questions.
       acceptance: per depth, how many of the steps that offered a candidate there accepted one.
       identical: answers that are autoregressive decoding's, token by token.
-      answers: how many answers that is of; turns behind one that differs answer something else and do not count.
+      answers: how many answers that is of; turns after one that differs answer something else and do not count.
       run_speedups: the median speedup of every run.
       run_tokens_per_step: tokens per step of every run.
     """
@@ -118,6 +118,28 @@ def _works(rows: Sequence[Row]) -> dict[tuple, _Work]:
     return {batch: _work(found) for batch, found in batches.items()}
 
 
+_Pairs = dict[tuple, tuple[_Work, _Work]]  # by what was answered together: ours, and autoregressive decoding's
+
+
+def _pairs(rows: Sequence[Row], plain: Sequence[Row]) -> _Pairs:
+    """Of one run, without answers of a single token, which take no step."""
+    ours, theirs = _works(rows), _works(plain)
+    return {batch: (ours[batch], theirs[batch]) for batch in ours if ours[batch].steps and theirs[batch].steps}
+
+
+def _means(runs: Sequence[_Pairs], value: Callable[[_Work, _Work], float]) -> np.ndarray:
+    """[n]: of every question or batch, the mean over runs of what a pair comes to."""
+    found: dict[tuple, list[float]] = {}
+    for pairs in runs:
+        for batch, pair in pairs.items():
+            found.setdefault(batch, []).append(value(*pair))
+    return np.array([np.mean(values) for values in found.values()])
+
+
+def _speedup(ours: _Work, theirs: _Work) -> float:
+    return ours.speed / theirs.speed
+
+
 def figures(runs: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> Figures | None:
     """A method's figures.
 
@@ -128,35 +150,27 @@ def figures(runs: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> Fi
     Returns:
       None where no question has an answer of more than one token.
     """
-    pairs: dict[tuple, list[tuple[_Work, _Work]]] = {}
-    by_run: list[list[float]] = []
-    for rows, references in zip(runs, plain, strict=True):
-        reference = _works(references)
-        found = [(batch, ours, reference[batch]) for batch, ours in _works(rows).items()]
-        found = [(batch, ours, theirs) for batch, ours, theirs in found if ours.steps and theirs.steps]
-        for batch, ours, theirs in found:
-            pairs.setdefault(batch, []).append((ours, theirs))
-        by_run.append([ours.speed / theirs.speed for _, ours, theirs in found])
-    if not pairs:
+    pairs = [_pairs(rows, references) for rows, references in zip(runs, plain, strict=True)]
+    if not any(pairs):
         return None
-    mean = lambda value: np.array([np.mean([value(*pair) for pair in found]) for found in pairs.values()])  # noqa: E731
-    speedups = mean(lambda a, b: a.speed / b.speed)
+    speedups = _means(pairs, _speedup)
+    whole_speed = np.mean(_means(pairs, lambda ours, _: ours.whole_speed))
     choices = [row["choices"][0] for rows in runs for row in rows]
     lengths = [[length for row in rows for length in row["choices"][0]["accept_lengths"]] for rows in runs]
-    compared = [parting for choice in choices for parting in choice["divergence"]]
+    compared = [divergence for choice in choices for divergence in choice["divergence"]]
     return Figures(
         questions=len({(row["data"], row["question_id"]) for rows in runs for row in rows}),
         tokens_per_step=float(np.mean(list(itertools.chain.from_iterable(lengths)))),
-        tokens_per_second=float(np.median(mean(lambda a, _: a.speed))),
+        tokens_per_second=float(np.median(_means(pairs, lambda ours, _: ours.speed))),
         speedup=estimate(speedups, np.median),
         mean_speedup=estimate(speedups, np.mean),
-        with_prefill=float(np.mean(mean(lambda a, _: a.whole_speed)) / np.mean(mean(lambda _, b: b.whole_speed))),
-        step_milliseconds=float(1e3 * np.median(mean(lambda a, _: a.step_seconds))),
-        step_cost=float(np.median(mean(lambda a, b: a.step_seconds / b.step_seconds))),
+        with_prefill=float(whole_speed / np.mean(_means(pairs, lambda _, theirs: theirs.whole_speed))),
+        step_milliseconds=float(1e3 * np.median(_means(pairs, lambda ours, _: ours.step_seconds))),
+        step_cost=float(np.median(_means(pairs, lambda ours, theirs: ours.step_seconds / theirs.step_seconds))),
         acceptance=_acceptance(choices),
-        identical=sum(parting is None for parting in compared),
+        identical=sum(divergence is None for divergence in compared),
         answers=len(compared),
-        run_speedups=tuple(float(np.median(values)) for values in by_run if values),
+        run_speedups=tuple(float(np.median(_means([found], _speedup))) for found in pairs if found),
         run_tokens_per_step=tuple(float(np.mean(values)) for values in lengths if values),
     )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxspec.bench.markdown import row, rule
 from jaxspec.drafting.drafter import Drafter
+from jaxspec.markdown import table
 from jaxspec.tuning.latency import bare, step_times
 from jaxspec.weights.load import Model
 
@@ -38,17 +38,17 @@ def measure_overhead(model: Model, drafters: dict[str, Drafter], batch_size: int
 
 
 def overhead_table(found: dict[str, dict[str, float]]) -> list[str]:
-    """Where the time of a step goes, in milliseconds."""
+    """Where the time of a step goes, in milliseconds, and how to read it."""
     heads = ["method", "nodes", "rows", "autoregressive", "verifying the nodes", "drafting", "whole step"]
-    lines = [row(heads), rule(len(heads))]
+    rows = []
     for name, parts in found.items():
         plain, verifying, whole = (1e3 * parts[part] for part in ("plain", "verifying", "whole"))
-        cells = (f"{value:.1f}" for value in (plain, verifying - plain, whole - verifying, whole))
-        lines.append(row([name, parts["nodes"], parts["rows"], *cells]))
+        seconds = (plain, verifying - plain, whole - verifying, whole)
+        rows.append([name, parts["nodes"], parts["rows"], *(f"{value:.1f}" for value in seconds)])
     return [
-        *lines,
+        *table(heads, rows),
         "",
         f"Milliseconds of greedy steps, {_CACHE} slots of cache, medians of {_ROUNDS}. Drafting is the probes' rows, "
-        "or what comes after the pass. In another process, where programs lie elsewhere in memory, any of them may "
-        "take a few milliseconds more or less; *step cost* above is of the answers themselves.",
+        "or what follows the pass. In another process, where programs lie elsewhere in memory, any of these may take a "
+        "few milliseconds more or less; *step cost* above is of the answers themselves.",
     ]

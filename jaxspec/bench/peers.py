@@ -1,6 +1,6 @@
 """Peers in a benchmark: Hugging Face transformers on PyTorch, with the same weights, prompts and clock.
 
-They are never required: whoever wants them installs torch.
+They need PyTorch, which is not required otherwise.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Peer:
     def __call__(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: SamplingConfig, seed: int
     ) -> list[Generation]:
-        """Answer prompts one after the other; the very first one twice, and what that cost at first is not told."""
+        """Answer prompts one after the other; the very first one twice, to warm up."""
         if not self._warm:
             self._answer(prompts[0], max_new_tokens, sampling, seed)
             self._warm = True
@@ -170,7 +170,9 @@ def load_peers(model: Model, assistant: str = "") -> dict[str, Peer]:
 
     device = "cpu" if jax.default_backend() == "cpu" else "cuda"
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--peers: this PyTorch sees no GPU, and beside one a CPU says nothing; install it with CUDA")
+        raise UserError(
+            "--peers: this PyTorch sees no GPU, and its speed on the CPU would say nothing; install it with CUDA"
+        )
 
     def load(path: str) -> Any:
         try:

@@ -6,46 +6,26 @@ text of the same distribution), a fine-tuned base.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import math
-import os
 import re
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxspec.bench.programs import check_runner, extract_code, passes
 from jaxspec.bench.questions import Question
-from jaxspec.errors import UserError
 from jaxspec.files import read_whole_lines, write_atomically
 from jaxspec.progress import Progress
 
 Row = dict[str, Any]
+Talks = dict[tuple[str, int | str], list[list[str]]]  # by file and id of a question, run by run: answers turn by turn
 SCORED = ("way", "data", "question_id", "kind", "scores")  # of a line of scores.jsonl
 _ANSWER = re.compile(r"(?:####|answer is)(.*?)(?:[.!?]\s|\n|$)", re.IGNORECASE)  # up to the end of the sentence
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
-_BLOCK = re.compile(r"^([ \t]*)```([^\n]*)\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
-_SECONDS, _BYTES = 10, 2**30  # what generated code may take
-_PASSED = 86  # exit code; code that exits by itself has another
-_GUARD = """
-import resource, runpy, sys
-seconds, size = map(int, sys.argv[1:])
-for kind, value in (("CPU", seconds), ("AS", size), ("FSIZE", 2**20), ("CORE", 0), ("NPROC", 0)):
-    try:
-        hard = resource.getrlimit(getattr(resource, "RLIMIT_" + kind))[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(getattr(resource, "RLIMIT_" + kind), (value, value))
-    except (AttributeError, ValueError, OSError):  # a limit that this system does not have
-        pass
-runpy.run_path("answer.py", run_name="answer")
-"""
 
 
 def rouge(answer: str, reference: str) -> dict[str, float]:
@@ -74,53 +54,9 @@ def _stated(sentence: str) -> str:
 
 
 def solved(answer: str, solution: str) -> bool:
-    """Whether an answer to a GSM8K question states the number behind `####` of its solution."""
+    """Whether an answer to a GSM8K question states the number after `####` of its solution."""
     wanted, found = stated_number(solution), stated_number(answer)
     return found is not None and wanted is not None and math.isclose(found, wanted)
-
-
-def extract_code(answer: str, prompt: str, entry_point: str) -> str:
-    """The program of an answer to a HumanEval question.
-
-    That is its code block that defines the function, else its first Python block, else all of it. A prompt holds the
-    imports; a bare body goes on where the prompt ends.
-    """
-    blocks = [  # one in a list is indented as a whole, and so is its code
-        re.sub(f"^{margin}", "", code, flags=re.MULTILINE)
-        for margin, language, code in _BLOCK.findall(answer)
-        if not language.strip() or language.strip().lower().startswith("py")
-    ]
-    defining = re.compile(rf"^def {re.escape(entry_point)}\b", re.MULTILINE)
-    code = next((code for code in blocks if defining.search(code)), blocks[0] if blocks else answer)
-    return f"{prompt}\n{code}" if defining.search(code) else prompt + code
-
-
-def passes(program: str, test: str, entry_point: str) -> bool:
-    """Run generated code with its test in a process of its own, within limits of time, memory and file size.
-
-    It starts in an empty folder, without this process's environment, and may start no other process where the system
-    can forbid that. All this stops accidents, not attacks: it can still read and write what its user can.
-    """
-    whole = f"{program}\n\n{test}\n\ncheck({entry_point})\nraise SystemExit({_PASSED})\n"
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "answer.py").write_text(whole, encoding="utf-8")
-        command = [sys.executable, "-I", "-c", _GUARD, str(_SECONDS), str(_BYTES)]
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        process = subprocess.Popen(command, cwd=folder, env={"PATH": os.defpath}, start_new_session=True, **quiet)
-        try:
-            return process.wait(_SECONDS) == _PASSED
-        except subprocess.TimeoutExpired:
-            return False
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with whatever it has started
-            process.wait()
-
-
-def check_runner() -> None:
-    """Raise UserError where this machine cannot run programs, before all of them seem to fail."""
-    if not passes("def f():\n    return 1\n", "def check(f):\n    assert f() == 1\n", "f"):
-        raise UserError("programs cannot be run here within limits: HumanEval cannot be scored; leave --run-code out")
 
 
 def pass_at(k: int, tries: int, right: int) -> float:
@@ -161,16 +97,12 @@ def quality(kind: str, answers: Sequence[str], row: Row) -> dict[str, float]:
 
 
 def score_answers(
-    texts: dict[str, dict[tuple, list[str]]],
-    questions: Sequence[Question],
-    file: Path,
-    run_code: bool,
-    say: Callable[[str], None],
+    talks: dict[str, Talks], questions: Sequence[Question], file: Path, run_code: bool, say: Callable[[str], None]
 ) -> None:
-    """Score what can be scored and is not yet, a line of `file` per method and question.
+    """Score the last turns that can be scored and have not been, a line of `file` per way and question.
 
     Args:
-      texts: {method: {(data, id): answers, one per run}}.
+      talks: what every way has said.
       questions: what was asked.
       file: scores.jsonl.
       run_code: run the programs that answers to HumanEval hold.
@@ -179,6 +111,21 @@ def score_answers(
     kept = read_whole_lines(file, SCORED)
     write_atomically(file, "".join(json.dumps(row) + "\n" for row in kept).encode())  # without a line cut by a kill
     known = {(row["way"], row["data"], row["question_id"]) for row in kept}
+    kinds = _scorable(questions, run_code, say)
+    asked = [question for question in questions if question.kind in kinds]
+    todo = [(way, q) for way in talks for q in asked if (way, q.data, q.id) not in known]
+    if any(question.kind == "humaneval" for _, question in todo):
+        check_runner()
+    with Progress("scores", len(todo), "answers") as progress, file.open("a", encoding="utf-8") as out:
+        for number, (way, question) in enumerate(todo, 1):
+            answers = [turns[-1] for turns in talks[way][question.data, question.id]]
+            row = {"way": way, "data": question.data, "question_id": question.id, "kind": question.kind}
+            out.write(json.dumps(row | {"scores": quality(question.kind, answers, question.row)}) + "\n")
+            progress.update(number)
+
+
+def _scorable(questions: Sequence[Question], run_code: bool, say: Callable[[str], None]) -> set[str]:
+    """The kinds of questions that can be scored here."""
     kinds = {question.kind for question in questions} & set(_SCORES)
     if "humaneval" in kinds and not run_code:
         say("HumanEval is not scored: --run-code runs the programs that the answers hold")
@@ -186,13 +133,4 @@ def score_answers(
     if kinds & {"cnn_dm", "xsum"} and not importlib.util.find_spec("rouge_score"):
         say("summaries are not scored; install ROUGE with: pip install rouge-score==0.1.2")
         kinds -= {"cnn_dm", "xsum"}
-    asked = [question for question in questions if question.kind in kinds]
-    todo = [(w, q) for w in texts for q in asked if (w, q.data, q.id) not in known]
-    if any(question.kind == "humaneval" for _, question in todo):
-        check_runner()
-    with Progress("scores", len(todo), "answers") as progress, file.open("a", encoding="utf-8") as out:
-        for number, (way, question) in enumerate(todo, 1):
-            scores = quality(question.kind, texts[way][question.data, question.id], question.row)
-            row = {"way": way, "data": question.data, "question_id": question.id, "kind": question.kind}
-            out.write(json.dumps(row | {"scores": scores}) + "\n")
-            progress.update(number)
+    return kinds

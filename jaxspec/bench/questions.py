@@ -89,42 +89,55 @@ def read_questions(path: str | Path, wording: str = "plain", shots: int = 0) -> 
     Args:
       path: the file.
       wording: a key of `WORDINGS`.
-      shots: with so many of the file's first rows, questions with their answers, ahead of every question (Hidden
-        Transfer 4.2 asks with one); they are no questions then.
+      shots: so many of the file's first rows are not asked, but shown with their answers in front of every question
+        (Hidden Transfer 4.2 shows one).
 
     Raises:
       UserError: no such file, a malformed line, unknown columns, a turn that is no text, an id twice, or no questions.
     """
-    path, questions, seen, examples = Path(path), [], set(), []
+    path, questions, seen = Path(path), [], set()
     for number, row in read_jsonl(path):
-        where = f"{path}:{number}"
-        format = next((f for f in _FORMATS if set(f.columns) <= set(row)), None)
-        if format is None:
-            known = "; ".join(", ".join(f.columns) for f in _FORMATS)
-            raise UserError(f"{where}: columns {', '.join(row)} are of no known format; formats have: {known}")
-        turns = row[format.asked] if format.asked == "turns" else [row[format.asked]]
-        for column, texts in ((format.asked, turns), *((name, [row[name]]) for name in format.reference)):
-            if not (isinstance(texts, list) and texts and all(isinstance(t, str) and t.strip() for t in texts)):
-                raise UserError(f"{where}: {column} must be text that is not empty, got {row[column]!r}")
-        name = next((row[column] for column in _IDS if row.get(column) is not None), f"line {number}")
-        if not isinstance(name, int | str):
-            raise UserError(f"{where}: a question's id must be a number or a text, got {name!r}")
-        if name in seen:
-            raise UserError(f"{where}: question {name!r} is there twice")
-        seen.add(name)
-        kind = "questions" if format.kind == "gsm8k" and "####" not in row["answer"] else format.kind
-        around = WORDINGS[wording].get(format.kind, "{}")
-        said = tuple(around.replace("{}", turn) for turn in turns)
-        if len(examples) < shots:
-            if len(format.reference) != 1:
-                raise UserError(f"{where}: questions of this kind have no answers to show as examples")
-            examples.append(f"{said[0]}\n\n{row[format.reference[0]]}\n\n")
-            continue
-        said = ("".join([*examples, said[0]]), *said[1:])
-        questions.append(Question(path.name, name, str(row.get("category") or kind), said, kind, row))
-    if not questions:
+        question = _question(row, path, number, WORDINGS[wording])
+        if question.id in seen:
+            raise UserError(f"{path}:{number}: question {question.id!r} is there twice")
+        seen.add(question.id)
+        questions.append(question)
+    shown = "".join(_with_answer(question) for question in questions[:shots])
+    asked = [dataclasses.replace(q, turns=(shown + q.turns[0], *q.turns[1:])) for q in questions[shots:]]
+    if not asked:
         raise UserError(f"{path}: holds no questions")
-    return questions
+    return asked
+
+
+def _question(row: dict[str, Any], path: Path, number: int, wording: dict[str, str]) -> Question:
+    """The question of one line. Raises UserError naming file and line."""
+    where, format = f"{path}:{number}", _format_of(row)
+    if format is None:
+        known = "; ".join(", ".join(f.columns) for f in _FORMATS)
+        raise UserError(f"{where}: columns {', '.join(row)} are of no known format; formats have: {known}")
+    turns = row[format.asked] if format.asked == "turns" else [row[format.asked]]
+    for column, texts in ((format.asked, turns), *((name, [row[name]]) for name in format.reference)):
+        if not (isinstance(texts, list) and texts and all(isinstance(t, str) and t.strip() for t in texts)):
+            raise UserError(f"{where}: {column} must be text that is not empty, got {row[column]!r}")
+    name = next((row[column] for column in _IDS if row.get(column) is not None), f"line {number}")
+    if not isinstance(name, int | str):
+        raise UserError(f"{where}: a question's id must be a number or a text, got {name!r}")
+    kind = "questions" if format.kind == "gsm8k" and "####" not in row["answer"] else format.kind
+    around = wording.get(format.kind, "{}")
+    said = tuple(around.replace("{}", turn) for turn in turns)
+    return Question(path.name, name, str(row.get("category") or kind), said, kind, row)
+
+
+def _format_of(row: dict[str, Any]) -> _Format | None:
+    return next((format for format in _FORMATS if set(format.columns) <= set(row)), None)
+
+
+def _with_answer(question: Question) -> str:
+    """A question as an example. Raises UserError where it has no answer to show."""
+    reference = _format_of(question.row).reference
+    if len(reference) != 1:
+        raise UserError(f"{question.data}: questions of this kind have no answers to show as examples")
+    return f"{question.turns[0]}\n\n{question.row[reference[0]]}\n\n"
 
 
 def stratified(questions: Sequence[Question], limit: int, seed: int = 0) -> list[Question]:

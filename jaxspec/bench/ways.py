@@ -1,17 +1,17 @@
-"""The ways to decode that a benchmark compares: methods with their adapters and trees, and peers."""
+"""The ways to decode that a benchmark compares: drafters, and other libraries."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-import re
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from jaxspec.bench.config import BenchConfig
 from jaxspec.bench.peers import Peer, library, load_peers
+from jaxspec.bench.runs import REFERENCE, Run, name_runs
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Match
 from jaxspec.decoding.generate import Generation, generate
@@ -19,177 +19,107 @@ from jaxspec.drafting.adapter import find_shipped
 from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.drafting.tree.plan import plan_to_json
 from jaxspec.errors import UserError
-from jaxspec.methods import METHODS, load_drafter
+from jaxspec.methods import METHODS, choose_tree, load_drafter
 from jaxspec.weights.load import Model
 
-REFERENCE = "autoregressive"
-AGAIN = f"{REFERENCE} again"  # against itself: what a benchmark makes of no difference
-_WAY = re.compile(r"(?P<method>\w+)(=(?P<tree>[^@]+))?(@(?P<vocabulary>\d+))?")
+Prompts = Sequence[Sequence[int]]  # token ids
 
 
 @dataclasses.dataclass(frozen=True)
-class Way(abc.ABC):
+class Way:
     """One way to decode.
 
     Attributes:
-      name: as the user wrote it.
-      info: adapter, tree and draft vocabulary, as plain values; `reference`, the way it is compared with.
+      model: the base that it decodes on.
+      info: adapter, tree and draft vocabulary as plain values; `reference` where the base is one of its own: the way
+        that decodes the same base autoregressively.
+      answer: token ids of prompts, sampling and seed to an answer for each.
+      same_text: whether at a temperature its text must match that of its reference.
+      drafter: what decodes; None for another library.
     """
 
-    name: str
+    model: Model
     info: dict[str, Any]
+    answer: Callable[[Prompts, SamplingConfig, int], list[Generation]]
+    same_text: Callable[[float], bool]
+    drafter: Drafter | None = None
 
     @property
     def reference(self) -> str:
-        """The way that decodes the same base autoregressively."""
+        """The way that it is compared with."""
         return self.info.get("reference", REFERENCE)
 
     @property
-    def own(self) -> Model | None:
-        """The base that the method has tuned, where it has."""
-        return None
-
-    @property
     def bytes(self) -> int:
-        """Held beside the base."""
-        return 0
-
-    @abc.abstractmethod
-    def same_text(self, config: BenchConfig, temperature: float) -> bool:
-        """Whether it owes the text of its reference."""
-
-    @abc.abstractmethod
-    def answer(
-        self, model: Model, prompts: Sequence[Sequence[int]], config: BenchConfig, sampling: SamplingConfig, seed: int
-    ) -> list[Generation]:
-        """Answer prompts together."""
+        """Memory in addition to the base: adapter, trees, and a base of its own."""
+        own = self.model.params if "reference" in self.info else {}
+        return sum(leaf.nbytes for leaf in jax.tree.leaves((own, self.drafter and self.drafter.on_device)))
 
 
-@dataclasses.dataclass(frozen=True)
-class MethodWay(Way):
-    """A method of jaxspec.
-
-    Attributes:
-      drafter: method, adapter and tree.
-    """
-
-    drafter: Drafter
-
-    @property
-    def drafts(self) -> bool:
-        """Whether there is anything to verify."""
-        return self.drafter.plan.depth > 0
-
-    @property
-    def own(self) -> Model | None:
-        """As the drafter says."""
-        return self.drafter.model if self.drafter.tuned_base else None
-
-    @property
-    def bytes(self) -> int:
-        """Adapter, trees, and a base of its own."""
-        return sum(leaf.nbytes for leaf in jax.tree.leaves((self.drafter.on_device, self.own and self.own.params)))
-
-    def same_text(self, config: BenchConfig, temperature: float) -> bool:
-        """As the acceptance rule says."""
-        return ACCEPTANCES[config.accept]().same_text(temperature)
-
-    def answer(
-        self, model: Model, prompts: Sequence[Sequence[int]], config: BenchConfig, sampling: SamplingConfig, seed: int
-    ) -> list[Generation]:
-        """With the acceptance rule that is asked for."""
-        # Who drafts nothing has nothing to accept, and its own text is the base's, whatever the rule.
-        acceptance = ACCEPTANCES[config.accept]() if self.drafts else Match()
-        settings = {"sampling": sampling, "seed": seed, "acceptance": acceptance, "batch_size": len(prompts)}
-        return generate(self.drafter, prompts, config.max_new_tokens, **settings)
-
-
-@dataclasses.dataclass(frozen=True)
-class PeerWay(Way):
-    """Another library.
-
-    Attributes:
-      peer: it.
-    """
-
-    peer: Peer
-
-    def same_text(self, config: BenchConfig, temperature: float) -> bool:
-        """Its noise is another one."""
-        return not temperature
-
-    def answer(
-        self, model: Model, prompts: Sequence[Sequence[int]], config: BenchConfig, sampling: SamplingConfig, seed: int
-    ) -> list[Generation]:
-        """With its own weights, a copy of the base's."""
-        return self.peer(prompts, config.max_new_tokens, sampling, seed)
-
-
-def parse_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
+def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
     """The ways to compare by name, autoregressive decoding first.
 
     Raises:
-      UserError: what `methods` or `adapters` say cannot be read or does not fit the base.
+      UserError: a run that cannot be read or does not fit the base.
     """
-    given = [parse_adapter(text) for text in config.adapters.split(",") if text]
-    adapters = dict(given)
-    if len(adapters) < len(given):
-        raise UserError(f"adapters: one folder for each method, got {config.adapters!r}")
-    shipped = [name for name in METHODS if name in adapters or find_shipped(name, model.fingerprint)]
-    texts = re.split(r",\s*(?=[a-z_])", config.methods) if config.methods else shipped  # commas in a tree: numbers
-    if not texts and not config.peers:
+    runs = config.runs or [name for name in METHODS if find_shipped(name, model.fingerprint)]
+    if not runs and not config.peers:
         raise UserError(
             f"no adapter ships for {model.name!r}, and there is nothing else to compare: train one with train.py and "
-            "give --adapters METHOD=FOLDER, or name --methods"
+            'give --run "METHOD adapter=DIR"'
         )
-    plain = autoregressive(model)
-    ways: dict[str, Way] = {REFERENCE: MethodWay(REFERENCE, {}, plain)}
-    used = set()
-    for text in map(str.strip, texts):
-        match = _WAY.fullmatch(text)
-        if not match:
-            raise UserError(f"method {text!r}: expected METHOD, METHOD=TREE or METHOD=TREE@DRAFT-VOCABULARY")
-        name = AGAIN if text == REFERENCE in used else text
-        if name in ways and name != REFERENCE:
-            raise UserError(f"method {text!r} is named too often")
-        if name != text:
-            ways[name] = MethodWay(name, {}, plain)
-        elif text != REFERENCE:
-            way = _way(text, model, config, adapters.get(match["method"]), **match.groupdict())
-            if way.own:  # it owes the text of the base that it has tuned
-                plain_own = MethodWay(way.reference, {"reference": way.reference}, autoregressive(way.own))
-                ways.setdefault(way.reference, plain_own)
-            ways[text] = way
-        used.add(match["method"])
-    if adapters.keys() - used:
-        raise UserError(f"adapters: {', '.join(sorted(adapters.keys() - used))} is not among the methods")
+
+    @functools.cache
+    def load(method: str, adapter: str | None) -> Drafter:
+        return load_drafter(method, model, adapter)
+
+    ways: dict[str, Way] = {}
+    for name, run in name_runs(runs).items():
+        drafter = _with_tree(load(run.method, run.adapter), run, config)
+        info = {} if run.method == REFERENCE else _describe(drafter)
+        if drafter.model is not model:  # its text must match that of the base that the method has tuned
+            info["reference"] = f"{REFERENCE}, base of {Run(run.method, adapter=run.adapter).text}"
+            plain = _decoding(autoregressive(drafter.model), {"reference": info["reference"]}, config)
+            if ways.setdefault(info["reference"], plain).model is not drafter.model:
+                raise UserError(f"adapters of {run.method} need folders with different names")
+        ways[name] = _decoding(drafter, info, config)
     peers = load_peers(model, config.assistant) if config.peers else {}
-    return ways | {name: PeerWay(name, {"library": library()}, peer) for name, peer in peers.items()}
+    return ways | {name: _asking(peer, model, config) for name, peer in peers.items()}
 
 
-def parse_adapter(text: str) -> tuple[str, str]:
-    """Method and folder of METHOD=FOLDER. Raises UserError for anything else."""
-    method, equals, folder = text.partition("=")
-    if not equals or method not in METHODS:
-        raise UserError(f"adapters: expected METHOD=FOLDER, got {text!r}")
-    return method, folder
+def _with_tree(drafter: Drafter, run: Run, config: BenchConfig) -> Drafter:
+    if run.tree == "auto":
+        return choose_tree(drafter, config.batch_size, config.temperature)
+    return drafter.with_tree(run.tree, run.vocabulary)
 
 
-def _way(
-    name: str, model: Model, config: BenchConfig, folder: str | None, method: str, tree: str | None,
-    vocabulary: str | None,
-) -> MethodWay:  # fmt: skip
-    count = int(vocabulary) if vocabulary else None
-    tuning = {"batch_size": config.batch_size, "temperature": config.temperature}
-    drafter = load_drafter(method, model, folder, tree=tree, draft_vocabulary=count, **tuning)
-    info: dict[str, Any] = {"tree": drafter.note, "note": f"{name}: {drafter.note}"}
-    if not drafter.note:
-        info = {"tree": plan_to_json(drafter.plan)}
-    info |= {"adapter": drafter.adapter.digest} if drafter.adapter else {}
-    info |= {"draft_vocabulary": drafter.draft_vocabulary, "rows": drafter.num_rows}
-    info |= (
-        {"accuracy": drafter.adapter.info["accuracy"]} if drafter.adapter and "accuracy" in drafter.adapter.info else {}
-    )
-    if drafter.tuned_base:
-        info |= {"reference": f"{REFERENCE}, base of {method}"}
-    return MethodWay(name, info, drafter)
+def _decoding(drafter: Drafter, info: dict[str, Any], config: BenchConfig) -> Way:
+    # What drafts nothing has nothing to accept: its text is the base's own, whatever the rule.
+    acceptance = ACCEPTANCES[config.accept]() if drafter.plan.depth else Match()
+
+    def answer(prompts: Prompts, sampling: SamplingConfig, seed: int) -> list[Generation]:
+        settings = {"sampling": sampling, "seed": seed, "acceptance": acceptance, "batch_size": len(prompts)}
+        return generate(drafter, prompts, config.max_new_tokens, **settings)
+
+    return Way(drafter.model, info, answer, acceptance.same_text, drafter)
+
+
+def _asking(peer: Peer, model: Model, config: BenchConfig) -> Way:
+    def answer(prompts: Prompts, sampling: SamplingConfig, seed: int) -> list[Generation]:
+        return peer(prompts, config.max_new_tokens, sampling, seed)
+
+    def same_text(temperature: float) -> bool:
+        return not temperature  # it draws with other noise
+
+    return Way(model, {"library": library()}, answer, same_text)
+
+
+def _describe(drafter: Drafter) -> dict[str, Any]:
+    info = {"tree": plan_to_json(drafter.plan), "draft_vocabulary": drafter.draft_vocabulary, "rows": drafter.num_rows}
+    if drafter.note:
+        info["note"] = drafter.note
+    if drafter.adapter:
+        info["adapter"] = drafter.adapter.digest
+        if "accuracy" in drafter.adapter.info:
+            info["accuracy"] = drafter.adapter.info["accuracy"]
+    return info

@@ -1,1 +1,1 @@
-"""The commands: options, printing, errors in one line."""
+"""The commands: what each does, its options, and how results and errors are shown."""

@@ -1,7 +1,9 @@
-"""What decode.py shows: records for programs, a line and coloured text for people."""
+"""What decoding shows: an object per prompt for programs, coloured text and a few lines of figures for people."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
 from typing import Any, TextIO
 
@@ -12,25 +14,118 @@ from jaxspec.weights.load import Model
 _GREEN, _PLAIN = "\033[32m", "\033[0m"
 
 
-def record(
-    method: str,
-    model: str,
-    answer: Generation,
-    reference: Generation | None = None,
-    divergence: Divergence | None = None,
-) -> dict[str, Any]:
-    """One prompt's result as plain values for JSON.
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One prompt's answer.
+
+    Attributes:
+      answer: the method's.
+      reference: autoregressive decoding's, where it was run for comparison.
+      divergence: where the two diverge, if they should not and do.
+    """
+
+    answer: Generation
+    reference: Generation | None = None
+    divergence: Divergence | None = None
+
+
+class JsonPrinter:
+    """Prints one JSON object per prompt.
 
     Args:
-      method: name.
-      model: name.
-      answer: the method's answer.
-      reference: autoregressive decoding's, where it was run for comparison.
-      divergence: where the two part.
+      facts: what is said of every answer: the names of the method and of the model, and so on.
     """
+
+    def __init__(self, facts: dict[str, Any]):
+        self._facts = facts
+
+    def show(self, answer: Generation) -> None:
+        """Print nothing: an object is printed whole."""
+
+    def finish(self, result: Result) -> None:
+        """Print the object."""
+        print(json.dumps(self._facts | record(result), ensure_ascii=False), flush=True)
+
+
+class TextPrinter:
+    """Prints texts on stdout as they grow, and figures on stderr.
+
+    Args:
+      model: decodes tokens.
+      name: of the method.
+      remark: what there is to say about its text.
+      compare: whether texts have a title, because there are two.
+    """
+
+    def __init__(self, model: Model, name: str, remark: str = "", compare: bool = False):
+        self._model, self._name, self._compare = model, name, compare
+        self._remark = f" ({remark})" if remark else ""
+        self._text: GrowingText | None = None
+
+    def show(self, answer: Generation) -> None:
+        """Print what an answer has gained since the last call."""
+        if self._text is None:
+            if self._compare:
+                print(f"[{self._name}]")
+            self._text = GrowingText(self._model)
+        self._text.show(answer)
+
+    def finish(self, result: Result) -> None:
+        """Print the rest of an answer that has been shown, the text it is compared with, and the figures."""
+        self._text.end()
+        self._text = None
+        answer, reference = result.answer, result.reference
+        if reference:
+            print(f"[autoregressive]\n{reference.text}", flush=True)
+        print(summary(self._name, answer) + self._remark, file=sys.stderr)
+        if reference:
+            print(summary("autoregressive", reference), file=sys.stderr)
+            print(comparison(result), file=sys.stderr)
+
+
+class GrowingText:
+    """Prints an answer as it grows; tokens that were drafted and accepted are green on a terminal.
+
+    Args:
+      model: decodes tokens.
+      out: where to print; default stdout.
+    """
+
+    def __init__(self, model: Model, out: TextIO | None = None):
+        self._model, self._out = model, out or sys.stdout
+        self._coloured = self._out.isatty()
+        self._answer: Generation | None = None
+        self._shown, self._text = 0, ""
+
+    def show(self, answer: Generation) -> None:
+        """Print what is new since the last call; a character that is still incomplete waits."""
+        self._answer = answer
+        first = self._shown + 1 if self._coloured else answer.new_tokens  # every token has its own colour
+        for count in range(first, answer.new_tokens + 1):
+            text = self._model.decode(answer.tokens[:count])
+            if not text.endswith("\ufffd"):
+                self._write(text, count)
+        self._out.flush()
+
+    def end(self) -> None:
+        """Print what still waits, and finish the line."""
+        if self._answer and self._shown < self._answer.new_tokens:
+            self._write(self._answer.text, self._answer.new_tokens)
+        self._out.write("\n")
+        self._out.flush()
+
+    def _write(self, text: str, count: int) -> None:
+        """Print what `text`, the first `count` tokens, adds, in the colour of the last of them."""
+        piece = text[len(self._text) :]
+        coloured = self._coloured and self._answer.drafted[count - 1]
+        self._out.write(f"{_GREEN}{piece}{_PLAIN}" if coloured else piece)
+        self._text, self._shown = text, count
+
+
+def record(result: Result) -> dict[str, Any]:
+    """A result as plain values for JSON."""
+    answer, reference = result.answer, result.reference
     row = {
-        "method": method,
-        "model": model,
         "prompt": answer.prompt,
         "text": answer.text,
         "tokens": answer.tokens,
@@ -49,12 +144,12 @@ def record(
         row["identical_to_autoregressive"] = answer.tokens == reference.tokens
         row["autoregressive_tokens_per_second"] = round(speed, 2)
         row["speedup"] = round(answer.tokens_per_second / speed, 3) if speed else None
-        row["first_divergence"] = divergence.as_json() if divergence else None
+        row["first_divergence"] = result.divergence.as_json() if result.divergence else None
     return row
 
 
 def summary(name: str, answer: Generation) -> str:
-    """One line: tokens, speed, tokens per step, acceptance by depth, compile time apart."""
+    """One line: tokens, speed, tokens per step, acceptance by depth, and compile time by itself."""
     parts = [
         f"{name}: {answer.new_tokens} tokens",
         f"{answer.tokens_per_second:.1f} tokens/s",
@@ -67,8 +162,9 @@ def summary(name: str, answer: Generation) -> str:
     return ", ".join(parts)
 
 
-def comparison(answer: Generation, reference: Generation, divergence: Divergence | None) -> str:
-    """One line: whether the outputs are identical, where they part if not, and how much faster one is."""
+def comparison(result: Result) -> str:
+    """One line: whether the two outputs are identical, where they diverge if not, and which is how much faster."""
+    answer, reference, divergence = result.answer, result.reference, result.divergence
     line = "identical: yes" if answer.tokens == reference.tokens else "identical: no, nor need it be"
     if divergence:
         near = " (a near-tie)" if divergence.gap < NEAR_TIE else ""
@@ -76,41 +172,3 @@ def comparison(answer: Generation, reference: Generation, divergence: Divergence
     if reference.tokens_per_second:
         line += f", {answer.tokens_per_second / reference.tokens_per_second:.2f}x autoregressive"
     return line
-
-
-class TextPrinter:
-    """Prints an answer as it grows; tokens that were drafted and accepted are green on a terminal.
-
-    Args:
-      model: decodes tokens.
-      out: where to print; default stdout.
-    """
-
-    def __init__(self, model: Model, out: TextIO | None = None):
-        self._model, self._out = model, out or sys.stdout
-        self._colour = self._out.isatty()
-        self._answer: Generation | None = None
-        self._shown, self._text = 0, ""
-
-    def show(self, answer: Generation) -> None:
-        """Print what is new since the last call; a character that is still incomplete waits."""
-        self._answer = answer
-        for count in range(self._shown + 1, answer.new_tokens + 1):
-            text = self._model.decode(answer.tokens[:count])
-            if not text.endswith("\ufffd"):
-                self._write(text, count)
-        self._out.flush()
-
-    def _write(self, text: str, count: int) -> None:
-        """Print what `text`, the first `count` tokens, adds, in the colour of the last of them."""
-        piece = text[len(self._text) :]
-        coloured = self._colour and self._answer.drafted[count - 1]
-        self._out.write(f"{_GREEN}{piece}{_PLAIN}" if coloured else piece)
-        self._text, self._shown = text, count
-
-    def end(self) -> None:
-        """Print what still waits, and finish the line."""
-        if self._answer and self._shown < self._answer.new_tokens:
-            self._write(self._answer.text, self._answer.new_tokens)
-        self._out.write("\n")
-        self._out.flush()

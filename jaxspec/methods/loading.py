@@ -65,12 +65,19 @@ def load_drafter(
         return make_drafter(loaded, model, tree, draft_vocabulary)
     if draft_vocabulary is not None:
         raise UserError(f"{name}: a tree of auto brings its own draft vocabulary, got {draft_vocabulary}")
-    return _tuned(make_drafter(loaded, model), str(model.dtype), batch_size, temperature)
+    return choose_tree(make_drafter(loaded, model), batch_size, temperature)
 
 
-def _tuned(drafter: Drafter, dtype: str, batch_size: int, temperature: float) -> Drafter:
-    """The drafter with what tune.py chose for this machine."""
-    name, choice = drafter.method.name, find_choice(drafter.adapter, dtype, batch_size, temperature)
+def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0) -> Drafter:
+    """The drafter with the tree that tune.py chose for this machine, as `load_drafter` has it with `auto`.
+
+    Args:
+      drafter: of a method with an adapter.
+      batch_size: prompts decoded together.
+      temperature: of sampling; 0 is greedy.
+    """
+    name, dtype = drafter.method.name, str(drafter.model.dtype)
+    choice = find_choice(drafter.adapter, dtype, batch_size, temperature)
     if choice is None:
         line = f"{name} was never tuned for this machine and batch size (tune.py does it): the adapter's own tree"
         return drafter.with_tree(None, note=line)

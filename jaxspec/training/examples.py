@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +205,27 @@ def select_prompts(model: Model, data: DataConfig) -> list[Selected]:
             f"{data.held_out} and train on the rest; give more prompts or lower data.held-out"
         )
     return held_out[: data.held_out] + chosen[: data.answers]
+
+
+def unseen_prompts(model: Model, trained_on: Mapping[str, Any], source: str, column: str = "prompt") -> list[str]:
+    """Prompts of a source that an adapter was not trained on.
+
+    Of the source it was trained on those are what training held out, of any other one all.
+
+    Args:
+      model: the base.
+      trained_on: settings of the adapter's training data, as its file holds them under `data`.
+      source: of prompts, as `read_prompts` takes it.
+      column: name of the field that holds the prompt.
+
+    Raises:
+      UserError: as `read_prompts` and `select_prompts`.
+    """
+    if trained_on.get("prompts") != Path(source).name:  # both are empty for the set that ships
+        return read_prompts(source, column)
+    known = {field.name for field in dataclasses.fields(DataConfig)} - {"prompts", "cache"}
+    data = DataConfig(source, **{name: value for name, value in trained_on.items() if name in known})
+    return [selected.text for selected in select_prompts(model, data)[: data.held_out]]
 
 
 def _select(model: Model, data: DataConfig, example: Example) -> Selected:

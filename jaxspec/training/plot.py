@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxspec.errors import UserError
+from jaxspec.files import read_whole_lines
 from jaxspec.plotting import picture
 
 _MEAN = 20  # updates over which accuracies on training text are averaged
@@ -16,7 +16,7 @@ _MEAN = 20  # updates over which accuracies on training text are averaged
 
 def plot_training(log: Path, file: Path) -> None:
     """Draw a run's log.jsonl as a PNG file. Raises UserError where that cannot be written."""
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    rows = read_whole_lines(log)
     updates = {r["step"]: r for r in rows if "loss" in r}  # a resumed run logs some steps twice
     try:
         with picture(file, 1, 2, (13, 4), dpi=110) as (left, right):

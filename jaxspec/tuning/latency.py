@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
 import jax
@@ -31,7 +31,7 @@ _PROMPT = 64  # tokens at most before the steps
 def measure_latency(
     drafter: Drafter, draft_vocabulary: int, batch_size: int, cache_length: int, max_rows: int, rounds: int = 9
 ) -> Latency:
-    """Seconds of a decoding step against its rows, the sizes taken in turn so that a slow moment hurts all alike.
+    """Seconds of a decoding step against its rows.
 
     Each size is a root with candidates side by side, every node with one probe where the method has probes. For
     methods without, chains tell what a deeper tree adds.
@@ -44,27 +44,27 @@ def measure_latency(
       max_rows: the largest size.
       rounds: measurements of each size.
     """
-    method, runs = drafter.method, {}
-    per_node = 1 + method.probe_rows
-    sizes: dict[int | str, Drafter] = {1: autoregressive(drafter.model)}
-    for size in (s for s in _SIZES if s * per_node <= max_rows):
-        sizes[size * per_node] = drafter.with_tree(star(size, 1), draft_vocabulary)
+    method = drafter.method
+    rows_per_node = 1 + method.probe_rows
+    widths = [nodes for nodes in _SIZES if nodes * rows_per_node <= max_rows]
     depths = range(2, method.max_distance + 1) if not method.probe_distances else ()
-    sizes |= {f"depth {depth}": drafter.with_tree(chain(depth), draft_vocabulary) for depth in depths}
-    with Progress("measuring", len(sizes) * (rounds + 1), "runs") as progress:
-        for number, (rows, sized) in enumerate(sizes.items(), 1):
-            runs[rows] = StepTimer(sized, batch_size, cache_length)
-            progress.update(number, f"{rows} compiled" if isinstance(rows, str) else f"{rows} rows compiled")
-        medians = in_rounds(runs, rounds, lambda done: progress.update(len(runs) + done))
-    latency = fit_latency({rows: seconds for rows, seconds in medians.items() if isinstance(rows, int)})
+    sizes: dict[tuple[str, int], Drafter] = {("rows", 1): autoregressive(drafter.model)}
+    for nodes in widths:
+        sizes["rows", nodes * rows_per_node] = drafter.with_tree(star(nodes, 1), draft_vocabulary)
+    for depth in depths:
+        sizes["depth", depth] = drafter.with_tree(chain(depth), draft_vocabulary)
+    seconds = step_times(sizes, cache_length, rounds, batch_size)
+    latency = fit_latency({size: value for (kind, size), value in seconds.items() if kind == "rows"})
     if not depths:
         return latency
-    deeper = [medians[f"depth {depth}"] - latency(depth + 1) for depth in depths]
+    deeper = [seconds["depth", depth] - latency(depth + 1) for depth in depths]
     return dataclasses.replace(latency, drafting=tuple(np.maximum.accumulate([0.0, *deeper]).tolist()))
 
 
 def step_times(drafters: Mapping[K, Drafter], cache_length: int, rounds: int, batch_size: int = 1) -> dict[K, float]:
-    """Median seconds of a decoding step with each drafter, the drafters in turn.
+    """Median seconds of a decoding step with each drafter.
+
+    Each is measured once a round, in another order every round, so that a slow moment of the machine hurts all alike.
 
     Args:
       drafters: by name.
@@ -72,24 +72,16 @@ def step_times(drafters: Mapping[K, Drafter], cache_length: int, rounds: int, ba
       rounds: measurements of each.
       batch_size: B.
     """
-    with Progress("measuring", len(drafters) * rounds, "runs") as progress:
-        timers = {name: StepTimer(drafter, batch_size, cache_length) for name, drafter in drafters.items()}
-        return in_rounds(timers, rounds, progress.update)
-
-
-def in_rounds(runs: dict[K, Callable[[], float]], rounds: int, say: Callable[[int], None]) -> dict[K, float]:
-    """Medians of several measurements, all taken once a round, in another order every round.
-
-    Args:
-      runs: what measures, by name.
-      rounds: how many.
-      say: told how many measurements have been taken.
-    """
-    names, samples = list(runs), {name: [] for name in runs}
-    for turn in range(rounds):
-        for number, place in enumerate(np.random.default_rng(turn).permutation(len(names)), 1):
-            samples[names[place]].append(runs[names[place]]())
-            say(turn * len(names) + number)
+    names, timers, samples, done = list(drafters), {}, {name: [] for name in drafters}, len(drafters)
+    with Progress("measuring", len(names) * (rounds + 1), "runs") as progress:
+        for number, (name, drafter) in enumerate(drafters.items(), 1):
+            timers[name] = StepTimer(drafter, batch_size, cache_length)
+            progress.update(number, f"{number} of {len(names)} compiled")
+        for turn in range(rounds):
+            for place in np.random.default_rng(turn).permutation(len(names)):
+                samples[names[place]].append(timers[names[place]]())
+                done += 1
+                progress.update(done)
     return {name: float(np.median(values)) for name, values in samples.items()}
 
 
@@ -105,7 +97,13 @@ def bare(model: Model, nodes: int) -> Drafter:
 
 
 class StepTimer:
-    """Times a few greedy steps of one drafter from one and the same state."""
+    """Times a few greedy steps of one drafter, always from the same state.
+
+    Args:
+      drafter: what to time.
+      batch_size: B.
+      cache_length: S.
+    """
 
     def __init__(self, drafter: Drafter, batch_size: int, cache_length: int):
         base = drafter.model.base_for(batch_size * drafter.num_rows)

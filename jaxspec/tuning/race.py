@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -64,39 +65,42 @@ def race(
     settings = {"sampling": sampling, "batch_size": batch_size}
     results: dict[str, list[Generation]] = {name: [] for name in everyone}
     batches = [prompts[i : i + batch_size] for i in range(0, len(prompts), batch_size)]
+    done = 0
     with Progress("racing", len(batches) * len(everyone), "runs") as progress:
         for number, batch in enumerate(batches):
-            run = lambda name: generate(everyone[name], batch, max_new_tokens, **settings)  # noqa: E731, B023
-            for done, (name, answers) in enumerate(in_turn(list(everyone), run, number), 1):
+            runs = {
+                name: functools.partial(generate, drafter, batch, max_new_tokens, **settings)
+                for name, drafter in everyone.items()
+            }
+            for name, answers in in_turn(runs, number):
                 results[name] += answers
-                progress.update(number * len(everyone) + done)
+                done += 1
+                progress.update(done)
     plain = results["autoregressive"]
     if not any(answer.steps for answer in plain):
         raise UserError("no prompt has an answer of more than one token: there is no speed to measure")
     return [_trial(name, answers, plain) for name, answers in results.items()]
 
 
-def in_turn(
-    names: Sequence[str], run: Callable[[str], list[Generation]], number: int
-) -> Iterator[tuple[str, list[Generation]]]:
-    """Do the same work in every way; again where something had to be compiled, which no timing may hold.
+def in_turn(runs: Mapping[str, Callable[[], list[Generation]]], number: int) -> Iterator[tuple[str, list[Generation]]]:
+    """Do the same work in several ways; again where something had to be compiled, which no timing may include.
 
     Args:
-      names: of the ways.
-      run: does the work in one.
+      runs: does the work, by the name of the way.
       number: of the work; decides the order, so that over many of them nobody always follows the same one. An odd one
-        turns round the order of the one before it: nobody is the later one more often.
+        reverses the order of the one before it: nobody comes later more often.
 
     Yields:
-      Names, and what `run` returned.
+      Names, and what the run returned.
     """
+    names = list(runs)
     order = np.random.default_rng(number // 2).permutation(len(names))
     for place in order[::-1] if number % 2 else order:
-        name = names[place]
-        answers = run(name)
+        run = runs[names[place]]
+        answers = run()
         if any(answer.compile_seconds for answer in answers):  # the first run touches fresh memory, too
-            answers = run(name)
-        yield name, answers
+            answers = run()
+        yield names[place], answers
 
 
 def _trial(name: str, answers: list[Generation], plain: list[Generation]) -> Trial:

@@ -66,7 +66,7 @@ class Tuning:
     Attributes:
       choice: the fastest way.
       latency: of the machine.
-      options: the best tree of every size, the best predicted first, and those tried besides.
+      options: the best tree of every size, the best predicted first, and the others that were tried.
       trials: what decoding came to, autoregressive first.
     """
 
@@ -80,14 +80,14 @@ def check_tuning(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -
     """Raise UserError for settings that cannot be measured, before anything is."""
     model = drafter.model
     least = {"batch_size": 1, "num_prompts": 1, "max_new_tokens": 2, "finalists": 1, "accuracy_prompts": 0}
-    least |= {"cache_length": 64, "max_rows": 2 * (1 + drafter.method.probe_rows)}
-    check_at_least(config, least)
+    check_at_least(config, least | {"cache_length": 64, "max_rows": 2 * (1 + drafter.method.probe_rows)})
     if config.cache_length > model.config.max_positions:
         raise UserError(f"cache-length is at most the base's {model.config.max_positions}, got {config.cache_length}")
-    needed = _counts(config)[0] + config.batch_size
+    measured, tried = _counts(config)
+    needed = measured + config.batch_size
     if len(prompts) < needed:
-        raise UserError(f"{needed} prompts at least are needed for these settings, there are {len(prompts)}")
-    encode_prompts(model, prompts[: sum(_counts(config))], 2 * config.max_new_tokens, True, None)
+        raise UserError(f"these settings need at least {needed} prompts, there are {len(prompts)}")
+    encode_prompts(model, prompts[: measured + tried], 2 * config.max_new_tokens, True, None)
     for count in _vocabularies(config, drafter):
         for tree in (chain(1), *config.also):
             drafter.with_tree(tree, count)
@@ -116,45 +116,43 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
       UserError: settings or prompts that cannot be measured.
     """
     check_tuning(config, drafter, prompts)
-    adapter, method, model = drafter.adapter, drafter.method, drafter.model
-    sampling = SamplingConfig(config.temperature)
+    method, vocabularies, sampling = drafter.method, _vocabularies(config, drafter), SamplingConfig(config.temperature)
     measured, tried = _counts(config)
     if measured:
         accuracy = measure_accuracy(drafter, prompts[:measured], sampling, 2 * config.max_new_tokens).by_rank
     else:
-        accuracy = check_accuracy(adapter.info.get("accuracy"))
-    sizes = (config.batch_size, config.cache_length, config.max_rows)
-    latency = measure_latency(drafter, _vocabularies(config, drafter)[0], *sizes)
+        accuracy = check_accuracy(drafter.adapter.info.get("accuracy"))
+    latency = measure_latency(drafter, vocabularies[0], config.batch_size, config.cache_length, config.max_rows)
     probes = (method.probe_distances, method.probe_rows)
     ranked = rank_options(accuracy, latency, config.max_rows, *probes)
     also = [
         make_option(spec, expected(drafter.with_tree(spec).plan, accuracy), latency, *probes) for spec in config.also
     ]
-    finalists, drafters, counts = [], {}, {}
-    for option, count in itertools.product([*ranked[: config.finalists], *also], _vocabularies(config, drafter)):
-        option = dataclasses.replace(option, name=f"{option.name}, {count} tokens" if count else option.name)
-        finalists, counts[option.name] = [*finalists, option], count
-        drafters[option.name] = drafter.with_tree(option.plan, count)
+    finalists, drafters = [], {}
+    for option, count in itertools.product([*ranked[: config.finalists], *also], vocabularies):
+        name = f"{option.name}, {count} tokens" if count else option.name
+        finalists.append(dataclasses.replace(option, name=name))
+        drafters[name] = drafter.with_tree(option.plan, count)
     chosen = prompts[measured : measured + tried]
-    trials = race(model, drafters, chosen, config.max_new_tokens, sampling, config.batch_size)
-    best = max(trials, key=lambda trial: trial.speedup)
+    trials = race(drafter.model, drafters, chosen, config.max_new_tokens, sampling, config.batch_size)
+    best = max(trials, key=lambda trial: trial.speedup).name
     choice = Choice(
         machine=this_machine(),
-        dtype=str(model.dtype),
-        adapter=adapter.digest,
+        dtype=str(drafter.model.dtype),
+        adapter=drafter.adapter.digest,
         batch_size=config.batch_size,
         cache_length=config.cache_length,
         temperature=config.temperature,
-        plan={option.name: option.plan for option in finalists}.get(best.name),
-        name=best.name,
+        plan=drafters[best].plan if best in drafters else None,
+        name=best,
         info=_figures(accuracy, latency, finalists, trials),
-        draft_vocabulary=counts.get(best.name, 0),
+        draft_vocabulary=drafters[best].draft_vocabulary if best in drafters else 0,
     )
     return Tuning(choice, latency, [*ranked, *also, *finalists], trials)
 
 
 def _figures(accuracy: np.ndarray, latency: Latency, finalists: list[Option], trials: list[Trial]) -> dict[str, Any]:
-    """What a choice rests on, as plain values."""
+    """What a choice is based on, as plain values."""
     return {
         "processor": processor(),
         "trials": [dataclasses.asdict(trial) for trial in trials],
@@ -171,21 +169,25 @@ def _figures(accuracy: np.ndarray, latency: Latency, finalists: list[Option], tr
 def measure_accuracy(drafter: Drafter, prompts: Sequence[str], sampling: SamplingConfig, tokens: int) -> Accuracy:
     """Rank accuracies on the base's own answers to prompts: greedy ones, or sampled with the noise that ranks drafts.
 
+    Args:
+      drafter: what predicts.
+      prompts: texts.
+      sampling: how the answers are drawn.
+      tokens: of an answer at most.
+
     Raises:
       UserError: no answer is long enough to measure anything on.
     """
     model = drafter.model
     ids = [model.encode(prompt) for prompt in prompts]
     answers: list[Answer] = []
+    made = generate_many(autoregressive(model), ids, tokens, batch_size=min(16, len(ids)), sampling=sampling)
     with Progress("answers", len(ids), "answers") as progress:
-        for index, answer in generate_many(
-            autoregressive(model), ids, tokens, batch_size=min(16, len(ids)), sampling=sampling
-        ):
+        for index, answer in made:
             answers.append(Answer(ids[index], answer))
             progress.update(len(answers))
     with Progress("accuracy", len(ids), "answers") as progress:
-        args = (drafter.method, drafter.trainable, model.base, answers, progress.update)
-        accuracy = evaluate(*args, sampling=sampling)
+        accuracy = evaluate(drafter.method, drafter.trainable, model.base, answers, progress.update, sampling)
     if not accuracy.positions:
         raise UserError("the answers to these prompts are too short to measure accuracies on; give more or others")
     return accuracy
@@ -200,22 +202,21 @@ def plot_tuning(latency: Latency, options: Sequence[Option], trials: Sequence[Tr
       trials: what was measured, by the names of options.
       file: PNG to write.
     """
-    with picture(file, 1, 3, (14, 4), dpi=110) as axes:
-        axes[0].plot(latency.rows, [1e3 * s for s in latency.seconds], marker=".")
-        axes[0].set(xlabel="rows", ylabel="milliseconds per step", title="latency", ylim=(0, None))
-        best: dict[float, Option] = {}
-        for option in options:
-            if option.rows not in best or best[option.rows].predicted < option.predicted:
-                best[option.rows] = option
-        rows = sorted(best)
-        axes[1].plot(rows, [best[r].plan.expected_tokens for r in rows], marker=".")
-        axes[1].set(xlabel="rows", ylabel="tokens per step", title="expected, best tree of each size")
-        axes[2].plot(rows, [best[r].predicted for r in rows], marker=".", label="predicted")
-        where = {option.name: option.rows for option in options} | {"autoregressive": 1}
+    best: dict[float, Option] = {}
+    for option in options:
+        best[option.rows] = max(option, best.get(option.rows, option), key=lambda option: option.predicted)
+    rows = sorted(best)
+    with picture(file, 1, 3, (14, 4), dpi=110) as (steps, tokens, speed):
+        steps.plot(latency.rows, [1e3 * s for s in latency.seconds], marker=".")
+        steps.set(xlabel="rows", ylabel="milliseconds per step", title="latency", ylim=(0, None))
+        tokens.plot(rows, [best[r].plan.expected_tokens for r in rows], marker=".")
+        tokens.set(xlabel="rows", ylabel="tokens per step", title="expected, best tree of each size")
+        speed.plot(rows, [best[r].predicted for r in rows], marker=".", label="predicted")
+        where = {option.name: option.rows for option in options}
         for trial in trials:
-            color = "C1" if trial.name == "autoregressive" else "C2"
-            axes[2].plot(where[trial.name], trial.tokens_per_second, "o", color=color)
-        plain = next(t.tokens_per_second for t in trials if t.name == "autoregressive")
-        axes[2].axhline(plain, color="C1", linewidth=0.8, label="autoregressive, measured")
-        axes[2].set(xlabel="rows", ylabel="tokens per second", title="speed (dots: measured)", ylim=(0, None))
-        axes[2].legend(fontsize=8)
+            color = "C2" if trial.name in where else "C1"
+            speed.plot(where.get(trial.name, 1), trial.tokens_per_second, "o", color=color)
+        # the first trial is autoregressive decoding
+        speed.axhline(trials[0].tokens_per_second, color="C1", linewidth=0.8, label="autoregressive, measured")
+        speed.set(xlabel="rows", ylabel="tokens per second", title="speed (dots: measured)", ylim=(0, None))
+        speed.legend(fontsize=8)

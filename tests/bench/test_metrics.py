@@ -9,22 +9,7 @@ import pytest
 from jaxspec.bench.answers import accept_lengths
 from jaxspec.bench.metrics import estimate, figures
 from jaxspec.decoding.generate import Generation
-
-
-def row(name, new_tokens, decode, wall, lengths, divergence=None, offered=(), accepted=(), batch=None):
-    choice = {
-        "new_tokens": new_tokens,
-        "decoding_steps": [len(turn) for turn in lengths],
-        "decode_seconds": decode,
-        "wall_time": wall,
-        "accept_lengths": [length for turn in lengths for length in turn],
-        "offered": list(offered) or [[0]] * len(new_tokens),
-        "accepted": list(accepted) or [[0]] * len(new_tokens),
-        "divergence": divergence or [None] * len(new_tokens),
-    }
-    batch = [["f", other] for other in batch or [name]]
-    return {"data": "f", "question_id": name, "category": "qa", "choices": [choice], "batch": batch}
-
+from tests.helpers.bench import answer_row as row
 
 # Two turns of 7 and 3 tokens, and one of 5; a turn of n tokens takes n - 1 autoregressive steps.
 PLAIN = [

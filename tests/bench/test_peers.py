@@ -3,27 +3,32 @@
 import dataclasses
 import importlib.util
 
-import jax
 import pytest
 
 from jaxspec.bench.answers import accept_lengths
 from jaxspec.bench.config import BenchConfig, check_bench
 from jaxspec.bench.peers import load_peers, seconds, tokens_by_pass
-from jaxspec.bench.report import load_results, write_bench_report
-from jaxspec.bench.run import run_bench
+from jaxspec.bench.report import write_bench_report
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import generate
-from jaxspec.drafting.adapter import plain_drafter
+from jaxspec.drafting.drafter import autoregressive
 from jaxspec.errors import UserError
 from jaxspec.weights.load import save_model
-from tests.helpers.tiny import make_text_model, make_tiny
+from tests.helpers.bench import config_of, run
+from tests.helpers.tiny import make_tiny
 
 
-def test_tokens_by_pass():
-    assert tokens_by_pass([0, 7, 8, 9], 7, 4) == [1, 1, 1]
-    assert tokens_by_pass([0, 7, 10, 11], 7, 6) == [3, 1, 1]  # the second pass kept two candidates
-    assert tokens_by_pass([0, 9, 10], 7, 5) == [2, 1, 1]  # prefill verified two candidates: a pass of its own
-    assert tokens_by_pass([0], 7, 1) == []
+@pytest.mark.parametrize(
+    ("held", "length", "emitted"),
+    [
+        ([0, 7, 8, 9], 4, [1, 1, 1]),
+        ([0, 7, 10, 11], 6, [3, 1, 1]),  # the second pass kept two candidates
+        ([0, 9, 10], 5, [2, 1, 1]),  # prefill verified two candidates: a pass of its own
+        ([0], 1, []),
+    ],
+)
+def test_tokens_by_pass(held, length, emitted):
+    assert tokens_by_pass(held, 7, length) == emitted
 
 
 def test_seconds_of_a_first_pass_that_also_verified():
@@ -43,26 +48,24 @@ def test_settings_that_peers_cannot_have_are_refused(monkeypatch):
 
 
 @pytest.mark.slow
-def test_peers_say_the_same_in_as_many_passes_as_they_say(tmp_path):
-    model = make_text_model()
+def test_peers_say_the_same_in_as_many_passes_as_they_say(model, tmp_path):
     save_model(model, tmp_path / "assistant")
     prompts = [model.encode("question 1"), model.encode("again and again and again")]
-    plain = [a.tokens for a in generate(model, plain_drafter(), prompts, 20)]
+    plain = [a.tokens for a in generate(autoregressive(model), prompts, 20)]
     peers = load_peers(model, str(tmp_path / "assistant"))
     assert set(peers) == {"hf_greedy", "hf_prompt_lookup", "hf_assisted"}
     for name, peer in peers.items():
         answers = peer(prompts, 20, SamplingConfig(), 0)
         assert [a.tokens for a in answers] == plain
         for answer in answers:
-            assert (
-                len(answer.drafted) == answer.new_tokens and answer.decode_seconds > 0 and answer.prefill_seconds >= 0
-            )
+            assert len(answer.drafted) == answer.new_tokens
+            assert answer.decode_seconds > 0 and answer.prefill_seconds >= 0
             assert len(accept_lengths(answer)) == answer.steps and sum(accept_lengths(answer)) == answer.new_tokens - 1
             assert (answer.tokens_per_step == 1) == (name == "hf_greedy") or name == "hf_prompt_lookup"
         drawn = [peer(prompts, 8, SamplingConfig(1.0, top_k=9), seed)[0].tokens for seed in (1, 1, 2)]
         assert drawn[0] == drawn[1] != drawn[2]
-    other = dataclasses.replace(model.config, vocab_size=64)
-    save_model(dataclasses.replace(make_tiny(other), tokenizer=model.tokenizer), tmp_path / "other")
+    other = make_tiny(dataclasses.replace(model.config, vocab_size=64))
+    save_model(dataclasses.replace(other, tokenizer=model.tokenizer), tmp_path / "other")
     with pytest.raises(UserError, match="has another vocabulary: 64 tokens"):
         load_peers(model, str(tmp_path / "other"))
     with pytest.raises(UserError, match=r"nowhere: transformers cannot load it"):
@@ -70,16 +73,10 @@ def test_peers_say_the_same_in_as_many_passes_as_they_say(tmp_path):
 
 
 @pytest.mark.slow
-def test_peers_in_a_benchmark(tmp_path):
-    (tmp_path / "questions.jsonl").write_text(
-        '{"question_id": 1, "category": "writing", "turns": ["Write.", "More."]}\n'
-    )
-    config = BenchConfig(methods="autoregressive", data=f"{tmp_path}/questions.jsonl", max_new_tokens=8, peers=True)
-    run_bench(config, make_text_model(), tmp_path / "bench", lambda line: None)
-    figures = load_results(tmp_path / "bench").figures
-    assert set(figures) == {"autoregressive", "hf_greedy", "hf_prompt_lookup"}
-    assert figures["hf_greedy"]["all"].tokens_per_step == 1
-    assert all(groups["all"].identical == groups["all"].answers == 2 for groups in figures.values())
-    report = write_bench_report(load_results(tmp_path / "bench"), tmp_path / "bench").read_text()
-    assert "The peers (hf) are transformers " in report and "among the 4 answers that owe" in report
-    jax.clear_caches()
+def test_peers_in_a_benchmark(files, model, tmp_path):
+    results = run(config_of(files, "autoregressive", peers=True, limit=1), model, tmp_path)
+    assert set(results.figures) == {"autoregressive", "hf_greedy", "hf_prompt_lookup"}
+    assert results.figures["hf_greedy"]["all"].tokens_per_step == 1
+    assert all(groups["all"].identical == groups["all"].answers > 0 for groups in results.figures.values())
+    report = write_bench_report(results, tmp_path).read_text()
+    assert "The peers (hf) are transformers " in report and "Nowhere: all" in report

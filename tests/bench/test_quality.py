@@ -1,5 +1,6 @@
 """Scores against references worked out by hand, and generated code that misbehaves."""
 
+import importlib.util
 import itertools
 import sys
 import tempfile
@@ -8,18 +9,8 @@ import time
 
 import pytest
 
-import jaxspec.bench.quality as quality_module
-from jaxspec.bench.quality import (
-    check_runner,
-    extract_code,
-    pass_at,
-    passes,
-    quality,
-    rouge,
-    score_answers,
-    solved,
-    stated_number,
-)
+from jaxspec.bench.programs import check_runner, extract_code, passes
+from jaxspec.bench.quality import pass_at, quality, rouge, score_answers, solved, stated_number
 from jaxspec.bench.questions import Question
 from jaxspec.errors import UserError
 from jaxspec.files import read_whole_lines
@@ -35,13 +26,27 @@ def test_rouge_by_hand():
     assert rouge("cat mat", "mat cat")["ROUGE-L"] == pytest.approx(1 / 2)
 
 
-def test_the_stated_number_decides():
-    assert stated_number("first 3, then 1,234.5 dollars.") == 1234.5 and stated_number("It is -7.") == -7
-    assert stated_number("The answer is **$12**.\n\n1. Add.\n2. Done.") == 12 and stated_number("18-5") == 5
-    assert stated_number("The answer is 12 x 3 = 36 dollars. Or 5?") == 36 and stated_number("so 2 + 2 = 4.") == 4
-    assert stated_number("The answer is 5 = 2 + 3.") == 5 and stated_number("The answer is: 7, not 8.") == 7
-    assert stated_number("The answer is that 3 friends get 12 apples each.") == 12
-    assert stated_number("The answer is $\\boxed{1,200.5}$.\n(7 words)") == 1200.5 and stated_number("none") is None
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("first 3, then 1,234.5 dollars.", 1234.5),
+        ("It is -7.", -7),
+        ("The answer is **$12**.\n\n1. Add.\n2. Done.", 12),
+        ("18-5", 5),
+        ("The answer is 12 x 3 = 36 dollars. Or 5?", 36),
+        ("so 2 + 2 = 4.", 4),
+        ("The answer is 5 = 2 + 3.", 5),
+        ("The answer is: 7, not 8.", 7),
+        ("The answer is that 3 friends get 12 apples each.", 12),
+        ("The answer is $\\boxed{1,200.5}$.\n(7 words)", 1200.5),
+        ("none", None),
+    ],
+)
+def test_the_stated_number_decides(text, number):
+    assert stated_number(text) == number
+
+
+def test_a_sum_is_solved_by_its_number():
     assert solved("2 + 2 = 4, so 4.", "so 2 + 2 = <<2+2=4>>4\n#### 4") and not solved("5 or so", "#### 4")
     assert solved("1,000", "#### 1000") and not solved("", "#### 4")
 
@@ -79,13 +84,12 @@ def test_bad_code_fails(body):
     assert not passes(f"{PROMPT}    {body}\n", TEST, "area")
 
 
-def test_code_that_never_ends_is_stopped_with_all_that_it_started(monkeypatch, tmp_path):
-    monkeypatch.setattr(quality_module, "_SECONDS", 2)
+def test_code_that_never_ends_is_stopped_with_all_that_it_started(tmp_path):
     alive = tmp_path / "alive"
-    child = f"import time; time.sleep(4); open({str(alive)!r}, 'w')"
+    child = f"import time; time.sleep(2); open({str(alive)!r}, 'w')"
     body = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}])\n    while True: pass\n"
-    assert not passes(f"{PROMPT}    {body}", TEST, "area")
-    time.sleep(3)
+    assert not passes(f"{PROMPT}    {body}", TEST, "area", seconds=1)
+    time.sleep(2)
     assert not alive.exists()
 
 
@@ -126,18 +130,18 @@ def test_code_runs_only_when_asked_and_scores_are_kept(monkeypatch, tmp_path):
         Question("g", 2, "gsm8k", ("q",), "gsm8k", {"answer": "#### 4"}),
         Question("x", 3, "xsum", ("q",), "xsum", {"summary": "one two"}),
     ]
-    texts = {"ppd": {("h", 1): [RIGHT], ("g", 2): ["4"], ("x", 3): ["one"]}}
+    talks = {"ppd": {("h", 1): [[RIGHT]], ("g", 2): [["5", "4"]], ("x", 3): [["one"]]}}
     file, said = tmp_path / "scores.jsonl", []
-    monkeypatch.setattr(quality_module.importlib.util, "find_spec", lambda name: None)
-    score_answers(texts, questions, file, False, said.append)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    score_answers(talks, questions, file, False, said.append)
     assert [row["kind"] for row in read_whole_lines(file)] == ["gsm8k"]
     assert "--run-code" in said[0] and "pip install rouge-score" in said[1]
     monkeypatch.undo()
     with file.open("a") as out:
         out.write('{"way": "ppd", "da')  # cut by a kill
-    score_answers(texts, questions, file, True, said.append)
+    score_answers(talks, questions, file, True, said.append)
     assert [row["kind"] for row in read_whole_lines(file)] == ["gsm8k", "humaneval", "xsum"]
     assert read_whole_lines(file)[1]["scores"] == {"pass@1": 1.0}
     before = file.read_text()
-    score_answers(texts, questions, file, True, said.append)
+    score_answers(talks, questions, file, True, said.append)
     assert file.read_text() == before

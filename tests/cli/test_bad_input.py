@@ -7,13 +7,11 @@ from pathlib import Path
 import jax
 import pytest
 
-import decode
-import train
-import tune
-from jaxspec.cli.options import run_main
+from jaxspec.cli import decode, train, tune
+from jaxspec.cli.program import run_main
 from jaxspec.training.configs import load_papers
 from jaxspec.weights.hf import save_directory
-from tests.helpers.cli import arguments
+from tests.helpers.cli import arguments, named
 from tests.helpers.tiny import make_text_model
 
 
@@ -62,6 +60,9 @@ def refuses(capsys, monkeypatch):
         (["--prompt", "x", "--stream", "--json"], "--stream"),
         (["--prompt", "x", "--accept", "typical", "--epsilon", "-1"], "must be positive"),
         (["--prompt", "x", "--model", "smollm2-135"], "did you mean 'smollm2-135m'?"),
+        (["--prompt", "x", "--tree", "auto", "--draft-vocabulary", "9"], "leave --draft-vocabulary out"),
+        (["--prompt", "x", "--config", "bita_7b"], "--config and --topology go with --dry-run"),
+        (["--dry-run", "--prompt", "x"], "--dry-run decodes nothing: it does not go with --"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(files, refuses, options, message):
@@ -72,16 +73,18 @@ def cut(file):
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def write_another_base(folder):
+    other = make_text_model(1, num_layers=1)
+    save_directory(folder / "model", other.config, other.params)
+
+
 BROKEN = {  # what is done to a copy of the files, what is asked then, what the error says
     "prompts": (
         lambda at: (at / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n'), ["--prompts", "prompts.jsonl"],
         "prompts.jsonl:2: ",
     ),
     "another method": (lambda at: None, ["--prompt", "x", "--method", "bita"], "belongs to method 'ppd', not 'bita'"),
-    "another base": (
-        lambda at: save_directory(at / "model", make_text_model(1).config, make_text_model(1).params),
-        ["--prompt", "x"], "trained for another base",
-    ),
+    "another base": (write_another_base, ["--prompt", "x"], "trained for another base"),
     "adapter": (lambda at: cut(at / "adapter" / "adapter.safetensors"), ["--prompt", "x"], "not a complete"),
     "settings": (lambda at: cut(at / "adapter" / "adapter.json"), ["--prompt", "x"], "adapter.json: "),
     "weights": (lambda at: cut(at / "model" / "model.safetensors"), ["--prompt", "x"], "model.safetensors: "),
@@ -119,7 +122,7 @@ def test_too_little_memory_is_one_line(refuses):
     [
         (["--max-rows", "2"], "max-rows must be at least 4"),
         (["--max-new-tokens", "1"], "max-new-tokens must be at least 2"),
-        (["--num-prompts", "9000", "--batch-size", "999"], "prompts at least are needed"),
+        (["--num-prompts", "9000", "--batch-size", "999"], "need at least 999 prompts"),
         (["--cache-length", "100000"], "at most the base's"),
         (["--also", "cartesian:4000"], "outside the vocabulary"),
         (["--also", "sparse:3", "--output", "README.md"], "README.md: cannot be written"),
@@ -133,10 +136,9 @@ def test_too_little_memory_is_one_line(refuses):
     ],
 )
 def test_tune_refuses_bad_input_on_one_line(files, refuses, options, message):
-    base = ["--model", str(files / "model"), "--adapter", str(files / "adapter")]
     small = ["--prompts", str(files / "prompts.jsonl"), "--num-prompts", "2", "--max-new-tokens", "8"]
     small += ["--cache-length", "64"]
-    refuses(tune.main, [*base, *small, *options], message)
+    refuses(tune.main, [*named(files), *small, *options], message)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 import dataclasses
 import io
+import json
 
-from jaxspec.cli.printing import TextPrinter, comparison, record, summary
+from jaxspec.cli.printing import GrowingText, JsonPrinter, Result, TextPrinter, comparison, record, summary
 from jaxspec.decoding.divergence import Divergence
 from jaxspec.decoding.generate import Generation
 from tests.helpers.tiny import make_text_model
@@ -13,26 +14,48 @@ PLAIN = dataclasses.replace(ANSWER, steps=4, offered=[], accepted=[], decode_sec
 
 
 def test_record_and_lines_state_the_measured_figures():
-    row = record("ppd", "m", ANSWER, PLAIN)
+    row = record(Result(ANSWER, PLAIN))
     assert row["tokens_per_step"] == 2.0 and row["tokens_per_second"] == 2.0 and row["speedup"] == 2.0
     assert row["autoregressive_tokens_per_second"] == 1.0 and row["identical_to_autoregressive"] is True
-    assert "speedup" not in record("ppd", "m", ANSWER, None)
+    assert row["first_divergence"] is None and "speedup" not in record(Result(ANSWER))
     line = summary("ppd", ANSWER)
     assert "5 tokens, 2.0 tokens/s, 2.00 tokens per step, accepted 50% at depth 1" in line and "compile 3.0 s" in line
-    assert comparison(ANSWER, PLAIN, None) == "identical: yes, 2.00x autoregressive"
-    other, parting = dataclasses.replace(PLAIN, tokens=[1, 2, 3, 4, 6]), Divergence(4, (5, 6), 2e-5)
-    assert comparison(ANSWER, other, parting).startswith(
-        "identical: no, from token 5 on, by a gap of 2e-05 (a near-tie)"
-    )
-    assert "near-tie" not in comparison(ANSWER, other, dataclasses.replace(parting, gap=0.5))
-    assert record("ppd", "m", ANSWER, other, parting)["first_divergence"]["gap"] == 2e-5
-    assert record("ppd", "m", ANSWER, PLAIN)["first_divergence"] is None
+    assert comparison(Result(ANSWER, PLAIN)) == "identical: yes, 2.00x autoregressive"
+
+
+def test_a_divergence_is_shown_with_its_gap():
+    other, divergence = dataclasses.replace(PLAIN, tokens=[1, 2, 3, 4, 6]), Divergence(4, (5, 6), 2e-5)
+    near, far = (Result(ANSWER, other, dataclasses.replace(divergence, gap=gap)) for gap in (2e-5, 0.5))
+    assert comparison(near).startswith("identical: no, from token 5 on, by a gap of 2e-05 (a near-tie)")
+    assert "near-tie" not in comparison(far)
+    assert record(near)["first_divergence"]["gap"] == 2e-5
 
 
 def test_an_answer_of_one_token_has_no_speed():
     single = dataclasses.replace(ANSWER, tokens=[1], steps=0, decode_seconds=0.0)
-    assert single.tokens_per_second == 0 and comparison(single, single, None) == "identical: yes"
-    assert record("ppd", "m", single, single)["speedup"] is None
+    assert single.tokens_per_second == 0 and comparison(Result(single, single)) == "identical: yes"
+    assert record(Result(single, single))["speedup"] is None
+
+
+def test_json_is_printed_whole(capsys):
+    printer = JsonPrinter({"method": "ppd"})
+    printer.show(ANSWER)
+    assert capsys.readouterr().out == ""
+    printer.finish(Result(ANSWER))
+    assert json.loads(capsys.readouterr().out).items() >= {"method": "ppd", "text": "t"}.items()
+
+
+def test_texts_that_are_compared_have_titles(capsys):
+    model = make_text_model(num_layers=1)
+    tokens = model.tokenizer.encode("hello")
+    answer = dataclasses.replace(ANSWER, tokens=tokens, text="hello")
+    for compare, out in ((False, "hello\n"), (True, "[ppd]\nhello\n[autoregressive]\nhello\n")):
+        printer = TextPrinter(model, "ppd", "a remark", compare)
+        for count in (1, 3, 5):
+            printer.show(dataclasses.replace(answer, tokens=tokens[:count]))
+        printer.finish(Result(answer, answer if compare else None))
+        shown = capsys.readouterr()
+        assert shown.out == out and "(a remark)\n" in shown.err and ("identical: yes" in shown.err) == compare
 
 
 class Terminal(io.StringIO):
@@ -41,11 +64,11 @@ class Terminal(io.StringIO):
 
 
 def test_drafted_tokens_are_green_and_half_characters_wait():
-    model = make_text_model()
+    model = make_text_model(num_layers=1)
     tokens = model.tokenizer.encode("aé!")
     answer = dataclasses.replace(ANSWER, tokens=tokens, drafted=[False, True, True, True])
     for out, wanted in ((io.StringIO(), "aé!\n"), (Terminal(), "a\033[32mé\033[0m\033[32m!\033[0m\n")):
-        printer = TextPrinter(model, out)
+        printer = GrowingText(model, out)
         for count in range(len(tokens) + 1):
             printer.show(dataclasses.replace(answer, tokens=tokens[:count], drafted=answer.drafted[:count]))
         printer.end()

@@ -87,6 +87,12 @@ OF_TRAINING |= {"train_visibility"}
 OF_SHAPES = {"rank", "targets"}  # of what a loaded adapter holds
 
 
+def each_value(options):
+    """The fewest combinations in which every value of every option occurs, the first of them all defaults."""
+    count = max(map(len, options.values()))
+    return [{name: values[i % len(values)] for name, values in options.items()} for i in range(count)]
+
+
 def pairwise(options):
     """Few combinations, the first of them all defaults, such that every two values of two options meet."""
     names = list(options)
@@ -108,16 +114,17 @@ def settings_of(method):
     return method.name + "".join(f"-{value}" for value in dataclasses.astuple(method))
 
 
-def variants():
-    """Methods with how tokens are drawn, which is one more option: every value of an option meets both."""
+def variants(combine):
+    """Methods with how tokens are drawn, which is one more option."""
     for method, options in OPTIONS.items():
-        for settings in pairwise(options | {"sampling": (GREEDY, SAMPLING[1])}):
+        for settings in combine({"sampling": (GREEDY, SAMPLING[1])} | options):
             sampling = settings.pop("sampling")
             settings |= {"distances": len(settings["layers"])} if "layers" in settings else {}
             yield method(**settings), sampling
 
 
-VARIANTS = list(variants())
+EVERY_VALUE = list(variants(each_value))
+EVERY_PAIR = [variant for variant in variants(pairwise) if variant not in EVERY_VALUE]
 DEFAULTS = [method(**{name: values[0] for name, values in options.items()}) for method, options in OPTIONS.items()]
 
 
@@ -143,20 +150,18 @@ def taken(answers):
 
 
 def test_every_method_and_setting_is_covered():
-    assert {method.name for method, _ in VARIANTS} | {"autoregressive"} == set(METHODS)
+    assert {method.name for method, _ in EVERY_VALUE} | {"autoregressive"} == set(METHODS)
     for method, options in OPTIONS.items():
         of_decoding = {field.name for field in dataclasses.fields(method)} - OF_TRAINING - OF_SHAPES
         assert of_decoding <= options.keys() | {"distances"}
 
 
-@pytest.mark.parametrize(
-    ("sampling", "few_rows"), [(GREEDY, 1), (GREEDY, 100), (SAMPLING[0], 100)], ids=["plain", "blocks", "sampling"]
-)
+@pytest.mark.parametrize(("sampling", "few_rows"), [(GREEDY, 1), (SAMPLING[0], 100)], ids=["greedy", "sampling"])
 @pytest.mark.parametrize("method", DEFAULTS, ids=lambda m: m.name)
 def test_same_tokens_as_autoregressive(tiny, method, sampling, few_rows, monkeypatch):
     """One prompt at a time; the options below are tested with several.
 
-    Kernels are in blocks for one row alone, so that the two sides multiply in different orders, and for all rows.
+    Kernels are in blocks for one row alone, so that the two sides multiply in different orders, or for all rows.
     """
     monkeypatch.setattr(jaxspec.weights.load, "FEW_ROWS", few_rows)
     draft = drafter(method, tiny, NARROW if sampling.temperature else WIDE)
@@ -167,11 +172,13 @@ def test_same_tokens_as_autoregressive(tiny, method, sampling, few_rows, monkeyp
     assert any(0 in a.tokens for a in answers)  # token 0 is an ordinary token
 
 
-@pytest.mark.parametrize(
-    "method, sampling", [pytest.param(*v, id=f"{settings_of(v[0])}-{v[1].temperature:g}") for v in VARIANTS]
-)
+def named(variants, *marks):
+    return [pytest.param(*v, id=f"{settings_of(v[0])}-{v[1].temperature:g}", marks=marks) for v in variants]
+
+
+@pytest.mark.parametrize("method, sampling", named(EVERY_VALUE) + named(EVERY_PAIR, pytest.mark.slow))
 def test_every_option_is_lossless(tiny, method, sampling):
-    """Every two values of two options meet in one of these; each has a tree of four states of unequal probes."""
+    """Every value of every option, and in the slow tests every two of two; each with four states of unequal probes."""
     depth = method.max_distance
     states = [
         State(tuple(p for p in WIDE if len(p) <= needs), (depth, *[n % (depth + 1) for n in range(count)]), needs)
@@ -185,9 +192,16 @@ def test_every_option_is_lossless(tiny, method, sampling):
     assert not sampling.temperature or any(0 in a.tokens for a in answers)  # greedy texts of eight prompts are without
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLING[1]], ids=["greedy", "sampling"])
-@pytest.mark.parametrize("plan", [efficient([3, 3, 3]), efficient([4, 2, 1]), cartesian([2, 2, 2])])
-@pytest.mark.parametrize("prompting", OPTIONS[BiTA]["prompting"])
+@pytest.mark.parametrize(
+    ("prompting", "plan", "sampling"),
+    [
+        ("deep", efficient([3, 3, 3]), GREEDY),
+        ("shallow", efficient([4, 2, 1]), SAMPLING[1]),
+        ("none", cartesian([2, 2, 2]), GREEDY),
+        ("deep", cartesian([2, 2, 2]), SAMPLING[1]),
+    ],
+    ids=["efficient", "thinning", "full", "full-sampling"],
+)
 def test_trees_of_bita(tiny, prompting, plan, sampling):
     """Section 3.2 and Table 4: efficient trees, constant or thinning, and full ones, with masks on every node."""
     draft = untrained_drafter(BiTA(prompts=3, prompting=prompting), tiny, plan)
@@ -197,13 +211,11 @@ def test_trees_of_bita(tiny, prompting, plan, sampling):
     assert any(a.tokens[-1] in tiny.eos for a in answers) and any(0 in a.tokens for a in answers)
 
 
-PROBING = [*filter(lambda m: m.probe_distances, DEFAULTS), PPD(ensemble=2, aggregation="learned")]
+STRAIGHT = [(method, GREEDY) for method in DEFAULTS if method.probe_distances]
+STRAIGHT += [(PPD(ensemble=2, aggregation="learned"), SAMPLING[0])]
 
 
-@pytest.mark.parametrize(
-    ("method", "sampling"), [*((m, GREEDY) for m in PROBING), *((m, SAMPLING[0]) for m in (PPD(), BiTA(prompts=3)))],
-    ids=lambda x: f"{x.temperature:g}" if isinstance(x, SamplingConfig) else settings_of(x),
-)  # fmt: skip
+@pytest.mark.parametrize("method, sampling", named(STRAIGHT))
 def test_straightforward_decoding(tiny, method, sampling):
     """BiTA 3.2: only the root carries probes, and what is left of them drafts again."""
     draft = untrained_drafter(method, tiny, straightforward(3))

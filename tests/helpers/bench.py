@@ -1,18 +1,122 @@
-"""A small benchmark's settings, and what it holds."""
+"""A small benchmark: its questions, adapters and settings, and what it holds."""
 
 import json
 
+import jax
+import pytest
+
+import jaxspec.bench.run
 from jaxspec.bench.answers import Answers
 from jaxspec.bench.config import BenchConfig
+from jaxspec.bench.results import load_results
+from jaxspec.bench.run import run_bench
+from jaxspec.drafting.adapter import Adapter, save_adapter
+from jaxspec.methods import PPD, Medusa
+from tests.helpers.tiny import make_text_model
+
+QUESTIONS = [
+    {"question_id": 1, "category": "writing", "turns": ["Write.", "Again."]},
+    {"question_id": 2, "category": "math", "turns": ["2+2", "3+3"]},
+    {"question_id": 3, "category": "qa", "turns": ["Who?"]},
+    {"question_id": 4, "category": "rag", "turns": ["Where is it?"]},
+    {"question_id": 5, "category": "qa", "turns": ["Why " * 80]},
+]
 
 
-def config_of(files, **changes):
-    adapters = f"ppd={files}/ppd,medusa={files}/medusa"
-    defaults = {"methods": "ppd=chain:2,medusa", "data": f"{files}/questions.jsonl", "adapters": adapters}
-    return BenchConfig(**(defaults | {"max_new_tokens": 8} | changes))
+@pytest.fixture(scope="session")
+def model():
+    return make_text_model()
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory, model):
+    """A question file, and adapters of two methods."""
+    folder = tmp_path_factory.mktemp("bench")
+    write_rows(folder / "questions.jsonl", QUESTIONS)
+    for method in (PPD(), Medusa()):
+        save_untrained(folder / method.name, method, model)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished(files, model, tmp_path_factory):
+    """A folder with a whole benchmark, and what was said."""
+    folder, said = tmp_path_factory.mktemp("finished") / "bench", []
+    run_bench(config_of(files), model, folder, said.append)
+    return folder, said
+
+
+@pytest.fixture
+def quickly(monkeypatch):
+    """Without measuring what a step consists of, for which every drafter is compiled once more."""
+    monkeypatch.setattr(jaxspec.bench.run, "measure_overhead", lambda *args: {})
+
+
+def save_untrained(folder, method, model, shift=0.0):
+    """An adapter as training begins with it, all of it moved by `shift`."""
+    trainable = jax.tree.map(lambda x: x + shift, method.init(jax.random.key(0), model.base))
+    info = {"accuracy": [[0.3, 0.2, 0.1]] * 4, "tree": [[0], [1], [0, 0]]}
+    save_adapter(folder, Adapter(method, trainable, model.fingerprint, info))
+
+
+def write_rows(file, rows):
+    """JSON lines."""
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read_rows(file):
+    """Likewise."""
+    return [json.loads(line) for line in file.open()]
+
+
+def change(file, **changes):
+    """Other values in a JSON object on disk."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def config_of(files, *runs, **changes):
+    """Settings; methods take the adapters of `files`, where there are any."""
+    runs = runs or ("ppd tree=chain:2", "medusa")
+    folders = [files / run.split()[0] for run in runs]
+    texts = [f"{run} adapter={at}" if at.exists() else run for run, at in zip(runs, folders, strict=True)]
+    return BenchConfig(**({"runs": tuple(texts), "data": f"{files}/questions.jsonl", "max_new_tokens": 8} | changes))
+
+
+def run(config, model, folder, **settings):
+    """Ask, and read what there is then."""
+    run_bench(config, model, folder, lambda line: None, **settings)
+    return load_results(folder)
 
 
 def texts_of(folder, way, run=1):
-    """What a method said to every question, turn by turn."""
-    rows = [json.loads(line) for line in Answers(folder, [way]).file(way, run).open()]
+    """What a way said to every question, turn by turn."""
+    rows = read_rows(Answers(folder, [way]).file(way, run))
     return {row["question_id"]: row["choices"][0]["turns"] for row in rows}
+
+
+def answer_row(name, new_tokens, decode, wall, lengths, divergence=None, offered=(), accepted=(), batch=None):
+    """As much of an answer's row as figures are made of.
+
+    Args:
+      name: of the question.
+      new_tokens: per turn.
+      decode: seconds per turn.
+      wall: likewise, with prefill.
+      lengths: per turn, tokens of every step.
+      divergence: per turn.
+      offered: per turn and depth.
+      accepted: likewise.
+      batch: names of the questions answered together.
+    """
+    choice = {
+        "new_tokens": new_tokens,
+        "decoding_steps": [len(turn) for turn in lengths],
+        "decode_seconds": decode,
+        "wall_time": wall,
+        "accept_lengths": [length for turn in lengths for length in turn],
+        "offered": list(offered) or [[0]] * len(new_tokens),
+        "accepted": list(accepted) or [[0]] * len(new_tokens),
+        "divergence": divergence or [None] * len(new_tokens),
+    }
+    batch = [["f", other] for other in batch or [name]]
+    return {"data": "f", "question_id": name, "category": "qa", "choices": [choice], "batch": batch}

@@ -1,10 +1,11 @@
 """A model on disk, an adapter for it, and how a user names them."""
 
+import json
+
 import jax
 
 from jaxspec.drafting.adapter import Adapter, save_adapter
 from jaxspec.methods import PPD
-from jaxspec.model.base import Base
 from jaxspec.weights.hf import save_directory
 from jaxspec.weights.load import load_model
 
@@ -15,13 +16,23 @@ def save_with_adapter(folder, tiny):
     tiny.tokenizer.save_pretrained(folder / "model")
     model = load_model(str(folder / "model"))
     method = PPD()
-    trainable = method.init(jax.random.key(0), Base(model.params, model.decoder))
-    accuracy = [[0.3, 0.2, 0.1]] * 3
+    info = {"accuracy": [[0.3, 0.2, 0.1]] * 3, "tree": [[0], [1], [0, 0]]}
     save_adapter(
-        folder / "adapter",
-        Adapter(method, trainable, model.fingerprint, {"accuracy": accuracy, "tree": [[0], [1], [0, 0]]}),
+        folder / "adapter", Adapter(method, method.init(jax.random.key(0), model.base), model.fingerprint, info)
     )
 
 
+def named(files):
+    """The options that name both."""
+    return ["--model", str(files / "model"), "--adapter", str(files / "adapter")]
+
+
 def arguments(files, *more):
-    return ["--model", str(files / "model"), "--adapter", str(files / "adapter"), "--max-new-tokens", "20", *more]
+    """A command line of decode.py."""
+    return [*named(files), "--max-new-tokens", "20", *more]
+
+
+def write_prompts(file, *prompts):
+    """A prompt per line; the option that names the file."""
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    return ["--prompts", str(file)]

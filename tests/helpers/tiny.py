@@ -1,6 +1,8 @@
 """A tiny random base and prompts for it."""
 
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +60,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return wrapped
 
 
-def make_text_model(seed: int = 0) -> Model:
-    """A tiny random model with a byte tokenizer."""
+@functools.cache
+def make_text_model(seed: int = 0, **changes: Any) -> Model:
+    """A tiny random model with a byte tokenizer; `changes` to its shapes."""
     tokenizer = make_tokenizer()
-    return dataclasses.replace(make_tiny(TINY_TEXT, (tokenizer.eos_token_id,), seed), tokenizer=tokenizer)
+    config = dataclasses.replace(TINY_TEXT, **changes)
+    return dataclasses.replace(make_tiny(config, (tokenizer.eos_token_id,), seed), tokenizer=tokenizer)

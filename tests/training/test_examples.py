@@ -7,7 +7,14 @@ import pytest
 
 from jaxspec.config import DataConfig
 from jaxspec.errors import UserError
-from jaxspec.training.examples import SHIPPED_PROMPTS, Example, read_examples, read_prompts, select_prompts
+from jaxspec.training.examples import (
+    SHIPPED_PROMPTS,
+    Example,
+    read_examples,
+    read_prompts,
+    select_prompts,
+    unseen_prompts,
+)
 
 
 @pytest.fixture
@@ -194,3 +201,17 @@ def test_data_sets_on_the_hub_have_configs_and_splits(hub):
 def test_what_the_hub_does_not_have_is_said_on_one_line(hub, source, split, message):
     with pytest.raises(UserError, match=message):
         read_examples(DataConfig(prompts=source, split=split))
+
+
+def test_prompts_that_an_adapter_was_trained_on_are_left_out(model, write):
+    questions = [f"question {i}" for i in range(30)]
+    source = write(*({"prompt": question} for question in questions))
+    data = {"held_out": 5, "held_out_seed": 3, "max_prompt_tokens": 100, "chat": True}
+    held_out = [prompt.text for prompt in select_prompts(model, DataConfig(source, answers=9, **data))[:5]]
+    assert unseen_prompts(model, data | {"prompts": "data.jsonl"}, source) == held_out
+    assert unseen_prompts(model, data | {"prompts": "other.jsonl"}, source) == questions
+    rows = [{"say": questions[i % 9], "about": f"{i % 2}", "answer": f"{i}" * (i > 2)} for i in range(30)]
+    source = write(*rows)  # repeated, and some without an answer
+    data |= {"column": "say", "answer_column": "answer", "context_column": "about"}
+    held_out = [prompt.text for prompt in select_prompts(model, DataConfig(source, answers=9, **data))[:5]]
+    assert unseen_prompts(model, data | {"prompts": "data.jsonl"}, source, "say") == held_out

@@ -2,82 +2,108 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 
-import bench
+from jaxspec.cli.bench import main
 from jaxspec.errors import UserError
-from jaxspec.tuning import steps as step_latency
-from jaxspec.tuning.steps import LatencyConfig, check_latency, measure_steps, random_model, step_bytes
+from jaxspec.tuning import steps
+from jaxspec.tuning.memory import bandwidth, step_bytes
+from jaxspec.tuning.steps import SHAPES, LatencyConfig, check_latency, measure_steps, random_model
 from jaxspec.versions import code_version
-from jaxspec.weights.hf import save_directory
+from jaxspec.weights.load import save_model
+from tests.helpers.bench import change
 from tests.helpers.tiny import TINY, make_text_model
+
+CONFIG = LatencyConfig(models=("1b", "7b"), rows=(1, 4), cache_lengths=(64,), rounds=1)
+OTHERS = "other settings, models, code or devices"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small():
+    """Shapes that are quickly measured, with a memory whose speed is known."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("1b", "7b"):
+            patch.setitem(SHAPES, name, TINY)
+        patch.setattr(steps, "bandwidth", lambda rounds: 5e9)
+        yield
+
+
+@pytest.fixture(scope="module")
+def measured(small, tmp_path_factory):
+    """A folder of two curves."""
+    folder = tmp_path_factory.mktemp("latency")
+    measure_steps(CONFIG, folder)
+    return folder
 
 
 @pytest.fixture
-def folder(tmp_path):
-    model = make_text_model()
-    save_directory(tmp_path / "model", model.config, model.params, model.eos)
-    model.tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path
+def folder(measured, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(measured, tmp_path / "latency")
 
 
-def test_every_case_is_measured_and_shown(folder, capsys):
-    sizes = ["--rows", "1", "5", "--batch-sizes", "2", "--cache-lengths", "64", "96", "--rounds", "1"]
-    bench.main(["latency", "--models", str(folder / "model"), *sizes, "--output", str(folder / "out")])
-    shown = capsys.readouterr().out
-    assert shown.strip() in (folder / "out" / "latency.md").read_text() and "| 5 rows |" in shown
-    assert (folder / "out" / "latency.png").stat().st_size > 5000
+def test_every_case_is_measured_and_shown(tmp_path, capsys):
+    save_model(make_text_model(), tmp_path / "model")
+    command = ["latency", "--models", str(tmp_path / "model"), "--output", str(tmp_path / "out")]
+    main([*command, *["--rows", "5", "--batch-sizes", "2", "--cache-lengths", "64", "96", "--rounds", "1"]])
+    shown, content = capsys.readouterr().out, (tmp_path / "out" / "latency.json").read_text()
+    assert shown.strip() in (tmp_path / "out" / "latency.md").read_text() and "| 5 rows |" in shown
+    assert (tmp_path / "out" / "latency.png").stat().st_size > 5000
     assert len([line for line in shown.splitlines() if "(float32)" in line]) == 2
-    assert "--models model --rows 1 5 --batch-sizes 2 --cache-lengths 64 96 --rounds 1`" in shown
-    assert str(folder) not in (folder / "out" / "latency.json").read_text()
-    assert json.loads((folder / "out" / "latency.json").read_text())["code"] == code_version()
+    assert "--models model --rows 5 --batch-sizes 2 --cache-lengths 64 96 --rounds 1`" in shown
+    assert str(tmp_path) not in content and json.loads(content)["code"] == code_version()
     with pytest.raises(UserError, match="measured with other settings"):
-        bench.main(["latency", "--models", str(folder / "model"), "--output", str(folder / "out")])
+        main(command)
 
 
-def test_what_was_measured_stays_and_the_rest_follows(monkeypatch, tmp_path, capsys):
-    """Finished curves are kept as they are, whatever the code; unfinished ones need the same code."""
-    monkeypatch.setitem(step_latency.SHAPES, "1b", TINY)
-    monkeypatch.setitem(step_latency.SHAPES, "7b", TINY)
-    config = LatencyConfig(models=("1b", "7b"), rows=(1, 4), cache_lengths=(64, 96), rounds=1)
-    whole = measure_steps(config, tmp_path)
-    file = tmp_path / "latency.json"
-    file.write_text(json.dumps(whole | {"curves": whole["curves"][:3], "bytes_per_second": 5e9}))
-    bench.main(["report", str(tmp_path)])
-    assert "**Unfinished: 3 of 4 curves are there.**" in (tmp_path / "latency.md").read_text()
-    capsys.readouterr()
-    bench.main(["report", str(tmp_path), "--json"])
-    assert json.loads(capsys.readouterr().out) == json.loads(file.read_text())
-    made = []
-    monkeypatch.setattr(step_latency, "random_model", lambda *args: made.append(args[0]) or random_model(*args))
-    again = measure_steps(config, tmp_path)
-    assert made == ["7b"] and again["curves"][:3] == whole["curves"][:3] and again["bytes_per_second"] == 5e9
-    sizes = [(curve["model"], curve["cache_length"]) for curve in again["curves"]]
-    assert sizes == [("1b", 64), ("1b", 96), ("7b", 64), ("7b", 96)]
-    (tmp_path / "latency.md").unlink()
-    assert measure_steps(config, tmp_path) == again and made == ["7b"]
-    assert "Unfinished" not in (tmp_path / "latency.md").read_text()
-    monkeypatch.setitem(step_latency.SHAPES, "7b", dataclasses.replace(TINY, num_layers=1))
-    with pytest.raises(UserError, match="other settings, models, code or devices"):
-        measure_steps(config, tmp_path)
-    monkeypatch.setitem(step_latency.SHAPES, "7b", TINY)
-    older = again | {"code": "older"}
-    file.write_text(json.dumps(older))
-    assert measure_steps(config, tmp_path) == older
-    file.write_text(json.dumps(older | {"curves": older["curves"][:3]}))
-    with pytest.raises(UserError, match="other settings, models, code or devices"):
-        measure_steps(config, tmp_path)
-
-
-def test_curves_hold_seconds_and_the_memory_limit(monkeypatch, tmp_path):
-    monkeypatch.setitem(step_latency.SHAPES, "1b", TINY)
-    [curve] = measure_steps(LatencyConfig(models=("1b",), rows=(1, 4), rounds=1), tmp_path)["curves"]
+def test_curves_hold_seconds_and_the_memory_limit(measured):
+    curve, _ = json.loads((measured / "latency.json").read_text())["curves"]
     assert set(curve["seconds"]) == {"1", "4"} and min(curve["seconds"].values()) > 0
     assert 0 < curve["memory_seconds"] < 1
 
 
-def test_a_benchmark_is_not_hidden_behind_latencies(tmp_path):
+def test_what_was_measured_stays_and_the_rest_follows(folder, monkeypatch, capsys):
+    file = folder / "latency.json"
+    whole = json.loads(file.read_text())
+    change(file, curves=whole["curves"][:1], bytes_per_second=4e9)
+    main(["report", str(folder)])
+    assert "**Unfinished: 1 of 2 curves are there.**" in (folder / "latency.md").read_text()
+    capsys.readouterr()
+    main(["report", str(folder), "--json"])
+    assert json.loads(capsys.readouterr().out) == json.loads(file.read_text())
+    made = []
+    monkeypatch.setattr(steps, "random_model", lambda *args: made.append(args[0]) or random_model(*args))
+    again = measure_steps(CONFIG, folder)
+    assert made == ["7b"] and again["curves"][:1] == whole["curves"][:1] and again["bytes_per_second"] == 4e9
+    assert [curve["model"] for curve in again["curves"]] == ["1b", "7b"]
+    (folder / "latency.md").unlink()
+    assert measure_steps(CONFIG, folder) == again and made == ["7b"]
+    assert "Unfinished" not in (folder / "latency.md").read_text()
+
+
+def test_finished_curves_are_shown_whatever_the_code_and_unfinished_ones_need_the_same(folder, monkeypatch):
+    file = folder / "latency.json"
+    change(file, code="older")
+    older = json.loads(file.read_text())
+    assert measure_steps(CONFIG, folder) == older
+    change(file, curves=older["curves"][:1])
+    with pytest.raises(UserError, match=OTHERS):
+        measure_steps(CONFIG, folder)
+    change(file, **older | {"code": code_version()})
+    monkeypatch.setitem(SHAPES, "7b", dataclasses.replace(TINY, num_layers=1))
+    with pytest.raises(UserError, match=OTHERS):
+        measure_steps(CONFIG, folder)
+
+
+def test_what_is_no_latency_is_refused(folder, tmp_path):
+    change(folder / "latency.json", curves=[])
+    with pytest.raises(UserError, match=r"not what .* writes now: other settings, or no curve"):
+        main(["report", str(folder)])
+    (folder / "latency.json").write_text("{}")
+    with pytest.raises(UserError, match=r"not what .* writes now: device is missing"):
+        main(["report", str(folder)])
     (tmp_path / "bench.json").write_text("{}")
     with pytest.raises(UserError, match="holds a benchmark"):
         measure_steps(LatencyConfig(), tmp_path)
@@ -90,18 +116,18 @@ def test_bytes_by_hand():
     weights = c.num_layers * layer + 32 + 32 * c.vocab_size
     cache = 2 * c.num_layers * 3 * c.num_kv_heads * 64 * c.head_dim
     assert step_bytes(model, 3, 64) == 4 * (weights + cache)
+    assert bandwidth(1, 1 << 16) > 1e4
 
 
 def test_nothing_is_measured_before_everything_is_known_to_fit(monkeypatch, tmp_path):
     assert random_model("tiny", TINY, "float32").params["lm_head"].shape == (32, 16)
-    monkeypatch.setitem(step_latency.SHAPES, "1b", TINY)
-    monkeypatch.setattr(step_latency, "bandwidth", lambda rounds: pytest.fail("measured"))
+    monkeypatch.setattr(steps, "bandwidth", lambda rounds: pytest.fail("measured"))
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
-        measure_steps(LatencyConfig(models=("1b",)), tmp_path / "file")
-    monkeypatch.setattr(step_latency, "device_bytes", lambda: 1000)
-    with pytest.raises(UserError, match=r"1b in float32 needs 0\.0 GiB"):
-        measure_steps(LatencyConfig(models=("1b",)), tmp_path / "new")
+        measure_steps(CONFIG, tmp_path / "file")
+    monkeypatch.setattr(steps, "device_memory", lambda: 1000)
+    with pytest.raises(UserError, match=r"in float32 needs 0\.0 GiB"):
+        measure_steps(CONFIG, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 

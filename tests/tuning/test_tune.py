@@ -9,14 +9,14 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import generate_many
-from jaxspec.decoding.loop import Drafter
-from jaxspec.drafting.adapter import Adapter, load_method, save_adapter
-from jaxspec.drafting.choice import load_tuned, save_choice
+from jaxspec.drafting.adapter import Adapter, save_adapter
+from jaxspec.drafting.choice import save_choice
+from jaxspec.drafting.drafter import autoregressive, make_drafter
+from jaxspec.drafting.method import Method
 from jaxspec.drafting.tree import chain
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, Medusa, Method
-from jaxspec.model.base import Base
-from jaxspec.model.decoder import causal_mask
+from jaxspec.methods import PPD, Medusa, load_drafter
+from jaxspec.model.rows import read_layers
 from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import evaluate
 from jaxspec.tuning.latency import measure_latency
@@ -35,8 +35,7 @@ class Oracle(Method):
 
     def predictions(self, trainable, base, batch):
         B, T = batch.tokens.shape
-        positions = jnp.broadcast_to(jnp.arange(T), (B, T))
-        hidden, _ = base.rows(base.embed(batch.tokens), positions, causal_mask(B, T))
+        hidden, _, _ = read_layers(base, batch.tokens, ())
         source = jnp.minimum(batch.points[..., None] + np.arange(1, 4), T - 1)
         return base.logits(hidden[jnp.arange(B)[:, None, None], source])
 
@@ -44,27 +43,29 @@ class Oracle(Method):
 @pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.2, top_k=6)], ids=["greedy", "sampling"])
 def test_candidates_are_ranked_with_the_noise_that_draws_the_text(tiny, sampling):
     prompts = make_prompts(6)
-    answers = generate_many(tiny, load_method("autoregressive", tiny), prompts, 20, sampling=sampling, seed=3)
-    answers = [Answer(prompts[index], tokens) for index, tokens in answers]
-    base = Base(tiny.params, tiny.decoder)
-    accuracy = evaluate(Oracle(), {}, base, answers, sampling=sampling, seed=3)
+    made = generate_many(autoregressive(tiny), prompts, 20, sampling=sampling, seed=3)
+    answers = [Answer(prompts[index], tokens) for index, tokens in made]
+    accuracy = evaluate(Oracle(), {}, tiny.base, answers, sampling=sampling, seed=3)
     assert accuracy.positions > 20
     np.testing.assert_allclose(accuracy.by_rank[:, 0], 1.0)
     if sampling.temperature:
-        assert evaluate(Oracle(), {}, base, answers, sampling=sampling, seed=4).by_rank[0, 0] < 0.9
+        assert evaluate(Oracle(), {}, tiny.base, answers, sampling=sampling, seed=4).by_rank[0, 0] < 0.9
+
+
+def adapter_of(method, model, frequent, **info):
+    """As training begins with it."""
+    trainable = method.init(jax.random.key(0), model.base)
+    return Adapter(method, trainable, model.fingerprint, {"tree": [[0]]} | info, frequent)
 
 
 def test_latency_covers_the_sizes_and_a_race_is_lossless(capsys):
-    model, method = make_text_model(), PPD(ensemble=2)
-    trainable = method.init(jax.random.key(0), Base(model.params, model.decoder))
-    frequent = np.arange(model.config.vocab_size, dtype=np.int32)
-    adapter = Adapter(method, trainable, model.fingerprint, {}, frequent)
-    latency = measure_latency(model, adapter, 20, 2, 64, 12, rounds=2)
-    assert latency.rows == (1, 6, 9, 12) and min(latency.seconds) > 0
-    drafter = Drafter(trainable, chain(2).arrays(3), method)
-    plain, trial = race(
-        model, {"a chain": drafter}, ["one", "two", "three", "four"], 12, SamplingConfig(1.0), batch_size=2
-    )
+    model = make_text_model()
+    adapter = adapter_of(PPD(ensemble=2), model, np.arange(model.config.vocab_size, dtype=np.int32))
+    drafter = make_drafter(adapter, model, chain(2), 0)
+    latency = measure_latency(drafter, 20, 2, 64, 6, rounds=2)
+    assert latency.rows == (1, 6) and min(latency.seconds) > 0
+    prompts = ["one", "two", "three", "four"]
+    plain, trial = race(model, {"a chain": drafter}, prompts, 12, SamplingConfig(1.0), batch_size=2)
     assert (plain.name, trial.name) == ("autoregressive", "a chain")
     assert plain.identical == trial.identical == 4
     assert plain.tokens_per_step == plain.speedup == 1.0 <= trial.tokens_per_step
@@ -72,29 +73,28 @@ def test_latency_covers_the_sizes_and_a_race_is_lossless(capsys):
 
 
 @pytest.mark.slow
-def test_heads_are_tuned_with_what_depth_costs_and_with_draft_vocabularies(tmp_path, capsys):
+def test_heads_are_tuned_with_what_depth_costs_and_with_draft_vocabularies(tmp_path):
     """Every tree is tried with every vocabulary; the choice remembers its own."""
     model = make_text_model()
-    method = Medusa(heads=3)
-    trainable = method.init(jax.random.key(0), Base(model.params, model.decoder))
     frequent = np.random.default_rng(0).permutation(model.config.vocab_size).astype(np.int32)
-    info = {"accuracy": [[0.4, 0.2], [0.3, 0.1], [0.2, 0.1]], "draft_vocabulary": 40}
-    adapter = Adapter(method, trainable, model.fingerprint, info, frequent)
+    accuracy = [[0.4, 0.2], [0.3, 0.1], [0.2, 0.1]]
+    adapter = adapter_of(Medusa(heads=3), model, frequent, accuracy=accuracy, draft_vocabulary=40)
+    drafter = make_drafter(adapter, model)
     config = TuneConfig(
         cache_length=64, max_new_tokens=8, num_prompts=2, max_rows=4, finalists=1, also=("chain:2",),
         draft_vocabularies=(0, 30),
     )  # fmt: skip
-    tuning = tune(model, adapter, ["one", "two", "three"], config)
+    tuning = tune(drafter, ["one", "two", "three"], config)
     assert len(tuning.latency.drafting) == 3 and tuning.latency.drafting[0] == 0
     names = [trial.name for trial in tuning.trials]
     assert len(names) == 5 and {"chain:2", "chain:2, 30 tokens"} <= set(names)
     assert all(trial.identical == 2 for trial in tuning.trials)
     choice = dataclasses.replace(tuning.choice, draft_vocabulary=30, plan=chain(2), name="chain:2, 30 tokens")
-    save_adapter(tmp_path, dataclasses.replace(adapter, info=info | {"tree": [[0]]}))
+    save_adapter(tmp_path, adapter)
     save_choice(tmp_path, "medusa", choice)
-    drafter, line = load_tuned("medusa", model, tmp_path)
-    assert drafter.draft_vocabulary.ids.tolist() == frequent[:30].tolist() and "30 tokens" in line
+    tuned = load_drafter("medusa", model, tmp_path, tree="auto")
+    assert tuned.on_device.draft_vocabulary.ids.tolist() == frequent[:30].tolist() and "30 tokens" in tuned.note
     with pytest.raises(UserError, match="at most"):
-        tune(model, adapter, ["one"] * 3, dataclasses.replace(config, draft_vocabularies=(10**6,)))
+        tune(drafter, ["one"] * 3, dataclasses.replace(config, draft_vocabularies=(10**6,)))
     default = dataclasses.replace(config, draft_vocabularies=(), also=())
-    assert [t.name.endswith(", 40 tokens") for t in tune(model, adapter, ["one"] * 3, default).trials] == [False, True]
+    assert [t.name.endswith(", 40 tokens") for t in tune(drafter, ["one"] * 3, default).trials] == [False, True]

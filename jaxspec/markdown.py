@@ -1,9 +1,14 @@
-"""Lines of Markdown tables."""
+"""Markdown tables, as lists of lines."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+
+def table(heads: Sequence[Any], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """A table with a head and as many cells in every row."""
+    return [row(heads), rule(len(heads)), *map(row, rows)]
 
 
 def row(cells: Sequence[Any]) -> str:

@@ -1,0 +1,75 @@
+"""Asking questions turn by turn, several together, and comparing the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from jaxspec.bench.config import BenchConfig
+from jaxspec.bench.questions import Question, group_of
+from jaxspec.bench.ways import Way
+from jaxspec.decoding.divergence import Divergence, first_divergence
+from jaxspec.decoding.generate import Generation
+
+
+def batches(questions: Sequence[Question], config: BenchConfig) -> Iterator[list[Question]]:
+    """Questions that can be answered together: of one group, as many turns, one temperature, at most `batch_size`."""
+    groups: dict[tuple, list[Question]] = {}
+    for question in questions:
+        kind = (group_of(question.category), len(question.turns), config.temperature_of(question))
+        group = groups.setdefault(kind, [])
+        group.append(question)
+        if len(group) == config.batch_size:
+            yield groups.pop(kind)
+    yield from groups.values()
+
+
+def converse(way: Way, questions: Sequence[Question], config: BenchConfig, seed: int) -> list[Generation]:
+    """Answer questions of as many turns and one temperature together.
+
+    Returns:
+      The answers to all first turns, then those to all second ones, and so on.
+    """
+    sampling = config.sampling(config.temperature_of(questions[0]))
+    talks: list[list[str]] = [[] for _ in questions]
+    answers: list[Generation] = []
+    for turns in zip(*(question.turns for question in questions), strict=True):
+        for talk, turn in zip(talks, turns, strict=True):
+            talk.append(turn)
+        said = way.answer([way.model.encode(talk, config.chat) for talk in talks], sampling, seed)
+        for talk, answer in zip(talks, said, strict=True):
+            talk.append(answer.text)
+        answers += said
+    return answers
+
+
+def divergences(
+    way: Way,
+    question: Question,
+    ours: Sequence[Generation],
+    plain: Sequence[Generation],
+    config: BenchConfig,
+    seed: int,
+) -> list[Divergence | None]:
+    """Per turn, where answers differ from autoregressive decoding's, if they do, up to the first turn where they do.
+
+    After it the conversations differ, and what follows says nothing: no entry.
+
+    Args:
+      way: that gave the answers.
+      question: what was asked.
+      ours: the answers, turn by turn.
+      plain: those of autoregressive decoding on the same base.
+      config: how it was asked.
+      seed: of both.
+    """
+    talk: list[str] = []
+    found: list[Divergence | None] = []
+    sampling = config.sampling(config.temperature_of(question))
+    for text, answer, reference in zip(question.turns, ours, plain, strict=True):
+        talk.append(text)
+        prompt = way.model.encode(talk, config.chat)
+        found.append(first_divergence(way.model, prompt, answer.tokens, reference.tokens, sampling, seed))
+        if found[-1]:
+            break
+        talk.append(reference.text)
+    return found

@@ -1,0 +1,121 @@
+"""What a compiled step needs of every device, as the compiler says.
+
+The step is compiled for the mesh it is meant for, so that a configuration that cannot work fails here. For the CPU's
+virtual devices its temporaries are an upper bound: that compiler does not order work so as to save memory. For a TPU
+they are what the chip will use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+from jax.stages import Lowered
+
+from jaxspec.errors import first_line
+from jaxspec.parallel.chips import Chip
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What a compiled step needs of each device.
+
+    Attributes:
+      arguments: bytes of what goes in: weights, state, batch.
+      unread: bytes of the base's weights where a step does without them, because it trains others in their place; they
+        stay on the device.
+      temporaries: bytes of what it makes on the way, and of results that do not take the place of an argument.
+      repeated: bytes of the arguments that every pass reads: the weights.
+      passes: how often it repeats what the next two figures count: forward and backward passes of one update.
+      flops: operations.
+      bytes: read and written, as the compiler counts them: what it copies to faster memory first counts every time.
+    """
+
+    arguments: int
+    unread: int
+    temporaries: int
+    repeated: int
+    passes: int
+    flops: float
+    bytes: float
+
+    def fits(self, chip: Chip) -> bool:
+        """Whether the chip's memory holds it all."""
+        return self.arguments + self.unread + self.temporaries <= chip.memory
+
+    def limits(self, chip: Chip) -> dict[str, float]:
+        """The least seconds that reading all arguments takes, weights in every pass, and the arithmetic."""
+        return {
+            "memory_seconds": (self.arguments + (self.passes - 1) * self.repeated) / chip.bandwidth,
+            "compute_seconds": self.passes * self.flops / chip.flops,
+        }
+
+
+def measure_needs(
+    lowered: Lowered, chip: Chip | None, passes: int = 1, weights: int = 0, trained: int = 0
+) -> dict[str, Any]:
+    """Compile a step, and ask the compiler. A TPU's does not compile what does not fit, and says how much there was.
+
+    Args:
+      lowered: a step whose first argument is the base.
+      chip: whose limits to compare with.
+      passes: how often an update reads the weights.
+      weights: bytes of the base's.
+      trained: bytes of the trainable pytree.
+
+    Returns:
+      The fields of `Needs`; with a chip also `fits` and its limits, or `fits` and the `reason` why not.
+    """
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if chip is None or "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return {"fits": False, "reason": first_line(error)}
+    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
+    unread = 0 if jax.tree.leaves(compiled.input_shardings[0][0]) else weights  # without a sharding: not an input
+    needs = Needs(
+        arguments=memory.argument_size_in_bytes,
+        unread=unread,
+        temporaries=memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        repeated=weights - unread + trained,
+        passes=passes,
+        flops=cost.get("flops", 0.0),
+        bytes=cost.get("bytes accessed", 0.0),
+    )
+    figures = dataclasses.asdict(needs)
+    return figures if chip is None else figures | {"fits": needs.fits(chip)} | needs.limits(chip)
+
+
+def needs_text(step: dict[str, Any]) -> str:
+    """The figures of `measure_needs` for people."""
+    if "reason" in step:
+        return f"DOES NOT FIT ({step['reason']})"
+    parts = [f"per device arguments {gigabytes(step['arguments'])}"]
+    parts += [f"unread weights {gigabytes(step['unread'])}"] if step["unread"] else []
+    parts += [f"temporaries {gigabytes(step['temporaries'])}"]
+    passes = f"{step['passes']} passes of " if step["passes"] > 1 else ""
+    parts += [f"{passes}{step['flops']:.3g} FLOPs and {gigabytes(step['bytes'])} moved"]
+    text = ", ".join(parts)
+    if "fits" in step:
+        verdict = "fits" if step["fits"] else "DOES NOT FIT"
+        memory, arithmetic = (f"{1000 * step[f'{part}_seconds']:.2f} ms" for part in ("memory", "compute"))
+        text += f"; {verdict}; at least {memory} for memory, {arithmetic} for arithmetic"
+    return text
+
+
+def gigabytes(count: float) -> str:
+    """Bytes for people."""
+    return f"{count / 1e9:.3g} GB"
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes that arrays with a sharding take on one device."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def size(tree: Any) -> int:
+    """Elements of all arrays."""
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))

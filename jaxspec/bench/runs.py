@@ -1,0 +1,94 @@
+"""What to compare, as a user writes it: `METHOD [tree=SPEC] [vocabulary=N] [adapter=DIR]`."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+
+from jaxspec.errors import UserError, suggest
+from jaxspec.files import known_as
+from jaxspec.methods import METHODS
+
+REFERENCE = "autoregressive"
+AGAIN = f"{REFERENCE} again"  # against itself: how far two ways differ that do not
+_FORM = "METHOD [tree=SPEC] [vocabulary=N] [adapter=DIR]"
+_SETTINGS = ("tree", "vocabulary", "adapter")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A method and how to load it.
+
+    Attributes:
+      method: a key of `METHODS`.
+      tree: as `load_drafter` takes it; None for the adapter's own.
+      vocabulary: how many tokens may be drafted, 0 is all; None for the adapter's own.
+      adapter: folder; None for the one that ships.
+    """
+
+    method: str
+    tree: str | None = None
+    vocabulary: int | None = None
+    adapter: str | None = None
+
+    @property
+    def text(self) -> str:
+        """As a user writes it, with files and folders by their own names: what is kept names no machine's paths."""
+        given = [(name, getattr(self, name)) for name in _SETTINGS if getattr(self, name) is not None]
+        return shlex.join([self.method, *(f"{name}={known_as(str(value))}" for name, value in given)])
+
+    @property
+    def name(self) -> str:
+        """The same without the adapter."""
+        return dataclasses.replace(self, adapter=None).text
+
+
+def parse_run(text: str) -> Run:
+    """Read a run. Raises UserError for an unknown method or setting, or a setting that is given twice."""
+    try:
+        method, *words = shlex.split(text) or [""]
+    except ValueError as error:  # an open quote
+        raise UserError(f"run {text!r}: {error}") from None
+    if method not in METHODS:
+        known = f"{suggest(method, METHODS)}; methods: {', '.join(METHODS)}"
+        raise UserError(f"run {text!r}: expected {_FORM}, unknown method {method!r}{known}")
+    given = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in _SETTINGS or not value:
+            raise UserError(f"run {text!r}: expected {_FORM}, got {word!r}{suggest(name, _SETTINGS)}")
+        if name in given:
+            raise UserError(f"run {text!r}: {name} is given twice")
+        given[name] = value
+    if given and not METHODS[method].trainable:
+        raise UserError(f"run {text!r}: {method} drafts nothing and takes no settings")
+    if "vocabulary" in given:
+        if not given["vocabulary"].isdecimal():
+            raise UserError(f"run {text!r}: vocabulary must be a whole number, got {given['vocabulary']!r}")
+        if given.get("tree") == "auto":
+            raise UserError(f"run {text!r}: a tree of auto brings its own vocabulary")
+        given["vocabulary"] = int(given["vocabulary"])
+    return Run(method, **given)
+
+
+def name_runs(texts: Sequence[str]) -> dict[str, Run]:
+    """Runs by the names of their ways, autoregressive decoding first; named twice it races itself.
+
+    An adapter is part of a name only where nothing else tells two runs apart.
+
+    Raises:
+      UserError: a run that cannot be read, or two of the same name.
+    """
+    runs = [parse_run(text) for text in texts]
+    alike = Counter(run.name for run in runs)
+    named: dict[str, Run] = {}
+    for run in runs:
+        name = run.text if alike[run.name] > 1 else run.name
+        if name == REFERENCE in named:
+            name = AGAIN
+        if name in named:
+            raise UserError(f"two runs are called {name!r}: give them other settings, or adapters with other names")
+        named[name] = run
+    return {REFERENCE: Run(REFERENCE)} | named

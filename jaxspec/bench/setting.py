@@ -1,0 +1,134 @@
+"""bench.json: all that the answers in a folder depend on. Only a benchmark of the same setting may add to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax.traverse_util import flatten_dict
+
+from jaxspec.bench.benchmark import Benchmark, select_questions
+from jaxspec.bench.config import BenchConfig
+from jaxspec.bench.runs import parse_run
+from jaxspec.errors import UserError, differences
+from jaxspec.files import known_as, read_json, write_atomically
+from jaxspec.machine import device_name
+from jaxspec.versions import code_version
+
+_FILE = "bench.json"
+_CALLED = {"asked": "questions", "questions": "number of questions", "left_out": "questions left out"}
+_WRITTEN = ("model", "fingerprint", "dtype", "device", "settings", "ways", "questions", "asked", "left_out", "jax")
+_WRITTEN += ("code", "began")
+
+
+def read_written(file: Path, fields: Collection[str]) -> dict[str, Any]:
+    """A JSON object that a benchmark wrote. Raises UserError for a file that lacks one of the fields."""
+    content = read_json(file)
+    lacking = [name for name in fields if name not in content]
+    if lacking:
+        raise UserError(f"{file}: not what a benchmark writes ({lacking[0]} is missing)")
+    return content
+
+
+def read_setting(folder: Path) -> dict[str, Any]:
+    """What bench.json says of a benchmark. Raises UserError where there is none, or none of this version."""
+    file = folder / _FILE
+    if not file.exists():
+        raise UserError(f"{folder}: no benchmark there ({_FILE} is missing)")
+    setting = read_written(file, _WRITTEN)
+    if not isinstance(setting["settings"], dict):
+        raise UserError(f"{file}: not what a benchmark writes (settings is {setting['settings']!r})")
+    known, found = (flatten_dict(s, sep=".").keys() for s in (dataclasses.asdict(BenchConfig()), setting["settings"]))
+    if known != found:
+        raise UserError(f"{file}: of another version of this program ({', '.join(sorted(known ^ found))})")
+    return setting
+
+
+def claim_folder(benchmark: Benchmark, folder: Path, complete: bool) -> None:
+    """Write bench.json, or check that it is the same, except for a smaller limit where questions are asked one by one.
+
+    Args:
+      benchmark: what is to be asked.
+      folder: where.
+      complete: whether every answer is there, so that it no longer matters which code would give them.
+
+    Raises:
+      UserError: the folder holds another benchmark, or some answers of other code.
+    """
+    now, file = describe(benchmark), folder / _FILE
+    if not file.exists():
+        if any(not path.name.startswith(".") for path in folder.iterdir()):
+            raise UserError(f"{folder} holds other files; give another --output")
+        write_atomically(file, json.dumps(now | {"began": time.strftime("%Y-%m-%d")}, indent=1).encode())
+        return
+    before = read_setting(folder)
+    limit = before["settings"]["limit"]
+    # A smaller choice of questions is part of every larger one.
+    wider = 0 < limit < (benchmark.config.limit or math.inf)
+    if wider and benchmark.config.batch_size > 1:
+        raise UserError(
+            f"{folder} holds {limit} questions, in batches that more questions would change: give another --output"
+        )
+    different = _differences(before, describe(_narrowed(benchmark, limit)) if wider else now)
+    if different.keys() == {"code"} and not complete:
+        raise UserError(
+            f"{folder} holds answers of another version of the code ({before['code']}): resume with that version, or "
+            "give another --output"
+        )
+    if not different.keys() <= {"code"}:
+        raise UserError(f"{folder} holds another benchmark ({'; '.join(different.values())}); give another --output")
+    if wider:
+        (folder / "perplexity.json").unlink(missing_ok=True)  # of fewer answers
+        kept = {name: before[name] for name in ("began", "code")}
+        write_atomically(file, json.dumps(now | kept, indent=1).encode())
+
+
+def describe(benchmark: Benchmark) -> dict[str, Any]:
+    """All that answers depend on, as JSON holds it; of files and folders the names alone."""
+    config, model = benchmark.config, benchmark.model
+    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(BenchConfig)}
+    settings |= {
+        "runs": [parse_run(text).text for text in config.runs],
+        "data": ",".join(Path(file).name for file in config.data.split(",")),
+        "model": known_as(config.model),
+        "mesh": dataclasses.asdict(config.mesh),
+    }
+    asked = json.dumps([[q.data, q.id, q.turns] for q in benchmark.questions]).encode()
+    found = {
+        "model": known_as(model.name),
+        "fingerprint": model.fingerprint,
+        "dtype": str(model.dtype),
+        "device": device_name(),
+        "settings": settings,
+        "ways": {name: way.info for name, way in benchmark.ways.items()},
+        "questions": len(benchmark.questions),
+        "asked": hashlib.sha256(asked).hexdigest()[:16],
+        "left_out": [[q.data, q.id] for q in benchmark.left_out],
+        "jax": jax.__version__,
+        "code": code_version(),
+    }
+    return json.loads(json.dumps(found))
+
+
+def _narrowed(benchmark: Benchmark, limit: int) -> Benchmark:
+    """The same with a smaller limit."""
+    config = dataclasses.replace(benchmark.config, limit=limit)
+    return dataclasses.replace(benchmark, config=config, questions=select_questions(config, benchmark.model)[0])
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
+    """In what two descriptions differ, in words by name; of accuracies, which only the report shows, nothing."""
+    before, now = (
+        setting | {"ways": {name: way | {"accuracy": None} for name, way in setting["ways"].items()}}
+        for setting in (before, now)
+    )
+    if before["settings"] != now["settings"]:  # the rest follows from them
+        return {"settings": "; ".join(differences(before["settings"], now["settings"]))}
+    return {name: f"other {_CALLED.get(name, name)}" for name in now if before.get(name) != now[name]}

@@ -1,0 +1,117 @@
+"""Compare methods on the same questions, report on what was measured, or measure what a step costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import tyro
+
+from jaxspec.bench.config import BenchConfig, check_bench
+from jaxspec.bench.report import overall_table, write_bench_report
+from jaxspec.bench.results import load_results
+from jaxspec.bench.run import run_bench
+from jaxspec.cli.options import parse
+from jaxspec.cli.program import enable_compilation_cache
+from jaxspec.files import writable
+from jaxspec.parallel.sharding import in_mesh, mesh_of
+from jaxspec.tuning.steps import LATENCY, LatencyConfig, latency_table, measure_steps, read_latency, write_latency
+from jaxspec.weights.load import load_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Compare(BenchConfig):
+    """Answer the same questions with several methods in turn. The same command resumes a run that was killed.
+
+    Attributes:
+      output: folder for the answers, summary.json, report.md and plots.
+      run_code: score HumanEval by running the programs that the answers hold, within limits of time and memory; what
+        a model writes is run with your rights: use a container where that matters.
+      perplexity: also score how probable the base finds the answers; for rules and bases that change the text.
+      json: print summary.json instead of the table.
+    """
+
+    output: str = "runs/bench"
+    run_code: bool = False
+    perplexity: bool = False
+    json: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Write the tables and plots of a folder again, from what was measured.
+
+    Attributes:
+      folder: of a benchmark, or of latencies.
+      json: print summary.json, or latency.json, instead of the table.
+    """
+
+    folder: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
+    json: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Latency(LatencyConfig):
+    """Measure a step's time against its rows, and the time that reading the memory alone takes.
+
+    Attributes:
+      output: folder for latency.json, latency.md and latency.png. The same command resumes a run that was killed.
+    """
+
+    output: str = "runs/latency"
+
+
+def main(args: list[str]) -> None:
+    """Parse, and do what the first word says."""
+    options = parse(Compare | Report | Latency, args)
+    {Compare: compare, Report: report, Latency: latency}[type(options)](options)
+
+
+def compare(options: Compare) -> None:
+    """Ask and report."""
+    check_bench(options)
+    enable_compilation_cache()
+    model = load_model(options.model, options.dtype or None, options.mesh, options.template)
+    output = Path(options.output)
+    try:
+        with in_mesh(mesh_of(model.params)):
+            run_bench(options, model, output, _say, options.run_code, options.perplexity)
+    except (KeyboardInterrupt, OSError, jax.errors.JaxRuntimeError):
+        if (output / "bench.json").exists():
+            _say(f"answers so far are in {output}: the same command resumes, bench.py report {output} shows them")
+        raise
+    show(output, options.json)
+
+
+def report(options: Report) -> None:
+    """Report on a folder."""
+    folder = Path(options.folder)
+    if not (folder / LATENCY).exists():
+        show(folder, options.json)
+        return
+    found = read_latency(folder)
+    write_latency(found, writable(folder))
+    print(json.dumps(found, indent=1) if options.json else "\n".join(latency_table(found)))
+
+
+def show(folder: Path, as_json: bool) -> None:
+    """Write the report of a benchmark and print its main table."""
+    results = load_results(folder)
+    page = write_bench_report(results, writable(folder))
+    print((folder / "summary.json").read_text() if as_json else "\n".join(overall_table(results)))
+    _say(f"written to {page}")
+
+
+def latency(options: Latency) -> None:
+    """Measure steps."""
+    enable_compilation_cache()
+    print("\n".join(latency_table(measure_steps(options, Path(options.output)))))
+    _say(f"written to {options.output}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)

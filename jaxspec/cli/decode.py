@@ -1,0 +1,256 @@
+"""Answer prompts, beside autoregressive decoding where asked; or say what decoding would need of devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding
+from jaxspec.cli.options import parse
+from jaxspec.cli.printing import JsonPrinter, Result, TextPrinter
+from jaxspec.cli.program import enable_compilation_cache
+from jaxspec.cli.sides import Side
+from jaxspec.config import MeshConfig, SamplingConfig
+from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance, Typical
+from jaxspec.decoding.divergence import first_divergence
+from jaxspec.decoding.generate import Generation
+from jaxspec.decoding.prompts import encode_prompts
+from jaxspec.drafting.choice import find_choice
+from jaxspec.drafting.drafter import Drafter, autoregressive
+from jaxspec.drafting.sampling import make_sampler
+from jaxspec.errors import UserError, check_at_least
+from jaxspec.methods import load_drafter
+from jaxspec.parallel.chips import absent_mesh
+from jaxspec.training.configs import load_config
+from jaxspec.training.examples import read_prompts
+from jaxspec.weights.load import DEFAULT_MODEL, Model, check_dtype, load_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Answer prompts with one method, optionally beside autoregressive decoding.
+
+    Attributes:
+      method: how to draft.
+      model: a Hugging Face directory or hub name, a base that train.py or export.py made, or a GGUF file; default
+        smollm2-135m (embedded), in a dry run the config's.
+      adapter: folder of a trained adapter; default the one that ships for this method and model.
+      tree: draft tree: auto (what tune.py chose for this machine), BUILDER:NUMBERS (sparse:16, dynamic:60, chain:3,
+        straightforward:3, cartesian:3,2, efficient:5, random:16) or a JSON file; empty takes the adapter's own.
+      draft_vocabulary: draft only so many of the tokens that the base itself uses most; the output stays the same. 0
+        drafts all; default the adapter's own.
+      prompt: one prompt.
+      prompts: a JSONL file with a prompt per line, instead.
+      column: field of that file that holds the prompt.
+      chat: wrap prompts in the tokenizer's chat template, where it has one.
+      template: another one by name: llama2, llama2-short, vicuna, vicuna-short or falcon.
+      max_new_tokens: stop there or at an end-of-text token.
+      max_length: longest prompt and answer together, in tokens; 0 takes the model's context, in a dry run at most 2048.
+      temperature: 0 is greedy.
+      top_k: keep the k most probable tokens; 0 keeps all.
+      top_p: keep the most probable tokens up to this probability.
+      min_p: drop tokens less probable than this fraction of the best.
+      seed: decides the text when sampling.
+      accept: match gives the text of autoregressive decoding; rejection, when sampling, another text of the same
+        distribution; typical is lossy.
+      epsilon: typical acceptance, largest threshold.
+      delta: typical acceptance, factor of the entropy-dependent threshold.
+      dtype: of the weights; default float32 on CPU, bfloat16 elsewhere and in a dry run.
+      batch_size: prompts decoded together.
+      compare: also decode autoregressively and say whether the outputs are identical.
+      stream: print the text while it is made, even when the output is no terminal.
+      json: print one JSON object per prompt, or the figures of a dry run as one.
+      mesh: devices that share the work.
+      dry_run: from shapes alone, compile a decoding step of 1, 16 and 64 rows and print what it needs per device; no
+        such devices are needed.
+      config: of a dry run: the named training run that gives the method and the base's shapes; default ppd_smollm2.
+      topology: of a dry run: compile for this slice of TPUs, like v5e:2x2x1 (needs the package libtpu).
+    """
+
+    method: str = "ppd"
+    model: str = ""
+    adapter: str = ""
+    tree: str = ""
+    draft_vocabulary: int | None = None
+    prompt: str = ""
+    prompts: str = ""
+    column: str = "prompt"
+    chat: bool = True
+    template: str = ""
+    max_new_tokens: int = 128
+    max_length: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    accept: Literal["match", "rejection", "typical"] = "match"
+    epsilon: float = Typical.epsilon
+    delta: float = Typical.delta
+    dtype: str = ""
+    batch_size: int = 1
+    compare: bool = False
+    stream: bool = False
+    json: bool = False
+    mesh: MeshConfig = MeshConfig()
+    dry_run: bool = False
+    config: str = ""
+    topology: str = ""
+
+    def sampling(self) -> SamplingConfig:
+        """How tokens are drawn."""
+        return SamplingConfig(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    def acceptance(self) -> Acceptance:
+        """Which drafted tokens are accepted."""
+        settings = {"epsilon": self.epsilon, "delta": self.delta} if self.accept == "typical" else {}
+        return ACCEPTANCES[self.accept](**settings)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether a text is printed while it is made."""
+        return (self.stream or sys.stdout.isatty()) and not self.json and self.batch_size == 1
+
+
+_DRY_RUN_ALONE = ("config", "topology")
+_DRY_RUN_TOO = ("dry_run", "model", "dtype", "batch_size", "max_length", "mesh", "json")
+
+
+def main(args: list[str]) -> None:
+    """Parse, check, decode."""
+    options = parse(Options, args)
+    check_dry_run(options)
+    if options.dry_run:
+        dry_run(options)
+    else:
+        check(options)
+        decode(options)
+
+
+def check_dry_run(options: Options) -> None:
+    """Raise UserError for options of a dry run without one, and for those that one has no use for."""
+    given = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default]
+    if not options.dry_run and {*given} & {*_DRY_RUN_ALONE}:
+        raise UserError("--config and --topology go with --dry-run")
+    useless = [name.replace("_", "-") for name in given if name not in _DRY_RUN_ALONE + _DRY_RUN_TOO]
+    if options.dry_run and useless:
+        raise UserError(f"--dry-run decodes nothing: it does not go with --{useless[0]}")
+
+
+def check(options: Options) -> None:
+    """Raise UserError for options that make no sense, before anything is loaded."""
+    if bool(options.prompt) == bool(options.prompts):
+        raise UserError(
+            "give a prompt with --prompt TEXT or --prompts FILE.jsonl, one of the two, and not an empty one"
+        )
+    if options.prompts and not Path(options.prompts).is_file():
+        raise UserError(f"{options.prompts}: no such file")
+    if options.stream and (options.json or options.batch_size > 1):
+        raise UserError("--stream prints one text while it is made: it goes with neither --json nor --batch-size")
+    if options.tree == "auto" and options.draft_vocabulary is not None:
+        raise UserError("--tree auto also takes the draft vocabulary that tune.py chose: leave --draft-vocabulary out")
+    check_at_least(options, {"batch_size": 1})
+    make_sampler(options.sampling())  # this and the next refuse bad settings
+    options.acceptance()
+
+
+def decode(options: Options) -> None:
+    """Load, answer, print."""
+    prompts = [options.prompt] if options.prompt else read_prompts(options.prompts, options.column)
+    enable_compilation_cache()
+    model = load_model(options.model or DEFAULT_MODEL, options.dtype or None, options.mesh, options.template)
+    drafter = choose_drafter(options, model)
+    printer = make_printer(options, drafter)
+    for result in answers(options, drafter, prompts, printer.show):
+        printer.finish(result)
+
+
+def choose_drafter(options: Options, model: Model) -> Drafter:
+    """The method with the tree that was asked for; says on stderr what may not be expected of it."""
+    circumstances = {"batch_size": options.batch_size, "temperature": options.temperature}
+    settings = {"tree": options.tree or None, "draft_vocabulary": options.draft_vocabulary}
+    drafter = load_drafter(options.method, model, options.adapter or None, **settings, **circumstances)
+    lines = [drafter.note]
+    if drafter.adapter and not options.tree:
+        lines.append(advice(drafter, **circumstances))
+    if drafter.model is not model:
+        lines.append(f"{options.method} decodes on the base that it has tuned, not on {model.name}")
+    for line in filter(None, lines):
+        print(line, file=sys.stderr)
+    return drafter
+
+
+def advice(drafter: Drafter, batch_size: int, temperature: float) -> str:
+    """That tune.py found autoregressive decoding to be faster on this machine, where it did; else nothing."""
+    try:
+        choice = find_choice(drafter.adapter, str(drafter.model.dtype), batch_size, temperature)
+    except UserError as error:
+        return f"warning: {error}"
+    if choice is None or choice.plan is not None:
+        return ""
+    return f"tune.py found no tree of {drafter.method.name} that pays on this machine; try --tree auto"
+
+
+def make_printer(options: Options, drafter: Drafter) -> JsonPrinter | TextPrinter:
+    """What prints results in the form that was asked for."""
+    name, model, acceptance = drafter.method.name, drafter.model, options.acceptance()
+    if options.json:
+        facts = {"method": name, "model": model.name, "base": model.fingerprint}
+        return JsonPrinter(facts | {"accept": options.accept, "lossless": acceptance.lossless})
+    remark = "" if acceptance.same_text(options.temperature) else acceptance.remark
+    return TextPrinter(model, name, remark, options.compare)
+
+
+def answers(
+    options: Options, drafter: Drafter, prompts: Sequence[str], show: Callable[[Generation], None]
+) -> Iterator[Result]:
+    """The answers to prompts, each with autoregressive decoding's where the two are compared.
+
+    Args:
+      options: how to answer.
+      drafter: what decodes.
+      prompts: texts.
+      show: called with an answer as often as it has grown.
+    """
+    model, acceptance, sampling = drafter.model, options.acceptance(), options.sampling()
+    room = {"max_new_tokens": options.max_new_tokens, "chat": options.chat, "max_length": options.max_length or None}
+    encoded = encode_prompts(model, prompts, **room)  # refuses a bad prompt before any is answered
+    settings = room | {"sampling": sampling, "seed": options.seed}
+    how = (options.batch_size, options.streamed)
+    ours, references = Side(drafter, settings | {"acceptance": acceptance}, *how), itertools.repeat(None)
+    if options.compare:
+        plain = Side(autoregressive(model), settings, *how)
+        for side in (ours, plain):
+            side.warm_up(prompts)
+        references = plain.answers(prompts)
+    for ids, answer, reference in zip(encoded, ours.answers(prompts, show), references, strict=False):
+        divergence = None
+        if reference and acceptance.same_text(options.temperature):
+            divergence = first_divergence(model, ids, answer.tokens, reference.tokens, sampling, options.seed)
+        yield Result(answer, reference, divergence)
+
+
+def dry_run(options: Options) -> None:
+    """Compile steps for devices that need not exist, and print what they need."""
+    mesh, chip = absent_mesh(options.mesh, options.topology)  # before JAX looks for devices
+    name, dtype = options.config or "ppd_smollm2", options.dtype or "bfloat16"
+    config = load_config(name)
+    if options.model:
+        config = dataclasses.replace(config, model=options.model)
+        config.method.abstract(config.shapes)  # refuses settings that do not fit the base
+    longest = config.shapes.max_positions
+    length = options.max_length or min(longest, 2048)
+    if options.batch_size < 1 or not 1 <= length <= longest:
+        raise UserError(
+            f"give a batch-size of at least 1 and a max-length of at most {longest}, got {options.batch_size} and "
+            f"{length}"
+        )
+    check_dtype(dtype)
+    found = dry_run_decoding(config, mesh, chip, options.batch_size, length, dtype)
+    lines = decoding_lines(name, config, options.mesh, found)
+    print(json.dumps(found, indent=1) if options.json else "\n".join(lines))

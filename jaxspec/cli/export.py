@@ -1,0 +1,73 @@
+"""Write a base where other software can read it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from jaxspec.cli.options import parse
+from jaxspec.drafting.adapter import Adapter, save_adapter
+from jaxspec.drafting.drafter import tuned
+from jaxspec.errors import UserError
+from jaxspec.methods import open_adapter
+from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model, save_model
+from jaxspec.weights.params import params_fingerprint
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Write a base as a Hugging Face directory: config.json, weights in safetensors, tokenizer files.
+
+    With a method: the base as the method's adapter tunes it, and in adapter/ what then drafts on it. JAX_PLATFORMS=cpu
+    and --dtype bfloat16 export from the host's memory a base that no device can hold.
+
+    Attributes:
+      model: smollm2-135m (embedded), a Hugging Face directory or hub name, a checkpoint that train.py made, or a GGUF
+        file.
+      method: first tune the base with the adapter of this method, where that has a base of its own.
+      adapter: folder of that adapter; default the one that ships for this method and model.
+      dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
+      output: the directory; it must not exist.
+    """
+
+    model: str = DEFAULT_MODEL
+    method: str = ""
+    adapter: str = ""
+    dtype: str = ""
+    output: str = ""
+
+
+def main(args: list[str]) -> None:
+    """Parse, load, tune, write."""
+    options = parse(Options, args)
+    output = Path(options.output)
+    if not options.output or output.exists():
+        raise UserError(f"give a new directory with --output, got {options.output!r}")
+    if options.adapter and not options.method:
+        raise UserError("--adapter needs --method, the method it belongs to")
+    model = load_model(options.model, options.dtype or None)
+    if not options.method:
+        export(model, output)
+        return
+    adapter, model = tune_base(open_adapter(options.method, model, options.adapter or None), model)
+    export(model, output)
+    info = adapter.info | {"base": f"{output.name}, made from {options.model}"}
+    save_adapter(output / "adapter", dataclasses.replace(adapter, info=info))
+    print(f"{output / 'adapter'}: what {options.method} drafts with on that base")
+
+
+def tune_base(adapter: Adapter, model: Model) -> tuple[Adapter, Model]:
+    """What of an adapter drafts on the base as it tunes that, and that base. Raises UserError where it tunes none."""
+    method, trainable, base = tuned(adapter.method, adapter.trainable, model)
+    if base is model:
+        raise UserError(f"{method.name} leaves the base as it is: there is nothing to tune it with")
+    return dataclasses.replace(adapter, method=method, trainable=trainable, fingerprint=base.fingerprint), base
+
+
+def export(model: Model, output: Path) -> None:
+    """Write the base, and say which one those who load it will find."""
+    save_model(model, output)
+    written = params_fingerprint(model.config, model.params)
+    print(f"{output}: {model.name} as a Hugging Face directory, {model.dtype}, fingerprint {written}")
+    if written != model.fingerprint:
+        print(f"{model.dtype} rounds it to another base than {model.fingerprint}, whose adapters do not fit this one")

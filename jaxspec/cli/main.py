@@ -1,0 +1,44 @@
+"""The console command: `jaxspec decode --prompt ...` is `python decode.py --prompt ...`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from jaxspec.cli.program import run_main
+from jaxspec.errors import UserError, suggest
+
+COMMANDS = {
+    "decode": "answer prompts with one method, optionally beside autoregressive decoding",
+    "train": "train an adapter",
+    "tune": "choose the fastest draft tree for this machine",
+    "bench": "measure how much faster the methods are, and whether their output is the same",
+    "export": "write a base where other software can read it",
+}
+
+
+def main() -> None:
+    """Run the command on the command line; errors are one line each."""
+    run_main(run_command)
+
+
+def run_command(args: list[str]) -> None:
+    """Run the command that the first word names; where there is none, or it is --help, list them."""
+    name, *rest = args or ["--help"]
+    if name in ("-h", "--help"):
+        print(overview())
+        return
+    if name not in COMMANDS:
+        raise UserError(f"unknown command {name!r}{suggest(name, COMMANDS)}; commands: {', '.join(COMMANDS)}")
+    sys.argv[0] = f"jaxspec {name}"  # for its --help
+    importlib.import_module(f"jaxspec.cli.{name}").main(rest)
+
+
+def overview() -> str:
+    """A line per command."""
+    lines = [f"  {name:8}{purpose}" for name, purpose in COMMANDS.items()]
+    return "\n".join(["usage: jaxspec COMMAND [OPTIONS]", "", *lines, "", "jaxspec COMMAND --help lists its options"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""How a program starts and ends: precision, compiled programs kept on disk, errors in one line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+
+from jaxspec.errors import UserError, first_line
+
+# Found in what is raised when another process has gone, whatever carries the messages
+_LOST = ("Gloo", "coordination service", "Connection", "heartbeat", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+
+# What Orbax, and asyncio on its behalf, log of an error that they also raise, with a traceback at every level
+_RAISED_TOO = (
+    "_SignalingThread.run() raised",
+    "Handler Commit operations",
+    "Save Finalize thread",
+    "exception was never retrieved",  # of further arrays, once the first one's error has ended the writing
+    "unhandled exception during asyncio.run() shutdown",
+)
+
+
+def run_main(main: Callable[[list[str]], None]) -> None:
+    """Run an entry point: what is known to go wrong becomes one line on stderr and exit code 2; Ctrl-C exits with 130.
+
+    That is user errors, unusable files, too little memory and, among several processes, the end of another.
+    """
+    # float32 is to be float32 on GPUs and TPUs too, which multiply it in fewer bits otherwise; others are as they are
+    if "JAX_DEFAULT_MATMUL_PRECISION" not in os.environ:
+        jax.config.update("jax_default_matmul_precision", "highest")
+    _say_errors_once()
+    try:
+        main(sys.argv[1:])
+    except BrokenPipeError:  # the reader of our output has gone away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        _exit(130)
+    except Exception as error:
+        line = _explained(error)
+        if line is None and not jax.distributed.is_initialized():
+            raise
+        print(f"error: {line}" if line else traceback.format_exc(), file=sys.stderr)
+        _exit(2 if line else 1)
+
+
+def enable_compilation_cache() -> None:
+    """Keep compiled programs on disk, so that the second start is fast. JAX's own environment variables override it."""
+    settings = {
+        "compilation_cache_dir": str(Path.home() / ".cache" / "jaxspec" / "xla"),
+        "persistent_cache_min_compile_time_secs": 0.5,
+    }
+    for name, value in settings.items():
+        if f"JAX_{name.upper()}" not in os.environ:
+            jax.config.update(f"jax_{name}", value)
+
+
+def _say_errors_once() -> None:
+    """Leave out what libraries print of an error that they also raise."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_is_news)
+    sys.unraisablehook = _show_unraised
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not any(phrase in record.getMessage() for phrase in _RAISED_TOO)
+
+
+def _show_unraised(unraised: Any) -> None:
+    """As Python does, except for further errors of Orbax's writer, whose first one has closed its event loop."""
+    text = str(unraised.exc_value)
+    if text != "Event loop is closed" and "os_error_code=" not in text:
+        sys.__unraisablehook__(unraised)
+
+
+def _explained(error: Exception) -> str | None:
+    """An error in one line; None for what should not happen."""
+    text = first_line(error)
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+        return f"out of memory; smaller batches (--train.microbatch 1 in training) or more devices help ({text})"
+    if jax.distributed.is_initialized() and any(word in str(error) for word in _LOST):
+        return f"the processes lost each other; see what the others say, and continue with --resume ({text})"
+    if isinstance(error, OSError):  # a full disk, somebody else's folder, a name that is too long
+        return text if error.filename is None else f"{error.filename}: {error.strerror}"
+    return None
+
+
+def _exit(code: int) -> NoReturn:
+    """End; where there are several processes at once, or this one would wait for those that wait for it."""
+    if jax.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

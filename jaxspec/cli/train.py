@@ -1,0 +1,132 @@
+"""Train an adapter; or say what training would need of devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from jaxspec.bench.dry_run import dry_run_training, training_lines
+from jaxspec.cli.options import parse, program
+from jaxspec.cli.program import enable_compilation_cache
+from jaxspec.drafting.adapter import OWN_MODEL, Adapter
+from jaxspec.errors import UserError
+from jaxspec.files import check_writable, local_folder
+from jaxspec.parallel.chips import absent_mesh
+from jaxspec.parallel.preemption import on_sigterm
+from jaxspec.parallel.processes import ProcessConfig, as_leader, is_leader, join_processes
+from jaxspec.training.configs import list_configs, load_config, split_config_name
+from jaxspec.training.evaluate import lost_distances
+from jaxspec.training.folder import check_output
+from jaxspec.training.run_config import RunConfig, check_config, describe
+from jaxspec.training.trainer import Stopped, Trainer
+from jaxspec.weights.load import check_dtype, load_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(RunConfig):
+    """Every setting of the run, and where it goes.
+
+    Attributes:
+      output: folder of the run and of the adapter; default runs/<config>.
+      resume: continue the run in that folder.
+      dtype: of the base's weights; default float32 on CPU, bfloat16 elsewhere and in a dry run.
+      dry_run: from shapes alone, compile one update and print what it needs per device; no such devices are needed.
+      topology: of a dry run: compile for this slice of TPUs, like v5e:2x2x1 (needs the package libtpu).
+      json: print the figures of a dry run as JSON.
+      processes: how several of them, one per host, find each other.
+      show: print the settings as JSON and stop.
+    """
+
+    output: str = ""
+    resume: bool = False
+    dtype: str = ""
+    dry_run: bool = False
+    topology: str = ""
+    json: bool = False
+    processes: ProcessConfig = ProcessConfig()
+    show: bool = False
+
+
+def main(args: list[str]) -> None:
+    """Parse, then train, or say what the run is or needs."""
+    if {"-h", "--help"} & {*args} and not any(word.startswith("--config") for word in args):
+        print(overview())
+        return
+    name, rest = split_config_name(args)
+    options, config = parse_run(name, rest)
+    if options.show:
+        check_config(config)
+        print(json.dumps(describe(config), indent=2))
+    elif options.dry_run:
+        dry_run(name, config, options)
+    else:
+        train(config, options, local_folder(options.output or f"runs/{name}"))
+
+
+def overview() -> str:
+    """What --help says where no config is named, whose settings would be listed."""
+    return (
+        f"usage: {program()} --config NAME [--output DIR] [--resume] [--train.steps 500 ...]\n\n"
+        f"Train an adapter.\n\nConfigs, by paper; --config NAME --help lists all settings:\n{list_configs()}"
+    )
+
+
+def parse_run(name: str, args: list[str]) -> tuple[Options, RunConfig]:
+    """The options over a named run, and the run that they make of it. Raises UserError for what makes no sense."""
+    named = load_config(name)
+    fields = {field.name: getattr(named, field.name) for field in dataclasses.fields(named)}
+    options = parse(Options, args, Options(**fields), prog=f"{program()} --config {name}")
+    config = RunConfig(**{field: getattr(options, field) for field in fields})
+    if (options.topology or options.json) and not options.dry_run:
+        raise UserError("--topology and --json go with --dry-run")
+    local_folder(config.data.cache)  # or an error
+    return options, config
+
+
+def dry_run(name: str, config: RunConfig, options: Options) -> None:
+    """Compile an update for devices that need not exist, and print what it needs."""
+    mesh, chip = absent_mesh(config.mesh, options.topology)  # before JAX looks for devices
+    check_config(config)
+    dtype = options.dtype or "bfloat16"
+    check_dtype(dtype)
+    found = dry_run_training(config, mesh, chip, dtype)
+    print(json.dumps(found, indent=1) if options.json else "\n".join(training_lines(name, config, found)))
+
+
+def train(config: RunConfig, options: Options, output: Path) -> None:
+    """Check, load, train, say where the adapter is."""
+    join_processes(options.processes)  # before JAX looks for devices
+    check_config(config)
+    check_output(output, (output / "run.json").exists(), options.resume)  # before a large base is loaded
+    as_leader(lambda: check_writable(output))
+    enable_compilation_cache()
+    stopping = on_sigterm()
+    model = load_model(config.model, options.dtype or None, config.mesh, config.data.template)
+    try:
+        adapter = Trainer(config, model, output, options.resume, stopping).run()
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return
+    except KeyboardInterrupt:
+        print(f"{output}: continue from the last checkpoint with --resume", file=sys.stderr)
+        raise
+    if is_leader():
+        report(adapter, output)
+
+
+def report(adapter: Adapter, output: Path) -> None:
+    """Print how good an adapter has become, and where it is."""
+    accuracy = adapter.info["accuracy"]
+    for distance, ranks in enumerate(accuracy, 1):
+        print(f"distance {distance}: top-1 {ranks[0]:.3f}  top-5 {sum(ranks[:5]):.3f}  top-10 {sum(ranks):.3f}")
+    if lost := lost_distances(accuracy):
+        print(
+            f"what predicts distance {' and '.join(map(str, lost))} was lost in training: try a lower "
+            "--train.learning-rate, a longer --train.warmup or another --train.seed",
+            file=sys.stderr,
+        )
+    print(f"adapter: {output}")
+    if (output / OWN_MODEL).is_dir():
+        print(f"its base: {output / OWN_MODEL}")

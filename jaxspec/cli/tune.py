@@ -1,0 +1,115 @@
+"""Choose the fastest draft tree for this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from jaxspec.cli.options import parse
+from jaxspec.cli.program import enable_compilation_cache
+from jaxspec.config import SamplingConfig
+from jaxspec.drafting.choice import save_choice
+from jaxspec.drafting.drafter import make_drafter
+from jaxspec.drafting.sampling import make_sampler
+from jaxspec.drafting.tree import save_plan
+from jaxspec.errors import UserError
+from jaxspec.files import writable, write_atomically
+from jaxspec.methods import open_adapter
+from jaxspec.training.examples import unseen_prompts
+from jaxspec.tuning.tune import TuneConfig, Tuning, check_tuning, plot_tuning, tune
+from jaxspec.weights.load import DEFAULT_MODEL, load_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(TuneConfig):
+    """Measure this machine, search trees, try the best few, and write the choice beside the adapter.
+
+    Attributes:
+      method: what drafts.
+      model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made,
+        or a GGUF file.
+      adapter: folder of a trained adapter; default the one that ships for this method and model.
+      prompts: a JSONL file of prompts, no benchmark; empty takes the small set that ships. Of the file that the
+        adapter was trained on, only what training set aside is used.
+      column: field of that file that holds the prompt.
+      template: a chat template by name, where not the tokenizer's own: llama2, llama2-short, vicuna, vicuna-short or
+        falcon.
+      dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
+      output: folder for tuned.json, tuning.png and the tree as tree.json; default the adapter's.
+      json: print the result as one JSON object.
+    """
+
+    method: str = "ppd"
+    model: str = DEFAULT_MODEL
+    adapter: str = ""
+    prompts: str = ""
+    column: str = "prompt"
+    template: str = ""
+    dtype: str = ""
+    output: str = ""
+    json: bool = False
+
+
+def main(args: list[str]) -> None:
+    """Parse, load, tune, write, print."""
+    options = parse(Options, args)
+    make_sampler(SamplingConfig(options.temperature))  # refuses a bad temperature before anything is loaded
+    if options.prompts and not Path(options.prompts).is_file():
+        raise UserError(f"{options.prompts}: no such file")
+    enable_compilation_cache()
+    model = load_model(options.model, options.dtype or None, template=options.template)
+    adapter = open_adapter(options.method, model, options.adapter or None)
+    drafter = make_drafter(adapter, model)
+    prompts = unseen_prompts(model, adapter.info.get("data", {}), options.prompts, options.column)
+    check_tuning(options, drafter, prompts)
+    output = writable(Path(options.output) if options.output else adapter.folder)
+    tuning = tune(drafter, prompts, options)
+    file = save(tuning, options.method, output)
+    print(json.dumps(record(options, tuning, file)) if options.json else table(tuning))
+    print(f"written to {file}, plot in {output / 'tuning.png'}", file=sys.stderr)
+
+
+def save(tuning: Tuning, method: str, output: Path) -> Path:
+    """Write what was chosen, the tree by itself and the plot; the file of choices."""
+    file = save_choice(output, method, tuning.choice)
+    if tuning.choice.plan:
+        write_atomically(output / "tree.json", json.dumps(save_plan(tuning.choice.plan, method)).encode())
+    plot_tuning(tuning.latency, tuning.options, tuning.trials, output / "tuning.png")
+    return file
+
+
+def record(options: Options, tuning: Tuning, file: Path) -> dict[str, Any]:
+    """What was chosen as plain values for JSON: for what, and with the figures behind it."""
+    choice = tuning.choice
+    circumstances = ("machine", "dtype", "batch_size", "temperature", "draft_vocabulary")
+    return {
+        "method": options.method,
+        "model": options.model,
+        "choice": choice.name,
+        "tree": choice.plan and save_plan(choice.plan, options.method),
+        **{name: getattr(choice, name) for name in circumstances},
+        "file": str(file),
+        **choice.info,
+    }
+
+
+def table(tuning: Tuning) -> str:
+    """What was tried, and the verdict."""
+    expected = {option.name: option.plan.expected_tokens for option in tuning.options} | {"autoregressive": 1.0}
+    rows = {option.name: option.rows for option in tuning.options} | {"autoregressive": 1}
+    width = max(len(trial.name) for trial in tuning.trials)
+    # what is expected and predicted does not know of draft vocabularies
+    lines = [f"{'tree':{width}}  rows  tokens/step  expected  tokens/s  speedup"]
+    for t in tuning.trials:
+        lines.append(
+            f"{t.name:{width}}  {rows[t.name]:4.0f}  {t.tokens_per_step:11.2f}  {expected[t.name]:8.2f}  "
+            f"{t.tokens_per_second:8.1f}  {t.speedup:7.2f}"
+        )
+    speedup = max(trial.speedup for trial in tuning.trials)
+    verdict = f"fastest: {tuning.choice.name}, {speedup:.2f} times autoregressive"
+    if tuning.choice.plan is None:
+        verdict = "nothing pays on this machine: autoregressive decoding is the fastest"
+    return "\n".join([*lines, verdict])

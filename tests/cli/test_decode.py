@@ -1,0 +1,121 @@
+"""Decoding as a user meets it: texts and figures, JSON, comparisons."""
+
+import dataclasses
+import json
+import re
+import sys
+
+import pytest
+
+from jaxspec.cli import decode, sides
+from jaxspec.config import RopeScaling
+from jaxspec.decoding import generate
+from jaxspec.errors import UserError
+from tests.helpers.cli import arguments, save_with_adapter, write_prompts
+from tests.helpers.tiny import make_text_model
+
+KEYS = {
+    "method",
+    "model",
+    "base",
+    "accept",
+    "lossless",
+    "prompt",
+    "text",
+    "tokens",
+    "new_tokens",
+    "steps",
+    "tokens_per_step",
+    "prefill_seconds",
+    "decode_seconds",
+    "tokens_per_second",
+    "compile_seconds",
+    "identical_to_autoregressive",
+    "autoregressive_tokens_per_second",
+    "speedup",
+    "first_divergence",
+}
+
+
+@pytest.mark.parametrize("sampling", [[], ["--temperature", "0.8", "--seed", "7"]], ids=["greedy", "sampling"])
+def test_json_is_one_object_per_prompt(decode_rows, all_prompts, sampling):
+    rows = decode_rows(*all_prompts, "--compare", *sampling)
+    assert [row["prompt"] for row in rows] == ["one", "two, longer", "three"]
+    for row in rows:
+        assert row.keys() >= KEYS
+        assert row["identical_to_autoregressive"] and row["lossless"] and row["new_tokens"] == len(row["tokens"])
+    assert not any(row["compile_seconds"] for row in rows[1:])
+
+
+@pytest.mark.parametrize("stream", [[], ["--stream"]], ids=["whole", "stream"])
+def test_text_goes_to_stdout_and_figures_to_stderr(decode_rows, decode_text, stream):
+    [row] = decode_rows("--prompt", "hello")
+    out, err = decode_text("--prompt", "hello", *stream)
+    assert out == row["text"] + "\n" and "tokens per step" in err
+    out, err = decode_text("--prompt", "hello", "--compare", *stream)
+    assert out == f"[ppd]\n{row['text']}\n[autoregressive]\n{row['text']}\n"
+    assert "identical: yes" in err and "autoregressive:" in err
+
+
+def test_what_warming_up_compiles_is_reported_with_the_first_answer(decode_rows, decode_text, all_prompts, monkeypatch):
+    def iterate(*args, **settings):
+        """Compiles while it warms up, with a few steps, and then no more."""
+        seconds = 1.5 if "max_steps" in settings else 0.0
+        for answer in generate.iterate(*args, **settings):
+            yield dataclasses.replace(answer, compile_seconds=seconds)
+
+    monkeypatch.setattr(sides, "iterate", iterate)
+    assert [row["compile_seconds"] for row in decode_rows(*all_prompts, "--compare")] == [1.5, 0, 0]
+    _, err = decode_text(*all_prompts, "--compare")
+    assert re.findall(r"^ppd: .*compile ([\d.]+) s$", err, re.MULTILINE) == ["1.5", "0.0", "0.0"]
+    assert re.findall(r"^autoregressive: .*compile ([\d.]+) s$", err, re.MULTILINE) == ["1.5", "0.0", "0.0"]
+
+
+def test_every_line_of_a_prompt_file_gets_its_answer(decode_rows, tmp_path, capsys):
+    assert len(decode_rows(*write_prompts(tmp_path / "prompts.jsonl", "same", "same"))) == 2
+    with pytest.raises(UserError, match="prompt 2 is empty"):
+        decode_rows(*write_prompts(tmp_path / "prompts.jsonl", "fine", " "))
+    assert capsys.readouterr().out == ""
+
+
+def test_batches_give_the_same_answers(decode_rows, all_prompts):
+    alone, together = (decode_rows(*all_prompts, "--batch-size", size) for size in ("1", "2"))
+    assert [row["tokens"] for row in together] == [row["tokens"] for row in alone]
+
+
+def test_the_chat_template_is_the_default_and_can_be_left_out(decode_rows):
+    [[chat], [plain]] = (decode_rows("--prompt", "hello", option) for option in ("--chat", "--no-chat"))
+    assert chat["tokens"] != plain["tokens"]
+
+
+@pytest.mark.parametrize("batch", ["1", "2"])
+def test_drafted_tokens_are_green_on_a_terminal(decode_rows, decode_text, all_prompts, monkeypatch, batch):
+    rows = decode_rows(*all_prompts, "--batch-size", batch)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    out, _ = decode_text(*all_prompts, "--batch-size", batch)
+    assert "\033[32m" in out and re.sub(r"\033\[\d+m", "", out) == "".join(row["text"] + "\n" for row in rows)
+
+
+def test_rejection_says_that_the_text_is_another(decode_rows, decode_text):
+    options = ["--prompt", "hello", "--accept", "rejection", "--temperature", "0.9"]
+    _, err = decode_text(*options)
+    assert "another text than the seed's own, of the same distribution" in err
+    [row] = decode_rows(*options, "--compare")
+    assert row["lossless"] is True and row["accept"] == "rejection" and row["first_divergence"] is None
+
+
+def test_typical_acceptance_says_that_it_is_lossy(decode_rows, decode_text):
+    _, err = decode_text("--prompt", "hello", "--accept", "typical")
+    assert "may differ from the base's own" in err
+    [row] = decode_rows("--prompt", "hello", "--accept", "typical")
+    assert row["lossless"] is False
+
+
+def test_dynamic_rope_decodes_past_the_context_of_pretraining(tmp_path, capsys):
+    """Of 16 tokens: the directory says those, and the base takes 4 times as many."""
+    tiny = make_text_model(num_layers=1, max_positions=64, rope_scaling=RopeScaling("dynamic", 4.0, 16))
+    save_with_adapter(tmp_path, dataclasses.replace(tiny, eos=()))
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["max_position_embeddings"] == 16
+    decode.main(arguments(tmp_path, "--prompt", "x", "--max-new-tokens", "40", "--compare", "--json", "--no-chat"))
+    row = json.loads(capsys.readouterr().out)
+    assert row["new_tokens"] == 40 and row["identical_to_autoregressive"]

@@ -1,0 +1,38 @@
+"""Tuning, and decoding with what it has chosen."""
+
+import json
+import shutil
+
+from jaxspec.cli import decode, tune
+from tests.helpers.cli import arguments, named
+
+
+def test_tune_measures_and_tries_and_decode_takes_its_choice(files, tmp_path, capsys):
+    files = shutil.copytree(files, tmp_path / "files")
+    small = ["--cache-length", "64", "--max-rows", "4", "--num-prompts", "2", "--finalists", "1", "--also", "sparse:3"]
+    prompts = ["--prompts", str(files / "prompts.jsonl"), "--max-new-tokens", "8"]
+    tune.main([*named(files), *small, *prompts, "--output", str(tmp_path / "tuned"), "--json"])
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    names = [trial["name"] for trial in result["trials"]]
+    assert names[0] == "autoregressive" and names[-1] == "sparse:3" and len(names) >= 3
+    assert all(trial["identical"] == 2 for trial in result["trials"])
+    assert result["rows"][0] == 1 and "measuring: " in err
+    assert (tmp_path / "tuned" / "tuning.png").stat().st_size > 5000
+
+    def decode_with(*options):
+        decode.main(arguments(files, "--prompt", "some words", "--json", *options))
+        out, err = capsys.readouterr()
+        return json.loads(out), err
+
+    if result["tree"]:
+        row, _ = decode_with("--tree", str(tmp_path / "tuned" / "tree.json"), "--compare")
+        assert row["identical_to_autoregressive"]
+    kept = files / "adapter" / "tuned.json"
+    (tmp_path / "tuned" / "tuned.json").rename(kept)
+    row, err = decode_with("--tree", "auto")
+    chosen = "autoregressive" if result["choice"] == "autoregressive" else "ppd"
+    assert row["method"] == chosen and ("tuned" in err) == (chosen == "ppd")
+    kept.write_text("{")  # damage is told and stops nothing
+    _, err = decode_with()
+    assert "warning: " in err
