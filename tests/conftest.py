@@ -46,7 +46,7 @@ def pytest_runtest_teardown():
     """Every compiled program holds memory mappings, and XLA crashes where the system grants no more: forget some."""
     number = next(_TESTS)
     if number % 10 == 0 and _MAPPINGS.exists():
-        crowded = _MAPPINGS.read_bytes().count(b"\n") > 15_000  # of 65,530 that Linux grants, and 2 GB
+        crowded = _MAPPINGS.read_bytes().count(b"\n") > 30_000  # of 65,530 that Linux grants, and 2 GB
     else:
         crowded = number % 30 == 0 and not _MAPPINGS.exists()
     if crowded:

@@ -71,6 +71,5 @@ def absent_mesh(config: MeshConfig, topology: str = "") -> tuple[Mesh, Chip | No
     try:
         devices = topologies.get_topology_desc(topology_name=topology, platform="tpu").devices
     except Exception as error:  # the TPU runtime raises many kinds
-        reason = first_line(error)
-        raise UserError(f"topology {topology!r}: there is no such slice ({reason})") from None
+        raise UserError(f"topology {topology!r}: there is no such slice ({first_line(error)})") from None
     return make_mesh(config, devices), CHIPS[name]

@@ -48,8 +48,7 @@ def join_processes(config: ProcessConfig) -> None:
     try:
         jax.distributed.initialize(**settings)
     except (RuntimeError, ValueError) as error:
-        reason = first_line(error)
-        raise UserError(f"processes: could not meet at {config.coordinator!r} ({reason})") from None
+        raise UserError(f"processes: could not meet at {config.coordinator!r} ({first_line(error)})") from None
 
 
 def is_leader() -> bool:

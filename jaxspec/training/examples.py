@@ -208,9 +208,7 @@ def select_prompts(model: Model, data: DataConfig) -> list[Selected]:
 
 
 def unseen_prompts(model: Model, trained_on: Mapping[str, Any], source: str, column: str = "prompt") -> list[str]:
-    """Prompts of a source that an adapter was not trained on.
-
-    Of the source it was trained on those are what training held out, of any other one all.
+    """Prompts that an adapter was not trained on: those held out if this was its source, else all of `read_prompts`.
 
     Args:
       model: the base.

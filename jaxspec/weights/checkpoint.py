@@ -59,6 +59,5 @@ def load_checkpoint(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) ->
         with ocp.StandardCheckpointer() as checkpointer:
             params = checkpointer.restore((folder / _PARAMS).resolve(), wanted)
     except Exception as error:  # Orbax raises many kinds
-        reason = first_line(error)
-        raise UserError(f"{folder / _PARAMS}: not a checkpoint of these shapes ({reason})") from None
+        raise UserError(f"{folder / _PARAMS}: not a checkpoint of these shapes ({first_line(error)})") from None
     return config, jax.tree.map(jnp.asarray, params), content[_FINGERPRINT]

@@ -172,8 +172,7 @@ def _pickled(shard: Path) -> Iterator[tuple[str, np.ndarray]]:
         halves = {name for name, tensor in content.items() if tensor.dtype == torch.bfloat16}
         arrays = {n: (tensor.view(torch.int16) if n in halves else tensor).numpy() for n, tensor in content.items()}
     except Exception as error:  # not whole, not mappable, not weights: torch raises many kinds
-        reason = first_line(error)
-        raise UserError(f"{shard}: not a complete file of PyTorch weights ({reason})") from None
+        raise UserError(f"{shard}: not a complete file of PyTorch weights ({first_line(error)})") from None
     for name, array in arrays.items():  # numpy knows bfloat16 from ml_dtypes alone
         yield name, array.view(ml_dtypes.bfloat16) if name in halves else array
 

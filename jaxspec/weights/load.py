@@ -134,9 +134,8 @@ def _find(name_or_path: str, files: Sequence[str], older: Sequence[str] = ()) ->
             path = Path(snapshot_download(name_or_path, allow_patterns=older))
         return path
     except Exception as error:  # network, authorisation, unknown name: all end here
-        reason = first_line(error)
         raise UserError(
-            f"model {name_or_path!r} is not a local path and could not be fetched from the hub: {reason}"
+            f"model {name_or_path!r} is not a local path and could not be fetched from the hub: {first_line(error)}"
         ) from None
 
 
@@ -198,8 +197,7 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # transformers raises many kinds
-        reason = first_line(error)
-        raise UserError(f"{folder}: the tokenizer could not be loaded: {reason}") from None
+        raise UserError(f"{folder}: the tokenizer could not be loaded: {first_line(error)}") from None
 
 
 def save_model(model: Model, folder: Path, form: Literal["huggingface", "orbax"] = "huggingface") -> None:
@@ -220,5 +218,4 @@ def save_model(model: Model, folder: Path, form: Literal["huggingface", "orbax"]
                 model.tokenizer.save_pretrained(new)
             swap_folder(new, folder)
     except (OSError, ValueError, SafetensorError) as error:  # a full disk has many names
-        reason = first_line(error)
-        raise UserError(f"{folder}: the base cannot be written there ({reason})") from None
+        raise UserError(f"{folder}: the base cannot be written there ({first_line(error)})") from None

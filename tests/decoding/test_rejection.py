@@ -25,10 +25,11 @@ from tests.helpers.decoding import begin
 from tests.helpers.methods import trained, untrained_drafter
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
-V, TOKENS, TEXTS, FEWER = 9, 4, 10_000, 4_000
+V, TOKENS, TEXTS, FEWER = 9, 4, 10_000, 3_000
 PROMPT = [3, 1, 4]
 CHAIN = [(0,), (0, 0), (0, 0, 0)]
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 0, 1), (1, 0, 0)]
+SMALL_TREE = [(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]
 MASKS, MEDUSA = SPACE(distances=3, tuning="none"), Medusa(heads=3)
 METHODS = [PPD(), BiTA(prompts=2), MASKS, HiddenTransfer(layers=(0, 1, 2))]
 METHODS += [MEDUSA, Hydra(heads=3), Amphista(heads=3)]
@@ -140,7 +141,7 @@ def test_every_method_that_samples_is_covered():
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 def test_every_method_keeps_the_distribution(model, exact, method):
     """Fewer texts than below: what is the methods' own is what they say their candidates were drawn from."""
-    assert check(model, exact, method, TREE, SamplingConfig(0.9), count=FEWER) > 1e-3
+    assert check(model, exact, method, SMALL_TREE, SamplingConfig(0.9), count=FEWER) > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def write_gguf(
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(scaling.factor)
     if scaling and scaling.kind == "llama3":
-        writer.add_tensor("rope_freqs.weight", _llama3_divisors(config))
+        writer.add_tensor("rope_freqs.weight", llama3_divisors(config))
     tokenizer(writer)
     for key, value in metadata.items():
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
@@ -200,7 +200,7 @@ def write_gguf(
     return path
 
 
-def _llama3_divisors(config: ModelConfig) -> np.ndarray:
+def llama3_divisors(config: ModelConfig) -> np.ndarray:
     """rope_freqs.weight: what each frequency is divided by, by cases on the wavelength as the LLaMA 3.1 code has it."""
     s, divisors = config.rope_scaling, []
     for i in range(0, config.head_dim, 2):

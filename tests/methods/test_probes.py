@@ -142,7 +142,11 @@ def test_layers_below_do_not_compute_probes(tiny, method, there):
     tree = select_trees(stack_trees([tree]), jnp.zeros(1, int))
     draft = Draft(jnp.arange(4)[None], jnp.ones((1, 4), bool))
     trainable = method.prepared(trained(method, base), base)
-    _, kv = run_rows(base, method.rows(trainable, base, tree, draft, jnp.zeros(1, int)))
+
+    def step(base):
+        return run_rows(base, method.rows(trainable, base, tree, draft, jnp.zeros(1, int)))
+
+    _, kv = jax.eval_shape(step, base)
     assert [keys.shape[2] for keys in kv.keys] == there
 
 

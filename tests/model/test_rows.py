@@ -1,5 +1,7 @@
 """Rows that join late: the same as running the layers one by one, and nothing at all below."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +20,17 @@ def base(request):
     return Base(model.params, model.decoder)
 
 
+def run(base, rows, cache=None, visible=None):
+    """`run_rows`, compiled."""
+    return jax.jit(lambda *args: run_rows(args[0], rows, *args[1:]))(base, cache, visible)
+
+
+@functools.partial(jax.jit, static_argnames="layers")
+def plain_rows(base, x, context, layers=None):
+    """`Base.rows`, compiled."""
+    return base.rows(x, context, layers)
+
+
 def random(shape, seed=0):
     return jax.random.normal(jax.random.key(seed), shape)
 
@@ -25,7 +38,7 @@ def random(shape, seed=0):
 def context(base, B=2, filled=5):
     """A cache of random tokens and how much of it is seen."""
     tokens = jnp.arange(B * filled).reshape(B, filled) % 16
-    _, kv = base.rows(base.embed(tokens), causal_context(B, filled))
+    _, kv = plain_rows(base, base.embed(tokens), causal_context(B, filled))
     cache = commit(empty_cache(base.decoder.config, B, 16, jnp.float32), kv, jnp.zeros(B, jnp.int32))
     return cache, jnp.full((B, 1, 1), filled)
 
@@ -66,34 +79,34 @@ def test_groups_without_rows_skip_the_layers_below(base):
     cache, _ = context(base)
     new, visible = random((2, 4, 2, 32), 1), jnp.broadcast_to(jnp.array([1, 3, 5, 2])[None, :, None], (2, 4, 1))
     rows = late(base, 2, new, G=4, nodes=0)
-    (last,), kv = run_rows(base, rows, cache, visible)
+    (last,), kv = run(base, rows, cache, visible)
     assert len(kv.keys) == 1 and kv.keys[0].shape == (2, 2, 8, 8)
     for group in range(4):
         alone = Rows(
             rows.x[:, :1], rows.positions[:, :1], rows.mask[:, :1], (Join(2, lambda x, g=group: new[:, g : g + 1]),)
         )
-        (one,), _ = run_rows(base, alone, cache, visible[:, group : group + 1])
+        (one,), _ = run(base, alone, cache, visible[:, group : group + 1])
         np.testing.assert_allclose(last[:, group], one[:, 0], rtol=1e-5, atol=1e-5)
 
 
 def test_exits_are_the_states_after_the_last_layers(base):
     rows = late(base, 1, random((2, 1, 2, 32), 1))
     cache, visible = context(base)
-    two, _ = run_rows(base, Rows(**vars(rows) | {"exits": 2}), cache, visible)
-    (last,), _ = run_rows(base, rows, cache, visible)
+    two, _ = run(base, Rows(**vars(rows) | {"exits": 2}), cache, visible)
+    (last,), _ = run(base, rows, cache, visible)
     np.testing.assert_allclose(two[1], last, rtol=1e-6, atol=1e-6)
     everyone = Context(rows.positions[:, 0], rows.mask, cache, visible[:, 0])
-    np.testing.assert_allclose(base.rows(two[0][:, 0], everyone, (2, 3))[0], last[:, 0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(plain_rows(base, two[0][:, 0], everyone, (2, 3))[0], last[:, 0], rtol=1e-5, atol=1e-5)
 
 
 def test_late_rows_cost_nothing_below(base):
     """Floating-point operations of the compiled pass, against those of rows that are there from the start."""
 
     def flops(at):
-        def run(base):
+        def one_pass(base):
             return run_rows(base, late(base, at, jnp.zeros((1, 1, 64, 32)), B=1, nodes=1))[0]
 
-        return jax.jit(run).lower(base).compile().cost_analysis()["flops"]
+        return jax.jit(one_pass).lower(base).compile().cost_analysis()["flops"]
 
     all_layers, two_layers, one_layer = (flops(at) for at in (0, 1, 2))
     assert two_layers / all_layers == pytest.approx(2 / 3, rel=0.03)
@@ -103,8 +116,8 @@ def test_late_rows_cost_nothing_below(base):
 def test_hidden_states_are_read_on_the_way(base):
     tokens = jnp.arange(12).reshape(2, 6) % 16
     final, cache, read = read_layers(base, tokens, (0, 2, 2))
-    whole, kv = base.rows(base.embed(tokens), causal_context(2, 6))
-    middle, _ = base.rows(base.embed(tokens), causal_context(2, 6), layers=(0, 2))
+    whole, kv = plain_rows(base, base.embed(tokens), causal_context(2, 6))
+    middle, _ = plain_rows(base, base.embed(tokens), causal_context(2, 6), layers=(0, 2))
     assert set(read) == {0, 2}
     np.testing.assert_array_equal(read[0], base.embed(tokens))
     np.testing.assert_allclose(read[2], middle, rtol=1e-5, atol=1e-5)

@@ -55,7 +55,10 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
 
 def test_a_process_that_is_late_does_not_take_the_first_ones_file_for_another_run(tmp_path, monkeypatch):
     """The first process writes run.json as soon as all have said that there is none."""
-    late = lambda content, what: (tmp_path / "run.json").write_text("{}")  # noqa: E731
+
+    def late(content, what):
+        (tmp_path / "run.json").write_text("{}")
+
     monkeypatch.setattr("jaxspec.training.folder.check_alike", late)
     with claim(tmp_path, {}, resume=False):
         pass

@@ -68,11 +68,11 @@ def test_every_mesh(tiny):
         assert_alike(one, train(tiny, PPD(ensemble=2), TRAIN, mesh, steps=20))
 
 
-OTHERS = (BiTA(), HiddenTransfer(layers=(0, 1, 1), training="joint"), Amphista(), SPACE())
+OTHERS = (Medusa(lm_head="full"), BiTA(), HiddenTransfer(layers=(0, 1, 1), training="joint"), Amphista(), SPACE())
 SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in OTHERS]
 
 
-@pytest.mark.parametrize("method", [PPD(), Medusa(lm_head="full"), *SLOW], ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [PPD(), *SLOW], ids=lambda method: method.name)
 def test_every_method(tiny, method):
     assert_alike(train(tiny, method, TRAIN), train(tiny, method, TRAIN, MeshConfig(2, 2, 2)))
 

@@ -96,7 +96,7 @@ def test_sliding_window_is_read(tmp_path):
 
 
 def test_rope_divisors_that_are_not_llama3s_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.helpers.model._llama3_divisors", lambda _: np.linspace(1, 8, 8).astype(np.float32))
+    monkeypatch.setattr("tests.helpers.model.llama3_divisors", lambda _: np.linspace(1, 8, 8).astype(np.float32))
     with pytest.raises(UserError, match=r"rope_freqs\.weight"):
         opened(tmp_path, MODELS["llama3"]).config()
 
