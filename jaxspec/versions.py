@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
 __version__ = "0.2.0"
+DECODING = ("decoding", "drafting", "methods", "model", "weights")  # packages that decide what decoding gives
 _TRIED = {"jax": ("0.10.2", "0.11"), "flax": ("0.12.8", "0.13")}
 
 
@@ -29,7 +31,7 @@ def check_versions() -> None:
 
 @functools.cache
 def code_version() -> str:
-    """The commit that last changed this package, `-dirty` where files have changed since; its version without git.
+    """The commit that last changed the code that decodes, with a digest of changes since; the version without git.
 
     What another version has measured is not taken for the same benchmark's.
     """
@@ -40,12 +42,13 @@ def _commit_of(package: Path) -> str:
     """Empty where the package is not part of a checkout of its own, but installed."""
     if not (package.parent / ".git").exists():
         return ""
+    folders = [str(package / name) for name in DECODING]
     git = ["git", "-C", str(package)]
     try:
         commit, changes = (
-            subprocess.run([*git, *command, "--", "."], capture_output=True, text=True, check=True).stdout.strip()
-            for command in (["log", "-1", "--abbrev=12", "--format=%h"], ["status", "--porcelain"])
+            subprocess.run([*git, *command, "--", *folders], capture_output=True, text=True, check=True).stdout.strip()
+            for command in (["log", "-1", "--abbrev=12", "--format=%h"], ["diff", "HEAD"])
         )
     except (OSError, subprocess.CalledProcessError):  # no git here, or another user's checkout
         return ""
-    return commit and commit + ("-dirty" if changes else "")
+    return commit and commit + (f"-{hashlib.sha256(changes.encode()).hexdigest()[:6]}" if changes else "")

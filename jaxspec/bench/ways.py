@@ -76,7 +76,7 @@ def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
     ways: dict[str, Way] = {}
     for name, run in name_runs(runs).items():
         drafter = _with_tree(load(run.method, run.adapter), run, config)
-        info = {} if run.method == REFERENCE else _describe(drafter)
+        info = _describe(drafter) if drafter.adapter else {}
         if drafter.model is not model:  # its text must match that of the base that the method has tuned
             info["reference"] = f"{REFERENCE}, base of {Run(run.method, adapter=run.adapter).text}"
             plain = _decoding(autoregressive(drafter.model), {"reference": info["reference"]}, config)
@@ -118,8 +118,7 @@ def _describe(drafter: Drafter) -> dict[str, Any]:
     info = {"tree": plan_to_json(drafter.plan), "draft_vocabulary": drafter.draft_vocabulary, "rows": drafter.num_rows}
     if drafter.note:
         info["note"] = drafter.note
-    if drafter.adapter:
-        info["adapter"] = drafter.adapter.digest
-        if "accuracy" in drafter.adapter.info:
-            info["accuracy"] = drafter.adapter.info["accuracy"]
+    info["adapter"] = drafter.adapter.digest
+    if "accuracy" in drafter.adapter.info:
+        info["accuracy"] = drafter.adapter.info["accuracy"]
     return info

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from jaxspec.cli.options import parse
 from jaxspec.drafting.adapter import Adapter, save_adapter
-from jaxspec.drafting.drafter import tuned
+from jaxspec.drafting.drafter import Drafter
 from jaxspec.errors import UserError
-from jaxspec.methods import open_adapter
+from jaxspec.methods import load_drafter
 from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model, save_model
 from jaxspec.weights.params import params_fingerprint
 
@@ -49,19 +49,19 @@ def main(args: list[str]) -> None:
     if not options.method:
         export(model, output)
         return
-    adapter, model = tune_base(open_adapter(options.method, model, options.adapter or None), model)
-    export(model, output)
-    info = adapter.info | {"base": f"{output.name}, made from {options.model}"}
-    save_adapter(output / "adapter", dataclasses.replace(adapter, info=info))
+    drafter = load_drafter(options.method, model, options.adapter or None)
+    if drafter.model is model:
+        raise UserError(f"{options.method} leaves the base as it is: there is nothing to tune it with")
+    export(drafter.model, output)
+    save_adapter(output / "adapter", own_adapter(drafter, f"{output.name}, made from {options.model}"))
     print(f"{output / 'adapter'}: what {options.method} drafts with on that base")
 
 
-def tune_base(adapter: Adapter, model: Model) -> tuple[Adapter, Model]:
-    """What of an adapter drafts on the base as it tunes that, and that base. Raises UserError where it tunes none."""
-    method, trainable, base = tuned(adapter.method, adapter.trainable, model)
-    if base is model:
-        raise UserError(f"{method.name} leaves the base as it is: there is nothing to tune it with")
-    return dataclasses.replace(adapter, method=method, trainable=trainable, fingerprint=base.fingerprint), base
+def own_adapter(drafter: Drafter, base: str) -> Adapter:
+    """What drafts on the base that the method has tuned; `base` names it."""
+    adapter, fingerprint = drafter.adapter, drafter.model.fingerprint
+    info = adapter.info | {"base": base}
+    return Adapter(drafter.method, drafter.trainable, fingerprint, info, adapter.frequent_tokens)
 
 
 def export(model: Model, output: Path) -> None:

@@ -12,12 +12,11 @@ from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import SamplingConfig
 from jaxspec.drafting.choice import save_choice
-from jaxspec.drafting.drafter import make_drafter
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import save_plan
 from jaxspec.errors import UserError
 from jaxspec.files import writable, write_atomically
-from jaxspec.methods import open_adapter
+from jaxspec.methods import load_drafter
 from jaxspec.training.examples import unseen_prompts
 from jaxspec.tuning.tune import TuneConfig, Tuning, check_tuning, plot_tuning, tune
 from jaxspec.weights.load import DEFAULT_MODEL, load_model
@@ -61,8 +60,10 @@ def main(args: list[str]) -> None:
         raise UserError(f"{options.prompts}: no such file")
     enable_compilation_cache()
     model = load_model(options.model, options.dtype or None, template=options.template)
-    adapter = open_adapter(options.method, model, options.adapter or None)
-    drafter = make_drafter(adapter, model)
+    drafter = load_drafter(options.method, model, options.adapter or None)
+    adapter = drafter.adapter
+    if adapter is None:
+        raise UserError(f"{options.method} drafts nothing: there is no tree to choose")
     prompts = unseen_prompts(model, adapter.info.get("data", {}), options.prompts, options.column)
     check_tuning(options, drafter, prompts)
     output = writable(Path(options.output) if options.output else adapter.folder)

@@ -184,8 +184,8 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     predicted = state.lengths[:, None] + 1 + jnp.arange(tree.max_depth + 1)
     accepted = decoding.acceptance(tree, draft, logits, decoding.sampler, state.seeds, predicted)
 
-    # These are the lengths, whatever the bonus. That they hang on it keeps XLA from writing the rows of a tree of one
-    # node before all layers have read the cache, for which it would copy the cache (barriers are gone by then).
+    # These are the lengths, whatever the bonus. Making them depend on it keeps XLA from writing the rows of a tree of
+    # one node before all layers have read the cache, for which it would copy the cache (barriers are gone by then).
     at = jnp.maximum(state.lengths, jnp.minimum(accepted.bonus, 0))
     cache = commit(state.cache, gather_rows(kv, accepted.path), at)
     new = _new_tokens(draft, accepted)

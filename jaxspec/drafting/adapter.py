@@ -11,7 +11,6 @@ from typing import Any
 
 import flax.traverse_util
 import jax
-import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
@@ -133,7 +132,7 @@ def read_adapter(folder: Path, config: ModelConfig, methods: Mapping[str, type[M
         if flat[key].shape != expected[key].shape:
             shape, wanted = list(flat[key].shape), list(expected[key].shape)
             raise UserError(f"{file}: tensor {key!r} has shape {shape}, {name} on this base needs {wanted}")
-    trainable = flax.traverse_util.unflatten_dict({k: jnp.asarray(v, jnp.float32) for k, v in flat.items()}, sep="/")
+    trainable = flax.traverse_util.unflatten_dict({k: np.asarray(v, np.float32) for k, v in flat.items()}, sep="/")
     info = {k: v for k, v in head.items() if k not in ("format", "method", "settings", "fingerprint")}
     return Adapter(method, trainable, head.get("fingerprint", ""), info, frequent, folder)
 

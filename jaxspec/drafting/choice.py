@@ -61,7 +61,7 @@ def find_choice(adapter: Adapter, dtype: str, batch_size: int = 1, temperature: 
     """What was chosen on a machine like this one, for this adapter and dtype, nearest to what is asked for.
 
     Args:
-      adapter: read from its folder, where choices are kept.
+      adapter: with its folder, where choices are kept; there are none for one that was not read from disk.
       dtype: of the base's weights.
       batch_size: a choice made for less than half or more than twice as many prompts does not count.
       temperature: of sampling.
@@ -72,10 +72,11 @@ def find_choice(adapter: Adapter, dtype: str, batch_size: int = 1, temperature: 
     Raises:
       UserError: a damaged file.
     """
-    wanted = (this_machine(), dtype, adapter.digest)
+    choices = _read(adapter.folder, adapter.method.name) if adapter.folder else []
+    wanted = (this_machine(), dtype, adapter.digest) if choices else ()
     near = [
         choice
-        for choice in reversed(_read(adapter.folder, adapter.method.name))
+        for choice in reversed(choices)
         if (choice.machine, choice.dtype, choice.adapter) == wanted
         and batch_size / 2 <= choice.batch_size <= batch_size * 2
     ]

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Sequence
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 
 from jaxspec.drafting.adapter import Adapter
@@ -44,7 +45,7 @@ class Drafter:
 
     Attributes:
       method: its settings.
-      trainable: its pytree, as trained.
+      trainable: its pytree, as trained, in the host's memory where it was read from disk.
       model: the base it decodes on: the one that it was loaded for, or what the method has tuned that to.
       plan: the draft trees.
       adapter: what it was made from; None for a method that is not trained.
@@ -61,15 +62,10 @@ class Drafter:
     note: str = ""
 
     @property
-    def tuned_base(self) -> bool:
-        """Whether it decodes on a base of its own, another one than it was loaded for."""
-        return self.adapter is not None and self.adapter.fingerprint != self.model.fingerprint
-
-    @property
     def num_rows(self) -> int:
         """R, rows of a step, padding included."""
-        tree = self.on_device.tree
-        return tree.num_nodes + tree.num_probes * self.method.probe_rows
+        probes = self.plan.num_probes if self.method.probe_distances else 0
+        return self.plan.num_nodes + probes * self.method.probe_rows
 
     @functools.cached_property
     def on_device(self) -> DeviceDrafter:
@@ -77,7 +73,8 @@ class Drafter:
         base = self.model.base
         if self.draft_vocabulary:
             base = base.drafting(jnp.asarray(self.adapter.frequent_tokens[: self.draft_vocabulary]))
-        trainable, tree = self.method.prepared(self.trainable, base), self.plan.arrays(self.method.probe_distances)
+        trainable = self.method.prepared(jax.tree.map(jnp.asarray, self.trainable), base)
+        tree = self.plan.arrays(self.method.probe_distances)
         drafter = DeviceDrafter(trainable, tree, self.method, base.draft_vocabulary)
         # A prompt's drafts are made from about as many rows as there are distances, however many nodes the tree has.
         block = self.model.block_for(self.method.max_distance)

@@ -1,4 +1,4 @@
-"""One file per paper, and how they are found by name. `METHODS` is the only place that lists them."""
+"""One file per paper, and how they are found by name (`METHODS`)."""
 
 from jaxspec.methods.amphista import Amphista
 from jaxspec.methods.bita import BiTA

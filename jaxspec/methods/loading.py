@@ -57,7 +57,7 @@ def load_drafter(
     if name in METHODS and not METHODS[name].trainable:
         if adapter is not None:
             raise UserError(f"{name} takes no adapter, got {str(adapter)!r}")
-        if tree == "auto":
+        if tree == "auto" and draft_vocabulary is None:
             return autoregressive(model).with_tree(None, note=f"{name} drafts nothing: there is no tree to choose")
         return autoregressive(model).with_tree(tree, draft_vocabulary)
     loaded = open_adapter(name, model, adapter)

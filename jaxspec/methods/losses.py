@@ -31,9 +31,9 @@ def _from_base(student: jax.Array, base: Base, frozen: jax.Array, source: jax.Ar
 
     Where there are more predictions than rows, what the base says at a row is worked out once for all of them.
     """
-    rows, at = (jnp.arange(len(source))[:, None, None], source), ()  # where the teacher's values are, for each of them
+    rows = (jnp.arange(len(source))[:, None, None], source)
     if source[0].size < frozen.shape[1]:
-        frozen = frozen[rows]
+        frozen, at = frozen[rows], ()  # the teacher's values are those of the predictions, one by one
     else:
         at = rows
     teacher = jax.nn.log_softmax(base.logits(frozen))

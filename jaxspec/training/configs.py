@@ -6,7 +6,7 @@ import argparse
 import runpy
 from pathlib import Path
 
-from jaxspec.errors import UserError, suggest
+from jaxspec.errors import UserError, first_line, suggest
 from jaxspec.training.run_config import RunConfig
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
@@ -14,7 +14,17 @@ FOLDER = Path(__file__).resolve().parents[2] / "configs"
 
 def load_papers() -> dict[str, dict[str, RunConfig]]:
     """All runs by paper, which is the name of its file, and by their own name."""
-    return {path.stem: runpy.run_path(str(path))["RUNS"] for path in sorted(FOLDER.glob("*.py"))}
+    return {path.stem: _runs(path) for path in sorted(FOLDER.glob("*.py"))}
+
+
+def _runs(path: Path) -> dict[str, RunConfig]:
+    """What a file of configs/ holds. Raises UserError for one that cannot be read, or has no `RUNS`."""
+    try:
+        return runpy.run_path(str(path))["RUNS"]
+    except KeyError:
+        raise UserError(f"{path}: no RUNS there; each file of configs/ holds a dict of that name") from None
+    except (SyntaxError, ImportError, TypeError, NameError) as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
 
 
 def load_configs() -> dict[str, RunConfig]:

@@ -17,9 +17,9 @@ from jaxspec.decoding.loop import Decoding, decode, prefill, start
 from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import State, TreePlan, chain, from_paths, make_plan
-from jaxspec.drafting.tree.hardware import Latency, fit_latency
 from jaxspec.parallel.sharding import put_beside
 from jaxspec.progress import Progress
+from jaxspec.tuning.hardware import Latency, fit_latency
 from jaxspec.weights.load import Model
 
 K = TypeVar("K", bound=Hashable)

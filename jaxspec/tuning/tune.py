@@ -16,7 +16,6 @@ from jaxspec.decoding.prompts import encode_prompts
 from jaxspec.drafting.choice import Choice
 from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.drafting.tree import chain, expected
-from jaxspec.drafting.tree.hardware import Latency, Option, make_option, rank_options
 from jaxspec.drafting.tree.plan import check_accuracy
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.machine import processor, this_machine
@@ -24,6 +23,7 @@ from jaxspec.plotting import picture
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import Accuracy, evaluate
+from jaxspec.tuning.hardware import Latency, Option, make_option, rank_options
 from jaxspec.tuning.latency import measure_latency
 from jaxspec.tuning.race import Trial, race
 

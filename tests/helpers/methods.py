@@ -31,6 +31,14 @@ class FixedTree(TreePlan):
     states: tuple = ()
     tree: Tree | None = None
 
+    @property
+    def num_nodes(self):
+        return self.tree.num_nodes
+
+    @property
+    def num_probes(self):
+        return self.tree.num_probes
+
     def arrays(self, distances):
         return self.tree
 

@@ -229,7 +229,7 @@ def test_full_fine_tuning_ends_in_a_base_of_its_own(config, model, tmp_path):
     assert tuned.fingerprint == adapter.fingerprint != model.fingerprint
     assert adapter.info["perplexity"].keys() == {"base", "own"}
     drafter = load_drafter("space", tuned, tmp_path / "run")
-    assert drafter.model is tuned and not drafter.tuned_base
+    assert drafter.model is tuned
     with pytest.raises(UserError, match=r"trained for another base .*/run/model as the model"):
         load_drafter("space", model, tmp_path / "run")
 
@@ -247,4 +247,4 @@ def test_a_tuned_base_is_part_of_a_small_adapter(config, model, tmp_path):
     assert adapter.fingerprint == model.fingerprint and not (tmp_path / "run" / "model").exists()
     assert adapter.info["perplexity"]["own"] != adapter.info["perplexity"]["base"]
     drafter = load_drafter("space", model, tmp_path / "run")
-    assert drafter.tuned_base and drafter.model.fingerprint != model.fingerprint
+    assert drafter.model.fingerprint != model.fingerprint
