@@ -111,9 +111,9 @@ def claims_table(evidence: Evidence) -> list[str]:
         *table(["claim", "source", "measured", "verdict"], rows),
         "",
         f"{HOW_SPEEDS_COMPARE} Where autoregressive decoding differed from itself by more than that, its own "
-        f"difference is the margin, and no pair is called equal. Accuracies of adapters count as different from {CLOSE} "
-        "upwards, those of ablations as ablations.md says. Gains on two groups of questions differ where the interval "
-        f"of their difference does not contain 0. Conversation: MT-Bench's {', '.join(CHAT)}.",
+        f"difference is the margin, and no pair is called equal. Accuracies of adapters count as different from "
+        f"{CLOSE} upwards, those of ablations as ablations.md says. Gains on two groups of questions differ where the "
+        f"interval of their difference does not contain 0. Conversation: MT-Bench's {', '.join(CHAT)}.",
     ]
 
 
