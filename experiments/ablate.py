@@ -19,7 +19,7 @@ from experiments.measurements import (
 )
 from experiments.report import MEASURES, not_run, write_report
 from experiments.studies import STUDIES
-from experiments.trainings import train_study
+from experiments.trainings import run_of, train_study
 from jaxspec import DataConfig, TrainConfig, UserError, load_model
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
@@ -29,8 +29,8 @@ from jaxspec.machine import device_name
 from jaxspec.methods import PPD, load_drafter, open_adapter
 from jaxspec.training.data import prepare_answers
 from jaxspec.training.examples import select_prompts
-from jaxspec.training.run_config import RunConfig
-from jaxspec.weights.load import DEFAULT_MODEL
+from jaxspec.training.run_config import RunConfig, check_config
+from jaxspec.weights.load import DEFAULT_MODEL, Model
 
 SAMPLED_PROMPTS = 40  # held-out prompts that are sampled from
 WATCHED = "hidden_transfer"  # whose pseudo states are compared with real ones
@@ -97,6 +97,18 @@ def choose(names: tuple[str, ...], missing: list[str]) -> set[str]:
     return chosen | {adapter[0] for adapter in adapters if not isinstance(adapter, str)}
 
 
+def check_needs(names: set[str], base: RunConfig, model: Model, sampled: Collection[str] = SAMPLED) -> None:
+    """Raise UserError, before hours of training, for a variant that cannot train or an adapter that does not ship."""
+    for study in (study for study in STUDIES if study.name in names):
+        for training in study.rows.values():
+            check_config(run_of(training, base))
+    asked = [entry.adapter for study in DECODING_STUDIES if study.name in names for entry in study.rows.values()]
+    asked += [WATCHED] * ("similarity" in names) + [COUNTED] * ("coverage" in names)
+    asked += [SAMPLED[label].adapter for label in sampled if "acceptance" in names]
+    for adapter in {adapter for adapter in asked if isinstance(adapter, str)}:
+        open_adapter(adapter, model)
+
+
 def measure(
     options: Options, names: set[str], sampled: Collection[str] = SAMPLED
 ) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -109,9 +121,13 @@ def measure(
 
     Yields:
       A part of the results, and what is new in it.
+
+    Raises:
+      UserError: a variant cannot train, or an adapter that is needed does not ship.
     """
     model = load_model(options.model)
     base, output = base_run(options), Path(options.output)
+    check_needs(names, base, model, sampled)
     trained: dict[str, dict[str, Any]] = {}
     for study in (study for study in STUDIES if study.name in names):
         trained[study.name] = train_study(study, base, model, output)

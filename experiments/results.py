@@ -75,9 +75,10 @@ def write_results(folders: Sequence[Path], output: Path) -> Path:
     first, *others = codes
     if others := [name for name in others if codes[name] != codes[first]]:
         lines += [
-            f"Made with another version of the decoding code than {first}: {', '.join(others)}. What a step costs"
+            f"Made with another version of the decoding code than {first}: {', '.join(others)}.",
+            "A step may cost more or less there, with a method or without: compare speeds within a section.",
+            "",
         ]
-        lines += ["costs may differ there, with a method or without: compare speeds within a section.", ""]
     lines += ["## Which of the papers' claims hold on this base", "", *claims_table(evidence), ""]
     for name, results in benchmarks.items():
         repeats = results is not evidence.main and asked_again(evidence.main, results)
@@ -110,9 +111,9 @@ def claims_table(evidence: Evidence) -> list[str]:
         *table(["claim", "source", "measured", "verdict"], rows),
         "",
         f"{HOW_SPEEDS_COMPARE} Where autoregressive decoding differed from itself by more than that, its own "
-        f"difference is the margin, and no pair is called equal. Accuracies of adapters differ from {CLOSE} on, those "
-        "of ablations as ablations.md says. Gains on two groups of questions differ where the interval of "
-        f"their difference does not contain 0. Conversation: MT-Bench's {', '.join(CHAT)}.",
+        f"difference is the margin, and no pair is called equal. Accuracies of adapters count as different from "
+        f"{CLOSE} upwards, those of ablations as ablations.md says. Gains on two groups of questions differ where the "
+        f"interval of their difference does not contain 0. Conversation: MT-Bench's {', '.join(CHAT)}.",
     ]
 
 

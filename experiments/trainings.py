@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from experiments.studies import Study
+from experiments.studies import Study, Training
 from jaxspec.files import locked, read_json, write_atomically
 from jaxspec.training.data import cache_file
 from jaxspec.training.run_config import RunConfig, describe, training_settings
@@ -34,6 +34,12 @@ def run_name(run: RunConfig, model: Model) -> str:
     return f"{run.method.name}-{hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]}"
 
 
+def run_of(training: Training, base: RunConfig) -> RunConfig:
+    """The run of a row, with what all rows share."""
+    train = dataclasses.replace(base.train, **training.settings)
+    return dataclasses.replace(base, method=training.method, tree="chain:1", train=train)
+
+
 def train_study(study: Study, base: RunConfig, model: Model, output: Path) -> dict[str, dict[str, Any]]:
     """Train every row of a study that is not trained yet, each in a folder of its own.
 
@@ -49,15 +55,14 @@ def train_study(study: Study, base: RunConfig, model: Model, output: Path) -> di
     results = {}
     for label, training in study.rows.items():
         print(f"{study.title}: {label}", file=sys.stderr)
-        train = dataclasses.replace(base.train, **training.settings)
-        run = dataclasses.replace(base, method=training.method, tree="chain:1", train=train)
+        run = run_of(training, base)
         folder = output / run_name(run, model)
         results[label] = train_variant(run, model, folder) | {"run": folder.name}
     return results
 
 
 def train_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
-    """Train a variant, resume its training, or read what that came to.
+    """Train a variant, resume its training, or read the result of an earlier one.
 
     Returns:
       Settings, how many answers were seen and of how many, held-out accuracies [M][K], trainable parameters, training

@@ -30,7 +30,7 @@ class BenchConfig:
       model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made,
         or a GGUF file.
       dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
-      limit: questions, as many of every category as of any other; 0 is all. A folder may be resumed with a larger one,
+      limit: questions, the same number from every category; 0 is all. A folder may be resumed with a larger one,
         where questions are asked one at a time.
       max_new_tokens: per turn.
       batch_size: questions answered together.

@@ -12,7 +12,9 @@ from jaxspec.decoding.generate import Generation
 
 
 def batches(questions: Sequence[Question], config: BenchConfig) -> Iterator[list[Question]]:
-    """Questions that can be answered together: of one group, as many turns, one temperature, at most `batch_size`."""
+    """Questions that can be answered together: at most `batch_size` of one group, one temperature and
+    the same number of turns.
+    """
     groups: dict[tuple, list[Question]] = {}
     for question in questions:
         kind = (group_of(question.category), len(question.turns), config.temperature_of(question))
@@ -24,7 +26,7 @@ def batches(questions: Sequence[Question], config: BenchConfig) -> Iterator[list
 
 
 def converse(way: Way, questions: Sequence[Question], config: BenchConfig, seed: int) -> list[Generation]:
-    """Answer questions of as many turns and one temperature together.
+    """Answer questions with the same number of turns and one temperature together.
 
     Returns:
       The answers to all first turns, then those to all second ones, and so on.

@@ -35,7 +35,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What a method came to on some questions.
+    """The result of a method on some questions.
 
     Attributes:
       questions: how many, each counted once however often it was repeated.

@@ -141,7 +141,7 @@ def _with_answer(question: Question) -> str:
 
 
 def stratified(questions: Sequence[Question], limit: int, seed: int = 0) -> list[Question]:
-    """At most `limit` questions, as many of every category as of any other where there are enough, in their order.
+    """At most `limit` questions, the same number from every category where there are enough, in their order.
 
     Args:
       questions: all.

@@ -124,7 +124,7 @@ def _narrowed(benchmark: Benchmark, limit: int) -> Benchmark:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
-    """In what two descriptions differ, in words by name; of accuracies, which only the report shows, nothing."""
+    """In what two descriptions differ, in words by name, ignoring accuracies, which only the report shows."""
     before, now = (
         setting | {"ways": {name: way | {"accuracy": None} for name, way in setting["ways"].items()}}
         for setting in (before, now)

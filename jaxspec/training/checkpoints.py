@@ -62,7 +62,7 @@ class Checkpoints:
             state = self._manager.restore(step, args=ocp.args.StandardRestore(like))
         except Exception as error:  # Orbax raises many kinds
             earlier = max((number for number in self._manager.all_steps() if number < step), default=None)
-            way_out = f"; delete it and --resume continues from step {earlier}" if earlier else ""
+            way_out = f"; delete it and continue with --resume from step {earlier}" if earlier else ""
             raise UserError(
                 f"{self._folder / str(step)}: this checkpoint cannot be read, it is damaged or from another version of "
                 f"jaxspec ({first_line(error)}){way_out}"

@@ -127,8 +127,8 @@ def _read_hub(source: str, split: str) -> list[tuple[str, dict[str, Any]]]:
     except Exception as error:  # network, name, config, split, format: all end here
         reason = " ".join(str(error).split("\n")[:2])  # the second line of a missing config lists those there are
         raise UserError(
-            f"prompts {source!r}: no such file, and the hub does not have it as owner/name:config with split {split!r} "
-            f"({reason})"
+            f"prompts {source!r}: no such file, and could not be loaded from the hub as owner/name:config with split "
+            f"{split!r} ({reason})"
         ) from None
     return [(f"dataset {source!r}, row {number}", row) for number, row in enumerate(rows)]
 

@@ -131,7 +131,10 @@ def check_same_run(held: dict[str, Any], run: dict[str, Any], folder: Path) -> N
     if old != new:
         words = differences(old, new)
         if old["train.microbatch"] != new["train.microbatch"]:
-            words.append("train.microbatch x mesh.data x mesh.fsdp, the sequences of a pass, must match (0: all)")
+            words.append(
+                "train.microbatch x mesh.data x mesh.fsdp, the sequences of a pass, must stay the same (0 means the "
+                "whole batch)"
+            )
         raise UserError(f"{folder} holds a run with other settings ({'; '.join(words)}); give another --output")
     if held["dtype"] != run["dtype"]:
         raise UserError(

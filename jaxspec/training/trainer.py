@@ -202,7 +202,7 @@ class Trainer:
         """Show the progress of the last evaluation, and raise Stopped if the caller asks to."""
         progress.update(done)
         if self._stop() and done < progress.total:
-            raise Stopped("stopped in the last evaluation; --resume repeats it")
+            raise Stopped("stopped in the last evaluation; continue with --resume")
 
     def _adapter(self, method: Method, trainable: PyTree, model: Model) -> Adapter:
         """An adapter with its weights rounded as in its file, so that what is measured is what ships."""

@@ -18,7 +18,7 @@ from jaxspec.weights.load import Model
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """What decoding with a tree came to.
+    """The result of decoding with a tree.
 
     Attributes:
       name: the tree in words; `autoregressive` for none.

@@ -67,7 +67,7 @@ class Tuning:
       choice: the fastest way.
       latency: of the machine.
       options: the best tree of every size, the best predicted first, and the others that were tried.
-      trials: what decoding came to, autoregressive first.
+      trials: the results of decoding, autoregressive first.
     """
 
     choice: Choice

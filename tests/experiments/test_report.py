@@ -8,11 +8,12 @@ import pytest
 from experiments import ablate
 from experiments.decoding_studies import DECODING_STUDIES, SAMPLED
 from experiments.report import Section, not_run, verdicts_table, write_report
-from experiments.studies import STUDIES, Conclusion
+from experiments.studies import STUDIES, Conclusion, Training, study
 from experiments.verdicts import Verdict
 from jaxspec.errors import UserError
 from jaxspec.files import alone_in
-from tests.helpers.experiments import SMALL
+from jaxspec.methods import PPD
+from tests.helpers.experiments import RATE, SMALL
 
 DOCS = Path("docs")
 NOTHING = {part: {} for part in ablate.PARTS}
@@ -89,10 +90,31 @@ def test_a_run_writes_results_and_the_page(model, base_run, trained, tmp_path, m
         ablate.main(args)
 
 
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"wrong"}, "train.ema must be at least 0 and below 1"),
+        ({"entry", "bita_decoding"}, "no adapter of bita ships"),
+        ({"entry", "similarity"}, f"no adapter of {ablate.WATCHED} ships"),
+        ({"entry", "coverage"}, f"no adapter of {ablate.COUNTED} ships"),
+        ({"entry", "acceptance"}, "no adapter of .* ships"),
+    ],
+)
+def test_what_cannot_run_is_named_before_anything_is_trained(names, message, model, base_run, monkeypatch):
+    wrong = study("wrong", "Wrong", "a paper", {"0": Training(PPD(), RATE), "1": Training(PPD(), {"ema": 1.0})})
+    monkeypatch.setattr(ablate, "STUDIES", (*SMALL, wrong))
+    monkeypatch.setattr(ablate, "load_model", lambda name: model)
+    monkeypatch.setattr(ablate, "base_run", lambda options: base_run)
+    monkeypatch.setattr(ablate, "train_study", lambda *args: pytest.fail("trained"))
+    with pytest.raises(UserError, match=message):
+        next(ablate.measure(ablate.Options(), names))
+
+
 def test_sampling_resumes_behind_the_last_drafter_or_begins_again(model, base_run, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(ablate, "load_model", lambda name: model)
     monkeypatch.setattr(ablate, "base_run", lambda options: base_run)
+    monkeypatch.setattr(ablate, "open_adapter", lambda *args: None)
     monkeypatch.setattr(ablate, "load_drafter", lambda *args, **settings: None)
     monkeypatch.setattr(ablate, "measure_acceptance", lambda label, *rest: asked.append(label) or {})
     monkeypatch.setattr(ablate, "write_report", lambda results, docs: docs)

@@ -76,7 +76,7 @@ def test_a_damaged_checkpoint_is_named(config, model, whole, tmp_path):
     for file in (run / "checkpoints" / "12").rglob("*"):
         if file.is_file() and file.stat().st_size > 100:
             file.write_bytes(b"damaged")
-    message = "checkpoints/12: this checkpoint cannot be read.*; delete it and --resume continues from step 8"
+    message = "checkpoints/12: this checkpoint cannot be read.*; delete it and continue with --resume from step 8"
     with pytest.raises(UserError, match=message):
         Trainer(config, model, run, resume=True).run()
     shutil.rmtree(run / "checkpoints" / "12")

@@ -194,7 +194,7 @@ def test_data_sets_on_the_hub_have_configs_and_splits(hub):
         (
             "owner/nome",
             "train",
-            r"'owner/nome': no such file, and the hub does not have it .*'owner/nome' doesn't exist",
+            r"'owner/nome': no such file, and could not be loaded from the hub .*'owner/nome' doesn't exist",
         ),
     ],
 )
