@@ -171,11 +171,11 @@ def _is_part(path: str) -> bool:
 
 
 def _placed(array: np.ndarray, path: str, mesh: Mesh | None) -> jax.Array:
-    """A parameter on its device or devices."""
+    """A parameter on its device or devices. Waits for the copy, until which the host would hold the array."""
     if mesh is None:
         return jnp.asarray(array)
     tree = {path: array}
-    return put(tree, tree_shardings(mesh, tree))[path]
+    return jax.block_until_ready(put(tree, tree_shardings(mesh, tree))[path])
 
 
 def tensor_digest(array: np.ndarray | jax.Array) -> str:
