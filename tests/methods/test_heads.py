@@ -22,10 +22,9 @@ from jaxspec.model.base import Base
 from jaxspec.model.decoder import Layer, causal_context, causal_mask
 from jaxspec.model.rope import rope_angles
 from tests.helpers.decoding import begin
-from tests.helpers.methods import settings, trained, untrained_drafter
+from tests.helpers.methods import predict, settings, trained, untrained_drafter
 from tests.helpers.model import plain
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
-from tests.methods.test_probes import predict
 
 METHODS = [
     Medusa(),
@@ -45,7 +44,7 @@ PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 
 every_method = pytest.mark.parametrize("method", METHODS, ids=settings)
 
 
-def batch_of(tiny, length=18, seed=0):
+def two_texts(tiny, length=18, seed=0):
     tokens = jnp.array(np.random.default_rng(seed).integers(0, tiny.config.vocab_size, (2, length)), jnp.int32)
     lengths, points = jnp.array([length, length - 4]), jnp.array([[2, 5, 9, 11], [3, 4, 12, -1]])
     return Batch(tokens, lengths, jnp.ones(2, jnp.int32), points)
@@ -54,7 +53,7 @@ def batch_of(tiny, length=18, seed=0):
 @every_method
 def test_new_heads_give_the_bases_own_distribution(tiny, method):
     """Zero blocks, zero layers and projections that start as the base's: every head predicts the next token."""
-    base, batch = Base(tiny.params, tiny.decoder), batch_of(tiny)
+    base, batch = Base(tiny.params, tiny.decoder), two_texts(tiny)
     logits = predict(method, method.init(jax.random.key(0), base), base, batch)
     expected = plain(base, batch.tokens)[jnp.arange(2)[:, None], batch.points]  # [B, G, V]
     for head in range(method.heads):
@@ -65,7 +64,7 @@ def test_new_heads_give_the_bases_own_distribution(tiny, method):
 @every_method
 def test_a_prediction_depends_on_nothing_later_but_what_the_method_reads(tiny, method):
     """Heads at p see tokens up to p; the sampled token p + 1 or the path beyond only where the paper says so."""
-    base, batch = Base(tiny.params, tiny.decoder), batch_of(tiny)
+    base, batch = Base(tiny.params, tiny.decoder), two_texts(tiny)
     trainable, at = trained(method, base), 5
     before = predict(method, trainable, base, batch)[0, 1]  # [K, V]
     for later in range(at + 1, at + 6):
@@ -81,7 +80,7 @@ def test_a_prediction_depends_on_nothing_later_but_what_the_method_reads(tiny, m
 
 @every_method
 def test_training_moves_every_part_and_nothing_else(tiny, method):
-    base, batch = Base(tiny.params, tiny.decoder), batch_of(tiny)
+    base, batch = Base(tiny.params, tiny.decoder), two_texts(tiny)
     method = dataclasses.replace(method, alignment=1.0)
     trainable = trained(method, base)
     frozen = jax.tree.map(np.array, base.params)
@@ -119,7 +118,7 @@ def rms_norm(x, scale):
 
 def by_hand(tiny, method, seed=0):
     """A batch, the trained pytree, hidden states before and after the final norm, embeddings and what was predicted."""
-    base, batch = Base(tiny.params, tiny.decoder), batch_of(tiny, seed=seed)
+    base, batch = Base(tiny.params, tiny.decoder), two_texts(tiny, seed=seed)
     trainable = trained(method, base)
     logits = np.asarray(method.predictions(trainable, base, batch))
     hidden = numpy_of(base.rows(base.embed(batch.tokens), causal_context(*batch.tokens.shape))[0])

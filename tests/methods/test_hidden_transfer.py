@@ -10,7 +10,7 @@ import pytest
 from jaxspec.methods import HiddenTransfer
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Context
-from tests.methods.test_probes import batch_of, loss_and_gradient, predict, sequence, trained
+from tests.helpers.methods import batch_of, loss_and_gradient, predict, sequence, trained
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4))

@@ -11,7 +11,7 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.drafting.draft import Accepted, Draft, Drafting
-from jaxspec.drafting.method import Batch, Method, Verified
+from jaxspec.drafting.method import Method, Verified
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import build_tree, select_trees, stack_trees
 from jaxspec.errors import UserError
@@ -21,7 +21,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.cache import commit, empty_cache
 from jaxspec.model.decoder import causal_context
 from jaxspec.model.rows import run_rows
-from tests.helpers.methods import settings, trained
+from tests.helpers.methods import batch_of, loss_and_gradient, predict, sequence, settings, trained
 from tests.helpers.model import plain
 
 METHODS = [
@@ -43,25 +43,6 @@ METHODS = [
 
 
 every_method = pytest.mark.parametrize("method", METHODS, ids=settings)
-
-
-def sequence(tiny, length=20, seed=0):
-    return jnp.array(np.random.default_rng(seed).integers(0, tiny.config.vocab_size, (1, length)), jnp.int32)
-
-
-def batch_of(tokens, points, lengths=None):
-    lengths = [tokens.shape[1]] * tokens.shape[0] if lengths is None else lengths
-    return Batch(tokens, jnp.array(lengths), jnp.ones(tokens.shape[0], jnp.int32), jnp.array(points))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def predict(method, trainable, base, batch):
-    return method.predictions(trainable, base, batch)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def loss_and_gradient(method, trainable, base, stage, batch):
-    return jax.value_and_grad(lambda t: method.loss(t, base, batch, stage), has_aux=True)(trainable)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4))

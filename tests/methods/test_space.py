@@ -13,9 +13,8 @@ from jaxspec.errors import UserError
 from jaxspec.methods import SPACE
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import causal_context
-from tests.helpers.methods import trained
+from tests.helpers.methods import batch_of, loss_and_gradient, predict, sequence, trained
 from tests.helpers.model import plain, quick_jit
-from tests.methods.test_probes import batch_of, loss_and_gradient, predict, sequence
 
 TUNINGS = [SPACE(distances=3, tuning=tuning, rank=2) for tuning in ("lora", "full", "none")]
 every_tuning = pytest.mark.parametrize("method", TUNINGS, ids=lambda m: m.tuning)

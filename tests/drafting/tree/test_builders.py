@@ -17,6 +17,7 @@ from jaxspec.drafting.tree import (
     straightforward,
 )
 from jaxspec.errors import UserError
+from tests.helpers.trees import random_accuracy
 
 
 def only_paths(plan):
@@ -40,12 +41,6 @@ def best_length(accuracy, num_nodes):
     sets = (set(chosen) for chosen in itertools.combinations(every, num_nodes - 1))
     trees = (s for s in sets if all(len(path) == 1 or path[:-1] in s for path in s))
     return max(expected_length(accuracy, tree) for tree in trees)
-
-
-def random_accuracy(seed, distances, ranks):
-    """[M, K], not sorted by rank: nothing promises that."""
-    rng = np.random.default_rng(seed)
-    return rng.dirichlet(np.ones(ranks + 1), size=distances)[:, :ranks]
 
 
 @pytest.mark.parametrize("seed", range(4))
