@@ -100,7 +100,7 @@ def test_tokens_of_a_sparse_tree_are_its_expected_length():
     assert plan.expected_tokens == pytest.approx(1 + expected_length(accuracy, only_paths(plan)))
 
 
-def test_chain():
+def test_a_chain_is_the_likeliest_candidate_of_every_distance():
     assert only_paths(chain(1)) == [(0,)]
     assert only_paths(chain(3)) == [(0,), (0, 0), (0, 0, 0)]
 
