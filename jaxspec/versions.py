@@ -11,7 +11,7 @@ from pathlib import Path
 
 __version__ = "0.2.0"
 DECODING = ("decoding", "drafting", "methods", "model", "weights")  # packages that decide what decoding gives
-_TRIED = {"jax": ("0.10.2", "0.11"), "flax": ("0.12.8", "0.13")}
+TRIED = {"jax": ("0.10.2", "0.11"), "flax": ("0.12.8", "0.13")}
 
 
 def _parts(text: str) -> tuple[int, ...]:
@@ -20,7 +20,7 @@ def _parts(text: str) -> tuple[int, ...]:
 
 def check_versions() -> None:
     """Raise ImportError for a JAX or Flax outside the ranges that were tried."""
-    for package, (lowest, beyond) in _TRIED.items():
+    for package, (lowest, beyond) in TRIED.items():
         found = version(package)
         if not _parts(lowest) <= _parts(found) < _parts(beyond):
             raise ImportError(

@@ -32,7 +32,7 @@ def plain(model):
     return answers
 
 
-def test_it_answers(model):
+def test_the_embedded_model_answers_a_question_and_stops(model):
     [answer] = generate(autoregressive(model), ["What is the capital of France?"], 30)
     assert "Paris" in answer.text and answer.tokens[-1] in model.eos
 

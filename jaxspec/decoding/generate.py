@@ -22,7 +22,7 @@ from jaxspec.parallel.processes import host
 from jaxspec.parallel.sharding import in_mesh, mesh_of, parts_of_batch, put_beside
 from jaxspec.weights.load import Model
 
-_PREFILL_CHUNK = 512
+PREFILL_CHUNK = 512
 _UNBOUNDED = np.iinfo(np.int32).max
 
 
@@ -120,7 +120,7 @@ class _Job:
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = prompt
         seeds = np.full(len(prompts), self._seed % 2**32, np.uint32)
-        chunk = min(padded, _PREFILL_CHUNK)
+        chunk = min(padded, PREFILL_CHUNK)
         with in_mesh(self.mesh), Stopwatch() as watch:
             cache, prompt = prefill(self.model.base, tokens, lengths, capacity=capacity, chunk=chunk)
             state = start(self._decoding, cache, prompt, np.array(limits, np.int32), seeds, width=width)

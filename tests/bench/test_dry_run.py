@@ -122,7 +122,7 @@ FAST = ("space_smollm2",)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in load_configs()]
 )
-def test_every_config(name, mesh, monkeypatch):
+def test_every_config_compiles_and_counts_its_work(name, mesh, monkeypatch):
     config = few_layers(load_config(name), monkeypatch)
     train = dataclasses.replace(config.train, batch_size=4, microbatch=0)
     check_config(dataclasses.replace(load_config(name), mesh=MeshConfig(tensor=2)))

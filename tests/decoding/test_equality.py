@@ -202,7 +202,7 @@ def test_every_option_is_lossless(tiny, method, sampling):
     ],
     ids=["efficient", "thinning", "full", "full-sampling"],
 )
-def test_trees_of_bita(tiny, prompting, plan, sampling):
+def test_bitas_trees_decode_what_the_base_would(tiny, prompting, plan, sampling):
     """Section 3.2 and Table 4: efficient trees, constant or thinning, and full ones, with masks on every node."""
     draft = untrained_drafter(BiTA(prompts=3, prompting=prompting), tiny, plan)
     answers = check(draft, make_prompts(12), sampling, 3, 4)
@@ -275,7 +275,7 @@ def unstack(tree):
     ],
     ids=["window", "late-window-bias", "dynamic-rope", "llama3-rope"],
 )
-def test_families(changes):
+def test_every_familys_masks_and_frequencies_decode_what_the_base_would(changes):
     """Masks and frequencies of every family depend on a row's own position alone."""
     model = make_tiny(dataclasses.replace(TINY, **changes))
     check(drafter(PPD(), model), make_prompts(4), GREEDY, 0, 4, limit=40)

@@ -28,8 +28,8 @@ def model():
     [
         (None, "tensor 2"),
         (PPD(distances=2), "tensor 4"),
-        (PPD(distances=2), "2 x 2 x 2"),
-        (Amphista(heads=2), "tensor 2"),
+        pytest.param(PPD(distances=2), "2 x 2 x 2", marks=pytest.mark.slow),
+        pytest.param(Amphista(heads=2), "tensor 2", marks=pytest.mark.slow),
     ],
     ids=["autoregressive", "ppd", "ppd", "amphista"],
 )

@@ -118,7 +118,7 @@ def one_level(paths, acceptance, independent=True, count=100_000, log_q=LOG_Q):
     [[(0,)], [(0,), (1,), (2,)], [(0,), (1,), (2,), (3,), (4,), (5,)], [(0,), (3,)], [(0,), (4,)]],
     ids=["one", "three", "all", "gap", "wide-gap"],
 )
-def test_one_level(paths):
+def test_one_level_of_candidates_leaves_the_bases_distribution(paths):
     """A draw behind a gap among the ranks depends on draws that were not offered: it must not be judged."""
     assert one_level(paths, Rejection()) > 1e-3
 

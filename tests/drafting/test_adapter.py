@@ -34,7 +34,7 @@ def edit(folder, **changes):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def test_round_trip(tiny, folder):
+def test_a_saved_adapter_loads_as_it_was(tiny, folder):
     adapter = load_adapter(folder, tiny.config)
     assert adapter.method == PPD(ensemble=2) and adapter.info["accuracy"] == ACCURACY
     expected = PPD(ensemble=2).init(jax.random.key(0), Base(tiny.params, tiny.decoder))

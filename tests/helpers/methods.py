@@ -1,6 +1,7 @@
-"""What the tests of all methods need: names for settings, and trained pytrees without training."""
+"""What the tests of all methods need: names for settings, batches, and trained pytrees without training."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 
 from jaxspec.drafting.adapter import Adapter
 from jaxspec.drafting.drafter import make_drafter
+from jaxspec.drafting.method import Batch
 from jaxspec.drafting.tree import Tree, TreePlan, chain
 
 
@@ -22,6 +24,29 @@ def trained(method, base, seed=3, scale=0.1, noise=9):
     trainable = jax.jit(lambda base: method.init(jax.random.key(seed), base))(base)
     rng = np.random.default_rng(noise)  # not in JAX, which would compile a program for every shape
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x) + scale * rng.normal(size=x.shape), jnp.float32), trainable)
+
+
+def sequence(tiny, length=20, seed=0):
+    """Token ids [1, T]."""
+    return jnp.array(np.random.default_rng(seed).integers(0, tiny.config.vocab_size, (1, length)), jnp.int32)
+
+
+def batch_of(tokens, points, lengths=None):
+    """Texts [B, T] whose answers start at 1, with their insertion points [B, G]; -1 is none."""
+    lengths = [tokens.shape[1]] * tokens.shape[0] if lengths is None else lengths
+    return Batch(tokens, jnp.array(lengths), jnp.ones(tokens.shape[0], jnp.int32), jnp.array(points))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def predict(method, trainable, base, batch):
+    """Logits [B, G, M, V] of training."""
+    return method.predictions(trainable, base, batch)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def loss_and_gradient(method, trainable, base, stage, batch):
+    """((loss, metrics), gradients)."""
+    return jax.value_and_grad(lambda t: method.loss(t, base, batch, stage), has_aux=True)(trainable)
 
 
 @dataclasses.dataclass(frozen=True)

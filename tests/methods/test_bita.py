@@ -8,7 +8,7 @@ import pytest
 from jaxspec.methods import BiTA
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Context, causal_context
-from tests.methods.test_probes import batch_of, predict, sequence, trained
+from tests.helpers.methods import batch_of, predict, sequence, trained
 
 
 @pytest.fixture

@@ -22,10 +22,9 @@ from jaxspec.model.base import Base
 from jaxspec.model.decoder import Layer, causal_context, causal_mask
 from jaxspec.model.rope import rope_angles
 from tests.helpers.decoding import begin
-from tests.helpers.methods import settings, trained, untrained_drafter
+from tests.helpers.methods import predict, settings, trained, untrained_drafter
 from tests.helpers.model import plain
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
-from tests.methods.test_probes import predict
 
 METHODS = [
     Medusa(),
@@ -45,7 +44,7 @@ PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 
 every_method = pytest.mark.parametrize("method", METHODS, ids=settings)
 
 
-def batch_of(tiny, length=18, seed=0):
+def two_texts(tiny, length=18, seed=0):
     tokens = jnp.array(np.random.default_rng(seed).integers(0, tiny.config.vocab_size, (2, length)), jnp.int32)
     lengths, points = jnp.array([length, length - 4]), jnp.array([[2, 5, 9, 11], [3, 4, 12, -1]])
     return Batch(tokens, lengths, jnp.ones(2, jnp.int32), points)
@@ -54,7 +53,7 @@ def batch_of(tiny, length=18, seed=0):
 @every_method
 def test_new_heads_give_the_bases_own_distribution(tiny, method):
     """Zero blocks, zero layers and projections that start as the base's: every head predicts the next token."""
-    base, batch = Base(tiny.params, tiny.decoder), batch_of(tiny)
+    base, batch = Base(tiny.params, tiny.decoder), two_texts(tiny)
     logits = predict(method, method.init(jax.random.key(0), base), base, batch)
     expected = plain(base, batch.tokens)[jnp.arange(2)[:, None], batch.points]  # [B, G, V]
     for head in range(method.heads):
@@ -65,7 +64,7 @@ def test_new_heads_give_the_bases_own_distribution(tiny, method):
 @every_method
 def test_a_prediction_depends_on_nothing_later_but_what_the_method_reads(tiny, method):
     """Heads at p see tokens up to p; the sampled token p + 1 or the path beyond only where the paper says so."""
-    base, batch = Base(tiny.params, tiny.decoder), batch_of(tiny)
+    base, batch = Base(tiny.params, tiny.decoder), two_texts(tiny)
     trainable, at = trained(method, base), 5
     before = predict(method, trainable, base, batch)[0, 1]  # [K, V]
     for later in range(at + 1, at + 6):
@@ -81,25 +80,28 @@ def test_a_prediction_depends_on_nothing_later_but_what_the_method_reads(tiny, m
 
 @every_method
 def test_training_moves_every_part_and_nothing_else(tiny, method):
-    base, batch = Base(tiny.params, tiny.decoder), batch_of(tiny)
+    base, batch = Base(tiny.params, tiny.decoder), two_texts(tiny)
     method = dataclasses.replace(method, alignment=1.0)
     trainable = trained(method, base)
     frozen = jax.tree.map(np.array, base.params)
 
-    @jax.jit
-    def gradients(trainable, params):
-        of = jax.value_and_grad(lambda t: method.loss(t, base.replace(params=params), batch), has_aux=True)
-        return of(trainable)
-
     optimizer = optax.adam(1e-2)
-    state, losses = optimizer.init(trainable), []
+
+    @jax.jit
+    def update(trainable, params, state):
+        of = jax.value_and_grad(lambda t: method.loss(t, base.replace(params=params), batch), has_aux=True)
+        found, gradient = of(trainable)
+        updates, state = optimizer.update(gradient, state)
+        return optax.apply_updates(trainable, updates), state, found, gradient
+
+    state, losses = jax.jit(optimizer.init)(trainable), []
     for _ in range(12):
-        (loss, metrics), gradient = gradients(trainable, base.params)
+        trainable, state, (loss, metrics), gradient = update(trainable, base.params, state)
         for name, leaf in jax.tree.leaves_with_path(gradient):  # every head of what is stacked by heads, too
             stacked = leaf.shape[0] == method.heads and leaf.ndim > 1
-            assert all(float(jnp.max(jnp.abs(part))) > 0 for part in (leaf if stacked else [leaf])), name
-        updates, state = optimizer.update(gradient, state)
-        trainable, losses = optax.apply_updates(trainable, updates), [*losses, float(loss)]
+            size = np.max(np.abs(leaf), axis=tuple(range(1, leaf.ndim)) if stacked else None)
+            assert np.all(size > 0), name
+        losses.append(float(loss))
     assert losses[-1] < 0.8 * losses[0]
     assert set(metrics) == {f"top1@{d}" for d in range(1, method.heads + 1)}
     jax.tree.map(np.testing.assert_array_equal, frozen, jax.tree.map(np.array, base.params))
@@ -119,7 +121,7 @@ def rms_norm(x, scale):
 
 def by_hand(tiny, method, seed=0):
     """A batch, the trained pytree, hidden states before and after the final norm, embeddings and what was predicted."""
-    base, batch = Base(tiny.params, tiny.decoder), batch_of(tiny, seed=seed)
+    base, batch = Base(tiny.params, tiny.decoder), two_texts(tiny, seed=seed)
     trainable = trained(method, base)
     logits = np.asarray(method.predictions(trainable, base, batch))
     hidden = numpy_of(base.rows(base.embed(batch.tokens), causal_context(*batch.tokens.shape))[0])
@@ -268,19 +270,19 @@ def test_padding_drafts_nothing(tiny):
     assert [(a.tokens, a.steps) for a in tight] == [(a.tokens, a.steps) for a in loose]
 
 
-RESTRICTED = [*METHODS[1:5], Amphista(), PPD(), BiTA(), HiddenTransfer(layers=(0, 1, 2))]
-RESTRICTED += [Hydra(lm_head="full"), Amphista(lm_head="low_rank", rank=2)]
+FAST = [METHODS[2], Hydra(lm_head="full"), Amphista(lm_head="low_rank", rank=2), BiTA()]
+RESTRICTED = [*METHODS[1:5], Amphista(), PPD(), BiTA(), HiddenTransfer(layers=(0, 1, 2)), *FAST[1:3]]
 
 
 @pytest.mark.parametrize(
-    ("number", "method"), list(enumerate(RESTRICTED)), ids=lambda x: "" if isinstance(x, int) else settings(x)
+    ("number", "method"),
+    [pytest.param(*one, marks=() if one[1] in FAST else pytest.mark.slow) for one in enumerate(RESTRICTED)],
+    ids=lambda x: "" if isinstance(x, int) else settings(x),
 )
 def test_a_draft_vocabulary_is_lossless_and_drafts_nothing_else(tiny, number, method):
     sampling = (SamplingConfig(), SamplingConfig(1.2, top_k=7))[number % 2]
     ids = np.array([7, 0, 3, 12, 5, 9], np.int32)
-    trainable = jax.tree.map(
-        lambda x: x + 0.1 * jax.random.normal(jax.random.key(2), x.shape), method.init(jax.random.key(1), tiny.base)
-    )
+    trainable = trained(method, tiny.base)
     paths = [path for path in PATHS if len(path) <= method.max_distance]
     drafter = make_drafter(Adapter(method, trainable, tiny.fingerprint, {}, ids), tiny, paths, len(ids))
     prompts, settings = make_prompts(8), {"sampling": sampling, "seed": 3}
@@ -314,8 +316,8 @@ def test_a_base_with_a_sliding_window_and_rows_that_are_refilled(method):
 
 
 def test_tied_embeddings_and_bfloat16():
-    model = make_tiny(dataclasses.replace(make_tiny().config, tie_embeddings=True))
-    base = Base(jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params), model.decoder)
+    model = make_tiny(dataclasses.replace(TINY, tie_embeddings=True))
+    base = Base(jax.tree.map(lambda x: jnp.asarray(np.asarray(x, jnp.bfloat16)), model.params), model.decoder)
     model = dataclasses.replace(model, params=base.params)
     for method in (Hydra(prefix_attention=True), Amphista()):
         drafter = on_paths(method, model, trained(method, base))

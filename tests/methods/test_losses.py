@@ -4,23 +4,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import log_softmax
 
 from jaxspec.drafting.method import Batch
 from jaxspec.methods.losses import future_loss
+from tests.helpers.model import quick_jit
+
+
+def drawn(texts, groups):
+    """Tokens [B, 12], their hidden states, and logits [B, G, 2, 16]."""
+    rng = np.random.default_rng(0)
+    frozen, student = (jnp.asarray(rng.normal(size=(texts, *s)), jnp.float32) for s in ((12, 32), (groups, 2, 16)))
+    return jnp.asarray(rng.integers(0, 16, (texts, 12))), frozen, student
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
 @pytest.mark.parametrize("groups", [2, 9], ids=["fewer predictions than rows", "more predictions than rows"])
 def test_divergence_from_the_base(tiny, groups, direction):
     """The mean of Kullback-Leibler divergences over the targets there are, and its gradient."""
-    keys = jax.random.split(jax.random.key(0), 3)
-    tokens, frozen = jax.random.randint(keys[0], (2, 12), 0, 16), jax.random.normal(keys[1], (2, 12, 32))
-    student = 3 * jax.random.normal(keys[2], (2, groups, 2, 16))
-    points = jnp.arange(2 * groups).reshape(2, groups) % 9
-    points = points.at[1, 0].set(-1)  # no insertion point
-    batch = Batch(tokens, jnp.array([12, 10]), jnp.array([1, 2]), points)
+    tokens, frozen, student = drawn(2, groups)
+    points = np.arange(2 * groups).reshape(2, groups) % 9
+    points[1, 0] = -1  # no insertion point
+    batch = Batch(tokens, np.array([12, 10]), np.array([1, 2]), points)
 
-    def by_hand(student):
+    def by_hand(student, _):
         terms = []
         for b, g, d in np.ndindex(2, groups, 2):
             source = int(points[b, g]) + d + 1
@@ -30,10 +37,11 @@ def test_divergence_from_the_base(tiny, groups, direction):
                 terms.append(0.5**d * jnp.sum(jnp.exp(p) * (p - q)))
         return sum(terms) / len(terms)
 
-    def loss(student):
+    def loss(student, batch):
         return future_loss(student, tiny.base, frozen, batch, (1, 2), direction=direction, decay=0.5)[0]
 
-    for ours, wanted in zip(jax.value_and_grad(loss)(student), jax.value_and_grad(by_hand)(student), strict=True):
+    found, expected = (quick_jit(jax.value_and_grad(f))(3 * student, batch) for f in (loss, by_hand))
+    for ours, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, wanted, rtol=2e-5, atol=1e-6)
 
 
@@ -41,27 +49,31 @@ def test_divergence_from_the_base(tiny, groups, direction):
 @pytest.mark.parametrize("groups", [2, 9], ids=["fewer predictions than rows", "more predictions than rows"])
 def test_the_teacher_is_constant(tiny, groups, direction):
     """Where the base is tuned too: a student that does not depend on it gives neither it nor the text a gradient."""
-    keys = jax.random.split(jax.random.key(0), 3)
-    tokens, frozen = jax.random.randint(keys[0], (1, 12), 0, 16), jax.random.normal(keys[1], (1, 12, 32))
-    batch = Batch(tokens, jnp.array([12]), jnp.array([1]), jnp.arange(groups)[None])
+    tokens, frozen, student = drawn(1, groups)
+    batch = Batch(tokens, np.array([12]), np.array([1]), np.arange(groups)[None])
 
-    def loss(base, frozen, student):
+    def loss(base, frozen, student, batch):
         return future_loss(student, base, frozen, batch, (1, 2), direction=direction)[0]
 
-    student = jax.random.normal(keys[2], (1, groups, 2, 16))
-    of_base, of_text, of_student = jax.grad(loss, (0, 1, 2))(tiny.base, frozen, student)
+    of_base, of_text, of_student = quick_jit(jax.grad(loss, (0, 1, 2)))(tiny.base, frozen, student, batch)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves((of_base, of_text)))
     assert np.any(of_student)
 
 
 def test_labels_and_accuracies(tiny):
     """Cross-entropy of the token after the row ahead; a prediction is right where no token is likelier."""
-    tokens = jnp.array([[3, 1, 4, 1, 5, 9, 2, 6]])
-    batch = Batch(tokens, jnp.array([7]), jnp.array([0]), jnp.array([[0, 3, 4]]))
-    student = jnp.zeros((1, 3, 2, 16)).at[0, 0, 0, 4].set(2.0).at[0, 1, 0, 7].set(1.0).at[0, 0, 1, 1].set(1.0)
-    loss, metrics = future_loss(student, tiny.base, jnp.zeros((1, 8, 32)), batch, (1, 2), alignment=0.0, labels=1.0)
+    tokens = np.array([[3, 1, 4, 1, 5, 9, 2, 6]])
+    batch = Batch(tokens, np.array([7]), np.array([0]), np.array([[0, 3, 4]]))
+    student = np.zeros((1, 3, 2, 16), np.float32)
+    student[0, 0, 0, 4], student[0, 1, 0, 7], student[0, 0, 1, 1] = 2.0, 1.0, 1.0
+
+    @quick_jit
+    def loss_of(student, base, batch):
+        return future_loss(student, base, jnp.zeros((1, 8, 32)), batch, (1, 2), alignment=0.0, labels=1.0)
+
+    loss, metrics = loss_of(student, tiny.base, batch)
     # targets: after 0 the tokens at 2 and 3, after 3 those at 5 and 6, after 4 the one at 6 (7 lies behind the text)
-    log_p = np.asarray(jax.nn.log_softmax(student[0]))
+    log_p = log_softmax(student[0], axis=-1)
     found = [log_p[g, d, label] for g, d, label in ((0, 0, 4), (0, 1, 1), (1, 0, 9), (1, 1, 2), (2, 0, 2))]
     np.testing.assert_allclose(loss, -np.mean(found), rtol=1e-5)
     np.testing.assert_allclose([metrics["top1@1"], metrics["top1@2"]], [2 / 3, 1])

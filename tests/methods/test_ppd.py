@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxspec.methods import PPD
 from jaxspec.model.base import Base
-from tests.methods.test_probes import batch_of, predict, sequence, trained
+from tests.helpers.methods import batch_of, predict, sequence, trained
 
 
 def test_masks_are_those_of_the_thesis():

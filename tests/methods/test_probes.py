@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy.special import log_softmax
 
 from jaxspec.config import SamplingConfig
 from jaxspec.drafting.draft import Accepted, Draft, Drafting
-from jaxspec.drafting.method import Batch, Method, Verified
+from jaxspec.drafting.method import Method, Verified
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import build_tree, select_trees, stack_trees
 from jaxspec.errors import UserError
@@ -21,7 +22,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.cache import commit, empty_cache
 from jaxspec.model.decoder import causal_context
 from jaxspec.model.rows import run_rows
-from tests.helpers.methods import settings, trained
+from tests.helpers.methods import batch_of, loss_and_gradient, predict, sequence, settings, trained
 from tests.helpers.model import plain
 
 METHODS = [
@@ -43,25 +44,6 @@ METHODS = [
 
 
 every_method = pytest.mark.parametrize("method", METHODS, ids=settings)
-
-
-def sequence(tiny, length=20, seed=0):
-    return jnp.array(np.random.default_rng(seed).integers(0, tiny.config.vocab_size, (1, length)), jnp.int32)
-
-
-def batch_of(tokens, points, lengths=None):
-    lengths = [tokens.shape[1]] * tokens.shape[0] if lengths is None else lengths
-    return Batch(tokens, jnp.array(lengths), jnp.ones(tokens.shape[0], jnp.int32), jnp.array(points))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def predict(method, trainable, base, batch):
-    return method.predictions(trainable, base, batch)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def loss_and_gradient(method, trainable, base, stage, batch):
-    return jax.value_and_grad(lambda t: method.loss(t, base, batch, stage), has_aux=True)(trainable)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
@@ -172,10 +154,23 @@ def test_an_insertion_point_sees_nothing_behind_it(tiny, method):
     assert not np.allclose(other[0, 0], same[0][0, 0]) and np.array_equal(other[0, 1], same[0][0, 1])
 
 
+OPTIMIZER = optax.adam(1e-2)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def update(method, trainable, base, stage, batch, state):
+    """What training and the optimizer hold after one update, its loss, and whether each leaf had a gradient."""
+    (loss, _), gradients = loss_and_gradient(method, trainable, base, stage, batch)
+    updates, state = OPTIMIZER.update(gradients, state)
+    moved = jnp.array([jnp.any(gradient != 0) for gradient in jax.tree.leaves(gradients)])
+    return optax.apply_updates(trainable, updates), state, loss, moved
+
+
 def loss_by_hand(method, trainable, base, batch):
     """One insertion point and distance at a time."""
-    student = np.asarray(jax.nn.log_softmax(predict(method, trainable, base, batch)), np.float64)
-    teacher = np.asarray(jax.nn.log_softmax(plain(base, batch.tokens)), np.float64)
+    student = log_softmax(np.asarray(predict(method, trainable, base, batch), np.float64), axis=-1)
+    teacher = log_softmax(np.asarray(plain(base, batch.tokens), np.float64), axis=-1)
+    tokens = np.asarray(batch.tokens)
     total, count = 0.0, 0
     for row, points in enumerate(np.asarray(batch.points)):
         for group, p in enumerate(points):
@@ -184,7 +179,7 @@ def loss_by_hand(method, trainable, base, batch):
                     continue
                 q, t = student[row, group, d - 1], teacher[row, p + d]
                 if method.objective == "hard":
-                    each = -q[batch.tokens[row, p + d + 1]]
+                    each = -q[tokens[row, p + d + 1]]
                 elif method.direction == "forward":
                     each = np.sum(np.exp(t) * (t - q))
                 else:
@@ -211,7 +206,7 @@ def test_loss_by_hand(tiny, method):
     tokens = jnp.concatenate([sequence(tiny, seed=0), sequence(tiny, seed=1)])
     batch = batch_of(tokens, [[3, 17, -1], [2, 9, 13]], lengths=[20, 14])
     trainable = trained(method, base)
-    (loss, metrics), _ = loss_and_gradient(method, trainable, base, 0, batch)
+    loss, metrics = jax.jit(method.loss)(trainable, base, batch)
     np.testing.assert_allclose(loss, loss_by_hand(method, trainable, base, batch), rtol=1e-4)
     assert set(metrics) == {f"top1@{d}" for d in range(1, method.distances + 1)}
 
@@ -233,14 +228,11 @@ def test_loss_by_hand(tiny, method):
 )
 def test_training_lowers_the_loss_and_every_part_learns(tiny, method, stage):
     base, batch = Base(tiny.params, tiny.decoder), batch_of(sequence(tiny, 40), [list(range(2, 34))])
-    trainable = method.init(jax.random.key(0), base)
-    optimizer = optax.adam(1e-2)
-    state, losses = optimizer.init(trainable), []
+    trainable = jax.jit(method.init)(jax.random.key(0), base)
+    state, losses = jax.jit(OPTIMIZER.init)(trainable), []
     for _ in range(60):
-        (loss, _), gradients = loss_and_gradient(method, trainable, base, stage, batch)
-        assert all(np.any(g != 0) for g in jax.tree.leaves(gradients))
-        updates, state = optimizer.update(gradients, state)
-        trainable = optax.apply_updates(trainable, updates)
+        trainable, state, loss, moved = update(method, trainable, base, stage, batch, state)
+        assert np.all(moved)
         losses.append(float(loss))
     assert losses[-1] < 0.8 * losses[0]
 

@@ -1,11 +1,13 @@
 """SPACE: its loss term by term, what it tunes, and that what it tunes is what decodes."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import log_softmax
 
 from jaxspec.drafting.drafter import tuned
 from jaxspec.drafting.method import Batch
@@ -13,9 +15,8 @@ from jaxspec.errors import UserError
 from jaxspec.methods import SPACE
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import causal_context
-from tests.helpers.methods import trained
+from tests.helpers.methods import batch_of, loss_and_gradient, predict, sequence, trained
 from tests.helpers.model import plain, quick_jit
-from tests.methods.test_probes import batch_of, loss_and_gradient, predict, sequence
 
 TUNINGS = [SPACE(distances=3, tuning=tuning, rank=2) for tuning in ("lora", "full", "none")]
 every_tuning = pytest.mark.parametrize("method", TUNINGS, ids=lambda m: m.tuning)
@@ -26,31 +27,36 @@ def base(tiny):
     return Base(tiny.params, tiny.decoder)
 
 
+@functools.partial(quick_jit, static_argnums=0)
+def read_behind(method, trainable, base, tokens):
+    """Logits of the tuned base, of a text [1, T] and three masks behind it."""
+    own = method.tuned_base(trainable, base)
+    x = jnp.concatenate([own.embed(tokens), jnp.broadcast_to(trainable["mask"], (1, 3, 32))], axis=1)
+    hidden, _ = own.rows(x, causal_context(*x.shape[:2]))
+    return own.logits(hidden)
+
+
 @every_tuning
 def test_masks_are_one_token_more(tiny, base, method):
     """Read behind the text by the tuned base: k times the same embedding, at the positions it stands for."""
     tokens, p = sequence(tiny), 7
     trainable = trained(method, base)
-    own = method.tuned_base(trainable, base)
-    masks = jnp.broadcast_to(trainable["mask"], (1, 3, 32))
-    x = jnp.concatenate([own.embed(tokens[:, : p + 1]), masks], axis=1)
-    hidden, _ = own.rows(x, causal_context(1, p + 4))
-    predicted = predict(method, trainable, base, batch_of(tokens, [[p]]))
-    np.testing.assert_allclose(predicted[0, 0], own.logits(hidden)[0, p + 1 :], rtol=1e-3, atol=1e-3)
+    expected = np.asarray(read_behind(method, trainable, base, tokens[:, : p + 1]))
+    predicted = np.asarray(predict(method, trainable, base, batch_of(tokens, [[p]])))
+    np.testing.assert_allclose(predicted[0, 0], expected[0, p + 1 :], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("p_ar", [0.3, 1.0])
 def test_the_loss_is_equation_4(tiny, base, p_ar):
     """One text and one cut, each term from a pass of its own, as the paper has it."""
     method = SPACE(distances=3, p_ar=p_ar, rank=2)
-    tokens, start, cut = sequence(tiny, 12)[0], 4, 6  # the last token before the masks; m of the paper is the next
+    tokens = np.asarray(sequence(tiny, 12))[0]
+    start, cut = 4, 6  # the last token before the masks; m of the paper is the next
     trainable = trained(method, base)
-    own = method.tuned_base(trainable, base)
-    said = np.asarray(jax.nn.log_softmax(plain(own, tokens[None])[0]))
+    own = quick_jit(method.tuned_base)(trainable, base)
+    said = log_softmax(np.asarray(plain(own, tokens[None]))[0], axis=-1)
     entropy = [-said[t - 1, tokens[t]] for t in range(len(tokens))]
-    masked = jnp.concatenate([own.embed(tokens[None, : cut + 1]), jnp.tile(trainable["mask"], (1, 3, 1))], axis=1)
-    hidden, _ = quick_jit(Base.rows)(own, masked, causal_context(1, cut + 4))
-    guessed = np.asarray(jax.nn.log_softmax(own.logits(hidden)[0]))
+    guessed = log_softmax(np.asarray(read_behind(method, trainable, base, tokens[None, : cut + 1]))[0], axis=-1)
     autoregressive = np.mean(entropy[start:])
     semi = np.mean(entropy[start : cut + 2]) + np.mean([-guessed[cut + i, tokens[cut + i + 1]] for i in (1, 2, 3)])
     batch = Batch(tokens[None], jnp.array([12]), jnp.array([start]), jnp.array([[cut, -1]]))
@@ -63,12 +69,12 @@ def test_the_loss_is_equation_4(tiny, base, p_ar):
 def test_texts_and_cuts_count_by_their_tokens(tiny, base, weighting):
     """Two texts of unequal lengths, three cuts and one that is none, against counting token by token."""
     method = SPACE(distances=2, p_ar=0.4, tuning="none", weighting=weighting)
-    tokens = jnp.concatenate([sequence(tiny, 12), sequence(tiny, 12, seed=1)])
+    tokens = np.concatenate([sequence(tiny, 12), sequence(tiny, 12, seed=1)])
     starts, lengths, points = [3, 5], [12, 9], [[4, 8], [6, -1]]
     trainable = trained(method, base)
     batch = Batch(tokens, jnp.array(lengths), jnp.array(starts), jnp.array(points))
-    said = np.asarray(jax.nn.log_softmax(plain(base, tokens)))
-    guessed = np.asarray(jax.nn.log_softmax(predict(method, trainable, base, batch)))
+    said = log_softmax(np.asarray(plain(base, tokens)), axis=-1)
+    guessed = log_softmax(np.asarray(predict(method, trainable, base, batch)), axis=-1)
     autoregressive, before, masked = [], [], []
     for b in range(2):
         entropy = {t: -said[b, t - 1, tokens[b, t]] for t in range(starts[b], lengths[b])}
@@ -90,10 +96,10 @@ def test_everything_that_is_tuned_moves(tiny, base, method):
     def loss(trainable, base):
         return method.loss(trainable, base, batch)[0]
 
-    gradients = jax.jit(jax.grad(loss))(trainable, base)
+    gradients = quick_jit(jax.grad(loss))(trainable, base)
     parts = {"lora": {"mask", "lora"}, "full": {"mask", "base"}, "none": {"mask"}}[method.tuning]
     assert set(gradients) == parts
-    assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradients))
+    assert all(np.max(np.abs(leaf)) > 0 for leaf in jax.tree.leaves(gradients))
 
 
 def test_ordinary_fine_tuning_leaves_the_mask_alone(tiny, base):

@@ -268,14 +268,14 @@ def test_a_prefix_is_what_rows_see_before_themselves(variant):
 
 def test_a_prefix_stands_before_every_group_and_beside_a_cache():
     base, tokens = random_base(VARIANTS["llama"]), random_tokens((1, 6))
-    cache = prefilled(base, tokens)
-    prefix = jax.tree.map(lambda c: jnp.asarray(c)[0, :, 2:5], cache)
+    cache = jax.tree.map(np.asarray, prefilled(base, tokens))
+    prefix = jax.tree.map(lambda c: c[0, :, 2:5], cache)
     # two groups of one row each see one slot of the cache and, as a prefix, different ones of three further tokens
     seen = np.array([[[True, False, True], [False, True, False]]])
     x, positions = base.embed(tokens[:, [5, 5]]), np.array([[5, 5]])
-    hidden, _ = base.rows(x, Context(positions, np.ones((1, 2, 1, 1), bool), cache, np.array([[1]]), prefix, seen))
+    hidden, _ = run(base, x, Context(positions, np.ones((1, 2, 1, 1), bool), cache, np.array([[1]]), prefix, seen))
     for row, slots in enumerate([[0, 2, 4], [0, 3]]):  # the same with the slots themselves in a cache
-        kept = jax.tree.map(lambda c: jnp.asarray(c)[:, :, jnp.array(slots)], cache)  # noqa: B023
+        kept = jax.tree.map(lambda c: c[:, :, slots], cache)  # noqa: B023
         context = Context(positions[:, :1], np.ones((1, 1, 1, 1), bool), kept, np.array([[len(slots)]]))
-        alone, _ = base.rows(x[:, :1], context)
+        alone, _ = run(base, x[:, :1], context)
         close(hidden[0, row], alone[0, 0])

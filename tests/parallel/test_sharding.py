@@ -77,7 +77,7 @@ def test_three_of_four_tpus_make_no_box(monkeypatch):
         ("count", (), P()),
     ],
 )
-def test_the_table(mesh, path, shape, spec):
+def test_parameters_are_divided_as_the_table_of_names_says(mesh, path, shape, spec):
     assert lies(mesh, path, shape) == spec
 
 

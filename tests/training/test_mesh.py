@@ -62,7 +62,7 @@ MESHES = [MeshConfig(data=8), MeshConfig(fsdp=8), MeshConfig(tensor=8), MeshConf
 
 
 @pytest.mark.slow
-def test_every_mesh(tiny):
+def test_every_mesh_trains_like_one_device(tiny):
     one = train(tiny, PPD(ensemble=2), TRAIN, steps=20)
     for mesh in MESHES:
         assert_alike(one, train(tiny, PPD(ensemble=2), TRAIN, mesh, steps=20))
@@ -73,7 +73,7 @@ SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in OTHERS]
 
 
 @pytest.mark.parametrize("method", [PPD(), *SLOW], ids=lambda method: method.name)
-def test_every_method(tiny, method):
+def test_every_method_trains_on_a_mesh_like_on_one_device(tiny, method):
     assert_alike(train(tiny, method, TRAIN), train(tiny, method, TRAIN, MeshConfig(2, 2, 2)))
 
 

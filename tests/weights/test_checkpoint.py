@@ -21,7 +21,7 @@ FAMILIES = {"llama": {}, "tied": {"tie_embeddings": True}, "qwen2": {"qkv_bias":
 
 @pytest.mark.parametrize("form", ["orbax", "huggingface"])
 @pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES)
-def test_round_trip(tmp_path, changes, form):
+def test_a_saved_model_loads_as_it_was_in_either_form(tmp_path, changes, form):
     model = make_text_model()
     config = dataclasses.replace(model.config, **changes)
     model = dataclasses.replace(make_tiny(config, model.eos), tokenizer=model.tokenizer)

@@ -157,7 +157,7 @@ def test_missing_tensor_is_named(llama):
         GGUFFile(llama).load(jnp.float32)
 
 
-def test_eos_tokens(tmp_path, llama):
+def test_a_gguf_file_names_both_ids_that_end_a_text(tmp_path, llama):
     assert GGUFFile(llama).eos_tokens() == (TOKENS.index(CONTROL[1]),)
     assert opened(tmp_path, tokenizer__ggml__eot_token_id=0).eos_tokens() == (TOKENS.index(CONTROL[1]), 0)
 

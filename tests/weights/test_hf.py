@@ -219,7 +219,7 @@ def test_linear_rope_may_say_beside_it_how_long_the_context_becomes():
     assert parse_config(stretched | {"max_sequence_length": None}).max_positions == 64
 
 
-def test_eos_tokens(tmp_path):
+def test_ends_of_text_come_from_the_generation_config_first(tmp_path):
     """generation_config.json comes first; one id, several, or none."""
     save_directory(tmp_path, tiny_config(), random_params(tiny_config()), eos=(3, 0))
     assert eos_tokens(tmp_path) == (3, 0)

@@ -22,7 +22,7 @@ TALK = [
         ("falcon", "User: What's {1}?\nAssistant: One.\nUser: Sure?\nAssistant:"),
     ],
 )
-def test_what_they_write(name, text):
+def test_templates_write_what_the_bases_were_trained_on(name, text):
     """BiTA's Table 6; turns follow each other as the bases were trained."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATES[name]

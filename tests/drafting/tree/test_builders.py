@@ -17,6 +17,7 @@ from jaxspec.drafting.tree import (
     straightforward,
 )
 from jaxspec.errors import UserError
+from tests.helpers.trees import random_accuracy
 
 
 def only_paths(plan):
@@ -40,12 +41,6 @@ def best_length(accuracy, num_nodes):
     sets = (set(chosen) for chosen in itertools.combinations(every, num_nodes - 1))
     trees = (s for s in sets if all(len(path) == 1 or path[:-1] in s for path in s))
     return max(expected_length(accuracy, tree) for tree in trees)
-
-
-def random_accuracy(seed, distances, ranks):
-    """[M, K], not sorted by rank: nothing promises that."""
-    rng = np.random.default_rng(seed)
-    return rng.dirichlet(np.ones(ranks + 1), size=distances)[:, :ranks]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -105,7 +100,7 @@ def test_tokens_of_a_sparse_tree_are_its_expected_length():
     assert plan.expected_tokens == pytest.approx(1 + expected_length(accuracy, only_paths(plan)))
 
 
-def test_chain():
+def test_a_chain_is_the_likeliest_candidate_of_every_distance():
     assert only_paths(chain(1)) == [(0,)]
     assert only_paths(chain(3)) == [(0,), (0, 0), (0, 0, 0)]
 

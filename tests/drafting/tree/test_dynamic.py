@@ -8,14 +8,9 @@ import pytest
 
 from jaxspec.drafting.tree import dynamic_sparse_tree
 from jaxspec.errors import UserError
+from tests.helpers.trees import random_accuracy
 
 BEST_IS_SURE = np.eye(4)[[0, 0, 0]]  # [3, 4], rank 0 is always right
-
-
-def random_accuracy(seed, distances, ranks):
-    """[M, K], not sorted by rank; now and then no candidate is right."""
-    rng = np.random.default_rng([seed, distances, ranks])
-    return rng.dirichlet(np.full(ranks + 1, 0.7), size=distances)[:, :ranks]
 
 
 def reach(accuracy, path):

@@ -10,8 +10,7 @@ import pytest
 from jaxspec.drafting.tree import State, chain, expected, from_paths, make_plan, tree_paths
 from jaxspec.drafting.tree.plan import check_accuracy, plan_from_json, plan_to_json
 from jaxspec.errors import UserError
-from tests.drafting.tree.test_builders import random_accuracy
-from tests.drafting.tree.test_tree import random_paths
+from tests.helpers.trees import random_accuracy, random_paths
 
 THREE = (
     State(((0,), (1,)), (3, 2, 1), 1),

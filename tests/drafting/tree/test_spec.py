@@ -51,7 +51,7 @@ def written(tmp_path):
         ("random:7", random_tree(3, 10, 7)),
     ],
 )
-def test_every_builder(spec, plan):
+def test_every_spec_names_its_builder(spec, plan):
     assert parse(spec) == plan
     assert (parse(spec).expected_tokens is not None) == spec.startswith(("sparse", "dynamic"))
 

@@ -10,18 +10,7 @@ import pytest
 
 from jaxspec.drafting.tree import build_tree, check_paths, pad_tree, select_trees, stack_trees, tree_paths
 from jaxspec.errors import UserError
-
-
-def random_paths(seed, depth=4, ranks=4):
-    """A random tree, its paths shuffled."""
-    rng = random.Random(seed)
-    nodes = [()]
-    for _ in range(rng.randrange(25)):
-        path = (*rng.choice(nodes), rng.randrange(ranks))
-        if path not in nodes and len(path) <= depth:
-            nodes.append(path)
-    rng.shuffle(paths := nodes[1:])
-    return paths
+from tests.helpers.trees import random_paths
 
 
 @pytest.mark.parametrize("seed", range(20))

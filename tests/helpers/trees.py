@@ -1,0 +1,23 @@
+"""Random trees, and random accuracies to build them from."""
+
+import random
+
+import numpy as np
+
+
+def random_paths(seed, depth=4, ranks=4):
+    """A random tree, its paths shuffled."""
+    rng = random.Random(seed)
+    nodes = [()]
+    for _ in range(rng.randrange(25)):
+        path = (*rng.choice(nodes), rng.randrange(ranks))
+        if path not in nodes and len(path) <= depth:
+            nodes.append(path)
+    rng.shuffle(paths := nodes[1:])
+    return paths
+
+
+def random_accuracy(seed, distances, ranks):
+    """[M, K], not sorted by rank, which nothing promises; now and then no candidate is right."""
+    rng = np.random.default_rng([seed, distances, ranks])
+    return rng.dirichlet(np.full(ranks + 1, 0.7), size=distances)[:, :ranks]
