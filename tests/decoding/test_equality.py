@@ -195,12 +195,11 @@ def test_every_option_is_lossless(tiny, method, sampling):
 @pytest.mark.parametrize(
     ("prompting", "plan", "sampling"),
     [
-        ("deep", efficient([3, 3, 3]), GREEDY),
-        ("shallow", efficient([4, 2, 1]), SAMPLING[1]),
-        ("none", cartesian([2, 2, 2]), GREEDY),
-        ("deep", cartesian([2, 2, 2]), SAMPLING[1]),
+        pytest.param("deep", efficient([3, 3, 3]), GREEDY, id="efficient"),
+        pytest.param("shallow", efficient([4, 2, 1]), SAMPLING[1], id="thinning", marks=pytest.mark.slow),
+        pytest.param("none", cartesian([2, 2, 2]), GREEDY, id="full", marks=pytest.mark.slow),
+        pytest.param("deep", cartesian([2, 2, 2]), SAMPLING[1], id="full-sampling"),
     ],
-    ids=["efficient", "thinning", "full", "full-sampling"],
 )
 def test_bitas_trees_decode_what_the_base_would(tiny, prompting, plan, sampling):
     """Section 3.2 and Table 4: efficient trees, constant or thinning, and full ones, with masks on every node."""
@@ -215,7 +214,7 @@ STRAIGHT = [(method, GREEDY) for method in DEFAULTS if method.probe_distances]
 STRAIGHT += [(PPD(ensemble=2, aggregation="learned"), SAMPLING[0])]
 
 
-@pytest.mark.parametrize("method, sampling", named(STRAIGHT))
+@pytest.mark.parametrize("method, sampling", named(STRAIGHT[-1:]) + named(STRAIGHT[:-1], pytest.mark.slow))
 def test_straightforward_decoding(tiny, method, sampling):
     """BiTA 3.2: only the root carries probes, and what is left of them drafts again."""
     draft = untrained_drafter(method, tiny, straightforward(3))
@@ -224,7 +223,7 @@ def test_straightforward_decoding(tiny, method, sampling):
     assert sum(a.offered[-1] for a in answers) < sum(a.steps for a in answers)  # drafts are shorter after acceptances
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_random_topologies(tiny, seed):
     """Any tree is lossless, whatever it offers and wherever its probes sit."""
     rng = np.random.default_rng(seed)
@@ -268,12 +267,11 @@ def unstack(tree):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"sliding_window": 6},
-        {"sliding_window": 6, "first_window_layer": 1, "qkv_bias": True},
-        {"rope_scaling": RopeScaling("dynamic", 4.0, 16), "tie_embeddings": True},
-        {"rope_scaling": RopeScaling("llama3", 8.0, 16)},
+        pytest.param({"sliding_window": 6}, id="window", marks=pytest.mark.slow),
+        pytest.param({"sliding_window": 6, "first_window_layer": 1, "qkv_bias": True}, id="late-window-bias"),
+        pytest.param({"rope_scaling": RopeScaling("dynamic", 4.0, 16), "tie_embeddings": True}, id="dynamic-rope"),
+        pytest.param({"rope_scaling": RopeScaling("llama3", 8.0, 16)}, id="llama3-rope", marks=pytest.mark.slow),
     ],
-    ids=["window", "late-window-bias", "dynamic-rope", "llama3-rope"],
 )
 def test_every_familys_masks_and_frequencies_decode_what_the_base_would(changes):
     """Masks and frequencies of every family depend on a row's own position alone."""

@@ -49,9 +49,8 @@ def test_the_same_tokens(model, method, shape):
 def test_refilled_rows_too(model):
     prompts = make_prompts(9)
     expected = dict(generate_many(autoregressive(model), prompts, 12, batch_size=4, refill=2))
-    for config in SHAPES.values():
-        many = on_mesh(model, config)
-        assert dict(generate_many(autoregressive(many), prompts, 12, batch_size=4, refill=2)) == expected
+    many = on_mesh(model, SHAPES["2 x 2 x 2"])
+    assert dict(generate_many(autoregressive(many), prompts, 12, batch_size=4, refill=2)) == expected
 
 
 def test_few_rows_are_divided_too(model, monkeypatch):

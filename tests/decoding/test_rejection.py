@@ -30,6 +30,7 @@ PROMPT = [3, 1, 4]
 CHAIN = [(0,), (0, 0), (0, 0, 0)]
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 0, 1), (1, 0, 0)]
 SMALL_TREE = [(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]
+SLOW = pytest.mark.slow
 MASKS, MEDUSA = SPACE(distances=3, tuning="none"), Medusa(heads=3)
 METHODS = [PPD(), BiTA(prompts=2), MASKS, HiddenTransfer(layers=(0, 1, 2))]
 METHODS += [MEDUSA, Hydra(heads=3), Amphista(heads=3)]
@@ -138,7 +139,11 @@ def test_every_method_that_samples_is_covered():
     assert {method.name for method in METHODS} | {"autoregressive"} == set(methods.METHODS)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+# One of each family draws fast; the others draw by the same code of their family.
+BY_FAMILY = [pytest.param(m, id=m.name, marks=() if m.name in ("ppd", "medusa", "hydra") else SLOW) for m in METHODS]
+
+
+@pytest.mark.parametrize("method", BY_FAMILY)
 def test_every_method_keeps_the_distribution(model, exact, method):
     """Fewer texts than below: what is the methods' own is what they say their candidates were drawn from."""
     assert check(model, exact, method, SMALL_TREE, SamplingConfig(0.9), count=FEWER) > 1e-3
@@ -148,9 +153,9 @@ def test_every_method_keeps_the_distribution(model, exact, method):
     "method, sampling, paths",
     [
         pytest.param(MEDUSA, SamplingConfig(0.4), CHAIN, id="cold-chain"),
-        pytest.param(MEDUSA, SamplingConfig(1.6), TREE, id="hot-tree"),
+        pytest.param(MEDUSA, SamplingConfig(1.6), TREE, id="hot-tree", marks=SLOW),
         pytest.param(MEDUSA, SamplingConfig(1.0, top_k=2), TREE, id="fewer-tokens-than-ranks"),
-        pytest.param(MEDUSA, SamplingConfig(0.1), TREE, id="nearly-greedy-tree"),
+        pytest.param(MEDUSA, SamplingConfig(0.1), TREE, id="nearly-greedy-tree", marks=SLOW),
         pytest.param(MEDUSA, SamplingConfig(1.2, top_p=0.8, min_p=0.05), CHAIN, id="top-p-min-p-chain"),
         pytest.param(
             MASKS,
@@ -180,7 +185,7 @@ class Published(Rejection):
         return p
 
 
-@pytest.mark.parametrize("paths", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("paths", [pytest.param(CHAIN, id="chain"), pytest.param(TREE, id="tree", marks=SLOW)])
 def test_the_published_rule_fails(model, exact, paths):
     assert check(model, exact, MEDUSA, paths, SamplingConfig(0.9), Published()) < 1e-9
 

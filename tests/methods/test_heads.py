@@ -219,8 +219,10 @@ OWN_LAYERS = [m for m in METHODS if m.own_layers]
 
 @pytest.mark.parametrize(
     ("method", "chunk"),
-    [*((m, 32) for m in OWN_LAYERS), (Amphista(), 8)],
-    ids=lambda x: str(x) if isinstance(x, int) else settings(x),
+    [
+        pytest.param(Amphista(), 8, id="amphista-8"),
+        *(pytest.param(m, 32, id=settings(m), marks=() if m.name == "hydra" else pytest.mark.slow) for m in OWN_LAYERS),
+    ],
 )
 def test_the_drafters_own_cache_is_what_its_tokens_make_it(tiny, method, chunk):
     """After any number of accepted paths, in every batch row, however the prompt was cut into chunks."""

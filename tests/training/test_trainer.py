@@ -93,9 +93,10 @@ def test_a_run_that_is_asked_to_stop_saves_and_resumes(config, model, whole, tmp
 
 @pytest.mark.parametrize(
     "method",
-    [PPD(ensemble=2), pytest.param(SPACE(distances=2, tuning="full"), marks=pytest.mark.slow)],
+    [PPD(ensemble=2), SPACE(distances=2, tuning="full")],
     ids=lambda m: m.name,
 )
+@pytest.mark.slow
 def test_a_run_over_devices_that_is_stopped_resumes(config, model, tmp_path, method):
     """Stopped, resumed and finished on a mesh or on fewer devices; weights, optimizer and average are divided."""
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)

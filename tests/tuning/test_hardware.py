@@ -18,17 +18,17 @@ def test_latency_is_increasing_and_straight_between_and_beyond_the_measured_size
 @pytest.mark.parametrize(("probes", "probe_rows"), [(3, 1), (3, 4), (0, 1)])
 def test_options_are_sorted_and_count_what_a_step_costs(probes, probe_rows):
     latency = fit_latency({1: 1.0, 64: 3.0})
-    options = rank_options(ACCURACY, latency, 16, probes, probe_rows)
+    options = rank_options(ACCURACY, latency, 12, probes, probe_rows)
     assert [o.predicted for o in options] == sorted((o.predicted for o in options), reverse=True)
     for option in options:
-        assert option.rows == option.plan.num_nodes + (option.plan.num_probes * probe_rows if probes else 0) <= 16
+        assert option.rows == option.plan.num_nodes + (option.plan.num_probes * probe_rows if probes else 0) <= 12
         assert option.predicted == pytest.approx(expected(option.plan, ACCURACY).expected_tokens / latency(option.rows))
 
 
 def test_free_rows_call_for_the_largest_trees_and_dear_ones_for_the_smallest():
-    free = rank_options(ACCURACY, fit_latency({1: 1.0, 64: 1.0}), 24, 3, 1)[0]
-    dear = rank_options(ACCURACY, fit_latency({1: 1.0, 2: 2.0, 64: 64.0}), 24, 3, 1)[0]
-    assert free.rows > 18 and dear.rows <= 4
+    free = rank_options(ACCURACY, fit_latency({1: 1.0, 64: 1.0}), 20, 3, 1)[0]
+    dear = rank_options(ACCURACY, fit_latency({1: 1.0, 2: 2.0, 64: 64.0}), 20, 3, 1)[0]
+    assert free.rows > 15 and dear.rows <= 4
     assert dear.predicted < 1.0  # autoregressive decoding would be faster, and the tuner can see it
 
 

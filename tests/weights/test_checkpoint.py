@@ -45,6 +45,7 @@ def test_a_checkpoint_loads_in_16_bits(tmp_path, dtype):
     assert loaded.fingerprint == model.fingerprint
 
 
+@pytest.mark.slow
 def test_what_devices_have_written_loads_where_there_are_fewer(tmp_path):
     model = make_text_model()
     save_model(on_mesh(model, MeshConfig(fsdp=2, tensor=4)), tmp_path / "base", "orbax")
