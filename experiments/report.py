@@ -46,7 +46,7 @@ class Section:
     verdicts: list[tuple[Conclusion, Verdict]] = dataclasses.field(default_factory=list)
 
     def markdown(self) -> str:
-        """The part as it stands on the page."""
+        """The part in Markdown."""
         said = [
             f"- {conclusion.text}: **{verdict.word}** ({verdict.measured}){', our question' * conclusion.ours}"
             for conclusion, verdict in self.verdicts

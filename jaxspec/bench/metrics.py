@@ -128,7 +128,7 @@ def _pairs(rows: Sequence[Row], plain: Sequence[Row]) -> _Pairs:
 
 
 def _means(runs: Sequence[_Pairs], value: Callable[[_Work, _Work], float]) -> np.ndarray:
-    """[n]: of every question or batch, the mean over runs of what a pair comes to."""
+    """[n]: of every question or batch, the mean over runs of the value of a pair."""
     found: dict[tuple, list[float]] = {}
     for pairs in runs:
         for batch, pair in pairs.items():
