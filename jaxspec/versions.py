@@ -11,7 +11,7 @@ from pathlib import Path
 
 __version__ = "0.2.0"
 DECODING = ("decoding", "drafting", "methods", "model", "weights")  # packages that decide what decoding gives
-TRIED = {"jax": ("0.10.2", "0.11"), "flax": ("0.12.8", "0.13")}
+TRIED = {"jax": ("0.10.2", "0.13"), "flax": ("0.12.8", "0.13")}
 
 
 def _parts(text: str) -> tuple[int, ...]:
