@@ -47,7 +47,7 @@ RUNS: dict[str, RunConfig] = {
             learning_rate=1e-3,
             warmup=20,
             clip=1.0,
-            adapter_dtype="float16",
+            adapter_dtype="int8",
         ),
     ),
 }

@@ -47,7 +47,6 @@ RUNS: dict[str, RunConfig] = {
             learning_rate=3e-3,
             warmup=20,
             clip=1.0,
-            adapter_dtype="float16",
         ),
     ),
 }

@@ -56,7 +56,7 @@ RUNS: dict[str, RunConfig] = {
         method=SPACE(objective="distillation"),
         tree="sparse:3",
         train=TrainConfig(
-            steps=240, batch_size=2, insertions=48, learning_rate=1e-3, warmup=10, clip=1.0, adapter_dtype="float16"
+            steps=240, batch_size=2, insertions=48, learning_rate=1e-3, warmup=10, clip=1.0, adapter_dtype="int8"
         ),
     ),
 }

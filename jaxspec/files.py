@@ -43,6 +43,18 @@ def _aside(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
 
 
+def shipped_folder(name: str) -> Path:
+    """A folder of data that ships with the package: inside it where it was installed, beside it in a checkout.
+
+    Raises UserError for an installation that has lost it.
+    """
+    package = Path(__file__).resolve().parent
+    for folder in (package / name, package.parent / name):
+        if folder.is_dir():
+            return folder
+    raise UserError(f"this installation of jaxspec lacks its {name}; install it again: pip install --force-reinstall")
+
+
 def local_folder(name: str) -> Path:
     """A folder by its name. Raises UserError for a bucket, which would become a folder called `gs:`."""
     if "://" in name:

@@ -15,11 +15,10 @@ from jaxspec.bench.runs import REFERENCE, Run, name_runs
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Match
 from jaxspec.decoding.generate import Generation, generate
-from jaxspec.drafting.adapter import find_shipped
 from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.drafting.tree.plan import plan_to_json
 from jaxspec.errors import UserError
-from jaxspec.methods import METHODS, choose_tree, load_drafter
+from jaxspec.methods import METHODS, choose_tree, load_drafter, ships
 from jaxspec.weights.load import Model
 
 Prompts = Sequence[Sequence[int]]  # token ids
@@ -62,7 +61,7 @@ def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
     Raises:
       UserError: a run that cannot be read or does not fit the base.
     """
-    runs = config.runs or [name for name in METHODS if find_shipped(name, model.fingerprint)]
+    runs = config.runs or [name for name in METHODS if ships(name, model)]
     if not runs and not config.peers:
         raise UserError(
             f"no adapter ships for {model.name!r}, and there is nothing else to compare: train one with train.py and "

@@ -18,11 +18,12 @@ from safetensors import SafetensorError
 from jaxspec.config import ModelConfig
 from jaxspec.drafting.draft import PyTree
 from jaxspec.drafting.method import Method
+from jaxspec.drafting.storage import pack, unpack
 from jaxspec.errors import UserError
-from jaxspec.files import read_json, write_atomically
+from jaxspec.files import read_json, shipped_folder, write_atomically
 from jaxspec.parallel.processes import as_leader, host
 
-SHIPPED = Path(__file__).resolve().parents[2] / "adapters"
+WEIGHTS = "adapter.safetensors"
 OWN_MODEL = "model"  # folder, beside an adapter, of a base that was trained with it
 _FORMAT = 1
 _FREQUENT = "frequent_tokens"  # a tensor beside those of the method
@@ -65,15 +66,14 @@ def save_adapter(folder: Path, adapter: Adapter, dtype: str = "float32") -> None
     Args:
       folder: created where missing.
       adapter: what to write.
-      dtype: of the weights.
+      dtype: of the weights, as `storage.pack` takes it.
 
     Raises:
       UserError: it cannot be written there.
     """
-    flat = flax.traverse_util.flatten_dict(adapter.trainable, sep="/")
-    tensors = {name: host(leaf).astype(dtype) for name, leaf in flat.items()}
+    tensors = pack(adapter.trainable, dtype)
     if adapter.frequent_tokens is not None:
-        tensors[_FREQUENT] = adapter.frequent_tokens
+        tensors[_FREQUENT] = adapter.frequent_tokens.astype(np.min_scalar_type(adapter.frequent_tokens.max()))
     weights = safetensors.numpy.save(tensors)
     head = {
         "format": _FORMAT,
@@ -86,7 +86,7 @@ def save_adapter(folder: Path, adapter: Adapter, dtype: str = "float32") -> None
     def write() -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / "adapter.safetensors", weights)
+            write_atomically(folder / WEIGHTS, weights)
             write_atomically(folder / "adapter.json", text)
         except OSError as error:
             raise UserError(f"{folder}: the adapter cannot be written there ({error.strerror})") from None
@@ -116,14 +116,15 @@ def read_adapter(folder: Path, config: ModelConfig, methods: Mapping[str, type[M
         expected = flax.traverse_util.flatten_dict(method.abstract(config), sep="/")
     except TypeError as error:
         raise UserError(f"{folder}/adapter.json: settings do not fit {name}: {error}") from None
-    file = folder / "adapter.safetensors"
+    file = folder / WEIGHTS
     try:
-        flat = safetensors.numpy.load_file(file)
+        tensors = safetensors.numpy.load_file(file)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{file}: not a complete safetensors file ({error})") from None
-    frequent = flat.pop(_FREQUENT, None)
+    frequent = tensors.pop(_FREQUENT, None)
     if frequent is not None and not _are_tokens(frequent, config.vocab_size):
         raise UserError(f"{file}: {_FREQUENT} must hold different token ids of the vocabulary of {config.vocab_size}")
+    flat = unpack(tensors)
     for key in sorted(expected.keys() | flat.keys()):
         if key not in flat:
             raise UserError(f"{file}: tensor {key!r} is missing")
@@ -132,7 +133,8 @@ def read_adapter(folder: Path, config: ModelConfig, methods: Mapping[str, type[M
         if flat[key].shape != expected[key].shape:
             shape, wanted = list(flat[key].shape), list(expected[key].shape)
             raise UserError(f"{file}: tensor {key!r} has shape {shape}, {name} on this base needs {wanted}")
-    trainable = flax.traverse_util.unflatten_dict({k: np.asarray(v, np.float32) for k, v in flat.items()}, sep="/")
+    trainable = flax.traverse_util.unflatten_dict(flat, sep="/")
+    frequent = None if frequent is None else frequent.astype(np.int32)
     info = {k: v for k, v in head.items() if k not in ("format", "method", "settings", "fingerprint")}
     return Adapter(method, trainable, head.get("fingerprint", ""), info, frequent, folder)
 
@@ -144,8 +146,11 @@ def _are_tokens(ids: np.ndarray, vocab_size: int) -> bool:
 
 
 def find_shipped(method: str, fingerprint: str) -> Path | None:
-    """The folder of the adapter that ships for a method and a base, or None."""
-    for file in sorted(SHIPPED.glob("*/adapter.json")):
+    """The folder of the adapter that ships for a method and a base, or None.
+
+    An installed package lacks the weights of large ones.
+    """
+    for file in sorted(shipped_folder("adapters").glob("*/adapter.json")):
         try:
             head = read_json(file)
         except UserError:  # a damaged neighbour is no reason to find nothing

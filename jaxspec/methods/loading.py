@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxspec.config import ModelConfig
-from jaxspec.drafting.adapter import OWN_MODEL, Adapter, find_shipped, read_adapter
+from jaxspec.drafting.adapter import OWN_MODEL, WEIGHTS, Adapter, find_shipped, read_adapter
 from jaxspec.drafting.choice import find_choice
 from jaxspec.drafting.drafter import Drafter, autoregressive, make_drafter
 from jaxspec.drafting.method import Method
@@ -88,6 +88,12 @@ def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0)
     return drafter.with_tree(choice.plan, choice.draft_vocabulary, line)
 
 
+def ships(name: str, model: Model) -> bool:
+    """Whether an adapter of a method and for a base comes with this installation, weights included."""
+    folder = find_shipped(name, model.fingerprint)
+    return folder is not None and (folder / WEIGHTS).exists()
+
+
 def load_adapter(folder: Path, config: ModelConfig) -> Adapter:
     """The adapter in a folder, of whichever method, checked against the base's shapes. Raises UserError."""
     return read_adapter(folder, config, METHODS)
@@ -106,6 +112,11 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
     folder = Path(adapter) if adapter else find_shipped(name, model.fingerprint)
     if folder is None:
         raise UserError(f"no adapter of {name} ships for {model.name!r}; train one with train.py and give its folder")
+    if not adapter and not (folder / WEIGHTS).exists():
+        raise UserError(
+            f"the adapter of {name} is too large for the installed package: take the folder adapters/{folder.name} "
+            "from the project's repository and give it with --adapter, from Python with adapter="
+        )
     if not (folder / "adapter.json").exists():
         raise UserError(f"{folder}: no adapter there (adapter.json is missing)")
     declared = read_json(folder / "adapter.json")

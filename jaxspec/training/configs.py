@@ -7,14 +7,13 @@ import runpy
 from pathlib import Path
 
 from jaxspec.errors import UserError, first_line, suggest
+from jaxspec.files import shipped_folder
 from jaxspec.training.run_config import RunConfig
-
-FOLDER = Path(__file__).resolve().parents[2] / "configs"
 
 
 def load_papers() -> dict[str, dict[str, RunConfig]]:
     """All runs by paper, which is the name of its file, and by their own name."""
-    return {path.stem: _runs(path) for path in sorted(FOLDER.glob("*.py"))}
+    return {path.stem: _runs(path) for path in sorted(shipped_folder("configs").glob("*.py"))}
 
 
 def _runs(path: Path) -> dict[str, RunConfig]:
@@ -32,7 +31,7 @@ def load_configs() -> dict[str, RunConfig]:
     configs: dict[str, RunConfig] = {}
     for paper, runs in load_papers().items():
         if twice := [name for name in runs if name in configs]:
-            raise UserError(f"{FOLDER / paper}.py: another file has a run {twice[0]!r} too; rename one of them")
+            raise UserError(f"configs/{paper}.py: another file has a run {twice[0]!r} too; rename one of them")
         configs |= runs
     return configs
 

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.drafting.adapter import OWN_MODEL, Adapter, save_adapter
 from jaxspec.drafting.draft import PyTree
 from jaxspec.drafting.drafter import method_plan, tuned
 from jaxspec.drafting.method import Method
+from jaxspec.drafting.storage import as_stored
 from jaxspec.drafting.tree.plan import plan_to_json
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, swap_folder
@@ -232,14 +231,6 @@ class Trainer:
             "accuracy": accuracy.by_rank.tolist(),
             "accuracy_positions": accuracy.positions,
         }
-
-
-def as_stored(trainable: PyTree, dtype: str) -> PyTree:
-    """Weights rounded as in an adapter's file of that dtype. Raises UserError where some do not fit."""
-    trainable = jax.tree.map(lambda x: x.astype(dtype).astype(jnp.float32), trainable)
-    if not all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(trainable)):
-        raise UserError(f"some weights do not fit {dtype}; continue with --resume --train.adapter-dtype float32")
-    return trainable
 
 
 def _note(metrics: dict[str, float], rate: float) -> str:

@@ -83,7 +83,6 @@ def test_what_ships_for_the_base_runs_by_default(files, model, monkeypatch):
         load_ways(BenchConfig(), model)
     assert list(load_ways(BenchConfig(runs=("autoregressive",)), model)) == ["autoregressive"]
     shipped = {"ppd": files / "ppd", "medusa": files / "medusa"}
-    monkeypatch.setattr(jaxspec.bench.ways, "find_shipped", lambda name, fingerprint: shipped.get(name))
     monkeypatch.setattr("jaxspec.methods.loading.find_shipped", lambda name, fingerprint: shipped.get(name))
     assert list(load_ways(BenchConfig(), model)) == ["autoregressive", "ppd", "medusa"]
 

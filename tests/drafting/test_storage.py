@@ -1,0 +1,40 @@
+"""How an adapter's weights are stored."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.drafting.storage import as_stored, pack, unpack
+from jaxspec.errors import UserError
+
+WEIGHTS = {
+    "first": {"kernel": jax.random.normal(jax.random.key(0), (2, 24, 5)) * jnp.array([1e-3, 1, 10, 0, 100.0])},
+    "masks": jax.random.normal(jax.random.key(1), (3, 24)),
+    "bias": jnp.full(4, 1 / 3),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_what_is_measured_is_what_is_read(dtype):
+    """A training rounds its weights with `as_stored` before it counts how often they are right."""
+    read = unpack(pack(WEIGHTS, dtype))
+    rounded = as_stored(WEIGHTS, dtype)
+    assert {value.dtype.name for value in read.values()} == {"float32"}
+    np.testing.assert_array_equal(read["first/kernel"], rounded["first"]["kernel"])
+    np.testing.assert_array_equal(read["masks"], rounded["masks"])
+    np.testing.assert_array_equal(read["bias"], rounded["bias"])
+
+
+def test_int8_rounds_every_column_of_a_matrix_by_itself_and_nothing_else():
+    tensors = pack(WEIGHTS, "int8")
+    assert tensors["first/kernel"].dtype == np.int8 and tensors["first/kernel:scale"].shape == (2, 1, 5)
+    assert tensors["masks"].dtype == tensors["bias"].dtype == np.float16  # three rows are not worth a scale each
+    kernel = np.asarray(WEIGHTS["first"]["kernel"])
+    step = np.abs(kernel).max(axis=1, keepdims=True) / 127
+    assert np.all(np.abs(unpack(tensors)["first/kernel"] - kernel) <= step * 0.501)  # also in the column of zeros
+
+
+def test_weights_that_do_not_fit_16_bits_are_refused():
+    with pytest.raises(UserError, match=r"do not fit float16; continue with --resume --train.adapter-dtype float32"):
+        as_stored({"w": jnp.array([1e6])}, "float16")
