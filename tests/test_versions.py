@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,25 @@ def test_installed_versions_are_in_the_tried_ranges():
 def test_other_versions_are_named_with_the_way_out(monkeypatch, package, found):
     tried = {name: lowest for name, (lowest, _) in versions.TRIED.items()}
     monkeypatch.setattr(versions, "version", (tried | {package: found}).__getitem__)
-    with pytest.raises(ImportError, match=f"{package}>=.* and {re.escape(found)} is installed.*requirements.txt"):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which is changed
+    with pytest.raises(ImportError, match=f"{package}>=.* and {re.escape(found)} is installed: pip install "):
+        versions.check_versions()
+
+
+def test_nobody_sees_a_traceback_of_an_untried_version():
+    code = "import jaxspec.versions as v; v.OLDEST_PYTHON = (9, 1); v.check_versions()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 1 and ended.stderr.startswith("error: jaxspec needs Python 9.1 or newer, and this is 3.")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_jax_may_be_missing(monkeypatch):
+    def version(package):
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(versions, "version", version)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(ImportError, match=r"needs jax>=.* and none is installed: pip install "):
         versions.check_versions()
 
 
