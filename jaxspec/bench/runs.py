@@ -62,7 +62,7 @@ def parse_run(text: str) -> Run:
         if name in given:
             raise UserError(f"run {text!r}: {name} is given twice")
         given[name] = value
-    if given and not METHODS[method].trainable:
+    if given and METHODS[method]().max_distance == 0:
         raise UserError(f"run {text!r}: {method} drafts nothing and takes no settings")
     if "vocabulary" in given:
         if not given["vocabulary"].isdecimal():

@@ -75,7 +75,7 @@ def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
     ways: dict[str, Way] = {}
     for name, run in name_runs(runs).items():
         drafter = _with_tree(load(run.method, run.adapter), run, config)
-        info = _describe(drafter) if drafter.adapter else {}
+        info = _describe(drafter) if drafter.plan.depth else {}
         if drafter.model is not model:  # its text must match that of the base that the method has tuned
             info["reference"] = f"{REFERENCE}, base of {Run(run.method, adapter=run.adapter).text}"
             plain = _decoding(autoregressive(drafter.model), {"reference": info["reference"]}, config)
@@ -117,7 +117,7 @@ def _describe(drafter: Drafter) -> dict[str, Any]:
     info = {"tree": plan_to_json(drafter.plan), "draft_vocabulary": drafter.draft_vocabulary, "rows": drafter.num_rows}
     if drafter.note:
         info["note"] = drafter.note
-    info["adapter"] = drafter.adapter.digest
-    if "accuracy" in drafter.adapter.info:
-        info["accuracy"] = drafter.adapter.info["accuracy"]
+    if drafter.adapter:
+        info["adapter"] = drafter.adapter.digest
+        info |= {name: drafter.adapter.info[name] for name in ("accuracy",) if name in drafter.adapter.info}
     return info

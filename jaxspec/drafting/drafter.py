@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import flax.struct
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from jaxspec.drafting.adapter import Adapter
 from jaxspec.drafting.draft import PyTree
 from jaxspec.drafting.method import Method
-from jaxspec.drafting.tree import Path, Tree, TreePlan, from_paths, parse_tree
+from jaxspec.drafting.tree import Path, Tree, TreePlan, chain, from_paths, parse_tree
 from jaxspec.drafting.tree.plan import plan_from_json
 from jaxspec.errors import UserError
 from jaxspec.model.base import DraftVocabulary
@@ -94,17 +95,17 @@ class Drafter:
         Raises:
           UserError: a tree or a draft vocabulary that does not fit.
         """
-        if self.adapter is None:
-            nothing = f"{self.method.name} drafts nothing and has no"
+        info = self.adapter.info if self.adapter else {}
+        if self.adapter is None and draft_vocabulary is not None:
+            raise UserError(f"{self.method.name} is not trained and has no draft vocabulary, got {draft_vocabulary}")
+        if self.method.max_distance == 0:
             if tree is not None:
-                raise UserError(f"{nothing} tree, got {str(tree)!r}")
-            if draft_vocabulary is not None:
-                raise UserError(f"{nothing} draft vocabulary, got {draft_vocabulary}")
+                raise UserError(f"{self.method.name} drafts nothing and has no tree, got {str(tree)!r}")
             return dataclasses.replace(self, note=note)
-        count = self.adapter.info.get("draft_vocabulary", 0) if draft_vocabulary is None else draft_vocabulary
-        frequent = self.adapter.frequent_tokens
+        count = info.get("draft_vocabulary", 0) if draft_vocabulary is None else draft_vocabulary
+        frequent = self.adapter.frequent_tokens if self.adapter else None
         check_drafts(count, 0 if frequent is None else len(frequent))
-        plan, tokens = _plan(self.adapter, tree), count or self.model.config.vocab_size
+        plan, tokens = _plan(self.method, info, tree), count or self.model.config.vocab_size
         if plan.max_rank >= tokens:
             raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {tokens}")
         return dataclasses.replace(self, plan=plan, draft_vocabulary=count, note=note)
@@ -112,7 +113,12 @@ class Drafter:
 
 def autoregressive(model: Model) -> Drafter:
     """The drafter that drafts nothing."""
-    return Drafter(Method(), {}, model, from_paths([]))
+    return untrained(Method(), model)
+
+
+def untrained(method: Method, model: Model) -> Drafter:
+    """A method that has nothing to train, with a chain of its candidates for a tree."""
+    return Drafter(method, {}, model, chain(method.max_distance) if method.max_distance else from_paths([]))
 
 
 def make_drafter(
@@ -154,17 +160,18 @@ def check_drafts(count: int, most: int) -> None:
         raise UserError(f"draft-vocabulary must be 0 (all tokens) or at most {most}, got {count}")
 
 
-def _plan(adapter: Adapter, tree: str | TreePlan | Sequence[Path] | None) -> TreePlan:
-    """The draft tree to decode with; None is the adapter's own."""
-    method = adapter.method
-    if tree is None and "tree" not in adapter.info:
-        raise UserError("the adapter holds no tree; train.py writes it")
+def _plan(method: Method, info: dict[str, Any], tree: str | TreePlan | Sequence[Path] | None) -> TreePlan:
+    """The draft tree to decode with; None is the one that the adapter's `info` holds, or a chain without training."""
     if isinstance(tree, str):
-        plan = method_plan(method, tree, adapter.info.get("accuracy"))
-    elif tree is None:
-        plan = plan_from_json(adapter.info["tree"], "the adapter's tree")
-    else:
+        plan = method_plan(method, tree, info.get("accuracy"))
+    elif tree is not None:
         plan = tree if isinstance(tree, TreePlan) else from_paths(tree)
+    elif not method.trainable:
+        plan = chain(method.max_distance)
+    elif "tree" in info:
+        plan = plan_from_json(info["tree"], "the adapter's tree")
+    else:
+        raise UserError("the adapter holds no tree; train.py writes it")
     if not 1 <= plan.depth <= method.max_distance:
         raise UserError(f"a tree of {method.name} is 1 to {method.max_distance} candidates deep, not {plan.depth}")
     if len(plan.states) > 1 and not method.probe_distances:

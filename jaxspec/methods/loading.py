@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafting.adapter import OWN_MODEL, WEIGHTS, Adapter, find_shipped, read_adapter
 from jaxspec.drafting.choice import find_choice
-from jaxspec.drafting.drafter import Drafter, autoregressive, make_drafter
+from jaxspec.drafting.drafter import Drafter, autoregressive, make_drafter, untrained
 from jaxspec.drafting.method import Method
 from jaxspec.drafting.tree import Path as TreePath
 from jaxspec.drafting.tree import TreePlan
@@ -57,9 +58,11 @@ def load_drafter(
     if name in METHODS and not METHODS[name].trainable:
         if adapter is not None:
             raise UserError(f"{name} takes no adapter, got {str(adapter)!r}")
+        drafter = untrained(METHODS[name](), model)
         if tree == "auto" and draft_vocabulary is None:
-            return autoregressive(model).with_tree(None, note=f"{name} drafts nothing: there is no tree to choose")
-        return autoregressive(model).with_tree(tree, draft_vocabulary)
+            why = "is not trained" if drafter.plan.depth else "drafts nothing"
+            return dataclasses.replace(drafter, note=f"{name} {why}: there is no tree to choose")
+        return drafter.with_tree(tree, draft_vocabulary)
     loaded = open_adapter(name, model, adapter)
     if tree != "auto":
         return make_drafter(loaded, model, tree, draft_vocabulary)

@@ -1,0 +1,73 @@
+"""The page on adding a method: its code is a whole method, and lossless."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from jaxspec import generate, load_drafter
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.acceptance import Rejection
+from jaxspec.drafting.drafter import autoregressive
+from jaxspec.errors import UserError
+from jaxspec.methods import METHODS
+from tests.helpers.tiny import make_prompts
+
+PAGE = Path("docs/adding-a-method.md")
+
+
+@pytest.fixture(autouse=True)
+def bigram():
+    """What the first block of code defines and lists."""
+    known = dict(METHODS)
+    exec(re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1], {"__name__": "page"})
+    yield METHODS["bigram"]
+    METHODS.clear()
+    METHODS.update(known)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.8)], ids=["greedy", "sampling"])
+def test_the_method_is_lossless_and_drafts(tiny, sampling, batch_size):
+    prompts = make_prompts(8)
+    plain = generate(autoregressive(tiny), prompts, 40, sampling=sampling, seed=3)
+    ours = generate(load_drafter("bigram", tiny), prompts, 40, sampling=sampling, seed=3, batch_size=batch_size)
+    assert [a.tokens for a in ours] == [a.tokens for a in plain]
+    assert sum(sum(a.accepted) for a in ours) > 0
+
+
+def test_it_drafts_what_followed_the_newest_token(tiny):
+    """Every answer takes as many steps as the same rule needs in plain Python."""
+    prompts = make_prompts(8)
+    for prompt, answer in zip(prompts, generate(load_drafter("bigram", tiny), prompts, 40), strict=True):
+        assert answer.steps == steps_by_hand(prompt, answer.tokens)
+
+
+def steps_by_hand(prompt, tokens):
+    text, newest, steps = prompt + tokens, len(prompt), 0
+    while newest < len(text) - 1:
+        last = max((i for i in range(newest) if text[i] == text[newest]), default=newest)
+        draft = text[last + 1 : newest + 1][:3]
+        right = next(
+            (i for i, token in enumerate(draft) if text[newest + 1 + i : newest + 2 + i] != [token]), len(draft)
+        )
+        newest, steps = newest + right + 1, steps + 1
+    return steps
+
+
+def test_rejection_takes_a_draft_that_was_not_drawn(tiny):
+    sampling = SamplingConfig(0.8)
+    plain = generate(autoregressive(tiny), make_prompts(4), 24, sampling=sampling)
+    ours = generate(load_drafter("bigram", tiny), make_prompts(4), 24, sampling=sampling, acceptance=Rejection())
+    assert [a.tokens for a in ours] == [a.tokens for a in plain]
+
+
+def test_what_it_takes_and_what_not(tiny, tmp_path):
+    assert load_drafter("bigram", tiny, tree="chain:2").plan.depth == 2
+    assert load_drafter("bigram", tiny, tree="auto").note == "bigram is not trained: there is no tree to choose"
+    with pytest.raises(UserError, match="bigram takes no adapter"):
+        load_drafter("bigram", tiny, tmp_path)
+    with pytest.raises(UserError, match="bigram is not trained and has no draft vocabulary, got 8"):
+        load_drafter("bigram", tiny, draft_vocabulary=8)
+    with pytest.raises(UserError, match="'chain:4' is too deep: bigram has candidates for 3 distances"):
+        load_drafter("bigram", tiny, tree="chain:4")
