@@ -176,7 +176,7 @@ class TrainConfig:
       insertions: insertion points per sequence, fewer where an answer has fewer: each is one group of probes in one
         pass. A pass averages over the targets it has.
       learning_rate: the highest.
-      schedule: how it goes on from there: down to 0 along half a cosine or a line, or not at all.
+      schedule: its course after the warm-up: down to 0 along half a cosine or a line, or not at all.
       warmup: updates of linear warm-up before that, divided over the stages of a method that has several.
       weight_decay: of AdamW.
       beta1: of AdamW.

@@ -33,7 +33,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what an error of another library says, which may go on for pages, or its type."""
+    """The first line of what an error of another library says, which may fill pages, or its type."""
     return str(error).strip().split("\n", 1)[0] or type(error).__name__
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Lowered
 
-from jaxspec.bench.needs import device_bytes, gigabytes, measure_needs, needs_text, size
+from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, readable, size
 from jaxspec.config import MeshConfig, ModelConfig, SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.generate import bucket, cache_capacity
@@ -110,9 +110,9 @@ def training_lines(name: str, config: RunConfig, found: dict[str, Any]) -> list[
     """The figures of `dry_run_training` for people."""
     return [
         *_head(name, config, config.mesh, found),
-        f"per device  weights {gigabytes(found['weights_bytes'])}, trainable {gigabytes(found['trainable_bytes'])}, "
-        f"optimizer {gigabytes(found['optimizer_bytes'])}; where the base answers prompts, cache "
-        f"{gigabytes(found['answers_cache_bytes'])}",
+        f"per device  weights {readable(found['weights_bytes'])}, trainable {readable(found['trainable_bytes'])}, "
+        f"optimizer {readable(found['optimizer_bytes'])}; where the base answers prompts, cache "
+        f"{readable(found['answers_cache_bytes'])}",
         f"an update   {needs_text(found['step'])}",
     ]
 
@@ -121,7 +121,7 @@ def decoding_lines(name: str, config: RunConfig, mesh: MeshConfig, found: dict[s
     """The figures of `dry_run_decoding` for people."""
     return [
         *_head(name, config, mesh, found),
-        f"per device  weights {gigabytes(found['weights_bytes'])}, cache {gigabytes(found['cache_bytes'])}",
+        f"per device  weights {readable(found['weights_bytes'])}, cache {readable(found['cache_bytes'])}",
         *(f"{rows:>3} row{'s' if rows > 1 else ' '}    {needs_text(step)}" for rows, step in found["steps"].items()),
     ]
 

@@ -93,11 +93,11 @@ def needs_text(step: dict[str, Any]) -> str:
     """The figures of `measure_needs` for people."""
     if "reason" in step:
         return f"DOES NOT FIT ({step['reason']})"
-    parts = [f"per device arguments {gigabytes(step['arguments'])}"]
-    parts += [f"unread weights {gigabytes(step['unread'])}"] if step["unread"] else []
-    parts += [f"temporaries {gigabytes(step['temporaries'])}"]
+    parts = [f"per device arguments {readable(step['arguments'])}"]
+    parts += [f"unread weights {readable(step['unread'])}"] if step["unread"] else []
+    parts += [f"temporaries {readable(step['temporaries'])}"]
     passes = f"{step['passes']} passes of " if step["passes"] > 1 else ""
-    parts += [f"{passes}{step['flops']:.3g} FLOPs and {gigabytes(step['bytes'])} moved"]
+    parts += [f"{passes}{readable(step['flops'], 'FLOP')} and {readable(step['bytes'])} moved"]
     text = ", ".join(parts)
     if "fits" in step:
         verdict = "fits" if step["fits"] else "DOES NOT FIT"
@@ -106,9 +106,12 @@ def needs_text(step: dict[str, Any]) -> str:
     return text
 
 
-def gigabytes(count: float) -> str:
-    """Bytes for people."""
-    return f"{count / 1e9:.3g} GB"
+def readable(count: float, unit: str = "B") -> str:
+    """A large number with three digits and a decimal prefix: 6.31 TB, 21.4 GFLOP."""
+    power = min(int(math.log10(max(count, 1)) / 3), 6)
+    scaled, prefix = count / 1000**power, ("", "k", "M", "G", "T", "P", "E")[power]
+    digits = max(0, 2 - int(math.log10(max(scaled, 1))))
+    return f"{scaled:.{digits}f} {prefix}{unit}"
 
 
 def device_bytes(tree: Any) -> int:

@@ -41,12 +41,19 @@ def encode_prompts(
         if not all(0 <= i < model.config.vocab_size for i in ids):
             raise UserError(f"{name} holds a token id outside the vocabulary of {model.config.vocab_size}")
         if len(ids) > room:
-            raise UserError(
-                f"{name} has {len(ids)} tokens and only {max(room, 0)} fit; shorten it, lower max-new-tokens or raise "
-                f"max-length"
-            )
+            raise UserError(f"{name} has {len(ids)} tokens: {_too_long(model, len(ids), max_new_tokens, longest)}")
         encoded.append(ids)
     return encoded
+
+
+def _too_long(model: Model, length: int, max_new_tokens: int, longest: int) -> str:
+    """Which limit a prompt of that length, with its answer, exceeds, and what helps."""
+    context = model.config.max_positions
+    lower = f"lower max-new-tokens to {longest - length}" if length < longest else "shorten it"
+    if longest == context:
+        return f"with {max_new_tokens} new ones it exceeds the base's context of {context}; {lower}"
+    more = f"raise it to {length + max_new_tokens} or " if length + max_new_tokens <= context else ""
+    return f"with {max_new_tokens} new ones it exceeds max-length, {longest}; {more}{lower}"
 
 
 def as_text(model: Model, prompt: str | Sequence[int]) -> str:

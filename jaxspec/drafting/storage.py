@@ -11,7 +11,11 @@ from jaxspec.drafting.draft import PyTree
 from jaxspec.errors import UserError
 from jaxspec.parallel.processes import host
 
-_SCALE = ":scale"  # behind the name of an int8 tensor: the name of its scales
+_SCALE, _IDENTITY = (
+    ":scale",
+    ":identity",
+)  # behind the name of an int8 tensor: what its whole numbers are times, and plus
+_SMALLEST = np.finfo(np.float16).smallest_subnormal  # scale, of columns of zeros
 _FEWEST_ROWS = 8  # of a matrix whose columns are worth a scale each
 
 
@@ -20,15 +24,15 @@ def pack(trainable: PyTree, dtype: str) -> dict[str, np.ndarray]:
 
     Args:
       trainable: the pytree, float32.
-      dtype: float32, float16, or int8: matrices [..., in, out] as whole numbers from -127 to 127 with a float32 scale
-        [..., 1, out] per column, everything else in float16.
+      dtype: float32, float16, or int8: matrices [..., in, out] as whole numbers from -127 to 127 with a float16 scale
+        [..., 1, out] per column, everything else in float16. Of a matrix that learned from the identity, its difference
+        from that: else the diagonal would set all scales.
     """
-    flat = flax.traverse_util.flatten_dict(trainable, sep="/")
     tensors = {}
-    for name, leaf in flat.items():
+    for name, leaf in flax.traverse_util.flatten_dict(trainable, sep="/").items():
         if dtype == "int8" and _is_matrix(leaf):
-            values, scale = _quantize(leaf)
-            tensors |= {name: host(values), name + _SCALE: host(scale)}
+            values, scale, identity = map(host, _quantize(leaf))
+            tensors |= {name: values, name + _SCALE: scale} | ({name + _IDENTITY: identity} if identity else {})
         else:
             tensors[name] = host(leaf.astype(_plain(dtype)))
     return tensors
@@ -36,11 +40,12 @@ def pack(trainable: PyTree, dtype: str) -> dict[str, np.ndarray]:
 
 def unpack(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The weights of an adapter's file by name, float32: what `pack` was given, but for its rounding."""
-    scales = {name: tensors[name] for name in tensors if name.endswith(_SCALE)}
     return {
-        name: value.astype(np.float32) * (scales[name + _SCALE] if value.dtype == np.int8 else 1)
+        name: _dequantize(value, tensors[name + _SCALE], tensors.get(name + _IDENTITY, 0))
+        if value.dtype == np.int8
+        else value.astype(np.float32)
         for name, value in tensors.items()
-        if name not in scales
+        if not name.endswith((_SCALE, _IDENTITY))
     }
 
 
@@ -49,8 +54,7 @@ def as_stored(trainable: PyTree, dtype: str) -> PyTree:
 
     def rounded(leaf: jax.Array) -> jax.Array:
         if dtype == "int8" and _is_matrix(leaf):
-            values, scale = _quantize(leaf)
-            return values.astype(jnp.float32) * scale
+            return _dequantize(*_quantize(leaf))
         return leaf.astype(_plain(dtype)).astype(jnp.float32)
 
     trainable = jax.tree.map(rounded, trainable)
@@ -67,8 +71,17 @@ def _plain(dtype: str) -> str:
     return "float16" if dtype == "int8" else dtype
 
 
-def _quantize(leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """[..., in, out] as int8, and what a step of it means [..., 1, out]."""
-    largest = jnp.max(jnp.abs(leaf), axis=-2, keepdims=True).astype(jnp.float32)
-    scale = jnp.where(largest > 0, largest, 1.0) / 127
-    return jnp.round(leaf / scale).astype(jnp.int8), scale
+def _quantize(leaf: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """[..., in, out] as int8, the scale of every column [..., 1, out], and how many identities to add []."""
+    identity = jnp.round(jnp.mean(jnp.diagonal(leaf, axis1=-2, axis2=-1))).astype(jnp.float32)
+    rest = leaf - identity * jnp.eye(*leaf.shape[-2:])
+    largest = jnp.max(jnp.abs(rest), axis=-2, keepdims=True)
+    scale = jnp.maximum((largest / 127).astype(jnp.float16), _SMALLEST)
+    values = jnp.clip(jnp.round(rest / scale.astype(jnp.float32)), -127, 127)
+    return values.astype(jnp.int8), scale, identity
+
+
+def _dequantize(values: jax.Array, scale: jax.Array, identity: jax.Array) -> jax.Array:
+    return values.astype(np.float32) * scale.astype(np.float32) + identity * np.eye(
+        *values.shape[-2:], dtype=np.float32
+    )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding, dry_run_training, training_lines
-from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, size
+from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, readable, size
 from jaxspec.config import DataConfig, MeshConfig, TrainConfig
 from jaxspec.decoding.loop import prefill
 from jaxspec.errors import UserError
@@ -198,3 +198,10 @@ def test_compiling_for_tpus_that_are_not_here(command, name):
     found = dry_run(f"{command} --config {name} --topology v5e:2x2x1", **quickly)
     steps = found["steps"].values() if "steps" in found else [found["step"]]
     assert all(step["fits"] for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0.00 B"), (512, "512 B"), (1.07e10, "10.7 GB"), (6.31e12, "6.31 TB"), (4e21, "4000 EB")]
+)
+def test_large_numbers_are_readable(count, text):
+    assert readable(count) == text

@@ -151,8 +151,14 @@ def test_typical_acceptance_draws_nothing(tiny, ppd):
         ({"prompts": ["  "]}, "empty"),
         ({"prompts": "one text"}, "must be a list of prompts"),
         ({"prompts": [[16]]}, "outside the vocabulary"),
-        ({"prompts": [[1] * 250]}, "250 tokens and only 236 fit"),
-        ({"max_length": 30, "prompts": [[1] * 11]}, "11 tokens and only 10 fit"),
+        (
+            {"prompts": [[1] * 250]},
+            "250 tokens: with 20 new ones it exceeds the base's context of 256; lower max-new-tokens to 6",
+        ),
+        (
+            {"max_length": 30, "prompts": [[1] * 11]},
+            "11 tokens: with 20 new ones it exceeds max-length, 30; raise it to 31 or lower max-new-tokens to 19",
+        ),
         ({"max_length": 1000}, "max-length must be between 2 and the base's 256, got 1000"),
         ({"batch_size": 0}, "batch-size"),
         ({"sampling": SamplingConfig(-1.0)}, "temperature"),

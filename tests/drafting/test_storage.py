@@ -9,7 +9,8 @@ from jaxspec.drafting.storage import as_stored, pack, unpack
 from jaxspec.errors import UserError
 
 WEIGHTS = {
-    "first": {"kernel": jax.random.normal(jax.random.key(0), (2, 24, 5)) * jnp.array([1e-3, 1, 10, 0, 100.0])},
+    "first": {"kernel": jax.random.normal(jax.random.key(0), (2, 24, 5)) * jnp.array([1e-3, 1, 0.1, 0, 0.3])},
+    "near_one": jnp.eye(24, 9) + 1e-3 * jax.random.normal(jax.random.key(2), (24, 9)),
     "masks": jax.random.normal(jax.random.key(1), (3, 24)),
     "bias": jnp.full(4, 1 / 3),
 }
@@ -22,6 +23,7 @@ def test_what_is_measured_is_what_is_read(dtype):
     rounded = as_stored(WEIGHTS, dtype)
     assert {value.dtype.name for value in read.values()} == {"float32"}
     np.testing.assert_array_equal(read["first/kernel"], rounded["first"]["kernel"])
+    np.testing.assert_array_equal(read["near_one"], rounded["near_one"])
     np.testing.assert_array_equal(read["masks"], rounded["masks"])
     np.testing.assert_array_equal(read["bias"], rounded["bias"])
 
@@ -33,6 +35,11 @@ def test_int8_rounds_every_column_of_a_matrix_by_itself_and_nothing_else():
     kernel = np.asarray(WEIGHTS["first"]["kernel"])
     step = np.abs(kernel).max(axis=1, keepdims=True) / 127
     assert np.all(np.abs(unpack(tensors)["first/kernel"] - kernel) <= step * 0.501)  # also in the column of zeros
+
+
+def test_a_matrix_that_learned_from_the_identity_keeps_what_it_learned():
+    error = unpack(pack(WEIGHTS, "int8"))["near_one"] - np.asarray(WEIGHTS["near_one"])
+    assert np.abs(error).max() < 5e-5  # scales of the whole diagonal would round to steps of 8e-3
 
 
 def test_weights_that_do_not_fit_16_bits_are_refused():
