@@ -1,10 +1,11 @@
-"""Compare methods on the same questions, report on what was measured, or measure what a step costs."""
+"""Compare methods on the same questions, report on that, or measure what steps cost and what a device can do."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,8 @@ import jax
 import tyro
 
 from jaxspec.bench.config import BenchConfig, check_bench
+from jaxspec.bench.device import DeviceConfig, measure_device, read_device
+from jaxspec.bench.device_report import write_device_report
 from jaxspec.bench.report import overall_table, write_bench_report
 from jaxspec.bench.results import load_results
 from jaxspec.bench.run import run_bench
@@ -65,10 +68,27 @@ class Latency(LatencyConfig):
     output: str = "runs/latency"
 
 
+@dataclasses.dataclass(frozen=True)
+class Device(DeviceConfig):
+    """Measure what an accelerator can do: decoding, steps of larger shapes, training. Resumes where it was stopped.
+
+    Attributes:
+      output: folder for device.json, device.md and device.png.
+      report: make the page from what was measured, without a device.
+    """
+
+    output: str = "runs/device"
+    report: bool = False
+
+
 def main(args: list[str]) -> None:
     """Parse, and do what the first word says."""
-    options = parse(Compare | Report | Latency, args)
-    {Compare: compare, Report: report, Latency: latency}[type(options)](options)
+    began = time.monotonic()
+    options = parse(Compare | Report | Latency | Device, args)
+    if isinstance(options, Device):
+        device(options, began)
+    else:
+        {Compare: compare, Report: report, Latency: latency}[type(options)](options)
 
 
 def compare(options: Compare) -> None:
@@ -113,5 +133,16 @@ def latency(options: Latency) -> None:
     _say(f"written to {options.output}")
 
 
+def device(options: Device, began: float) -> None:
+    """Measure a device, or report on one."""
+    folder = Path(options.output)
+    if not options.report:
+        enable_compilation_cache()
+        measure_device(options, folder, began, _say)
+    page = write_device_report(read_device(folder), folder)
+    print(page.read_text())
+    _say(f"written to {page}")
+
+
 def _say(line: str) -> None:
-    print(line, file=sys.stderr)
+    print(line, file=sys.stderr, flush=True)

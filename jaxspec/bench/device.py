@@ -1,0 +1,266 @@
+"""What an accelerator can do, measured in one go: the most valuable figures first, each written as soon as it is known.
+
+1. decode  the embedded model with drafters and trees of several sizes, beside autoregressive decoding
+2. step    random weights of larger shapes: a step's time by rows and batch, beside that of reading the weights
+3. train   updates of methods with probes on the largest of those shapes
+
+The same command resumes after a kill. A time limit is kept by leaving out what would not fit any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxspec.bench.device_figures import (
+    decode_figure,
+    forget_models,
+    prefill_figure,
+    step_figure,
+    training_figure,
+)
+from jaxspec.errors import UserError, check_at_least, first_line, suggest
+from jaxspec.files import alone_in, read_json, writable, write_atomically
+from jaxspec.machine import Stopwatch, device_name, this_machine
+from jaxspec.tuning.steps import SHAPES
+from jaxspec.versions import code_version
+from jaxspec.weights.load import DEFAULT_MODEL
+
+DEVICE = "device.json"
+FIRST = ("hidden_transfer", "hydra", "space")  # the best of each kind: probes, heads, a tuned base
+OTHERS = ("ppd", "bita", "medusa", "amphista")
+TREES = (8, 32, 128)  # rows
+ROWS = {1: (1, 8, 16, 32, 64, 128, 256), 8: (1, 8, 32), 32: (1, 8)}  # by batch size
+TRAINED = ("ppd", "bita", "hidden_transfer")
+_GUESS = {"decode": 60.0, "step": 25.0, "train": 90.0}  # seconds of a figure before the first of its kind is known
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceConfig:
+    """What to measure, in this order.
+
+    Attributes:
+      minutes: time limit, loading and compiling included; 0 for none.
+      dtypes: of the default model's weights, in turn.
+      shapes: 7b, 1b, 13b, or smollm2-135m: random weights of these shapes.
+      drafters: methods whose adapter comes with jaxspec; default the best of each kind, then the others.
+      trees: rows of a step of each drafter.
+      limit: prompts.
+      max_new_tokens: of each answer.
+      prompts: a JSONL file with a prompt per line; default some that come with jaxspec.
+      cpu: measure although JAX finds no accelerator.
+    """
+
+    minutes: float = 0.0
+    dtypes: tuple[str, ...] = ("bfloat16", "float32")
+    shapes: tuple[str, ...] = ("7b", "1b", "13b")
+    drafters: tuple[str, ...] = FIRST + OTHERS
+    trees: tuple[int, ...] = TREES
+    limit: int = 12
+    max_new_tokens: int = 128
+    prompts: str = ""
+    cpu: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One figure.
+
+    Attributes:
+      key: names it, KIND/... .
+      run: measures it.
+      group: what shares a model in memory; the one before is dropped first.
+    """
+
+    key: str
+    run: Callable[[], dict[str, Any]]
+    group: str
+
+    @property
+    def kind(self) -> str:
+        """decode, step or train."""
+        return self.key.partition("/")[0]
+
+
+def check_device(config: DeviceConfig) -> None:
+    """Raise UserError for settings that cannot be measured, or where there is no accelerator."""
+    check_at_least(config, {"minutes": 0, "limit": 1, "max_new_tokens": 2, "trees": 2})
+    known = [*SHAPES, DEFAULT_MODEL]
+    for name in config.shapes:
+        if name not in known:
+            raise UserError(f"unknown shapes {name!r}{suggest(name, known)}; shapes: {', '.join(known)}")
+    for name in config.drafters:
+        if name not in FIRST + OTHERS:
+            raise UserError(f"unknown drafter {name!r}{suggest(name, FIRST + OTHERS)}")
+    if jax.default_backend() == "cpu" and not config.cpu:
+        raise UserError("JAX finds no accelerator here, only a CPU; --cpu measures that")
+
+
+def plan(config: DeviceConfig) -> list[Task]:
+    """All figures, the most valuable first."""
+    first = [name for name in config.drafters if name in FIRST]
+    others = [name for name in config.drafters if name not in FIRST]
+    tasks = [
+        *(task for dtype in config.dtypes for task in _decoding(config, dtype, first)),
+        *(task for name in config.shapes[:1] for task in _steps(name)),
+        *(task for name in config.shapes[:1] for task in _training(name)),
+        *(task for name in config.shapes[1:] for task in _steps(name)),
+        *(task for dtype in config.dtypes for task in _decoding(config, dtype, others)),
+    ]
+    return list({task.key: task for task in tasks}.values())  # both begin with autoregressive decoding
+
+
+def _decoding(config: DeviceConfig, dtype: str, drafters: list[str]) -> Iterator[Task]:
+    def task(name: str, rows: int) -> Task:
+        run = functools.partial(decode_figure, dtype, name, rows, config)
+        return Task(f"decode/{dtype}/{name}/{rows}", run, f"decode/{dtype}")
+
+    if drafters:
+        yield task("autoregressive", 1)
+    for rows in config.trees:
+        yield from (task(name, rows) for name in drafters)
+
+
+def _steps(name: str) -> Iterator[Task]:
+    yield Task(f"step/{name}/prefill", functools.partial(prefill_figure, name), name)
+    for batch, sizes in ROWS.items():
+        for rows in sizes:
+            run = functools.partial(step_figure, name, batch, rows)
+            yield Task(f"step/{name}/batch {batch}/{rows} rows", run, name)
+
+
+def _training(name: str) -> Iterator[Task]:
+    for method in TRAINED:
+        yield Task(f"train/{name}/{method}", functools.partial(training_figure, name, method), name)
+
+
+def measure_device(config: DeviceConfig, folder: Path, began: float, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measure what is missing and still fits the time limit; device.json is written after every figure.
+
+    Args:
+      config: what to measure.
+      folder: of device.json.
+      began: `time.monotonic()` of when the time limit began.
+      say: takes a line per figure.
+
+    Raises:
+      UserError: settings that cannot be measured, or a folder with the figures of another device or other settings.
+    """
+    check_device(config)
+    end = began + 60 * config.minutes if config.minutes else math.inf
+    with alone_in(writable(folder)):
+        results = _begin(config, folder)
+        figures = results["figures"]
+        missing = [task for task in plan(config) if task.key not in figures]
+        with contextlib.suppress(_TimeIsUp), _until(end):
+            group = ""
+            for task in missing:
+                if end - time.monotonic() < expected_seconds(task, figures):
+                    continue
+                if task.group != group:
+                    forget_models()
+                    group = task.group
+                figures[task.key] = _measure(task)
+                write_atomically(folder / DEVICE, json.dumps(results, indent=1).encode())
+                say(f"{task.key}: {summary(figures[task.key])}")
+        if left_out := [task.key for task in missing if task.key not in figures]:
+            say(f"left out, as {config.minutes:g} minutes are up: {', '.join(left_out)}")
+    return results
+
+
+class _TimeIsUp(BaseException):
+    """Not an Exception: it is no error of what it interrupts."""
+
+
+@contextlib.contextmanager
+def _until(end: float) -> Iterator[None]:
+    """Raises _TimeIsUp in the block at that time, for a figure that takes longer than expected."""
+
+    def stop(*_: object) -> None:
+        raise _TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(end - time.monotonic(), 1e-3) if math.isfinite(end) else 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def expected_seconds(task: Task, known: dict[str, dict[str, Any]]) -> float:
+    """How long a figure may take: as the longest of its group so far, of its kind, or a guess."""
+    for prefix in (task.key.rpartition("/")[0], task.kind):
+        if seconds := [figure["total_seconds"] for key, figure in known.items() if key.startswith(prefix)]:
+            return max(seconds)
+    return _GUESS[task.kind]
+
+
+def _measure(task: Task) -> dict[str, Any]:
+    with Stopwatch() as watch:
+        try:
+            found = task.run()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            found = {"error": f"out of memory ({first_line(error)[:200]})"}
+        except UserError as error:
+            found = {"error": str(error)}
+    return found | {
+        "compile_seconds": round(watch.compile_seconds, 2),
+        "total_seconds": round(watch.compile_seconds + watch.seconds, 2),
+    }
+
+
+def summary(figure: dict[str, Any]) -> str:
+    """A figure in a line."""
+    shown = {k: v for k, v in figure.items() if isinstance(v, str | int | float) and not k.endswith("_seconds")}
+    parts = [
+        f"{name.replace('_', ' ')} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in shown.items()
+    ]
+    return ", ".join([*parts, f"{figure['total_seconds']:.0f} s, {figure['compile_seconds']:.0f} s of them compiling"])
+
+
+def _begin(config: DeviceConfig, folder: Path) -> dict[str, Any]:
+    """What the folder holds of this device and these settings, or a fresh beginning."""
+    settings = {k: v for k, v in dataclasses.asdict(config).items() if k in ("limit", "max_new_tokens", "prompts")}
+    head = {
+        "device": device_name(),
+        "machine": this_machine(),
+        "driver": jax.devices()[0].client.platform_version.splitlines()[0],
+        "jax": jax.__version__,
+        "code": code_version(),
+        "settings": settings,
+    }
+    if not (folder / DEVICE).exists():
+        return head | {"date": time.strftime("%Y-%m-%d"), "figures": {}}
+    before = read_device(folder)
+    for name in head:
+        if before[name] != head[name]:
+            raise UserError(
+                f"{folder}/{DEVICE} has figures of another {name} ({before[name]}, this is {head[name]}); "
+                "give another --output"
+            )
+    return before
+
+
+def read_device(folder: Path) -> dict[str, Any]:
+    """What `measure_device` has written there. Raises UserError for anything else."""
+    results = read_json(folder / DEVICE)
+    lacking = [
+        name for name in ("device", "jax", "driver", "code", "date", "figures", "settings") if name not in results
+    ]
+    if lacking:
+        raise UserError(f"{folder}/{DEVICE}: {lacking[0]} is missing; give another folder")
+    return results

@@ -1,0 +1,177 @@
+"""Tables and plots of what `bench.py device` has measured, made without the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxspec.bench.device import DEVICE
+from jaxspec.files import write_atomically
+from jaxspec.markdown import table
+from jaxspec.plotting import picture
+
+Figure = dict[str, Any]
+
+
+def write_device_report(results: dict[str, Any], folder: Path) -> Path:
+    """Write device.md, and device.png where there is something to draw. Returns the page."""
+    lines = [*head(results), *decoding(results), *steps(results), *training(results), *compiling(results)]
+    if _draw(results, folder / "device.png"):
+        lines += ["![device](device.png)", ""]
+    write_atomically(folder / "device.md", "\n".join(lines).encode())
+    return folder / "device.md"
+
+
+def head(results: dict[str, Any]) -> list[str]:
+    """Where and when."""
+    return [
+        f"# {results['device']}",
+        "",
+        f"jax {results['jax']}, {results['driver']}, {results['date']}, code {results['code']}. Measured by "
+        f"`python bench.py device`; all figures are in {DEVICE}.",
+        "",
+    ]
+
+
+def decoding(results: dict[str, Any]) -> list[str]:
+    """Drafters on the default model."""
+    found = list(_of_kind(results, "decode"))
+    if not found:
+        return []
+    names = [
+        "dtype",
+        "drafter",
+        "rows",
+        "tokens per step",
+        "tokens/s",
+        "speed",
+        "step cost",
+        "identical",
+        "largest gap",
+    ]
+    settings = results["settings"]
+    return [
+        "## Decoding",
+        "",
+        f"{settings['limit']} prompts, greedy, up to {settings['max_new_tokens']} tokens, one at a time, all answers "
+        "together. *Speed* and *step cost*: over those of autoregressive decoding of the same base. *Largest gap*: "
+        "between the logits of the two tokens where an output first differs; small gaps are ties.",
+        "",
+        *table(names, [_decoding_row(key, figure) for key, figure in found]),
+        "",
+    ]
+
+
+def _decoding_row(key: tuple[str, ...], figure: Figure) -> list[str]:
+    dtype, name, rows = key
+    if "error" in figure:
+        return [dtype, name, rows, figure["error"], "", "", "", "", ""]
+    row = [dtype, name, str(figure.get("rows", rows)), f"{figure['tokens_per_step']:.2f}"]
+    row += [f"{figure['tokens_per_second']:.0f}"]
+    if "speedup" not in figure:
+        return [*row, "1", "1", "", ""]
+    gaps = [difference["gap"] for difference in figure["differences"] if difference["gap"] is not None]
+    same = f"{figure['identical']} of {figure['answers']}"
+    return [*row, f"{figure['speedup']:.2f}", f"{figure['step_cost']:.2f}", same, f"{max(gaps):.2g}" if gaps else ""]
+
+
+def steps(results: dict[str, Any]) -> list[str]:
+    """Steps of random weights, a line per shape and batch."""
+    curves, lines = _curves(results), []
+    for (name, batch), curve in curves.items():
+        cells = [
+            figure["error"]
+            if "error" in figure
+            else f"{figure['milliseconds']:.1f} ({figure['share_of_bandwidth']:.0%})"
+            for figure in curve.values()
+        ]
+        sizes = [f"{rows} rows" for rows in curve]
+        lines += [f"**{name}, {batch}**", "", *table(sizes, [cells]), ""]
+    streams = [
+        [name, f"{figure['tokens_per_second']:.0f}", f"{figure['streaming_gigabytes_per_second']:.0f}"]
+        for (name, *rest), figure in _of_kind(results, "step")
+        if rest == ["prefill"] and "error" not in figure
+    ]
+    if not lines and not streams:
+        return []
+    about = (
+        "Random weights in bfloat16, a cache of 512 slots. Milliseconds of a step by rows, and in brackets the share "
+        "that it reaches of the speed at which a program that only sums the weights reads them."
+    )
+    rates = table(["shapes", "prefill, tokens/s", "streaming, GB/s"], streams)
+    return ["## Time of a step", "", about, "", *lines, *rates, ""]
+
+
+def training(results: dict[str, Any]) -> list[str]:
+    """Updates."""
+    rows = [
+        [*key, figure["error"], "", ""]
+        if "error" in figure
+        else [
+            *key,
+            f"{figure['groups_per_second']:.0f}",
+            f"{figure['seconds_per_update']:.2f}",
+            f"{figure['peak_gigabytes']:.1f}",
+        ]
+        for key, figure in _of_kind(results, "train")
+    ]
+    if not rows:
+        return []
+    about = "One sequence of 512 tokens with 64 insertion points an update, activations recomputed, bfloat16 weights."
+    heads = ["shapes", "method", "insertion groups per second", "seconds per update", "peak memory so far, GB"]
+    return ["## Training", "", about, "", *table(heads, rows), ""]
+
+
+def compiling(results: dict[str, Any]) -> list[str]:
+    """What the figures cost."""
+    figures = results["figures"].values()
+    whole, compiled = (sum(figure[name] for figure in figures) for name in ("total_seconds", "compile_seconds"))
+    return [f"{len(figures)} figures took {whole:.0f} s, {compiled:.0f} s of them compiling.", ""]
+
+
+def _of_kind(results: dict[str, Any], kind: str) -> Iterator[tuple[tuple[str, ...], Figure]]:
+    """The figures of a kind, with the rest of their keys."""
+    for key, figure in results["figures"].items():
+        first, *rest = key.split("/")
+        if first == kind:
+            yield tuple(rest), figure
+
+
+def _curves(results: dict[str, Any]) -> dict[tuple[str, str], dict[int, Figure]]:
+    """Figures of steps by shapes and batch, then by rows."""
+    curves: dict[tuple[str, str], dict[int, Figure]] = {}
+    for (name, *rest), figure in _of_kind(results, "step"):
+        if len(rest) == 2:
+            curves.setdefault((name, rest[0]), {})[int(rest[1].split()[0])] = figure
+    return curves
+
+
+def _draw(results: dict[str, Any], file: Path) -> bool:
+    """Time of a step and share of bandwidth by rows, and speed by rows; whether there was anything to draw."""
+    curves = {
+        key: {rows: f for rows, f in curve.items() if "error" not in f} for key, curve in _curves(results).items()
+    }
+    curves = {key: curve for key, curve in curves.items() if curve}
+    speeds: dict[str, dict[int, float]] = {}
+    for (dtype, name, _), figure in _of_kind(results, "decode"):
+        if "speedup" in figure:
+            speeds.setdefault(f"{name}, {dtype}", {})[figure["rows"]] = figure["speedup"]
+    if not curves and not speeds:
+        return False
+    with picture(file, 1, 3, (15, 4), dpi=100) as (times, shares, gains):
+        for (name, batch), curve in curves.items():
+            label = f"{name}, {batch}"
+            times.plot(list(curve), [f["milliseconds"] for f in curve.values()], marker=".", label=label)
+            shares.plot(list(curve), [f["share_of_bandwidth"] for f in curve.values()], marker=".", label=label)
+        for label, by_rows in speeds.items():
+            gains.plot(list(by_rows), list(by_rows.values()), marker=".", label=label)
+        gains.axhline(1, color="gray", linewidth=1)
+        times.set(xlabel="rows", ylabel="milliseconds per step", ylim=(0, None), title="time of a step")
+        shares.set(xlabel="rows", ylabel="share", ylim=(0, None), title="share of the streaming bandwidth")
+        gains.set(xlabel="rows", ylabel="times autoregressive", title="speed of the default model")
+        for axes in (times, shares, gains):
+            axes.set_xscale("log", base=2)
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend(fontsize=7)
+    return True
