@@ -115,6 +115,7 @@ def test_a_run_over_devices_that_is_stopped_resumes(config, model, tmp_path, met
         load_drafter(method.name, base, tmp_path / folder)
 
 
+@pytest.mark.slow
 def test_stages_train_one_map_after_the_other_and_resume(config, model, tmp_path, monkeypatch):
     """Hidden Transfer 3.3: every stage moves its own map alone, and leaves the average of what the map was in it.
 
@@ -219,6 +220,7 @@ def test_weights_that_do_not_fit_16_bits_are_refused():
         as_stored({"w": jnp.array([1e6])}, "float16")
 
 
+@pytest.mark.slow
 def test_full_fine_tuning_ends_in_a_base_of_its_own(config, model, tmp_path):
     """It learns, it resumes to the same weights, and `load_model` takes what it made, with an adapter that fits."""
     run = with_train(config, learning_rate=1e-3, steps=6, save_every=3)
