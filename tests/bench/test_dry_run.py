@@ -116,12 +116,8 @@ def few_layers(config, monkeypatch):
     return dataclasses.replace(config, model="few-layers", method=method, mesh=MESH)
 
 
-FAST = ("space_smollm2",)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in load_configs()]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", load_configs())
 def test_every_config_compiles_and_counts_its_work(name, mesh, monkeypatch):
     config = few_layers(load_config(name), monkeypatch)
     train = dataclasses.replace(config.train, batch_size=4, microbatch=0)

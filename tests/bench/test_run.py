@@ -38,6 +38,7 @@ def test_every_method_answers_every_question_that_fits(finished):
     assert results.memory["peak_bytes"] > 0 and results.memory["method_bytes"]["medusa"] > 0
 
 
+@pytest.mark.slow
 def test_devices_may_share_the_work(finished, files, model, tmp_path, monkeypatch, quickly):
     """Everything, parts of the step included, over two devices; the same answers."""
     config = config_of(files, "medusa")

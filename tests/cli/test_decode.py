@@ -37,7 +37,13 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize("sampling", [[], ["--temperature", "0.8", "--seed", "7"]], ids=["greedy", "sampling"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        pytest.param([], id="greedy", marks=pytest.mark.slow),
+        pytest.param(["--temperature", "0.8", "--seed", "7"], id="sampling"),
+    ],
+)
 def test_json_is_one_object_per_prompt(decode_rows, all_prompts, sampling):
     rows = decode_rows(*all_prompts, "--compare", *sampling)
     assert [row["prompt"] for row in rows] == ["one", "two, longer", "three"]
@@ -111,6 +117,7 @@ def test_typical_acceptance_says_that_it_is_lossy(decode_rows, decode_text):
     assert row["lossless"] is False
 
 
+@pytest.mark.slow
 def test_dynamic_rope_decodes_past_the_context_of_pretraining(tmp_path, capsys):
     """Of 16 tokens: the directory says those, and the base takes 4 times as many."""
     tiny = make_text_model(num_layers=1, max_positions=64, rope_scaling=RopeScaling("dynamic", 4.0, 16))

@@ -97,8 +97,15 @@ def test_refilled_rows_answer_as_if_alone(tiny, plain, ppd):
         assert [many[i] for i in range(len(prompts))] == alone
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("drafter", ["plain", "ppd"])
+@pytest.mark.parametrize(
+    ("drafter", "batch"),
+    [
+        ("plain", 3),
+        ("ppd", 1),
+        pytest.param("plain", 1, marks=pytest.mark.slow),
+        pytest.param("ppd", 3, marks=pytest.mark.slow),
+    ],
+)
 def test_the_cache_is_written_in_place(tiny, drafter, batch, request):
     """No step copies a layer's keys or values; with one node and many rows that takes longer than the layer."""
     config = tiny.config

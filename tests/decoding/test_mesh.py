@@ -26,7 +26,7 @@ def model():
 @pytest.mark.parametrize(
     ("method", "shape"),
     [
-        (None, "tensor 2"),
+        pytest.param(None, "tensor 2", marks=pytest.mark.slow),
         (PPD(distances=2), "tensor 4"),
         pytest.param(PPD(distances=2), "2 x 2 x 2", marks=pytest.mark.slow),
         pytest.param(Amphista(heads=2), "tensor 2", marks=pytest.mark.slow),
@@ -53,6 +53,7 @@ def test_refilled_rows_too(model):
     assert dict(generate_many(autoregressive(many), prompts, 12, batch_size=4, refill=2)) == expected
 
 
+@pytest.mark.slow
 def test_few_rows_are_divided_too(model, monkeypatch):
     """Three prompts on a mesh that divides the batch into four parts."""
     caches, insert = [], generate_module.insert

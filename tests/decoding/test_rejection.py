@@ -23,6 +23,7 @@ from jaxspec.drafting.tree import State, build_tree, from_paths, make_plan
 from jaxspec.methods import PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
 from tests.helpers.decoding import begin
 from tests.helpers.methods import trained, untrained_drafter
+from tests.helpers.model import plain
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
 V, TOKENS, TEXTS, FEWER = 9, 4, 10_000, 3_000
@@ -47,7 +48,7 @@ def model():
 def exact(model):
     """(sampling) to the probability of every text of four tokens, [V, V, V, V]."""
     texts = jnp.array([[*PROMPT, *text] for text in itertools.product(range(V), repeat=TOKENS - 1)])
-    logits = model.decoder.apply({"params": model.params}, texts)[:, len(PROMPT) - 1 :]  # [V^3, 4, V]
+    logits = plain(model.base, texts)[:, len(PROMPT) - 1 :]  # [V^3, 4, V]
 
     @functools.cache
     def joint(sampling):
@@ -116,8 +117,13 @@ def one_level(paths, acceptance, independent=True, count=100_000, log_q=LOG_Q):
 
 @pytest.mark.parametrize(
     "paths",
-    [[(0,)], [(0,), (1,), (2,)], [(0,), (1,), (2,), (3,), (4,), (5,)], [(0,), (3,)], [(0,), (4,)]],
-    ids=["one", "three", "all", "gap", "wide-gap"],
+    [
+        pytest.param([(0,)], id="one", marks=SLOW),
+        pytest.param([(0,), (1,), (2,)], id="three"),
+        pytest.param([(0,), (1,), (2,), (3,), (4,), (5,)], id="all", marks=SLOW),
+        pytest.param([(0,), (3,)], id="gap"),
+        pytest.param([(0,), (4,)], id="wide-gap", marks=SLOW),
+    ],
 )
 def test_one_level_of_candidates_leaves_the_bases_distribution(paths):
     """A draw behind a gap among the ranks depends on draws that were not offered: it must not be judged."""
@@ -139,11 +145,10 @@ def test_every_method_that_samples_is_covered():
     assert {method.name for method in METHODS} | {"autoregressive"} == set(methods.METHODS)
 
 
-# One of each family draws fast; the others draw by the same code of their family.
-BY_FAMILY = [pytest.param(m, id=m.name, marks=() if m.name in ("ppd", "medusa", "hydra") else SLOW) for m in METHODS]
-
-
-@pytest.mark.parametrize("method", BY_FAMILY)
+# One of each family draws fast, PPD and Medusa below; the others draw by the same code of their family.
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, id=m.name, marks=() if m.name == "hydra" else SLOW) for m in METHODS]
+)
 def test_every_method_keeps_the_distribution(model, exact, method):
     """Fewer texts than below: what is the methods' own is what they say their candidates were drawn from."""
     assert check(model, exact, method, SMALL_TREE, SamplingConfig(0.9), count=FEWER) > 1e-3
@@ -152,11 +157,11 @@ def test_every_method_keeps_the_distribution(model, exact, method):
 @pytest.mark.parametrize(
     "method, sampling, paths",
     [
-        pytest.param(MEDUSA, SamplingConfig(0.4), CHAIN, id="cold-chain"),
+        pytest.param(MEDUSA, SamplingConfig(0.4), CHAIN, id="cold-chain", marks=SLOW),
         pytest.param(MEDUSA, SamplingConfig(1.6), TREE, id="hot-tree", marks=SLOW),
         pytest.param(MEDUSA, SamplingConfig(1.0, top_k=2), TREE, id="fewer-tokens-than-ranks"),
         pytest.param(MEDUSA, SamplingConfig(0.1), TREE, id="nearly-greedy-tree", marks=SLOW),
-        pytest.param(MEDUSA, SamplingConfig(1.2, top_p=0.8, min_p=0.05), CHAIN, id="top-p-min-p-chain"),
+        pytest.param(MEDUSA, SamplingConfig(1.2, top_p=0.8, min_p=0.05), CHAIN, id="top-p-min-p-chain", marks=SLOW),
         pytest.param(
             MASKS,
             SamplingConfig(1.0, top_k=7, top_p=0.95),

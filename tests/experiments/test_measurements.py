@@ -1,4 +1,4 @@
-"""What is measured of adapters, on tiny models and by hand."""
+"""What is measured of adapters, on tiny models and by hand. Slow: experiments are no part of the package."""
 
 from types import SimpleNamespace
 
@@ -29,6 +29,8 @@ from jaxspec.training.data import Answer
 from jaxspec.versions import code_version
 from tests.helpers.methods import trained as perturbed
 from tests.helpers.tiny import make_prompts
+
+pytestmark = pytest.mark.slow
 
 PROMPTS = ["question 1", "another"]
 

@@ -74,6 +74,7 @@ def test_bad_options_are_named(args, message, tmp_path):
         ablate.main([*args, "--docs", str(tmp_path)])
 
 
+@pytest.mark.slow
 def test_a_run_writes_results_and_the_page(model, base_run, trained, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ablate, "STUDIES", SMALL)
     monkeypatch.setattr(ablate, "load_model", lambda name: model)

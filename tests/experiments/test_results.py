@@ -21,6 +21,7 @@ def run_page(output, *folders):
     return (output / "results.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_page_is_made_from_its_folders(tmp_path, capsys):
     shutil.copy(DOCS / "ablations.json", tmp_path)
     text = run_page(tmp_path, *(DOCS / "results" / name for name in FOLDERS))

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import jax
+import pytest
 
 from experiments.claims import CLAIMS
 from experiments.decoding_studies import DECODING_STUDIES, SAMPLED
@@ -21,6 +22,7 @@ SHIPPED = {name: f"{name}_smollm2" for name in METHODS if name not in ("autoregr
 SHIPPED["space"] = "space_smollm2_lora"
 
 
+@pytest.mark.slow
 def test_every_study_fits_the_embedded_base():
     studies = (*STUDIES, *DECODING_STUDIES)
     assert len({study.name for study in studies}) == len({study.title for study in studies}) == len(studies)

@@ -11,6 +11,7 @@ from tests.helpers.experiments import SMALL
 from tests.helpers.training import write_at_once
 
 
+@pytest.mark.slow
 def test_trainings_are_shared_and_done_once(model, base_run, trained):
     folder, results = trained
     assert len(list(folder.iterdir())) == 2 and results["rates"]["the same"] == results["entry"]["0"]
@@ -23,6 +24,7 @@ def test_trainings_are_shared_and_done_once(model, base_run, trained):
     assert all(file.stat().st_mtime_ns == before[file] for file in before.keys() - locks)
 
 
+@pytest.mark.slow
 def test_a_killed_training_resumes(model, base_run, trained, tmp_path, monkeypatch):
     write_at_once(monkeypatch)
     real, calls = jaxspec.training.trainer.train_step, []

@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from jaxspec.config import ModelConfig, RopeScaling
 from jaxspec.model.base import Base
-from jaxspec.model.decoder import Decoder
+from jaxspec.model.decoder import Context, Decoder
 from jaxspec.weights.params import (
     GGUF_NAMES,
     HF_NAMES,
@@ -80,6 +80,12 @@ quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimizati
 def plain(base: Base, tokens: jax.Array) -> jax.Array:
     """Logits [B, T, V] of the plain forward pass."""
     return base.decoder.apply({"params": base.params}, tokens)
+
+
+@functools.partial(quick_jit, static_argnames="layers")
+def run_layers(base: Base, x: jax.Array, context: Context, layers: tuple[int, int] | None = None) -> tuple:
+    """`Base.rows`, compiled."""
+    return base.rows(x, context, layers)
 
 
 def named_tensors(config: ModelConfig, params: dict, names: dict[str, str] = HF_NAMES) -> Iterator[tuple]:

@@ -9,6 +9,7 @@ from jaxspec.methods import BiTA
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Context, causal_context
 from tests.helpers.methods import batch_of, predict, sequence, trained
+from tests.helpers.model import run_layers
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def test_masks_without_prompts_are_tokens_of_their_own(tiny, base):
     method, tokens, p = BiTA(prompting="none"), sequence(tiny), 7
     trainable = trained(method, base)
     x = jnp.concatenate([base.embed(tokens[:, : p + 1]), trainable["masks"][None]], axis=1)
-    hidden, _ = base.rows(x, causal_context(1, p + 4))
+    hidden, _ = run_layers(base, x, causal_context(1, p + 4))
     predicted = predict(method, trainable, base, batch_of(tokens, [[p]]))
     np.testing.assert_allclose(predicted[0, 0], base.logits(hidden)[0, p + 1 :], rtol=1e-3, atol=1e-3)
 
@@ -35,7 +36,7 @@ def test_shallow_prompts_are_embeddings_that_run_through_the_base(tiny, base):
     positions = jnp.concatenate([jnp.arange(P), jnp.arange(p + 4)])[None]
     mask = np.tri(r, dtype=bool)
     mask[P : P + p + 1, :P] = False
-    hidden, _ = base.rows(x, Context(positions, jnp.array(mask)[None, None]))
+    hidden, _ = run_layers(base, x, Context(positions, jnp.array(mask)[None, None]))
     predicted = predict(method, trainable, base, batch_of(tokens, [[p]]))
     np.testing.assert_allclose(predicted[0, 0], base.logits(hidden)[0, -3:], rtol=1e-3, atol=1e-3)
 

@@ -23,7 +23,7 @@ from jaxspec.model.decoder import Layer, causal_context, causal_mask
 from jaxspec.model.rope import rope_angles
 from tests.helpers.decoding import begin
 from tests.helpers.methods import predict, settings, trained, untrained_drafter
-from tests.helpers.model import plain
+from tests.helpers.model import plain, run_layers
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
 METHODS = [
@@ -41,7 +41,10 @@ METHODS = [
 PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0), (0, 0, 0, 0)]
 
 
-every_method = pytest.mark.parametrize("method", METHODS, ids=settings)
+FAST = [METHODS[2], METHODS[4], METHODS[5]]
+every_method = pytest.mark.parametrize(
+    "method", [pytest.param(m, id=settings(m), marks=() if m in FAST else pytest.mark.slow) for m in METHODS]
+)
 
 
 def two_texts(tiny, length=18, seed=0):
@@ -123,8 +126,8 @@ def by_hand(tiny, method, seed=0):
     """A batch, the trained pytree, hidden states before and after the final norm, embeddings and what was predicted."""
     base, batch = Base(tiny.params, tiny.decoder), two_texts(tiny, seed=seed)
     trainable = trained(method, base)
-    logits = np.asarray(method.predictions(trainable, base, batch))
-    hidden = numpy_of(base.rows(base.embed(batch.tokens), causal_context(*batch.tokens.shape))[0])
+    logits = np.asarray(predict(method, trainable, base, batch))
+    hidden = numpy_of(run_layers(base, base.embed(batch.tokens), causal_context(*batch.tokens.shape))[0])
     parameters = numpy_of(tiny.params)
     normed = rms_norm(hidden, parameters["norm"]["scale"])
     return batch, numpy_of(trainable), hidden, normed, parameters["embedding"], parameters["lm_head"], logits
@@ -221,7 +224,7 @@ OWN_LAYERS = [m for m in METHODS if m.own_layers]
     ("method", "chunk"),
     [
         pytest.param(Amphista(), 8, id="amphista-8"),
-        *(pytest.param(m, 32, id=settings(m), marks=() if m.name == "hydra" else pytest.mark.slow) for m in OWN_LAYERS),
+        *(pytest.param(m, 32, id=settings(m), marks=pytest.mark.slow) for m in OWN_LAYERS),
     ],
 )
 def test_the_drafters_own_cache_is_what_its_tokens_make_it(tiny, method, chunk):
@@ -261,6 +264,7 @@ def test_the_draft_is_what_training_would_predict(tiny, method):
             assert drafted[path] == int(jnp.argsort(-logits[row, 0, len(path) - 1])[path[-1]])
 
 
+@pytest.mark.slow
 def test_padding_drafts_nothing(tiny):
     """Hydra fills padded trees too: padding is not valid and changes no other node."""
     base = Base(tiny.params, tiny.decoder)
@@ -272,13 +276,14 @@ def test_padding_drafts_nothing(tiny):
     assert [(a.tokens, a.steps) for a in tight] == [(a.tokens, a.steps) for a in loose]
 
 
-FAST = [METHODS[2], Hydra(lm_head="full"), Amphista(lm_head="low_rank", rank=2), BiTA()]
-RESTRICTED = [*METHODS[1:5], Amphista(), PPD(), BiTA(), HiddenTransfer(layers=(0, 1, 2)), *FAST[1:3]]
+RESTRICTED = [*METHODS[1:5], Amphista(), PPD(), BiTA(), HiddenTransfer(layers=(0, 1, 2))]
+RESTRICTED += [Hydra(lm_head="full"), Amphista(lm_head="low_rank", rank=2)]
+EACH_HEAD = [METHODS[2], BiTA()]  # a head of its own, and the base's
 
 
 @pytest.mark.parametrize(
     ("number", "method"),
-    [pytest.param(*one, marks=() if one[1] in FAST else pytest.mark.slow) for one in enumerate(RESTRICTED)],
+    [pytest.param(*one, marks=() if one[1] in EACH_HEAD else pytest.mark.slow) for one in enumerate(RESTRICTED)],
     ids=lambda x: "" if isinstance(x, int) else settings(x),
 )
 def test_a_draft_vocabulary_is_lossless_and_drafts_nothing_else(tiny, number, method):
@@ -306,6 +311,7 @@ def test_a_draft_vocabulary_of_all_tokens_changes_no_draft(tiny):
     np.testing.assert_array_equal(full.draft.tokens, small.draft.tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [Amphista(), Hydra(prefix_attention=True)], ids=settings)
 def test_a_base_with_a_sliding_window_and_rows_that_are_refilled(method):
     """The method's own layers look at everything; what a row remembers goes with it when prompts take turns."""
@@ -317,15 +323,17 @@ def test_a_base_with_a_sliding_window_and_rows_that_are_refilled(method):
     assert [turns[i] for i in range(7)] == [a.tokens for a in alone]
 
 
-def test_tied_embeddings_and_bfloat16():
+@pytest.mark.parametrize(
+    "method", [Amphista(), pytest.param(Hydra(prefix_attention=True), marks=pytest.mark.slow)], ids=settings
+)
+def test_tied_embeddings_and_bfloat16(method):
     model = make_tiny(dataclasses.replace(TINY, tie_embeddings=True))
     base = Base(jax.tree.map(lambda x: jnp.asarray(np.asarray(x, jnp.bfloat16)), model.params), model.decoder)
     model = dataclasses.replace(model, params=base.params)
-    for method in (Hydra(prefix_attention=True), Amphista()):
-        drafter = on_paths(method, model, trained(method, base))
-        assert {x.dtype for x in jax.tree.leaves(drafter.on_device.trainable)} == {jnp.dtype(jnp.bfloat16)}
-        state = run(drafter, make_prompts(2), 4)
-        assert {x.dtype for x in jax.tree.leaves(state.method_state)} <= {jnp.dtype(jnp.bfloat16)}
+    drafter = on_paths(method, model, trained(method, base))
+    assert {x.dtype for x in jax.tree.leaves(drafter.on_device.trainable)} == {jnp.dtype(jnp.bfloat16)}
+    state = run(drafter, make_prompts(2), 4)
+    assert {x.dtype for x in jax.tree.leaves(state.method_state)} <= {jnp.dtype(jnp.bfloat16)}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Hidden Transfer: pseudo states against a plain run, layer by layer; what they see; who is trained when."""
 
+import dataclasses
 import functools
 
 import jax
@@ -47,12 +48,16 @@ def predict_in_training(method, trainable, base, batch):
     return method.read(trainable, base, exits, jnp.arange(1, 4))
 
 
-OPTIONS = [{}, {"masked": True}, {"train_visibility": "real"}, {"train_visibility": "real", "masked": True}]
-
-
 @pytest.mark.parametrize(
     ("layers", "options"),
-    [*(((0, 1, 2), options) for options in OPTIONS), ((1, 1, 2), {}), ((2, 2, 2), {})],
+    [
+        ((1, 1, 2), {}),
+        ((0, 1, 2), {"masked": True}),
+        ((0, 1, 2), {"train_visibility": "real"}),
+        pytest.param((0, 1, 2), {}, marks=pytest.mark.slow),
+        pytest.param((2, 2, 2), {}, marks=pytest.mark.slow),
+        pytest.param((0, 1, 2), {"train_visibility": "real", "masked": True}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_pseudo_states_are_those_of_the_paper(tiny, layers, options):
@@ -65,10 +70,11 @@ def test_pseudo_states_are_those_of_the_paper(tiny, layers, options):
 
 def test_accuracies_are_those_of_decoding_whatever_training_saw(tiny):
     base, batch = Base(tiny.params, tiny.decoder), batch_of(sequence(tiny), [[3, 9]])
-    paper, ours = HiddenTransfer(layers=(0, 1, 2), train_visibility="real"), HiddenTransfer(layers=(0, 1, 2))
+    ours = HiddenTransfer(distances=2, layers=(0, 1))
+    paper = dataclasses.replace(ours, train_visibility="real")
     trainable = trained(ours, base)
     np.testing.assert_array_equal(predict(paper, trainable, base, batch), predict(ours, trainable, base, batch))
-    losses = [loss_and_gradient(method, trainable, base, 2, batch)[0][0] for method in (paper, ours)]
+    losses = [jax.jit(method.loss, static_argnums=3)(trainable, base, batch, 1)[0] for method in (paper, ours)]
     assert losses[0] != losses[1]
 
 
@@ -82,16 +88,16 @@ def test_an_untrained_map_copies_its_owners_state(tiny):
 
 def test_a_stage_computes_its_own_step_and_those_before(tiny):
     """The loss of stage i is that of step i alone, and later maps play no part in it (3.3)."""
-    base, method = Base(tiny.params, tiny.decoder), HiddenTransfer(layers=(0, 1, 2))
+    base, method = Base(tiny.params, tiny.decoder), HiddenTransfer(distances=2, layers=(0, 1))
     batch, trainable = batch_of(sequence(tiny), [[3, 9, 12]]), trained(method, base)
-    every = HiddenTransfer(layers=(0, 1, 2), training="joint")
+    every = dataclasses.replace(method, training="joint")
     (joint, metrics), _ = loss_and_gradient(every, trainable, base, 0, batch)
     losses = []
-    for stage in range(3):
+    for stage in range(2):
         (loss, own), gradients = loss_and_gradient(method, trainable, base, stage, batch)
         losses.append(loss)
         assert set(own) == {f"top1@{stage + 1}"} and own[f"top1@{stage + 1}"] == metrics[f"top1@{stage + 1}"]
         moved = [name for name, g in gradients.items() if np.any(g != 0)]
         assert moved == [f"step{i}" for i in range(1, stage + 2)]  # the trainer freezes all but the last
     np.testing.assert_allclose(joint, np.mean(losses), rtol=1e-5)
-    assert [stage.trains for stage in method.stages] == [("step1",), ("step2",), ("step3",)]
+    assert [stage.trains for stage in method.stages] == [("step1",), ("step2",)]

@@ -10,6 +10,17 @@ from jaxspec.drafting.method import Batch
 from jaxspec.methods.losses import future_loss
 from tests.helpers.model import quick_jit
 
+# two groups make fewer predictions than there are rows, nine make more
+every_way = pytest.mark.parametrize(
+    ("groups", "direction"),
+    [
+        (2, "reverse"),
+        (9, "forward"),
+        pytest.param(2, "forward", marks=pytest.mark.slow),
+        pytest.param(9, "reverse", marks=pytest.mark.slow),
+    ],
+)
+
 
 def drawn(texts, groups):
     """Tokens [B, 12], their hidden states, and logits [B, G, 2, 16]."""
@@ -18,8 +29,7 @@ def drawn(texts, groups):
     return jnp.asarray(rng.integers(0, 16, (texts, 12))), frozen, student
 
 
-@pytest.mark.parametrize("direction", ["forward", "reverse"])
-@pytest.mark.parametrize("groups", [2, 9], ids=["fewer predictions than rows", "more predictions than rows"])
+@every_way
 def test_divergence_from_the_base(tiny, groups, direction):
     """The mean of Kullback-Leibler divergences over the targets there are, and its gradient."""
     tokens, frozen, student = drawn(2, groups)
@@ -45,8 +55,7 @@ def test_divergence_from_the_base(tiny, groups, direction):
         np.testing.assert_allclose(ours, wanted, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("direction", ["forward", "reverse"])
-@pytest.mark.parametrize("groups", [2, 9], ids=["fewer predictions than rows", "more predictions than rows"])
+@every_way
 def test_the_teacher_is_constant(tiny, groups, direction):
     """Where the base is tuned too: a student that does not depend on it gives neither it nor the text a gradient."""
     tokens, frozen, student = drawn(1, groups)

@@ -28,9 +28,8 @@ from tests.helpers.model import plain
 METHODS = [
     PPD(),
     PPD(ensemble=3, multi_exit=2),
-    PPD(ensemble=2, mask="decoder", aggregation="learned", entry=1),
+    PPD(ensemble=2, mask="decoder", aggregation="learned", prefix_tokens=1, entry=1, multi_exit=2, head="two_stage"),
     PPD(ensemble=2, mask="encoder", prefix_tokens=2, head="one_stage"),
-    PPD(entry=1, prefix_tokens=1, multi_exit=2, head="two_stage"),
     BiTA(prompts=4),
     BiTA(prompts=2, entry=1, objective="distillation"),
     BiTA(prompting="shallow", prompts=3),
@@ -43,7 +42,11 @@ METHODS = [
 ]
 
 
-every_method = pytest.mark.parametrize("method", METHODS, ids=settings)
+# the defaults, and what joins late with all that a probe can have
+FAST = [PPD(), METHODS[2], BiTA(prompts=4), METHODS[7], METHODS[9], METHODS[10]]
+every_method = pytest.mark.parametrize(
+    "method", [pytest.param(m, id=settings(m), marks=() if m in FAST else pytest.mark.slow) for m in METHODS]
+)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
@@ -191,11 +194,11 @@ def loss_by_hand(method, trainable, base, batch):
 @pytest.mark.parametrize(
     "method",
     [
-        PPD(),
+        pytest.param(PPD(), marks=pytest.mark.slow),
         PPD(direction="reverse", decay=0.5),
-        PPD(objective="hard", distances=2),
+        pytest.param(PPD(objective="hard", distances=2), marks=pytest.mark.slow),
         BiTA(prompts=2),
-        BiTA(prompts=2, objective="distillation"),
+        pytest.param(BiTA(prompts=2, objective="distillation"), marks=pytest.mark.slow),
         HiddenTransfer(layers=(0, 1, 2), training="joint"),
     ],
     ids=settings,
@@ -217,10 +220,10 @@ def test_loss_by_hand(tiny, method):
         (PPD(ensemble=2, aggregation="learned", prefix_tokens=1, head="one_stage"), 0),
         pytest.param(PPD(objective="hard"), 0, marks=pytest.mark.slow),
         pytest.param(PPD(entry=1, multi_exit=2), 0, marks=pytest.mark.slow),
-        (PPD(head="two_stage"), 1),
+        pytest.param(PPD(head="two_stage"), 1, marks=pytest.mark.slow),
         pytest.param(BiTA(prompts=2), 0, marks=pytest.mark.slow),
         (BiTA(prompts=2, prompting="shallow", objective="distillation", entry=1), 0),
-        (HiddenTransfer(layers=(0, 1, 2), training="joint"), 0),
+        pytest.param(HiddenTransfer(layers=(0, 1, 2), training="joint"), 0, marks=pytest.mark.slow),
         pytest.param(HiddenTransfer(layers=(0, 1, 2), training="joint", masked=True), 0, marks=pytest.mark.slow),
         (HiddenTransfer(layers=(0, 1, 2), training="joint", train_visibility="real", direction="reverse"), 0),
     ],

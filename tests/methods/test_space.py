@@ -19,7 +19,9 @@ from tests.helpers.methods import batch_of, loss_and_gradient, predict, sequence
 from tests.helpers.model import plain, quick_jit
 
 TUNINGS = [SPACE(distances=3, tuning=tuning, rank=2) for tuning in ("lora", "full", "none")]
-every_tuning = pytest.mark.parametrize("method", TUNINGS, ids=lambda m: m.tuning)
+every_tuning = pytest.mark.parametrize(
+    "method", [pytest.param(m, id=m.tuning, marks=() if m.tuning == "lora" else pytest.mark.slow) for m in TUNINGS]
+)
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def test_masks_are_one_token_more(tiny, base, method):
     np.testing.assert_allclose(predicted[0, 0], expected[0, p + 1 :], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("p_ar", [0.3, 1.0])
+@pytest.mark.parametrize("p_ar", [0.3, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_the_loss_is_equation_4(tiny, base, p_ar):
     """One text and one cut, each term from a pass of its own, as the paper has it."""
     method = SPACE(distances=3, p_ar=p_ar, rank=2)
@@ -65,7 +67,7 @@ def test_the_loss_is_equation_4(tiny, base, p_ar):
     np.testing.assert_allclose(metrics["autoregressive"], autoregressive, rtol=1e-4)
 
 
-@pytest.mark.parametrize("weighting", ["terms", "tokens"])
+@pytest.mark.parametrize("weighting", [pytest.param("terms", marks=pytest.mark.slow), "tokens"])
 def test_texts_and_cuts_count_by_their_tokens(tiny, base, weighting):
     """Two texts of unequal lengths, three cuts and one that is none, against counting token by token."""
     method = SPACE(distances=2, p_ar=0.4, tuning="none", weighting=weighting)

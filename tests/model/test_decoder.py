@@ -1,7 +1,6 @@
 """The decoder over a cache, in trees, groups and segments, against its own plain forward pass."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +12,14 @@ from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
 from jaxspec.model.decoder import Context, Decoder, causal_context, causal_mask
 from jaxspec.model.rope import rope_angles
-from tests.helpers.model import VARIANTS, plain, quick_jit, random_base, random_tokens, tiny_config
+from tests.helpers.model import VARIANTS, plain, quick_jit, random_base, random_tokens, run_layers, tiny_config
 
 CAPACITY = 20
 PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0), (0, 1, 2), (0, 1, 0, 0)]
-every_variant = pytest.mark.parametrize("variant", VARIANTS)
-
-
-@functools.partial(quick_jit, static_argnames="layers")
-def run(base, x, context, layers=None):
-    """`Base.rows`, compiled."""
-    return base.rows(x, context, layers)
+FAST = ("llama", "dynamic", "qwen2_window")  # what the others add, the golden logits show too
+every_variant = pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in VARIANTS]
+)
 
 
 @quick_jit
@@ -47,7 +43,7 @@ def prefilled(base, tokens):
     """A cache with all of `tokens` [B, T] committed, garbage after them."""
     B, T = tokens.shape
     cache = garbage_cache(base.decoder.config, B)
-    _, rows = run(base, base.embed(tokens), causal_context(B, T))
+    _, rows = run_layers(base, base.embed(tokens), causal_context(B, T))
     return write(cache, rows, np.zeros(B, np.int32))
 
 
@@ -62,12 +58,10 @@ def close(actual, desired):
     np.testing.assert_allclose(actual, desired, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("variant", "chunk", "lengths"),
-    [(variant, 4, [3, 6]) for variant in VARIANTS] + [(v, 1, [0, 2]) for v in ("llama", "dynamic", "qwen2_window")],
-)
+@pytest.mark.parametrize(("chunk", "lengths"), [(4, [3, 6]), (1, [0, 2])], ids=["chunk by chunk", "token by token"])
+@every_variant
 def test_rows_after_a_cache_give_the_logits_of_the_whole_sequence(variant, chunk, lengths):
-    """Chunk by chunk and token by token, batch rows of unequal lengths."""
+    """Batch rows of unequal lengths."""
     base, tokens = random_base(VARIANTS[variant]), random_tokens((2, 18))
     expected, lengths = plain(base, tokens), np.array(lengths)
     cache = prefilled(base, tokens[:, :9])  # a batch row shorter than that starts inside of it and overwrites
@@ -103,7 +97,7 @@ def test_every_node_of_a_tree_gives_the_logits_of_its_path(variant):
     close(logits, np.take_along_axis(expected, last[..., None, None], axis=2)[:, :, 0])
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen2_window"])
+@pytest.mark.parametrize("variant", [pytest.param("llama", marks=pytest.mark.slow), "qwen2_window"])
 def test_committed_path_of_a_tree_is_as_good_as_autoregressive_decoding(variant):
     """After the rows of one path are gathered and committed, the next token sees that path and nothing else."""
     base, tree = random_base(VARIANTS[variant]), build_tree(PATHS)
@@ -118,7 +112,7 @@ def test_committed_path_of_a_tree_is_as_good_as_autoregressive_decoding(variant)
     close(logits[:, 0], plain(base, whole)[:, -1])
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral", "dynamic"])
+@pytest.mark.parametrize("variant", ["llama", pytest.param("mistral", marks=pytest.mark.slow), "dynamic"])
 def test_groups_equal_separate_runs(variant):
     """Groups of rows at insertion points 0, 4 and 8 of one cached sequence, each seeing only what precedes it."""
     base, tokens, points = random_base(VARIANTS[variant]), random_tokens((2, 9)), np.array([0, 4, 8])
@@ -150,9 +144,9 @@ def test_layers_in_two_segments_equal_one_run(variant):
     base, tokens, rows = random_base(VARIANTS[variant]), random_tokens((2, 9)), random_tokens((2, 4), seed=1)
     context = behind(base, tokens, 4)
     x = base.embed(rows)
-    whole, own = run(base, x, context)
-    middle, below = run(base, x, context, layers=(0, 1))
-    top, above = run(base, middle, context, layers=(1, 2))
+    whole, own = run_layers(base, x, context)
+    middle, below = run_layers(base, x, context, layers=(0, 1))
+    top, above = run_layers(base, middle, context, layers=(1, 2))
     assert len(below.keys) == len(above.keys) == 1 and len(own.keys) == 2
     close(top, whole)
     jax.tree.map(close, Cache(below.keys + above.keys, below.values + above.values), own)
@@ -162,13 +156,13 @@ def test_rows_that_join_at_a_later_layer_leave_the_others_alone():
     """Pseudo hidden states after the nodes: nodes do not see them, they see the nodes."""
     base, x = random_base(VARIANTS["llama"]), random_base(VARIANTS["llama"]).embed(random_tokens((1, 4)))
     short, longer = causal_context(1, 4), causal_context(1, 6)
-    expected, _ = run(base, x, short)
-    middle, _ = run(base, x, short, layers=(0, 1))
+    expected, _ = run_layers(base, x, short)
+    middle, _ = run_layers(base, x, short, layers=(0, 1))
     joined = np.concatenate([middle, np.ones_like(middle[:, :2])], axis=1)
-    top, _ = run(base, joined, longer, layers=(1, 2))
+    top, _ = run_layers(base, joined, longer, layers=(1, 2))
     close(top[:, :4], expected)
     joined[:, 0] *= -1
-    moved, _ = run(base, joined, longer, layers=(1, 2))
+    moved, _ = run_layers(base, joined, longer, layers=(1, 2))
     assert (np.abs(moved - top)[0, 4:].max(axis=-1) > 1e-3).all()
 
 
@@ -252,15 +246,15 @@ def test_a_prefix_is_what_rows_see_before_themselves(variant):
     base = random_base(dataclasses.replace(VARIANTS[variant], sliding_window=None))
     first, second = random_tokens((1, 2)), np.repeat(random_tokens((1, 4), seed=1), 2, axis=0)
     whole = np.concatenate([np.repeat(first, 2, axis=0), second], axis=1)
-    expected, _ = run(base, base.embed(whole), causal_context(2, 6))
+    expected, _ = run_layers(base, base.embed(whole), causal_context(2, 6))
     context = Context(np.tile(np.arange(2, 6), (2, 1)), causal_mask(2, 4))
-    alone, _ = run(base, base.embed(second), context)
+    alone, _ = run_layers(base, base.embed(second), context)
 
-    _, rows = run(base, base.embed(first), causal_context(1, 2))
+    _, rows = run_layers(base, base.embed(first), causal_context(1, 2))
     prefix = jax.tree.map(lambda x: x[0], rows)
     seen = np.zeros((2, 4, 2), bool)
     seen[0] = True
-    hidden, own = base.rows(base.embed(second), context.replace(prefix=prefix, sees_prefix=seen))
+    hidden, own = run_layers(base, base.embed(second), context.replace(prefix=prefix, sees_prefix=seen))
     close(hidden[0], expected[0, 2:])
     close(hidden[1], alone[1])
     assert own.keys[0].shape[2] == 4  # the prefix is never committed
@@ -273,9 +267,11 @@ def test_a_prefix_stands_before_every_group_and_beside_a_cache():
     # two groups of one row each see one slot of the cache and, as a prefix, different ones of three further tokens
     seen = np.array([[[True, False, True], [False, True, False]]])
     x, positions = base.embed(tokens[:, [5, 5]]), np.array([[5, 5]])
-    hidden, _ = run(base, x, Context(positions, np.ones((1, 2, 1, 1), bool), cache, np.array([[1]]), prefix, seen))
+    hidden, _ = run_layers(
+        base, x, Context(positions, np.ones((1, 2, 1, 1), bool), cache, np.array([[1]]), prefix, seen)
+    )
     for row, slots in enumerate([[0, 2, 4], [0, 3]]):  # the same with the slots themselves in a cache
         kept = jax.tree.map(lambda c: c[:, :, slots], cache)  # noqa: B023
         context = Context(positions[:, :1], np.ones((1, 1, 1, 1), bool), kept, np.array([[len(slots)]]))
-        alone, _ = run(base, x[:, :1], context)
+        alone, _ = run_layers(base, x[:, :1], context)
         close(hidden[0, row], alone[0, 0])

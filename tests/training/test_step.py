@@ -63,7 +63,11 @@ def begin(method, train, base, count, stage=0):
 
 @pytest.mark.parametrize(
     ("method", "stage"),
-    [(PPD(head="one_stage"), 0), (PPD(head="two_stage"), 0), (HiddenTransfer(distances=2, layers=(0, 1)), 1)],
+    [
+        pytest.param(PPD(head="one_stage"), 0, marks=pytest.mark.slow),
+        (PPD(head="two_stage"), 0),
+        (HiddenTransfer(distances=2, layers=(0, 1)), 1),
+    ],
     ids=lambda value: settings(value) if not isinstance(value, int) else str(value),
 )
 def test_an_update_moves_what_its_stage_trains_and_nothing_else(tiny, method, stage):

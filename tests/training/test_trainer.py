@@ -114,6 +114,7 @@ def test_a_run_over_devices_that_is_stopped_resumes(config, model, tmp_path, met
         load_drafter(method.name, base, tmp_path / folder)
 
 
+@pytest.mark.slow
 def test_stages_train_one_map_after_the_other_and_resume(config, model, tmp_path, monkeypatch):
     """Hidden Transfer 3.3: every stage moves its own map alone, and leaves the average of what the map was in it.
 
@@ -213,6 +214,7 @@ def test_heads_train_too_and_are_stored_in_16_bits(config, model, tmp_path):
     assert all(weights(tmp_path / "run")[name].dtype == np.float32 for name in stored)
 
 
+@pytest.mark.slow
 def test_full_fine_tuning_ends_in_a_base_of_its_own(config, model, tmp_path):
     """It learns, it resumes to the same weights, and `load_model` takes what it made, with an adapter that fits."""
     run = with_train(config, learning_rate=1e-3, steps=6, save_every=3)

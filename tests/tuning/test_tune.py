@@ -40,7 +40,13 @@ class Oracle(Method):
         return base.logits(hidden[jnp.arange(B)[:, None, None], source])
 
 
-@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.2, top_k=6)], ids=["greedy", "sampling"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        pytest.param(SamplingConfig(), id="greedy", marks=pytest.mark.slow),
+        pytest.param(SamplingConfig(1.2, top_k=6), id="sampling"),
+    ],
+)
 def test_candidates_are_ranked_with_the_noise_that_draws_the_text(tiny, sampling):
     prompts = make_prompts(6)
     made = generate_many(autoregressive(tiny), prompts, 20, sampling=sampling, seed=3)
@@ -58,6 +64,7 @@ def adapter_of(method, model, frequent, **info):
     return Adapter(method, trainable, model.fingerprint, {"tree": [[0]]} | info, frequent)
 
 
+@pytest.mark.slow
 def test_latency_covers_the_sizes_and_a_race_is_lossless(capsys):
     model = make_text_model()
     adapter = adapter_of(PPD(ensemble=2), model, np.arange(model.config.vocab_size, dtype=np.int32))
