@@ -78,7 +78,7 @@ def test_what_is_no_benchmark_is_refused(finished, tmp_path, name, damage, messa
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "Expected one of {compare, report, latency}."),
+        ([], "Expected one of {compare, report, latency, device}."),
         (["report"], "error: Missing from bench.py report: DIR of a benchmark, or of latencies. (required)\n"),
         (["report", "tests"], "tests: no benchmark there (bench.json is missing)"),
         (["compare", "--data", ""], "--data"),

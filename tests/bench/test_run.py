@@ -70,6 +70,7 @@ def test_answers_are_in_spec_benchs_format(finished):
     assert figures.tokens_per_step == pytest.approx(np.mean(lengths))
 
 
+@pytest.mark.slow
 def test_sampling_repeats_and_batches_are_lossless(files, model, tmp_path, quickly):
     shared = {"repeats": 2, "mt_bench_temperatures": True, "temperature": 0.8, "seed": 5}
     runs = ("ppd", "autoregressive", "autoregressive")
@@ -161,6 +162,7 @@ def test_the_command_repeats_the_benchmark(files, model, tmp_path, quickly):
     assert parse(BenchConfig, words[3:]) == expected
 
 
+@pytest.mark.slow
 def test_scores_stand_beside_speeds_and_text_may_be_another(files, model, tmp_path, quickly):
     rows = [{"document": "A long one.", "summary": "x"}, {"document": "Another.", "summary": "x"}]
     write_rows(tmp_path / "news.jsonl", rows)

@@ -46,6 +46,7 @@ def test_the_same_tokens(model, method, shape):
         assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
 
 
+@pytest.mark.slow
 def test_refilled_rows_too(model):
     prompts = make_prompts(9)
     expected = dict(generate_many(autoregressive(model), prompts, 12, batch_size=4, refill=2))

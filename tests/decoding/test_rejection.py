@@ -159,7 +159,7 @@ def test_every_method_keeps_the_distribution(model, exact, method):
     [
         pytest.param(MEDUSA, SamplingConfig(0.4), CHAIN, id="cold-chain", marks=SLOW),
         pytest.param(MEDUSA, SamplingConfig(1.6), TREE, id="hot-tree", marks=SLOW),
-        pytest.param(MEDUSA, SamplingConfig(1.0, top_k=2), TREE, id="fewer-tokens-than-ranks"),
+        pytest.param(MEDUSA, SamplingConfig(1.0, top_k=2), TREE, id="fewer-tokens-than-ranks", marks=SLOW),
         pytest.param(MEDUSA, SamplingConfig(0.1), TREE, id="nearly-greedy-tree", marks=SLOW),
         pytest.param(MEDUSA, SamplingConfig(1.2, top_p=0.8, min_p=0.05), CHAIN, id="top-p-min-p-chain", marks=SLOW),
         pytest.param(
@@ -195,6 +195,7 @@ def test_the_published_rule_fails(model, exact, paths):
     assert check(model, exact, MEDUSA, paths, SamplingConfig(0.9), Published()) < 1e-9
 
 
+@SLOW
 def test_a_draft_vocabulary_changes_nothing(model, exact):
     frequent = np.array([7, 0, 2, 5], np.int32)
     adapter = Adapter(MEDUSA, trained(MEDUSA, model.base), model.fingerprint, {}, frequent)

@@ -34,6 +34,7 @@ def test_every_study_fits_the_embedded_base():
         assert jax.tree.leaves(method.abstract(narrow))
 
 
+@pytest.mark.slow
 def test_every_entry_has_a_tree_for_its_method_and_an_adapter_that_is_kept():
     for entry in [entry for study in DECODING_STUDIES for entry in study.rows.values()] + [*SAMPLED.values()]:
         if isinstance(entry.adapter, str):

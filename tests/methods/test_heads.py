@@ -278,12 +278,12 @@ def test_padding_drafts_nothing(tiny):
 
 RESTRICTED = [*METHODS[1:5], Amphista(), PPD(), BiTA(), HiddenTransfer(layers=(0, 1, 2))]
 RESTRICTED += [Hydra(lm_head="full"), Amphista(lm_head="low_rank", rank=2)]
-EACH_HEAD = [METHODS[2], BiTA()]  # a head of its own, and the base's
+FAST = [BiTA()]
 
 
 @pytest.mark.parametrize(
     ("number", "method"),
-    [pytest.param(*one, marks=() if one[1] in EACH_HEAD else pytest.mark.slow) for one in enumerate(RESTRICTED)],
+    [pytest.param(*one, marks=() if one[1] in FAST else pytest.mark.slow) for one in enumerate(RESTRICTED)],
     ids=lambda x: "" if isinstance(x, int) else settings(x),
 )
 def test_a_draft_vocabulary_is_lossless_and_drafts_nothing_else(tiny, number, method):
@@ -323,9 +323,8 @@ def test_a_base_with_a_sliding_window_and_rows_that_are_refilled(method):
     assert [turns[i] for i in range(7)] == [a.tokens for a in alone]
 
 
-@pytest.mark.parametrize(
-    "method", [Amphista(), pytest.param(Hydra(prefix_attention=True), marks=pytest.mark.slow)], ids=settings
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [Amphista(), Hydra(prefix_attention=True)], ids=settings)
 def test_tied_embeddings_and_bfloat16(method):
     model = make_tiny(dataclasses.replace(TINY, tie_embeddings=True))
     base = Base(jax.tree.map(lambda x: jnp.asarray(np.asarray(x, jnp.bfloat16)), model.params), model.decoder)

@@ -222,7 +222,9 @@ def test_loss_by_hand(tiny, method):
         pytest.param(PPD(entry=1, multi_exit=2), 0, marks=pytest.mark.slow),
         pytest.param(PPD(head="two_stage"), 1, marks=pytest.mark.slow),
         pytest.param(BiTA(prompts=2), 0, marks=pytest.mark.slow),
-        (BiTA(prompts=2, prompting="shallow", objective="distillation", entry=1), 0),
+        pytest.param(
+            BiTA(prompts=2, prompting="shallow", objective="distillation", entry=1), 0, marks=pytest.mark.slow
+        ),
         pytest.param(HiddenTransfer(layers=(0, 1, 2), training="joint"), 0, marks=pytest.mark.slow),
         pytest.param(HiddenTransfer(layers=(0, 1, 2), training="joint", masked=True), 0, marks=pytest.mark.slow),
         (HiddenTransfer(layers=(0, 1, 2), training="joint", train_visibility="real", direction="reverse"), 0),

@@ -236,6 +236,7 @@ def test_full_fine_tuning_ends_in_a_base_of_its_own(config, model, tmp_path):
     assert_same_params(load_model(str(again / "model")).params, tuned.params)
 
 
+@pytest.mark.slow
 def test_a_tuned_base_is_part_of_a_small_adapter(config, model, tmp_path):
     """With LoRA the adapter belongs to the frozen base, and decodes on the one it makes of it."""
     run = with_train(config, learning_rate=3e-3, steps=4, eval_every=0)
