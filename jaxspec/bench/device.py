@@ -30,11 +30,12 @@ from jaxspec.bench.device_figures import (
     training_figure,
 )
 from jaxspec.errors import UserError, check_at_least, first_line, suggest
-from jaxspec.files import alone_in, read_json, writable, write_atomically
+from jaxspec.files import alone_in, known_as, read_json, writable, write_atomically
 from jaxspec.machine import Stopwatch, device_name, this_machine
+from jaxspec.training.examples import read_prompts
 from jaxspec.tuning.steps import SHAPES
 from jaxspec.versions import code_version
-from jaxspec.weights.load import DEFAULT_MODEL
+from jaxspec.weights.load import DEFAULT_MODEL, check_dtype, embedded_model_path
 
 DEVICE = "device.json"
 FIRST = ("hidden_transfer", "hydra", "space")  # the best of each kind: probes, heads, a tuned base
@@ -42,6 +43,7 @@ OTHERS = ("ppd", "bita", "medusa", "amphista")
 TREES = (8, 32, 128)  # rows
 ROWS = {1: (1, 8, 16, 32, 64, 128, 256), 8: (1, 8, 32), 32: (1, 8)}  # by batch size
 TRAINED = ("ppd", "bita", "hidden_transfer")
+_FULL = "out of memory"
 _GUESS = {"decode": 60.0, "step": 25.0, "train": 90.0}  # seconds of a figure before the first of its kind is known
 
 
@@ -94,7 +96,12 @@ class Task:
 
 def check_device(config: DeviceConfig) -> None:
     """Raise UserError for settings that cannot be measured, or where there is no accelerator."""
+    for name in ("dtypes", "trees"):
+        if not getattr(config, name):
+            raise UserError(f"give at least one value for {name}")
     check_at_least(config, {"minutes": 0, "limit": 1, "max_new_tokens": 2, "trees": 2})
+    for dtype in config.dtypes:
+        check_dtype(dtype)
     known = [*SHAPES, DEFAULT_MODEL]
     for name in config.shapes:
         if name not in known:
@@ -104,6 +111,8 @@ def check_device(config: DeviceConfig) -> None:
             raise UserError(f"unknown drafter {name!r}{suggest(name, FIRST + OTHERS)}")
     if jax.default_backend() == "cpu" and not config.cpu:
         raise UserError("JAX finds no accelerator here, only a CPU; --cpu measures that")
+    embedded_model_path()  # or an error, as for prompts
+    read_prompts(config.prompts)
 
 
 def plan(config: DeviceConfig) -> list[Task]:
@@ -111,9 +120,9 @@ def plan(config: DeviceConfig) -> list[Task]:
     first = [name for name in config.drafters if name in FIRST]
     others = [name for name in config.drafters if name not in FIRST]
     tasks = [
-        *(task for dtype in config.dtypes for task in _decoding(config, dtype, first)),
-        *(task for name in config.shapes[:1] for task in _steps(name)),
-        *(task for name in config.shapes[:1] for task in _training(name)),
+        *_decoding(config, config.dtypes[0], first),
+        *(task for name in config.shapes[:1] for task in [*_steps(name), *_training(name)]),
+        *(task for dtype in config.dtypes[1:] for task in _decoding(config, dtype, first)),
         *(task for name in config.shapes[1:] for task in _steps(name)),
         *(task for dtype in config.dtypes for task in _decoding(config, dtype, others)),
     ]
@@ -147,6 +156,9 @@ def _training(name: str) -> Iterator[Task]:
 def measure_device(config: DeviceConfig, folder: Path, began: float, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure what is missing and still fits the time limit; device.json is written after every figure.
 
+    A compilation cannot be interrupted: the limit may be exceeded by what is left of one. Figures that failed for
+    another reason than memory are tried again.
+
     Args:
       config: what to measure.
       folder: of device.json.
@@ -161,7 +173,7 @@ def measure_device(config: DeviceConfig, folder: Path, began: float, say: Callab
     with alone_in(writable(folder)):
         results = _begin(config, folder)
         figures = results["figures"]
-        missing = [task for task in plan(config) if task.key not in figures]
+        missing = [task for task in plan(config) if _is_missing(figures.get(task.key))]
         with contextlib.suppress(_TimeIsUp), _until(end):
             group = ""
             for task in missing:
@@ -178,6 +190,10 @@ def measure_device(config: DeviceConfig, folder: Path, began: float, say: Callab
     return results
 
 
+def _is_missing(figure: dict[str, Any] | None) -> bool:
+    return figure is None or not figure.get("error", _FULL).startswith(_FULL)
+
+
 class _TimeIsUp(BaseException):
     """Not an Exception: it is no error of what it interrupts."""
 
@@ -190,7 +206,8 @@ def _until(end: float) -> Iterator[None]:
         raise _TimeIsUp
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(end - time.monotonic(), 1e-3) if math.isfinite(end) else 0)
+    left = max(end - time.monotonic(), 1e-3) if math.isfinite(end) else 0
+    signal.setitimer(signal.ITIMER_REAL, left, 1.0)  # again, where what it interrupts swallows every exception
     try:
         yield
     finally:
@@ -211,11 +228,12 @@ def _measure(task: Task) -> dict[str, Any]:
         try:
             found = task.run()
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            found = {"error": f"out of memory ({first_line(error)[:200]})"}
+            full = "RESOURCE_EXHAUSTED" in str(error) or "OUT_OF_MEMORY" in str(error)
+            found = {"error": f"{_FULL if full else 'failed'} ({first_line(error)[:200]})"}
         except UserError as error:
             found = {"error": str(error)}
+    if "error" in found:
+        forget_models()
     return found | {
         "compile_seconds": round(watch.compile_seconds, 2),
         "total_seconds": round(watch.compile_seconds + watch.seconds, 2),
@@ -234,11 +252,11 @@ def summary(figure: dict[str, Any]) -> str:
 
 def _begin(config: DeviceConfig, folder: Path) -> dict[str, Any]:
     """What the folder holds of this device and these settings, or a fresh beginning."""
-    settings = {k: v for k, v in dataclasses.asdict(config).items() if k in ("limit", "max_new_tokens", "prompts")}
+    settings = {"limit": config.limit, "max_new_tokens": config.max_new_tokens, "prompts": known_as(config.prompts)}
     head = {
         "device": device_name(),
         "machine": this_machine(),
-        "driver": jax.devices()[0].client.platform_version.splitlines()[0],
+        "driver": driver(),
         "jax": jax.__version__,
         "code": code_version(),
         "settings": settings,
@@ -255,11 +273,20 @@ def _begin(config: DeviceConfig, folder: Path) -> dict[str, Any]:
     return before
 
 
+def driver() -> str:
+    """What JAX runs the device with, and the version of NVIDIA's driver where there is one."""
+    lines = jax.devices()[0].client.platform_version.splitlines()
+    nvidia = Path("/proc/driver/nvidia/version")
+    return ", ".join([*lines, *(nvidia.read_text().splitlines()[:1] if nvidia.exists() else [])])
+
+
 def read_device(folder: Path) -> dict[str, Any]:
     """What `measure_device` has written there. Raises UserError for anything else."""
     results = read_json(folder / DEVICE)
     lacking = [
-        name for name in ("device", "jax", "driver", "code", "date", "figures", "settings") if name not in results
+        name
+        for name in ("device", "machine", "jax", "driver", "code", "date", "figures", "settings")
+        if name not in results
     ]
     if lacking:
         raise UserError(f"{folder}/{DEVICE}: {lacking[0]} is missing; give another folder")

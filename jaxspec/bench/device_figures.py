@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import gc
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,18 +15,20 @@ import numpy as np
 
 from jaxspec.config import ModelConfig, TrainConfig
 from jaxspec.decoding.divergence import first_divergence
-from jaxspec.decoding.generate import Generation, generate
+from jaxspec.decoding.generate import Generation, bucket, cache_capacity, generate
 from jaxspec.decoding.loop import prefill
 from jaxspec.drafting.drafter import Drafter, autoregressive
+from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError
 from jaxspec.methods import METHODS, load_drafter
 from jaxspec.model.base import Base
+from jaxspec.model.decoder import Decoder
 from jaxspec.training.batches import make_batch
 from jaxspec.training.data import Answer
 from jaxspec.training.examples import read_prompts
 from jaxspec.training.step import first_state, train_step
 from jaxspec.tuning.latency import StepTimer, bare
-from jaxspec.tuning.memory import peak_memory, step_bytes
+from jaxspec.tuning.memory import bandwidth, step_bytes
 from jaxspec.tuning.steps import SHAPES as LARGE
 from jaxspec.tuning.steps import random_model
 from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 CACHE = 512  # slots of a step's cache
 _ROUNDS = 9  # samples of a step
 _PREFILL = 512  # tokens
+_DEPTH = 4  # of the deepest tree
 _UPDATES = 3
 _TRAIN = TrainConfig(batch_size=1, sequence_length=512, insertions=64, remat=True)
 
@@ -57,24 +62,37 @@ def _loaded(dtype: str) -> Model:
 
 @functools.lru_cache(maxsize=2)
 def _reference(dtype: str, own_base: str, config: DeviceConfig) -> tuple[Model, list[list[int]], list[Generation]]:
-    """A base, the prompts, and autoregressive decoding's answers: of the default model, or of what a method tuned."""
+    """A base, the prompts, and autoregressive decoding's answers: of the default model, or of what a method tuned.
+
+    Made once in a process, so that a resumed measurement compares with what its own process has measured.
+    """
     model = _loaded(dtype)
     base = load_drafter(own_base, model).model if own_base else model
-    prompts = [model.encode(prompt) for prompt in read_prompts(config.prompts)[: config.limit]]
+    prompts = [model.encode(prompt) for prompt in read_prompts(config.prompts)]
+    prompts = of_one_size(prompts, config.max_new_tokens)[: config.limit]
     return base, prompts, _timed(autoregressive(base), prompts, config)
 
 
+def of_one_size(prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
+    """The prompts of the most frequent size of buffers: every drafter compiles one set of programs for all of them."""
+    sizes = [(bucket(len(prompt)), cache_capacity(len(prompt) + max_new_tokens, _DEPTH)) for prompt in prompts]
+    most = max(sizes, key=sizes.count)
+    return [prompt for prompt, size in zip(prompts, sizes, strict=True) if size == most]
+
+
 def forget_models() -> None:
-    """Free what the figures of another group kept in memory."""
-    for kept in (_random, _loaded, _reference, _bytes_per_second):
+    """Free what the figures of another group kept in memory, and what an error may have kept."""
+    for kept in (_random, _loaded, _reference):
         kept.cache_clear()
+    gc.collect()
 
 
 def decode_figure(dtype: str, name: str, rows: int, config: DeviceConfig) -> dict[str, Any]:
     """A drafter with a tree of at most so many rows on all prompts, beside autoregressive decoding of the same base."""
     model = _loaded(dtype)
     if not METHODS[name].trainable:
-        return _speed(_reference(dtype, "", config)[2])
+        plain = _reference(dtype, "", config)[2]
+        return _speed(plain) | {"answers": len(plain)}
     drafter = largest_tree(load_drafter(name, model), rows)
     base, prompts, plain = _reference(dtype, name if drafter.model is not model else "", config)
     answers = _timed(drafter, prompts, config)
@@ -86,6 +104,7 @@ def decode_figure(dtype: str, name: str, rows: int, config: DeviceConfig) -> dic
     return speed | {
         "rows": drafter.num_rows,
         "nodes": drafter.plan.num_nodes,
+        "reference_tokens_per_second": reference["tokens_per_second"],
         "speedup": speed["tokens_per_second"] / reference["tokens_per_second"],
         "step_cost": speed["milliseconds_per_step"] / reference["milliseconds_per_step"],
         "identical": sum(difference is None for difference in differences),
@@ -99,20 +118,29 @@ def largest_tree(drafter: Drafter, rows: int) -> Drafter:
 
     Raises UserError where not even one candidate fits.
     """
-    method = drafter.method
-    for size in range(rows - 1, 0, -1):
-        spec = f"dynamic:{size}" if method.probe_distances else f"sparse:{size + 1}"
-        try:
-            sized = drafter.with_tree(spec)
-        except UserError:
-            continue
-        if sized.num_rows <= rows:
-            return sized
-    raise UserError(f"{method.name} has no tree of {rows} rows")
+    best, low, high = None, 0, rows  # of that size or a smaller one; a tree of size `high` has too many rows
+    while high - low > 1:
+        size = (low + high) // 2
+        sized = _with_size(drafter, size)
+        if sized is not None and sized.num_rows > rows:
+            high = size
+        else:
+            best, low = sized or best, size
+    if best is None:
+        raise UserError(f"{drafter.method.name} has no tree of {rows} rows")
+    return best
+
+
+def _with_size(drafter: Drafter, size: int) -> Drafter | None:
+    """With so many candidates and their probes; None where there is no such tree."""
+    try:
+        return drafter.with_tree(f"dynamic:{size}" if drafter.method.probe_distances else f"sparse:{size + 1}")
+    except UserError:
+        return None
 
 
 def _timed(drafter: Drafter, prompts: list[list[int]], config: DeviceConfig) -> list[Generation]:
-    """Answers, each timed alone; the first of every shape is made twice, as the first may wait for more than it."""
+    """Answers, each timed alone, after a few steps that only warm up."""
     generate(drafter, prompts[:1], config.max_new_tokens, max_steps=8)
     return generate(drafter, prompts, config.max_new_tokens)
 
@@ -137,16 +165,14 @@ def step_figure(name: str, batch: int, rows: int) -> dict[str, Any]:
     return {
         "milliseconds": 1e3 * seconds,
         "gigabytes_per_second": rate / 1e9,
-        "share_of_bandwidth": rate / _bytes_per_second(name),
+        "share_of_bandwidth": rate / _bytes_per_second(),
     }
 
 
 @functools.lru_cache(maxsize=1)
-def _bytes_per_second(name: str) -> float:
-    """How fast a program that only sums all weights reads them."""
-    params = _random(name).params
-    add = jax.jit(lambda params: sum(jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(params)))
-    return sum(x.nbytes for x in jax.tree.leaves(params)) / _best(lambda: add(params))
+def _bytes_per_second() -> float:
+    """How fast this process streams a large array."""
+    return bandwidth(_ROUNDS)
 
 
 def prefill_figure(name: str) -> dict[str, Any]:
@@ -157,25 +183,40 @@ def prefill_figure(name: str) -> dict[str, Any]:
     def run() -> Any:
         return prefill(model.base, tokens, lengths, capacity=_PREFILL, chunk=_PREFILL)
 
-    return {"tokens_per_second": _PREFILL / _best(run), "streaming_gigabytes_per_second": _bytes_per_second(name) / 1e9}
+    return {"tokens_per_second": _PREFILL / _best(run), "streaming_gigabytes_per_second": _bytes_per_second() / 1e9}
 
 
 def training_figure(name: str, method_name: str) -> dict[str, Any]:
-    """Insertion groups per second of updates of one sequence, and the most memory used so far."""
-    base: Base = _random(name).base
-    method = METHODS[method_name]()
+    """Insertion groups per second of updates of one sequence, and the memory that an update needs."""
+    model = _random(name)
+    base = Base(model.params, Decoder(model.config, remat=_TRAIN.remat))
+    method = _for_shapes(METHODS[method_name](), model.config)
     length, groups = _TRAIN.sequence_length, _TRAIN.insertions
     answer = Answer(np.ones(length // 2, int).tolist(), np.ones(length // 2, int).tolist())
     points = np.arange(length // 2, length // 2 + groups)
     batch = jax.tree.map(jnp.asarray, make_batch([answer], [points], length, groups))
-    state, _ = train_step(method, _TRAIN, 0, base, first_state(method, _TRAIN, 0, base), batch)
-    jax.block_until_ready(state)
+    state = first_state(method, _TRAIN, 0, base)
+    update = train_step.lower(method, _TRAIN, 0, base, state, batch).compile()
+    memory = update.memory_analysis()
+    state, _ = jax.block_until_ready(update(base, state, batch))
     began = time.perf_counter()
     for _ in range(_UPDATES):
-        state, _ = train_step(method, _TRAIN, 0, base, state, batch)
+        state, _ = update(base, state, batch)
     jax.block_until_ready(state)
     seconds = (time.perf_counter() - began) / _UPDATES
-    return {"groups_per_second": groups / seconds, "seconds_per_update": seconds, "peak_gigabytes": peak_memory() / 1e9}
+    return {
+        "groups_per_second": groups / seconds,
+        "seconds_per_update": seconds,
+        "gigabytes": (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 1e9,
+    }
+
+
+def _for_shapes(method: Method, config: ModelConfig) -> Method:
+    """The method with settings that suit a base of so many layers: Hidden Transfer's steps at its paper's depths."""
+    if not hasattr(method, "layers"):
+        return method
+    layers = tuple(round(share * config.num_layers) for share in (25 / 40, 30 / 40, 35 / 40))
+    return dataclasses.replace(method, layers=layers, training="joint")
 
 
 def _best(run: Callable[[], Any]) -> float:

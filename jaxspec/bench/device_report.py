@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ Figure = dict[str, Any]
 def write_device_report(results: dict[str, Any], folder: Path) -> Path:
     """Write device.md, and device.png where there is something to draw. Returns the page."""
     lines = [*head(results), *decoding(results), *steps(results), *training(results), *compiling(results)]
-    if _draw(results, folder / "device.png"):
+    if importlib.util.find_spec("matplotlib") is None:
+        lines += ["No plot: matplotlib is not installed. `--report` draws it elsewhere.", ""]
+    elif _draw(results, folder / "device.png"):
         lines += ["![device](device.png)", ""]
     write_atomically(folder / "device.md", "\n".join(lines).encode())
     return folder / "device.md"
@@ -50,11 +53,11 @@ def decoding(results: dict[str, Any]) -> list[str]:
         "identical",
         "largest gap",
     ]
-    settings = results["settings"]
+    settings, answers = results["settings"], max(figure.get("answers", 0) for _, figure in found)
     return [
         "## Decoding",
         "",
-        f"{settings['limit']} prompts, greedy, up to {settings['max_new_tokens']} tokens, one at a time, all answers "
+        f"{answers} prompts, greedy, up to {settings['max_new_tokens']} tokens, one at a time, all answers "
         "together. *Speed* and *step cost*: over those of autoregressive decoding of the same base. *Largest gap*: "
         "between the logits of the two tokens where an output first differs; small gaps are ties.",
         "",
@@ -97,7 +100,7 @@ def steps(results: dict[str, Any]) -> list[str]:
         return []
     about = (
         "Random weights in bfloat16, a cache of 512 slots. Milliseconds of a step by rows, and in brackets the share "
-        "that it reaches of the speed at which a program that only sums the weights reads them."
+        "that it reaches of the speed at which the same process streams a large array."
     )
     rates = table(["shapes", "prefill, tokens/s", "streaming, GB/s"], streams)
     return ["## Time of a step", "", about, "", *lines, *rates, ""]
@@ -112,14 +115,14 @@ def training(results: dict[str, Any]) -> list[str]:
             *key,
             f"{figure['groups_per_second']:.0f}",
             f"{figure['seconds_per_update']:.2f}",
-            f"{figure['peak_gigabytes']:.1f}",
+            f"{figure['gigabytes']:.1f}",
         ]
         for key, figure in _of_kind(results, "train")
     ]
     if not rows:
         return []
     about = "One sequence of 512 tokens with 64 insertion points an update, activations recomputed, bfloat16 weights."
-    heads = ["shapes", "method", "insertion groups per second", "seconds per update", "peak memory so far, GB"]
+    heads = ["shapes", "method", "insertion groups per second", "seconds per update", "memory of an update, GB"]
     return ["## Training", "", about, "", *table(heads, rows), ""]
 
 

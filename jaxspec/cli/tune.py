@@ -16,7 +16,7 @@ from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import save_plan
 from jaxspec.errors import UserError
 from jaxspec.files import writable, write_atomically
-from jaxspec.methods import load_drafter
+from jaxspec.methods import choose_tree, load_drafter
 from jaxspec.training.examples import unseen_prompts
 from jaxspec.tuning.tune import TuneConfig, Tuning, check_tuning, plot_tuning, tune
 from jaxspec.weights.load import DEFAULT_MODEL, load_model
@@ -63,7 +63,7 @@ def main(args: list[str]) -> None:
     drafter = load_drafter(options.method, model, options.adapter or None)
     adapter = drafter.adapter
     if adapter is None:
-        raise UserError(f"{options.method} drafts nothing: there is no tree to choose")
+        raise UserError(choose_tree(drafter).note)
     prompts = unseen_prompts(model, adapter.info.get("data", {}), options.prompts, options.column)
     check_tuning(options, drafter, prompts)
     output = writable(Path(options.output) if options.output else adapter.folder)

@@ -124,7 +124,10 @@ def read_adapter(folder: Path, config: ModelConfig, methods: Mapping[str, type[M
     frequent = tensors.pop(_FREQUENT, None)
     if frequent is not None and not _are_tokens(frequent, config.vocab_size):
         raise UserError(f"{file}: {_FREQUENT} must hold different token ids of the vocabulary of {config.vocab_size}")
-    flat = unpack(tensors)
+    try:
+        flat = unpack(tensors)
+    except ValueError as error:
+        raise UserError(f"{file}: {error}") from None
     for key in sorted(expected.keys() | flat.keys()):
         if key not in flat:
             raise UserError(f"{file}: tensor {key!r} is missing")

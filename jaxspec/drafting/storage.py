@@ -39,14 +39,21 @@ def pack(trainable: PyTree, dtype: str) -> dict[str, np.ndarray]:
 
 
 def unpack(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The weights of an adapter's file by name, float32: what `pack` was given, but for its rounding."""
-    return {
-        name: _dequantize(value, tensors[name + _SCALE], tensors.get(name + _IDENTITY, 0))
-        if value.dtype == np.int8
-        else value.astype(np.float32)
-        for name, value in tensors.items()
-        if not name.endswith((_SCALE, _IDENTITY))
-    }
+    """The weights of an adapter's file by name, float32: what `pack` was given, but for its rounding.
+
+    Raises ValueError for an int8 tensor without its scales.
+    """
+    weights, rest = {}, dict(tensors)
+    for name in [name for name, value in tensors.items() if value.dtype == np.int8]:
+        values, scale, identity = (
+            rest.pop(name),
+            rest.pop(name + _SCALE, None),
+            rest.pop(name + _IDENTITY, np.float32(0)),
+        )
+        if scale is None or scale.shape != (*values.shape[:-2], 1, values.shape[-1]) or identity.shape:
+            raise ValueError(f"tensor {name!r} is int8, and its scales are missing or misshapen")
+        weights[name] = _dequantize(values, scale, identity)
+    return weights | {name: value.astype(np.float32) for name, value in rest.items()}
 
 
 def as_stored(trainable: PyTree, dtype: str) -> PyTree:

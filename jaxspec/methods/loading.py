@@ -60,8 +60,7 @@ def load_drafter(
             raise UserError(f"{name} takes no adapter, got {str(adapter)!r}")
         drafter = untrained(METHODS[name](), model)
         if tree == "auto" and draft_vocabulary is None:
-            why = "is not trained" if drafter.plan.depth else "drafts nothing"
-            return dataclasses.replace(drafter, note=f"{name} {why}: there is no tree to choose")
+            return choose_tree(drafter, batch_size, temperature)
         return drafter.with_tree(tree, draft_vocabulary)
     loaded = open_adapter(name, model, adapter)
     if tree != "auto":
@@ -75,11 +74,14 @@ def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0)
     """The drafter with the tree that tune.py chose for this machine, as `load_drafter` has it with `auto`.
 
     Args:
-      drafter: of a method with an adapter.
+      drafter: of a method with an adapter; others keep their tree.
       batch_size: prompts decoded together.
       temperature: of sampling; 0 is greedy.
     """
     name, dtype = drafter.method.name, str(drafter.model.dtype)
+    if drafter.adapter is None:
+        why = "is not trained" if drafter.plan.depth else "drafts nothing"
+        return dataclasses.replace(drafter, note=f"{name} {why}: there is no tree to choose")
     choice = find_choice(drafter.adapter, dtype, batch_size, temperature)
     if choice is None:
         line = f"{name} was never tuned for this machine and batch size (tune.py does it): the adapter's own tree"

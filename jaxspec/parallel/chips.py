@@ -62,7 +62,7 @@ def absent_mesh(config: MeshConfig, topology: str = "") -> tuple[Mesh, Chip | No
     if name not in CHIPS:
         raise UserError(f"topology {topology!r}: write a generation and a shape, {', '.join(CHIPS)}, like v5e:2x2x1")
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError("compiling for a TPU needs its compiler; install it with: pip install libtpu")
+        raise UserError('compiling for a TPU needs its compiler; install it with: pip install "jax[tpu]"')
     settings = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_WORKER_HOSTNAMES": "localhost"}
     for key, value in settings.items():  # or it would look for the TPU it runs on
         os.environ.setdefault(key, value)

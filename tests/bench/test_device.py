@@ -23,7 +23,7 @@ FOUND = {
     | {"differences": [{"index": 3, "tokens": [1, 2], "gap": 0.003}]},
     "step_figure": {"milliseconds": 20.0, "share_of_bandwidth": 0.8},
     "prefill_figure": {"tokens_per_second": 5000.0, "streaming_gigabytes_per_second": 3000.0},
-    "training_figure": {"groups_per_second": 100.0, "seconds_per_update": 0.6, "peak_gigabytes": 30.0},
+    "training_figure": {"groups_per_second": 100.0, "seconds_per_update": 0.6, "gigabytes": 30.0},
 }
 
 

@@ -45,3 +45,12 @@ def test_a_matrix_that_learned_from_the_identity_keeps_what_it_learned():
 def test_weights_that_do_not_fit_16_bits_are_refused():
     with pytest.raises(UserError, match=r"do not fit float16; continue with --resume --train.adapter-dtype float32"):
         as_stored({"w": jnp.array([1e6])}, "float16")
+
+
+@pytest.mark.parametrize(
+    "change", [{"x:scale": None}, {"x:scale": np.ones((1, 3), np.float16)}, {"x:identity": np.ones(2)}]
+)
+def test_int8_without_its_scales_is_refused(change):
+    tensors = pack({"x": jnp.eye(12, 9)}, "int8") | change
+    with pytest.raises(ValueError, match="tensor 'x' is int8, and its scales are missing or misshapen"):
+        unpack({name: value for name, value in tensors.items() if value is not None})
