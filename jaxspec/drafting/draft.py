@@ -128,12 +128,15 @@ def draft_from_candidates(tree: Tree, root: jax.Array, candidates: Candidates, k
     Args:
       tree: arrays with a batch axis.
       root: [B] int32, the newest token.
-      candidates: of M distances, by distance and rank.
+      candidates: of M distances, by distance and rank; nodes of further ranks stay empty.
       known: [B, M] bool, distances that have candidates this time.
     """
     place = jnp.maximum(tree.depth - 1, 0)
     index = (jnp.arange(root.shape[0])[:, None], place)
     is_root = tree.depth == 0
     tokens = jnp.where(is_root, root[:, None], candidates.tokens[(*index, tree.rank)])
+    filled = known[index]
+    if candidates.tokens.shape[-1] < tree.max_rank:
+        filled &= tree.rank < candidates.tokens.shape[-1]
     drawn = None if candidates.log_q is None else Drawn(candidates.log_q, place)
-    return Draft(tokens, tree.live & (is_root | known[index]), drawn)
+    return Draft(tokens, tree.live & (is_root | filled), drawn)

@@ -7,6 +7,7 @@ from jaxspec.methods.hydra import Hydra
 from jaxspec.methods.loading import METHODS, choose_tree, load_adapter, load_drafter, open_adapter, ships
 from jaxspec.methods.medusa import Medusa
 from jaxspec.methods.ppd import PPD
+from jaxspec.methods.prompt_lookup import PromptLookup
 from jaxspec.methods.space import SPACE
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "HiddenTransfer",
     "Hydra",
     "Medusa",
+    "PromptLookup",
     "choose_tree",
     "load_adapter",
     "load_drafter",

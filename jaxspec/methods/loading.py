@@ -21,11 +21,12 @@ from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.methods.hydra import Hydra
 from jaxspec.methods.medusa import Medusa
 from jaxspec.methods.ppd import PPD
+from jaxspec.methods.prompt_lookup import PromptLookup
 from jaxspec.methods.space import SPACE
 from jaxspec.weights.load import Model
 
 METHODS: dict[str, type[Method]] = {
-    cls.name: cls for cls in (Method, PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista)
+    cls.name: cls for cls in (Method, PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista, PromptLookup)
 }
 
 
@@ -94,7 +95,9 @@ def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0)
 
 
 def ships(name: str, model: Model) -> bool:
-    """Whether an adapter of a method and for a base comes with this installation, weights included."""
+    """Whether a method can draft for a base as it is: untrained, or with an adapter of this installation."""
+    if not METHODS[name].trainable:
+        return METHODS[name]().max_distance > 0
     folder = find_shipped(name, model.fingerprint)
     return folder is not None and (folder / WEIGHTS).exists()
 

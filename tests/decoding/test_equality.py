@@ -23,7 +23,7 @@ from jaxspec.drafting.tree import (
     stack_trees,
     straightforward,
 )
-from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
+from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa, PromptLookup
 from jaxspec.model.base import Base
 from tests.helpers.methods import untrained_drafter
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
@@ -80,6 +80,10 @@ OPTIONS = {
         "sampled_token": (True, False),
         "position_encoding": (True, False),
         "self_attention_layers": (1, 2, 0),
+    },
+    PromptLookup: {
+        "length": (3, 2),
+        "longest": (3, 1),
     },
 }
 OF_TRAINING = {"initial", "objective", "direction", "decay", "alignment", "labels", "weighting", "p_ar", "training"}
@@ -172,7 +176,8 @@ def test_same_tokens_as_autoregressive(tiny, method, sampling, few_rows, monkeyp
     draft = drafter(method, tiny, NARROW if sampling.temperature else WIDE)
     answers = check(draft, make_prompts(12), sampling, 3, 1)
     accepted, offered = taken(answers)
-    assert accepted[0] > 0 and accepted[1] > 0 and sum(accepted) < sum(offered)  # taken, and refused
+    assert accepted[0] > 0 and (accepted[1] > 0 or not method.trainable)  # taken
+    assert sum(accepted) < sum(offered)  # and refused
     assert any(a.tokens[-1] in tiny.eos for a in answers)  # the limit has tests of its own below
     assert any(0 in a.tokens for a in answers)  # token 0 is an ordinary token
 

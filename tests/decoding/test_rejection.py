@@ -20,7 +20,7 @@ from jaxspec.drafting.draft import Draft, Drawn
 from jaxspec.drafting.drafter import make_drafter
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import State, build_tree, from_paths, make_plan
-from jaxspec.methods import PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
+from jaxspec.methods import PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa, PromptLookup
 from tests.helpers.decoding import begin
 from tests.helpers.methods import trained, untrained_drafter
 from tests.helpers.model import plain
@@ -34,7 +34,7 @@ SMALL_TREE = [(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]
 SLOW = pytest.mark.slow
 MASKS, MEDUSA = SPACE(distances=3, tuning="none"), Medusa(heads=3)
 METHODS = [PPD(), BiTA(prompts=2), MASKS, HiddenTransfer(layers=(0, 1, 2))]
-METHODS += [MEDUSA, Hydra(heads=3), Amphista(heads=3)]
+METHODS += [MEDUSA, Hydra(heads=3), Amphista(heads=3), PromptLookup()]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from jaxspec.training.configs import load_config
 from jaxspec.weights.shapes import SMOLLM2_135M
 
 TRAINED = {study.name: study.rows for study in STUDIES}
-SHIPPED = {name: f"{name}_smollm2" for name in METHODS if name not in ("autoregressive", "space")}
+SHIPPED = {name: f"{name}_smollm2" for name, method in METHODS.items() if method.trainable}
 SHIPPED["space"] = "space_smollm2_lora"
 
 
