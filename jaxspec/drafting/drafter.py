@@ -118,7 +118,7 @@ def autoregressive(model: Model) -> Drafter:
 
 def untrained(method: Method, model: Model) -> Drafter:
     """A method that has nothing to train, with a chain of its candidates for a tree."""
-    return Drafter(method, {}, model, chain(method.max_distance) if method.max_distance else from_paths([]))
+    return Drafter(method, {}, model, chain(method.usual_depth) if method.max_distance else from_paths([]))
 
 
 def make_drafter(
@@ -167,7 +167,7 @@ def _plan(method: Method, info: dict[str, Any], tree: str | TreePlan | Sequence[
     elif tree is not None:
         plan = tree if isinstance(tree, TreePlan) else from_paths(tree)
     elif not method.trainable:
-        plan = chain(method.max_distance)
+        plan = chain(method.usual_depth)
     elif "tree" in info:
         plan = plan_from_json(info["tree"], "the adapter's tree")
     else:

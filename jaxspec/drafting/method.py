@@ -107,6 +107,11 @@ class Method:
         return 0
 
     @property
+    def usual_depth(self) -> int:
+        """Length of the chain that a method without training drafts, unless it is given another tree."""
+        return self.max_distance
+
+    @property
     def probe_distances(self) -> int:
         """Probes a node may carry; 0 for methods that draft after the pass."""
         return 0

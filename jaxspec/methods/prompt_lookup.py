@@ -22,13 +22,13 @@ class PromptLookup(Method):
     """Settings.
 
     Attributes:
-      length: M, tokens of a draft.
+      length: M, tokens of a draft at most, in a tree that is so deep.
       longest: n, how many of the last tokens are looked up at most; where they never occurred together, fewer are.
     """
 
     name: ClassVar[str] = "prompt_lookup"
 
-    length: int = 3
+    length: int = 16
     longest: int = 3
 
     def __post_init__(self) -> None:
@@ -38,6 +38,11 @@ class PromptLookup(Method):
     def max_distance(self) -> int:
         """M."""
         return self.length
+
+    @property
+    def usual_depth(self) -> int:
+        """Few: where a match is wrong, it mostly is from the first token on."""
+        return min(self.length, 3)
 
     def start(self, drafting: Drafting, prompt: Prompt, root: jax.Array) -> tuple[Draft, jax.Array]:
         """The method's state is the text so far, [B, S] int32."""

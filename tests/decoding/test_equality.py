@@ -82,7 +82,7 @@ OPTIONS = {
         "self_attention_layers": (1, 2, 0),
     },
     PromptLookup: {
-        "length": (3, 2),
+        "length": (16, 2),
         "longest": (3, 1),
     },
 }

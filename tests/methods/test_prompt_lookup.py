@@ -17,7 +17,7 @@ from tests.helpers.tiny import make_prompts
 
 def draft_after(method, text):
     """The candidates that are drafted after a text, the root left out."""
-    tree = select_trees(chain(method.length).arrays(0), jnp.zeros(1, jnp.int32))
+    tree = select_trees(chain(method.usual_depth).arrays(0), jnp.zeros(1, jnp.int32))
     drafting = Drafting({}, None, tree, make_sampler(SamplingConfig()), jnp.zeros(1, jnp.uint32))
     padded = jnp.zeros((1, 32), jnp.int32).at[0, : len(text)].set(jnp.array(text))
     draft = method.draft(drafting, padded, jnp.array([len(text) - 1]))
