@@ -62,11 +62,6 @@ def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
       UserError: a run that cannot be read or does not fit the base.
     """
     runs = config.runs or [name for name in METHODS if ships(name, model)]
-    if not runs and not config.peers:
-        raise UserError(
-            f"no adapter ships for {model.name!r}, and there is nothing else to compare: train one with train.py and "
-            'give --run "METHOD adapter=DIR"'
-        )
 
     @functools.cache
     def load(method: str, adapter: str | None) -> Drafter:

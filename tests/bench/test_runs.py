@@ -79,12 +79,11 @@ def test_a_tuned_base_is_shared(model, tmp_path):
 
 
 def test_what_ships_for_the_base_runs_by_default(files, model, monkeypatch):
-    with pytest.raises(UserError, match=r"no adapter ships for 'tiny', .* adapter=DIR"):
-        load_ways(BenchConfig(), model)
+    assert list(load_ways(BenchConfig(), model)) == ["autoregressive", "prompt_lookup"]  # which needs no adapter
     assert list(load_ways(BenchConfig(runs=("autoregressive",)), model)) == ["autoregressive"]
     shipped = {"ppd": files / "ppd", "medusa": files / "medusa"}
     monkeypatch.setattr("jaxspec.methods.loading.find_shipped", lambda name, fingerprint: shipped.get(name))
-    assert list(load_ways(BenchConfig(), model)) == ["autoregressive", "ppd", "medusa"]
+    assert list(load_ways(BenchConfig(), model)) == ["autoregressive", "ppd", "medusa", "prompt_lookup"]
 
 
 def test_a_tuned_tree_is_the_one_for_these_circumstances(files, model, tmp_path):
