@@ -114,5 +114,6 @@ def _describe(drafter: Drafter) -> dict[str, Any]:
         info["note"] = drafter.note
     if drafter.adapter:
         info["adapter"] = drafter.adapter.digest
-        info |= {name: drafter.adapter.info[name] for name in ("accuracy",) if name in drafter.adapter.info}
+        if "accuracy" in drafter.adapter.info:
+            info["accuracy"] = drafter.adapter.info["accuracy"]
     return info

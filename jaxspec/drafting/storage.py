@@ -11,10 +11,8 @@ from jaxspec.drafting.draft import PyTree
 from jaxspec.errors import UserError
 from jaxspec.parallel.processes import host
 
-_SCALE, _IDENTITY = (
-    ":scale",
-    ":identity",
-)  # behind the name of an int8 tensor: what its whole numbers are times, and plus
+# Behind the name of an int8 tensor: what its whole numbers are multiplied with, and how many identities are added.
+_SCALE, _IDENTITY = ":scale", ":identity"
 _SMALLEST = np.finfo(np.float16).smallest_subnormal  # scale, of columns of zeros
 _FEWEST_ROWS = 8  # of a matrix whose columns are worth a scale each
 
@@ -45,11 +43,8 @@ def unpack(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """
     weights, rest = {}, dict(tensors)
     for name in [name for name, value in tensors.items() if value.dtype == np.int8]:
-        values, scale, identity = (
-            rest.pop(name),
-            rest.pop(name + _SCALE, None),
-            rest.pop(name + _IDENTITY, np.float32(0)),
-        )
+        values, scale = rest.pop(name), rest.pop(name + _SCALE, None)
+        identity = rest.pop(name + _IDENTITY, np.float32(0))
         if scale is None or scale.shape != (*values.shape[:-2], 1, values.shape[-1]) or identity.shape:
             raise ValueError(f"tensor {name!r} is int8, and its scales are missing or misshapen")
         weights[name] = _dequantize(values, scale, identity)
