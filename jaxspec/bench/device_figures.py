@@ -103,7 +103,7 @@ def decode_figure(dtype: str, name: str, rows: int, config: DeviceConfig) -> dic
     speed, reference = _speed(answers), _speed(plain)
     return speed | {
         "rows": drafter.num_rows,
-        "nodes": drafter.plan.num_nodes,
+        "nodes": drafter.num_nodes,
         "reference_tokens_per_second": reference["tokens_per_second"],
         "speedup": speed["tokens_per_second"] / reference["tokens_per_second"],
         "step_cost": speed["milliseconds_per_step"] / reference["milliseconds_per_step"],
@@ -127,14 +127,14 @@ def largest_tree(drafter: Drafter, rows: int) -> Drafter:
         else:
             best, low = sized or best, size
     if best is None:
-        raise UserError(f"{drafter.method.name} has no tree of {rows} rows")
+        raise UserError(f"{drafter.name} has no tree of {rows} rows")
     return best
 
 
 def _with_size(drafter: Drafter, size: int) -> Drafter | None:
     """With so many candidates and their probes; None where there is no such tree."""
     try:
-        return drafter.with_tree(f"dynamic:{size}" if drafter.method.probe_distances else f"sparse:{size + 1}")
+        return drafter.with_tree(f"dynamic:{size}" if drafter.source.method.probe_distances else f"sparse:{size + 1}")
     except UserError:
         return None
 

@@ -16,9 +16,10 @@ from jaxspec.config import MeshConfig, ModelConfig, SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.generate import bucket, cache_capacity
 from jaxspec.decoding.loop import Decoding, decode, prefill, start, state_names
-from jaxspec.drafting.drafter import DeviceDrafter
-from jaxspec.drafting.method import Batch, Method
+from jaxspec.drafting.drafter import DeviceDrafter, DeviceSource
+from jaxspec.drafting.method import Batch
 from jaxspec.drafting.sampling import make_sampler
+from jaxspec.drafting.shape import StaticTree
 from jaxspec.drafting.tree import TreePlan, from_paths
 from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.decoder import Decoder, abstract_params
@@ -90,7 +91,7 @@ def dry_run_decoding(
     """
     base = _abstract_base(config.shapes, dtype, mesh)
     capacity = cache_capacity(length, config.method.max_distance)
-    drafters = [DeviceDrafter({}, from_paths([]).arrays(0), Method())]
+    drafters = [DeviceDrafter((), StaticTree(from_paths([]).arrays(0)))]
     drafters += [_abstract_drafter(config, base, mesh, tree) for rows in ROWS[1:] if (tree := _tree(config, rows))]
     return {
         "parameters": size(base.params),
@@ -98,9 +99,7 @@ def dry_run_decoding(
         "weights_bytes": device_bytes(base.params),
         "cache_bytes": _cache_bytes(config.shapes, batch_size, capacity, dtype, mesh),
         "steps": {
-            drafter.tree.num_nodes + drafter.tree.num_probes * drafter.method.probe_rows: measure_needs(
-                _lower_decoding(base, drafter, mesh, batch_size, capacity), chip
-            )
+            _rows(drafter): measure_needs(_lower_decoding(base, drafter, mesh, batch_size, capacity), chip)
             for drafter in drafters
         },
     }
@@ -158,11 +157,20 @@ def _abstract_drafter(config: RunConfig, base: Base, mesh: Mesh, tree: TreePlan)
 
     def make(base: Base) -> DeviceDrafter:
         method, trainable, base = config.method.tune(config.method.init(jax.random.key(0), base), base)
-        prepared, arrays = method.prepared(trainable, base), tree.arrays(method.probe_distances)
-        return DeviceDrafter(prepared, arrays, method, base.draft_vocabulary)
+        calibration = jnp.zeros((method.max_distance, 2))
+        source = DeviceSource(method.prepared(trainable, base), calibration, method, base.draft_vocabulary)
+        return DeviceDrafter((source,), StaticTree(tree.arrays(method.probe_distances)))
 
     drafter = jax.eval_shape(make, base)
-    return drafter.replace(trainable=with_shardings(drafter.trainable, tree_shardings(mesh, drafter.trainable)))
+    [source] = drafter.sources
+    trainable = with_shardings(source.trainable, tree_shardings(mesh, source.trainable))
+    return drafter.replace(sources=(source.replace(trainable=trainable),))
+
+
+def _rows(drafter: DeviceDrafter) -> int:
+    """R of a step."""
+    tree = drafter.shape.stack
+    return tree.num_nodes + tree.num_probes * sum(source.method.probe_rows for source in drafter.sources)
 
 
 def _lower_decoding(base: Base, drafter: DeviceDrafter, mesh: Mesh, batch_size: int, capacity: int) -> Lowered:

@@ -28,10 +28,10 @@ def measure_overhead(model: Model, drafters: dict[str, Drafter], batch_size: int
         return {}
     steps: dict[Any, Drafter] = {"plain": bare(model, 1)}  # a base of a method's own is as fast
     for name, drafter in drafters.items():
-        steps |= {(name, "whole"): drafter, (name, "verifying"): bare(drafter.model, drafter.plan.num_nodes)}
+        steps |= {(name, "whole"): drafter, (name, "verifying"): bare(drafter.model, drafter.num_nodes)}
     seconds = step_times(steps, _CACHE, _ROUNDS, batch_size)
     return {
-        name: {"nodes": drafter.plan.num_nodes, "rows": drafter.num_rows, "plain": seconds["plain"]}
+        name: {"nodes": drafter.num_nodes, "rows": drafter.num_rows, "plain": seconds["plain"]}
         | {part: seconds[name, part] for part in ("verifying", "whole")}
         for name, drafter in drafters.items()
     }

@@ -131,7 +131,7 @@ def _note_memory(file: Path, ways: dict[str, Way]) -> None:
 def _write_overhead(benchmark: Benchmark, file: Path) -> None:
     """What a step of every method consists of, measured once."""
     if not file.exists():
-        drafters = {name: way.drafter for name, way in benchmark.ways.items() if way.drafter and way.drafter.plan.depth}
+        drafters = {name: way.drafter for name, way in benchmark.ways.items() if way.drafter and way.drafter.drafts}
         found = measure_overhead(benchmark.model, drafters, benchmark.config.batch_size)
         write_atomically(file, json.dumps({"code": code_version(), "ways": found}).encode())
 

@@ -1,4 +1,4 @@
-"""What to compare, as a user writes it: `METHOD [tree=SPEC] [vocabulary=N] [adapter=DIR]`."""
+"""What to compare, as a user writes it: `METHOD[+METHOD...] [tree=SPEC] [vocabulary=N] [adapter=DIR]`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from jaxspec.errors import UserError, suggest
 from jaxspec.files import known_as
-from jaxspec.methods import METHODS
+from jaxspec.methods import METHODS, method_names
 
 REFERENCE = "autoregressive"
 AGAIN = f"{REFERENCE} again"  # against itself: how far two ways differ that do not
-_FORM = "METHOD [tree=SPEC] [vocabulary=N] [adapter=DIR]"
+_FORM = "METHOD[+METHOD...] [tree=SPEC] [vocabulary=N] [adapter=DIR]"
 _SETTINGS = ("tree", "vocabulary", "adapter")
 
 
@@ -22,7 +22,7 @@ class Run:
     """A method and how to load it.
 
     Attributes:
-      method: a key of `METHODS`.
+      method: a key of `METHODS`, or several joined by a +.
       tree: as `load_drafter` takes it; None for the adapter's own.
       vocabulary: how many tokens may be drafted, 0 is all; None for the adapter's own.
       adapter: folder; None for the one that ships.
@@ -51,9 +51,10 @@ def parse_run(text: str) -> Run:
         method, *words = shlex.split(text) or [""]
     except ValueError as error:  # an open quote
         raise UserError(f"run {text!r}: {error}") from None
-    if method not in METHODS:
-        known = f"{suggest(method, METHODS)}; methods: {', '.join(METHODS)}"
-        raise UserError(f"run {text!r}: expected {_FORM}, unknown method {method!r}{known}")
+    try:
+        names = method_names(method)
+    except UserError as error:
+        raise UserError(f"run {text!r}: expected {_FORM}, {error}") from None
     given = {}
     for word in words:
         name, _, value = word.partition("=")
@@ -62,7 +63,7 @@ def parse_run(text: str) -> Run:
         if name in given:
             raise UserError(f"run {text!r}: {name} is given twice")
         given[name] = value
-    if given and METHODS[method]().max_distance == 0:
+    if given and METHODS[names[0]]().max_distance == 0:
         raise UserError(f"run {text!r}: {method} drafts nothing and takes no settings")
     if "vocabulary" in given:
         if not given["vocabulary"].isdecimal():

@@ -16,6 +16,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Match
 from jaxspec.decoding.generate import Generation, generate
 from jaxspec.drafting.drafter import Drafter, autoregressive
+from jaxspec.drafting.tree import TreePlan
 from jaxspec.drafting.tree.plan import plan_to_json
 from jaxspec.errors import UserError
 from jaxspec.methods import METHODS, choose_tree, load_drafter, ships
@@ -70,7 +71,7 @@ def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
     ways: dict[str, Way] = {}
     for name, run in name_runs(runs).items():
         drafter = _with_tree(load(run.method, run.adapter), run, config)
-        info = _describe(drafter) if drafter.plan.depth else {}
+        info = _describe(drafter) if drafter.drafts else {}
         if drafter.model is not model:  # its text must match that of the base that the method has tuned
             info["reference"] = f"{REFERENCE}, base of {Run(run.method, adapter=run.adapter).text}"
             plain = _decoding(autoregressive(drafter.model), {"reference": info["reference"]}, config)
@@ -89,7 +90,7 @@ def _with_tree(drafter: Drafter, run: Run, config: BenchConfig) -> Drafter:
 
 def _decoding(drafter: Drafter, info: dict[str, Any], config: BenchConfig) -> Way:
     # What drafts nothing has nothing to accept: its text is the base's own, whatever the rule.
-    acceptance = ACCEPTANCES[config.accept]() if drafter.plan.depth else Match()
+    acceptance = ACCEPTANCES[config.accept]() if drafter.drafts else Match()
 
     def answer(prompts: Prompts, sampling: SamplingConfig, seed: int) -> list[Generation]:
         settings = {"sampling": sampling, "seed": seed, "acceptance": acceptance, "batch_size": len(prompts)}
@@ -109,11 +110,13 @@ def _asking(peer: Peer, model: Model, config: BenchConfig) -> Way:
 
 
 def _describe(drafter: Drafter) -> dict[str, Any]:
-    info = {"tree": plan_to_json(drafter.plan), "draft_vocabulary": drafter.draft_vocabulary, "rows": drafter.num_rows}
+    fixed = isinstance(drafter.shape, TreePlan)
+    info = {"tree": plan_to_json(drafter.shape) if fixed else f"best:{drafter.shape.rows}", "rows": drafter.num_rows}
     if drafter.note:
         info["note"] = drafter.note
-    if drafter.adapter:
-        info["adapter"] = drafter.adapter.digest
-        if "accuracy" in drafter.adapter.info:
-            info["accuracy"] = drafter.adapter.info["accuracy"]
+    for source in drafter.sources:
+        if source.adapter:
+            info["draft_vocabulary"], info["adapter"] = source.draft_vocabulary, source.adapter.digest
+            if source.accuracy:
+                info["accuracy"] = source.accuracy
     return info

@@ -176,7 +176,7 @@ def choose_drafter(options: Options, model: Model) -> Drafter:
     settings = {"tree": options.tree or None, "draft_vocabulary": options.draft_vocabulary}
     drafter = load_drafter(options.method, model, options.adapter or None, **settings, **circumstances)
     lines = [drafter.note]
-    if drafter.adapter and not options.tree:
+    if len(drafter.sources) == 1 and drafter.source.adapter and not options.tree:
         lines.append(advice(drafter, **circumstances))
     if drafter.model is not model:
         lines.append(f"{options.method} decodes on the base that it has tuned, not on {model.name}")
@@ -188,17 +188,17 @@ def choose_drafter(options: Options, model: Model) -> Drafter:
 def advice(drafter: Drafter, batch_size: int, temperature: float) -> str:
     """That tune.py found autoregressive decoding to be faster on this machine, where it did; else nothing."""
     try:
-        choice = find_choice(drafter.adapter, str(drafter.model.dtype), batch_size, temperature)
+        choice = find_choice(drafter.source.adapter, str(drafter.model.dtype), batch_size, temperature)
     except UserError as error:
         return f"warning: {error}"
     if choice is None or choice.plan is not None:
         return ""
-    return f"tune.py found no tree of {drafter.method.name} that pays on this machine; try --tree auto"
+    return f"tune.py found no tree of {drafter.name} that pays on this machine; try --tree auto"
 
 
 def make_printer(options: Options, drafter: Drafter) -> JsonPrinter | TextPrinter:
     """What prints results in the form that was asked for."""
-    name, model, acceptance = drafter.method.name, drafter.model, options.acceptance()
+    name, model, acceptance = drafter.name, drafter.model, options.acceptance()
     if options.json:
         facts = {"method": name, "model": model.name, "base": model.fingerprint}
         return JsonPrinter(facts | {"accept": options.accept, "lossless": acceptance.lossless})

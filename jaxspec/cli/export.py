@@ -59,9 +59,9 @@ def main(args: list[str]) -> None:
 
 def own_adapter(drafter: Drafter, base: str) -> Adapter:
     """What drafts on the base that the method has tuned; `base` names it."""
-    adapter, fingerprint = drafter.adapter, drafter.model.fingerprint
+    adapter, fingerprint = drafter.source.adapter, drafter.model.fingerprint
     info = adapter.info | {"base": base}
-    return Adapter(drafter.method, drafter.trainable, fingerprint, info, adapter.frequent_tokens)
+    return Adapter(drafter.source.method, drafter.source.trainable, fingerprint, info, adapter.frequent_tokens)
 
 
 def export(model: Model, output: Path) -> None:

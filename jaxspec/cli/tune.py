@@ -61,7 +61,7 @@ def main(args: list[str]) -> None:
     enable_compilation_cache()
     model = load_model(options.model, options.dtype or None, template=options.template)
     drafter = load_drafter(options.method, model, options.adapter or None)
-    adapter = drafter.adapter
+    adapter = drafter.source.adapter
     if adapter is None:
         raise UserError(choose_tree(drafter).note)
     prompts = unseen_prompts(model, adapter.info.get("data", {}), options.prompts, options.column)

@@ -40,7 +40,6 @@ class Acceptance(abc.ABC):
     @abc.abstractmethod
     def __call__(
         self,
-        tree: Tree,
         draft: Draft,
         logits: jax.Array,
         sampler: Sampler,
@@ -50,7 +49,6 @@ class Acceptance(abc.ABC):
         """Verify a draft.
 
         Args:
-          tree: arrays with a batch axis.
           draft: what to verify.
           logits: [B, N, V] float32, the base's logits at the nodes.
           sampler: how tokens are drawn.
@@ -75,10 +73,10 @@ class Match(Acceptance):
         return best(sampler.filtered(logits) + noise)
 
     def __call__(
-        self, tree: Tree, draft: Draft, logits: jax.Array, sampler: Sampler, seeds: jax.Array, positions: jax.Array
+        self, draft: Draft, logits: jax.Array, sampler: Sampler, seeds: jax.Array, positions: jax.Array
     ) -> Accepted:
         """Verify a draft."""
-        noise = sampler.noise(seeds, positions, jnp.arange(logits.shape[-1]))
+        tree, noise = draft.tree, sampler.noise(seeds, positions, jnp.arange(logits.shape[-1]))
         targets = self.choose(logits, _per_node(noise, tree), sampler)  # [B, N]
         right = draft.tokens == jnp.take_along_axis(targets, tree.parent, axis=1)
         return _longest(tree, draft.valid & right, targets)
@@ -104,17 +102,17 @@ class Rejection(Match):
         return sampler.replace(independent=sampler.sampling)
 
     def __call__(
-        self, tree: Tree, draft: Draft, logits: jax.Array, sampler: Sampler, seeds: jax.Array, positions: jax.Array
+        self, draft: Draft, logits: jax.Array, sampler: Sampler, seeds: jax.Array, positions: jax.Array
     ) -> Accepted:
         """Verify a draft, from the root down."""
         if draft.drawn is None:
-            return super().__call__(tree, draft, logits, sampler, seeds, positions)
-        rows = jnp.arange(len(seeds))
+            return super().__call__(draft, logits, sampler, seeds, positions)
+        tree, rows = draft.tree, jnp.arange(len(seeds))
         chances = sampler.chances(seeds, positions, tree.max_rank)  # [B, P + 1, K]
         node, length, path = jnp.zeros_like(rows), jnp.zeros_like(rows), [jnp.zeros_like(rows)]
         rest = jax.nn.softmax(sampler.filtered(logits[:, 0]))  # [B, V], what the next token is drawn from
         for depth in range(tree.max_depth):
-            child, residual = self._choose_child(tree, draft, rest, node, chances[:, depth])
+            child, residual = self._choose_child(draft, rest, node, chances[:, depth])
             goes_on = (length == depth) & (child >= 0)
             node, length = jnp.where(goes_on, child, node), length + goes_on
             below = jax.nn.softmax(sampler.filtered(logits[rows, node]))
@@ -127,10 +125,10 @@ class Rejection(Match):
         return Accepted(*(x.astype(jnp.int32) for x in whole))
 
     def _choose_child(
-        self, tree: Tree, draft: Draft, p: jax.Array, node: jax.Array, chances: jax.Array
+        self, draft: Draft, p: jax.Array, node: jax.Array, chances: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """The child [B] that survives, or -1, and what is left of p [B, V] when none does. Siblings in turn."""
-        rows = jnp.arange(len(node))
+        tree, rows = draft.tree, jnp.arange(len(node))
         is_child = (tree.parent == node[:, None]) & (tree.depth > 0) & draft.valid  # [B, N]
         place = draft.drawn.place[rows, jnp.argmax(is_child, axis=1)]
 
@@ -197,10 +195,10 @@ class Typical(Acceptance):
         return best(logits)
 
     def __call__(
-        self, tree: Tree, draft: Draft, logits: jax.Array, sampler: Sampler, seeds: jax.Array, positions: jax.Array
+        self, draft: Draft, logits: jax.Array, sampler: Sampler, seeds: jax.Array, positions: jax.Array
     ) -> Accepted:
         """Verify a draft."""
-        log_p = jax.nn.log_softmax(sampler.filtered(logits))
+        tree, log_p = draft.tree, jax.nn.log_softmax(sampler.filtered(logits))
         entropy = -jnp.sum(jnp.where(log_p > -jnp.inf, jnp.exp(log_p) * log_p, 0), axis=-1)  # [B, N]
         threshold = jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy))
         at_parent = jnp.take_along_axis(log_p, tree.parent[..., None], axis=1)  # [B, N, V]

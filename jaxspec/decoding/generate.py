@@ -137,7 +137,7 @@ class _Job:
     def sizes(self, longest_prompt: int, max_new_tokens: int) -> tuple[int, int, int]:
         """Bucketed prompt length, output width and cache capacity."""
         padded = bucket(longest_prompt)
-        capacity = cache_capacity(longest_prompt + max_new_tokens, self._decoding.drafter.tree.max_depth)
+        capacity = cache_capacity(longest_prompt + max_new_tokens, self._decoding.drafter.shape.depth)
         return padded, bucket(max_new_tokens, 64), max(padded, capacity)
 
 

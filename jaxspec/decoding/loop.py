@@ -1,13 +1,14 @@
 """Prefill, one step, and the jitted loop that repeats it.
 
 prefill   prompt -> cache, hidden states, first token
-step      rows through the base -> accept -> commit -> emit -> propose
+step      rows through the base -> accept -> commit -> emit -> observe -> offer -> draft
 decode    while_loop over step, until every row is done or `max_steps` have run
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import flax.struct
 import jax
@@ -16,10 +17,11 @@ from jax import lax
 
 from jaxspec.decoding.acceptance import Acceptance
 from jaxspec.drafting.draft import Accepted, Draft, Drafting, PyTree
-from jaxspec.drafting.drafter import DeviceDrafter
-from jaxspec.drafting.method import Prompt, Verified
+from jaxspec.drafting.drafter import DeviceDrafter, DeviceSource
+from jaxspec.drafting.method import Seen, Step
 from jaxspec.drafting.sampling import Sampler
-from jaxspec.drafting.tree import Tree, select_trees
+from jaxspec.drafting.shape import Best
+from jaxspec.drafting.tree import Tree
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
 from jaxspec.model.chunks import run_in_chunks
@@ -46,11 +48,36 @@ class Decoding:
     eos: jax.Array
     acceptance: Acceptance = flax.struct.field(pytree_node=False)
 
-    def drafting(self, tree: Tree, seeds: jax.Array) -> Drafting:
-        """What the method drafts with when it fills a tree."""
-        drafter = self.drafter
-        base = self.base.replace(draft_vocabulary=drafter.draft_vocabulary)
-        return Drafting(drafter.trainable, base, tree, self.acceptance.drafting(self.sampler), seeds)
+    def drafting(
+        self, source: DeviceSource, tree: Tree, seeds: jax.Array, root: jax.Array, position: jax.Array
+    ) -> Drafting:
+        """What a source drafts with."""
+        shape, sampler = self.drafter.shape, self.acceptance.drafting(self.sampler)
+        if isinstance(shape, Best):  # candidates chosen among those drawn are no longer drawn: they are point masses
+            sampler = sampler.replace(independent=False)
+        base = self.base.replace(draft_vocabulary=source.draft_vocabulary)
+        return Drafting(
+            source.trainable, source.calibration, base, tree, sampler, seeds, root, position, shape.width, shape.depth
+        )
+
+
+@flax.struct.dataclass
+class Prompt:
+    """The prompts after prefill.
+
+    Attributes:
+      tokens: [B, T] int32, padded on the right.
+      lengths: [B] int32.
+      hidden: [B, T, D], hidden states of all positions, before the final norm.
+      logits: [B, V] float32, the base's own after each prompt.
+      chunk: positions to run at once, a divisor of T (static).
+    """
+
+    tokens: jax.Array
+    lengths: jax.Array
+    hidden: jax.Array
+    logits: jax.Array
+    chunk: int = flax.struct.field(pytree_node=False)
 
 
 @flax.struct.dataclass
@@ -80,9 +107,8 @@ class DecodeState:
       counts: [B] int32, tokens emitted.
       limits: [B] int32, tokens to emit at most.
       done: [B] bool: the limit or an end-of-text token was reached.
-      tree_state: [B] int32, which tree of the drafter's stack the draft fills.
       draft: what the next step verifies.
-      method_state: what the method remembers.
+      method_states: what each source remembers.
       seeds: [B] uint32, of sampling.
       stats: counters.
     """
@@ -94,9 +120,8 @@ class DecodeState:
     counts: jax.Array
     limits: jax.Array
     done: jax.Array
-    tree_state: jax.Array
     draft: Draft
-    method_state: PyTree
+    method_states: list[PyTree]
     seeds: jax.Array
     stats: Stats
 
@@ -123,7 +148,7 @@ def prefill(base: Base, tokens: jax.Array, lengths: jax.Array, *, capacity: int,
 
     hidden, cache = run_in_chunks(run, tokens, cache, chunk)
     logits = base.logits(hidden[jnp.arange(B), lengths - 1])
-    return _divided(cache), Prompt(tokens, lengths, hidden, logits, capacity, chunk)
+    return _divided(cache), Prompt(tokens, lengths, hidden, logits, chunk)
 
 
 @functools.partial(jax.jit, static_argnames=("width",), donate_argnames=("cache",))
@@ -140,12 +165,12 @@ def start(
       seeds: [B] uint32.
       width: room of the output buffer, at least the largest limit.
     """
-    B, P, drafter, lengths = len(limits), decoding.drafter.tree.max_depth, decoding.drafter, prompt.lengths
+    B, P, lengths = len(limits), decoding.drafter.shape.depth, prompt.lengths
     noise = decoding.sampler.noise(seeds, lengths[:, None], jnp.arange(decoding.base.vocab_size))[:, 0]
     first = decoding.acceptance.choose(prompt.logits, noise, decoding.sampler)
-    tree_state = jnp.zeros(B, jnp.int32)  # any will do where nothing is drafted yet: every root carries its probes
-    drafting = decoding.drafting(select_trees(drafter.tree, tree_state), seeds)
-    draft, method_state = drafter.method.start(drafting, prompt, first)
+    trees = decoding.drafter.shape.begin(B)
+    states = _read_prompt(decoding, prompt, first, trees, seeds, cache.capacity)
+    draft = _draft(decoding, trees, states, seeds, first, lengths)
     counts = jnp.minimum(limits, 1)
     state = DecodeState(
         cache=cache,
@@ -155,13 +180,49 @@ def start(
         counts=counts,
         limits=limits,
         done=(counts >= limits) | jnp.isin(first, decoding.eos),
-        tree_state=tree_state,
         draft=draft,
-        method_state=method_state,
+        method_states=states,
         seeds=seeds,
         stats=Stats(jnp.zeros(B, jnp.int32), jnp.zeros((B, P), jnp.int32), jnp.zeros((B, P), jnp.int32)),
     )
     return _divided(state)
+
+
+def _read_prompt(
+    decoding: Decoding, prompt: Prompt, first: jax.Array, trees: list[Tree], seeds: jax.Array, capacity: int
+) -> list[PyTree]:
+    """What every source remembers of the prompts and of the first token after them [B], read chunk by chunk."""
+    (B, T), W, states = prompt.tokens.shape, prompt.chunk, []
+    tokens = jnp.pad(prompt.tokens, ((0, 0), (0, 1))).at[jnp.arange(B), prompt.lengths].set(first)
+    for source, tree in zip(decoding.drafter.sources, trees, strict=False):
+        drafting = decoding.drafting(source, tree, seeds, first, prompt.lengths)
+
+        observe = functools.partial(source.method.observe, drafting)
+
+        def read(chunk: jax.Array, state: PyTree, observe: Callable = observe) -> PyTree:
+            start = chunk * W
+            text = lax.dynamic_slice_in_dim(tokens, start, W + 1, axis=1)
+            hidden = lax.dynamic_slice_in_dim(prompt.hidden, start, W, axis=1)
+            return observe(Seen(text, hidden, jnp.full(B, start), jnp.clip(prompt.lengths - start, 0, W)), state)
+
+        states.append(lax.fori_loop(0, T // W, read, source.method.empty_state(drafting.base, B, capacity)))
+    return states
+
+
+def _draft(
+    decoding: Decoding,
+    trees: list[Tree],
+    states: list[PyTree],
+    seeds: jax.Array,
+    root: jax.Array,
+    position: jax.Array,
+) -> Draft:
+    """The next draft, of what all sources offer."""
+    offers = [
+        source.method.offer(decoding.drafting(source, tree, seeds, root, position), state)
+        for source, tree, state in zip(decoding.drafter.sources, trees, states, strict=False)
+    ]
+    return decoding.drafter.shape.draft(trees, root, offers)
 
 
 def state_names(x: jax.Array) -> tuple[str, ...]:
@@ -175,33 +236,36 @@ def _divided(state: PyTree) -> PyTree:
 
 def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     """One forward pass: verify the draft, keep what survives, draft again."""
-    base, drafter, draft = decoding.base, decoding.drafter, state.draft
-    tree = select_trees(drafter.tree, state.tree_state)
-    rows = drafter.method.rows(drafter.trainable, base, tree, draft, state.lengths)
+    base, drafter, draft, tree = decoding.base, decoding.drafter, state.draft, state.draft.tree
+    rows = drafter.rows(base, draft, state.lengths)
     exits, kv = run_rows(base, rows, state.cache, state.lengths[:, None, None])
+    exits = tuple(x[:, 0] for x in exits)  # [B, R, D]
 
-    logits = base.logits(exits[-1][:, 0, : tree.num_nodes])  # [B, N, V]
+    logits = base.logits(exits[-1][:, : tree.num_nodes])  # [B, N, V]
     predicted = state.lengths[:, None] + 1 + jnp.arange(tree.max_depth + 1)
-    accepted = decoding.acceptance(tree, draft, logits, decoding.sampler, state.seeds, predicted)
+    accepted = decoding.acceptance(draft, logits, decoding.sampler, state.seeds, predicted)
 
     # These are the lengths, whatever the bonus. Making them depend on it keeps XLA from writing the rows of a tree of
     # one node before all layers have read the cache, for which it would copy the cache (barriers are gone by then).
     at = jnp.maximum(state.lengths, jnp.minimum(accepted.bonus, 0))
     cache = commit(state.cache, gather_rows(kv, accepted.path), at)
-    new = _new_tokens(draft, accepted)
     lengths = state.lengths + accepted.length + 1
-    verified = Verified(tree, tuple(x[:, 0] for x in exits), accepted, new, lengths)
-    tree_state = jnp.take_along_axis(tree.next_state, accepted.node[:, None], axis=1)[:, 0]
-    drafting = decoding.drafting(select_trees(drafter.tree, tree_state), state.seeds)
-    new_draft, method_state = drafter.method.propose(drafting, verified, state.method_state)
-    stats = _count(state, tree, accepted)
-    state = _emit(state, accepted, new, decoding.eos)
+
+    text = jnp.concatenate([draft.tokens[:, :1], _new_tokens(draft, accepted)], axis=1)  # [B, P + 2]
+    hidden = jnp.take_along_axis(exits[-1], accepted.path[..., None], axis=1)  # [B, P + 1, D]
+    seen = Seen(text, hidden, state.lengths, accepted.length + 1, Step(draft, exits, logits, accepted))
+    trees, states = drafter.shape.follow(draft, accepted.node), []
+    for source, tree, old in zip(drafter.sources, trees, state.method_states, strict=False):
+        drafting = decoding.drafting(source, tree, state.seeds, accepted.bonus, lengths)
+        states.append(source.method.observe(drafting, seen, old))
+    new_draft = _draft(decoding, trees, states, state.seeds, accepted.bonus, lengths)
+    stats = _count(state, draft, accepted)
+    state = _emit(state, accepted, text[:, 1:], decoding.eos)
     state = state.replace(
         cache=cache,
         lengths=jnp.where(state.done, state.lengths, lengths),
-        tree_state=tree_state,
         draft=new_draft,
-        method_state=method_state,
+        method_states=states,
         stats=stats,
     )
     return _divided(state)
@@ -231,12 +295,12 @@ def _emit(state: DecodeState, accepted: Accepted, new: jax.Array, eos: jax.Array
     )
 
 
-def _count(state: DecodeState, tree: Tree, accepted: Accepted) -> Stats:
+def _count(state: DecodeState, draft: Draft, accepted: Accepted) -> Stats:
     """Count the step, and per depth whether it offered a candidate below the accepted path and whether it took one."""
-    active = ~state.done[:, None]
+    active, tree = ~state.done[:, None], draft.tree
     depth = jnp.arange(tree.max_depth)  # of the parents
     is_child = accepted.path[:, :-1, None] == tree.parent[:, None]  # [B, P, N]
-    candidate = state.draft.valid & (tree.depth > 0)
+    candidate = draft.valid & (tree.depth > 0)
     offered = jnp.any(is_child & candidate[:, None], axis=-1) & (depth <= accepted.length[:, None])
     return Stats(
         steps=state.stats.steps + active[:, 0],

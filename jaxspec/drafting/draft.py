@@ -1,4 +1,4 @@
-"""Drafts: what a step verifies, what came of it, and how candidates become a draft."""
+"""Drafts: what a step verifies, what came of it, and what sources offer for the next one."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Drawn:
 
     Attributes:
       log_q: [B, X, V] float32, distributions, filters and temperature included.
-      place: [B, N] int32, which of them each node's token was drawn from. Siblings share one: they are drawn without
-        replacement, in the order of their ranks.
+      place: [B, N] int32, which of them each node's token was drawn from (of an offer [B, M, W], each candidate's).
+        Siblings share one: they are drawn without replacement, in the order of their ranks.
     """
 
     log_q: jax.Array
@@ -51,13 +51,19 @@ class Draft:
     """What a step verifies.
 
     Attributes:
+      tree: the nodes' topology and their probes, arrays with a batch axis.
       tokens: [B, N] int32, token of every node; node 0, the root, is the newest token emitted.
       valid: [B, N] bool; False for nodes without a candidate (a first step, an n-gram miss, padding).
+      sources: [B, N] int32, the sources that offered a node, a bit each; 0 for the root.
+      log_p: [B, N] float32, chance that the whole path to a node is right; None in a fixed tree, which does not ask.
       drawn: None unless candidates were drawn independently of the text's noise.
     """
 
+    tree: Tree
     tokens: jax.Array
     valid: jax.Array
+    sources: jax.Array
+    log_p: jax.Array | None = None
     drawn: Drawn | None = None
 
 
@@ -66,77 +72,100 @@ class Drafting:
     """What a method drafts with.
 
     Attributes:
-      trainable: the adapter's pytree, `prepared`.
+      trainable: the adapter's pytree, `prepared`; empty for methods without one.
+      calibration: [M, 2] float32, what makes a drafter's scores probabilities; see `offer_ranked`.
       base: the frozen decoder, which knows what may be drafted.
-      tree: the tree to fill, arrays with a batch axis.
+      tree: the fixed tree that a method expands whose candidates depend on their path; arrays with a batch axis.
       sampler: ranks candidates with the noise of the positions they are for, or draws them independently.
       seeds: [B] uint32.
+      root: [B] int32, the newest token.
+      position: [B] int32, where it is.
+      width: W, candidates that are wanted at each distance (static).
+      depth: M', distances that are wanted (static).
     """
 
     trainable: PyTree
+    calibration: jax.Array
     base: Base
     tree: Tree
     sampler: Sampler
     seeds: jax.Array
+    root: jax.Array
+    position: jax.Array
+    width: int = flax.struct.field(pytree_node=False)
+    depth: int = flax.struct.field(pytree_node=False)
 
 
 @flax.struct.dataclass
-class Candidates:
-    """Tokens that may come, at some places.
+class Offer:
+    """What a source says may come: at every distance up to W candidates.
 
     Attributes:
-      tokens: [B, X, K] int32, the best first, or those drawn first.
-      log_q: [B, X, V], what they were drawn from, where the sampler is independent; else None.
+      tokens: [B, M, W] int32, siblings in the order of their ranks, the most probable first.
+      known: [B, M, W] or [B, M, 1] bool, which of them there are.
+      log_p: [B, M, W] float32, the chance that a candidate is right, given that its parent is.
+      parent: [B, M, W] int32, the place of each one's parent among the candidates one distance nearer, anything at the
+        first; None where a candidate may follow whatever stands before it, so that paths are products.
+      drawn: None unless candidates were drawn independently of the text's noise.
     """
 
     tokens: jax.Array
-    log_q: jax.Array | None
+    known: jax.Array
+    log_p: jax.Array
+    parent: jax.Array | None = None
+    drawn: Drawn | None = None
+
+    @property
+    def rank(self) -> jax.Array:
+        """[B, M, W] int32, the place of each candidate among its siblings."""
+        place = jnp.arange(self.tokens.shape[-1])
+        if self.parent is None:
+            return jnp.broadcast_to(place, self.tokens.shape)
+        parent = self.parent.at[:, 0].set(0)
+        earlier = (parent[..., None, :] == parent[..., None]) & (place < place[:, None]) & self.known[..., None, :]
+        return jnp.sum(earlier, axis=-1)
 
 
-def no_draft(drafting: Drafting, root: jax.Array) -> Draft:
-    """The newest tokens [B] alone, without candidates."""
-    tree, B = drafting.tree, len(root)
-    is_root = jnp.broadcast_to(jnp.arange(tree.num_nodes) == 0, (B, tree.num_nodes))
-    drawn = None
-    if drafting.sampler.independent:
-        nothing = jnp.zeros((B, tree.max_depth, drafting.base.vocab_size))
-        drawn = Drawn(nothing, jnp.zeros(is_root.shape, jnp.int32))
-    return Draft(jnp.where(is_root, root[:, None], 0), is_root, drawn)
+def offer_ranked(drafting: Drafting, logits: jax.Array, known: jax.Array) -> Offer:
+    """A drafter's best tokens at each distance, ranked with the noise of the positions they are for.
 
-
-def rank_candidates(drafting: Drafting, logits: jax.Array, positions: jax.Array) -> Candidates:
-    """The best tokens by a drafter's logits, as many as the tree has ranks, ranked with their positions' noise.
-
-    With an independent sampler that is drawing without replacement (Gumbel's top-k).
+    With an independent sampler that is drawing without replacement (Gumbel's top-k). Their probabilities are
+    softmax(a * scores) * exp(b), noise included, with a and b the calibration of each distance.
 
     Args:
-      drafting: the tree, the sampler, and the base, which knows what may be drafted.
+      drafting: what to draft with.
+      logits: [B, M, V'].
+      known: [B, M] bool, distances that have candidates this time.
+    """
+    ahead = jnp.arange(1, logits.shape[1] + 1)
+    tokens, log_p, log_q = rank(drafting, logits, drafting.position[:, None] + ahead, ahead)
+    drawn = None
+    if log_q is not None:
+        drawn = Drawn(log_q, jnp.broadcast_to(ahead[:, None] - 1, tokens.shape))
+    return Offer(tokens, known[..., None], log_p, None, drawn)
+
+
+def rank(
+    drafting: Drafting, logits: jax.Array, positions: jax.Array, distance: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """The best tokens by a drafter's logits, as many as are wanted.
+
+    Args:
+      drafting: what to draft with.
       logits: [B, X, V'].
       positions: [B, X] int32, or [B, 1] where all are for the same.
+      distance: [X] or scalar, how far ahead they are.
+
+    Returns:
+      Tokens [B, X, W] and their log-probabilities, the best first, or those drawn first; and what they were drawn from,
+      [B, X, V], where the sampler is independent, else None.
     """
     base, sampler = drafting.base, drafting.sampler
     scores = sampler.filtered(logits)
     log_q = base.draft_whole(jax.nn.log_softmax(scores), -jnp.inf) if sampler.independent else None
     if sampler.sampling:
         scores += sampler.noise(drafting.seeds, positions, base.draft_ids(jnp.arange(scores.shape[-1])))
-    return Candidates(base.draft_ids(jax.lax.top_k(scores, drafting.tree.max_rank)[1]), log_q)
-
-
-def draft_from_candidates(tree: Tree, root: jax.Array, candidates: Candidates, known: jax.Array) -> Draft:
-    """Fill a tree from candidates per distance.
-
-    Args:
-      tree: arrays with a batch axis.
-      root: [B] int32, the newest token.
-      candidates: of M distances, by distance and rank; nodes of further ranks stay empty.
-      known: [B, M] bool, distances that have candidates this time.
-    """
-    place = jnp.maximum(tree.depth - 1, 0)
-    index = (jnp.arange(root.shape[0])[:, None], place)
-    is_root = tree.depth == 0
-    tokens = jnp.where(is_root, root[:, None], candidates.tokens[(*index, tree.rank)])
-    filled = known[index]
-    if candidates.tokens.shape[-1] < tree.max_rank:
-        filled &= tree.rank < candidates.tokens.shape[-1]
-    drawn = None if candidates.log_q is None else Drawn(candidates.log_q, place)
-    return Draft(tokens, tree.live & (is_root | filled), drawn)
+    best, index = jax.lax.top_k(scores, min(drafting.width, scores.shape[-1]))
+    slope, offset = (drafting.calibration[jnp.asarray(distance) - 1, i][..., None] for i in (0, 1))
+    total = jax.nn.logsumexp(scores * slope, axis=-1, keepdims=True)
+    return base.draft_ids(index), jnp.minimum(best * slope - total + offset, 0.0), log_q

@@ -1,26 +1,46 @@
-"""A drafter: a method with its adapter, its draft tree and the base they decode on, ready to decode."""
+"""A drafter: methods with their adapters, what makes a draft of their offers, and the base they decode on."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from jaxspec.drafting.adapter import Adapter
-from jaxspec.drafting.draft import PyTree
+from jaxspec.drafting.draft import Draft, PyTree
 from jaxspec.drafting.method import Method
-from jaxspec.drafting.tree import Path, Tree, TreePlan, chain, from_paths, parse_tree
+from jaxspec.drafting.shape import Best, StaticTree
+from jaxspec.drafting.tree import Path, TreePlan, chain, from_paths, parse_tree
 from jaxspec.drafting.tree.plan import plan_from_json
 from jaxspec.errors import UserError
-from jaxspec.model.base import DraftVocabulary
+from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.blocks import in_blocks
+from jaxspec.model.rows import Rows
 from jaxspec.weights.load import Model
 from jaxspec.weights.params import params_fingerprint
+
+MOST_ROWS = 4096  # of a budget
+
+
+@flax.struct.dataclass
+class DeviceSource:
+    """What of a source goes into the jitted loop.
+
+    Attributes:
+      trainable: the adapter's pytree, `prepared`; empty for methods without one.
+      calibration: [M, 2] float32, see `offer_ranked`.
+      method: the static settings.
+      draft_vocabulary: the tokens that may be drafted; None: all.
+    """
+
+    trainable: PyTree
+    calibration: jax.Array
+    method: Method = flax.struct.field(pytree_node=False)
+    draft_vocabulary: DraftVocabulary | None = None
 
 
 @flax.struct.dataclass
@@ -28,87 +48,196 @@ class DeviceDrafter:
     """What of a drafter goes into the jitted loop.
 
     Attributes:
-      trainable: the adapter's pytree, `prepared`; empty for methods without one.
-      tree: the draft trees, stacked: one per state (see `TreePlan`).
-      method: the static settings.
-      draft_vocabulary: the tokens that may be drafted; None: all.
+      sources: what offers candidates; none in autoregressive decoding.
+      shape: what makes a draft of them.
     """
 
-    trainable: PyTree
-    tree: Tree
-    method: Method = flax.struct.field(pytree_node=False)
-    draft_vocabulary: DraftVocabulary | None = None
+    sources: tuple[DeviceSource, ...]
+    shape: StaticTree | Best
+
+    def rows(self, base: Base, draft: Draft, lengths: jax.Array) -> Rows:
+        """The rows of a step: the nodes, and the probes of the source that has them."""
+        for source in self.sources:
+            if source.method.probe_distances:
+                return source.method.rows(source.trainable, base, draft, lengths)
+        return Method().rows({}, base, draft, lengths)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Drafter:
-    """A method ready to decode. Made by `load_drafter`, `make_drafter` or `autoregressive`.
+class Source:
+    """A method as one of those that feed a draft.
 
     Attributes:
       method: its settings.
       trainable: its pytree, as trained, in the host's memory where it was read from disk.
-      model: the base it decodes on: the one that it was loaded for, or what the method has tuned that to.
-      plan: the draft trees.
       adapter: what it was made from; None for a method that is not trained.
-      draft_vocabulary: V', how many of the base's most frequent tokens may be drafted; 0: all.
-      note: how the tree was chosen, in words; empty where it was asked for.
+      draft_vocabulary: V', how many of the base's most frequent tokens it may draft; 0: all.
     """
 
     method: Method
     trainable: PyTree
-    model: Model
-    plan: TreePlan
     adapter: Adapter | None = None
     draft_vocabulary: int = 0
+
+    @property
+    def tree(self) -> TreePlan:
+        """The source's own tree: its adapter's, or a chain. Raises UserError for an adapter that holds none."""
+        if not self.method.trainable:
+            return chain(self.method.usual_depth)
+        if "tree" not in self.adapter.info:
+            raise UserError("the adapter holds no tree; train.py writes it")
+        return plan_from_json(self.adapter.info["tree"], "the adapter's tree")
+
+    @property
+    def accuracy(self) -> list[list[float]] | None:
+        """[M][K], the adapter's measured accuracies, if it has any."""
+        return self.adapter.info.get("accuracy") if self.adapter else None
+
+    def with_vocabulary(self, count: int | None) -> Source:
+        """The source with another draft vocabulary; None for the adapter's own. Raises UserError for one too large."""
+        if self.adapter is None:
+            if count is not None:
+                raise UserError(f"{self.method.name} is not trained and has no draft vocabulary, got {count}")
+            return self
+        count = self.adapter.info.get("draft_vocabulary", 0) if count is None else count
+        frequent = self.adapter.frequent_tokens
+        check_drafts(count, 0 if frequent is None else len(frequent))
+        return dataclasses.replace(self, draft_vocabulary=count)
+
+    def on_device(self, model: Model) -> DeviceSource:
+        """What the jitted loop takes, for the base that it decodes on."""
+        base, method = model.base, self.method
+        if self.draft_vocabulary:
+            base = base.drafting(jnp.asarray(self.adapter.frequent_tokens[: self.draft_vocabulary]))
+        trainable = method.prepared(jax.tree.map(jnp.asarray, self.trainable), base)
+        calibration = (self.adapter.info if self.adapter else {}).get("calibration", [[1.0, 0.0]] * method.max_distance)
+        source = DeviceSource(trainable, jnp.asarray(calibration, jnp.float32), method, base.draft_vocabulary)
+        # A prompt's drafts are made from about as many rows as there are distances, however many nodes the tree has.
+        return in_blocks(source, model.block_for(method.max_distance), (*method.kernels, "columns"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """The best nodes of all offers, chosen in every step: `best:ROWS`.
+
+    Attributes:
+      rows: of a step, the root and probes included.
+    """
+
+    rows: int
+
+    def shape(self, sources: Sequence[Source]) -> Best:
+        """What the jitted loop takes. Raises UserError for fewer rows than the probes of one node need."""
+        probing = [source.method for source in sources if source.method.probe_distances]
+        distances, rows = (probing[0].probe_distances, probing[0].probe_rows) if probing else (0, 0)
+        owners = max(1, self.rows // 2 // (distances * rows)) if probing else 0  # half of the rows, but one node's
+        nodes = self.rows - owners * distances * rows
+        if nodes < 2:
+            least = 2 + distances * rows
+            raise UserError(f"tree best:{self.rows}: a draft needs {least} rows, the root, a candidate and its probes")
+        depth = min(nodes - 1, max(source.method.max_distance for source in sources))
+        trees = tuple(source.tree.arrays(0) for source in sources)
+        return Best(trees, nodes, owners, distances, depth)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Drafter:
+    """Ready to decode. Made by `load_drafter`, `make_drafter` or `autoregressive`.
+
+    Attributes:
+      sources: methods with their adapters; at most one of them has probes.
+      model: the base they decode on: the one that they were loaded for, or what a method has tuned that to.
+      shape: fixed draft trees, of one source alone, or a budget of rows.
+      note: how the shape was chosen, in words; empty where it was asked for.
+    """
+
+    sources: tuple[Source, ...]
+    model: Model
+    shape: TreePlan | Budget
     note: str = ""
+
+    @property
+    def name(self) -> str:
+        """`medusa`, or `medusa+prompt_lookup`."""
+        return "+".join(source.method.name for source in self.sources)
+
+    @property
+    def source(self) -> Source:
+        """The one source. Raises UserError for a union."""
+        if len(self.sources) > 1:
+            raise UserError(f"{self.name}: this takes one method, not {len(self.sources)}")
+        return self.sources[0]
+
+    @property
+    def plan(self) -> TreePlan:
+        """The fixed trees. Raises UserError where a draft is chosen per step."""
+        if isinstance(self.shape, Budget):
+            raise UserError(f"{self.name}: this takes fixed trees, not best:{self.shape.rows}")
+        return self.shape
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything is drafted at all."""
+        return any(source.method.max_distance for source in self.sources)
+
+    @property
+    def num_nodes(self) -> int:
+        """N, nodes of a step, padding included."""
+        return self.shape.shape(self.sources).nodes if isinstance(self.shape, Budget) else self.shape.num_nodes
 
     @property
     def num_rows(self) -> int:
         """R, rows of a step, padding included."""
-        probes = self.plan.num_probes if self.method.probe_distances else 0
-        return self.plan.num_nodes + probes * self.method.probe_rows
+        if isinstance(self.shape, Budget):
+            return self.shape.rows
+        method = self.source.method
+        probes = self.shape.num_probes if method.probe_distances else 0
+        return self.shape.num_nodes + probes * method.probe_rows
 
     @functools.cached_property
     def on_device(self) -> DeviceDrafter:
         """What the jitted loop takes."""
-        base = self.model.base
-        if self.draft_vocabulary:
-            base = base.drafting(jnp.asarray(self.adapter.frequent_tokens[: self.draft_vocabulary]))
-        trainable = self.method.prepared(jax.tree.map(jnp.asarray, self.trainable), base)
-        tree = self.plan.arrays(self.method.probe_distances)
-        drafter = DeviceDrafter(trainable, tree, self.method, base.draft_vocabulary)
-        # A prompt's drafts are made from about as many rows as there are distances, however many nodes the tree has.
-        block = self.model.block_for(self.method.max_distance)
-        return in_blocks(drafter, block, (*self.method.kernels, "columns"))
+        sources = tuple(source.on_device(self.model) for source in self.sources if source.method.max_distance)
+        if isinstance(self.shape, Budget):
+            return DeviceDrafter(sources, self.shape.shape(self.sources))
+        return DeviceDrafter(sources, StaticTree(self.shape.arrays(self.source.method.probe_distances)))
 
     def with_tree(
         self, tree: str | TreePlan | Sequence[Path] | None, draft_vocabulary: int | None = None, note: str = ""
     ) -> Drafter:
-        """The same method on the same base with another tree.
+        """The same sources on the same base with another shape.
 
         Args:
-          tree: a specification like `sparse:16`, a plan, or a list of paths; None for the adapter's own.
-          draft_vocabulary: draft only so many of the base's most frequent tokens; 0 drafts all; None for the adapter's
+          tree: a specification like `sparse:16` or `best:8`, a plan, or a list of paths; None for a source's own tree,
+            and for a union `best:8`.
+          draft_vocabulary: draft only so many of the base's most frequent tokens; 0 drafts all; None for the adapters'
             own.
           note: how the tree was chosen.
 
         Raises:
           UserError: a tree or a draft vocabulary that does not fit.
         """
-        info = self.adapter.info if self.adapter else {}
-        if self.adapter is None and draft_vocabulary is not None:
-            raise UserError(f"{self.method.name} is not trained and has no draft vocabulary, got {draft_vocabulary}")
-        if self.method.max_distance == 0:
-            if tree is not None:
-                raise UserError(f"{self.method.name} drafts nothing and has no tree, got {str(tree)!r}")
+        if not self.drafts:
+            if tree is not None or draft_vocabulary is not None:
+                asked = f"tree, got {str(tree)!r}" if tree is not None else f"draft vocabulary, got {draft_vocabulary}"
+                raise UserError(f"{self.name} drafts nothing and has no {asked}")
             return dataclasses.replace(self, note=note)
-        count = info.get("draft_vocabulary", 0) if draft_vocabulary is None else draft_vocabulary
-        frequent = self.adapter.frequent_tokens if self.adapter else None
-        check_drafts(count, 0 if frequent is None else len(frequent))
-        plan, tokens = _plan(self.method, info, tree), count or self.model.config.vocab_size
+        trained = [source.adapter is not None for source in self.sources]
+        sources = tuple(
+            source.with_vocabulary(None if any(trained) and not own else draft_vocabulary)
+            for source, own in zip(self.sources, trained, strict=True)
+        )
+        drafter = dataclasses.replace(self, sources=sources, note=note)
+        if budget := _budget(tree, len(sources)):
+            budget.shape(sources)  # refuses one that is too small
+            return dataclasses.replace(drafter, shape=budget)
+        if len(sources) > 1:
+            raise UserError(f"{self.name}: a union takes a tree of best:ROWS, got {str(tree)!r}")
+        [source] = sources
+        plan, tokens = _plan(source, tree), source.draft_vocabulary or self.model.config.vocab_size
         if plan.max_rank >= tokens:
             raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {tokens}")
-        return dataclasses.replace(self, plan=plan, draft_vocabulary=count, note=note)
+        return dataclasses.replace(drafter, shape=plan)
 
 
 def autoregressive(model: Model) -> Drafter:
@@ -118,7 +247,8 @@ def autoregressive(model: Model) -> Drafter:
 
 def untrained(method: Method, model: Model) -> Drafter:
     """A method that has nothing to train, with a chain of its candidates for a tree."""
-    return Drafter(method, {}, model, chain(method.usual_depth) if method.max_distance else from_paths([]))
+    plan = chain(method.usual_depth) if method.max_distance else from_paths([])
+    return Drafter((Source(method, {}),), model, plan)
 
 
 def make_drafter(
@@ -133,7 +263,8 @@ def make_drafter(
       UserError: a tree or a draft vocabulary that does not fit.
     """
     method, trainable, model = tuned(adapter.method, adapter.trainable, model)
-    return Drafter(method, trainable, model, from_paths([]), adapter).with_tree(tree, draft_vocabulary)
+    source = Source(method, trainable, adapter)
+    return Drafter((source,), model, from_paths([])).with_tree(tree, draft_vocabulary)
 
 
 def tuned(method: Method, trainable: PyTree, model: Model) -> tuple[Method, PyTree, Model]:
@@ -160,20 +291,29 @@ def check_drafts(count: int, most: int) -> None:
         raise UserError(f"draft-vocabulary must be 0 (all tokens) or at most {most}, got {count}")
 
 
-def _plan(method: Method, info: dict[str, Any], tree: str | TreePlan | Sequence[Path] | None) -> TreePlan:
-    """The draft tree to decode with; None is the one that the adapter's `info` holds, or a chain without training."""
+def _plan(source: Source, tree: str | TreePlan | Sequence[Path] | None) -> TreePlan:
+    """The fixed trees of a source to decode with; None is its own."""
+    method = source.method
     if isinstance(tree, str):
-        plan = method_plan(method, tree, info.get("accuracy"))
+        plan = method_plan(method, tree, source.accuracy)
     elif tree is not None:
         plan = tree if isinstance(tree, TreePlan) else from_paths(tree)
-    elif not method.trainable:
-        plan = chain(method.usual_depth)
-    elif "tree" in info:
-        plan = plan_from_json(info["tree"], "the adapter's tree")
     else:
-        raise UserError("the adapter holds no tree; train.py writes it")
+        plan = source.tree
     if not 1 <= plan.depth <= method.max_distance:
         raise UserError(f"a tree of {method.name} is 1 to {method.max_distance} candidates deep, not {plan.depth}")
     if len(plan.states) > 1 and not method.probe_distances:
         raise UserError(f"{method.name} has no probes: it takes one tree, not {len(plan.states)} that depend on them")
     return plan
+
+
+def _budget(tree: object, sources: int) -> Budget | None:
+    """The budget of rows that `best:ROWS` asks for; a union has one of its own. Raises UserError for no such number."""
+    if tree is None and sources > 1:
+        return Budget(8)
+    if not isinstance(tree, str) or not tree.startswith("best:"):
+        return None
+    rows = tree.removeprefix("best:")
+    if not rows.isdecimal() or not 2 <= int(rows) <= MOST_ROWS:
+        raise UserError(f"tree {tree!r}: write best:ROWS with 2 to {MOST_ROWS} rows")
+    return Budget(int(rows))

@@ -13,8 +13,7 @@ import flax.struct
 import jax
 
 from jaxspec.config import ModelConfig
-from jaxspec.drafting.draft import Accepted, Draft, Drafting, PyTree, no_draft
-from jaxspec.drafting.tree import Tree
+from jaxspec.drafting.draft import Accepted, Draft, Drafting, Offer, PyTree
 from jaxspec.errors import UserError
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder, abstract_params
@@ -22,45 +21,40 @@ from jaxspec.model.rows import Rows
 
 
 @flax.struct.dataclass
-class Prompt:
-    """What a method sees of the prompts, after prefill.
+class Step:
+    """What a step verified and computed.
 
     Attributes:
-      tokens: [B, T] int32, padded on the right.
-      lengths: [B] int32.
-      hidden: [B, T, D], hidden states of all positions, before the final norm.
-      logits: [B, V] float32, the base's own after each prompt.
-      capacity: S of the base's cache: tokens that a cache of the method's own must hold (static).
-      chunk: positions to run at once, a divisor of T (static).
+      draft: what was verified.
+      exits: hidden states of all rows before the final norm, [B, R, D] after each of the last layers that the method's
+        `Rows` asked for.
+      logits: [B, N, V] float32, the base's at the nodes.
+      accepted: the surviving path and the bonus token.
     """
 
-    tokens: jax.Array
-    lengths: jax.Array
-    hidden: jax.Array
+    draft: Draft
+    exits: tuple[jax.Array, ...]
     logits: jax.Array
-    capacity: int = flax.struct.field(pytree_node=False)
-    chunk: int = flax.struct.field(pytree_node=False)
+    accepted: Accepted
 
 
 @flax.struct.dataclass
-class Verified:
-    """What a method sees after verification.
+class Seen:
+    """Text that the base has just read: a prompt, or a chunk of one, or the accepted path of a step.
 
     Attributes:
-      tree: what was verified, arrays with a batch axis.
-      exits: hidden states of all rows of the step, [B, R, D] after each of the last layers that its `Rows` asked for,
-        before the final norm.
-      accepted: the surviving path and the bonus token.
-      tokens: [B, P + 1] int32, the token after each node of the path: accepted candidates, then the bonus; what
-        follows is garbage.
-      position: [B] int32, position of the new root, the bonus token.
+      tokens: [B, T + 1] int32, the tokens read and the one after the last of them; what follows is garbage.
+      hidden: [B, T, D], their hidden states before the final norm.
+      first: [B] int32, position of the first of them.
+      length: [B] int32, how many of the T were read; 0 where a prompt ended in an earlier chunk.
+      step: what else a step computed; None of a prompt.
     """
 
-    tree: Tree
-    exits: tuple[jax.Array, ...]
-    accepted: Accepted
     tokens: jax.Array
-    position: jax.Array
+    hidden: jax.Array
+    first: jax.Array
+    length: jax.Array
+    step: Step | None = None
 
 
 @flax.struct.dataclass
@@ -168,18 +162,22 @@ class Method:
         """Logits [B, G, M, V] that the drafter gives at every insertion point, for evaluation."""
         raise TypeError(f"{self.name} predicts nothing ahead")
 
-    def start(self, drafting: Drafting, prompt: Prompt, root: jax.Array) -> tuple[Draft, PyTree]:
-        """First draft and method state, after prefill; `root` [B] int32 is the first token emitted."""
-        return no_draft(drafting, root), {}
+    def empty_state(self, base: Base, batch: int, capacity: int) -> PyTree:
+        """What the method remembers of `batch` texts of at most `capacity` tokens, before it has seen any of them."""
+        return {}
 
-    def rows(self, trainable: PyTree, base: Base, tree: Tree, draft: Draft, lengths: jax.Array) -> Rows:
+    def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
+        """The state with what the base has just read: first the prompt, then the accepted path of every step."""
+        return method_state
+
+    def rows(self, trainable: PyTree, base: Base, draft: Draft, lengths: jax.Array) -> Rows:
         """The rows to verify, one group: the draft's nodes, and for methods that probe, their probes after them."""
-        positions = lengths[:, None] + tree.depth
-        return Rows(base.embed(draft.tokens)[:, None], positions[:, None], tree.ancestors[:, None])
+        positions = lengths[:, None] + draft.tree.depth
+        return Rows(base.embed(draft.tokens)[:, None], positions[:, None], draft.tree.ancestors[:, None])
 
-    def propose(self, drafting: Drafting, verified: Verified, method_state: PyTree) -> tuple[Draft, PyTree]:
-        """The next draft and method state, from what the step computed."""
-        return no_draft(drafting, verified.accepted.bonus), method_state
+    def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
+        """What may come after the newest token."""
+        raise TypeError(f"{self.name} offers nothing")
 
 
 def check_choices(method: Method) -> None:

@@ -4,7 +4,7 @@ from jaxspec.methods.amphista import Amphista
 from jaxspec.methods.bita import BiTA
 from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.methods.hydra import Hydra
-from jaxspec.methods.loading import METHODS, choose_tree, load_adapter, load_drafter, open_adapter, ships
+from jaxspec.methods.loading import METHODS, choose_tree, load_adapter, load_drafter, method_names, open_adapter, ships
 from jaxspec.methods.medusa import Medusa
 from jaxspec.methods.ppd import PPD
 from jaxspec.methods.prompt_lookup import PromptLookup
@@ -23,6 +23,7 @@ __all__ = [
     "choose_tree",
     "load_adapter",
     "load_drafter",
+    "method_names",
     "open_adapter",
     "ships",
 ]

@@ -23,14 +23,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafting.draft import Draft, Drafting, PyTree, draft_from_candidates, rank_candidates
-from jaxspec.drafting.method import Batch, Method, Prompt, Verified, check_choices
+from jaxspec.drafting.draft import Drafting, Offer, PyTree, offer_ranked
+from jaxspec.drafting.method import Batch, Method, Seen, check_choices
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_decay, future_loss
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import wide
 from jaxspec.model.cache import Cache, commit, empty_cache
-from jaxspec.model.chunks import run_in_chunks
 from jaxspec.model.decoder import Context, Layer, causal_context, causal_mask
 from jaxspec.model.rope import rope_angles
 
@@ -185,47 +184,30 @@ class HeadMethod(Method, abc.ABC):
 
     # Decoding
 
-    def start(self, drafting: Drafting, prompt: Prompt, root: jax.Array) -> tuple[Draft, PyTree]:
-        """The prompts through the method's own layers, and a first draft."""
-        B, trainable, base = len(root), drafting.trainable, drafting.base
+    def empty_state(self, base: Base, batch: int, capacity: int) -> PyTree:
+        """The cache of the method's own layers, and what the heads read, arrays [B, D], of the newest state."""
         own = dataclasses.replace(base.decoder.config, num_layers=self.own_layers)
-        cache = empty_cache(own, B, prompt.capacity, base.dtype)
-        last = (jnp.arange(B), prompt.lengths - 1)
-        following = jnp.roll(prompt.tokens, -1, axis=1).at[last].set(root)
+        newest = jnp.zeros((batch, own.hidden_size), base.dtype)
+        count = max(self.own_layers, 1)
+        return {"cache": empty_cache(own, batch, capacity, base.dtype), "features": (newest,) * count}
 
-        def run(inputs: tuple[jax.Array, jax.Array], context: Context) -> tuple[Features, Cache]:
-            return self.adapt(trainable, base, *inputs, context)
+    def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
+        """The tokens that were read through the method's own layers."""
+        (B, T), cache, first = seen.hidden.shape[:2], method_state["cache"], seen.first[:, None]
+        context = Context(first + jnp.arange(T), causal_mask(B, T), cache, first)
+        features, rows = self.adapt(drafting.trainable, drafting.base, seen.hidden, seen.tokens[:, 1:], context)
+        last, read = (jnp.arange(B), jnp.maximum(seen.length - 1, 0)), seen.length[:, None] > 0
+        newest = zip(features, method_state["features"], strict=True)
+        return {
+            "cache": commit(cache, rows, seen.first),
+            "features": tuple(jnp.where(read, new[last], old) for new, old in newest),
+        }
 
-        features, cache = run_in_chunks(run, (prompt.hidden, following), cache, prompt.chunk)
-        features = tuple(x[last] for x in features)
-        return self.draft(drafting, features, root, prompt.lengths), {"cache": cache}
-
-    def propose(self, drafting: Drafting, verified: Verified, method_state: PyTree) -> tuple[Draft, PyTree]:
-        """The accepted path through the method's own layers, and a draft from its last state."""
-        path, length, cache = verified.accepted.path, verified.accepted.length, method_state["cache"]
-        B, width = path.shape
-        root = (verified.position - 1 - length)[:, None]  # where the path begins
-        hidden = jnp.take_along_axis(verified.exits[-1], path[..., None], axis=1)  # [B, P + 1, D]
-        context = Context(root + jnp.arange(width), causal_mask(B, width), cache, root)
-        features, rows = self.adapt(drafting.trainable, drafting.base, hidden, verified.tokens, context)
-        features = tuple(x[jnp.arange(B), length] for x in features)
-        draft = self.draft(drafting, features, verified.accepted.bonus, verified.position)
-        return draft, {"cache": commit(cache, rows, root[:, 0])}
-
-    def draft(self, drafting: Drafting, features: Features, root: jax.Array, position: jax.Array) -> Draft:
-        """Fill the tree from the heads, all of them at once.
-
-        Args:
-          drafting: what to draft with.
-          features: of `adapt`, arrays [B, D].
-          root: [B] int32, the newest token.
-          position: [B] int32, where it is.
-        """
-        depth = drafting.tree.max_depth
-        logits = self.predict(drafting.trainable, drafting.base, features, depth)
-        positions = position[:, None] + jnp.arange(1, depth + 1)
-        candidates = rank_candidates(drafting, logits, positions)
-        return draft_from_candidates(drafting.tree, root, candidates, jnp.ones((len(root), depth), bool))
+    def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
+        """The candidates of all heads at once."""
+        depth = min(drafting.depth, self.heads)
+        logits = self.predict(drafting.trainable, drafting.base, method_state["features"], depth)
+        return offer_ranked(drafting, logits, jnp.ones(logits.shape[:2], bool))
 
 
 def init_layer(key: jax.Array, base: Base) -> PyTree:

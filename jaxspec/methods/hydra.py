@@ -14,7 +14,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafting.draft import Draft, Drafting, Drawn, PyTree, rank_candidates
+from jaxspec.drafting.draft import Drafting, Drawn, Offer, PyTree, rank
 from jaxspec.drafting.tree import Tree
 from jaxspec.methods.heads import Features, HeadMethod, beside, init_beside, init_layer, run_layer
 from jaxspec.model.base import Base
@@ -78,29 +78,37 @@ class Hydra(HeadMethod):
         hidden = base.normed(features[0])
         return jnp.stack([self.head(trainable, base, hidden, path[..., :d]) for d in range(1, count + 1)], axis=-2)
 
-    def draft(self, drafting: Drafting, features: Features, root: jax.Array, position: jax.Array) -> Draft:
-        """Fill the tree level by level: the candidates below a node come from the head that reads the node's path."""
+    def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
+        """Level by level along the tree: the candidates below a node come from the head that reads the node's path."""
         tree, trainable, base = drafting.tree, drafting.trainable, drafting.base
-        hidden, rows = base.normed(features[0]), jnp.arange(len(root))[:, None]
-        tokens = jnp.where(tree.depth == 0, root[:, None], 0)  # [B, N]
-        places, log_q = jnp.zeros_like(tokens), []
-        has_children = _has_children(tree)
+        hidden = base.normed(method_state["features"][0])
+        (B, _), K = hidden.shape, min(drafting.width, base.num_drafts)
+        rows, has_children = jnp.arange(B)[:, None], _has_children(tree)
+        place = jnp.zeros_like(tree.depth)  # of every node among the candidates of its level
+        paths, levels, log_q = drafting.root[:, None, None], [], []  # [B, candidates of the level above, level + 1]
         for level, width in enumerate(tree.inner):
             parents = _nodes(has_children & (tree.depth == level), width)  # [B, W]
-            path = [parents]
-            for _ in range(level):
-                path.insert(0, tree.parent[rows, path[0]])
-            path = tokens[rows[..., None], jnp.stack(path, axis=-1)]  # [B, W, level + 1]
-            at = jnp.broadcast_to(hidden[:, None], (*parents.shape, hidden.shape[-1]))
+            above = jnp.take_along_axis(place, parents, axis=1)
+            path = paths[rows, above]  # [B, W, level + 1]
+            at = jnp.broadcast_to(hidden[:, None], (B, width, hidden.shape[-1]))
             logits = self.head(trainable, base, at, path)  # [B, W, V']
-            candidates = rank_candidates(drafting, logits, position[:, None] + level + 1)
-            place = jnp.argmax(parents[:, None] == tree.parent[..., None], axis=-1)  # [B, N], of each node's parent
-            below = tree.depth == level + 1
-            tokens = jnp.where(below, candidates.tokens[rows, place, tree.rank], tokens)
-            places = jnp.where(below, place + sum(tree.inner[:level]), places)
-            log_q.append(candidates.log_q)
-        drawn = Drawn(jnp.concatenate(log_q, axis=1), places) if drafting.sampler.independent else None
-        return Draft(tokens, tree.live, drawn)
+            tokens, log_p, q = rank(drafting, logits, drafting.position[:, None] + level + 1, jnp.int32(level + 1))
+            follows = jnp.broadcast_to(path[:, :, None], (B, width, K, level + 1))
+            paths = jnp.concatenate([follows, tokens[..., None]], axis=-1).reshape(B, width * K, level + 2)
+            known = jnp.arange(width) < jnp.sum(has_children & (tree.depth == level), axis=1)[:, None]
+            drawn_from = sum(tree.inner[:level]) + jnp.arange(width)
+            parts = (tokens, known[..., None], log_p, above[..., None], drawn_from[:, None])
+            levels.append([jnp.broadcast_to(x, tokens.shape).reshape(B, width * K) for x in parts])
+            log_q.append(q)
+            number = jnp.argmax(parents[:, None] == tree.parent[..., None], axis=-1)  # [B, N], of each node's parent
+            place = jnp.where(tree.depth == level + 1, number * K + jnp.minimum(tree.rank, K - 1), place)
+        most = max(tree.inner) * K
+        tokens, known, log_p, parent, drawn_from = (
+            jnp.stack([jnp.pad(x, ((0, 0), (0, most - x.shape[1]))) for x in part], axis=1)
+            for part in zip(*levels, strict=True)
+        )
+        drawn = Drawn(jnp.concatenate(log_q, axis=1), drawn_from) if drafting.sampler.independent else None
+        return Offer(tokens, known, log_p, parent, drawn)
 
 
 def _nodes(chosen: jax.Array, count: int) -> jax.Array:

@@ -9,10 +9,10 @@ from pathlib import Path
 from jaxspec.config import ModelConfig
 from jaxspec.drafting.adapter import OWN_MODEL, WEIGHTS, Adapter, find_shipped, read_adapter
 from jaxspec.drafting.choice import find_choice
-from jaxspec.drafting.drafter import Drafter, autoregressive, make_drafter, untrained
+from jaxspec.drafting.drafter import Drafter, Source, autoregressive, tuned
 from jaxspec.drafting.method import Method
 from jaxspec.drafting.tree import Path as TreePath
-from jaxspec.drafting.tree import TreePlan
+from jaxspec.drafting.tree import TreePlan, from_paths
 from jaxspec.errors import UserError, suggest
 from jaxspec.files import read_json
 from jaxspec.methods.amphista import Amphista
@@ -31,7 +31,7 @@ METHODS: dict[str, type[Method]] = {
 
 
 def load_drafter(
-    name: str,
+    name: str | Sequence[str],
     model: Model,
     adapter: str | Path | None = None,
     *,
@@ -40,35 +40,70 @@ def load_drafter(
     batch_size: int = 1,
     temperature: float = 0.0,
 ) -> Drafter:
-    """A method ready to decode on a base.
+    """A method, or a union of several, ready to decode on a base.
 
     Args:
-      name: a key of `METHODS`.
+      name: a key of `METHODS`; for a union several of them, as a list or joined as in `medusa+prompt_lookup`.
       model: the base.
-      adapter: folder of a trained adapter; default the one that ships for this method and base.
+      adapter: folder of a trained adapter; default the one that ships for this method and base. Of a union only one
+        method may then be trained.
       tree: the draft tree: `auto`, the fastest way to decode on this machine as far as tune.py has found out, which
-        may be autoregressive decoding; a specification like `sparse:16`; a plan; or a list of paths. Default the
-        adapter's own.
+        may be autoregressive decoding; a specification like `sparse:16`; `best:8` for the best nodes of all offers,
+        chosen in every step, within so many rows; a plan; or a list of paths. Default the adapter's own, and `best:8`
+        for a union.
       draft_vocabulary: draft only so many of the base's most frequent tokens; 0 drafts all; default the adapter's own.
       batch_size: prompts decoded together, for `auto`.
       temperature: of sampling, for `auto`; 0 is greedy.
 
     Raises:
-      UserError: an unknown method, no adapter, one of another method or base, or a tree that does not fit.
+      UserError: an unknown method, methods that cannot be joined, no adapter, one of another method or base, or a tree
+        that does not fit.
     """
-    if name in METHODS and not METHODS[name].trainable:
-        if adapter is not None:
-            raise UserError(f"{name} takes no adapter, got {str(adapter)!r}")
-        drafter = untrained(METHODS[name](), model)
-        if tree == "auto" and draft_vocabulary is None:
-            return choose_tree(drafter, batch_size, temperature)
-        return drafter.with_tree(tree, draft_vocabulary)
-    loaded = open_adapter(name, model, adapter)
+    drafter = _join(method_names(name), model, adapter)
     if tree != "auto":
-        return make_drafter(loaded, model, tree, draft_vocabulary)
+        return drafter.with_tree(tree, draft_vocabulary)
     if draft_vocabulary is not None:
-        raise UserError(f"{name}: a tree of auto brings its own draft vocabulary, got {draft_vocabulary}")
-    return choose_tree(make_drafter(loaded, model), batch_size, temperature)
+        raise UserError(f"{drafter.name}: a tree of auto brings its own draft vocabulary, got {draft_vocabulary}")
+    return choose_tree(drafter.with_tree(None), batch_size, temperature)
+
+
+def method_names(name: str | Sequence[str]) -> list[str]:
+    """The methods of a union, or the one. Raises UserError for an unknown one or for some that cannot be joined."""
+    names = name.split("+") if isinstance(name, str) else list(name)
+    for one in names:
+        if one not in METHODS:
+            raise UserError(f"unknown method {one!r}{suggest(one, METHODS)}; methods: {', '.join(METHODS)}")
+        if names.count(one) > 1:
+            raise UserError(f"{'+'.join(names)}: {one} is there twice")
+        if len(names) > 1 and not METHODS[one]().max_distance:
+            raise UserError(f"{'+'.join(names)}: {one} drafts nothing, leave it out")
+    probing = [one for one in names if METHODS[one]().probe_distances]
+    if len(probing) > 1:
+        raise UserError(f"{'+'.join(names)}: only one method of a union can have probes, got {' and '.join(probing)}")
+    if not names:
+        raise UserError("a union needs at least one method")
+    return names
+
+
+def _join(names: Sequence[str], model: Model, adapter: str | Path | None) -> Drafter:
+    """The methods with their adapters, on the base that they decode on."""
+    trained = [name for name in names if METHODS[name].trainable]
+    if adapter is not None and len(trained) != 1:
+        takes = f"{len(trained)} adapters" if trained else "no adapter"
+        raise UserError(f"{'+'.join(names)} takes {takes}, got {str(adapter)!r}")
+    sources, own = [], model
+    for name in names:
+        if name not in trained:
+            sources.append(Source(METHODS[name](), {}))
+            continue
+        loaded = open_adapter(name, model, adapter)
+        method, trainable, own = tuned(loaded.method, loaded.trainable, model)
+        if own is not model and len(trained) > 1:
+            raise UserError(
+                f"{'+'.join(names)}: {name} tunes the base, and the other adapters are of the base as it was"
+            )
+        sources.append(Source(method, trainable, loaded))
+    return Drafter(tuple(sources), own, from_paths([]))
 
 
 def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0) -> Drafter:
@@ -79,11 +114,13 @@ def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0)
       batch_size: prompts decoded together.
       temperature: of sampling; 0 is greedy.
     """
-    name, dtype = drafter.method.name, str(drafter.model.dtype)
-    if drafter.adapter is None:
-        why = "is not trained" if drafter.plan.depth else "drafts nothing"
+    name, dtype = drafter.name, str(drafter.model.dtype)
+    if len(drafter.sources) > 1:
+        return dataclasses.replace(drafter, note=f"{name} was never tuned for this machine: best:{drafter.num_rows}")
+    if drafter.source.adapter is None:
+        why = "is not trained" if drafter.drafts else "drafts nothing"
         return dataclasses.replace(drafter, note=f"{name} {why}: there is no tree to choose")
-    choice = find_choice(drafter.adapter, dtype, batch_size, temperature)
+    choice = find_choice(drafter.source.adapter, dtype, batch_size, temperature)
     if choice is None:
         line = f"{name} was never tuned for this machine and batch size (tune.py does it): the adapter's own tree"
         return drafter.with_tree(None, note=line)

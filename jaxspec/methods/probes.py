@@ -28,9 +28,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafting.draft import Draft, Drafting, PyTree, draft_from_candidates, rank_candidates
-from jaxspec.drafting.method import Batch, Method, Verified, check_choices
-from jaxspec.drafting.tree import Tree
+from jaxspec.drafting.draft import Draft, Drafting, Offer, PyTree, offer_ranked
+from jaxspec.drafting.method import Batch, Method, Seen, check_choices
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_decay, future_loss
 from jaxspec.model.base import Base
@@ -264,9 +263,9 @@ class ProbeMethod(Method, abc.ABC):
 
     # Decoding
 
-    def rows(self, trainable: PyTree, base: Base, tree: Tree, draft: Draft, lengths: jax.Array) -> Rows:
+    def rows(self, trainable: PyTree, base: Base, draft: Draft, lengths: jax.Array) -> Rows:
         """The nodes, then every node's probes."""
-        nodes, n = super().rows(trainable, base, tree, draft, lengths), self.probe_rows
+        nodes, tree, n = super().rows(trainable, base, draft, lengths), draft.tree, self.probe_rows
         owner = jnp.repeat(tree.probe_owner, n, axis=1)  # [B, X], X = Q * n
         distance = jnp.repeat(tree.probe_distance, n, axis=1)
         copy = jnp.broadcast_to(np.tile(np.arange(n), tree.num_probes), owner.shape)
@@ -291,19 +290,34 @@ class ProbeMethod(Method, abc.ABC):
             **self._prefix(trainable, tree.num_nodes, distance[:, None]),
         )
 
-    def propose(self, drafting: Drafting, verified: Verified, method_state: PyTree) -> tuple[Draft, PyTree]:
-        """Candidates from the probes of the last accepted node."""
-        tree, B, n = verified.tree, len(drafting.seeds), self.probe_rows
-        depth = tree.max_depth  # distances beyond the tree's depth find no use
-        probes = tree.probe_of[jnp.arange(B), verified.accepted.node, :depth]  # [B, P]
-        known = probes >= 0
-        rows = tree.num_nodes + jnp.maximum(probes, 0)[..., None] * n + np.arange(n)  # [B, P, n]
-        exits = [x[jnp.arange(B)[:, None, None], rows] for x in verified.exits]
-        distance = jnp.take_along_axis(tree.probe_distance, jnp.maximum(probes, 0), axis=1)
-        logits = self.read(drafting.trainable, drafting.base, exits, distance)  # [B, P, V]
-        positions = verified.position[:, None] + np.arange(1, depth + 1)
-        candidates = rank_candidates(drafting, logits, positions)
-        return draft_from_candidates(drafting.tree, verified.accepted.bonus, candidates, known), method_state
+    def empty_state(self, base: Base, batch: int, capacity: int) -> PyTree:
+        """The newest token's probes: their hidden states, distances, and which of them there are."""
+        distance = jnp.ones((batch, self.distances), jnp.int32)
+        states = jnp.zeros((*distance.shape, self.probe_rows * base.decoder.config.hidden_size), base.dtype)
+        exits = (states,) * self.exits
+        return {"exits": exits, "distance": distance, "known": jnp.zeros(distance.shape, bool)}
+
+    def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
+        """The probes of the last accepted node; a prompt has none."""
+        if seen.step is None:
+            return method_state
+        tree, B, n = seen.step.draft.tree, len(seen.first), self.probe_rows
+        probes = tree.probe_of[jnp.arange(B), seen.step.accepted.node]  # [B, M]
+        rows = tree.num_nodes + jnp.maximum(probes, 0)[..., None] * n + np.arange(n)  # [B, M, n]
+        exits = (x[jnp.arange(B)[:, None, None], rows] for x in seen.step.exits)
+        return {
+            "exits": tuple(x.reshape(B, self.distances, -1) for x in exits),
+            "distance": jnp.take_along_axis(tree.probe_distance, jnp.maximum(probes, 0), axis=1),
+            "known": probes >= 0,
+        }
+
+    def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
+        """Candidates from those probes."""
+        depth = min(drafting.depth, self.distances)
+        near = jax.tree.map(lambda x: x[:, :depth], method_state)
+        exits = [x.reshape(*x.shape[:2], self.probe_rows, -1) for x in near["exits"]]
+        logits = self.read(drafting.trainable, drafting.base, exits, near["distance"])  # [B, M', V']
+        return offer_ranked(drafting, logits, near["known"])
 
 
 def mean_normed(base: Base, exits: Sequence[jax.Array], weights: jax.Array | None = None) -> jax.Array:

@@ -44,6 +44,11 @@ class Base:
         return self.decoder.config.vocab_size
 
     @property
+    def num_drafts(self) -> int:
+        """V', tokens that may be drafted."""
+        return self.vocab_size if self.draft_vocabulary is None else len(self.draft_vocabulary.ids)
+
+    @property
     def dtype(self) -> jnp.dtype:
         """dtype of the weights (norms are float32)."""
         return self.params["lm_head"].dtype

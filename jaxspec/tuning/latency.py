@@ -44,7 +44,7 @@ def measure_latency(
       max_rows: the largest size.
       rounds: measurements of each size.
     """
-    method = drafter.method
+    method = drafter.source.method
     rows_per_node = 1 + method.probe_rows
     widths = [nodes for nodes in _SIZES if nodes * rows_per_node <= max_rows]
     depths = range(2, method.max_distance + 1) if not method.probe_distances else ()
@@ -93,7 +93,7 @@ def star(nodes: int, probes: int) -> TreePlan:
 
 def bare(model: Model, nodes: int) -> Drafter:
     """Nothing that drafts, with a tree of so many nodes: steps of verification alone."""
-    return dataclasses.replace(autoregressive(model), plan=from_paths([(rank,) for rank in range(nodes - 1)]))
+    return dataclasses.replace(autoregressive(model), shape=from_paths([(rank,) for rank in range(nodes - 1)]))
 
 
 class StepTimer:

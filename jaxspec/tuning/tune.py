@@ -80,7 +80,7 @@ def check_tuning(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -
     """Raise UserError for settings that cannot be measured, before anything is."""
     model = drafter.model
     least = {"batch_size": 1, "num_prompts": 1, "max_new_tokens": 2, "finalists": 1, "accuracy_prompts": 0}
-    check_at_least(config, least | {"cache_length": 64, "max_rows": 2 * (1 + drafter.method.probe_rows)})
+    check_at_least(config, least | {"cache_length": 64, "max_rows": 2 * (1 + drafter.source.method.probe_rows)})
     if config.cache_length > model.config.max_positions:
         raise UserError(f"cache-length is at most the base's {model.config.max_positions}, got {config.cache_length}")
     measured, tried = _counts(config)
@@ -94,7 +94,7 @@ def check_tuning(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -
 
 
 def _vocabularies(config: TuneConfig, drafter: Drafter) -> tuple[int, ...]:
-    return config.draft_vocabularies or (drafter.adapter.info.get("draft_vocabulary", 0),)
+    return config.draft_vocabularies or (drafter.source.adapter.info.get("draft_vocabulary", 0),)
 
 
 def _counts(config: TuneConfig) -> tuple[int, int]:
@@ -116,12 +116,16 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
       UserError: settings or prompts that cannot be measured.
     """
     check_tuning(config, drafter, prompts)
-    method, vocabularies, sampling = drafter.method, _vocabularies(config, drafter), SamplingConfig(config.temperature)
+    method, vocabularies, sampling = (
+        drafter.source.method,
+        _vocabularies(config, drafter),
+        SamplingConfig(config.temperature),
+    )
     measured, tried = _counts(config)
     if measured:
         accuracy = measure_accuracy(drafter, prompts[:measured], sampling, 2 * config.max_new_tokens).by_rank
     else:
-        accuracy = check_accuracy(drafter.adapter.info.get("accuracy"))
+        accuracy = check_accuracy(drafter.source.adapter.info.get("accuracy"))
     latency = measure_latency(drafter, vocabularies[0], config.batch_size, config.cache_length, config.max_rows)
     probes = (method.probe_distances, method.probe_rows)
     ranked = rank_options(accuracy, latency, config.max_rows, *probes)
@@ -139,14 +143,14 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
     choice = Choice(
         machine=this_machine(),
         dtype=str(drafter.model.dtype),
-        adapter=drafter.adapter.digest,
+        adapter=drafter.source.adapter.digest,
         batch_size=config.batch_size,
         cache_length=config.cache_length,
         temperature=config.temperature,
         plan=drafters[best].plan if best in drafters else None,
         name=best,
         info=_figures(accuracy, latency, finalists, trials),
-        draft_vocabulary=drafters[best].draft_vocabulary if best in drafters else 0,
+        draft_vocabulary=drafters[best].source.draft_vocabulary if best in drafters else 0,
     )
     return Tuning(choice, latency, [*ranked, *also, *finalists], trials)
 
@@ -187,7 +191,9 @@ def measure_accuracy(drafter: Drafter, prompts: Sequence[str], sampling: Samplin
             answers.append(Answer(ids[index], answer))
             progress.update(len(answers))
     with Progress("accuracy", len(ids), "answers") as progress:
-        accuracy = evaluate(drafter.method, drafter.trainable, model.base, answers, progress.update, sampling)
+        accuracy = evaluate(
+            drafter.source.method, drafter.source.trainable, model.base, answers, progress.update, sampling
+        )
     if not accuracy.positions:
         raise UserError("the answers to these prompts are too short to measure accuracies on; give more or others")
     return accuracy

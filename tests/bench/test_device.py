@@ -141,7 +141,7 @@ def test_bad_input(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("method", "rows"), [(PPD(), 12), (Medusa(heads=3), 9)])
 def test_trees_fill_the_rows_there_are(tiny, method, rows):
     drafter = untrained_drafter(method, tiny, autoregressive(tiny).plan)
-    drafter.adapter.info["accuracy"] = [[0.5, 0.2, 0.1], [0.3, 0.1, 0.1], [0.2, 0.1, 0.05]]
+    drafter.source.adapter.info["accuracy"] = [[0.5, 0.2, 0.1], [0.3, 0.1, 0.1], [0.2, 0.1, 0.05]]
     sized = largest_tree(drafter, rows)
     assert rows - 3 <= sized.num_rows <= rows
     with pytest.raises(UserError, match="has no tree of 1 rows"):

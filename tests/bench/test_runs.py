@@ -36,7 +36,7 @@ def test_names_tell_runs_apart():
     ("runs", "message"),
     [
         (["medusaa"], "unknown method 'medusaa' (did you mean 'medusa'?)"),
-        (["ppd=chain:2"], "expected METHOD [tree=SPEC] [vocabulary=N] [adapter=DIR]"),
+        (["ppd=chain:2"], "expected METHOD[+METHOD...] [tree=SPEC] [vocabulary=N] [adapter=DIR]"),
         ([""], "unknown method ''"),
         (["ppd tre=chain:2"], "got 'tre=chain:2' (did you mean 'tree'?)"),
         (["ppd chain:2"], "got 'chain:2'"),

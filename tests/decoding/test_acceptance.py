@@ -9,10 +9,10 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match, Typical
-from jaxspec.drafting.draft import Draft
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import build_tree
 from jaxspec.errors import UserError
+from tests.helpers.drafting import batched, draft_of
 
 # nodes: 0 root, 1 (0), 2 (1), 3 (0, 0), 4 (1, 0), 5 (1, 0, 0)
 TREE = build_tree([(0,), (1,), (0, 0), (1, 0), (1, 0, 0)])
@@ -22,10 +22,9 @@ SEEDS, POSITIONS = jnp.zeros(1, jnp.uint32), jnp.arange(4)[None]
 
 def run(acceptance, tokens, targets, valid=None, vocab=8):
     """Accept with the base's argmax after each node given."""
-    tree = jax.tree.map(lambda x: jnp.asarray(x)[None], TREE)
-    valid = jnp.ones((1, 6), bool) if valid is None else jnp.array([valid])
+    valid = None if valid is None else jnp.array([valid])
     logits = 10.0 * jax.nn.one_hot(jnp.array([targets]), vocab)
-    return acceptance(tree, Draft(jnp.array([tokens]), valid), logits, GREEDY, SEEDS, POSITIONS)
+    return acceptance(draft_of(batched(TREE), [tokens], valid), logits, GREEDY, SEEDS, POSITIONS)
 
 
 @pytest.mark.parametrize(
@@ -57,27 +56,25 @@ def test_noise_belongs_to_the_position_a_node_predicts():
     """Node at depth d is judged with noise[d]: noise that forbids the argmax moves the target."""
     noise = 5.0 * jax.nn.one_hot(jnp.array([[2, 4, 6, 1]]), 8)
     sampler = SimpleNamespace(filtered=lambda logits: logits, noise=lambda seeds, positions, size: noise)
-    tree = jax.tree.map(lambda x: jnp.asarray(x)[None], TREE)
-    draft = Draft(jnp.array([[7, 1, 2, 3, 4, 5]]), jnp.ones((1, 6), bool))
-    accepted = Match()(tree, draft, jnp.zeros((1, 6, 8)), sampler, SEEDS, POSITIONS)
+    draft = draft_of(batched(TREE), [[7, 1, 2, 3, 4, 5]])
+    accepted = Match()(draft, jnp.zeros((1, 6, 8)), sampler, SEEDS, POSITIONS)
     assert accepted.path[0, :3].tolist() == [0, 2, 4] and int(accepted.length[0]) == 2
     assert int(accepted.bonus[0]) == 6
 
 
 def test_typical_threshold_is_the_published_one():
     """p > min(epsilon, delta * exp(-entropy)), checked on both sides of the threshold."""
-    tree = jax.tree.map(lambda x: jnp.asarray(x)[None], TREE)
     p = np.full(8, 0.05)
     p[[1, 2]] = 0.45, 0.25
     entropy = -(p * np.log(p)).sum()
     logits = jnp.broadcast_to(jnp.log(p), (1, 6, 8))
-    draft = Draft(jnp.array([[7, 2, 3, 3, 3, 3]]), jnp.ones((1, 6), bool))
+    draft = draft_of(batched(TREE), [[7, 2, 3, 3, 3, 3]])
     for factor, taken in ((0.99, 1), (1.01, 0)):
         delta = factor * 0.25 / np.exp(-entropy)
-        accepted = Typical(epsilon=1.0, delta=delta)(tree, draft, logits, GREEDY, SEEDS, POSITIONS)
+        accepted = Typical(epsilon=1.0, delta=delta)(draft, logits, GREEDY, SEEDS, POSITIONS)
         assert int(accepted.length[0]) == taken
         assert int(accepted.bonus[0]) == 1  # greedy
-        accepted = Typical(epsilon=0.25 * factor, delta=1e9)(tree, draft, logits, GREEDY, SEEDS, POSITIONS)
+        accepted = Typical(epsilon=0.25 * factor, delta=1e9)(draft, logits, GREEDY, SEEDS, POSITIONS)
         assert int(accepted.length[0]) == taken
 
 

@@ -16,12 +16,13 @@ from jaxspec.decoding.acceptance import Rejection
 from jaxspec.decoding.generate import generate, stream
 from jaxspec.decoding.loop import decode
 from jaxspec.drafting.adapter import Adapter
-from jaxspec.drafting.draft import Draft, Drawn
+from jaxspec.drafting.draft import Drawn
 from jaxspec.drafting.drafter import make_drafter
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import State, build_tree, from_paths, make_plan
 from jaxspec.methods import PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa, PromptLookup
 from tests.helpers.decoding import begin
+from tests.helpers.drafting import draft_of
 from tests.helpers.methods import trained, untrained_drafter
 from tests.helpers.model import plain
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
@@ -109,7 +110,7 @@ def one_level(paths, acceptance, independent=True, count=100_000, log_q=LOG_Q):
     tokens = jnp.where(tree.depth == 1, jnp.take_along_axis(candidates, tree.rank, axis=1), 0)
     drawn = Drawn(jnp.broadcast_to(jnp.asarray(log_q, jnp.float32), (count, 1, len(P))), jnp.zeros_like(tokens))
     logits = jnp.broadcast_to(jnp.log(P), (count, single.num_nodes, len(P)))
-    result = jax.jit(acceptance)(tree, Draft(tokens, tree.live, drawn), logits, sampler, seeds, positions)
+    result = jax.jit(acceptance)(draft_of(tree, tokens, tree.live, drawn), logits, sampler, seeds, positions)
     accepted = jnp.take_along_axis(tokens, result.node[:, None], axis=1)[:, 0]
     first = np.asarray(jnp.where(result.length == 1, accepted, result.bonus))
     return p_value(first[:, None], P)

@@ -43,19 +43,19 @@ def test_a_saved_adapter_loads_as_it_was(tiny, folder):
 
 
 def paths_of(drafter):
-    return tree_paths(jax.tree.map(lambda x: x[0], drafter.on_device.tree))
+    return tree_paths(jax.tree.map(lambda x: x[0], drafter.on_device.shape.stack))
 
 
 def test_the_tree_is_the_adapters_own_or_the_one_asked_for(tiny, folder):
     assert paths_of(load_drafter("ppd", tiny, folder, tree="sparse:4")) == [(0,), (1,), (0, 0)]
     assert paths_of(load_drafter("ppd", tiny, folder, tree="efficient:2,1")) == [(0,), (1,), (0, 0)]
     assert paths_of(load_drafter("ppd", tiny, folder, tree=[(0,), (2,)])) == [(0,), (2,)]
-    dynamic = load_drafter("ppd", tiny, folder, tree="dynamic:12").on_device.tree
+    dynamic = load_drafter("ppd", tiny, folder, tree="dynamic:12").on_device.shape.stack
     assert dynamic.parent.shape[0] == 2 and dynamic.next_state.max() == 1  # the third state has the tree of the second
     edit(folder, tree=[[1], [1, 0]])
     drafter = load_drafter("ppd", tiny, folder)
     assert paths_of(drafter) == [(1,), (1, 0)]
-    assert drafter.on_device.tree.probe_of[0].tolist() == [[0, 3, -1], [1, 4, -1], [2, 5, -1]]
+    assert drafter.on_device.shape.stack.probe_of[0].tolist() == [[0, 3, -1], [1, 4, -1], [2, 5, -1]]
 
 
 def test_an_ensemble_of_two_counts_two_rows_per_probe(tiny, folder):
@@ -128,10 +128,14 @@ def counted(tiny, tmp_path):
 def test_a_draft_vocabulary_goes_with_the_adapter(tiny, counted):
     adapter = load_adapter(counted, tiny.config)
     np.testing.assert_array_equal(adapter.frequent_tokens, ORDER)
-    assert load_drafter("medusa", tiny, counted).on_device.draft_vocabulary.ids.tolist() == [3, 0, 9, 7]
-    assert load_drafter("medusa", tiny, counted, draft_vocabulary=2).on_device.draft_vocabulary.ids.tolist() == [3, 0]
-    assert load_drafter("medusa", tiny, counted, draft_vocabulary=0).on_device.draft_vocabulary is None
-    smaller = load_drafter("medusa", tiny, counted, draft_vocabulary=3).on_device
+
+    def source(**settings):
+        return load_drafter("medusa", tiny, counted, **settings).on_device.sources[0]
+
+    assert source().draft_vocabulary.ids.tolist() == [3, 0, 9, 7]
+    assert source(draft_vocabulary=2).draft_vocabulary.ids.tolist() == [3, 0]
+    assert source(draft_vocabulary=0).draft_vocabulary is None
+    smaller = source(draft_vocabulary=3)
     assert smaller.draft_vocabulary.columns.shape == (32, 3) and smaller.trainable["up"].shape == (3, 16, 3)
     np.testing.assert_array_equal(smaller.draft_vocabulary.columns, tiny.params["lm_head"][:, ORDER[:3]])
 

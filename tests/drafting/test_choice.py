@@ -70,11 +70,11 @@ def test_auto_falls_back_says_so_and_takes_autoregressive_for_an_answer(tiny, fo
     def load():
         return load_drafter("ppd", tiny, folder, tree="auto")
 
-    assert load().method == PPD() and load().plan.num_nodes == 3 and "never tuned" in load().note
+    assert load().source.method == PPD() and load().plan.num_nodes == 3 and "never tuned" in load().note
     save_choice(folder, "ppd", choice(chain(2)))
     assert load().plan.states == chain(2).states and "a tree" in load().note
     save_choice(folder, "ppd", choice(None))
-    assert load().method.name == "autoregressive" and "no tree of ppd pays" in load().note
+    assert load().name == "autoregressive" and "no tree of ppd pays" in load().note
     assert "drafts nothing" in load_drafter("autoregressive", tiny, tree="auto").note
 
 

@@ -76,4 +76,4 @@ def untrained_drafter(method, model, tree, trainable=None):
     if trainable is None:
         trainable = trained(method, model.base, seed=1, scale=0.3, noise=2)
     drafter = make_drafter(Adapter(method, trainable, model.fingerprint, {}), model, chain(1))
-    return dataclasses.replace(drafter, plan=tree if isinstance(tree, TreePlan) else FixedTree(tree=tree))
+    return dataclasses.replace(drafter, shape=tree if isinstance(tree, TreePlan) else FixedTree(tree=tree))

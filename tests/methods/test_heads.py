@@ -239,7 +239,9 @@ def test_the_drafters_own_cache_is_what_its_tokens_make_it(tiny, method, chunk):
         assert length == len(text) - 1
         padded = np.array([(text + [0] * 96)[:96]])  # nothing looks ahead
         _, expected = recomputed(method, trainable, base, padded)
-        for ours, theirs in zip(jax.tree.leaves(state.method_state["cache"]), jax.tree.leaves(expected), strict=True):
+        for ours, theirs in zip(
+            jax.tree.leaves(state.method_states[0]["cache"]), jax.tree.leaves(expected), strict=True
+        ):
             np.testing.assert_allclose(ours[row, :, :length], theirs[0, :, :length], atol=2e-4)
 
 
@@ -332,7 +334,7 @@ def test_tied_embeddings_and_bfloat16(method):
     drafter = on_paths(method, model, trained(method, base))
     assert {x.dtype for x in jax.tree.leaves(drafter.on_device.trainable)} == {jnp.dtype(jnp.bfloat16)}
     state = run(drafter, make_prompts(2), 4)
-    assert {x.dtype for x in jax.tree.leaves(state.method_state)} <= {jnp.dtype(jnp.bfloat16)}
+    assert {x.dtype for x in jax.tree.leaves(state.method_states)} <= {jnp.dtype(jnp.bfloat16)}
 
 
 @pytest.mark.parametrize(

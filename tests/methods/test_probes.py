@@ -10,10 +10,8 @@ import optax
 import pytest
 from scipy.special import log_softmax
 
-from jaxspec.config import SamplingConfig
-from jaxspec.drafting.draft import Accepted, Draft, Drafting
-from jaxspec.drafting.method import Method, Verified
-from jaxspec.drafting.sampling import make_sampler
+from jaxspec.drafting.draft import Accepted
+from jaxspec.drafting.method import Method, Seen, Step
 from jaxspec.drafting.tree import build_tree, select_trees, stack_trees
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE, BiTA, HiddenTransfer
@@ -22,6 +20,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.cache import commit, empty_cache
 from jaxspec.model.decoder import causal_context
 from jaxspec.model.rows import run_rows
+from tests.helpers.drafting import draft_of, drafting_of
 from tests.helpers.methods import batch_of, loss_and_gradient, predict, sequence, settings, trained
 from tests.helpers.model import plain
 
@@ -58,7 +57,7 @@ def step_at(method, trainable, base, tokens, p, tree):
     filler = jnp.arange(3, 3 + tree.num_nodes)[None] % 16
     draft = filler.at[0, 0].set(tokens[0, p - 1]).at[0, 2].set(tokens[0, p])
     lengths = jnp.array([p - 1])
-    rows = method.rows(method.prepared(trainable, base), base, tree, Draft(draft, jnp.ones(draft.shape, bool)), lengths)
+    rows = method.rows(method.prepared(trainable, base), base, draft_of(tree, draft), lengths)
     exits, kv = run_rows(base, rows, cache, lengths[:, None, None])
     return tuple(x[:, 0] for x in exits), kv
 
@@ -79,12 +78,16 @@ def test_training_and_decoding_compute_the_same_predictions(tiny, method):
     tree = stacked(method)
     exits, _ = step_at(method, trainable, base, tokens, p, tree)
     accepted = Accepted(jnp.array([[0, 2, 2]]), jnp.array([1]), jnp.array([2]), jnp.array([0]))
-    verified = Verified(tree, exits, accepted, jnp.zeros((1, 3), jnp.int32), jnp.array([p + 1]))
-    seeds, greedy = jnp.zeros(1, jnp.uint32), make_sampler(SamplingConfig())
-    prepared = method.prepared(trainable, base)
-    new, _ = jax.jit(method.propose)(Drafting(prepared, base, tree, greedy, seeds), verified, {})
-    best = jnp.argsort(-wanted, axis=-1)
-    assert new.tokens[0, :4].tolist() == [0, best[0, 0], best[0, 1], best[1, 0]]
+    prepared, none = method.prepared(trainable, base), jnp.zeros(tree.depth.shape, jnp.int32)
+    step = Step(draft_of(tree, none), exits, None, accepted)
+    seen = Seen(none[:, :3], None, jnp.array([p - 1]), jnp.array([2]), step)
+    drafting = drafting_of(tree, [0], [p + 1], prepared, base)
+    state = method.observe(drafting, seen, method.empty_state(base, 1, 32))
+    offer = jax.jit(method.offer)(drafting, state)
+    best = jnp.argsort(-wanted, axis=-1)[: tree.max_depth]
+    assert offer.tokens[0].tolist() == best[:, : tree.max_rank].tolist() and bool(offer.known.all())
+    chances = jnp.take_along_axis(jax.nn.log_softmax(wanted)[: len(best)], best, axis=-1)
+    np.testing.assert_allclose(offer.log_p[0], chances[:, : tree.max_rank], rtol=1e-3, atol=1e-3)
 
     probes = tree.probe_of[0, 2, : len(wanted)]
     rows = tree.num_nodes + probes[:, None] * method.probe_rows + np.arange(method.probe_rows)
@@ -125,11 +128,11 @@ def test_layers_below_do_not_compute_probes(tiny, method, there):
     """In a decoding step with three probes behind each of 4 nodes, a layer has those rows alone that have joined."""
     base, tree = Base(tiny.params, tiny.decoder), build_tree([(0,), (1,), (1, 0)], 3, [3] * 4)
     tree = select_trees(stack_trees([tree]), jnp.zeros(1, int))
-    draft = Draft(jnp.arange(4)[None], jnp.ones((1, 4), bool))
+    draft = draft_of(tree, jnp.arange(4)[None])
     trainable = method.prepared(trained(method, base), base)
 
     def step(base):
-        return run_rows(base, method.rows(trainable, base, tree, draft, jnp.zeros(1, int)))
+        return run_rows(base, method.rows(trainable, base, draft, jnp.zeros(1, int)))
 
     _, kv = jax.eval_shape(step, base)
     assert [keys.shape[2] for keys in kv.keys] == there

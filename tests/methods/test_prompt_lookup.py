@@ -4,24 +4,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import generate, generate_many
-from jaxspec.drafting.draft import Drafting
 from jaxspec.drafting.drafter import autoregressive
-from jaxspec.drafting.sampling import make_sampler
-from jaxspec.drafting.tree import chain, select_trees
+from jaxspec.drafting.method import Seen
+from jaxspec.drafting.tree import chain
 from jaxspec.errors import UserError
 from jaxspec.methods import PromptLookup, load_drafter
+from tests.helpers.drafting import drafting_of
 from tests.helpers.tiny import make_prompts
 
 
 def draft_after(method, text):
     """The candidates that are drafted after a text, the root left out."""
-    tree = select_trees(chain(method.usual_depth).arrays(0), jnp.zeros(1, jnp.int32))
-    drafting = Drafting({}, None, tree, make_sampler(SamplingConfig()), jnp.zeros(1, jnp.uint32))
-    padded = jnp.zeros((1, 32), jnp.int32).at[0, : len(text)].set(jnp.array(text))
-    draft = method.draft(drafting, padded, jnp.array([len(text) - 1]))
-    return np.asarray(draft.tokens)[0, 1:][np.asarray(draft.valid)[0, 1:]].tolist()
+    position = jnp.array([len(text) - 1])
+    drafting = drafting_of(None, [text[-1]], position, width=1, depth=method.usual_depth)
+    seen = Seen(jnp.array([text]), jnp.zeros((1, len(text) - 1, 1)), jnp.zeros(1, jnp.int32), position)
+    offer = method.offer(drafting, method.observe(drafting, seen, method.empty_state(None, 1, 31)))
+    return np.asarray(offer.tokens)[0, :3, 0][np.asarray(offer.known)[0, :3, 0]].tolist()
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_run_learns_and_writes_an_adapter_that_decodes(config, model, whole):
     assert head["data"]["answers"] == head["data"]["answers_seen"] == 8 and np.array(head["accuracy"]).shape == (3, 10)
     (state,) = head["tree"]
     assert state["paths"][0] == [0] and len(state["paths"]) == 2 and config.data.cache not in json.dumps(head)
-    assert load_drafter("ppd", model, whole).trainable["embeddings"].shape == (3, 2, 32)
+    assert load_drafter("ppd", model, whole).source.trainable["embeddings"].shape == (3, 2, 32)
     assert sorted(path.name for path in (whole / "checkpoints").iterdir()) == ["12", "8"]  # so many stay
 
 
@@ -205,7 +205,7 @@ def test_heads_train_too_and_are_stored_in_16_bits(config, model, tmp_path):
     adapter = Trainer(run, model, tmp_path / "run", resume=False).run()
     assert learnt(tmp_path / "run")
     loaded = load_drafter("medusa", model, tmp_path / "run")
-    assert loaded.on_device.draft_vocabulary.ids.shape == (50,)
+    assert loaded.on_device.sources[0].draft_vocabulary.ids.shape == (50,)
     stored = {name: value for name, value in weights(tmp_path / "run").items() if name != "frequent_tokens"}
     for name, value in flatten_dict(adapter.trainable, sep="/").items():
         assert stored[name].dtype == np.float16
