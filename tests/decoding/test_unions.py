@@ -1,0 +1,206 @@
+"""Drafts chosen per step, of one source or of several, are lossless; and what cannot be joined is refused."""
+
+import dataclasses
+import itertools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.acceptance import Rejection, Typical
+from jaxspec.decoding.generate import generate, generate_many
+from jaxspec.drafting.adapter import Adapter
+from jaxspec.drafting.draft import Offer
+from jaxspec.drafting.drafter import Budget, Drafter, Source, autoregressive
+from jaxspec.drafting.method import Method
+from jaxspec.errors import UserError
+from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa, load_drafter
+from jaxspec.methods.loading import method_names
+from tests.helpers.methods import trained
+from tests.helpers.tiny import make_prompts
+
+GREEDY, SAMPLING = SamplingConfig(), SamplingConfig(1.3, top_k=9, top_p=0.95)
+
+
+@dataclasses.dataclass(frozen=True)
+class Guesses(Method):
+    """Offers at random, a trie or independent ones: right, wrong, equal, absent, the end of the text and token 0."""
+
+    name: ClassVar[str] = "guesses"
+
+    seed: int = 0
+    joined: bool = False
+    distances: int = 4
+    width: int = 5
+
+    @property
+    def max_distance(self):
+        return self.distances
+
+    def offer(self, drafting, method_state):
+        def one(root, position):
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), position), root)
+            keys, shape = jax.random.split(key, 4), (self.distances, self.width)
+            tokens = jnp.argsort(jax.random.uniform(keys[0], (self.distances, 16)))[:, : self.width]
+            known = jax.random.bernoulli(keys[1], 0.7, shape) & jax.random.bernoulli(keys[1], 0.8)
+            log_p = jnp.log(jnp.round(4 * jax.random.uniform(keys[2], shape)) / 4)  # ties, and some without a chance
+            return tokens, known, log_p, jax.random.randint(keys[3], shape, 0, self.width)
+
+        tokens, known, log_p, parent = jax.vmap(one)(drafting.root, drafting.position)
+        return Offer(tokens.astype(jnp.int32), known, log_p, parent if self.joined else None)
+
+
+def source(method, model):
+    """A method with random weights that all matter."""
+    if not method.trainable:
+        return Source(method, {})
+    trainable = trained(method, model.base, seed=1, scale=0.3, noise=2)
+    method, trainable, _ = method.tune(trainable, model.base)
+    info = {"tree": [[0], [1], [0, 0], [0, 1], [1, 0]]}
+    return Source(method, trainable, Adapter(method, trainable, model.fingerprint, info))
+
+
+def union(methods, model, rows):
+    return Drafter(tuple(source(method, model) for method in methods), model, Budget(rows))
+
+
+def check(drafter, prompts, sampling, batch_size, limit=24, **settings):
+    """The text of autoregressive decoding, with candidates taken and refused."""
+    plain = generate(autoregressive(drafter.model), prompts, limit, sampling=sampling, seed=3)
+    ours = generate(drafter, prompts, limit, sampling=sampling, seed=3, batch_size=batch_size, **settings)
+    assert [a.tokens for a in ours] == [a.tokens for a in plain]
+    accepted, offered = (np.sum([getattr(a, name) for a in ours], axis=0) for name in ("accepted", "offered"))
+    assert 0 < accepted[0] < offered[0]
+    return ours
+
+
+TRAINED = [PPD(), BiTA(prompts=3), SPACE(distances=3, tuning="none"), HiddenTransfer(layers=(0, 1, 2))]
+TRAINED += [Medusa(heads=3), Hydra(heads=3), Amphista(heads=3)]
+ALONE = TRAINED + [cls() for cls in METHODS.values() if not cls.trainable and cls().max_distance]
+LOOKUP = METHODS["prompt_lookup"]()
+PAIRS = [pair for pair in itertools.combinations(ALONE, 2) if sum(m.probe_distances > 0 for m in pair) < 2]
+TRIPLES = [(HiddenTransfer(layers=(0, 1, 2)), Medusa(heads=3), LOOKUP), (Hydra(heads=3), Amphista(heads=3), LOOKUP)]
+
+
+def name_of(value):
+    if isinstance(value, SamplingConfig):
+        return "sampling" if value.temperature else "greedy"
+    return "+".join(method.name for method in value) if isinstance(value, tuple) else value.name
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLING], ids=name_of)
+def test_offers_at_random_change_nothing(tiny, sampling):
+    """Rejections, ends of text inside a draft, token 0, limits, ties and empty offers, through one program."""
+    drafter = union([Guesses(0), Guesses(1, joined=True, distances=6)], tiny, 9)
+    answers = check(drafter, make_prompts(40), sampling, 8)
+    assert any(a.tokens[-1] in tiny.eos and a.drafted[-1] for a in answers)
+    assert any(0 in a.tokens for a in answers) and any(a.new_tokens == 24 for a in answers)
+    assert sum(a.compile_seconds > 0 for a in answers) <= 16  # of five batches two lengths of prompts at most
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_limits_are_exact(tiny, limit):
+    model = dataclasses.replace(tiny, eos=())
+    answers = generate(union([Guesses(0)], model, 6), make_prompts(6), limit, batch_size=3)
+    assert [a.new_tokens for a in answers] == [limit] * 6
+
+
+def test_every_method_is_here():
+    assert {method.name for method in ALONE} == {name for name, cls in METHODS.items() if cls().max_distance}
+
+
+@pytest.mark.parametrize("method", ALONE, ids=name_of)
+def test_every_source_alone(tiny, method):
+    check(union([method], tiny, 8), make_prompts(8), GREEDY, 4)
+
+
+@pytest.mark.parametrize(
+    ("methods", "sampling"),
+    [
+        ((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), GREEDY),
+        ((Medusa(heads=3), LOOKUP), SAMPLING),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product(PAIRS, (GREEDY, SAMPLING))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product(TRIPLES, (GREEDY, SAMPLING))),
+    ],
+    ids=name_of,
+)
+def test_unions(tiny, methods, sampling):
+    drafter = union(methods, tiny, 9)
+    check(drafter, make_prompts(8), sampling, 1)
+    check(drafter, make_prompts(8), sampling, 4)
+
+
+def test_a_union_drafts_what_any_of_its_sources_does(tiny):
+    """On a text that repeats itself the lookup is right where the heads are not, and sometimes the other way round."""
+    model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(8)
+    alone = [union([method], model, 6) for method in (Medusa(heads=3), LOOKUP)]
+    joined = union([Medusa(heads=3), LOOKUP], model, 9)
+    steps = [sum(a.steps for a in generate(drafter, prompts, 60)) for drafter in (*alone, joined)]
+    assert steps[2] < min(steps[:2])
+
+
+def test_rows_that_are_refilled_begin_anew(tiny):
+    drafter, prompts = union([HiddenTransfer(layers=(0, 1, 2)), LOOKUP], tiny, 8), make_prompts(7)
+    plain = [a.tokens for a in generate(autoregressive(tiny), prompts, 24)]
+    ours = generate_many(drafter, prompts, 24, batch_size=3, refill=2, steps_per_chunk=3)
+    assert dict(ours) == dict(enumerate(plain))
+
+
+def test_other_ways_to_accept(tiny):
+    """Chosen candidates are point masses: rejection sampling is the base's own draw. Typical acceptance takes more."""
+    drafter, prompts = union([Medusa(heads=3), LOOKUP], tiny, 7), make_prompts(6)
+    check(drafter, prompts, SAMPLING, 3, acceptance=Rejection())
+    lossy = generate(drafter, prompts, 24, sampling=SAMPLING, acceptance=Typical(epsilon=1e-3))
+    matched = generate(drafter, prompts, 24)
+    assert np.mean([a.tokens_per_step for a in lossy]) > np.mean([a.tokens_per_step for a in matched])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("medusa+promt_lookup", {}, "unknown method 'promt_lookup' (did you mean 'prompt_lookup'?)"),
+        ("prompt_lookup+prompt_lookup", {}, "prompt_lookup is there twice"),
+        ("ppd+bita", {}, "only one method of a union can have probes, got ppd and bita"),
+        ("autoregressive+prompt_lookup", {}, "autoregressive drafts nothing, leave it out"),
+        ("", {}, "unknown method ''"),
+        ([], {}, "a union needs at least one method"),
+        ("prompt_lookup", {"tree": "best:1"}, "write best:ROWS with 2 to 4096 rows"),
+        ("prompt_lookup", {"tree": "best:0"}, "write best:ROWS with 2 to 4096 rows"),
+        ("prompt_lookup", {"tree": "best:4097"}, "write best:ROWS with 2 to 4096 rows"),
+        ("prompt_lookup", {"tree": "best:"}, "write best:ROWS with 2 to 4096 rows"),
+        ("prompt_lookup", {"tree": "best:many"}, "write best:ROWS with 2 to 4096 rows"),
+        ("autoregressive", {"tree": "best:8"}, "autoregressive drafts nothing and has no tree, got 'best:8'"),
+        ("prompt_lookup", {"adapter": "somewhere"}, "prompt_lookup takes no adapter, got 'somewhere'"),
+        ("medusa+amphista", {"adapter": "somewhere"}, "medusa+amphista takes 2 adapters, got 'somewhere'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tiny, name, settings, message):
+    with pytest.raises(UserError) as error:
+        load_drafter(name, tiny, **settings)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_union_takes_no_fixed_tree(tiny):
+    drafter = union([Guesses(0), Guesses(1)], tiny, 8)
+    with pytest.raises(UserError, match="a union takes a tree of best:ROWS, got 'chain:2'"):
+        drafter.with_tree("chain:2")
+    with pytest.raises(UserError, match="this takes fixed trees, not best:8"):
+        _ = drafter.plan
+    with pytest.raises(UserError, match="this takes one method, not 2"):
+        _ = drafter.source
+    assert drafter.with_tree(None).num_rows == 8 and drafter.with_tree("best:16").num_rows == 16
+
+
+def test_a_budget_counts_the_rows_of_probes(tiny):
+    drafter = union([PPD(ensemble=2)], tiny, 8)  # three distances of two rows each
+    assert (drafter.num_nodes, drafter.num_rows) == (2, 8)
+    assert union([PPD(ensemble=2)], tiny, 30).num_nodes == 30 - 2 * 6
+    with pytest.raises(UserError, match="best:7: a draft needs 8 rows, the root, a candidate and its probes"):
+        drafter.with_tree("best:7")
+
+
+def test_names_are_read_from_text_or_lists():
+    assert method_names("medusa+prompt_lookup") == method_names(["medusa", "prompt_lookup"])
