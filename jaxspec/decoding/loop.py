@@ -205,7 +205,9 @@ def _read_prompt(
             hidden = lax.dynamic_slice_in_dim(prompt.hidden, start, W, axis=1)
             return observe(Seen(text, hidden, jnp.full(B, start), jnp.clip(prompt.lengths - start, 0, W)), state)
 
-        states.append(lax.fori_loop(0, T // W, read, source.method.empty_state(drafting.base, B, capacity)))
+        # Behind a barrier, or XLA works out at compile time what a prompt of one chunk sees of an empty cache.
+        empty = lax.optimization_barrier(source.method.empty_state(drafting.base, B, capacity))
+        states.append(lax.fori_loop(0, T // W, read, empty))
     return states
 
 

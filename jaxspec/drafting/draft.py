@@ -7,6 +7,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.drafting.sampling import Sampler
 from jaxspec.drafting.tree import Tree
@@ -101,7 +102,7 @@ class Offer:
     """What a source says may come: at every distance up to W candidates.
 
     Attributes:
-      tokens: [B, M, W] int32, siblings in the order of their ranks, the most probable first.
+      tokens: [B, M, W] int32; those that follow whatever stands before them are ordered, the most probable first.
       known: [B, M, W] or [B, M, 1] bool, which of them there are.
       log_p: [B, M, W] float32, the chance that a candidate is right, given that its parent is.
       parent: [B, M, W] int32, the place of each one's parent among the candidates one distance nearer, anything at the
@@ -117,13 +118,22 @@ class Offer:
 
     @property
     def rank(self) -> jax.Array:
-        """[B, M, W] int32, the place of each candidate among its siblings."""
+        """[B, M, W] int32, the place of each candidate among its siblings, the most probable first."""
         place = jnp.arange(self.tokens.shape[-1])
         if self.parent is None:
             return jnp.broadcast_to(place, self.tokens.shape)
-        parent = self.parent.at[:, 0].set(0)
-        earlier = (parent[..., None, :] == parent[..., None]) & (place < place[:, None]) & self.known[..., None, :]
-        return jnp.sum(earlier, axis=-1)
+        other, own = self.log_p[..., None, :], self.log_p[..., None]
+        better = (other > own) | ((other == own) & (place < place[:, None]))
+        return jnp.sum(self.siblings & better, axis=-1)
+
+    @property
+    def siblings(self) -> jax.Array:
+        """[B, M, W, W] bool, which candidates [..., j] stand below the parent of each [..., i], itself included."""
+        known = jnp.broadcast_to(self.known, self.tokens.shape)[..., None, :]
+        if self.parent is None:
+            return jnp.broadcast_to(known, (*self.tokens.shape, self.tokens.shape[-1]))
+        parent = self.parent.at[:, 0].set(0)  # the root
+        return (parent[..., None, :] == parent[..., None]) & known
 
 
 def offer_ranked(drafting: Drafting, logits: jax.Array, known: jax.Array) -> Offer:
@@ -169,3 +179,21 @@ def rank(
     slope, offset = (drafting.calibration[jnp.asarray(distance) - 1, i][..., None] for i in (0, 1))
     total = jax.nn.logsumexp(scores * slope, axis=-1, keepdims=True)
     return base.draft_ids(index), jnp.minimum(best * slope - total + offset, 0.0), log_q
+
+
+def knowing_noise(drafting: Drafting, offer: Offer) -> Offer:
+    """An offer of tokens with their plain chances, once the noise of their positions is known.
+
+    The base draws the token whose logit and noise are largest together. So a candidate's chance grows with its own
+    noise and falls with that of its siblings; for all other tokens together the noise's mean stands.
+    """
+    if not drafting.sampler.sampling:
+        return offer
+    positions = drafting.position[:, None] + jnp.arange(1, offer.tokens.shape[1] + 1)
+    noise = drafting.sampler.noise(drafting.seeds, positions, offer.tokens)  # [B, M, W]
+    siblings = offer.siblings
+    scores = jnp.where(offer.known, offer.log_p + noise, -jnp.inf)
+    together = jax.nn.logsumexp(jnp.where(siblings, scores[..., None, :], -jnp.inf), axis=-1)
+    others = 1 - jnp.sum(jnp.where(siblings, jnp.exp(offer.log_p)[..., None, :], 0.0), axis=-1)
+    rest = jnp.log(jnp.maximum(others, 1e-6)) + np.euler_gamma
+    return offer.replace(log_p=jnp.where(offer.known, scores - jnp.logaddexp(together, rest), -jnp.inf))

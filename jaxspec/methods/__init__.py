@@ -9,6 +9,8 @@ from jaxspec.methods.medusa import Medusa
 from jaxspec.methods.ppd import PPD
 from jaxspec.methods.prompt_lookup import PromptLookup
 from jaxspec.methods.space import SPACE
+from jaxspec.methods.suffix import Suffix
+from jaxspec.methods.token_recycling import TokenRecycling
 
 __all__ = [
     "METHODS",
@@ -20,6 +22,8 @@ __all__ = [
     "Hydra",
     "Medusa",
     "PromptLookup",
+    "Suffix",
+    "TokenRecycling",
     "choose_tree",
     "load_adapter",
     "load_drafter",

@@ -23,11 +23,12 @@ from jaxspec.methods.medusa import Medusa
 from jaxspec.methods.ppd import PPD
 from jaxspec.methods.prompt_lookup import PromptLookup
 from jaxspec.methods.space import SPACE
+from jaxspec.methods.suffix import Suffix
+from jaxspec.methods.token_recycling import TokenRecycling
 from jaxspec.weights.load import Model
 
-METHODS: dict[str, type[Method]] = {
-    cls.name: cls for cls in (Method, PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista, PromptLookup)
-}
+_ALL = (Method, PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista, PromptLookup, Suffix, TokenRecycling)
+METHODS: dict[str, type[Method]] = {cls.name: cls for cls in _ALL}
 
 
 def load_drafter(

@@ -1,0 +1,105 @@
+"""What methods that look up the text share: they remember it, find where its end occurred before, and draft on.
+
+What matched so far tells how far to trust what followed: a token behind m matched ones is right with a chance that
+grows with m, and a drafted token that is right makes the match longer by one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.drafting.draft import Drafting
+from jaxspec.drafting.method import Method, Seen
+from jaxspec.errors import check_at_least
+from jaxspec.model.base import Base
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupMethod(Method):
+    """Settings that all methods have that look up the text.
+
+    Attributes:
+      length: M, tokens of a draft at most, in a tree that is so deep.
+      longest: n, how many of the last tokens are looked up at most; where they never occurred together, fewer are.
+    """
+
+    length: int = 16
+    longest: int = 3
+
+    def __post_init__(self) -> None:
+        check_at_least(self, {"length": 1, "longest": 1})
+
+    @property
+    def max_distance(self) -> int:
+        """M."""
+        return self.length
+
+    @property
+    def usual_depth(self) -> int:
+        """Few: where a match is wrong, it mostly is from the first token on."""
+        return min(self.length, 3)
+
+    def empty_state(self, base: Base, batch: int, capacity: int) -> jax.Array:
+        """The text so far, [B, S + 1] int32."""
+        return jnp.zeros((batch, capacity + 1), jnp.int32)
+
+    def observe(self, drafting: Drafting, seen: Seen, text: jax.Array) -> jax.Array:
+        """The text with what was read; the garbage behind it is overwritten before it is looked at."""
+        return jax.vmap(jax.lax.dynamic_update_slice)(text, seen.tokens, seen.first[:, None])
+
+    def matches(self, drafting: Drafting, text: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+        """Where the text's end occurred before.
+
+        Args:
+          drafting: says where the text ends.
+          text: [B, S + 1] int32.
+          count: C, how many occurrences are wanted.
+
+        Returns:
+          Their last places [B, C], those of the longest match first, of several the last; and how many tokens match
+          there, [B, C], at most n; 0 for none.
+        """
+        matched = self.matched(text, drafting.position[:, None])
+        place = jnp.arange(text.shape[1])
+        if count == 1:
+            best = jnp.argmax(matched * len(place) + place, axis=1)[:, None]
+        else:
+            best = jax.lax.top_k(matched * len(place) + place, count)[1]
+        return best, jnp.take_along_axis(matched, best, axis=1)
+
+    def matched(self, text: jax.Array, position: jax.Array) -> jax.Array:
+        """How many tokens up to each place are also the last ones up to `position` [B, 1]: [B, S + 1] int32, at most n.
+
+        0 at the position itself and behind it.
+        """
+        place = jnp.arange(text.shape[1])
+        same, count = place < position, jnp.zeros(text.shape, jnp.int32)
+        for back in range(self.longest):
+            last = jnp.take_along_axis(text, position - back, axis=1, mode="clip")
+            same &= (jnp.roll(text, back, axis=1) == last) & (place >= back)
+            count += same
+        return count
+
+    def following(self, drafting: Drafting, text: jax.Array, places: jax.Array) -> jax.Array:
+        """The tokens that followed places [B, C]: [B, M, C]. What reaches the end of the text is taken to go round."""
+        period = jnp.maximum(drafting.position[:, None] - places, 1)[:, None]
+        ahead = places[:, None] + 1 + jnp.arange(self.length)[:, None] % period  # [B, M, C]
+        flat = jnp.take_along_axis(text, ahead.reshape(len(text), -1), axis=1, mode="clip")
+        return flat.reshape(ahead.shape)
+
+
+def by_match(values: np.ndarray, matched: jax.Array, count: int) -> jax.Array:
+    """Values for candidates at the distances 1 to `count`, [B, count, C], behind so many matched tokens [B, C].
+
+    Args:
+      values: [n, m], by tokens matched at first, 1 to n or more, and by distance, 1 to m or more.
+      matched: [B, C] int32.
+      count: M.
+    """
+    distance = np.minimum(np.arange(count), values.shape[1] - 1)
+    first = jnp.clip(matched, 1, len(values)) - 1
+    return jnp.asarray(values, jnp.float32)[first[:, None], distance[:, None]]

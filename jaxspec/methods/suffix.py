@@ -1,0 +1,59 @@
+"""Suffix decoding (Oliaro et al., 2024), over the text at hand: all that followed its last tokens, with its counts.
+
+Where prompt lookup drafts what followed the last occurrence, this looks at several, and joins what followed them to a
+tree: what occurred often, or lately, is more probable. The paper keeps suffix trees, whose nodes count occurrences; an
+array of the text on the device, searched in every step, tells the same about one text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.drafting.draft import Drafting, Offer, knowing_noise
+from jaxspec.errors import check_at_least
+from jaxspec.methods.lookup import LookupMethod, by_match
+
+# What the occurrences of a match are weighed against, for what did not follow any of them: by tokens matched and by
+# distance. One occurrence alone is right with a chance of 1 / (1 + this).
+_UNSEEN = np.array([[2.0, 1.0, 0.7, 0.5], [1.0, 0.5, 0.4, 0.3], [0.25, 0.2, 0.15, 0.1]])
+
+
+@dataclasses.dataclass(frozen=True)
+class Suffix(LookupMethod):
+    """Settings.
+
+    Attributes:
+      occurrences: C, of the longest match, or of shorter ones where there are not so many; the last ones.
+      fading: an occurrence counts as much for every later one.
+    """
+
+    name: ClassVar[str] = "suffix"
+
+    occurrences: int = 4
+    fading: float = 0.7
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, {"occurrences": 1})
+
+    def offer(self, drafting: Drafting, text: jax.Array) -> Offer:
+        """What followed the occurrences, as a tree: paths that begin alike are one."""
+        C = self.occurrences
+        places, matched = self.matches(drafting, text, C)
+        tokens = self.following(drafting, text, places)  # [B, M, C]
+        there = matched[:, None] > 0  # [B, 1, C]
+        alike = tokens[..., None, :] == tokens[..., None]  # [B, M, C, C]
+        alike = jnp.cumprod(alike & there[..., None] & there[..., None, :], axis=1, dtype=jnp.int32) > 0
+        first = jnp.argmax(alike, axis=-1)  # [B, M, C], the first occurrence of the same path so far
+        known = there & (first == jnp.arange(C))
+        weights = jnp.float32(self.fading) ** jnp.arange(C)
+        through = jnp.sum(alike * weights, axis=-1)  # [B, M, C], of all occurrences of a path
+        parent = jnp.concatenate([jnp.zeros_like(first[:, :1]), first[:, :-1]], axis=1)
+        above = jnp.concatenate([jnp.sum(there * weights, -1, keepdims=True) + 0 * through[:, :1], through[:, :-1]], 1)
+        log_p = jnp.log(through) - jnp.log(above + by_match(_UNSEEN, matched, self.length))
+        return knowing_noise(drafting, Offer(tokens, known, log_p, parent))

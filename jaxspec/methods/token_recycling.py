@@ -1,0 +1,81 @@
+"""Token Recycling (Luo et al., 2024): the base's own runners-up are what will follow a token the next time.
+
+A table holds for every token of the vocabulary the k most probable tokens the last time that the base read it, be it
+accepted or not. A draft follows the table from the newest token on, and every step updates it by all of its nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.drafting.draft import Drafting, Offer, knowing_noise
+from jaxspec.drafting.method import Method, Seen
+from jaxspec.errors import check_at_least
+from jaxspec.model.base import Base
+
+# The chance that a token's successor of each rank is right.
+_CHANCES = np.array([0.35, 0.1, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01])
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenRecycling(Method):
+    """Settings.
+
+    Attributes:
+      successors: k, that are remembered of every token.
+      length: M, tokens of a draft at most.
+    """
+
+    name: ClassVar[str] = "token_recycling"
+
+    successors: int = 8
+    length: int = 6
+
+    def __post_init__(self) -> None:
+        check_at_least(self, {"successors": 1, "length": 1})
+
+    @property
+    def max_distance(self) -> int:
+        """M."""
+        return self.length
+
+    @property
+    def usual_depth(self) -> int:
+        """Of a chain of the most probable successors."""
+        return min(self.length, 3)
+
+    def empty_state(self, base: Base, batch: int, capacity: int) -> jax.Array:
+        """The table [B, V, k] int32, the most probable successor first; -1 for none."""
+        return jnp.full((batch, base.vocab_size, min(self.successors, base.vocab_size)), -1, jnp.int32)
+
+    def observe(self, drafting: Drafting, seen: Seen, table: jax.Array) -> jax.Array:
+        """The table with the successors of all nodes, of one token those of the last node."""
+        if seen.step is None:
+            return table
+        draft, rows = seen.step.draft, jnp.arange(len(table))[:, None]
+        new = jax.lax.top_k(seen.step.logits, table.shape[-1])[1]  # [B, N, k]
+        number = jnp.where(draft.valid, jnp.arange(draft.tokens.shape[1]), -1)
+        same = draft.tokens[:, None] == draft.tokens[..., None]
+        last = number == jnp.max(jnp.where(same, number[:, None], -1), axis=-1)
+        where = jnp.where(draft.valid & last, draft.tokens, table.shape[1])  # beyond the table: dropped
+        return table.at[rows, where].set(new, mode="drop")
+
+    def offer(self, drafting: Drafting, table: jax.Array) -> Offer:
+        """The paths through the table whose ranks are best together, level by level, as wide as is wanted."""
+        B, W, k = len(table), drafting.width, table.shape[-1]
+        chances = jnp.log(jnp.asarray(_CHANCES[np.minimum(np.arange(k), len(_CHANCES) - 1)], jnp.float32))
+        above, total, levels = drafting.root[:, None], jnp.zeros((B, 1)), []
+        for _ in range(min(self.length, drafting.depth)):
+            successors = table[jnp.arange(B)[:, None], above]  # [B, W', k]
+            scores = jnp.where(successors >= 0, total[..., None] + chances, -jnp.inf).reshape(B, -1)
+            total, index = jax.lax.top_k(scores, min(W, scores.shape[1]))
+            above = jnp.maximum(jnp.take_along_axis(successors.reshape(B, -1), index, axis=1), 0)
+            parent, rank = jnp.divmod(index, k)
+            parts = (above, total > -jnp.inf, chances[rank], parent)
+            levels.append([jnp.pad(x, ((0, 0), (0, W - x.shape[1]))) for x in parts])
+        return knowing_noise(drafting, Offer(*(jnp.stack(part, axis=1) for part in zip(*levels, strict=True))))
