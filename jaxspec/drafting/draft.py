@@ -74,7 +74,7 @@ class Drafting:
 
     Attributes:
       trainable: the adapter's pytree, `prepared`; empty for methods without one.
-      calibration: [M, 2] float32, what makes a drafter's scores probabilities; see `offer_ranked`.
+      calibration: [2, M, 2] float32, what makes scores probabilities, in greedy decoding and in sampling; see `rank`.
       base: the frozen decoder, which knows what may be drafted.
       tree: the fixed tree that a method expands whose candidates depend on their path; arrays with a batch axis.
       sampler: ranks candidates with the noise of the positions they are for, or draws them independently.
@@ -139,8 +139,7 @@ class Offer:
 def offer_ranked(drafting: Drafting, logits: jax.Array, known: jax.Array) -> Offer:
     """A drafter's best tokens at each distance, ranked with the noise of the positions they are for.
 
-    With an independent sampler that is drawing without replacement (Gumbel's top-k). Their probabilities are
-    softmax(a * scores) * exp(b), noise included, with a and b the calibration of each distance.
+    With an independent sampler that is drawing without replacement (Gumbel's top-k).
 
     Args:
       drafting: what to draft with.
@@ -160,6 +159,8 @@ def rank(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """The best tokens by a drafter's logits, as many as are wanted.
 
+    A log-probability x, noise included, is calibrated to min(a x + b, 0), with a and b of each distance.
+
     Args:
       drafting: what to draft with.
       logits: [B, X, V'].
@@ -176,9 +177,9 @@ def rank(
     if sampler.sampling:
         scores += sampler.noise(drafting.seeds, positions, base.draft_ids(jnp.arange(scores.shape[-1])))
     best, index = jax.lax.top_k(scores, min(drafting.width, scores.shape[-1]))
-    slope, offset = (drafting.calibration[jnp.asarray(distance) - 1, i][..., None] for i in (0, 1))
-    total = jax.nn.logsumexp(scores * slope, axis=-1, keepdims=True)
-    return base.draft_ids(index), jnp.minimum(best * slope - total + offset, 0.0), log_q
+    log_p = best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+    known = drafting.calibration[int(sampler.sampling), jnp.asarray(distance) - 1]  # [X, 2] or [2]
+    return base.draft_ids(index), jnp.minimum(known[..., :1] * log_p + known[..., 1:], 0.0), log_q
 
 
 def knowing_noise(drafting: Drafting, offer: Offer) -> Offer:

@@ -32,7 +32,7 @@ class DeviceSource:
 
     Attributes:
       trainable: the adapter's pytree, `prepared`; empty for methods without one.
-      calibration: [M, 2] float32, see `offer_ranked`.
+      calibration: [2, M, 2] float32, what makes scores probabilities, in greedy decoding and in sampling; see `rank`.
       method: the static settings.
       draft_vocabulary: the tokens that may be drafted; None: all.
     """
@@ -110,10 +110,16 @@ class Source:
         if self.draft_vocabulary:
             base = base.drafting(jnp.asarray(self.adapter.frequent_tokens[: self.draft_vocabulary]))
         trainable = method.prepared(jax.tree.map(jnp.asarray, self.trainable), base)
-        calibration = (self.adapter.info if self.adapter else {}).get("calibration", [[1.0, 0.0]] * method.max_distance)
-        source = DeviceSource(trainable, jnp.asarray(calibration, jnp.float32), method, base.draft_vocabulary)
+        source = DeviceSource(trainable, self._calibration(), method, base.draft_vocabulary)
         # A prompt's drafts are made from about as many rows as there are distances, however many nodes the tree has.
         return in_blocks(source, model.block_for(method.max_distance), (*method.kernels, "columns"))
+
+    def _calibration(self) -> jax.Array:
+        """[2, M, 2] float32, of greedy decoding and of sampling, which takes the former where it was not measured."""
+        identity = [[1.0, 0.0]] * self.method.max_distance
+        known = self.adapter.info.get("calibration", {}) if self.adapter else {}
+        greedy = known.get("greedy", identity)
+        return jnp.asarray([greedy, known.get("sampled", greedy)], jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ class LookupMethod(Method):
     """
 
     length: int = 16
-    longest: int = 3
+    longest: int = 8
 
     def __post_init__(self) -> None:
         check_at_least(self, {"length": 1, "longest": 1})
@@ -93,13 +93,12 @@ class LookupMethod(Method):
 
 
 def by_match(values: np.ndarray, matched: jax.Array, count: int) -> jax.Array:
-    """Values for candidates at the distances 1 to `count`, [B, count, C], behind so many matched tokens [B, C].
+    """Values for candidates at the distances 1 to `count`, [B, count, C].
 
     Args:
-      values: [n, m], by tokens matched at first, 1 to n or more, and by distance, 1 to m or more.
-      matched: [B, C] int32.
+      values: [n], by how many tokens match before a candidate, 1 to n or more.
+      matched: [B, C] int32, tokens that match before the first candidate; the others follow candidates that are right.
       count: M.
     """
-    distance = np.minimum(np.arange(count), values.shape[1] - 1)
-    first = jnp.clip(matched, 1, len(values)) - 1
-    return jnp.asarray(values, jnp.float32)[first[:, None], distance[:, None]]
+    before = matched[:, None] - 1 + jnp.arange(count)[:, None]
+    return jnp.asarray(values, jnp.float32)[jnp.clip(before, 0, len(values) - 1)]

@@ -16,9 +16,8 @@ import numpy as np
 from jaxspec.drafting.draft import Drafting, Offer, knowing_noise
 from jaxspec.methods.lookup import LookupMethod, by_match
 
-# The chance that a looked up token is right, given that the one before it was: by tokens matched, 1 to 3 or more, and
-# by distance, 1 to 4 or more.
-_CHANCES = np.array([[0.3, 0.5, 0.6, 0.7], [0.5, 0.7, 0.75, 0.8], [0.8, 0.85, 0.9, 0.92]])
+# The chance that a looked up token is right, by how many tokens match before it. Measured on the embedded model's answers.
+_CHANCES = np.array([0.26, 0.58, 0.6, 0.68, 0.69, 0.73, 0.83, 0.86, 0.88, 0.89, 0.9, 0.91, 0.92, 0.93])
 
 
 @dataclasses.dataclass(frozen=True)

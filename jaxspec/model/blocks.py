@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 BLOCK = 64  # columns; 32 and 96 are slower
-FEW_ROWS = 6  # of a pass; with more, plain kernels are faster: measured on the machine and model above
+FEW_ROWS = 16  # of a pass; with more, plain kernels are faster
 _MANY_ROWS = 128  # with more, even making a plain kernel costs less than it saves
 
 

@@ -22,6 +22,7 @@ from jaxspec.model.rows import read_layers
 from jaxspec.parallel.processes import host
 from jaxspec.parallel.sharding import mesh_of, parts_of_batch, put_batch
 from jaxspec.training.batches import insertion_points, make_batch
+from jaxspec.training.calibration import BINS_PER_NAT, NATS, fit
 from jaxspec.training.data import Answer
 
 _BATCH = 2
@@ -35,10 +36,12 @@ class Accuracy:
     Attributes:
       by_rank: [M, 10], how often the rank-k candidate at distance m + 1 is the token that follows.
       positions: insertion points counted at distance 1.
+      calibration: [M][2], what makes the drafter's scores probabilities; see `jaxspec.training.calibration`.
     """
 
     by_rank: np.ndarray
     positions: int
+    calibration: list[list[float]]
 
     def top(self, k: int) -> np.ndarray:
         """[M], how often the token is among the k best candidates."""
@@ -61,9 +64,10 @@ def lost_distances(by_rank: Sequence[Sequence[float]]) -> list[int]:
 
 
 @functools.partial(jax.jit, static_argnames=("method",))
-def _rank_counts(
+def _counts(
     method: Method, trainable: PyTree, base: Base, batch: Batch, sampler: Sampler, seed: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
+    """Of every distance: hits by rank [M, 10], positions [M], and by log-probability candidates and hits [M, X]."""
     logits = method.predictions(trainable, base, batch)  # [B, G, M, V]
     target = batch.points[..., None] + 1 + np.arange(1, method.max_distance + 1)  # [B, G, M]
     counted = (batch.points[..., None] >= 0) & (target < batch.lengths[:, None, None])
@@ -76,7 +80,14 @@ def _rank_counts(
     rank = jnp.sum(scores > score, axis=-1)
     possible = counted & jnp.isfinite(score[..., 0])  # what the filters drop is never drafted
     hits = (rank[..., None] == np.arange(RANKS)) & possible[..., None]
-    return jnp.sum(hits, axis=(0, 1)), jnp.sum(counted, axis=(0, 1))
+    best, index = jax.lax.top_k(scores, min(RANKS, scores.shape[-1]))
+    log_p = best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+    drafted = jnp.cumprod(jnp.any(hits, axis=-1), axis=-1, dtype=jnp.int32)  # up to each distance, the text itself
+    reached = counted & (jnp.pad(drafted, ((0, 0), (0, 0), (1, 0)), constant_values=1)[..., :-1] > 0)
+    place = jnp.where(reached[..., None], jnp.floor(-log_p * BINS_PER_NAT), -1).astype(jnp.int32)
+    in_bin = place[..., None] == np.arange(NATS * BINS_PER_NAT)  # [B, G, M, 10, X]
+    right = (index == labels[..., None])[..., None] & in_bin
+    return *(jnp.sum(x, axis=(0, 1)) for x in (hits, counted)), *(jnp.sum(x, axis=(0, 1, 3)) for x in (in_bin, right))
 
 
 def evaluate(
@@ -101,15 +112,16 @@ def evaluate(
       sampling: how the answers were drawn.
       seed: with which seed.
     """
-    sampler, hits, counted = make_sampler(sampling), 0, 0
+    sampler, counts = make_sampler(sampling), None
     for done, batch in _batches(answers, base):
         parts = -(-batch.points.shape[1] // _POINTS)
         for points in np.split(batch.points, parts, axis=1):
             part = put_batch(batch.replace(points=points), mesh_of(base.params))
-            new_hits, new_counted = _rank_counts(method, trainable, base, part, sampler, np.uint32(seed))
-            hits, counted = hits + host(new_hits).astype(float), counted + host(new_counted).astype(float)
+            new = [host(x).astype(float) for x in _counts(method, trainable, base, part, sampler, np.uint32(seed))]
+            counts = [old + more for old, more in zip(counts, new, strict=True)] if counts else new
         progress(done)
-    return Accuracy(hits / np.maximum(counted, 1)[:, None], int(counted[0]))
+    hits, counted, tried, right = counts
+    return Accuracy(hits / np.maximum(counted, 1)[:, None], int(counted[0]), fit(tried, right))
 
 
 def _batches(answers: Sequence[Answer], base: Base) -> Iterator[tuple[int, Batch]]:

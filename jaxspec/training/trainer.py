@@ -230,6 +230,7 @@ class Trainer:
             "data": run["data"] | size,
             "accuracy": accuracy.by_rank.tolist(),
             "accuracy_positions": accuracy.positions,
+            "calibration": {"greedy": accuracy.calibration},
         }
 
 

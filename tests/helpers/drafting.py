@@ -23,7 +23,7 @@ def draft_of(tree, tokens, valid=None, drawn=None):
 def drafting_of(tree, root, position, trainable=None, base=None, sampling=SamplingConfig(), distances=4, **sizes):
     """What drafts behind the tokens `root` [B] at `position` [B], greedy unless it is said."""
     sizes = {"width": tree.max_rank, "depth": tree.max_depth} | sizes if tree is not None else sizes
-    calibration = jnp.tile(jnp.array([[1.0, 0.0]]), (distances, 1))
+    calibration = jnp.tile(jnp.array([1.0, 0.0]), (2, distances, 1))
     seeds, sampler = jnp.zeros(len(root), jnp.uint32), make_sampler(sampling)
     root, position = jnp.asarray(root, jnp.int32), jnp.asarray(position, jnp.int32)
     return Drafting(trainable or {}, calibration, base, tree, sampler, seeds, root, position, **sizes)
