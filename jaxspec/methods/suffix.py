@@ -18,8 +18,8 @@ from jaxspec.drafting.draft import Drafting, Offer, knowing_noise
 from jaxspec.errors import check_at_least
 from jaxspec.methods.lookup import LookupMethod, by_match
 
-# What all occurrences are weighed against, for what followed none of them, by how many tokens match: one occurrence alone
-# is right with a chance of 1 / (1 + this). Fitted to the embedded model's answers.
+# What all occurrences are weighed against, for what followed none of them, by how many tokens match: one alone is right
+# with a chance of 1 / (1 + this). Fitted to the embedded model's answers.
 _UNSEEN = np.array([3.3, 0.65, 0.7, 0.5, 0.27, 0.34, 0.18, 0.16, 0.2, 0.17, 0.12])
 
 

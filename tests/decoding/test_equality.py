@@ -23,7 +23,19 @@ from jaxspec.drafting.tree import (
     stack_trees,
     straightforward,
 )
-from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa, PromptLookup
+from jaxspec.methods import (
+    METHODS,
+    PPD,
+    SPACE,
+    Amphista,
+    BiTA,
+    HiddenTransfer,
+    Hydra,
+    Medusa,
+    PromptLookup,
+    Suffix,
+    TokenRecycling,
+)
 from jaxspec.model.base import Base
 from tests.helpers.methods import untrained_drafter
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
@@ -83,7 +95,17 @@ OPTIONS = {
     },
     PromptLookup: {
         "length": (16, 2),
-        "longest": (3, 1),
+        "longest": (8, 1),
+    },
+    Suffix: {
+        "length": (16, 3),
+        "longest": (8, 2),
+        "occurrences": (4, 1),
+        "fading": (0.8, 1.0),
+    },
+    TokenRecycling: {
+        "successors": (8, 2),
+        "length": (6, 3),
     },
 }
 OF_TRAINING = {"initial", "objective", "direction", "decay", "alignment", "labels", "weighting", "p_ar", "training"}

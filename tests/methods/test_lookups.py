@@ -1,0 +1,91 @@
+"""Suffix decoding and Token Recycling: what they offer, worked out by hand, and how noise changes it."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.config import SamplingConfig
+from jaxspec.drafting.draft import Offer, knowing_noise
+from jaxspec.drafting.method import Seen, Step
+from jaxspec.errors import UserError
+from jaxspec.methods import Suffix, TokenRecycling
+from tests.helpers.drafting import draft_of, drafting_of
+from tests.helpers.tiny import TINY
+
+
+def offered_after(method, text, depth=3):
+    """{path: chance of its last token} of what is offered behind a text."""
+    position = jnp.array([len(text) - 1])
+    drafting = drafting_of(None, [text[-1]], position, width=8, depth=depth)
+    seen = Seen(jnp.array([text]), jnp.zeros((1, len(text) - 1, 1)), jnp.zeros(1, jnp.int32), position)
+    return paths_of(method.offer(drafting, method.observe(drafting, seen, method.empty_state(None, 1, 63))), depth)
+
+
+def paths_of(offer, depth):
+    tokens, log_p = np.asarray(offer.tokens)[0], np.asarray(offer.log_p)[0]
+    known, parent = np.broadcast_to(offer.known, offer.tokens.shape)[0], np.asarray(offer.parent)[0]
+    paths, above = {}, {0: ()}
+    for d in range(depth):
+        here = {w: (*above[parent[d, w] if d else 0], int(tokens[d, w])) for w in np.flatnonzero(known[d])}
+        paths |= {path: float(np.exp(log_p[d, w])) for w, path in here.items()}
+        above = here
+    return paths
+
+
+def test_suffixes_that_go_on_alike_are_one_path():
+    """1 2 occurred three times: twice 3 followed, and then 4 and 5; the last time 6."""
+    found = offered_after(Suffix(), [1, 2, 3, 4, 7, 1, 2, 3, 5, 8, 1, 2, 6, 9, 1, 2])
+    assert {(6,), (6, 9), (3,), (3, 4), (3, 5)} <= found.keys()
+    assert found[3,] > 0.8 * found[6,] and found[3, 5] > found[3, 4]  # more often, but longer ago; later
+    assert found[6,] + found[3,] < 1 and found[3, 4] + found[3, 5] < 1
+
+
+def test_a_longer_match_is_trusted_more():
+    short, long = offered_after(Suffix(), [9, 2, 5, 1, 2]), offered_after(Suffix(), [8, 9, 1, 2, 5, 8, 9, 1, 2])
+    assert long[5,] > short[5,] > 0 and offered_after(Suffix(), [1, 2, 3]) == {}
+
+
+def test_tokens_are_recycled_from_every_node():
+    """Every node's best tokens go to its token's row, the last node's of twins; what was not read has none."""
+    method = TokenRecycling(successors=2, length=2)
+    drafting = drafting_of(None, [3], [4], width=4, depth=2)
+    table = method.empty_state(type("Base", (), {"vocab_size": TINY.vocab_size}), 1, 8)
+    logits = np.zeros((1, 4, 16), np.float32)
+    for node, (first, second) in enumerate([(4, 5), (6, 7), (8, 9), (10, 11)]):
+        logits[0, node, [first, second]] = 2, 1
+    draft = draft_of(None, [[3, 4, 3, 5]], jnp.array([[True, True, True, False]]))
+    seen = Seen(jnp.array([[3, 4]]), None, jnp.zeros(1), jnp.ones(1), Step(draft, (), jnp.array(logits), None))
+    table = method.observe(drafting, seen, table)
+    assert table[0, 3].tolist() == [8, 9] and table[0, 4].tolist() == [6, 7] and table[0, 5].tolist() == [-1, -1]
+    table = table.at[0, 8].set(jnp.array([1, 2]))
+    assert set(paths_of(method.offer(drafting, table), 2)) == {(8,), (9,), (8, 1), (8, 2)}
+
+
+def test_noise_moves_chances_to_where_it_is_large():
+    """Over many positions the chance that a candidate wins, noise known, is as often right as it says."""
+    count, p = 4000, np.array([0.5, 0.2, 0.1, 0.1, 0.1])
+    drafting = drafting_of(None, [0] * count, range(count), sampling=SamplingConfig(1.0), width=2, depth=1)
+    tokens = jnp.broadcast_to(jnp.arange(2), (count, 1, 2))
+    plain = Offer(tokens, jnp.ones(tokens.shape, bool), jnp.log(jnp.broadcast_to(p[:2], tokens.shape)), 0 * tokens)
+    known = np.exp(np.asarray(knowing_noise(drafting, plain).log_p))[:, 0]
+    noise = drafting.sampler.noise(drafting.seeds, drafting.position[:, None] + 1, jnp.arange(5))[:, 0]
+    won = np.argmax(np.log(p) + np.asarray(noise), axis=-1)
+    for token in (0, 1):
+        for low in (0.0, 0.25, 0.5, 0.75):
+            here = (known[:, token] >= low) & (known[:, token] < low + 0.25)
+            if here.sum() > 200:
+                assert np.mean(won[here] == token) == pytest.approx(known[here, token].mean(), abs=0.12)
+    sure = known.max(axis=1) > 0.75
+    assert sure.sum() > 400 and np.mean(won[sure] == known[sure].argmax(axis=1)) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Suffix(occurrences=0), "occurrences must be at least 1, got 0"),
+        (lambda: TokenRecycling(successors=0), "successors must be at least 1, got 0"),
+    ],
+)
+def test_settings_are_checked(make, message):
+    with pytest.raises(UserError, match=message):
+        make()

@@ -1,0 +1,58 @@
+"""Replaying recorded offers takes the steps that decoding takes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.generate import generate
+from jaxspec.drafting.adapter import Adapter
+from jaxspec.drafting.drafter import Budget, Drafter, Source, autoregressive
+from jaxspec.methods import Hydra, Medusa, PromptLookup, Suffix
+from jaxspec.tuning.replay import record, replay
+from tests.helpers.methods import trained
+from tests.helpers.tiny import make_prompts
+
+
+def union(methods, model, rows):
+    sources = []
+    for method in methods:
+        if not method.trainable:
+            sources.append(Source(method, {}))
+            continue
+        trainable = trained(method, model.base, seed=1, scale=0.3, noise=2)
+        info = {"tree": [[0], [1], [0, 0], [0, 1]]}
+        sources.append(Source(method, trainable, Adapter(method, trainable, model.fingerprint, info)))
+    return Drafter(tuple(sources), model, Budget(rows))
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.2)], ids=["greedy", "sampling"])
+def test_a_replay_takes_the_steps_that_decoding_takes(tiny, sampling):
+    """Every source alone and joined, at several sizes, from one recording."""
+    model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(6)
+    sources = (Medusa(heads=3), PromptLookup(), Suffix(occurrences=3))
+    plain = generate(autoregressive(model), prompts, 40, sampling=sampling, seed=3)
+    texts = [(prompt, answer.tokens) for prompt, answer in zip(prompts, plain, strict=True)]
+    whole = union(sources, model, 9)
+    recordings = record(whole, texts, sampling, 3, batch_size=4)
+    assert [len(r.answer) for r in recordings] == [40] * 6
+    for chosen, rows in (((0,), 4), ((1,), 4), ((0, 1), 6), ((0, 1, 2), 9)):
+        drafter = union([sources[i] for i in chosen], model, rows)
+        replayed = replay(recordings, drafter, chosen)
+        live = generate(drafter, prompts, 40, sampling=sampling, seed=3)
+        assert [r.tokens for r in replayed] == [39] * 6
+        ours, theirs = np.array([r.steps for r in replayed]), np.array([a.steps for a in live])
+        assert np.abs(ours - theirs).max() <= 1  # near the end a replay knows of no token beyond the limit
+        assert abs(ours.sum() - theirs.sum()) <= 2 and ours.sum() < 6 * 39
+
+
+@pytest.mark.slow
+def test_heads_that_expand_a_tree_are_recorded_with_it(tiny):
+    prompts = make_prompts(4)
+    plain = generate(autoregressive(tiny), prompts, 30)
+    texts = [(p, a.tokens) for p, a in zip(prompts, plain, strict=True) if len(a.tokens) > 1]
+    drafter = union([Hydra(heads=3), PromptLookup()], tiny, 7)
+    replayed = replay(record(drafter, texts), drafter)
+    live = generate(drafter, [p for p, _ in texts], 30)
+    assert abs(sum(r.steps for r in replayed) - sum(a.steps for a in live)) <= 2
