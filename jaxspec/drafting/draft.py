@@ -7,7 +7,6 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxspec.drafting.sampling import Sampler
 from jaxspec.drafting.tree import Tree
@@ -185,16 +184,16 @@ def rank(
 def knowing_noise(drafting: Drafting, offer: Offer) -> Offer:
     """An offer of tokens with their plain chances, once the noise of their positions is known.
 
-    The base draws the token whose logit and noise are largest together. So a candidate's chance grows with its own
-    noise and falls with that of its siblings; for all other tokens together the noise's mean stands.
+    The base draws the token whose logit and noise are largest together. Of tokens with the chance P together, the
+    largest sum is below s with a chance of exp(-P exp(-s)), whatever they are. Among siblings, whose plain chances are
+    no more than estimates, it is shared by their sums.
     """
     if not drafting.sampler.sampling:
         return offer
     positions = drafting.position[:, None] + jnp.arange(1, offer.tokens.shape[1] + 1)
     noise = drafting.sampler.noise(drafting.seeds, positions, offer.tokens)  # [B, M, W]
-    siblings = offer.siblings
-    scores = jnp.where(offer.known, offer.log_p + noise, -jnp.inf)
+    scores, siblings = offer.log_p + noise, offer.siblings
     together = jax.nn.logsumexp(jnp.where(siblings, scores[..., None, :], -jnp.inf), axis=-1)
     others = 1 - jnp.sum(jnp.where(siblings, jnp.exp(offer.log_p)[..., None, :], 0.0), axis=-1)
-    rest = jnp.log(jnp.maximum(others, 1e-6)) + np.euler_gamma
-    return offer.replace(log_p=jnp.where(offer.known, scores - jnp.logaddexp(together, rest), -jnp.inf))
+    beats_others = -jnp.maximum(others, 0.0) * jnp.exp(-scores)
+    return offer.replace(log_p=jnp.where(offer.known, scores - together + beats_others, -jnp.inf))

@@ -78,12 +78,15 @@ def test_a_tuned_base_is_shared(model, tmp_path):
         load_ways(BenchConfig(runs=(f"space {one}", f"space tree=chain:1 {two}")), model)
 
 
+FREE = ["prompt_lookup", "suffix", "token_recycling"]
+
+
 def test_what_ships_for_the_base_runs_by_default(files, model, monkeypatch):
-    assert list(load_ways(BenchConfig(), model)) == ["autoregressive", "prompt_lookup"]  # which needs no adapter
+    assert list(load_ways(BenchConfig(), model)) == ["autoregressive", *FREE]  # which need no adapter
     assert list(load_ways(BenchConfig(runs=("autoregressive",)), model)) == ["autoregressive"]
     shipped = {"ppd": files / "ppd", "medusa": files / "medusa"}
     monkeypatch.setattr("jaxspec.methods.loading.find_shipped", lambda name, fingerprint: shipped.get(name))
-    assert list(load_ways(BenchConfig(), model)) == ["autoregressive", "ppd", "medusa", "prompt_lookup"]
+    assert list(load_ways(BenchConfig(), model)) == ["autoregressive", "ppd", "medusa", *FREE]
 
 
 def test_a_tuned_tree_is_the_one_for_these_circumstances(files, model, tmp_path):

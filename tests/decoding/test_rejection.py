@@ -20,7 +20,18 @@ from jaxspec.drafting.draft import Drawn
 from jaxspec.drafting.drafter import make_drafter
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import State, build_tree, from_paths, make_plan
-from jaxspec.methods import PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa, PromptLookup
+from jaxspec.methods import (
+    PPD,
+    SPACE,
+    Amphista,
+    BiTA,
+    HiddenTransfer,
+    Hydra,
+    Medusa,
+    PromptLookup,
+    Suffix,
+    TokenRecycling,
+)
 from tests.helpers.decoding import begin
 from tests.helpers.drafting import draft_of
 from tests.helpers.methods import trained, untrained_drafter
@@ -35,7 +46,7 @@ SMALL_TREE = [(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]
 SLOW = pytest.mark.slow
 MASKS, MEDUSA = SPACE(distances=3, tuning="none"), Medusa(heads=3)
 METHODS = [PPD(), BiTA(prompts=2), MASKS, HiddenTransfer(layers=(0, 1, 2))]
-METHODS += [MEDUSA, Hydra(heads=3), Amphista(heads=3), PromptLookup()]
+METHODS += [MEDUSA, Hydra(heads=3), Amphista(heads=3), PromptLookup(), Suffix(), TokenRecycling()]
 
 
 @pytest.fixture(scope="module")

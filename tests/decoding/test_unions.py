@@ -112,7 +112,12 @@ def test_every_method_is_here():
     assert {method.name for method in ALONE} == {name for name, cls in METHODS.items() if cls().max_distance}
 
 
-@pytest.mark.parametrize("method", ALONE, ids=name_of)
+FAST = ("hydra", "suffix", "token_recycling")  # the families of the others draft in the unions below
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=() if m.name in FAST else pytest.mark.slow, id=m.name) for m in ALONE]
+)
 def test_every_source_alone(tiny, method):
     check(union([method], tiny, 8), make_prompts(8), GREEDY, 4)
 

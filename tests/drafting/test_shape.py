@@ -150,10 +150,10 @@ def test_a_fixed_tree_takes_candidates_by_rank():
             places = {(): 0}
             for node, path in enumerate(paths, 1):
                 children = below(offer, b, len(path) - 1, places.get(path[:-1]))
-                found = sorted(children.items(), key=lambda item: item[1][1])[path[-1] : path[-1] + 1]
-                there = bool(found) and path[:-1] in places
-                if offer.parent is None:  # a distance without candidates leaves what stands below it
-                    there = bool(found)
+                marginal = offer.parent is None  # in the order of its ranks; a trie's siblings by their chances
+                ranked = sorted(children.items(), key=lambda item: item[1][1] if marginal else -item[1][0])
+                found = ranked[path[-1] : path[-1] + 1]
+                there = bool(found) and (marginal or path[:-1] in places)  # which may lack a distance between
                 assert bool(draft.valid[b, node]) == there
                 if there:
                     assert int(draft.tokens[b, node]) == found[0][0]
