@@ -112,7 +112,7 @@ def test_every_method_is_here():
     assert {method.name for method in ALONE} == {name for name, cls in METHODS.items() if cls().max_distance}
 
 
-FAST = ("hydra", "suffix", "token_recycling")  # the families of the others draft in the unions below
+FAST = ("hydra", "token_recycling")  # the families of the others draft in the unions below
 
 
 @pytest.mark.parametrize(
@@ -138,6 +138,7 @@ def test_unions(tiny, methods, sampling):
     check(drafter, make_prompts(8), sampling, 4)
 
 
+@pytest.mark.slow
 def test_a_union_drafts_what_any_of_its_sources_does(tiny):
     """On a text that repeats itself the lookup is right where the heads are not, and sometimes the other way round."""
     model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(8)
@@ -154,6 +155,7 @@ def test_rows_that_are_refilled_begin_anew(tiny):
     assert dict(ours) == dict(enumerate(plain))
 
 
+@pytest.mark.slow
 def test_other_ways_to_accept(tiny):
     """Chosen candidates are point masses: rejection sampling is the base's own draw. Typical acceptance takes more."""
     drafter, prompts = union([Medusa(heads=3), LOOKUP], tiny, 7), make_prompts(6)

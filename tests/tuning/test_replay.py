@@ -27,9 +27,12 @@ def union(methods, model, rows):
     return Drafter(tuple(sources), model, Budget(rows))
 
 
-@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.2)], ids=["greedy", "sampling"])
+SAMPLING = pytest.param(SamplingConfig(1.2), id="sampling", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("sampling", [pytest.param(SamplingConfig(), id="greedy"), SAMPLING])
 def test_a_replay_takes_the_steps_that_decoding_takes(tiny, sampling):
-    """Every source alone and joined, at several sizes, from one recording."""
+    """A source alone and joined with another, at two sizes, from one recording of three."""
     model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(6)
     sources = (Medusa(heads=3), PromptLookup(), Suffix(occurrences=3))
     plain = generate(autoregressive(model), prompts, 40, sampling=sampling, seed=3)
@@ -37,7 +40,7 @@ def test_a_replay_takes_the_steps_that_decoding_takes(tiny, sampling):
     whole = union(sources, model, 9)
     recordings = record(whole, texts, sampling, 3, batch_size=4)
     assert [len(r.answer) for r in recordings] == [40] * 6
-    for chosen, rows in (((0,), 4), ((1,), 4), ((0, 1), 6), ((0, 1, 2), 9)):
+    for chosen, rows in (((2,), 4), ((0, 1), 6)):
         drafter = union([sources[i] for i in chosen], model, rows)
         replayed = replay(recordings, drafter, chosen)
         live = generate(drafter, prompts, 40, sampling=sampling, seed=3)
