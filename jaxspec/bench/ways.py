@@ -114,9 +114,11 @@ def _describe(drafter: Drafter) -> dict[str, Any]:
     info = {"tree": plan_to_json(drafter.shape) if fixed else f"best:{drafter.shape.rows}", "rows": drafter.num_rows}
     if drafter.note:
         info["note"] = drafter.note
-    for source in drafter.sources:
-        if source.adapter:
-            info["draft_vocabulary"], info["adapter"] = source.draft_vocabulary, source.adapter.digest
-            if source.accuracy:
-                info["accuracy"] = source.accuracy
+    trained = [source for source in drafter.sources if source.adapter]
+    if trained:
+        info["adapter"] = "+".join(source.adapter.digest for source in trained)
+    if len({source.draft_vocabulary for source in trained}) == 1:
+        info["draft_vocabulary"] = trained[0].draft_vocabulary
+    if len(trained) == 1 and trained[0].accuracy:
+        info["accuracy"] = trained[0].accuracy
     return info

@@ -50,6 +50,7 @@ def main(args: list[str]) -> None:
         export(model, output)
         return
     drafter = load_drafter(options.method, model, options.adapter or None)
+    _ = drafter.source  # refuses a union
     if drafter.model is model:
         raise UserError(f"{options.method} leaves the base as it is: there is nothing to tune it with")
     export(drafter.model, output)

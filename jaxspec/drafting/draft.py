@@ -191,7 +191,8 @@ def knowing_noise(drafting: Drafting, offer: Offer) -> Offer:
     if not drafting.sampler.sampling:
         return offer
     positions = drafting.position[:, None] + jnp.arange(1, offer.tokens.shape[1] + 1)
-    noise = drafting.sampler.noise(drafting.seeds, positions, offer.tokens)  # [B, M, W]
+    text = drafting.sampler.replace(independent=False)  # what is looked up is not drawn: the base's draw judges it
+    noise = text.noise(drafting.seeds, positions, offer.tokens)  # [B, M, W]
     scores, siblings = offer.log_p + noise, offer.siblings
     together = jax.nn.logsumexp(jnp.where(siblings, scores[..., None, :], -jnp.inf), axis=-1)
     others = 1 - jnp.sum(jnp.where(siblings, jnp.exp(offer.log_p)[..., None, :], 0.0), axis=-1)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.drafting.adapter import Adapter
 from jaxspec.drafting.draft import Draft, PyTree
@@ -118,8 +119,15 @@ class Source:
         """[2, M, 2] float32, of greedy decoding and of sampling, which takes the former where it was not measured."""
         identity = [[1.0, 0.0]] * self.method.max_distance
         known = self.adapter.info.get("calibration", {}) if self.adapter else {}
-        greedy = known.get("greedy", identity)
-        return jnp.asarray([greedy, known.get("sampled", greedy)], jnp.float32)
+        try:
+            greedy = known.get("greedy", identity)
+            table = np.asarray([greedy, known.get("sampled", greedy)], np.float32)
+        except (AttributeError, TypeError, ValueError):  # not an object, rows of unequal length, or no numbers
+            table = np.empty(0)
+        if table.shape != (2, self.method.max_distance, 2) or not np.isfinite(table).all():
+            count = self.method.max_distance
+            raise UserError(f"the adapter of {self.method.name}: calibration must be two numbers for {count} distances")
+        return jnp.asarray(table)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,7 +242,7 @@ class Drafter:
             for source, own in zip(self.sources, trained, strict=True)
         )
         drafter = dataclasses.replace(self, sources=sources, note=note)
-        if budget := _budget(tree, len(sources)):
+        if budget := _budget(tree, sources):
             budget.shape(sources)  # refuses one that is too small
             return dataclasses.replace(drafter, shape=budget)
         if len(sources) > 1:
@@ -313,10 +321,11 @@ def _plan(source: Source, tree: str | TreePlan | Sequence[Path] | None) -> TreeP
     return plan
 
 
-def _budget(tree: object, sources: int) -> Budget | None:
+def _budget(tree: object, sources: Sequence[Source]) -> Budget | None:
     """The budget of rows that `best:ROWS` asks for; a union has one of its own. Raises UserError for no such number."""
-    if tree is None and sources > 1:
-        return Budget(8)
+    least = max(2 + source.method.probe_distances * source.method.probe_rows for source in sources)
+    if tree is None and len(sources) > 1:
+        return Budget(max(8, least))
     if not isinstance(tree, str) or not tree.startswith("best:"):
         return None
     rows = tree.removeprefix("best:")

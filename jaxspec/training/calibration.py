@@ -29,7 +29,7 @@ def fit(tried: np.ndarray, right: np.ndarray) -> list[list[float]]:
 
 def _fit(tried: np.ndarray, right: np.ndarray) -> list[float]:
     x = -(np.arange(len(tried)) + 0.5) / BINS_PER_NAT
-    if tried.sum() < _FEWEST:
+    if tried.sum() < _FEWEST or not right.any():
         return [*IDENTITY]
 
     def surprise(settings: np.ndarray) -> float:
@@ -37,5 +37,5 @@ def _fit(tried: np.ndarray, right: np.ndarray) -> list[float]:
         log_p = np.minimum(settings[0] * x + settings[1], -1e-3)
         return -(right * log_p + (tried - right) * np.log1p(-np.exp(log_p))).sum() / tried.sum()
 
-    found = minimize(surprise, IDENTITY, method="Nelder-Mead")
+    found = minimize(surprise, IDENTITY, method="Nelder-Mead", bounds=((0.1, 10.0), (-10.0, 2.0)))
     return np.round(found.x, 4).tolist()

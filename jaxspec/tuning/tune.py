@@ -90,7 +90,7 @@ def check_tuning(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -
     encode_prompts(model, prompts[: measured + tried], 2 * config.max_new_tokens, True, None)
     for count in _vocabularies(config, drafter):
         for tree in (chain(1), *config.also):
-            drafter.with_tree(tree, count)
+            _ = drafter.with_tree(tree, count).plan  # refuses what is no fixed tree
 
 
 def _vocabularies(config: TuneConfig, drafter: Drafter) -> tuple[int, ...]:

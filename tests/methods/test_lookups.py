@@ -75,6 +75,15 @@ def test_a_chance_with_the_noise_known_is_as_often_right_as_it_says():
     assert chance.min() < 0.02 and chance.max() > 0.95
 
 
+def test_rejection_sampling_leaves_the_noise_that_judges():
+    """Candidates that are looked up are not drawn: the text's own noise decides, however drawn ones are ranked."""
+    drafting = drafting_of(None, [0], [3], sampling=SamplingConfig(1.0), width=1, depth=1)
+    tokens = jnp.array([[[1, 2, 3]]])
+    offer = Offer(tokens, jnp.ones(tokens.shape, bool), jnp.full(tokens.shape, -2.0), jnp.zeros_like(tokens))
+    independent = drafting.replace(sampler=drafting.sampler.replace(independent=True))
+    np.testing.assert_array_equal(knowing_noise(independent, offer).log_p, knowing_noise(drafting, offer).log_p)
+
+
 def test_greedy_chances_know_of_no_noise():
     drafting = drafting_of(None, [0], [3], width=1, depth=1)
     offer = Offer(jnp.zeros((1, 1, 1), jnp.int32), jnp.ones((1, 1, 1), bool), jnp.full((1, 1, 1), -1.0))

@@ -19,3 +19,4 @@ def test_too_few_candidates_change_nothing():
     tried = np.zeros((2, NATS * BINS_PER_NAT))
     tried[1, 3] = 20
     assert fit(tried, tried) == [[*IDENTITY]] * 2
+    assert fit(100 * tried, 0 * tried) == [[*IDENTITY]] * 2  # nor does a distance that is never right
