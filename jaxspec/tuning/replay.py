@@ -4,9 +4,9 @@ What a source that depends on the text alone offers at a position does not depen
 pass over an answer says what all sources offer everywhere, and which of it would have been right is known: it is the
 answer. A replay chooses drafts of these offers as decoding does, and counts steps.
 
-Two things depend on the way. Probes are recorded as if every token had all of its own, and a replay takes away those that
-its drafts would not have had. Token Recycling also learns from refused candidates, and a recording has none: its replay
-is too low.
+Two things depend on the way. Probes are recorded as if every token had all of its own, and a replay takes away those
+that its drafts would not have had. Token Recycling also learns from refused candidates, and a recording has none: its
+replay is too low.
 """
 
 from __future__ import annotations
