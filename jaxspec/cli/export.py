@@ -60,9 +60,9 @@ def main(args: list[str]) -> None:
 
 def own_adapter(drafter: Drafter, base: str) -> Adapter:
     """What drafts on the base that the method has tuned; `base` names it."""
-    adapter, fingerprint = drafter.source.adapter, drafter.model.fingerprint
-    info = adapter.info | {"base": base}
-    return Adapter(drafter.source.method, drafter.source.trainable, fingerprint, info, adapter.frequent_tokens)
+    source, fingerprint = drafter.source, drafter.model.fingerprint
+    info = source.adapter.info | {"base": base}
+    return Adapter(source.method, source.trainable, fingerprint, info, source.adapter.frequent_tokens)
 
 
 def export(model: Model, output: Path) -> None:

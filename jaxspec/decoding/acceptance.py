@@ -78,8 +78,7 @@ class Match(Acceptance):
         """Verify a draft."""
         tree, noise = draft.tree, sampler.noise(seeds, positions, jnp.arange(logits.shape[-1]))
         targets = self.choose(logits, _per_node(noise, tree), sampler)  # [B, N]
-        right = draft.tokens == jnp.take_along_axis(targets, tree.parent, axis=1)
-        return _longest(tree, draft.valid & right, targets)
+        return follow(draft, targets)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,6 +207,12 @@ class Typical(Acceptance):
 
 
 ACCEPTANCES: dict[str, type[Acceptance]] = {"match": Match, "rejection": Rejection, "typical": Typical}
+
+
+def follow(draft: Draft, targets: jax.Array) -> Accepted:
+    """The longest path of candidates each of which is the token that comes after its parent, of `targets` [B, N]."""
+    right = draft.tokens == jnp.take_along_axis(targets, draft.tree.parent, axis=1)
+    return _longest(draft.tree, draft.valid & right, targets)
 
 
 def _normalised(log_q: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Acceptance, Match
 from jaxspec.decoding.loop import DecodeState, Decoding, decode, insert, prefill, start
-from jaxspec.decoding.prompts import as_text, encode_prompts
+from jaxspec.decoding.prompts import as_text, encode_prompts, pad_tokens
 from jaxspec.drafting.drafter import Drafter
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.errors import UserError
@@ -115,10 +115,7 @@ class _Job:
         self, prompts: Sequence[Sequence[int]], limits: Sequence[int], padded: int, width: int, capacity: int
     ) -> _Run:
         """Prefill a batch of prompts, padded to `padded` tokens, and make the first draft."""
-        lengths = np.array([len(p) for p in prompts], np.int32)
-        tokens = np.zeros((len(prompts), padded), np.int32)
-        for row, prompt in enumerate(prompts):
-            tokens[row, : len(prompt)] = prompt
+        tokens, lengths = pad_tokens(prompts, padded)
         seeds = np.full(len(prompts), self._seed % 2**32, np.uint32)
         chunk = min(padded, PREFILL_CHUNK)
         with in_mesh(self.mesh), Stopwatch() as watch:

@@ -8,7 +8,7 @@ decode    while_loop over step, until every row is done or `max_steps` have run
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import flax.struct
 import jax
@@ -17,7 +17,7 @@ from jax import lax
 
 from jaxspec.decoding.acceptance import Acceptance
 from jaxspec.drafting.draft import Accepted, Draft, Drafting, PyTree
-from jaxspec.drafting.drafter import DeviceDrafter, DeviceSource
+from jaxspec.drafting.drafter import DeviceDrafter
 from jaxspec.drafting.method import Seen, Step
 from jaxspec.drafting.sampling import Sampler
 from jaxspec.drafting.shape import Best
@@ -48,17 +48,28 @@ class Decoding:
     eos: jax.Array
     acceptance: Acceptance = flax.struct.field(pytree_node=False)
 
-    def drafting(
-        self, source: DeviceSource, tree: Tree, seeds: jax.Array, root: jax.Array, position: jax.Array
-    ) -> Drafting:
-        """What a source drafts with."""
+    def draftings(
+        self, trees: Sequence[Tree], seeds: jax.Array, root: jax.Array, position: jax.Array
+    ) -> list[Drafting]:
+        """What every source drafts with; nothing without sources, whose tree is a root alone."""
         shape, sampler = self.drafter.shape, self.acceptance.drafting(self.sampler)
         if isinstance(shape, Best):  # candidates chosen among those drawn are no longer drawn: they are point masses
             sampler = sampler.replace(independent=False)
-        base = self.base.replace(draft_vocabulary=source.draft_vocabulary)
-        return Drafting(
-            source.trainable, source.calibration, base, tree, sampler, seeds, root, position, shape.width, shape.depth
-        )
+        return [
+            Drafting(
+                trainable=source.trainable,
+                calibration=source.calibration,
+                base=self.base.replace(draft_vocabulary=source.draft_vocabulary),
+                tree=tree,
+                sampler=sampler,
+                seeds=seeds,
+                root=root,
+                position=position,
+                width=shape.width,
+                depth=shape.depth,
+            )
+            for source, tree in zip(self.drafter.sources, trees, strict=False)
+        ]
 
 
 @flax.struct.dataclass
@@ -168,9 +179,10 @@ def start(
     B, P, lengths = len(limits), decoding.drafter.shape.depth, prompt.lengths
     noise = decoding.sampler.noise(seeds, lengths[:, None], jnp.arange(decoding.base.vocab_size))[:, 0]
     first = decoding.acceptance.choose(prompt.logits, noise, decoding.sampler)
-    trees = decoding.drafter.shape.begin(B)
-    states = _read_prompt(decoding, prompt, first, trees, seeds, cache.capacity)
-    draft = _draft(decoding, trees, states, seeds, first, lengths)
+    drafter, trees = decoding.drafter, decoding.drafter.shape.begin(B)
+    draftings = decoding.draftings(trees, seeds, first, lengths)
+    states = _read_prompt(drafter, draftings, prompt, first, cache.capacity)
+    draft = drafter.shape.draft(trees, first, drafter.offer(draftings, states))
     counts = jnp.minimum(limits, 1)
     state = DecodeState(
         cache=cache,
@@ -189,42 +201,23 @@ def start(
 
 
 def _read_prompt(
-    decoding: Decoding, prompt: Prompt, first: jax.Array, trees: list[Tree], seeds: jax.Array, capacity: int
+    drafter: DeviceDrafter, draftings: Sequence[Drafting], prompt: Prompt, first: jax.Array, capacity: int
 ) -> list[PyTree]:
     """What every source remembers of the prompts and of the first token after them [B], read chunk by chunk."""
-    (B, T), W, states = prompt.tokens.shape, prompt.chunk, []
+    (B, T), W = prompt.tokens.shape, prompt.chunk
     tokens = jnp.pad(prompt.tokens, ((0, 0), (0, 1))).at[jnp.arange(B), prompt.lengths].set(first)
-    for source, tree in zip(decoding.drafter.sources, trees, strict=False):
-        drafting = decoding.drafting(source, tree, seeds, first, prompt.lengths)
+    pairs = zip(drafter.sources, draftings, strict=True)
+    empty = [source.method.empty_state(drafting.base, B, capacity) for source, drafting in pairs]
 
-        observe = functools.partial(source.method.observe, drafting)
+    def read(chunk: jax.Array, states: list[PyTree]) -> list[PyTree]:
+        start = chunk * W
+        text = lax.dynamic_slice_in_dim(tokens, start, W + 1, axis=1)
+        hidden = lax.dynamic_slice_in_dim(prompt.hidden, start, W, axis=1)
+        seen = Seen(text, hidden, jnp.full(B, start), jnp.clip(prompt.lengths - start, 0, W))
+        return drafter.observe(draftings, seen, states)
 
-        def read(chunk: jax.Array, state: PyTree, observe: Callable = observe) -> PyTree:
-            start = chunk * W
-            text = lax.dynamic_slice_in_dim(tokens, start, W + 1, axis=1)
-            hidden = lax.dynamic_slice_in_dim(prompt.hidden, start, W, axis=1)
-            return observe(Seen(text, hidden, jnp.full(B, start), jnp.clip(prompt.lengths - start, 0, W)), state)
-
-        # Behind a barrier, or XLA works out at compile time what a prompt of one chunk sees of an empty cache.
-        empty = lax.optimization_barrier(source.method.empty_state(drafting.base, B, capacity))
-        states.append(lax.fori_loop(0, T // W, read, empty))
-    return states
-
-
-def _draft(
-    decoding: Decoding,
-    trees: list[Tree],
-    states: list[PyTree],
-    seeds: jax.Array,
-    root: jax.Array,
-    position: jax.Array,
-) -> Draft:
-    """The next draft, of what all sources offer."""
-    offers = [
-        source.method.offer(decoding.drafting(source, tree, seeds, root, position), state)
-        for source, tree, state in zip(decoding.drafter.sources, trees, states, strict=False)
-    ]
-    return decoding.drafter.shape.draft(trees, root, offers)
+    # Behind a barrier, or XLA works out at compile time what a prompt of one chunk sees of an empty cache.
+    return lax.fori_loop(0, T // W, read, lax.optimization_barrier(empty))
 
 
 def state_names(x: jax.Array) -> tuple[str, ...]:
@@ -256,11 +249,10 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     text = jnp.concatenate([draft.tokens[:, :1], _new_tokens(draft, accepted)], axis=1)  # [B, P + 2]
     hidden = jnp.take_along_axis(exits[-1], accepted.path[..., None], axis=1)  # [B, P + 1, D]
     seen = Seen(text, hidden, state.lengths, accepted.length + 1, Step(draft, exits, logits, accepted))
-    trees, states = drafter.shape.follow(draft, accepted.node), []
-    for source, tree, old in zip(drafter.sources, trees, state.method_states, strict=False):
-        drafting = decoding.drafting(source, tree, state.seeds, accepted.bonus, lengths)
-        states.append(source.method.observe(drafting, seen, old))
-    new_draft = _draft(decoding, trees, states, state.seeds, accepted.bonus, lengths)
+    trees = drafter.shape.follow(draft, accepted.node)
+    draftings = decoding.draftings(trees, state.seeds, accepted.bonus, lengths)
+    states = drafter.observe(draftings, seen, state.method_states)
+    new_draft = drafter.shape.draft(trees, accepted.bonus, drafter.offer(draftings, states))
     stats = _count(state, draft, accepted)
     state = _emit(state, accepted, text[:, 1:], decoding.eos)
     state = state.replace(

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from jaxspec.errors import UserError
 from jaxspec.weights.load import Model
+
+
+def pad_tokens(sequences: Sequence[Sequence[int]], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids [B, width] int32, padded on the right with 0, and their lengths [B] int32."""
+    tokens = np.zeros((len(sequences), width), np.int32)
+    for row, ids in enumerate(sequences):
+        tokens[row, : len(ids)] = ids
+    return tokens, np.array([len(ids) for ids in sequences], np.int32)
 
 
 def encode_prompts(

@@ -131,8 +131,12 @@ class Offer:
         known = jnp.broadcast_to(self.known, self.tokens.shape)[..., None, :]
         if self.parent is None:
             return jnp.broadcast_to(known, (*self.tokens.shape, self.tokens.shape[-1]))
-        parent = self.parent.at[:, 0].set(0)  # the root
-        return (parent[..., None, :] == parent[..., None]) & known
+        return (self.above[..., None, :] == self.above[..., None]) & known
+
+    @property
+    def above(self) -> jax.Array:
+        """[B, M, W] int32, `parent` with the root's place, 0, above all candidates at the first distance."""
+        return self.parent.at[:, 0].set(0)
 
 
 def offer_ranked(drafting: Drafting, logits: jax.Array, known: jax.Array) -> Offer:
@@ -154,7 +158,7 @@ def offer_ranked(drafting: Drafting, logits: jax.Array, known: jax.Array) -> Off
 
 
 def rank(
-    drafting: Drafting, logits: jax.Array, positions: jax.Array, distance: jax.Array
+    drafting: Drafting, logits: jax.Array, positions: jax.Array, distance: jax.Array | int
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """The best tokens by a drafter's logits, as many as are wanted.
 
@@ -177,7 +181,7 @@ def rank(
         scores += sampler.noise(drafting.seeds, positions, base.draft_ids(jnp.arange(scores.shape[-1])))
     best, index = jax.lax.top_k(scores, min(drafting.width, scores.shape[-1]))
     log_p = best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-    known = drafting.calibration[int(sampler.sampling), jnp.asarray(distance) - 1]  # [X, 2] or [2]
+    known = drafting.calibration[int(sampler.sampling), distance - 1]  # [X, 2] or [2]
     return base.draft_ids(index), jnp.minimum(known[..., :1] * log_p + known[..., 1:], 0.0), log_q
 
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.drafting.adapter import Adapter
-from jaxspec.drafting.draft import Draft, PyTree
-from jaxspec.drafting.method import Method
+from jaxspec.drafting.draft import Draft, Drafting, Offer, PyTree
+from jaxspec.drafting.method import Method, Seen
 from jaxspec.drafting.shape import Best, StaticTree
 from jaxspec.drafting.tree import Path, TreePlan, chain, from_paths, parse_tree
 from jaxspec.drafting.tree.plan import plan_from_json
@@ -62,6 +62,16 @@ class DeviceDrafter:
             if source.method.probe_distances:
                 return source.method.rows(source.trainable, base, draft, lengths)
         return Method().rows({}, base, draft, lengths)
+
+    def observe(self, draftings: Sequence[Drafting], seen: Seen, states: Sequence[PyTree]) -> list[PyTree]:
+        """What every source remembers once it has seen what the base has read."""
+        each = zip(self.sources, draftings, states, strict=True)
+        return [source.method.observe(drafting, seen, state) for source, drafting, state in each]
+
+    def offer(self, draftings: Sequence[Drafting], states: Sequence[PyTree]) -> list[Offer]:
+        """What every source says may come."""
+        each = zip(self.sources, draftings, states, strict=True)
+        return [source.method.offer(drafting, state) for source, drafting, state in each]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,8 +150,8 @@ class Budget:
 
     rows: int
 
-    def shape(self, sources: Sequence[Source]) -> Best:
-        """What the jitted loop takes. Raises UserError for fewer rows than the probes of one node need."""
+    def divided(self, sources: Sequence[Source]) -> tuple[int, int, int]:
+        """Nodes, how many of them carry probes, and how many each. Raises UserError for too few rows."""
         probing = [source.method for source in sources if source.method.probe_distances]
         distances, rows = (probing[0].probe_distances, probing[0].probe_rows) if probing else (0, 0)
         owners = max(1, self.rows // 2 // (distances * rows)) if probing else 0  # half of the rows, but one node's
@@ -149,6 +159,11 @@ class Budget:
         if nodes < 2:
             least = 2 + distances * rows
             raise UserError(f"tree best:{self.rows}: a draft needs {least} rows, the root, a candidate and its probes")
+        return nodes, owners, distances
+
+    def on_device(self, sources: Sequence[Source]) -> Best:
+        """What the jitted loop takes."""
+        nodes, owners, distances = self.divided(sources)
         depth = min(nodes - 1, max(source.method.max_distance for source in sources))
         trees = tuple(source.tree.arrays(0) for source in sources)
         return Best(trees, nodes, owners, distances, depth)
@@ -197,7 +212,7 @@ class Drafter:
     @property
     def num_nodes(self) -> int:
         """N, nodes of a step, padding included."""
-        return self.shape.shape(self.sources).nodes if isinstance(self.shape, Budget) else self.shape.num_nodes
+        return self.shape.divided(self.sources)[0] if isinstance(self.shape, Budget) else self.shape.num_nodes
 
     @property
     def num_rows(self) -> int:
@@ -213,7 +228,7 @@ class Drafter:
         """What the jitted loop takes."""
         sources = tuple(source.on_device(self.model) for source in self.sources if source.method.max_distance)
         if isinstance(self.shape, Budget):
-            return DeviceDrafter(sources, self.shape.shape(self.sources))
+            return DeviceDrafter(sources, self.shape.on_device(self.sources))
         return DeviceDrafter(sources, StaticTree(self.shape.arrays(self.source.method.probe_distances)))
 
     def with_tree(
@@ -243,7 +258,7 @@ class Drafter:
         )
         drafter = dataclasses.replace(self, sources=sources, note=note)
         if budget := _budget(tree, sources):
-            budget.shape(sources)  # refuses one that is too small
+            budget.divided(sources)  # refuses one that is too small
             return dataclasses.replace(drafter, shape=budget)
         if len(sources) > 1:
             raise UserError(f"{self.name}: a union takes a tree of best:ROWS, got {str(tree)!r}")
@@ -256,13 +271,7 @@ class Drafter:
 
 def autoregressive(model: Model) -> Drafter:
     """The drafter that drafts nothing."""
-    return untrained(Method(), model)
-
-
-def untrained(method: Method, model: Model) -> Drafter:
-    """A method that has nothing to train, with a chain of its candidates for a tree."""
-    plan = chain(method.usual_depth) if method.max_distance else from_paths([])
-    return Drafter((Source(method, {}),), model, plan)
+    return Drafter((Source(Method(), {}),), model, from_paths([]))
 
 
 def make_drafter(

@@ -38,11 +38,6 @@ class StaticTree:
         """Candidates that are wanted at each distance."""
         return self.stack.max_rank
 
-    @property
-    def num_nodes(self) -> int:
-        """N."""
-        return self.stack.num_nodes
-
     def begin(self, batch: int) -> list[Tree]:
         """The tree that each source fills first: any will do, nothing is drafted yet and every root carries probes."""
         return [select_trees(self.stack, jnp.zeros(batch, jnp.int32))]
@@ -82,13 +77,12 @@ def _fixed_places(tree: Tree, offer: Offer) -> tuple[jax.Array, jax.Array]:
 
 def _places(tree: Tree, offer: Offer) -> tuple[jax.Array, jax.Array]:
     """Likewise, where candidates have parents: the one of its rank among the children of its parent's candidate."""
-    ranks = offer.rank
+    ranks, parents = offer.rank, offer.above
     place, found = jnp.zeros_like(tree.depth), tree.depth == 0
     for level in range(tree.max_depth):
         above = jnp.take_along_axis(place, tree.parent, axis=1)  # [B, N]
         fits = offer.known[:, level, None] & (ranks[:, level, None] == tree.rank[..., None])  # [B, N, W]
-        if level:
-            fits &= offer.parent[:, level, None] == above[..., None]
+        fits &= parents[:, level, None] == above[..., None]
         here = (tree.depth == level + 1) & jnp.take_along_axis(found, tree.parent, axis=1)
         place = jnp.where(here, jnp.argmax(fits, axis=-1), place)
         found |= here & jnp.any(fits, axis=-1)
@@ -116,11 +110,6 @@ class Best:
     owners: int = flax.struct.field(pytree_node=False)
     distances: int = flax.struct.field(pytree_node=False)
     depth: int = flax.struct.field(pytree_node=False)
-
-    @property
-    def num_nodes(self) -> int:
-        """N."""
-        return self.nodes
 
     @property
     def width(self) -> int:
@@ -207,9 +196,7 @@ def _to_depth(offer: Offer, depth: int) -> Offer:
         return jnp.pad(x, ((0, 0), (0, max(missing, 0)), (0, 0)))[:, :depth]
 
     known = jnp.broadcast_to(offer.known, offer.tokens.shape)
-    parent = (
-        None if offer.parent is None else fit(offer.parent.at[:, 0].set(0))
-    )  # all of the first stand below the root
+    parent = None if offer.parent is None else fit(offer.above)
     return Offer(fit(offer.tokens), fit(known), fit(offer.log_p), parent)
 
 

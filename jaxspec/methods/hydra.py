@@ -87,15 +87,16 @@ class Hydra(HeadMethod):
         place = jnp.zeros_like(tree.depth)  # of every node among the candidates of its level
         paths, levels, log_q = drafting.root[:, None, None], [], []  # [B, candidates of the level above, level + 1]
         for level, width in enumerate(tree.inner):
-            parents = _nodes(has_children & (tree.depth == level), width)  # [B, W]
+            expands = has_children & (tree.depth == level)
+            parents = _nodes(expands, width)  # [B, W]
             above = jnp.take_along_axis(place, parents, axis=1)
             path = paths[rows, above]  # [B, W, level + 1]
             at = jnp.broadcast_to(hidden[:, None], (B, width, hidden.shape[-1]))
             logits = self.head(trainable, base, at, path)  # [B, W, V']
-            tokens, log_p, q = rank(drafting, logits, drafting.position[:, None] + level + 1, jnp.int32(level + 1))
+            tokens, log_p, q = rank(drafting, logits, drafting.position[:, None] + level + 1, level + 1)
             follows = jnp.broadcast_to(path[:, :, None], (B, width, K, level + 1))
             paths = jnp.concatenate([follows, tokens[..., None]], axis=-1).reshape(B, width * K, level + 2)
-            known = jnp.arange(width) < jnp.sum(has_children & (tree.depth == level), axis=1)[:, None]
+            known = jnp.arange(width) < jnp.sum(expands, axis=1)[:, None]
             drawn_from = sum(tree.inner[:level]) + jnp.arange(width)
             parts = (tokens, known[..., None], log_p, above[..., None], drawn_from[:, None])
             levels.append([jnp.broadcast_to(x, tokens.shape).reshape(B, width * K) for x in parts])

@@ -68,12 +68,16 @@ def load_drafter(
     return choose_tree(drafter.with_tree(None), batch_size, temperature)
 
 
+def _check_known(name: str) -> None:
+    if name not in METHODS:
+        raise UserError(f"unknown method {name!r}{suggest(name, METHODS)}; methods: {', '.join(METHODS)}")
+
+
 def method_names(name: str | Sequence[str]) -> list[str]:
     """The methods of a union, or the one. Raises UserError for an unknown one or for some that cannot be joined."""
     names = name.split("+") if isinstance(name, str) else list(name)
     for one in names:
-        if one not in METHODS:
-            raise UserError(f"unknown method {one!r}{suggest(one, METHODS)}; methods: {', '.join(METHODS)}")
+        _check_known(one)
         if names.count(one) > 1:
             raise UserError(f"{'+'.join(names)}: {one} is there twice")
         if len(names) > 1 and not METHODS[one]().max_distance:
@@ -111,7 +115,7 @@ def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0)
     """The drafter with the tree that tune.py chose for this machine, as `load_drafter` has it with `auto`.
 
     Args:
-      drafter: of a method with an adapter; others keep their tree.
+      drafter: of a method with an adapter; others, and unions, keep their tree.
       batch_size: prompts decoded together.
       temperature: of sampling; 0 is greedy.
     """
@@ -151,8 +155,7 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
     Raises:
       UserError: a method that takes none, no adapter, or one of another method or base.
     """
-    if name not in METHODS:
-        raise UserError(f"unknown method {name!r}{suggest(name, METHODS)}; methods: {', '.join(METHODS)}")
+    _check_known(name)
     if not METHODS[name].trainable:
         raise UserError(f"{name} takes no adapter")
     folder = Path(adapter) if adapter else find_shipped(name, model.fingerprint)

@@ -13,35 +13,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.drafting.draft import Drafting
-from jaxspec.drafting.method import Method, Seen
+from jaxspec.drafting.method import Seen
 from jaxspec.errors import check_at_least
+from jaxspec.methods.untrained import UntrainedMethod
 from jaxspec.model.base import Base
 
 
 @dataclasses.dataclass(frozen=True)
-class LookupMethod(Method):
+class LookupMethod(UntrainedMethod):
     """Settings that all methods have that look up the text.
 
     Attributes:
-      length: M, tokens of a draft at most, in a tree that is so deep.
       longest: n, how many of the last tokens are looked up at most; where they never occurred together, fewer are.
     """
 
-    length: int = 16
     longest: int = 8
 
     def __post_init__(self) -> None:
-        check_at_least(self, {"length": 1, "longest": 1})
-
-    @property
-    def max_distance(self) -> int:
-        """M."""
-        return self.length
-
-    @property
-    def usual_depth(self) -> int:
-        """Few: where a match is wrong, it mostly is from the first token on."""
-        return min(self.length, 3)
+        super().__post_init__()
+        check_at_least(self, {"longest": 1})
 
     def empty_state(self, base: Base, batch: int, capacity: int) -> jax.Array:
         """The text so far, [B, S + 1] int32."""

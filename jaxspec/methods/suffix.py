@@ -54,6 +54,7 @@ class Suffix(LookupMethod):
         weights = jnp.float32(self.fading) ** jnp.arange(C)
         through = jnp.sum(alike * weights, axis=-1)  # [B, M, C], of all occurrences of a path
         parent = jnp.concatenate([jnp.zeros_like(first[:, :1]), first[:, :-1]], axis=1)
-        above = jnp.concatenate([jnp.sum(there * weights, -1, keepdims=True) + 0 * through[:, :1], through[:, :-1]], 1)
+        whole = jnp.broadcast_to(jnp.sum(there * weights, axis=-1, keepdims=True), through[:, :1].shape)
+        above = jnp.concatenate([whole, through[:, :-1]], axis=1)
         log_p = jnp.log(through) - jnp.log(above + by_match(_UNSEEN, matched, self.length))
         return knowing_noise(drafting, Offer(tokens, known, log_p, parent))

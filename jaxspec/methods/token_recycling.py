@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.drafting.draft import Drafting, Offer, knowing_noise
-from jaxspec.drafting.method import Method, Seen
+from jaxspec.drafting.method import Seen
 from jaxspec.errors import check_at_least
+from jaxspec.methods.untrained import UntrainedMethod
 from jaxspec.model.base import Base
 
 # The chance that the successor of each rank is right. Measured on the embedded model's answers.
@@ -23,31 +24,21 @@ _CHANCES = np.array([0.5, 0.105, 0.052, 0.03, 0.026, 0.015, 0.012, 0.01])
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenRecycling(Method):
+class TokenRecycling(UntrainedMethod):
     """Settings.
 
     Attributes:
       successors: k, that are remembered of every token.
-      length: M, tokens of a draft at most.
     """
 
     name: ClassVar[str] = "token_recycling"
 
-    successors: int = 8
     length: int = 6
+    successors: int = 8
 
     def __post_init__(self) -> None:
-        check_at_least(self, {"successors": 1, "length": 1})
-
-    @property
-    def max_distance(self) -> int:
-        """M."""
-        return self.length
-
-    @property
-    def usual_depth(self) -> int:
-        """Of a chain of the most probable successors."""
-        return min(self.length, 3)
+        super().__post_init__()
+        check_at_least(self, {"successors": 1})
 
     def empty_state(self, base: Base, batch: int, capacity: int) -> jax.Array:
         """The table [B, V, k] int32, the most probable successor first; -1 for none."""

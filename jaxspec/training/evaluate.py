@@ -80,13 +80,13 @@ def _counts(
     rank = jnp.sum(scores > score, axis=-1)
     possible = counted & jnp.isfinite(score[..., 0])  # what the filters drop is never drafted
     hits = (rank[..., None] == np.arange(RANKS)) & possible[..., None]
-    best, index = jax.lax.top_k(scores, min(RANKS, scores.shape[-1]))
+    best, _ = jax.lax.top_k(scores, min(RANKS, scores.shape[-1]))
     log_p = best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
     drafted = jnp.cumprod(jnp.any(hits, axis=-1), axis=-1, dtype=jnp.int32)  # up to each distance, the text itself
     reached = counted & (jnp.pad(drafted, ((0, 0), (0, 0), (1, 0)), constant_values=1)[..., :-1] > 0)
     place = jnp.where(reached[..., None], jnp.floor(-log_p * BINS_PER_NAT), -1).astype(jnp.int32)
     in_bin = place[..., None] == np.arange(NATS * BINS_PER_NAT)  # [B, G, M, 10, X]
-    right = (index == labels[..., None])[..., None] & in_bin
+    right = hits[..., : best.shape[-1], None] & in_bin
     return *(jnp.sum(x, axis=(0, 1)) for x in (hits, counted)), *(jnp.sum(x, axis=(0, 1, 3)) for x in (in_bin, right))
 
 

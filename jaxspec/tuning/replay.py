@@ -20,10 +20,11 @@ import numpy as np
 from jax import lax
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Match
+from jaxspec.decoding.acceptance import Match, follow
 from jaxspec.decoding.generate import PREFILL_CHUNK, bucket
 from jaxspec.decoding.loop import DecodeState, Decoding, prefill, start
-from jaxspec.drafting.draft import Accepted, Draft, Offer, PyTree
+from jaxspec.decoding.prompts import pad_tokens
+from jaxspec.drafting.draft import Accepted, Draft, Offer
 from jaxspec.drafting.drafter import Budget, DeviceDrafter, Drafter
 from jaxspec.drafting.method import Seen, Step
 from jaxspec.drafting.sampling import make_sampler
@@ -99,11 +100,8 @@ def _recording(drafter: Drafter, sampling: SamplingConfig) -> Decoding:
 def _offers(drafter: Drafter, decoding: Decoding, texts: Sequence[Text], seed: int) -> list[Offer]:
     """Of each source, arrays [T, B, M, W] on the host, for answers padded to T + 1 tokens."""
     prompts, answers = zip(*texts, strict=True)
-    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    padded, most = bucket(int(lengths.max())), bucket(max(map(len, answers)), 64, 64)
-    tokens, forced = np.zeros((len(texts), padded), np.int32), np.zeros((len(texts), most), np.int32)
-    for row, (prompt, answer) in enumerate(texts):
-        tokens[row, : len(prompt)], forced[row, : len(answer)] = prompt, answer
+    padded, most = bucket(max(map(len, prompts))), bucket(max(map(len, answers)), 64, 64)
+    (tokens, lengths), (forced, _) = pad_tokens(prompts, padded), pad_tokens(answers, most)
     chunk = min(padded, PREFILL_CHUNK)
     capacity = bucket(padded + most + 1, 128, 128)
     cache, prompt = prefill(drafter.model.base, tokens, lengths, capacity=capacity, chunk=chunk)
@@ -117,35 +115,26 @@ def _offers(drafter: Drafter, decoding: Decoding, texts: Sequence[Text], seed: i
 @jax.jit
 def _run(decoding: Decoding, state: DecodeState, forced: jax.Array) -> list[Offer]:
     """Offers behind every forced token [B, T + 1] but the last."""
-    root = _root_with_probes(decoding, len(forced))
-
-    def offers(lengths: jax.Array, newest: jax.Array, states: list[PyTree]) -> list[Offer]:
-        trees, sources = decoding.drafter.shape.begin(len(forced)), decoding.drafter.sources
-        return [
-            source.method.offer(decoding.drafting(source, tree, state.seeds, newest, lengths), own)
-            for source, tree, own in zip(sources, trees, states, strict=True)
-        ]
+    drafter, base = decoding.drafter, decoding.base
+    root, trees = _root_with_probes(decoding, len(forced)), drafter.shape.begin(len(forced))
 
     def step(carry: tuple, tokens: tuple[jax.Array, jax.Array]) -> tuple[tuple, list[Offer]]:
         (cache, lengths, states), (token, following) = carry, tokens
-        draft = root.replace(tokens=token[:, None])
-        exits, kv = run_rows(decoding.base, decoding.drafter.rows(decoding.base, draft, lengths), cache,
-                             lengths[:, None, None])  # fmt: skip
-        exits, zero = tuple(x[:, 0] for x in exits), jnp.zeros_like(token)
+        draft, zero = root.replace(tokens=token[:, None]), jnp.zeros_like(token)
+        exits, kv = run_rows(base, drafter.rows(base, draft, lengths), cache, lengths[:, None, None])
+        exits = tuple(x[:, 0] for x in exits)
         cache = commit(cache, jax.tree.map(lambda x: x[:, :, :1], kv), lengths)
-        logits = decoding.base.logits(exits[-1][:, :1])
         accepted = Accepted(zero[:, None], zero, zero, following)
-        text = jnp.stack([token, following], axis=1)
-        seen = Seen(text, exits[-1][:, :1], lengths, zero + 1, Step(draft, exits, logits, accepted))
-        trees, new = decoding.drafter.shape.begin(len(token)), []
-        for source, tree, own in zip(decoding.drafter.sources, trees, states, strict=True):
-            drafting = decoding.drafting(source, tree, state.seeds, following, lengths + 1)
-            new.append(source.method.observe(drafting, seen, own))
-        return (cache, lengths + 1, new), offers(lengths + 1, following, new)
+        computed = Step(draft, exits, base.logits(exits[-1][:, :1]), accepted)
+        seen = Seen(jnp.stack([token, following], axis=1), exits[-1][:, :1], lengths, zero + 1, computed)
+        draftings = decoding.draftings(trees, state.seeds, following, lengths + 1)
+        states = drafter.observe(draftings, seen, states)
+        return (cache, lengths + 1, states), drafter.offer(draftings, states)
 
     carry = (state.cache, state.lengths, state.method_states)
     pairs = (forced[:, :-2].T, forced[:, 1:-1].T)
-    at_first = offers(state.lengths, forced[:, 0], state.method_states)
+    draftings = decoding.draftings(trees, state.seeds, forced[:, 0], state.lengths)
+    at_first = drafter.offer(draftings, state.method_states)
     _, rest = lax.scan(step, carry, pairs)
     return jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), at_first, rest)
 
@@ -182,21 +171,21 @@ def replay(recordings: Sequence[Recording], drafter: Drafter, sources: Sequence[
       One of each recording.
     """
     assert isinstance(drafter.shape, Budget)
-    shape, chosen = drafter.shape.shape(drafter.sources), range(len(drafter.sources)) if sources is None else sources
+    shape = drafter.shape.on_device(drafter.sources)
+    chosen = range(len(drafter.sources)) if sources is None else sources
     probing = next((i for i, source in enumerate(drafter.sources) if source.method.probe_distances), None)
-    return [_replay(recording, shape, list(chosen), probing) for recording in recordings]
+    return [_replay(recording, shape, chosen, probing) for recording in recordings]
 
 
-def _replay(recording: Recording, shape: Best, chosen: list[int], probing: int | None) -> Replayed:
+def _replay(recording: Recording, shape: Best, chosen: Sequence[int], probing: int | None) -> Replayed:
     answer, offers = recording.answer, [recording.offers[i] for i in chosen]
-    reach = range(shape.distances + 1) if probing is not None else [0]
-    drafts = {}
-    for known in reach:  # distances that the last accepted token had probes for
+    drafts = []
+    for known in range(shape.distances + 1):  # distances that the last accepted token had probes for
         mine = list(offers)
         if probing is not None:
             there = np.arange(offers[probing].tokens.shape[1])[:, None] < known
             mine[probing] = offers[probing].replace(known=offers[probing].known & there)
-        drafts[known] = _accepted(shape, mine, answer)
+        drafts.append(_accepted(shape, mine, answer))
     at, known, steps = 0, 0, 0
     while at < len(answer) - 1:
         lengths, after = drafts[known]
@@ -209,7 +198,7 @@ def _accepted(shape: Best, offers: list[Offer], answer: np.ndarray) -> tuple[np.
     count = len(answer) - 1
     size = bucket(count, 64, 64)
     padded = jax.tree.map(lambda x: np.pad(x, [(0, size - count)] + [(0, 0)] * (x.ndim - 1)), offers)
-    ahead = np.arange(size)[:, None] + 1 + np.arange(shape.depth)
+    ahead = np.arange(size)[:, None] + 1 + np.arange(shape.depth + 1)
     wanted = np.where(ahead < len(answer), answer[np.minimum(ahead, len(answer) - 1)], -1)
     lengths, after = jax.device_get(_right(shape, padded, jnp.asarray(wanted)))
     return lengths[:count], after[:count]
@@ -217,12 +206,8 @@ def _accepted(shape: Best, offers: list[Offer], answer: np.ndarray) -> tuple[np.
 
 @jax.jit
 def _right(shape: Best, offers: list[Offer], wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The same, all positions as one batch, from the tokens ahead of each, [T, P + 1]; -1 beyond the answer."""
     draft = shape.replace(trees=()).draft([], jnp.zeros(len(wanted), jnp.int32), offers)
-    tree = draft.tree
-    is_root = tree.depth == 0
-    token = jnp.take_along_axis(wanted, jnp.maximum(tree.depth - 1, 0), axis=1)
-    right = is_root | (draft.valid & (draft.tokens == token))
-    whole = jnp.all(right[:, None] | ~tree.ancestors, axis=-1) & draft.valid
-    node = jnp.argmax(jnp.where(whole, tree.depth, -1), axis=1)[:, None]
-    probes = jnp.take_along_axis(tree.probe_of, node[..., None], axis=1)[:, 0]
-    return jnp.take_along_axis(tree.depth, node, axis=1)[:, 0], jnp.sum(probes >= 0, axis=1)
+    accepted = follow(draft, jnp.take_along_axis(wanted, draft.tree.depth, axis=1))
+    probes = jnp.take_along_axis(draft.tree.probe_of, accepted.node[:, None, None], axis=1)[:, 0]
+    return accepted.length, jnp.sum(probes >= 0, axis=1)

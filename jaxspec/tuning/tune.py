@@ -116,18 +116,14 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
       UserError: settings or prompts that cannot be measured.
     """
     check_tuning(config, drafter, prompts)
-    method, vocabularies, sampling = (
-        drafter.source.method,
-        _vocabularies(config, drafter),
-        SamplingConfig(config.temperature),
-    )
+    source, vocabularies, sampling = drafter.source, _vocabularies(config, drafter), SamplingConfig(config.temperature)
     measured, tried = _counts(config)
     if measured:
         accuracy = measure_accuracy(drafter, prompts[:measured], sampling, 2 * config.max_new_tokens).by_rank
     else:
-        accuracy = check_accuracy(drafter.source.adapter.info.get("accuracy"))
+        accuracy = check_accuracy(source.accuracy)
     latency = measure_latency(drafter, vocabularies[0], config.batch_size, config.cache_length, config.max_rows)
-    probes = (method.probe_distances, method.probe_rows)
+    probes = (source.method.probe_distances, source.method.probe_rows)
     ranked = rank_options(accuracy, latency, config.max_rows, *probes)
     also = [
         make_option(spec, expected(drafter.with_tree(spec).plan, accuracy), latency, *probes) for spec in config.also
@@ -143,7 +139,7 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
     choice = Choice(
         machine=this_machine(),
         dtype=str(drafter.model.dtype),
-        adapter=drafter.source.adapter.digest,
+        adapter=source.adapter.digest,
         batch_size=config.batch_size,
         cache_length=config.cache_length,
         temperature=config.temperature,
@@ -182,7 +178,7 @@ def measure_accuracy(drafter: Drafter, prompts: Sequence[str], sampling: Samplin
     Raises:
       UserError: no answer is long enough to measure anything on.
     """
-    model = drafter.model
+    model, source = drafter.model, drafter.source
     ids = [model.encode(prompt) for prompt in prompts]
     answers: list[Answer] = []
     made = generate_many(autoregressive(model), ids, tokens, batch_size=min(16, len(ids)), sampling=sampling)
@@ -191,9 +187,7 @@ def measure_accuracy(drafter: Drafter, prompts: Sequence[str], sampling: Samplin
             answers.append(Answer(ids[index], answer))
             progress.update(len(answers))
     with Progress("accuracy", len(ids), "answers") as progress:
-        accuracy = evaluate(
-            drafter.source.method, drafter.source.trainable, model.base, answers, progress.update, sampling
-        )
+        accuracy = evaluate(source.method, source.trainable, model.base, answers, progress.update, sampling)
     if not accuracy.positions:
         raise UserError("the answers to these prompts are too short to measure accuracies on; give more or others")
     return accuracy

@@ -12,14 +12,13 @@ import pytest
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Rejection, Typical
 from jaxspec.decoding.generate import generate, generate_many
-from jaxspec.drafting.adapter import Adapter
 from jaxspec.drafting.draft import Offer
-from jaxspec.drafting.drafter import Budget, Drafter, Source, autoregressive
+from jaxspec.drafting.drafter import autoregressive
 from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError
 from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa, load_drafter
 from jaxspec.methods.loading import method_names
-from tests.helpers.methods import trained
+from tests.helpers.methods import union
 from tests.helpers.tiny import make_prompts
 
 GREEDY, SAMPLING = SamplingConfig(), SamplingConfig(1.3, top_k=9, top_p=0.95)
@@ -51,20 +50,6 @@ class Guesses(Method):
 
         tokens, known, log_p, parent = jax.vmap(one)(drafting.root, drafting.position)
         return Offer(tokens.astype(jnp.int32), known, log_p, parent if self.joined else None)
-
-
-def source(method, model):
-    """A method with random weights that all matter."""
-    if not method.trainable:
-        return Source(method, {})
-    trainable = trained(method, model.base, seed=1, scale=0.3, noise=2)
-    method, trainable, _ = method.tune(trainable, model.base)
-    info = {"tree": [[0], [1], [0, 0], [0, 1], [1, 0]]}
-    return Source(method, trainable, Adapter(method, trainable, model.fingerprint, info))
-
-
-def union(methods, model, rows):
-    return Drafter(tuple(source(method, model) for method in methods), model, Budget(rows))
 
 
 def check(drafter, prompts, sampling, batch_size, limit=24, **settings):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.drafting.adapter import Adapter
-from jaxspec.drafting.drafter import make_drafter
+from jaxspec.drafting.drafter import Budget, Drafter, Source, make_drafter
 from jaxspec.drafting.method import Batch
 from jaxspec.drafting.tree import Tree, TreePlan, chain
 
@@ -77,3 +77,18 @@ def untrained_drafter(method, model, tree, trainable=None):
         trainable = trained(method, model.base, seed=1, scale=0.3, noise=2)
     drafter = make_drafter(Adapter(method, trainable, model.fingerprint, {}), model, chain(1))
     return dataclasses.replace(drafter, shape=tree if isinstance(tree, TreePlan) else FixedTree(tree=tree))
+
+
+def union(methods, model, rows):
+    """A drafter of several methods, with random weights that all matter, whose drafts are chosen per step."""
+    return Drafter(tuple(source(method, model) for method in methods), model, Budget(rows))
+
+
+def source(method, model):
+    """One of them; what is trained has a tree to expand."""
+    if not method.trainable:
+        return Source(method, {})
+    trainable = trained(method, model.base, seed=1, scale=0.3, noise=2)
+    method, trainable, _ = method.tune(trainable, model.base)
+    info = {"tree": [[0], [1], [0, 0], [0, 1], [1, 0]]}
+    return Source(method, trainable, Adapter(method, trainable, model.fingerprint, info))

@@ -7,25 +7,11 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import generate
-from jaxspec.drafting.adapter import Adapter
-from jaxspec.drafting.drafter import Budget, Drafter, Source, autoregressive
+from jaxspec.drafting.drafter import autoregressive
 from jaxspec.methods import Hydra, Medusa, PromptLookup, Suffix
 from jaxspec.tuning.replay import record, replay
-from tests.helpers.methods import trained
+from tests.helpers.methods import union
 from tests.helpers.tiny import make_prompts
-
-
-def union(methods, model, rows):
-    sources = []
-    for method in methods:
-        if not method.trainable:
-            sources.append(Source(method, {}))
-            continue
-        trainable = trained(method, model.base, seed=1, scale=0.3, noise=2)
-        info = {"tree": [[0], [1], [0, 0], [0, 1]]}
-        sources.append(Source(method, trainable, Adapter(method, trainable, model.fingerprint, info)))
-    return Drafter(tuple(sources), model, Budget(rows))
-
 
 SAMPLING = pytest.param(SamplingConfig(1.2), id="sampling", marks=pytest.mark.slow)
 
