@@ -332,7 +332,7 @@ def test_tied_embeddings_and_bfloat16(method):
     base = Base(jax.tree.map(lambda x: jnp.asarray(np.asarray(x, jnp.bfloat16)), model.params), model.decoder)
     model = dataclasses.replace(model, params=base.params)
     drafter = on_paths(method, model, trained(method, base))
-    assert {x.dtype for x in jax.tree.leaves(drafter.on_device.trainable)} == {jnp.dtype(jnp.bfloat16)}
+    assert {x.dtype for x in jax.tree.leaves(drafter.on_device.sources[0].trainable)} == {jnp.dtype(jnp.bfloat16)}
     state = run(drafter, make_prompts(2), 4)
     assert {x.dtype for x in jax.tree.leaves(state.method_states)} <= {jnp.dtype(jnp.bfloat16)}
 

@@ -100,7 +100,8 @@ def test_heads_are_tuned_with_what_depth_costs_and_with_draft_vocabularies(tmp_p
     save_adapter(tmp_path, adapter)
     save_choice(tmp_path, "medusa", choice)
     tuned = load_drafter("medusa", model, tmp_path, tree="auto")
-    assert tuned.on_device.draft_vocabulary.ids.tolist() == frequent[:30].tolist() and "30 tokens" in tuned.note
+    [source] = tuned.on_device.sources
+    assert source.draft_vocabulary.ids.tolist() == frequent[:30].tolist() and "30 tokens" in tuned.note
     with pytest.raises(UserError, match="at most"):
         tune(drafter, ["one"] * 3, dataclasses.replace(config, draft_vocabularies=(10**6,)))
     default = dataclasses.replace(config, draft_vocabularies=(), also=())
