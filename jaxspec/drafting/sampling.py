@@ -118,7 +118,9 @@ class Sampler:
             return jnp.zeros((1, 1, 1))
         key = (jnp.zeros((), jnp.uint32), seeds[:, None, None])
         key = threefry(key, _DRAFTS) if self.independent else key
-        high, low = threefry(threefry(key, positions[..., None]), tokens)
+        # one after the other: LLVM's time to compile both in one loop is exponential in the number of rounds
+        key = lax.optimization_barrier(threefry(key, positions[..., None]))
+        high, low = threefry(key, tokens)
         mantissa = (high ^ low) >> 9
         uniform = lax.bitcast_convert_type(mantissa | _EXPONENT, jnp.float32) - 1
         return -jnp.log(-jnp.log(jnp.maximum(uniform, jnp.finfo(jnp.float32).tiny)))

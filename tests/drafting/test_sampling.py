@@ -100,6 +100,16 @@ def test_noise_of_a_token_does_not_depend_on_the_others():
     np.testing.assert_allclose(noise(some), noise(jnp.arange(50))[..., some], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("independent", [False, True])
+def test_a_token_at_every_position_compiles_in_no_time(independent):
+    """Forty rounds of hashing in one loop, and LLVM compiles for hours; this test then does not end."""
+    sampler = make_sampler(SamplingConfig(1.0)).replace(independent=independent)
+    seeds, positions, tokens = jnp.array([7], jnp.uint32), jnp.arange(4)[None], jnp.array([[[3], [1], [4], [1]]])
+    whole = jax.jit(sampler.noise)(seeds, positions, jnp.arange(5))
+    some = jax.jit(sampler.noise)(seeds, positions, tokens)
+    np.testing.assert_allclose(some, jnp.take_along_axis(whole, tokens, axis=-1), rtol=1e-6, atol=1e-6)
+
+
 def test_noise_draws_from_the_distribution():
     """Gumbel noise on log p draws token i with probability p_i."""
     p = np.array([0.5, 0.25, 0.15, 0.1])
