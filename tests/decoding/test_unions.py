@@ -73,6 +73,8 @@ TRIPLES = [(HiddenTransfer(layers=(0, 1, 2)), Medusa(heads=3), LOOKUP), (Hydra(h
 def name_of(value):
     if isinstance(value, SamplingConfig):
         return "sampling" if value.temperature else "greedy"
+    if isinstance(value, int):
+        return f"batch_{value}"
     return "+".join(method.name for method in value) if isinstance(value, tuple) else value.name
 
 
@@ -108,19 +110,21 @@ def test_every_source_alone(tiny, method):
 
 
 @pytest.mark.parametrize(
-    ("methods", "sampling"),
+    ("methods", "sampling", "batch_size"),
     [
-        ((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), GREEDY),
-        ((Medusa(heads=3), LOOKUP), SAMPLING),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product(PAIRS, (GREEDY, SAMPLING))),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product(TRIPLES, (GREEDY, SAMPLING))),
+        ((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), GREEDY, 1),
+        ((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), GREEDY, 4),
+        ((Medusa(heads=3), LOOKUP), SAMPLING, 1),
+        ((Medusa(heads=3), LOOKUP), SAMPLING, 4),
+        *(
+            pytest.param(methods, *setting, marks=pytest.mark.slow)
+            for methods, setting in itertools.product(PAIRS + TRIPLES, ((GREEDY, 4), (SAMPLING, 1)))
+        ),
     ],
     ids=name_of,
 )
-def test_unions(tiny, methods, sampling):
-    drafter = union(methods, tiny, 9)
-    check(drafter, make_prompts(8), sampling, 1)
-    check(drafter, make_prompts(8), sampling, 4)
+def test_unions(tiny, methods, sampling, batch_size):
+    check(union(methods, tiny, 9), make_prompts(8), sampling, batch_size)
 
 
 @pytest.mark.slow
