@@ -70,7 +70,7 @@ class Peer:
             prompt=self._ours.decode(list(prompt)),
             text=self._ours.decode(tokens),
             tokens=tokens,
-            drafted=[False, *(place < count - 1 for count in emitted for place in range(count))],
+            drafted_by=[0, *(int(place < count - 1) for count in emitted for place in range(count))],
             steps=len(emitted),
             offered=[],
             accepted=[],

@@ -11,7 +11,8 @@ from jaxspec.decoding.divergence import NEAR_TIE, Divergence
 from jaxspec.decoding.generate import Generation
 from jaxspec.weights.load import Model
 
-_GREEN, _PLAIN = "\033[32m", "\033[0m"
+_COLOURS = {"green": 32, "blue": 34, "magenta": 35, "yellow": 33, "red": 31}  # of one source after the other
+_SHARED = ("cyan", 36)  # of tokens that several sources offered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,13 +79,15 @@ class TextPrinter:
         if reference:
             print(f"[autoregressive]\n{reference.text}", flush=True)
         print(summary(self._name, answer) + self._remark, file=sys.stderr)
+        if len(answer.sources) > 1:
+            print("\n".join(source_lines(answer, sys.stdout.isatty())), file=sys.stderr)
         if reference:
             print(summary("autoregressive", reference), file=sys.stderr)
             print(comparison(result), file=sys.stderr)
 
 
 class GrowingText:
-    """Prints an answer as it grows; tokens that were drafted and accepted are green on a terminal.
+    """Prints an answer as it grows; on a terminal, tokens that were drafted and accepted have their source's colour.
 
     Args:
       model: decodes tokens.
@@ -117,9 +120,32 @@ class GrowingText:
     def _write(self, text: str, count: int) -> None:
         """Print what `text`, the first `count` tokens, adds, in the colour of the last of them."""
         piece = text[len(self._text) :]
-        coloured = self._coloured and self._answer.drafted[count - 1]
-        self._out.write(f"{_GREEN}{piece}{_PLAIN}" if coloured else piece)
+        sources = self._coloured and self._answer.drafted_by[count - 1]
+        self._out.write(f"\033[{colour(sources)[1]}m{piece}\033[0m" if sources else piece)
         self._text, self._shown = text, count
+
+
+def colour(sources: int) -> tuple[str, int]:
+    """Name and code of the colour of a token that these sources, a bit each, offered."""
+    if sources & (sources - 1):
+        return _SHARED
+    return list(_COLOURS.items())[(sources.bit_length() - 1) % len(_COLOURS)]
+
+
+def source_lines(answer: Generation, coloured: bool) -> list[str]:
+    """A line per source: of the steps that had a candidate of it at each depth, those that took one and should have.
+
+    Args:
+      answer: of several sources.
+      coloured: whether to name the colours that tokens were printed in.
+    """
+    lines = []
+    for i, (name, stats) in enumerate(answer.sources.items()):
+        counts = zip(stats.accepted, stats.offered, stats.expected, strict=True)
+        told = [f"{a}/{o} ({e / o:.0%})" for a, o, e in counts if o]
+        legend = f" ({colour(1 << i)[0]})" if coloured else ""
+        lines.append(f"  {name}{legend}: accepted {', '.join(told) or 'nothing'} by depth (expected)")
+    return lines
 
 
 def record(result: Result) -> dict[str, Any]:
@@ -138,6 +164,8 @@ def record(result: Result) -> dict[str, Any]:
         "compile_seconds": round(answer.compile_seconds, 2),
         "offered_by_depth": answer.offered,
         "accepted_by_depth": answer.accepted,
+        "sources": {name: dataclasses.asdict(stats) for name, stats in answer.sources.items()},
+        "drafted_by": [[name for i, name in enumerate(answer.sources) if bits >> i & 1] for bits in answer.drafted_by],
     }
     if reference is not None:
         speed = reference.tokens_per_second

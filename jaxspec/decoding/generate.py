@@ -20,10 +20,24 @@ from jaxspec.errors import UserError
 from jaxspec.machine import Stopwatch
 from jaxspec.parallel.processes import host
 from jaxspec.parallel.sharding import in_mesh, mesh_of, parts_of_batch, put_beside
-from jaxspec.weights.load import Model
 
 PREFILL_CHUNK = 512
 _UNBOUNDED = np.iinfo(np.int32).max
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceStats:
+    """What one source did for an answer; each list is per depth from 1.
+
+    Attributes:
+      offered: steps that had a candidate of the source there below the accepted path.
+      accepted: steps that accepted one.
+      expected: steps that should have, by the chances that the draft was chosen by; 0 in fixed trees.
+    """
+
+    offered: list[int]
+    accepted: list[int]
+    expected: list[float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,25 +48,32 @@ class Generation:
       prompt: as given, or the decoded ids where ids were given.
       text: the answer, special tokens left out; empty for a model without a tokenizer.
       tokens: ids of the answer, an end-of-text token included.
-      drafted: per token, whether it was drafted and accepted.
+      drafted_by: per token, the sources that offered it, a bit each in the order of `sources`; 0 where none did.
       steps: forward passes after prefill.
       offered: per depth from 1, steps that had a candidate there below the accepted path.
       accepted: per depth from 1, steps that accepted one.
       prefill_seconds: wall time of prefill; of the whole batch where prompts were batched.
       decode_seconds: wall time of all steps, compilation excluded; likewise.
       compile_seconds: time spent compiling for this batch's shapes; 0 when they were known.
+      sources: what each source did, by the name of its method.
     """
 
     prompt: str
     text: str
     tokens: list[int]
-    drafted: list[bool]
+    drafted_by: list[int]
     steps: int
     offered: list[int]
     accepted: list[int]
     prefill_seconds: float
     decode_seconds: float
     compile_seconds: float
+    sources: dict[str, SourceStats] = dataclasses.field(default_factory=dict)
+
+    @property
+    def drafted(self) -> list[bool]:
+        """Per token, whether it was drafted and accepted."""
+        return [sources > 0 for sources in self.drafted_by]
 
     @property
     def new_tokens(self) -> int:
@@ -138,21 +159,24 @@ class _Job:
         return padded, bucket(max_new_tokens, 64), max(padded, capacity)
 
 
-def _collect(model: Model, run: _Run, row: int, prompt: str) -> Generation:
+def _collect(drafter: Drafter, run: _Run, row: int, prompt: str) -> Generation:
     """The answer of one batch row as it stands."""
-    state, count = run.state, int(run.state.counts[row])
+    model, state, count = drafter.model, run.state, int(run.state.counts[row])
+    stats, names = state.stats, [source.method.name for source in drafter.sources if source.method.max_distance]
+    offered, accepted, expected = (host(x)[row].tolist() for x in (stats.offered, stats.accepted, stats.expected))
     tokens = host(state.tokens)[row, :count].tolist()
     return Generation(
         prompt=prompt,
         text=model.decode(tokens) if model.tokenizer else "",
         tokens=tokens,
-        drafted=host(state.drafted)[row, :count].tolist(),
+        drafted_by=host(state.drafted_by)[row, :count].tolist(),
         steps=int(state.stats.steps[row]),
-        offered=host(state.stats.offered)[row].tolist(),
-        accepted=host(state.stats.accepted)[row].tolist(),
+        offered=offered[0],
+        accepted=accepted[0],
         prefill_seconds=run.prefill_seconds,
         decode_seconds=run.decode_seconds,
         compile_seconds=run.compile_seconds,
+        sources=dict(zip(names, map(SourceStats, offered[1:], accepted[1:], expected[1:]), strict=True)),
     )
 
 
@@ -203,7 +227,7 @@ def iterate(
         run = job.begin([*batch, *[[0]] * padding], limits, *sizes)
         job.advance(run, max_steps)
         for row in range(len(batch)):
-            yield _collect(model, run, row, as_text(model, prompts[first + row]))
+            yield _collect(drafter, run, row, as_text(model, prompts[first + row]))
 
 
 def generate(
@@ -322,7 +346,7 @@ def stream(
     [ids] = encode_prompts(model, [prompt], max_new_tokens, chat, max_length)
     job, text = _Job(drafter, sampling, seed, acceptance, 1), as_text(model, prompt)
     run = job.begin([ids], [max_new_tokens], *job.sizes(len(ids), max_new_tokens))
-    yield _collect(model, run, 0, text)
+    yield _collect(drafter, run, 0, text)
     while not np.all(host(run.state.done)):
         job.advance(run, steps_per_chunk)
-        yield _collect(model, run, 0, text)
+        yield _collect(drafter, run, 0, text)

@@ -93,17 +93,25 @@ class Prompt:
 
 @flax.struct.dataclass
 class Stats:
-    """Counters of a generation, per batch row.
+    """Counters of a generation, per batch row: of all candidates, and after that of each source's.
 
     Attributes:
       steps: [B] int32, forward passes after prefill while the row was not done.
-      offered: [B, P] int32, steps that had a valid candidate at depth d + 1 below the accepted path.
-      accepted: [B, P] int32, steps that accepted a candidate at depth d + 1.
+      offered: [B, 1 + S, P] int32, steps that had a valid candidate at depth d + 1 below the accepted path.
+      accepted: [B, 1 + S, P] int32, steps that accepted a candidate at depth d + 1.
+      expected: [B, 1 + S, P] float32, steps that should have, by the candidates' own chances; 0 in fixed trees.
     """
 
     steps: jax.Array
     offered: jax.Array
     accepted: jax.Array
+    expected: jax.Array
+
+    @classmethod
+    def zero(cls, batch: int, sources: int, depth: int) -> Stats:
+        """Nothing counted yet."""
+        count = jnp.zeros((batch, 1 + sources, depth), jnp.int32)
+        return cls(jnp.zeros(batch, jnp.int32), count, count, count.astype(jnp.float32))
 
 
 @flax.struct.dataclass
@@ -114,7 +122,7 @@ class DecodeState:
       cache: keys and values of all tokens but the newest; capacity S.
       lengths: [B] int32, valid slots of the cache: the position of the root.
       tokens: [B, W] int32, tokens emitted, the prompt not included; W leaves room for one step too many.
-      drafted: [B, W] bool, whether a token was drafted and accepted (else the base emitted it itself).
+      drafted_by: [B, W] int32, the sources that offered a token, a bit each; 0 where the base emitted it itself.
       counts: [B] int32, tokens emitted.
       limits: [B] int32, tokens to emit at most.
       done: [B] bool: the limit or an end-of-text token was reached.
@@ -127,7 +135,7 @@ class DecodeState:
     cache: Cache
     lengths: jax.Array
     tokens: jax.Array
-    drafted: jax.Array
+    drafted_by: jax.Array
     counts: jax.Array
     limits: jax.Array
     done: jax.Array
@@ -188,14 +196,14 @@ def start(
         cache=cache,
         lengths=lengths,
         tokens=jnp.zeros((B, width + P + 1), jnp.int32).at[:, 0].set(first),
-        drafted=jnp.zeros((B, width + P + 1), bool),
+        drafted_by=jnp.zeros((B, width + P + 1), jnp.int32),
         counts=counts,
         limits=limits,
         done=(counts >= limits) | jnp.isin(first, decoding.eos),
         draft=draft,
         method_states=states,
         seeds=seeds,
-        stats=Stats(jnp.zeros(B, jnp.int32), jnp.zeros((B, P), jnp.int32), jnp.zeros((B, P), jnp.int32)),
+        stats=Stats.zero(B, len(drafter.sources), P),
     )
     return _divided(state)
 
@@ -254,7 +262,7 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     states = drafter.observe(draftings, seen, state.method_states)
     new_draft = drafter.shape.draft(trees, accepted.bonus, drafter.offer(draftings, states))
     stats = _count(state, draft, accepted)
-    state = _emit(state, accepted, text[:, 1:], decoding.eos)
+    state = _emit(state, draft, accepted, text[:, 1:], decoding.eos)
     state = state.replace(
         cache=cache,
         lengths=jnp.where(state.done, state.lengths, lengths),
@@ -272,9 +280,10 @@ def _new_tokens(draft: Draft, accepted: Accepted) -> jax.Array:
     return jnp.where(is_bonus, accepted.bonus[:, None], jnp.roll(path_tokens, -1, axis=1))
 
 
-def _emit(state: DecodeState, accepted: Accepted, new: jax.Array, eos: jax.Array) -> DecodeState:
+def _emit(state: DecodeState, draft: Draft, accepted: Accepted, new: jax.Array, eos: jax.Array) -> DecodeState:
     """Append the accepted candidates and the bonus, up to the first end-of-text token or the limit, no further."""
     place = jnp.arange(new.shape[1])
+    sources = jnp.roll(jnp.take_along_axis(draft.sources, accepted.path, axis=1), -1, axis=1)
     ends = jnp.isin(new, eos) & (place <= accepted.length[:, None])
     until_end = jnp.where(jnp.any(ends, axis=1), jnp.argmax(ends, axis=1), accepted.length) + 1
     emitted = jnp.where(state.done, 0, jnp.minimum(until_end, state.limits - state.counts))
@@ -283,23 +292,32 @@ def _emit(state: DecodeState, accepted: Accepted, new: jax.Array, eos: jax.Array
     # What a row appends beyond its new count is garbage that nobody reads.
     return state.replace(
         tokens=append(state.tokens, new, state.counts),
-        drafted=append(state.drafted, place < accepted.length[:, None], state.counts),
+        drafted_by=append(state.drafted_by, jnp.where(place < accepted.length[:, None], sources, 0), state.counts),
         counts=counts,
         done=state.done | jnp.any(ends & (place < emitted[:, None]), axis=1) | (counts >= state.limits),
     )
 
 
 def _count(state: DecodeState, draft: Draft, accepted: Accepted) -> Stats:
-    """Count the step, and per depth whether it offered a candidate below the accepted path and whether it took one."""
-    active, tree = ~state.done[:, None], draft.tree
-    depth = jnp.arange(tree.max_depth)  # of the parents
-    is_child = accepted.path[:, :-1, None] == tree.parent[:, None]  # [B, P, N]
-    candidate = draft.valid & (tree.depth > 0)
-    offered = jnp.any(is_child & candidate[:, None], axis=-1) & (depth <= accepted.length[:, None])
+    """Count the step, and by source and depth whether a candidate stood below the accepted path and one was taken."""
+    stats, tree, active = state.stats, draft.tree, ~state.done[:, None, None]
+    S, depth = stats.offered.shape[1] - 1, jnp.arange(tree.max_depth)  # of the parents
+    candidate = (draft.valid & (tree.depth > 0))[:, None]
+    own = jnp.bitwise_and(draft.sources[:, None] >> jnp.arange(S)[:, None], 1) > 0
+    candidates = jnp.concatenate([candidate, candidate & own], axis=1)[:, :, None]  # [B, 1 + S, 1, N]
+    is_child = (accepted.path[:, :-1, None] == tree.parent[:, None])[:, None]  # [B, 1, P, N]
+    reached = active & (depth <= accepted.length[:, None, None])
+    taken = jnp.take_along_axis(candidates[:, :, 0], accepted.path[:, None, 1:], axis=2)
+    expected = 0.0
+    if draft.log_p is not None:
+        parent = jnp.take_along_axis(draft.log_p, tree.parent, axis=1)
+        chance = jnp.exp(draft.log_p - jnp.maximum(parent, jnp.finfo(parent.dtype).min))[:, None, None]
+        expected = jnp.sum(jnp.where(is_child & candidates, chance, 0.0), axis=-1)
     return Stats(
-        steps=state.stats.steps + active[:, 0],
-        offered=state.stats.offered + (active & offered),
-        accepted=state.stats.accepted + (active & (depth < accepted.length[:, None])),
+        steps=stats.steps + active[:, 0, 0],
+        offered=stats.offered + (reached & jnp.any(is_child & candidates, axis=-1)),
+        accepted=stats.accepted + (active & taken & (depth < accepted.length[:, None, None])),
+        expected=stats.expected + jnp.where(reached, expected, 0.0),
     )
 
 

@@ -97,6 +97,6 @@ def test_an_interval_holds_its_value_and_narrows_with_more_questions():
 
 
 def test_accept_lengths_follow_from_what_was_drafted():
-    answer = Generation("", "", [1] * 8, [False, True, True, False, False, True, False, True], 4, [], [], 0, 0, 0)
+    answer = Generation("", "", [1] * 8, [0, 1, 1, 0, 0, 1, 0, 1], 4, [], [], 0, 0, 0)
     assert accept_lengths(answer) == [3, 1, 2, 1]  # the last step's bonus was cut off
-    assert accept_lengths(dataclasses.replace(answer, tokens=[1], drafted=[False])) == []
+    assert accept_lengths(dataclasses.replace(answer, tokens=[1], drafted_by=[0])) == []

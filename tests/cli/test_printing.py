@@ -4,12 +4,22 @@ import dataclasses
 import io
 import json
 
-from jaxspec.cli.printing import GrowingText, JsonPrinter, Result, TextPrinter, comparison, record, summary
+from jaxspec.cli.printing import (
+    GrowingText,
+    JsonPrinter,
+    Result,
+    TextPrinter,
+    colour,
+    comparison,
+    record,
+    source_lines,
+    summary,
+)
 from jaxspec.decoding.divergence import Divergence
-from jaxspec.decoding.generate import Generation
+from jaxspec.decoding.generate import Generation, SourceStats
 from tests.helpers.tiny import make_text_model
 
-ANSWER = Generation("p", "t", [1, 2, 3, 4, 5], [False, True, False, True, False], 2, [2, 0], [1, 0], 0.5, 2.0, 3.0)
+ANSWER = Generation("p", "t", [1, 2, 3, 4, 5], [0, 1, 0, 1, 0], 2, [2, 0], [1, 0], 0.5, 2.0, 3.0)
 PLAIN = dataclasses.replace(ANSWER, steps=4, offered=[], accepted=[], decode_seconds=4.0)
 
 
@@ -63,13 +73,28 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_sources_are_told_apart():
+    """One bit per source: green the first, blue the second, cyan what both offered."""
+    sources = {"medusa": SourceStats([4, 2], [2, 0], [2.5, 0.5]), "suffix": SourceStats([3, 0], [1, 0], [0.9, 0.0])}
+    answer = dataclasses.replace(ANSWER, drafted_by=[0, 1, 2, 3, 0], sources=sources)
+    assert answer.drafted == [False, True, True, True, False]
+    assert [colour(bits)[0] for bits in (1, 2, 3, 4, 5)] == ["green", "blue", "cyan", "magenta", "cyan"]
+    assert source_lines(answer, coloured=True) == [
+        "  medusa (green): accepted 2/4 (62%), 0/2 (25%) by depth (expected)",
+        "  suffix (blue): accepted 1/3 (30%) by depth (expected)",
+    ]
+    row = record(Result(answer))
+    assert row["drafted_by"] == [[], ["medusa"], ["suffix"], ["medusa", "suffix"], []]
+    assert row["sources"]["medusa"] == {"offered": [4, 2], "accepted": [2, 0], "expected": [2.5, 0.5]}
+
+
 def test_drafted_tokens_are_green_and_half_characters_wait():
     model = make_text_model(num_layers=1)
     tokens = model.tokenizer.encode("aé!")
-    answer = dataclasses.replace(ANSWER, tokens=tokens, drafted=[False, True, True, True])
+    answer = dataclasses.replace(ANSWER, tokens=tokens, drafted_by=[0, 1, 1, 1])
     for out, wanted in ((io.StringIO(), "aé!\n"), (Terminal(), "a\033[32mé\033[0m\033[32m!\033[0m\n")):
         printer = GrowingText(model, out)
         for count in range(len(tokens) + 1):
-            printer.show(dataclasses.replace(answer, tokens=tokens[:count], drafted=answer.drafted[:count]))
+            printer.show(dataclasses.replace(answer, tokens=tokens[:count], drafted_by=answer.drafted_by[:count]))
         printer.end()
         assert out.getvalue() == wanted

@@ -77,7 +77,8 @@ def sample(drafter, sampling, acceptance, seed, count=TEXTS):
     seeds = np.arange(count) + seed * count
     decoding, state = begin(drafter, [PROMPT] * count, TOKENS, sampling, acceptance, seeds, capacity=16)
     state = decode(decoding, state, np.int32(TOKENS))
-    return np.asarray(state.tokens)[:, :TOKENS], int(state.stats.accepted.sum()), int(state.stats.offered.sum())
+    accepted, offered = (int(x[:, 0].sum()) for x in (state.stats.accepted, state.stats.offered))
+    return np.asarray(state.tokens)[:, :TOKENS], accepted, offered
 
 
 def p_value(texts, joint):

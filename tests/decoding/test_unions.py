@@ -52,6 +52,24 @@ class Guesses(Method):
         return Offer(tokens.astype(jnp.int32), known, log_p, parent if self.joined else None)
 
 
+@dataclasses.dataclass(frozen=True)
+class Others(Guesses):
+    """Another source of the kind."""
+
+    name: ClassVar[str] = "others"
+
+
+@dataclasses.dataclass(frozen=True)
+class Coin(Guesses):
+    """Offers token 5 at every distance, with a chance of 1/2."""
+
+    name: ClassVar[str] = "coin"
+
+    def offer(self, drafting, method_state):
+        shape = (len(drafting.root), self.distances, 1)
+        return Offer(jnp.full(shape, 5), jnp.full(shape, True), jnp.full(shape, jnp.log(0.5)), jnp.zeros(shape, int))
+
+
 def check(drafter, prompts, sampling, batch_size, limit=24, **settings):
     """The text of autoregressive decoding, with candidates taken and refused."""
     plain = generate(autoregressive(drafter.model), prompts, limit, sampling=sampling, seed=3)
@@ -86,6 +104,29 @@ def test_offers_at_random_change_nothing(tiny, sampling):
     assert any(a.tokens[-1] in tiny.eos and a.drafted[-1] for a in answers)
     assert any(0 in a.tokens for a in answers) and any(a.new_tokens == 24 for a in answers)
     assert sum(a.compile_seconds > 0 for a in answers) <= 16  # of five batches two lengths of prompts at most
+
+
+def test_every_source_has_its_own_counts(tiny):
+    """Of sources named `guesses` and `others`: what each offered, what was taken, and whose the tokens are."""
+    drafter = union([Guesses(0), Others(1, joined=True, distances=6)], tiny, 9)
+    for answer in generate(drafter, make_prompts(12), 24, batch_size=5):
+        assert list(answer.sources) == ["guesses", "others"]
+        for bit, stats in zip((1, 2), answer.sources.values(), strict=True):
+            emitted = sum(sources & bit > 0 for sources in answer.drafted_by)
+            assert emitted <= sum(stats.accepted) <= emitted + drafter.on_device.shape.depth  # the last step is cut
+            for d, (offered, accepted, expected) in enumerate(zip(*dataclasses.astuple(stats), strict=True)):
+                assert accepted <= offered <= answer.offered[d] and accepted <= answer.accepted[d]
+                assert 0 <= expected <= offered + 1e-4 and (offered > 0 or expected == 0)
+        both = zip(*(stats.accepted for stats in answer.sources.values()), answer.accepted, strict=True)
+        assert all(max(one, other) <= total <= one + other for one, other, total in both)
+
+
+def test_expected_acceptances_are_the_chances_of_candidates(tiny):
+    """A source that always offers one token of chance 1/2 expects half of its offers at every depth."""
+    [answer] = generate(union([Coin()], tiny, 4), make_prompts(1), 24)
+    stats = answer.sources["coin"]
+    assert stats.offered[0] == answer.steps
+    np.testing.assert_allclose(stats.expected, np.multiply(stats.offered, 0.5), rtol=1e-5)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
