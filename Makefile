@@ -1,4 +1,4 @@
-# make demo   set everything up and answer a prompt with PPD beside autoregressive decoding
+# make demo   set everything up and answer a prompt with a union, with PPD and autoregressively, side by side
 # make test   set everything up and run the tests (make unit: without the linters)
 # make docs   build the documentation in docs/_build/html; warnings are errors
 # make slow   the slower checks
@@ -13,7 +13,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .PHONY: demo test unit lint docs slow results questions setup clean
 
 demo: setup
-	$(BIN)/python decode.py --method ppd --prompt "Write a short story about a lighthouse keeper." --max-new-tokens 128 --compare --stream
+	$(BIN)/python decode.py --method amphista+suffix --tree best:5 --draft-vocabulary 8192 --beside ppd --stream \
+		--prompt "Write a short story about a lighthouse keeper." --max-new-tokens 128
 
 test: lint unit
 

@@ -8,9 +8,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding
+from jaxspec.bench.runs import Run, parse_run
 from jaxspec.cli.options import parse
 from jaxspec.cli.printing import JsonPrinter, Result, TextPrinter
 from jaxspec.cli.program import enable_compilation_cache
@@ -64,6 +67,8 @@ class Options:
       dtype: of the weights; default float32 on CPU, bfloat16 elsewhere and in a dry run.
       batch_size: prompts decoded together.
       compare: also decode autoregressively and say whether the outputs are identical.
+      beside: decode in this way, too, and compare all, as in --beside "medusa+suffix tree=best:5 vocabulary=8192"; may
+        be repeated.
       stream: print the text while it is made, even when the output is no terminal.
       json: print one JSON object per prompt, or the figures of a dry run as one.
       mesh: devices that share the work.
@@ -96,6 +101,7 @@ class Options:
     dtype: str = ""
     batch_size: int = 1
     compare: bool = False
+    beside: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WAY"), tyro.conf.UseAppendAction] = ()
     stream: bool = False
     json: bool = False
     mesh: MeshConfig = MeshConfig()
@@ -111,6 +117,16 @@ class Options:
         """Which drafted tokens are accepted."""
         settings = {"epsilon": self.epsilon, "delta": self.delta} if self.accept == "typical" else {}
         return ACCEPTANCES[self.accept](**settings)
+
+    @property
+    def compared(self) -> bool:
+        """Whether to decode autoregressively, too."""
+        return self.compare or bool(self.beside)
+
+    @property
+    def run(self) -> Run:
+        """The first way to decode."""
+        return Run(self.method, self.tree or None, self.draft_vocabulary, self.adapter or None)
 
     @property
     def streamed(self) -> bool:
@@ -156,6 +172,11 @@ def check(options: Options) -> None:
     if options.tree == "auto" and options.draft_vocabulary is not None:
         raise UserError("--tree auto also takes the draft vocabulary that tune.py chose: leave --draft-vocabulary out")
     check_at_least(options, {"batch_size": 1})
+    named = {options.run}
+    for way in options.beside:
+        if parse_run(way) in named:
+            raise UserError(f"--beside {way!r}: that way to decode is there twice")
+        named.add(parse_run(way))
     make_sampler(options.sampling())  # this and the next refuse bad settings
     options.acceptance()
 
@@ -165,22 +186,25 @@ def decode(options: Options) -> None:
     prompts = [options.prompt] if options.prompt else read_prompts(options.prompts, options.column)
     enable_compilation_cache()
     model = load_model(options.model or DEFAULT_MODEL, options.dtype or None, options.mesh, options.template)
-    drafter = choose_drafter(options, model)
+    drafter = choose_drafter(options, options.run, model)
+    beside = {way: choose_drafter(options, parse_run(way), model) for way in options.beside}
+    if different := [way for way, other in beside.items() if other.model is not drafter.model]:
+        raise UserError(f"--beside {different[0]!r}: that is another base than {drafter.name} decodes on")
     printer = make_printer(options, drafter)
-    for result in answers(options, drafter, prompts, printer.show):
+    for result in answers(options, drafter, beside, prompts, printer.show):
         printer.finish(result)
 
 
-def choose_drafter(options: Options, model: Model) -> Drafter:
+def choose_drafter(options: Options, run: Run, model: Model) -> Drafter:
     """The method with the tree that was asked for; says on stderr what may not be expected of it."""
     circumstances = {"batch_size": options.batch_size, "temperature": options.temperature}
-    settings = {"tree": options.tree or None, "draft_vocabulary": options.draft_vocabulary}
-    drafter = load_drafter(options.method, model, options.adapter or None, **settings, **circumstances)
+    settings = {"tree": run.tree, "draft_vocabulary": run.vocabulary}
+    drafter = load_drafter(run.method, model, run.adapter, **settings, **circumstances)
     lines = [drafter.note]
-    if len(drafter.sources) == 1 and drafter.source.adapter and not options.tree:
+    if len(drafter.sources) == 1 and drafter.source.adapter and not run.tree:
         lines.append(advice(drafter, **circumstances))
     if drafter.model is not model:
-        lines.append(f"{options.method} decodes on the base that it has tuned, not on {model.name}")
+        lines.append(f"{run.method} decodes on the base that it has tuned, not on {model.name}")
     for line in filter(None, lines):
         print(line, file=sys.stderr)
     return drafter
@@ -204,17 +228,22 @@ def make_printer(options: Options, drafter: Drafter) -> JsonPrinter | TextPrinte
         facts = {"method": name, "model": model.name, "base": model.fingerprint}
         return JsonPrinter(facts | {"accept": options.accept, "lossless": acceptance.lossless})
     remark = "" if acceptance.same_text(options.temperature) else acceptance.remark
-    return TextPrinter(model, name, remark, options.compare)
+    return TextPrinter(model, name, remark, options.compared)
 
 
 def answers(
-    options: Options, drafter: Drafter, prompts: Sequence[str], show: Callable[[Generation], None]
+    options: Options,
+    drafter: Drafter,
+    beside: dict[str, Drafter],
+    prompts: Sequence[str],
+    show: Callable[[Generation], None],
 ) -> Iterator[Result]:
     """The answers to prompts, each with autoregressive decoding's where the two are compared.
 
     Args:
       options: how to answer.
       drafter: what decodes.
+      beside: other ways to decode, by name.
       prompts: texts.
       show: called with an answer as often as it has grown.
     """
@@ -223,17 +252,25 @@ def answers(
     encoded = encode_prompts(model, prompts, **room)  # refuses a bad prompt before any is answered
     settings = room | {"sampling": sampling, "seed": options.seed}
     how = (options.batch_size, options.streamed)
-    ours, references = Side(drafter, settings | {"acceptance": acceptance}, *how), itertools.repeat(None)
-    if options.compare:
+    drafters = [drafter, *beside.values()]
+    sides = [Side(each, settings | {"acceptance": acceptance}, *how) for each in drafters]
+    references = itertools.repeat(None)
+    if options.compared:
         plain = Side(autoregressive(model), settings, *how)
-        for side in (ours, plain):
+        for side in (*sides, plain):
             side.warm_up(prompts)
         references = plain.answers(prompts)
-    for ids, answer, reference in zip(encoded, ours.answers(prompts, show), references, strict=False):
-        divergence = None
-        if reference and acceptance.same_text(options.temperature):
-            divergence = first_divergence(model, ids, answer.tokens, reference.tokens, sampling, options.seed)
-        yield Result(answer, reference, divergence)
+
+    def result(ids: Sequence[int], answer: Generation, reference: Generation | None) -> Result:
+        if not reference or not acceptance.same_text(options.temperature):
+            return Result(answer, reference)
+        divergence = first_divergence(model, ids, answer.tokens, reference.tokens, sampling, options.seed)
+        return Result(answer, reference, divergence)
+
+    ours, *others = (side.answers(prompts, show if side is sides[0] else None) for side in sides)
+    for ids, answer, *rest, reference in zip(encoded, ours, *others, references, strict=False):
+        also = {name: result(ids, other, reference) for name, other in zip(beside, rest, strict=True)}
+        yield dataclasses.replace(result(ids, answer, reference), beside=also)
 
 
 def dry_run(options: Options) -> None:

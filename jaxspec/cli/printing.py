@@ -8,7 +8,7 @@ import sys
 from typing import Any, TextIO
 
 from jaxspec.decoding.divergence import NEAR_TIE, Divergence
-from jaxspec.decoding.generate import Generation
+from jaxspec.decoding.generate import Generation, SourceStats
 from jaxspec.weights.load import Model
 
 _COLOURS = {"green": 32, "blue": 34, "magenta": 35, "yellow": 33, "red": 31}  # of one source after the other
@@ -23,11 +23,13 @@ class Result:
       answer: the method's.
       reference: autoregressive decoding's, where it was run for comparison.
       divergence: where the two diverge, if they should not and do.
+      beside: the same of other ways to decode, by name.
     """
 
     answer: Generation
     reference: Generation | None = None
     divergence: Divergence | None = None
+    beside: dict[str, Result] = dataclasses.field(default_factory=dict)
 
 
 class JsonPrinter:
@@ -75,15 +77,19 @@ class TextPrinter:
         """Print the rest of an answer that has been shown, the text it is compared with, and the figures."""
         self._text.end()
         self._text = None
-        answer, reference = result.answer, result.reference
-        if reference:
-            print(f"[autoregressive]\n{reference.text}", flush=True)
-        print(summary(self._name, answer) + self._remark, file=sys.stderr)
-        if len(answer.sources) > 1:
-            print("\n".join(source_lines(answer, sys.stdout.isatty())), file=sys.stderr)
+        reference, ways = result.reference, {self._name: result} | result.beside
+        others = {name: other.answer for name, other in result.beside.items()}
+        others |= {"autoregressive": reference} if reference else {}
+        for name, other in others.items():
+            print(f"[{name}]\n{other.text}", flush=True)
+        for name, way in ways.items():
+            print(summary(name, way.answer) + self._remark, file=sys.stderr)
+            if len(way.answer.sources) > 1:
+                print("\n".join(source_lines(way.answer, sys.stdout.isatty())), file=sys.stderr)
         if reference:
             print(summary("autoregressive", reference), file=sys.stderr)
-            print(comparison(result), file=sys.stderr)
+            for name, way in ways.items():
+                print(comparison(way) + (f" ({name})" if result.beside else ""), file=sys.stderr)
 
 
 class GrowingText:
@@ -164,7 +170,7 @@ def record(result: Result) -> dict[str, Any]:
         "compile_seconds": round(answer.compile_seconds, 2),
         "offered_by_depth": answer.offered,
         "accepted_by_depth": answer.accepted,
-        "sources": {name: dataclasses.asdict(stats) for name, stats in answer.sources.items()},
+        "sources": {name: _stats_json(stats) for name, stats in answer.sources.items()},
         "drafted_by": [[name for i, name in enumerate(answer.sources) if bits >> i & 1] for bits in answer.drafted_by],
     }
     if reference is not None:
@@ -173,7 +179,13 @@ def record(result: Result) -> dict[str, Any]:
         row["autoregressive_tokens_per_second"] = round(speed, 2)
         row["speedup"] = round(answer.tokens_per_second / speed, 3) if speed else None
         row["first_divergence"] = result.divergence.as_json() if result.divergence else None
+    if result.beside:
+        row["beside"] = {name: record(other) for name, other in result.beside.items()}
     return row
+
+
+def _stats_json(stats: SourceStats) -> dict[str, list]:
+    return dataclasses.asdict(stats) | {"expected": [round(count, 2) for count in stats.expected]}
 
 
 def summary(name: str, answer: Generation) -> str:

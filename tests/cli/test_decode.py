@@ -63,6 +63,33 @@ def test_text_goes_to_stdout_and_figures_to_stderr(decode_rows, decode_text, str
     assert "identical: yes" in err and "autoregressive:" in err
 
 
+def test_other_ways_stand_beside(decode_rows, decode_text):
+    ways = ["suffix tree=best:3", "prompt_lookup tree=best:4"]
+    options = ["--prompt", "hello", *(word for way in ways for word in ("--beside", way))]
+    [row] = decode_rows(*options)
+    assert list(row["beside"]) == ways and row["identical_to_autoregressive"]
+    assert all(other["identical_to_autoregressive"] for other in row["beside"].values())
+    assert list(row["beside"][ways[1]]["sources"]) == ["prompt_lookup"]
+    out, err = decode_text(*options)
+    assert out == "".join(f"[{name}]\n{row['text']}\n" for name in ("ppd", *ways, "autoregressive"))
+    assert [f"({name})" in err for name in ("ppd", *ways)] == [True] * 3 and err.count("identical: yes") == 3
+
+
+@pytest.mark.parametrize(
+    ("ways", "message"),
+    [
+        (["sufix"], "run 'sufix': expected METHOD"),
+        (["suffix", "suffix"], "--beside 'suffix': that way to decode is there twice"),
+        (["suffix tree=chain:99"], "a tree of suffix is 1 to"),
+        (["autoregressive tree=chain:2"], "drafts nothing and takes no settings"),
+    ],
+)
+def test_a_way_that_makes_no_sense_is_refused(decode_rows, ways, message):
+    with pytest.raises(UserError) as error:
+        decode_rows("--prompt", "hello", *(word for way in ways for word in ("--beside", way)))
+    assert message in str(error.value)
+
+
 def test_what_warming_up_compiles_is_reported_with_the_first_answer(decode_rows, decode_text, all_prompts, monkeypatch):
     def iterate(*args, **settings):
         """Compiles while it warms up, with a few steps, and then no more."""
