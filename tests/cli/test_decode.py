@@ -80,7 +80,7 @@ def test_other_ways_stand_beside(decode_rows, decode_text):
     [
         (["sufix"], "run 'sufix': expected METHOD"),
         (["suffix", "suffix"], "--beside 'suffix': that way to decode is there twice"),
-        (["suffix tree=chain:99"], "a tree of suffix is 1 to"),
+        (["suffix tree=chain:99"], "is too deep: suffix has candidates for 16 distances"),
         (["autoregressive tree=chain:2"], "drafts nothing and takes no settings"),
     ],
 )
