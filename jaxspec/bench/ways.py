@@ -111,7 +111,7 @@ def _asking(peer: Peer, model: Model, config: BenchConfig) -> Way:
 
 def _describe(drafter: Drafter) -> dict[str, Any]:
     fixed = isinstance(drafter.shape, TreePlan)
-    info = {"tree": plan_to_json(drafter.shape) if fixed else f"best:{drafter.shape.rows}", "rows": drafter.num_rows}
+    info = {"tree": plan_to_json(drafter.shape) if fixed else drafter.shape.spec, "rows": drafter.num_rows}
     if drafter.note:
         info["note"] = drafter.note
     trained = [source for source in drafter.sources if source.adapter]

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.decoding.acceptance import Acceptance
-from jaxspec.drafting.draft import Accepted, Draft, Drafting, PyTree
+from jaxspec.drafting.draft import Accepted, Draft, Drafting, Pace, PyTree
 from jaxspec.drafting.drafter import DeviceDrafter
 from jaxspec.drafting.method import Seen, Step
 from jaxspec.drafting.sampling import Sampler
@@ -130,6 +130,7 @@ class DecodeState:
       method_states: what each source remembers.
       seeds: [B] uint32, of sampling.
       stats: counters.
+      pace: how fast rows have been of late; None where steps have but one size.
     """
 
     cache: Cache
@@ -143,6 +144,7 @@ class DecodeState:
     method_states: list[PyTree]
     seeds: jax.Array
     stats: Stats
+    pace: Pace | None
 
 
 @functools.partial(jax.jit, static_argnames=("capacity", "chunk"))
@@ -190,8 +192,10 @@ def start(
     drafter, trees = decoding.drafter, decoding.drafter.shape.begin(B)
     draftings = decoding.draftings(trees, seeds, first, lengths)
     states = _read_prompt(drafter, draftings, prompt, first, cache.capacity)
-    draft = drafter.shape.draft(trees, first, drafter.offer(draftings, states))
     counts = jnp.minimum(limits, 1)
+    done = (counts >= limits) | jnp.isin(first, decoding.eos)
+    pace = None if drafter.shape.costs is None else Pace.begin(~done, drafter.shape.costs[0])
+    draft = drafter.shape.draft(trees, first, drafter.offer(draftings, states), pace)
     state = DecodeState(
         cache=cache,
         lengths=lengths,
@@ -199,11 +203,12 @@ def start(
         drafted_by=jnp.zeros((B, width + P + 1), jnp.int32),
         counts=counts,
         limits=limits,
-        done=(counts >= limits) | jnp.isin(first, decoding.eos),
+        done=done,
         draft=draft,
         method_states=states,
         seeds=seeds,
         stats=Stats.zero(B, len(drafter.sources), P),
+        pace=pace,
     )
     return _divided(state)
 
@@ -239,38 +244,62 @@ def _divided(state: PyTree) -> PyTree:
 
 def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     """One forward pass: verify the draft, keep what survives, draft again."""
-    base, drafter, draft, tree = decoding.base, decoding.drafter, state.draft, state.draft.tree
-    rows = drafter.rows(base, draft, state.lengths)
-    exits, kv = run_rows(base, rows, state.cache, state.lengths[:, None, None])
-    exits = tuple(x[:, 0] for x in exits)  # [B, R, D]
-
-    logits = base.logits(exits[-1][:, : tree.num_nodes])  # [B, N, V]
-    predicted = state.lengths[:, None] + 1 + jnp.arange(tree.max_depth + 1)
-    accepted = decoding.acceptance(draft, logits, decoding.sampler, state.seeds, predicted)
+    drafter, shape, draft = decoding.drafter, decoding.drafter.shape, state.draft
+    if draft.size is None:
+        exits, logits, accepted, kv = _verify(decoding, draft.tree.num_nodes, state)
+    else:
+        size = jnp.max(jnp.where(state.done, 0, draft.size))
+        sizes = [functools.partial(_verify, decoding, nodes) for nodes in shape.sizes]
+        exits, logits, accepted, kv = lax.switch(size, sizes, state)
 
     # These are the lengths, whatever the bonus. Making them depend on it keeps XLA from writing the rows of a tree of
     # one node before all layers have read the cache, for which it would copy the cache (barriers are gone by then).
     at = jnp.maximum(state.lengths, jnp.minimum(accepted.bonus, 0))
-    cache = commit(state.cache, gather_rows(kv, accepted.path), at)
+    cache = commit(state.cache, kv, at)
     lengths = state.lengths + accepted.length + 1
 
     text = jnp.concatenate([draft.tokens[:, :1], _new_tokens(draft, accepted)], axis=1)  # [B, P + 2]
     hidden = jnp.take_along_axis(exits[-1], accepted.path[..., None], axis=1)  # [B, P + 1, D]
     seen = Seen(text, hidden, state.lengths, accepted.length + 1, Step(draft, exits, logits, accepted))
-    trees = drafter.shape.follow(draft, accepted.node)
+    trees = shape.follow(draft, accepted.node)
     draftings = decoding.draftings(trees, state.seeds, accepted.bonus, lengths)
     states = drafter.observe(draftings, seen, state.method_states)
-    new_draft = drafter.shape.draft(trees, accepted.bonus, drafter.offer(draftings, states))
     stats = _count(state, draft, accepted)
     state = _emit(state, draft, accepted, text[:, 1:], decoding.eos)
+    pace = state.pace
+    if pace is not None:
+        pace = pace.after(accepted.length + 1, shape.costs[size], ~state.done)
+    new_draft = shape.draft(trees, accepted.bonus, drafter.offer(draftings, states), pace)
     state = state.replace(
         cache=cache,
         lengths=jnp.where(state.done, state.lengths, lengths),
         draft=new_draft,
         method_states=states,
         stats=stats,
+        pace=pace,
     )
     return _divided(state)
+
+
+def _verify(
+    decoding: Decoding, num_nodes: int, state: DecodeState
+) -> tuple[tuple[jax.Array, ...], jax.Array, Accepted, Cache]:
+    """Run the first nodes of the draft, and all of its probes, and see what survives. Only reads the cache.
+
+    Returns:
+      Exits [B, R, D] and logits [B, N, V], zeros for the nodes left out; the outcome, and the accepted path's keys and
+      values.
+    """
+    base, drafter, draft = decoding.base, decoding.drafter, state.draft.first(num_nodes)
+    rows = drafter.rows(base, draft, state.lengths)
+    exits, kv = run_rows(base, rows, state.cache, state.lengths[:, None, None])
+    logits = base.logits(exits[-1][:, 0, :num_nodes])
+    predicted = state.lengths[:, None] + 1 + jnp.arange(draft.tree.max_depth + 1)
+    accepted = decoding.acceptance(draft, logits, decoding.sampler, state.seeds, predicted)
+    left_out = jnp.zeros((len(logits), state.draft.tree.num_nodes - num_nodes, exits[-1].shape[-1]), exits[-1].dtype)
+    exits = tuple(jnp.concatenate([x[:, 0, :num_nodes], left_out, x[:, 0, num_nodes:]], axis=1) for x in exits)
+    logits = jnp.pad(logits, ((0, 0), (0, left_out.shape[1]), (0, 0)))
+    return exits, logits, accepted, gather_rows(kv, accepted.path)
 
 
 def _new_tokens(draft: Draft, accepted: Accepted) -> jax.Array:

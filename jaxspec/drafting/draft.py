@@ -13,6 +13,7 @@ from jaxspec.drafting.tree import Tree
 from jaxspec.model.base import Base
 
 PyTree = Any
+_MEMORY = 0.9  # how much the pace of one step counts after another
 
 
 @flax.struct.dataclass
@@ -57,6 +58,7 @@ class Draft:
       sources: [B, N] int32, the sources that offered a node, a bit each; 0 for the root.
       log_p: [B, N] float32, chance that the whole path to a node is right; None in a fixed tree, which does not ask.
       drawn: None unless candidates were drawn independently of the text's noise.
+      size: [B] int32, which of the shape's sizes holds all valid nodes; None where the shape has one size.
     """
 
     tree: Tree
@@ -65,6 +67,38 @@ class Draft:
     sources: jax.Array
     log_p: jax.Array | None = None
     drawn: Drawn | None = None
+    size: jax.Array | None = None
+
+    def first(self, count: int) -> Draft:
+        """The first nodes, with all probes. For candidates that were not drawn."""
+        log_p = None if self.log_p is None else self.log_p[:, :count]
+        nodes = {name: getattr(self, name)[:, :count] for name in ("tokens", "valid", "sources")}
+        return self.replace(tree=self.tree.first(count), log_p=log_p, **nodes)
+
+
+@flax.struct.dataclass
+class Pace:
+    """How fast rows have been of late, which is what a step's time is worth. Older steps count less and less.
+
+    Attributes:
+      tokens: [B] float32, emitted.
+      time: [B] float32, taken, in the unit of a shape's costs.
+      active: [B] bool, rows that are not done.
+    """
+
+    tokens: jax.Array
+    time: jax.Array
+    active: jax.Array
+
+    @classmethod
+    def begin(cls, active: jax.Array, cost: jax.Array) -> Pace:
+        """One token per step of a cost."""
+        steps = jnp.full(active.shape, 1 / (1 - _MEMORY), jnp.float32)
+        return cls(steps, steps * cost, active)
+
+    def after(self, emitted: jax.Array, cost: jax.Array, active: jax.Array) -> Pace:
+        """The pace after a step that emitted some tokens [B] at a cost."""
+        return Pace(_MEMORY * self.tokens + emitted, _MEMORY * self.time + cost, active)
 
 
 @flax.struct.dataclass

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import re
 from collections.abc import Sequence
 
 import flax.struct
@@ -142,13 +144,21 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The best nodes of all offers, chosen in every step: `best:ROWS`.
+    """The best nodes of all offers, chosen in every step: `best:ROWS`, or `best:ROWS@MS,ROWS@MS` of several sizes.
 
     Attributes:
-      rows: of a step, the root and probes included.
+      rows: of the largest step, the root and probes included.
+      sizes: rows and milliseconds of every size a step may have, the smallest first; empty where there is but one.
     """
 
     rows: int
+    sizes: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def spec(self) -> str:
+        """As a user writes it."""
+        sizes = ",".join(f"{rows}@{cost:g}" for rows, cost in self.sizes)
+        return f"best:{sizes or self.rows}"
 
     def divided(self, sources: Sequence[Source]) -> tuple[int, int, int]:
         """Nodes, how many of them carry probes, and how many each. Raises UserError for too few rows."""
@@ -158,7 +168,10 @@ class Budget:
         nodes = self.rows - owners * distances * rows
         if nodes < 2:
             least = 2 + distances * rows
-            raise UserError(f"tree best:{self.rows}: a draft needs {least} rows, the root, a candidate and its probes")
+            raise UserError(f"tree {self.spec}: a draft needs {least} rows, the root, a candidate and its probes")
+        if self.sizes and self.sizes[0][0] <= self.rows - nodes:
+            least = 1 + self.rows - nodes
+            raise UserError(f"tree {self.spec}: the smallest size needs {least} rows, the root and all probes")
         return nodes, owners, distances
 
     def on_device(self, sources: Sequence[Source]) -> Best:
@@ -166,7 +179,9 @@ class Budget:
         nodes, owners, distances = self.divided(sources)
         depth = min(nodes - 1, max(source.method.max_distance for source in sources))
         trees = tuple(source.tree.arrays(0) for source in sources)
-        return Best(trees, nodes, owners, distances, depth)
+        sizes = tuple(rows - (self.rows - nodes) for rows, _ in self.sizes)
+        costs = jnp.asarray([cost for _, cost in self.sizes], jnp.float32) if sizes else None
+        return Best(trees, nodes, owners, distances, depth, sizes, costs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -201,7 +216,7 @@ class Drafter:
     def plan(self) -> TreePlan:
         """The fixed trees. Raises UserError where a draft is chosen per step."""
         if isinstance(self.shape, Budget):
-            raise UserError(f"{self.name}: this takes fixed trees, not best:{self.shape.rows}")
+            raise UserError(f"{self.name}: this takes fixed trees, not {self.shape.spec}")
         return self.shape
 
     @property
@@ -337,7 +352,16 @@ def _budget(tree: object, sources: Sequence[Source]) -> Budget | None:
         return Budget(max(8, least))
     if not isinstance(tree, str) or not tree.startswith("best:"):
         return None
-    rows = tree.removeprefix("best:")
-    if not rows.isdecimal() or not 2 <= int(rows) <= MOST_ROWS:
-        raise UserError(f"tree {tree!r}: write best:ROWS with 2 to {MOST_ROWS} rows")
-    return Budget(int(rows))
+    parts = tree.removeprefix("best:").split(",")
+    found = [re.fullmatch(r"(\d+)(?:@(\d+(?:\.\d+)?))?", part) for part in parts]
+    rows = [int(match[1]) if match else 0 for match in found]
+    if not 2 <= rows[-1] <= MOST_ROWS or not all(found):
+        raise UserError(f"tree {tree!r}: write best:ROWS with 2 to {MOST_ROWS} rows, or best:ROWS@MS,ROWS@MS")
+    if len(parts) == 1:
+        return Budget(rows[0])
+    costs = [float(match[2] or 0) for match in found]
+    if min(costs) <= 0:
+        raise UserError(f"tree {tree!r}: of several sizes each needs its milliseconds, as in best:1@21,4@23.5")
+    if not rows[0] or any(more <= less for less, more in itertools.pairwise(rows)):
+        raise UserError(f"tree {tree!r}: sizes must be given in order, from 1 row on")
+    return Budget(rows[-1], tuple(zip(rows, costs, strict=True)))

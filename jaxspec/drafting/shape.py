@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.drafting.draft import Draft, Drawn, Offer
+from jaxspec.drafting.draft import Draft, Drawn, Offer, Pace
 from jaxspec.drafting.tree import Tree, select_trees
 
 
@@ -27,6 +27,8 @@ class StaticTree:
     """
 
     stack: Tree
+
+    costs = None  # it has one size
 
     @property
     def depth(self) -> int:
@@ -47,13 +49,14 @@ class StaticTree:
         state = jnp.take_along_axis(draft.tree.next_state, node[:, None], axis=1)[:, 0]
         return [select_trees(self.stack, state)]
 
-    def draft(self, trees: Sequence[Tree], root: jax.Array, offers: Sequence[Offer]) -> Draft:
+    def draft(self, trees: Sequence[Tree], root: jax.Array, offers: Sequence[Offer], pace: Pace | None = None) -> Draft:
         """The tree, filled by rank.
 
         Args:
           trees: of `begin` or `follow`.
           root: [B] int32, the newest token.
           offers: of the one source, or nothing.
+          pace: not used here.
         """
         [tree] = trees
         is_root = tree.depth == 0
@@ -97,12 +100,17 @@ class Best:
     than 1 together they are scaled to it. A path's chance is the product, so that a draft of the best nodes holds every
     parent of its nodes. Probes go where the accepted path will most probably end.
 
+    Where there are several sizes, a step has the one that is worth most: the tokens to expect of it, less what its time
+    would bring at the pace of late.
+
     Attributes:
       trees: what each source expands that drafts along paths; arrays with a leading axis of one.
       nodes: N, the root included (static).
       owners: nodes that carry probes (static).
       distances: M, probes that each of them carries (static).
       depth: P, candidates on the longest path (static).
+      sizes: nodes of each size, the root included, the smallest first; empty where there is but one (static).
+      costs: [K] float32, milliseconds of a step of each size.
     """
 
     trees: tuple[Tree, ...]
@@ -110,6 +118,8 @@ class Best:
     owners: int = flax.struct.field(pytree_node=False)
     distances: int = flax.struct.field(pytree_node=False)
     depth: int = flax.struct.field(pytree_node=False)
+    sizes: tuple[int, ...] = flax.struct.field(pytree_node=False, default=())
+    costs: jax.Array | None = None
 
     @property
     def width(self) -> int:
@@ -124,13 +134,14 @@ class Best:
         """Likewise: the same in every step."""
         return self.begin(len(node))
 
-    def draft(self, trees: Sequence[Tree], root: jax.Array, offers: Sequence[Offer]) -> Draft:
+    def draft(self, trees: Sequence[Tree], root: jax.Array, offers: Sequence[Offer], pace: Pace | None = None) -> Draft:
         """The best nodes, ordered by falling probability, parents first.
 
         Args:
           trees: of `begin`; not used here.
           root: [B] int32, the newest token.
           offers: one of each source.
+          pace: of the rows, where there are several sizes.
         """
         levels = _grow([_to_depth(offer, self.depth) for offer in offers], len(root), self.nodes - 1, self.depth)
         log_p, index = lax.top_k(levels["log_p"].reshape(len(root), -1), self.nodes - 1)  # of P * F
@@ -144,9 +155,19 @@ class Best:
         parent = jnp.argmax(above[..., None] == index[:, None], axis=-1) + 1
         parent = jnp.pad(jnp.where(depth[:, 1:] == 1, 0, parent), ((0, 0), (1, 0))).astype(jnp.int32)
         valid = jnp.pad(log_p > -jnp.inf, ((0, 0), (1, 0)), constant_values=True)
-        log_p = jnp.pad(log_p, ((0, 0), (1, 0)))
+        log_p, size = jnp.pad(log_p, ((0, 0), (1, 0))), None
+        if self.sizes:
+            size = self._size(log_p, pace)
+            valid &= jnp.arange(self.nodes) < jnp.asarray(self.sizes)[size][:, None]
         tree = self._with_probes(parent, depth.astype(jnp.int32), valid, log_p)
-        return Draft(tree, pick(levels["tokens"], root[:, None]), valid, pick(levels["sources"], 0), log_p)
+        return Draft(tree, pick(levels["tokens"], root[:, None]), valid, pick(levels["sources"], 0), log_p, None, size)
+
+    def _size(self, log_p: jax.Array, pace: Pace) -> jax.Array:
+        """The size of the next step [B], the same for all rows, from the chances of nodes [B, N]."""
+        tokens = jnp.cumsum(jnp.exp(log_p), axis=1)[:, jnp.asarray(self.sizes) - 1]  # [B, K]; the root's 1: the bonus
+        worth = tokens - (pace.tokens / pace.time)[:, None] * self.costs
+        total = jnp.sum(jnp.where(pace.active[:, None], worth, 0.0), axis=0)
+        return jnp.full(len(log_p), jnp.argmax(total), jnp.int32)
 
     def _with_probes(self, parent: jax.Array, depth: jax.Array, valid: jax.Array, log_p: jax.Array) -> Tree:
         """The topology, with probes on the nodes where the accepted path is most likely to end. Arrays [B, N]."""

@@ -164,13 +164,13 @@ def replay(recordings: Sequence[Recording], drafter: Drafter, sources: Sequence[
 
     Args:
       recordings: of its sources, or of more.
-      drafter: its sources, in the order of `sources`, and its budget.
+      drafter: its sources, in the order of `sources`, and its budget, of one size.
       sources: which of the recorded ones they are; default all.
 
     Returns:
       One of each recording.
     """
-    assert isinstance(drafter.shape, Budget)
+    assert isinstance(drafter.shape, Budget) and not drafter.shape.sizes
     shape = drafter.shape.on_device(drafter.sources)
     chosen = range(len(drafter.sources)) if sources is None else sources
     probing = next((i for i, source in enumerate(drafter.sources) if source.method.probe_distances), None)

@@ -12,12 +12,14 @@ import pytest
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Rejection, Typical
 from jaxspec.decoding.generate import generate, generate_many
+from jaxspec.decoding.loop import decode
 from jaxspec.drafting.draft import Offer
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError
 from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa, load_drafter
 from jaxspec.methods.loading import method_names
+from tests.helpers.decoding import begin
 from tests.helpers.methods import union
 from tests.helpers.tiny import make_prompts
 
@@ -83,7 +85,7 @@ def check(drafter, prompts, sampling, batch_size, limit=24, **settings):
 TRAINED = [PPD(), BiTA(prompts=3), SPACE(distances=3, tuning="none"), HiddenTransfer(layers=(0, 1, 2))]
 TRAINED += [Medusa(heads=3), Hydra(heads=3), Amphista(heads=3)]
 ALONE = TRAINED + [cls() for cls in METHODS.values() if not cls.trainable and cls().max_distance]
-LOOKUP = METHODS["prompt_lookup"]()
+LOOKUP, TOKEN_RECYCLING = METHODS["prompt_lookup"](), METHODS["token_recycling"]()
 PAIRS = [pair for pair in itertools.combinations(ALONE, 2) if sum(m.probe_distances > 0 for m in pair) < 2]
 TRIPLES = [(HiddenTransfer(layers=(0, 1, 2)), Medusa(heads=3), LOOKUP), (Hydra(heads=3), Amphista(heads=3), LOOKUP)]
 
@@ -127,6 +129,33 @@ def test_expected_acceptances_are_the_chances_of_candidates(tiny):
     stats = answer.sources["coin"]
     assert stats.offered[0] == answer.steps
     np.testing.assert_allclose(stats.expected, np.multiply(stats.offered, 0.5), rtol=1e-5)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLING], ids=name_of)
+def test_a_size_chosen_per_step_changes_nothing(tiny, sampling):
+    drafter = union([Guesses(0), Guesses(1, joined=True, distances=6)], tiny, 9).with_tree("best:1@20,3@25,9@36")
+    check(drafter, make_prompts(16), sampling, 4)
+    sizes = []
+    for prompt in make_prompts(8):
+        decoding, state = begin(drafter, [(prompt * 8)[:8]], 24, sampling)
+        while not state.done.all():
+            sizes.append(int(state.draft.size[0]))
+            state = decode(decoding, state, 1)
+    assert {*sizes} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        pytest.param((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), id="late"),
+        pytest.param((PPD(ensemble=2), TOKEN_RECYCLING), id="early", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("batch_size", [1, 4], ids=name_of)
+def test_all_sizes_have_the_probes(tiny, methods, batch_size):
+    """However few nodes there are: else nothing would be drafted after the smallest size."""
+    drafter = union(methods, tiny, 14).with_tree("best:7@20,9@21,14@23")
+    check(drafter, make_prompts(8), GREEDY, batch_size)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
@@ -209,6 +238,12 @@ def test_other_ways_to_accept(tiny):
         ("prompt_lookup", {"tree": "best:4097"}, "write best:ROWS with 2 to 4096 rows"),
         ("prompt_lookup", {"tree": "best:"}, "write best:ROWS with 2 to 4096 rows"),
         ("prompt_lookup", {"tree": "best:many"}, "write best:ROWS with 2 to 4096 rows"),
+        ("prompt_lookup", {"tree": "best:1@2,8"}, "of several sizes each needs its milliseconds"),
+        ("prompt_lookup", {"tree": "best:8,1"}, "write best:ROWS with 2 to 4096 rows"),
+        ("prompt_lookup", {"tree": "best:8@2,4@1"}, "sizes must be given in order"),
+        ("prompt_lookup", {"tree": "best:0@2,4@1"}, "sizes must be given in order"),
+        ("prompt_lookup", {"tree": "best:1@0,4@1"}, "of several sizes each needs its milliseconds"),
+        ("prompt_lookup", {"tree": "best:1@2,4@-1"}, "write best:ROWS with 2 to 4096 rows"),
         ("autoregressive", {"tree": "best:8"}, "autoregressive drafts nothing and has no tree, got 'best:8'"),
         ("prompt_lookup", {"adapter": "somewhere"}, "prompt_lookup takes no adapter, got 'somewhere'"),
         ("medusa+amphista", {"adapter": "somewhere"}, "medusa+amphista takes 2 adapters, got 'somewhere'"),
@@ -237,6 +272,8 @@ def test_a_budget_counts_the_rows_of_probes(tiny):
     assert union([PPD(ensemble=2)], tiny, 30).num_nodes == 30 - 2 * 6
     with pytest.raises(UserError, match="best:7: a draft needs 8 rows, the root, a candidate and its probes"):
         drafter.with_tree("best:7")
+    with pytest.raises(UserError, match="best:6@1,9@2: the smallest size needs 7 rows, the root and all probes"):
+        drafter.with_tree("best:6@1,9@2")
 
 
 @pytest.mark.parametrize(

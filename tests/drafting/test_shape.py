@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.drafting.draft import Offer
+from jaxspec.drafting.draft import Offer, Pace
 from jaxspec.drafting.shape import Best, StaticTree
 from jaxspec.drafting.tree import build_tree, stack_trees
 
@@ -105,6 +105,38 @@ def test_nodes_fall_in_probability_and_follow_their_parents():
     assert np.all(np.asarray(large.tree.parent)[:, 1:] < np.arange(1, 12))
     for ours, theirs in ((small.tokens, large.tokens), (small.tree.parent, large.tree.parent)):
         np.testing.assert_array_equal(ours, theirs[:, :6])
+
+
+@pytest.mark.parametrize("milliseconds", [(20, 21, 26), (20, 30, 60), (20, 20, 20)])
+def test_a_step_has_the_size_that_is_worth_most(milliseconds):
+    """Tokens to expect, less what the time of a step brings at the pace of late, of all rows that are not done."""
+    rng, sizes = np.random.default_rng(6), (1, 4, 9)
+    whole, best = Best((), 9, 0, 0, DEPTH), Best((), 9, 0, 0, DEPTH, sizes, jnp.array(milliseconds, jnp.float32))
+    chosen = set()
+    for _ in range(12):
+        offers = [marginals(rng), trie(rng)]
+        pace = Pace(jnp.array(rng.uniform(8, 24, B)), jnp.full(B, 200.0), jnp.array([True, False, True]))
+        draft, full = best.draft([], jnp.full(B, 9), offers, pace), choose(whole, offers)
+        p, price = np.exp(full.log_p), np.asarray(pace.tokens / pace.time)
+        worth = [
+            sum(p[b, :size].sum() - price[b] * cost for b in (0, 2))
+            for size, cost in zip(sizes, milliseconds, strict=True)
+        ]
+        assert draft.size.tolist() == [int(np.argmax(worth))] * B
+        valid = np.asarray(full.valid) & (np.arange(9) < sizes[np.argmax(worth)])
+        np.testing.assert_array_equal(draft.valid, valid)
+        np.testing.assert_array_equal(draft.tokens, full.tokens)
+        chosen.add(int(np.argmax(worth)))
+    assert len(chosen) > 1 or milliseconds == (20, 20, 20)
+
+
+def test_the_pace_of_late_forgets():
+    pace = Pace.begin(jnp.array([True, True]), jnp.float32(20.0))
+    np.testing.assert_allclose(pace.tokens / pace.time, 1 / 20)
+    for _ in range(60):
+        pace = pace.after(jnp.array([3, 1]), jnp.float32(30.0), jnp.array([True, False]))
+    np.testing.assert_allclose(pace.tokens / pace.time, [3 / 30, 1 / 30], rtol=0.01)
+    assert pace.active.tolist() == [True, False]
 
 
 def test_ancestors_follow_from_parents():

@@ -67,6 +67,15 @@ class Tree:
         """Q."""
         return self.probe_owner.shape[-1]
 
+    def first(self, count: int) -> Tree:
+        """The first nodes of a batch of trees, with all probes: the others are padding, as are probes that they own."""
+        named = {name: getattr(self, name)[:, :count] for name in _OF_NODES}
+        named |= {"ancestors": self.ancestors[:, :count, :count]}
+        return self.replace(**named, probe_owner=jnp.minimum(self.probe_owner, count - 1))
+
+
+_OF_NODES = ("parent", "depth", "rank", "live", "probe_of", "next_state")
+
 
 def check_paths(paths: Sequence[Path]) -> list[Path]:
     """Sort paths by level and rank and see that they form a tree.
