@@ -13,6 +13,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from jaxspec.config import ModelConfig
 
@@ -74,3 +75,16 @@ def commit(cache: Cache, rows: Cache, lengths: jax.Array) -> Cache:
         return lax.dynamic_update_slice(buffer, new.astype(buffer.dtype), (0, length, 0))
 
     return jax.tree.map(lambda buffer, new: jax.vmap(write)(buffer, new, lengths), cache, rows)
+
+
+def laid_out_to_read(cache: Cache) -> Cache:
+    """The cache in the layout that attention reads, on TPUs: slots along the lanes.
+
+    Where branches of a program read the cache, XLA gives it the layout in which it is written, and every branch copies
+    the whole cache into this one first (seen for v5e).
+    """
+
+    def place(x: jax.Array) -> jax.Array:
+        return with_layout_constraint(x, Layout((0, 1, 3, 2)))
+
+    return lax.platform_dependent(cache, tpu=lambda cache: jax.tree.map(place, cache), default=lambda cache: cache)

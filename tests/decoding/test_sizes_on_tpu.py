@@ -1,0 +1,42 @@
+"""Steps of several sizes, compiled for TPUs that are not here."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxspec.bench.dry_run import _abstract_base, _lower_decoding
+from jaxspec.config import MeshConfig
+from jaxspec.drafting.drafter import DeviceDrafter, DeviceSource
+from jaxspec.drafting.shape import Best
+from jaxspec.drafting.tree import chain
+from jaxspec.methods import METHODS
+from jaxspec.parallel.chips import absent_mesh
+from jaxspec.training.configs import load_config
+
+CAPACITY = 2048
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 8])
+def test_no_branch_copies_a_cache(batch):
+    """With a step of each size in a branch of its own, the caches stay where and as they are."""
+    mesh, _ = absent_mesh(MeshConfig(), "v5e:2x2x1")
+    shapes = dataclasses.replace(load_config("ppd_smollm2").shapes, num_layers=12)  # more than fit into fast memory
+    base, lookup = _abstract_base(shapes, "bfloat16", mesh), METHODS["prompt_lookup"]()
+
+    def make():
+        source = DeviceSource({}, jnp.zeros((2, lookup.max_distance, 2)), lookup)
+        trees = (chain(3).arrays(0),)
+        return DeviceDrafter((source,), Best(trees, 16, 0, 0, 15, (1, 4, 16), jnp.ones(3)))
+
+    hlo = _lower_decoding(base, jax.eval_shape(make), mesh, batch, CAPACITY).compile().as_text()
+    bodies = {part.split(" ", 1)[0]: part for part in re.split(r"\n(?=%|ENTRY)", hlo)}
+    [names] = re.findall(r"branch_computations=\{([^}]*)\}", hlo)
+    cache = f"bf16\\[{batch},{shapes.num_kv_heads},{CAPACITY},{shapes.head_dim}\\]"
+    branches = [bodies[name] for name in names.split(", ")]
+    assert len(branches) == 3 and all(re.search(cache, branch) for branch in branches)
+    copied = re.compile(f"= {cache}[^ ]* copy\\(")  # copy-start is no copy but a read ahead, into fast memory
+    assert not [line for branch in branches for line in branch.splitlines() if copied.search(line)]
