@@ -131,7 +131,7 @@ def test_expected_acceptances_are_the_chances_of_candidates(tiny):
     np.testing.assert_allclose(stats.expected, np.multiply(stats.offered, 0.5), rtol=1e-5)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLING], ids=name_of)
+@pytest.mark.parametrize("sampling", [pytest.param(GREEDY, marks=pytest.mark.slow), SAMPLING], ids=name_of)
 def test_a_size_chosen_per_step_changes_nothing(tiny, sampling):
     drafter = union([Guesses(0), Guesses(1, joined=True, distances=6)], tiny, 9).with_tree("best:1@20,3@25,9@36")
     check(drafter, make_prompts(16), sampling, 4)
@@ -151,7 +151,7 @@ def test_a_size_chosen_per_step_changes_nothing(tiny, sampling):
         pytest.param((PPD(ensemble=2), TOKEN_RECYCLING), id="early", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("batch_size", [1, 4], ids=name_of)
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 4], ids=name_of)
 def test_all_sizes_have_the_probes(tiny, methods, batch_size):
     """However few nodes there are: else nothing would be drafted after the smallest size."""
     drafter = union(methods, tiny, 14).with_tree("best:7@20,9@21,14@23")
