@@ -173,11 +173,9 @@ def check(options: Options) -> None:
     if options.tree == "auto" and options.draft_vocabulary is not None:
         raise UserError("--tree auto also takes the draft vocabulary that tune.py chose: leave --draft-vocabulary out")
     check_at_least(options, {"batch_size": 1})
-    named = {options.run}
-    for way in options.beside:
-        if parse_run(way) in named:
-            raise UserError(f"--beside {way!r}: that way to decode is there twice")
-        named.add(parse_run(way))
+    runs = [options.run, *map(parse_run, options.beside)]
+    if again := [way for i, way in enumerate(options.beside, 1) if runs[i] in runs[:i]]:
+        raise UserError(f"--beside {again[0]!r}: that way to decode is there twice")
     make_sampler(options.sampling())  # this and the next refuse bad settings
     options.acceptance()
 

@@ -70,7 +70,7 @@ class Draft:
     size: jax.Array | None = None
 
     def first(self, count: int) -> Draft:
-        """The first nodes, with all probes. For candidates that were not drawn."""
+        """The first nodes, with all probes; of candidates that were drawn, all of them."""
         log_p = None if self.log_p is None else self.log_p[:, :count]
         nodes = {name: getattr(self, name)[:, :count] for name in ("tokens", "valid", "sources")}
         return self.replace(tree=self.tree.first(count), log_p=log_p, **nodes)
