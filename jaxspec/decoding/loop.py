@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.decoding.acceptance import Acceptance
+from jaxspec.decoding.stats import Stats, count
 from jaxspec.drafting.draft import Accepted, Draft, Drafting, Pace, PyTree
 from jaxspec.drafting.drafter import DeviceDrafter
 from jaxspec.drafting.method import Seen, Step
@@ -89,29 +90,6 @@ class Prompt:
     hidden: jax.Array
     logits: jax.Array
     chunk: int = flax.struct.field(pytree_node=False)
-
-
-@flax.struct.dataclass
-class Stats:
-    """Counters of a generation, per batch row: of all candidates, and after that of each source's.
-
-    Attributes:
-      steps: [B] int32, forward passes after prefill while the row was not done.
-      offered: [B, 1 + S, P] int32, steps that had a valid candidate at depth d + 1 below the accepted path.
-      accepted: [B, 1 + S, P] int32, steps that accepted a candidate at depth d + 1.
-      expected: [B, 1 + S, P] float32, steps that should have, by the candidates' own chances; 0 in fixed trees.
-    """
-
-    steps: jax.Array
-    offered: jax.Array
-    accepted: jax.Array
-    expected: jax.Array
-
-    @classmethod
-    def zero(cls, batch: int, sources: int, depth: int) -> Stats:
-        """Nothing counted yet."""
-        count = jnp.zeros((batch, 1 + sources, depth), jnp.int32)
-        return cls(jnp.zeros(batch, jnp.int32), count, count, count.astype(jnp.float32))
 
 
 @flax.struct.dataclass
@@ -266,7 +244,7 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     trees = shape.follow(draft, accepted.node)
     draftings = decoding.draftings(trees, state.seeds, accepted.bonus, lengths)
     states = drafter.observe(draftings, seen, state.method_states)
-    stats = _count(state, draft, accepted)
+    stats = count(state.stats, draft, accepted, ~state.done)
     state = _emit(state, draft, accepted, text[:, 1:], decoding.eos)
     pace = state.pace
     if pace is not None:
@@ -326,29 +304,6 @@ def _emit(state: DecodeState, draft: Draft, accepted: Accepted, new: jax.Array, 
         drafted_by=append(state.drafted_by, jnp.where(place < accepted.length[:, None], sources, 0), state.counts),
         counts=counts,
         done=state.done | jnp.any(ends & (place < emitted[:, None]), axis=1) | (counts >= state.limits),
-    )
-
-
-def _count(state: DecodeState, draft: Draft, accepted: Accepted) -> Stats:
-    """Count the step, and by source and depth whether a candidate stood below the accepted path and one was taken."""
-    stats, tree, active = state.stats, draft.tree, ~state.done[:, None, None]
-    S, depth = stats.offered.shape[1] - 1, jnp.arange(tree.max_depth)  # of the parents
-    candidate = (draft.valid & (tree.depth > 0))[:, None]
-    own = jnp.bitwise_and(draft.sources[:, None] >> jnp.arange(S)[:, None], 1) > 0
-    candidates = jnp.concatenate([candidate, candidate & own], axis=1)[:, :, None]  # [B, 1 + S, 1, N]
-    is_child = (accepted.path[:, :-1, None] == tree.parent[:, None])[:, None]  # [B, 1, P, N]
-    reached = active & (depth <= accepted.length[:, None, None])
-    taken = jnp.take_along_axis(candidates[:, :, 0], accepted.path[:, None, 1:], axis=2)
-    expected = 0.0
-    if draft.log_p is not None:
-        parent = jnp.take_along_axis(draft.log_p, tree.parent, axis=1)
-        chance = jnp.exp(draft.log_p - jnp.maximum(parent, jnp.finfo(parent.dtype).min))[:, None, None]
-        expected = jnp.sum(jnp.where(is_child & candidates, chance, 0.0), axis=-1)
-    return Stats(
-        steps=stats.steps + active[:, 0, 0],
-        offered=stats.offered + (reached & jnp.any(is_child & candidates, axis=-1)),
-        accepted=stats.accepted + (active & taken & (depth < accepted.length[:, None, None])),
-        expected=stats.expected + jnp.where(reached, expected, 0.0),
     )
 
 
