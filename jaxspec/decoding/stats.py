@@ -33,7 +33,7 @@ class Stats:
 
 
 def count(stats: Stats, draft: Draft, accepted: Accepted, active: jax.Array) -> Stats:
-    """Count a step of the active rows [B], and what stood and was taken below the accepted path, by source and depth."""
+    """Count a step of the active rows [B], and by source and depth what stood and was taken below its path."""
     tree, active = draft.tree, active[:, None, None]
     S, depth = stats.offered.shape[1] - 1, jnp.arange(tree.max_depth)  # of the parents
     candidate = (draft.valid & (tree.depth > 0))[:, None]
