@@ -23,11 +23,10 @@ from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance, Typical
 from jaxspec.decoding.divergence import first_divergence
 from jaxspec.decoding.generate import Generation
 from jaxspec.decoding.prompts import encode_prompts
-from jaxspec.drafting.choice import find_choice
 from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.errors import UserError, check_at_least
-from jaxspec.methods import load_drafter
+from jaxspec.methods import choose_tree, load_drafter, tuned_choice
 from jaxspec.parallel.chips import absent_mesh
 from jaxspec.training.configs import load_config
 from jaxspec.training.examples import read_prompts
@@ -45,8 +44,8 @@ class Options:
       adapter: folder of a trained adapter; default the one that ships for this method and model.
       tree: draft tree: auto (what tune.py chose for this machine), BUILDER:NUMBERS (sparse:16, dynamic:60, chain:3,
         straightforward:3, cartesian:3,2, efficient:5, random:16), best:ROWS (the best nodes of all methods, chosen in
-        every step; best:1@21,5@26 also their number, by its milliseconds) or a JSON file; empty takes the adapter's
-        own, for several methods best:8.
+        every step; best:1@21,5@26 also their number, by its milliseconds) or a JSON file; default auto where something
+        was chosen, else the adapter's own, for several methods best:8.
       draft_vocabulary: draft only so many of the tokens that the base itself uses most; the output stays the same. 0
         drafts all; default the adapter's own.
       prompt: one prompt.
@@ -195,29 +194,30 @@ def decode(options: Options) -> None:
 
 
 def choose_drafter(options: Options, run: Run, model: Model) -> Drafter:
-    """The method with the tree that was asked for; says on stderr what may not be expected of it."""
+    """The method with the tree that was asked for; says on stderr how it was chosen and what it decodes on."""
     circumstances = {"batch_size": options.batch_size, "temperature": options.temperature}
     settings = {"tree": run.tree, "draft_vocabulary": run.vocabulary}
     drafter = load_drafter(run.method, model, run.adapter, **settings, **circumstances)
-    lines = [drafter.note]
-    if len(drafter.sources) == 1 and drafter.source.adapter and not run.tree:
-        lines.append(advice(drafter, **circumstances))
-    if drafter.model is not model:
-        lines.append(f"{run.method} decodes on the base that it has tuned, not on {model.name}")
+    if run.tree is None and run.vocabulary is None and drafter.drafts:
+        drafter = tuned_or_own(drafter, **circumstances)
+    own = drafter.model is not model
+    lines = [drafter.note, own and f"{run.method} decodes on the base that it has tuned, not on {model.name}"]
     for line in filter(None, lines):
         print(line, file=sys.stderr)
     return drafter
 
 
-def advice(drafter: Drafter, batch_size: int, temperature: float) -> str:
-    """That tune.py found autoregressive decoding to be faster on this machine, where it did; else nothing."""
+def tuned_or_own(drafter: Drafter, batch_size: int, temperature: float) -> Drafter:
+    """What tune.py chose for this machine where that drafts, else the drafter as it is."""
     try:
-        choice = find_choice(drafter.source.adapter, str(drafter.model.dtype), batch_size, temperature)
+        if tuned_choice(drafter, batch_size, temperature) is None:
+            return drafter
+        chosen = choose_tree(drafter, batch_size, temperature)
     except UserError as error:
-        return f"warning: {error}"
-    if choice is None or choice.plan is not None:
-        return ""
-    return f"tune.py found no tree of {drafter.name} that pays on this machine; try --tree auto"
+        return dataclasses.replace(drafter, note=f"warning: {error}")
+    if chosen.drafts:
+        return chosen
+    return dataclasses.replace(drafter, note=f"no tree of {drafter.name} pays on this machine; try --tree auto")
 
 
 def make_printer(options: Options, drafter: Drafter) -> JsonPrinter | TextPrinter:

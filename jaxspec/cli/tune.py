@@ -1,4 +1,4 @@
-"""Choose the fastest draft tree for this machine."""
+"""Choose the fastest draft tree for this machine, and of a union the sources that pay."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import SamplingConfig
 from jaxspec.drafting.choice import save_choice
 from jaxspec.drafting.sampling import make_sampler
-from jaxspec.drafting.tree import save_plan
+from jaxspec.drafting.tree import TreePlan, save_plan
 from jaxspec.errors import UserError
 from jaxspec.files import writable, write_atomically
-from jaxspec.methods import choose_tree, load_drafter
+from jaxspec.methods import choice_folder, choose_tree, load_drafter
 from jaxspec.training.examples import unseen_prompts
-from jaxspec.tuning.tune import TuneConfig, Tuning, check_tuning, plot_tuning, tune
+from jaxspec.tuning.plot import plot_tuning
+from jaxspec.tuning.tune import TuneConfig, Tuning, check_tuning, check_union, tune, tune_union
 from jaxspec.weights.load import DEFAULT_MODEL, load_model
 
 
@@ -27,7 +28,7 @@ class Options(TuneConfig):
     """Measure this machine, search trees, try the best few, and write the choice beside the adapter.
 
     Attributes:
-      method: what drafts.
+      method: what drafts; of several joined by a + those are chosen that pay together.
       model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made,
         or a GGUF file.
       adapter: folder of a trained adapter; default the one that ships for this method and model.
@@ -37,7 +38,8 @@ class Options(TuneConfig):
       template: a chat template by name, where not the tokenizer's own: llama2, llama2-short, vicuna, vicuna-short or
         falcon.
       dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
-      output: folder for tuned.json, tuning.png and the tree as tree.json; default the adapter's.
+      output: folder for tuned.json, tuning.png and the tree as tree.json; default the adapter's, for a union one in the
+        user's cache.
       json: print the result as one JSON object.
     """
 
@@ -61,13 +63,15 @@ def main(args: list[str]) -> None:
     enable_compilation_cache()
     model = load_model(options.model, options.dtype or None, template=options.template)
     drafter = load_drafter(options.method, model, options.adapter or None)
-    adapter = drafter.source.adapter
-    if adapter is None:
+    if not drafter.drafts:
         raise UserError(choose_tree(drafter).note)
-    prompts = unseen_prompts(model, adapter.info.get("data", {}), options.prompts, options.column)
-    check_tuning(options, drafter, prompts)
-    output = writable(Path(options.output) if options.output else adapter.folder)
-    tuning = tune(drafter, prompts, options)
+    adapters = [source.adapter for source in drafter.sources if source.method.trainable]
+    trained_on = adapters[0].info.get("data", {}) if adapters else {}
+    prompts = unseen_prompts(model, trained_on, options.prompts, options.column)
+    one = len(drafter.sources) == len(adapters) == 1
+    (check_tuning if one else check_union)(options, drafter, prompts)
+    output = writable(Path(options.output) if options.output else choice_folder(drafter))
+    tuning = (tune if one else tune_union)(drafter, prompts, options)
     file = save(tuning, options.method, output)
     print(json.dumps(record(options, tuning, file)) if options.json else table(tuning))
     print(f"written to {file}, plot in {output / 'tuning.png'}", file=sys.stderr)
@@ -76,8 +80,8 @@ def main(args: list[str]) -> None:
 def save(tuning: Tuning, method: str, output: Path) -> Path:
     """Write what was chosen, the tree by itself and the plot; the file of choices."""
     file = save_choice(output, method, tuning.choice)
-    if tuning.choice.plan:
-        write_atomically(output / "tree.json", json.dumps(save_plan(tuning.choice.plan, method)).encode())
+    if isinstance(tuning.choice.tree, TreePlan):
+        write_atomically(output / "tree.json", json.dumps(save_plan(tuning.choice.tree, method)).encode())
     plot_tuning(tuning.latency, tuning.options, tuning.trials, output / "tuning.png")
     return file
 
@@ -90,7 +94,9 @@ def record(options: Options, tuning: Tuning, file: Path) -> dict[str, Any]:
         "method": options.method,
         "model": options.model,
         "choice": choice.name,
-        "tree": choice.plan and save_plan(choice.plan, options.method),
+        "tree": save_plan(choice.tree, options.method) if isinstance(choice.tree, TreePlan) else choice.tree,
+        "sources": list(choice.sources),
+        "calibration": dict(choice.calibration),
         **{name: getattr(choice, name) for name in circumstances},
         "file": str(file),
         **choice.info,
@@ -99,7 +105,7 @@ def record(options: Options, tuning: Tuning, file: Path) -> dict[str, Any]:
 
 def table(tuning: Tuning) -> str:
     """What was tried, and the verdict."""
-    expected = {option.name: option.plan.expected_tokens for option in tuning.options} | {"autoregressive": 1.0}
+    expected = {option.name: option.tokens for option in tuning.options} | {"autoregressive": 1.0}
     rows = {option.name: option.rows for option in tuning.options} | {"autoregressive": 1}
     width = max(len(trial.name) for trial in tuning.trials)
     # what is expected and predicted does not know of draft vocabularies
@@ -111,6 +117,6 @@ def table(tuning: Tuning) -> str:
         )
     speedup = max(trial.speedup for trial in tuning.trials)
     verdict = f"fastest: {tuning.choice.name}, {speedup:.2f} times autoregressive"
-    if tuning.choice.plan is None:
+    if tuning.choice.tree is None:
         verdict = "nothing pays on this machine: autoregressive decoding is the fastest"
     return "\n".join([*lines, verdict])

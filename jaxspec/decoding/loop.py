@@ -59,7 +59,6 @@ class Decoding:
         return [
             Drafting(
                 trainable=source.trainable,
-                calibration=source.calibration,
                 base=self.base.replace(draft_vocabulary=source.draft_vocabulary),
                 tree=tree,
                 sampler=sampler,

@@ -38,7 +38,7 @@ class Adapter:
       trainable: the pytree, float32.
       fingerprint: names the base it belongs to.
       info: further content of adapter.json: `base` (name), `training`, `data`, `accuracy` [M][K] per distance and
-        rank, `calibration` (`greedy` and perhaps `sampled`, [M][2], see `rank`), `tree` (the candidate paths of its
+        rank, `calibration` (`greedy` and perhaps `sampled`, [M][2]: `calibrated`), `tree` (the candidate paths of its
         draft tree), `draft_vocabulary` (how many tokens it drafts, 0 all).
       frequent_tokens: ids by how often the base writes them, int32, what a draft vocabulary is taken from; None where
         that was not counted.

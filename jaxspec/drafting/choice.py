@@ -1,13 +1,14 @@
-"""What tune.py found out about a machine, kept beside the adapter: which tree to decode with there, if any."""
+"""What tune.py found out about a machine: how to decode there."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxspec.drafting.adapter import Adapter
+from jaxspec.drafting.method import Calibration
 from jaxspec.drafting.tree import TreePlan
 from jaxspec.drafting.tree.plan import plan_from_json, plan_to_json
 from jaxspec.errors import UserError
@@ -24,14 +25,16 @@ class Choice:
     Attributes:
       machine: of `this_machine`.
       dtype: of the base's weights.
-      adapter: digest of the adapter's weights; others would have other accuracies.
+      adapter: digest of the weights that it was made for; others would have other accuracies.
       batch_size: prompts decoded together.
       cache_length: S, slots of the cache while measuring.
       temperature: of sampling; 0 is greedy.
-      plan: the tree, or None where autoregressive decoding is faster than all of them.
+      tree: fixed trees, or the budget of a union; None where autoregressive decoding is faster than all of them.
       name: the tree in words.
       info: the figures behind it.
       draft_vocabulary: how many tokens to draft; 0 is all.
+      sources: those of a union's methods that pay together.
+      calibration: [M][2] of each source, at this temperature; those left out keep their own.
     """
 
     machine: dict[str, Any]
@@ -40,31 +43,44 @@ class Choice:
     batch_size: int
     cache_length: int
     temperature: float
-    plan: TreePlan | None
+    tree: TreePlan | str | None
     name: str
     info: dict[str, Any]
     draft_vocabulary: int = 0
+    sources: Sequence[str] = ()
+    calibration: Mapping[str, Calibration] = dataclasses.field(default_factory=dict)
 
 
 def save_choice(folder: Path, method: str, choice: Choice) -> Path:
-    """Write a choice beside an adapter, in place of an earlier one under the same circumstances."""
+    """Write a choice into a folder, in place of an earlier one under the same circumstances."""
     kept = [c for c in _read(folder, method) if _circumstances(c) != _circumstances(choice)]
     rows = [
-        dataclasses.asdict(dataclasses.replace(c, plan=None)) | {"plan": c.plan and plan_to_json(c.plan)}
+        dataclasses.asdict(c) | {"tree": plan_to_json(c.tree) if isinstance(c.tree, TreePlan) else c.tree}
         for c in [*kept, choice]
     ]
     write_atomically(folder / _FILE, json.dumps({"method": method, "choices": rows}, indent=1).encode())
     return folder / _FILE
 
 
-def find_choice(adapter: Adapter, dtype: str, batch_size: int = 1, temperature: float = 0.0) -> Choice | None:
+def find_choice(
+    folder: Path | None,
+    method: str,
+    adapter: str,
+    dtype: str,
+    batch_size: int = 1,
+    temperature: float = 0.0,
+    anywhere: bool = False,
+) -> Choice | None:
     """What was chosen on a machine like this one, for this adapter and dtype, nearest to what is asked for.
 
     Args:
-      adapter: with its folder, where choices are kept; there are none for one that was not read from disk.
+      folder: where choices are kept; None for an adapter that was not read from disk, which has none.
+      method: or union, by name.
+      adapter: digest of what it drafts with.
       dtype: of the base's weights.
       batch_size: a choice made for less than half or more than twice as many prompts does not count.
       temperature: of sampling.
+      anywhere: take one made on another machine, or for another dtype, too.
 
     Returns:
       The nearest choice, the newest of several, or None.
@@ -72,12 +88,13 @@ def find_choice(adapter: Adapter, dtype: str, batch_size: int = 1, temperature: 
     Raises:
       UserError: a damaged file.
     """
-    choices = _read(adapter.folder, adapter.method.name) if adapter.folder else []
-    wanted = (this_machine(), dtype, adapter.digest) if choices else ()
+    choices = _read(folder, method) if folder else []
+    here = (this_machine(), dtype) if choices else ()
     near = [
         choice
         for choice in reversed(choices)
-        if (choice.machine, choice.dtype, choice.adapter) == wanted
+        if choice.adapter == adapter
+        and (anywhere or (choice.machine, choice.dtype) == here)
         and batch_size / 2 <= choice.batch_size <= batch_size * 2
     ]
     apart = [(abs(choice.temperature - temperature), abs(choice.batch_size - batch_size)) for choice in near]
@@ -96,9 +113,10 @@ def _read(folder: Path, method: str) -> list[Choice]:
     if content.get("method") != method:
         raise UserError(f"{file}: these trees belong to method {content.get('method')!r}, not {method!r}")
     try:
-        return [
-            Choice(**row | {"plan": row["plan"] and plan_from_json(row["plan"], str(file))})
-            for row in content["choices"]
-        ]
+        return [Choice(**row | {"tree": _tree(row["tree"], str(file))}) for row in content["choices"]]
     except (KeyError, TypeError) as error:
         raise UserError(f"{file}: not written by tune.py ({error})") from None
+
+
+def _tree(value: Any, file: str) -> TreePlan | str | None:
+    return value if value is None or isinstance(value, str) else plan_from_json(value, file)

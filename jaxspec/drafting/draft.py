@@ -107,7 +107,6 @@ class Drafting:
 
     Attributes:
       trainable: the adapter's pytree, `prepared`; empty for methods without one.
-      calibration: [2, M, 2] float32, what makes scores probabilities, in greedy decoding and in sampling; see `rank`.
       base: the frozen decoder, which knows what may be drafted.
       tree: the fixed tree that a method expands whose candidates depend on their path; arrays with a batch axis.
       sampler: ranks candidates with the noise of the positions they are for, or draws them independently.
@@ -119,7 +118,6 @@ class Drafting:
     """
 
     trainable: PyTree
-    calibration: jax.Array
     base: Base
     tree: Tree
     sampler: Sampler
@@ -173,6 +171,13 @@ class Offer:
         return self.parent.at[:, 0].set(0)
 
 
+def calibrated(offer: Offer, calibration: jax.Array) -> Offer:
+    """An offer whose log-probabilities x became a x + b, below 0, by calibration [M, 2]: a and b by distance."""
+    a, b = jnp.split(calibration[: offer.log_p.shape[-2]], 2, axis=-1)  # [M, 1]
+    x = offer.log_p
+    return offer.replace(log_p=jnp.minimum(a * x + b, x / 1000))  # what is certain stays in order
+
+
 def offer_ranked(drafting: Drafting, logits: jax.Array, known: jax.Array) -> Offer:
     """A drafter's best tokens at each distance, ranked with the noise of the positions they are for.
 
@@ -184,29 +189,24 @@ def offer_ranked(drafting: Drafting, logits: jax.Array, known: jax.Array) -> Off
       known: [B, M] bool, distances that have candidates this time.
     """
     ahead = jnp.arange(1, logits.shape[1] + 1)
-    tokens, log_p, log_q = rank(drafting, logits, drafting.position[:, None] + ahead, ahead)
+    tokens, log_p, log_q = rank(drafting, logits, drafting.position[:, None] + ahead)
     drawn = None
     if log_q is not None:
         drawn = Drawn(log_q, jnp.broadcast_to(ahead[:, None] - 1, tokens.shape))
     return Offer(tokens, known[..., None], log_p, None, drawn)
 
 
-def rank(
-    drafting: Drafting, logits: jax.Array, positions: jax.Array, distance: jax.Array | int
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+def rank(drafting: Drafting, logits: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """The best tokens by a drafter's logits, as many as are wanted.
-
-    A log-probability x, noise included, is calibrated to min(a x + b, 0), with a and b of each distance.
 
     Args:
       drafting: what to draft with.
       logits: [B, X, V'].
       positions: [B, X] int32, or [B, 1] where all are for the same.
-      distance: [X] or scalar, how far ahead they are.
 
     Returns:
-      Tokens [B, X, W] and their log-probabilities, the best first, or those drawn first; and what they were drawn from,
-      [B, X, V], where the sampler is independent, else None.
+      Tokens [B, X, W] and their log-probabilities, noise included, the best first, or those drawn first; and what they
+      were drawn from, [B, X, V], where the sampler is independent, else None.
     """
     base, sampler = drafting.base, drafting.sampler
     scores = sampler.filtered(logits)
@@ -215,8 +215,7 @@ def rank(
         scores += sampler.noise(drafting.seeds, positions, base.draft_ids(jnp.arange(scores.shape[-1])))
     best, index = jax.lax.top_k(scores, min(drafting.width, scores.shape[-1]))
     log_p = best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-    known = drafting.calibration[int(sampler.sampling), distance - 1]  # [X, 2] or [2]
-    return base.draft_ids(index), jnp.minimum(known[..., :1] * log_p + known[..., 1:], 0.0), log_q
+    return base.draft_ids(index), log_p, log_q
 
 
 def knowing_noise(drafting: Drafting, offer: Offer) -> Offer:

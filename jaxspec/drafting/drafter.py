@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import flax.struct
 import jax
@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.drafting.adapter import Adapter
-from jaxspec.drafting.draft import Draft, Drafting, Offer, PyTree
-from jaxspec.drafting.method import Method, Seen
+from jaxspec.drafting.draft import Draft, Drafting, Offer, PyTree, calibrated
+from jaxspec.drafting.method import Calibration, Method, Seen
 from jaxspec.drafting.shape import Best, StaticTree
 from jaxspec.drafting.tree import Path, TreePlan, chain, from_paths, parse_tree
 from jaxspec.drafting.tree.plan import plan_from_json
@@ -35,7 +35,7 @@ class DeviceSource:
 
     Attributes:
       trainable: the adapter's pytree, `prepared`; empty for methods without one.
-      calibration: [2, M, 2] float32, what makes scores probabilities, in greedy decoding and in sampling; see `rank`.
+      calibration: [2, M, 2] float32, what makes scores chances, in greedy decoding and in sampling; see `calibrated`.
       method: the static settings.
       draft_vocabulary: the tokens that may be drafted; None: all.
     """
@@ -72,8 +72,11 @@ class DeviceDrafter:
 
     def offer(self, draftings: Sequence[Drafting], states: Sequence[PyTree]) -> list[Offer]:
         """What every source says may come."""
-        each = zip(self.sources, draftings, states, strict=True)
-        return [source.method.offer(drafting, state) for source, drafting, state in each]
+        offers = []
+        for source, drafting, state in zip(self.sources, draftings, states, strict=True):
+            calibration = source.calibration[int(drafting.sampler.sampling)]
+            offers.append(calibrated(source.method.offer(drafting, state), calibration))
+        return offers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,12 +88,14 @@ class Source:
       trainable: its pytree, as trained, in the host's memory where it was read from disk.
       adapter: what it was made from; None for a method that is not trained.
       draft_vocabulary: V', how many of the base's most frequent tokens it may draft; 0: all.
+      calibration: `greedy` or `sampled`, in place of the adapter's and the method's own.
     """
 
     method: Method
     trainable: PyTree
     adapter: Adapter | None = None
     draft_vocabulary: int = 0
+    calibration: Mapping[str, Calibration] = dataclasses.field(default_factory=dict)
 
     @property
     def tree(self) -> TreePlan:
@@ -123,23 +128,28 @@ class Source:
         if self.draft_vocabulary:
             base = base.drafting(jnp.asarray(self.adapter.frequent_tokens[: self.draft_vocabulary]))
         trainable = method.prepared(jax.tree.map(jnp.asarray, self.trainable), base)
-        source = DeviceSource(trainable, self._calibration(), method, base.draft_vocabulary)
+        source = DeviceSource(trainable, jnp.asarray(self.calibrations()), method, base.draft_vocabulary)
         # A prompt's drafts are made from about as many rows as there are distances, however many nodes the tree has.
         return in_blocks(source, model.block_for(method.max_distance), (*method.kernels, "columns"))
 
-    def _calibration(self) -> jax.Array:
+    def calibrations(self) -> np.ndarray:
         """[2, M, 2] float32, of greedy decoding and of sampling, which takes the former where it was not measured."""
-        identity = [[1.0, 0.0]] * self.method.max_distance
-        known = self.adapter.info.get("calibration", {}) if self.adapter else {}
+        count = self.method.max_distance
+        measured = self.adapter.info.get("calibration", {}) if self.adapter else self._methods_own(count)
         try:
-            greedy = known.get("greedy", identity)
+            known = {**measured, **self.calibration}
+            greedy = known.get("greedy", [[1.0, 0.0]] * count)
             table = np.asarray([greedy, known.get("sampled", greedy)], np.float32)
         except (AttributeError, TypeError, ValueError):  # not an object, rows of unequal length, or no numbers
             table = np.empty(0)
-        if table.shape != (2, self.method.max_distance, 2) or not np.isfinite(table).all():
-            count = self.method.max_distance
+        if table.shape != (2, count, 2) or not np.isfinite(table).all():
             raise UserError(f"the adapter of {self.method.name}: calibration must be two numbers for {count} distances")
-        return jnp.asarray(table)
+        return table
+
+    def _methods_own(self, count: int) -> dict[str, Calibration]:
+        """The method's calibration for `count` distances; beyond those measured, that of the last one."""
+        known = self.method.calibration.items()
+        return {name: [*table[:count], *[table[-1]] * (count - len(table))] for name, table in known}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +214,12 @@ class Drafter:
     def name(self) -> str:
         """`medusa`, or `medusa+prompt_lookup`."""
         return "+".join(source.method.name for source in self.sources)
+
+    @property
+    def digest(self) -> str:
+        """Names what drafts, and on which base, for choices that hold of it alone."""
+        adapters = [source.adapter.digest for source in self.sources if source.adapter]
+        return adapters[0] if len(self.sources) == len(adapters) == 1 else "+".join([self.model.fingerprint, *adapters])
 
     @property
     def source(self) -> Source:

@@ -7,6 +7,7 @@ is in its `method_state`, a pytree every leaf of which has a batch axis.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import flax.struct
@@ -18,6 +19,8 @@ from jaxspec.errors import UserError
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder, abstract_params
 from jaxspec.model.rows import Rows
+
+Calibration = Sequence[Sequence[float]]  # [M][2], see `calibrated`
 
 
 @flax.struct.dataclass
@@ -93,6 +96,7 @@ class Method:
 
     name: ClassVar[str] = "autoregressive"
     trainable: ClassVar[bool] = False
+    calibration: ClassVar[Mapping[str, Calibration]] = {}  # of methods without adapter: `greedy` and `sampled`
     kernels: ClassVar[tuple[str, ...]] = ("kernel",)  # leaves of the trainable pytree that `product` multiplies with
 
     @property

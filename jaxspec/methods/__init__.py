@@ -4,7 +4,17 @@ from jaxspec.methods.amphista import Amphista
 from jaxspec.methods.bita import BiTA
 from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.methods.hydra import Hydra
-from jaxspec.methods.loading import METHODS, choose_tree, load_adapter, load_drafter, method_names, open_adapter, ships
+from jaxspec.methods.loading import (
+    METHODS,
+    choice_folder,
+    choose_tree,
+    load_adapter,
+    load_drafter,
+    method_names,
+    open_adapter,
+    ships,
+    tuned_choice,
+)
 from jaxspec.methods.medusa import Medusa
 from jaxspec.methods.ppd import PPD
 from jaxspec.methods.prompt_lookup import PromptLookup
@@ -24,10 +34,12 @@ __all__ = [
     "PromptLookup",
     "Suffix",
     "TokenRecycling",
+    "choice_folder",
     "choose_tree",
     "load_adapter",
     "load_drafter",
     "method_names",
     "open_adapter",
     "ships",
+    "tuned_choice",
 ]

@@ -93,7 +93,7 @@ class Hydra(HeadMethod):
             path = paths[rows, above]  # [B, W, level + 1]
             at = jnp.broadcast_to(hidden[:, None], (B, width, hidden.shape[-1]))
             logits = self.head(trainable, base, at, path)  # [B, W, V']
-            tokens, log_p, q = rank(drafting, logits, drafting.position[:, None] + level + 1, level + 1)
+            tokens, log_p, q = rank(drafting, logits, drafting.position[:, None] + level + 1)
             follows = jnp.broadcast_to(path[:, :, None], (B, width, K, level + 1))
             paths = jnp.concatenate([follows, tokens[..., None]], axis=-1).reshape(B, width * K, level + 2)
             known = jnp.arange(width) < jnp.sum(expands, axis=1)[:, None]

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafting.adapter import OWN_MODEL, WEIGHTS, Adapter, find_shipped, read_adapter
-from jaxspec.drafting.choice import find_choice
+from jaxspec.drafting.choice import Choice, find_choice
 from jaxspec.drafting.drafter import Drafter, Source, autoregressive, tuned
 from jaxspec.drafting.method import Method
 from jaxspec.drafting.tree import Path as TreePath
 from jaxspec.drafting.tree import TreePlan, from_paths
 from jaxspec.errors import UserError, suggest
-from jaxspec.files import read_json
+from jaxspec.files import read_json, shipped_folder
+from jaxspec.machine import this_machine
 from jaxspec.methods.amphista import Amphista
 from jaxspec.methods.bita import BiTA
 from jaxspec.methods.hidden_transfer import HiddenTransfer
@@ -112,28 +113,62 @@ def _join(names: Sequence[str], model: Model, adapter: str | Path | None) -> Dra
 
 
 def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0) -> Drafter:
-    """The drafter with the tree that tune.py chose for this machine, as `load_drafter` has it with `auto`.
+    """The drafter with what tune.py chose for this machine, as `load_drafter` has it with `auto`.
 
     Args:
-      drafter: of a method with an adapter; others, and unions, keep their tree.
+      drafter: of any methods; where nothing was chosen they keep their own tree.
       batch_size: prompts decoded together.
       temperature: of sampling; 0 is greedy.
     """
-    name, dtype = drafter.name, str(drafter.model.dtype)
-    if len(drafter.sources) > 1:
-        return dataclasses.replace(drafter, note=f"{name} was never tuned for this machine: best:{drafter.num_rows}")
-    if drafter.source.adapter is None:
-        why = "is not trained" if drafter.drafts else "drafts nothing"
-        return dataclasses.replace(drafter, note=f"{name} {why}: there is no tree to choose")
-    choice = find_choice(drafter.source.adapter, dtype, batch_size, temperature)
+    name = drafter.name
+    if not drafter.drafts:
+        return dataclasses.replace(drafter, note=f"{name} drafts nothing: there is no tree to choose")
+    choice = tuned_choice(drafter, batch_size, temperature)
     if choice is None:
-        line = f"{name} was never tuned for this machine and batch size (tune.py does it): the adapter's own tree"
+        own = "the adapter's own tree" if _keeps_beside_adapter(drafter) else drafter.with_tree(None).shape.spec
+        line = f"{name} was never tuned for this machine and batch size (tune.py does it): {own}"
         return drafter.with_tree(None, note=line)
-    if choice.plan is None:
+    if choice.tree is None:
         note = f"no tree of {name} pays on this machine: autoregressive decoding"
         return autoregressive(drafter.model).with_tree(None, note=note)
-    line = f"tuned for this machine: {choice.name} (batch {choice.batch_size}, temperature {choice.temperature:g})"
-    return drafter.with_tree(choice.plan, choice.draft_vocabulary, line)
+    where = "this machine" if choice.machine == this_machine() else "another machine"
+    line = f"tuned for {where}: {choice.name} (batch {choice.batch_size}, temperature {choice.temperature:g})"
+    return chosen_sources(drafter, choice).with_tree(choice.tree, choice.draft_vocabulary or None, line)
+
+
+def chosen_sources(drafter: Drafter, choice: Choice) -> Drafter:
+    """Those of a drafter's sources that a choice is of, calibrated as it says."""
+    kind = "sampled" if choice.temperature else "greedy"
+    sources = []
+    for source in drafter.sources:
+        name = source.method.name
+        if name in choice.calibration:
+            source = dataclasses.replace(source, calibration={kind: choice.calibration[name]})
+        if name in (choice.sources or [name]):
+            sources.append(source)
+    if not sources:
+        raise UserError(f"the choice for {drafter.name} names other methods: {', '.join(choice.sources)}")
+    return dataclasses.replace(drafter, sources=tuple(sources))
+
+
+def tuned_choice(drafter: Drafter, batch_size: int, temperature: float) -> Choice | None:
+    """What tune.py chose for this machine; for a union that it never tuned here, what ships."""
+    wanted = (drafter.name, drafter.digest, str(drafter.model.dtype), batch_size, temperature)
+    if _keeps_beside_adapter(drafter):
+        return find_choice(drafter.source.adapter.folder, *wanted)
+    shipped = shipped_folder("adapters") / "unions" / drafter.name
+    return find_choice(choice_folder(drafter), *wanted) or find_choice(shipped, *wanted, anywhere=True)
+
+
+def choice_folder(drafter: Drafter) -> Path | None:
+    """Where tune.py keeps its choices: beside the one adapter, else in the user's cache."""
+    if _keeps_beside_adapter(drafter):
+        return drafter.source.adapter.folder
+    return Path.home() / ".cache" / "jaxspec" / "unions" / drafter.name
+
+
+def _keeps_beside_adapter(drafter: Drafter) -> bool:
+    return len(drafter.sources) == 1 and drafter.source.adapter is not None
 
 
 def ships(name: str, model: Model) -> bool:

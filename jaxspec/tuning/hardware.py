@@ -50,25 +50,28 @@ def fit_latency(measured: Mapping[int, float]) -> Latency:
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A tree worth trying.
+    """A shape worth trying.
 
     Attributes:
       name: what it is, in words.
-      plan: the tree.
-      rows: R, rows of a step, the padding of its states included.
+      shape: trees, or the specification of a budget.
+      rows: R, rows of a step, the padding of states included.
+      tokens: per step, as expected.
       predicted: tokens per second, for one prompt.
     """
 
     name: str
-    plan: TreePlan
+    shape: TreePlan | str
     rows: float
+    tokens: float
     predicted: float
 
 
 def make_option(name: str, plan: TreePlan, latency: Latency, probes: int, probe_rows: float) -> Option:
     """A plan with its rows and predicted speed; the arguments of `rank_options`."""
     rows = plan.num_nodes + (plan.num_probes * probe_rows if probes else 0)
-    return Option(name, plan, rows, plan.expected_tokens / latency(rows, plan.depth))
+    tokens = plan.expected_tokens
+    return Option(name, plan, rows, tokens, tokens / latency(rows, plan.depth))
 
 
 def rank_options(accuracy: np.ndarray, latency: Latency, max_rows: int, probes: int, probe_rows: float) -> list[Option]:

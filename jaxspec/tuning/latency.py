@@ -61,7 +61,13 @@ def measure_latency(
     return dataclasses.replace(latency, drafting=tuple(np.maximum.accumulate([0.0, *deeper]).tolist()))
 
 
-def step_times(drafters: Mapping[K, Drafter], cache_length: int, rounds: int, batch_size: int = 1) -> dict[K, float]:
+def step_times(
+    drafters: Mapping[K, Drafter],
+    cache_length: int,
+    rounds: int,
+    batch_size: int = 1,
+    sampling: SamplingConfig = SamplingConfig(),
+) -> dict[K, float]:
     """Median seconds of a decoding step with each drafter.
 
     Each is measured once a round, in another order every round, so that a slow moment of the machine hurts all alike.
@@ -71,11 +77,12 @@ def step_times(drafters: Mapping[K, Drafter], cache_length: int, rounds: int, ba
       cache_length: S.
       rounds: measurements of each.
       batch_size: B.
+      sampling: how tokens are drawn.
     """
     names, timers, samples, done = list(drafters), {}, {name: [] for name in drafters}, len(drafters)
     with Progress("measuring", len(names) * (rounds + 1), "runs") as progress:
         for number, (name, drafter) in enumerate(drafters.items(), 1):
-            timers[name] = StepTimer(drafter, batch_size, cache_length)
+            timers[name] = StepTimer(drafter, batch_size, cache_length, sampling)
             progress.update(number, f"{number} of {len(names)} compiled")
         for turn in range(rounds):
             for place in np.random.default_rng(turn).permutation(len(names)):
@@ -97,17 +104,20 @@ def bare(model: Model, nodes: int) -> Drafter:
 
 
 class StepTimer:
-    """Times a few greedy steps of one drafter, always from the same state.
+    """Times a few steps of one drafter, always from the same state.
 
     Args:
       drafter: what to time.
       batch_size: B.
       cache_length: S.
+      sampling: how tokens are drawn.
     """
 
-    def __init__(self, drafter: Drafter, batch_size: int, cache_length: int):
+    def __init__(
+        self, drafter: Drafter, batch_size: int, cache_length: int, sampling: SamplingConfig = SamplingConfig()
+    ):
         base = drafter.model.base_for(batch_size * drafter.num_rows)
-        rest = (drafter.on_device, make_sampler(SamplingConfig()), jnp.array([-1], jnp.int32))
+        rest = (drafter.on_device, make_sampler(sampling), jnp.array([-1], jnp.int32))
         self._decoding = Decoding(base, *put_beside(base.params, rest), Match())
         length = min(cache_length // 2, _PROMPT)
         tokens, lengths = np.ones((batch_size, length), np.int32), np.full(batch_size, length, np.int32)

@@ -1,213 +1,167 @@
-"""Record what every source offers at every position of given answers; then any draft can be replayed in no time.
+"""Replay recorded offers: how many steps any union takes with any budget, without decoding.
 
-What a source that depends on the text alone offers at a position does not depend on how decoding came there. So one
-pass over an answer says what all sources offer everywhere, and which of it would have been right is known: it is the
-answer. A replay chooses drafts of these offers as decoding does, and counts steps.
-
-Two things depend on the way. Probes are recorded as if every token had all of its own, and a replay takes away those
-that its drafts would not have had. Token Recycling also learns from refused candidates, and a recording has none: its
-replay is too low.
+A replay makes the drafts that decoding would make and compares them with the recorded answer, step by step. It runs no
+model, so that a thousand steps take a second.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Match, follow
-from jaxspec.decoding.generate import PREFILL_CHUNK, bucket
-from jaxspec.decoding.loop import DecodeState, Decoding, prefill, start
-from jaxspec.decoding.prompts import pad_tokens
-from jaxspec.drafting.draft import Accepted, Draft, Offer
-from jaxspec.drafting.drafter import Budget, DeviceDrafter, Drafter
-from jaxspec.drafting.method import Seen, Step
-from jaxspec.drafting.sampling import make_sampler
-from jaxspec.drafting.shape import Best, StaticTree
-from jaxspec.drafting.tree import State, make_plan
-from jaxspec.model.cache import commit
-from jaxspec.model.rows import run_rows
+from jaxspec.decoding.acceptance import follow
+from jaxspec.decoding.generate import bucket
+from jaxspec.drafting.draft import Draft, Offer, Pace, calibrated
+from jaxspec.drafting.drafter import Budget, Drafter
+from jaxspec.drafting.shape import Best
+from jaxspec.tuning.record import Recording
 
-Text = tuple[Sequence[int], Sequence[int]]  # ids of a prompt and of its answer
-_WIDTH = 12  # nodes of the shape that recording pretends, which decides how many candidates sources give
+_BINS = 200  # of chances
 
 
 @dataclasses.dataclass(frozen=True)
-class Recording:
-    """What sources offer behind every token of one answer but its last.
+class Replay:
+    """What decoding recorded answers with some shape would take.
 
     Attributes:
-      answer: [T + 1] int, ids of the answer.
-      offers: of each source, arrays [T, M, W].
+      steps: [A] int, forward passes of each answer after prefill.
+      tokens: [A] int, of each answer, its first left out.
+      time: of all batches, in the unit of the shape's costs; where it has but one size, steps.
+      tried: [S, X] int, candidates behind accepted tokens, by source and by their chance, in X equal bins from 0 to 1.
+      right: [S, X] int, how many of them were accepted.
     """
 
-    answer: np.ndarray
-    offers: list[Offer]
+    steps: np.ndarray
+    tokens: np.ndarray
+    time: float
+    tried: np.ndarray
+    right: np.ndarray
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Over all answers."""
+        return float(self.tokens.sum() / max(self.steps.sum(), 1))
 
 
-def record(
+@flax.struct.dataclass
+class _State:
+    """Where the replay of a batch is.
+
+    Attributes:
+      at: [B] int32, place in the answer of the newest token.
+      probed: [B] int32, distances that it had probes for.
+      pace: of the rows.
+      steps: [B] int32.
+      time: scalar.
+      tried: [S, X] int32, see `Replay`.
+      right: [S, X] int32, likewise.
+    """
+
+    at: jax.Array
+    probed: jax.Array
+    pace: Pace
+    steps: jax.Array
+    time: jax.Array
+    tried: jax.Array
+    right: jax.Array
+
+
+def replay(
+    recordings: Sequence[Recording],
     drafter: Drafter,
-    texts: Sequence[Text],
-    sampling: SamplingConfig = SamplingConfig(),
-    seed: int = 0,
-    batch_size: int = 8,
-    progress: Callable[[int], None] = lambda done: None,
-) -> list[Recording]:
-    """What the sources of a drafter offer along given answers, one pass of the base per token.
-
-    Args:
-      drafter: its sources count, not its shape.
-      texts: prompts with answers of at least two tokens, drawn as `sampling` and `seed` say.
-      sampling: ranks candidates as in decoding.
-      seed: likewise.
-      batch_size: texts to run together.
-      progress: called with the number of texts done.
-
-    Returns:
-      A recording per text, in order.
-    """
-    order = sorted(range(len(texts)), key=lambda i: len(texts[i][0]) + len(texts[i][1]))
-    found: dict[int, Recording] = {}
-    decoding = _recording(drafter, sampling)
-    for first in range(0, len(order), batch_size):
-        chosen = order[first : first + batch_size]
-        batch = [texts[i] for i in chosen]
-        batch += [([0], [0, 0])] * (min(batch_size, len(order)) - len(batch))
-        offers = _offers(drafter, decoding, batch, seed)
-        for row, index in enumerate(chosen):
-            answer = np.array(texts[index][1])
-            own = jax.tree.map(lambda x, row=row, count=len(answer) - 1: x[:count, row], offers)
-            found[index] = Recording(answer, own)
-        progress(first + len(chosen))
-    return [found[i] for i in range(len(texts))]
-
-
-def _recording(drafter: Drafter, sampling: SamplingConfig) -> Decoding:
-    """What decodes a root with all of its probes and nothing else, and asks sources as a large budget would."""
-    device, sources = drafter.on_device, drafter.sources
-    trees = tuple(source.tree.arrays(0) for source in sources)
-    depth = max(source.method.max_distance for source in sources)
-    shape = Best(trees, _WIDTH, 0, 0, depth)
-    eos = jnp.array([-1], jnp.int32)
-    return Decoding(drafter.model.base, DeviceDrafter(device.sources, shape), make_sampler(sampling), eos, Match())
-
-
-def _offers(drafter: Drafter, decoding: Decoding, texts: Sequence[Text], seed: int) -> list[Offer]:
-    """Of each source, arrays [T, B, M, W] on the host, for answers padded to T + 1 tokens."""
-    prompts, answers = zip(*texts, strict=True)
-    padded, most = bucket(max(map(len, prompts))), bucket(max(map(len, answers)), 64, 64)
-    (tokens, lengths), (forced, _) = pad_tokens(prompts, padded), pad_tokens(answers, most)
-    chunk = min(padded, PREFILL_CHUNK)
-    capacity = bucket(padded + most + 1, 128, 128)
-    cache, prompt = prefill(drafter.model.base, tokens, lengths, capacity=capacity, chunk=chunk)
-    prompt = prompt.replace(logits=10.0 * jax.nn.one_hot(forced[:, 0], prompt.logits.shape[-1]))
-    greedy = decoding.replace(sampler=make_sampler(SamplingConfig()))
-    seeds, limits = np.full(len(texts), seed % 2**32, np.uint32), np.full(len(texts), most, np.int32)
-    state = start(greedy, cache, prompt, limits, seeds, width=most)  # emits the first token of each answer
-    return jax.device_get(_run(decoding, state, jnp.asarray(forced)))
-
-
-@jax.jit
-def _run(decoding: Decoding, state: DecodeState, forced: jax.Array) -> list[Offer]:
-    """Offers behind every forced token [B, T + 1] but the last."""
-    drafter, base = decoding.drafter, decoding.base
-    root, trees = _root_with_probes(decoding, len(forced)), drafter.shape.begin(len(forced))
-
-    def step(carry: tuple, tokens: tuple[jax.Array, jax.Array]) -> tuple[tuple, list[Offer]]:
-        (cache, lengths, states), (token, following) = carry, tokens
-        draft, zero = root.replace(tokens=token[:, None]), jnp.zeros_like(token)
-        exits, kv = run_rows(base, drafter.rows(base, draft, lengths), cache, lengths[:, None, None])
-        exits = tuple(x[:, 0] for x in exits)
-        cache = commit(cache, jax.tree.map(lambda x: x[:, :, :1], kv), lengths)
-        accepted = Accepted(zero[:, None], zero, zero, following)
-        computed = Step(draft, exits, base.logits(exits[-1][:, :1]), accepted)
-        seen = Seen(jnp.stack([token, following], axis=1), exits[-1][:, :1], lengths, zero + 1, computed)
-        draftings = decoding.draftings(trees, state.seeds, following, lengths + 1)
-        states = drafter.observe(draftings, seen, states)
-        return (cache, lengths + 1, states), drafter.offer(draftings, states)
-
-    carry = (state.cache, state.lengths, state.method_states)
-    pairs = (forced[:, :-2].T, forced[:, 1:-1].T)
-    draftings = decoding.draftings(trees, state.seeds, forced[:, 0], state.lengths)
-    at_first = drafter.offer(draftings, state.method_states)
-    _, rest = lax.scan(step, carry, pairs)
-    return jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), at_first, rest)
-
-
-def _root_with_probes(decoding: Decoding, batch: int) -> Draft:
-    """A draft of nothing, whose root carries all the probes that there are."""
-    distances = max((source.method.probe_distances for source in decoding.drafter.sources), default=0)
-    shape = StaticTree(make_plan([State((), (distances,), 0)]).arrays(distances))
-    return shape.draft(shape.begin(batch), jnp.zeros(batch, jnp.int32), [])
-
-
-@dataclasses.dataclass(frozen=True)
-class Replayed:
-    """What decoding an answer with some shape would take.
-
-    Attributes:
-      steps: forward passes after prefill.
-      tokens: of the answer, its first left out.
-    """
-
-    steps: int
-    tokens: int
-
-
-def replay(recordings: Sequence[Recording], drafter: Drafter, sources: Sequence[int] | None = None) -> list[Replayed]:
-    """Steps that a drafter with a budget needs for recorded answers.
+    sources: Sequence[int] | None = None,
+    batch_size: int = 1,
+    sampled: bool = False,
+) -> Replay:
+    """The steps that a drafter with a budget needs for recorded answers.
 
     Args:
       recordings: of its sources, or of more.
-      drafter: its sources, in the order of `sources`, and its budget, of one size.
+      drafter: its sources, in the order of `sources`, and its budget.
       sources: which of the recorded ones they are; default all.
-
-    Returns:
-      One of each recording.
+      batch_size: B, answers to decode together, in their order.
+      sampled: whether the answers are, which decides how chances are calibrated.
     """
-    assert isinstance(drafter.shape, Budget) and not drafter.shape.sizes
+    assert isinstance(drafter.shape, Budget)
     shape = drafter.shape.on_device(drafter.sources)
     chosen = range(len(drafter.sources)) if sources is None else sources
     probing = next((i for i, source in enumerate(drafter.sources) if source.method.probe_distances), None)
-    return [_replay(recording, shape, chosen, probing) for recording in recordings]
+    tables = [jnp.asarray(source.calibrations()[int(sampled)]) for source in drafter.sources]
+    counts = np.array([len(recording.answer) - 1 for recording in recordings])
+    missing = -len(counts) % batch_size
+    T = bucket(max(counts), 64, 64)
+
+    def batched(arrays: Sequence[np.ndarray], length: int, value: int = 0) -> np.ndarray:
+        """Arrays of answers as one [G, B, length, ...]; a last batch is filled up."""
+        first = np.full((len(arrays) + missing, length, *arrays[0].shape[1:]), value, arrays[0].dtype)
+        for row, array in zip(first, arrays, strict=False):
+            row[: len(array)] = array
+        return first.reshape(-1, batch_size, *first.shape[1:])
+
+    offers = [
+        calibrated(jax.tree.map(lambda *xs: batched(xs, T), *(r.offers[i] for r in recordings)), table)
+        for i, table in zip(chosen, tables, strict=True)
+    ]
+    answers = batched([r.answer for r in recordings], T + shape.depth + 2, -1)
+    ends = np.pad(counts, (0, missing)).reshape(-1, batch_size)
+    done = jax.device_get(_replay(shape.replace(trees=()), offers, jnp.asarray(answers), jnp.asarray(ends), probing))
+    steps = done.steps.reshape(-1)[: len(counts)]
+    return Replay(steps, counts, float(done.time.sum()), done.tried.sum(axis=0), done.right.sum(axis=0))
 
 
-def _replay(recording: Recording, shape: Best, chosen: Sequence[int], probing: int | None) -> Replayed:
-    answer, offers = recording.answer, [recording.offers[i] for i in chosen]
-    drafts = []
-    for known in range(shape.distances + 1):  # distances that the last accepted token had probes for
-        mine = list(offers)
+@functools.partial(jax.jit, static_argnames="probing")
+def _replay(shape: Best, offers: list[Offer], answers: jax.Array, ends: jax.Array, probing: int | None) -> _State:
+    """The last states of all batches: offers [G, B, T, M, W], answers [G, B, T + P + 2], their last places [G, B]."""
+    return jax.vmap(lambda *batch: _replay_batch(shape, *batch, probing))(offers, answers, ends)
+
+
+def _replay_batch(shape: Best, offers: list[Offer], answers: jax.Array, ends: jax.Array, probing: int | None) -> _State:
+    B, rows = len(answers), jnp.arange(len(answers))
+    costs = jnp.ones(1) if shape.costs is None else shape.costs
+
+    def step(state: _State) -> _State:
+        active = state.at < ends
+        here = [jax.tree.map(lambda x: x[rows, state.at], offer) for offer in offers]
         if probing is not None:
-            there = np.arange(offers[probing].tokens.shape[1])[:, None] < known
-            mine[probing] = offers[probing].replace(known=offers[probing].known & there)
-        drafts.append(_accepted(shape, mine, answer))
-    at, known, steps = 0, 0, 0
-    while at < len(answer) - 1:
-        lengths, after = drafts[known]
-        steps, at, known = steps + 1, at + int(lengths[at]) + 1, int(after[at])
-    return Replayed(steps, len(answer) - 1)
+            there = jnp.arange(here[probing].tokens.shape[1])[:, None] < state.probed[:, None, None]
+            here[probing] = here[probing].replace(known=here[probing].known & there)
+        draft = shape.draft([], answers[rows, state.at], here, state.pace)
+        following = jnp.take_along_axis(answers, state.at[:, None] + 1 + draft.tree.depth, axis=1)
+        accepted = follow(draft, following)
+        size = jnp.int32(0) if draft.size is None else jnp.max(jnp.where(active, draft.size, 0))
+        probes = jnp.take_along_axis(draft.tree.probe_of, accepted.node[:, None, None], axis=1)[:, 0]
+        at = jnp.where(active, state.at + accepted.length + 1, state.at)
+        tried, right = _outcomes(draft, following, active, len(offers))
+        return _State(
+            at=at,
+            probed=jnp.sum(probes >= 0, axis=1),
+            pace=state.pace.after(accepted.length + 1, costs[size], at < ends),
+            steps=state.steps + active,
+            time=state.time + costs[size],
+            tried=state.tried + tried,
+            right=state.right + right,
+        )
+
+    zero, counts = jnp.zeros(B, jnp.int32), jnp.zeros((len(offers), _BINS), jnp.int32)
+    state = _State(zero, zero, Pace.begin(zero < ends, costs[0]), zero, jnp.float32(0), counts, counts)
+    return lax.while_loop(lambda state: jnp.any(state.at < ends), step, state)
 
 
-def _accepted(shape: Best, offers: list[Offer], answer: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of a draft behind each token: its right candidates [T], and for how many distances the last one has probes."""
-    count = len(answer) - 1
-    size = bucket(count, 64, 64)
-    padded = jax.tree.map(lambda x: np.pad(x, [(0, size - count)] + [(0, 0)] * (x.ndim - 1)), offers)
-    ahead = np.arange(size)[:, None] + 1 + np.arange(shape.depth + 1)
-    wanted = np.where(ahead < len(answer), answer[np.minimum(ahead, len(answer) - 1)], -1)
-    lengths, after = jax.device_get(_right(shape, padded, jnp.asarray(wanted)))
-    return lengths[:count], after[:count]
-
-
-@jax.jit
-def _right(shape: Best, offers: list[Offer], wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The same, all positions as one batch, from the tokens ahead of each, [T, P + 1]; -1 beyond the answer."""
-    draft = shape.replace(trees=()).draft([], jnp.zeros(len(wanted), jnp.int32), offers)
-    accepted = follow(draft, jnp.take_along_axis(wanted, draft.tree.depth, axis=1))
-    probes = jnp.take_along_axis(draft.tree.probe_of, accepted.node[:, None, None], axis=1)[:, 0]
-    return accepted.length, jnp.sum(probes >= 0, axis=1)
+def _outcomes(draft: Draft, following: jax.Array, active: jax.Array, sources: int) -> tuple[jax.Array, jax.Array]:
+    """Candidates behind accepted tokens by source and chance, [S, X], and how many are right."""
+    parent = draft.tree.parent
+    right = draft.tokens == jnp.take_along_axis(following, parent, axis=1)
+    on_path = jnp.all(right[:, None] | ~draft.tree.ancestors | (draft.tree.depth == 0)[:, None], axis=-1)
+    counts = draft.valid & (draft.tree.depth > 0) & jnp.take_along_axis(on_path, parent, axis=1) & active[:, None]
+    chance = jnp.exp(draft.log_p - jnp.take_along_axis(draft.log_p, parent, axis=1))
+    place = jnp.clip(jnp.where(counts, chance, 0.0) * _BINS, 0, _BINS - 1).astype(jnp.int32)
+    own = (draft.sources >> jnp.arange(sources)[:, None, None]) & 1  # [S, B, N]
+    zero, source = jnp.zeros((sources, _BINS), jnp.int32), jnp.arange(sources)[:, None, None]
+    return zero.at[source, place].add(own * counts), zero.at[source, place].add(own * (counts & right))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,15 +18,18 @@ from jaxspec.drafting.tree import chain, expected
 from jaxspec.drafting.tree.plan import check_accuracy
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.machine import processor, this_machine
-from jaxspec.plotting import picture
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import Accuracy, evaluate
 from jaxspec.tuning.hardware import Latency, Option, make_option, rank_options
 from jaxspec.tuning.latency import measure_latency
 from jaxspec.tuning.race import Trial, race
+from jaxspec.tuning.record import Text, record
+from jaxspec.tuning.unions import Candidate, Predictor, calibrate, least_rows, measure_costs
+from jaxspec.weights.load import Model
 
-_SAMPLED_PROMPTS = 16  # to measure accuracies on, where the adapter's own do not fit
+_ANSWERED_PROMPTS = 16  # to measure or replay, where the adapter's own accuracies do not do
+_RECORDED_ROWS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,8 @@ class TuneConfig:
       temperature: of sampling; 0 is greedy.
       max_new_tokens: tokens per answer.
       num_prompts: prompts of the final trial.
-      accuracy_prompts: further prompts to measure accuracies on; 0 takes the adapter's own where greedy.
+      accuracy_prompts: further prompts to measure accuracies on, of a union to replay; 0 takes 16, and for one method
+        decoding greedily the adapter's own accuracies.
       max_rows: largest step to consider.
       finalists: trees to try by decoding, the best predicted ones.
       also: further trees to try, as `parse_tree` takes them.
@@ -78,28 +81,34 @@ class Tuning:
 
 def check_tuning(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -> None:
     """Raise UserError for settings that cannot be measured, before anything is."""
+    _check(drafter, prompts, config, 2 * (1 + drafter.source.method.probe_rows), *_counts(config))
+    for count in _vocabularies(config, drafter):
+        for tree in (chain(1), *config.also):
+            _ = drafter.with_tree(tree, count).plan  # refuses what is no fixed tree
+
+
+def _check(
+    drafter: Drafter, prompts: Sequence[str], config: TuneConfig, max_rows: int, measured: int, tried: int
+) -> None:
+    """Raise UserError for settings that make no sense whatever is tuned; `max_rows` is the least number of them."""
     model = drafter.model
     least = {"batch_size": 1, "num_prompts": 1, "max_new_tokens": 2, "finalists": 1, "accuracy_prompts": 0}
-    check_at_least(config, least | {"cache_length": 64, "max_rows": 2 * (1 + drafter.source.method.probe_rows)})
+    check_at_least(config, least | {"cache_length": 64, "max_rows": max_rows})
     if config.cache_length > model.config.max_positions:
         raise UserError(f"cache-length is at most the base's {model.config.max_positions}, got {config.cache_length}")
-    measured, tried = _counts(config)
     needed = measured + config.batch_size
     if len(prompts) < needed:
         raise UserError(f"these settings need at least {needed} prompts, there are {len(prompts)}")
     encode_prompts(model, prompts[: measured + tried], 2 * config.max_new_tokens, True, None)
-    for count in _vocabularies(config, drafter):
-        for tree in (chain(1), *config.also):
-            _ = drafter.with_tree(tree, count).plan  # refuses what is no fixed tree
 
 
 def _vocabularies(config: TuneConfig, drafter: Drafter) -> tuple[int, ...]:
     return config.draft_vocabularies or (drafter.source.adapter.info.get("draft_vocabulary", 0),)
 
 
-def _counts(config: TuneConfig) -> tuple[int, int]:
-    """Prompts to measure accuracies on, and prompts to try trees on."""
-    measured = config.accuracy_prompts or (_SAMPLED_PROMPTS if config.temperature else 0)
+def _counts(config: TuneConfig, replayed: bool = False) -> tuple[int, int]:
+    """Prompts whose answers are measured or replayed, and prompts to try trees on."""
+    measured = config.accuracy_prompts or (_ANSWERED_PROMPTS if config.temperature or replayed else 0)
     return measured, max(config.num_prompts // config.batch_size, 1) * config.batch_size
 
 
@@ -132,7 +141,7 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
     for option, count in itertools.product([*ranked[: config.finalists], *also], vocabularies):
         name = f"{option.name}, {count} tokens" if count else option.name
         finalists.append(dataclasses.replace(option, name=name))
-        drafters[name] = drafter.with_tree(option.plan, count)
+        drafters[name] = drafter.with_tree(option.shape, count)
     chosen = prompts[measured : measured + tried]
     trials = race(drafter.model, drafters, chosen, config.max_new_tokens, sampling, config.batch_size)
     best = max(trials, key=lambda trial: trial.speedup).name
@@ -143,24 +152,97 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
         batch_size=config.batch_size,
         cache_length=config.cache_length,
         temperature=config.temperature,
-        plan=drafters[best].plan if best in drafters else None,
+        tree=drafters[best].plan if best in drafters else None,
         name=best,
-        info=_figures(accuracy, latency, finalists, trials),
+        info=_figures(latency, finalists, trials)
+        | {
+            "drafting_milliseconds": [round(1e3 * seconds, 3) for seconds in latency.drafting],
+            "accuracy": np.round(accuracy, 5).tolist(),
+        },
         draft_vocabulary=drafters[best].source.draft_vocabulary if best in drafters else 0,
     )
     return Tuning(choice, latency, [*ranked, *also, *finalists], trials)
 
 
-def _figures(accuracy: np.ndarray, latency: Latency, finalists: list[Option], trials: list[Trial]) -> dict[str, Any]:
+def tune_union(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning:
+    """Choose sources, rows and calibration by replaying recorded answers, and try the best few.
+
+    Args:
+      drafter: the union to take sources of.
+      prompts: texts that no adapter was trained on and that are no benchmark; the first ones are answered and replayed,
+        those after them try the best candidates.
+      config: what to tune for.
+
+    Raises:
+      UserError: settings or prompts that cannot be measured.
+    """
+    check_union(drafter, prompts, config)
+    model, sampling, batch_size = drafter.model, SamplingConfig(config.temperature), config.batch_size
+    measured, tried = _counts(config, replayed=True)
+    texts = own_answers(model, prompts[:measured], sampling, 2 * config.max_new_tokens)
+    texts = [text for text in texts if len(text[1]) > 1]
+    if not texts:
+        raise UserError("the answers to these prompts are too short to measure anything on; give more or others")
+    found: list[Candidate] = []
+    for whole in _with_vocabularies(drafter, config):
+        with Progress("recording", len(texts), "answers") as progress:
+            recordings = record(whole, texts, sampling, progress=progress.update)
+        whole = calibrate(whole, recordings, sampling.temperature > 0)
+        costs = measure_costs(whole, batch_size, config.cache_length, config.max_rows, sampling)
+        predict = Predictor(whole, recordings, costs, batch_size, sampling.temperature > 0)
+        found += predict.rank(config.max_rows)
+        found += [predict(range(len(whole.sources)), tree) for tree in config.also]
+    found.sort(key=lambda candidate: -candidate[0].predicted)
+    chosen = [*found[: config.finalists], *(each for each in found if each[0].shape in config.also)]
+    drafters = {option.name: made for option, made in chosen}
+    race_prompts = prompts[measured : measured + tried]
+    trials = race(model, drafters, race_prompts, config.max_new_tokens, sampling, batch_size)
+    best = max(trials, key=lambda trial: trial.speedup).name
+    options = {option.name: option for option, _ in found}
+    kind = "sampled" if config.temperature else "greedy"
+    winner = drafters.get(best)
+    choice = Choice(
+        machine=this_machine(),
+        dtype=str(model.dtype),
+        adapter=drafter.digest,
+        batch_size=batch_size,
+        cache_length=config.cache_length,
+        temperature=config.temperature,
+        tree=winner and winner.shape.spec,
+        name=best,
+        info=_figures(costs.latency, [option for option, _ in chosen], trials)
+        | {"drafting_milliseconds": {name: round(1e3 * value, 3) for name, value in costs.drafting.items()}},
+        draft_vocabulary=max((source.draft_vocabulary for source in winner.sources), default=0) if winner else 0,
+        sources=[source.method.name for source in winner.sources] if winner else [],
+        calibration={s.method.name: s.calibration[kind] for s in winner.sources} if winner else {},
+    )
+    return Tuning(choice, costs.latency, list(options.values()), trials)
+
+
+def _with_vocabularies(drafter: Drafter, config: TuneConfig) -> list[Drafter]:
+    """A union with each draft vocabulary to try."""
+    budget = f"best:{max(_RECORDED_ROWS, least_rows(drafter.sources))}"
+    return [drafter.with_tree(budget, count) for count in config.draft_vocabularies or (None,)]
+
+
+def check_union(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> None:
+    """Raise UserError for settings of a union that cannot be measured, before anything is."""
+    least = least_rows(drafter.sources)
+    _check(drafter, prompts, config, least, *_counts(config, replayed=True))
+    for whole, tree in itertools.product(_with_vocabularies(drafter, config), config.also):
+        if not tree.startswith("best:"):
+            raise UserError(f"{drafter.name}: a union takes a tree of best:ROWS, got {tree!r}")
+        whole.with_tree(tree)
+
+
+def _figures(latency: Latency, finalists: Sequence[Option], trials: Sequence[Trial]) -> dict[str, Any]:
     """What a choice is based on, as plain values."""
     return {
         "processor": processor(),
         "trials": [dataclasses.asdict(trial) for trial in trials],
-        "drafting_milliseconds": [round(1e3 * seconds, 3) for seconds in latency.drafting],
-        "expected_tokens": {o.name: round(o.plan.expected_tokens, 4) for o in finalists},
+        "expected_tokens": {o.name: round(o.tokens, 4) for o in finalists},
         "predicted_tokens_per_second": {o.name: round(o.predicted, 2) for o in finalists},
         "rows_of": {o.name: o.rows for o in finalists},
-        "accuracy": np.round(accuracy, 5).tolist(),
         "rows": list(latency.rows),
         "milliseconds": [round(1e3 * seconds, 3) for seconds in latency.seconds],
     }
@@ -179,44 +261,21 @@ def measure_accuracy(drafter: Drafter, prompts: Sequence[str], sampling: Samplin
       UserError: no answer is long enough to measure anything on.
     """
     model, source = drafter.model, drafter.source
-    ids = [model.encode(prompt) for prompt in prompts]
-    answers: list[Answer] = []
-    made = generate_many(autoregressive(model), ids, tokens, batch_size=min(16, len(ids)), sampling=sampling)
-    with Progress("answers", len(ids), "answers") as progress:
-        for index, answer in made:
-            answers.append(Answer(ids[index], answer))
-            progress.update(len(answers))
-    with Progress("accuracy", len(ids), "answers") as progress:
+    answers = [Answer(*text) for text in own_answers(model, prompts, sampling, tokens)]
+    with Progress("accuracy", len(answers), "answers") as progress:
         accuracy = evaluate(source.method, source.trainable, model.base, answers, progress.update, sampling)
     if not accuracy.positions:
         raise UserError("the answers to these prompts are too short to measure accuracies on; give more or others")
     return accuracy
 
 
-def plot_tuning(latency: Latency, options: Sequence[Option], trials: Sequence[Trial], file: Path) -> None:
-    """Draw latency, tokens per step, and predicted against measured speed.
-
-    Args:
-      latency: of the machine.
-      options: all trees, the best predicted first.
-      trials: what was measured, by the names of options.
-      file: PNG to write.
-    """
-    best: dict[float, Option] = {}
-    for option in options:
-        best[option.rows] = max(option, best.get(option.rows, option), key=lambda option: option.predicted)
-    rows = sorted(best)
-    with picture(file, 1, 3, (14, 4), dpi=110) as (steps, tokens, speed):
-        steps.plot(latency.rows, [1e3 * s for s in latency.seconds], marker=".")
-        steps.set(xlabel="rows", ylabel="milliseconds per step", title="latency", ylim=(0, None))
-        tokens.plot(rows, [best[r].plan.expected_tokens for r in rows], marker=".")
-        tokens.set(xlabel="rows", ylabel="tokens per step", title="expected, best tree of each size")
-        speed.plot(rows, [best[r].predicted for r in rows], marker=".", label="predicted")
-        where = {option.name: option.rows for option in options}
-        for trial in trials:
-            color = "C2" if trial.name in where else "C1"
-            speed.plot(where.get(trial.name, 1), trial.tokens_per_second, "o", color=color)
-        # the first trial is autoregressive decoding
-        speed.axhline(trials[0].tokens_per_second, color="C1", linewidth=0.8, label="autoregressive, measured")
-        speed.set(xlabel="rows", ylabel="tokens per second", title="speed (dots: measured)", ylim=(0, None))
-        speed.legend(fontsize=8)
+def own_answers(model: Model, prompts: Sequence[str], sampling: SamplingConfig, tokens: int) -> list[Text]:
+    """The base's own answers to prompts, in order: token ids of both."""
+    ids = [model.encode(prompt) for prompt in prompts]
+    answers: dict[int, list[int]] = {}
+    made = generate_many(autoregressive(model), ids, tokens, batch_size=min(16, len(ids)), sampling=sampling)
+    with Progress("answers", len(ids), "answers") as progress:
+        for index, answer in made:
+            answers[index] = answer
+            progress.update(len(answers))
+    return [(prompt, answers[i]) for i, prompt in enumerate(ids)]

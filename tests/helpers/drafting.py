@@ -20,10 +20,9 @@ def draft_of(tree, tokens, valid=None, drawn=None):
     return Draft(tree, tokens, valid, jnp.zeros_like(tokens), None, drawn)
 
 
-def drafting_of(tree, root, position, trainable=None, base=None, sampling=SamplingConfig(), distances=4, **sizes):
+def drafting_of(tree, root, position, trainable=None, base=None, sampling=SamplingConfig(), **sizes):
     """What drafts behind the tokens `root` [B] at `position` [B], greedy unless it is said."""
     sizes = {"width": tree.max_rank, "depth": tree.max_depth} | sizes if tree is not None else sizes
-    calibration = jnp.tile(jnp.array([1.0, 0.0]), (2, distances, 1))
     seeds, sampler = jnp.zeros(len(root), jnp.uint32), make_sampler(sampling)
     root, position = jnp.asarray(root, jnp.int32), jnp.asarray(position, jnp.int32)
-    return Drafting(trainable or {}, calibration, base, tree, sampler, seeds, root, position, **sizes)
+    return Drafting(trainable or {}, base, tree, sampler, seeds, root, position, **sizes)

@@ -9,7 +9,8 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import generate
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.methods import Hydra, Medusa, PromptLookup, Suffix
-from jaxspec.tuning.replay import record, replay
+from jaxspec.tuning.record import record
+from jaxspec.tuning.replay import replay
 from tests.helpers.methods import union
 from tests.helpers.tiny import make_prompts
 
@@ -30,8 +31,8 @@ def test_a_replay_takes_the_steps_that_decoding_takes(tiny, sampling):
         drafter = union([sources[i] for i in chosen], model, rows)
         replayed = replay(recordings, drafter, chosen)
         live = generate(drafter, prompts, 40, sampling=sampling, seed=3)
-        assert [r.tokens for r in replayed] == [39] * 6
-        ours, theirs = np.array([r.steps for r in replayed]), np.array([a.steps for a in live])
+        assert replayed.tokens.tolist() == [39] * 6
+        ours, theirs = replayed.steps, np.array([a.steps for a in live])
         assert np.abs(ours - theirs).max() <= 1  # near the end a replay knows of no token beyond the limit
         assert abs(ours.sum() - theirs.sum()) <= 2 and ours.sum() < 6 * 39
 
@@ -44,4 +45,4 @@ def test_heads_that_expand_a_tree_are_recorded_with_it(tiny):
     drafter = union([Hydra(heads=3), PromptLookup()], tiny, 7)
     replayed = replay(record(drafter, texts), drafter)
     live = generate(drafter, [p for p, _ in texts], 30)
-    assert abs(sum(r.steps for r in replayed) - sum(a.steps for a in live)) <= 2
+    assert abs(replayed.steps.sum() - sum(a.steps for a in live)) <= 2

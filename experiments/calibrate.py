@@ -1,0 +1,72 @@
+"""Calibrate the sources that ship: python -m experiments.calibrate --prompts train_prompts.jsonl.
+
+What every source offers along the base's own answers, greedy and sampled ones, says how often it is right. Adapters get
+the two numbers per distance into their adapter.json; those of methods without adapters are printed, for their files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from jaxspec.cli.options import parse
+from jaxspec.cli.program import enable_compilation_cache, run_main
+from jaxspec.config import SamplingConfig
+from jaxspec.drafting.drafter import Drafter
+from jaxspec.files import read_json, write_atomically
+from jaxspec.methods import METHODS, load_drafter, ships
+from jaxspec.training.examples import unseen_prompts
+from jaxspec.tuning.calibrate import fit_calibration
+from jaxspec.tuning.record import record
+from jaxspec.tuning.tune import own_answers
+from jaxspec.weights.load import DEFAULT_MODEL, load_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Fit calibrations, and write those of adapters into them.
+
+    Attributes:
+      prompts: a JSONL file of prompts; of the file that an adapter was trained on, what training set aside is used.
+      limit: prompts at most.
+      tokens: of an answer at most.
+      temperature: of the sampled answers.
+      methods: which; default all that ship.
+    """
+
+    prompts: str = ""
+    limit: int = 64
+    tokens: int = 128
+    temperature: float = 0.8
+    methods: tuple[str, ...] = ()
+
+
+def main(args: list[str]) -> None:
+    """Parse, load, fit, write."""
+    options = parse(Options, args)
+    enable_compilation_cache()
+    model = load_model(DEFAULT_MODEL)
+    for name in options.methods or [name for name in METHODS if ships(name, model)]:
+        drafter = load_drafter(name, model)
+        adapter = drafter.source.adapter
+        prompts = unseen_prompts(model, adapter.info.get("data", {}) if adapter else {}, options.prompts)
+        prompts = prompts[: options.limit]
+        sampled = SamplingConfig(options.temperature)
+        found = {
+            "greedy": calibration(drafter, prompts, SamplingConfig(), options.tokens),
+            "sampled": calibration(drafter, prompts, sampled, options.tokens),
+        }
+        print(name, json.dumps(found), flush=True)
+        if adapter:
+            file = adapter.folder / "adapter.json"
+            write_atomically(file, json.dumps(read_json(file) | {"calibration": found}, indent=1).encode())
+
+
+def calibration(drafter: Drafter, prompts: list[str], sampling: SamplingConfig, tokens: int) -> list[list[float]]:
+    """The calibration of a drafter's one source, [M][2], on the base's answers to prompts."""
+    texts = own_answers(drafter.model, prompts, sampling, tokens)
+    return fit_calibration(record(drafter, texts, sampling), 0)
+
+
+if __name__ == "__main__":
+    run_main(main)

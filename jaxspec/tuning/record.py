@@ -1,0 +1,153 @@
+"""Record what every source offers at every position of given answers, for `replay` to make drafts of.
+
+Chances are recorded as the sources have them, before calibration.
+
+What a source that depends on the text alone offers at a position does not depend on how decoding came there. So one
+pass over an answer says what all sources offer everywhere, and which of it would have been right is known: it is the
+answer.
+
+Two things depend on the way. Probes are recorded as if every token had all of its own, and a replay takes away those
+that its drafts would not have had. Token Recycling also learns from refused candidates, and a recording has none: its
+replay is too low.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.acceptance import Match
+from jaxspec.decoding.generate import PREFILL_CHUNK, bucket
+from jaxspec.decoding.loop import DecodeState, Decoding, prefill, start
+from jaxspec.decoding.prompts import pad_tokens
+from jaxspec.drafting.draft import Accepted, Draft, Offer
+from jaxspec.drafting.drafter import DeviceDrafter, Drafter
+from jaxspec.drafting.method import Seen, Step
+from jaxspec.drafting.sampling import make_sampler
+from jaxspec.drafting.shape import Best, StaticTree
+from jaxspec.drafting.tree import State, make_plan
+from jaxspec.model.cache import commit
+from jaxspec.model.rows import run_rows
+
+Text = tuple[Sequence[int], Sequence[int]]  # ids of a prompt and of its answer
+_IDENTITY = jnp.array([1.0, 0.0])  # for all distances
+_WIDTH = 12  # nodes of the shape that recording pretends, which decides how many candidates sources give
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """What sources offer behind every token of one answer but its last.
+
+    Attributes:
+      answer: [T + 1] int, ids of the answer.
+      offers: of each source, arrays [T, M, W].
+    """
+
+    answer: np.ndarray
+    offers: list[Offer]
+
+
+def record(
+    drafter: Drafter,
+    texts: Sequence[Text],
+    sampling: SamplingConfig = SamplingConfig(),
+    seed: int = 0,
+    batch_size: int = 8,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[Recording]:
+    """What the sources of a drafter offer along given answers, one pass of the base per token.
+
+    Args:
+      drafter: its sources count, not its shape.
+      texts: prompts with answers of at least two tokens, drawn as `sampling` and `seed` say.
+      sampling: ranks candidates as in decoding.
+      seed: likewise.
+      batch_size: texts to run together.
+      progress: called with the number of texts done.
+
+    Returns:
+      A recording per text, in order.
+    """
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i][0]) + len(texts[i][1]))
+    found: dict[int, Recording] = {}
+    decoding = _recording(drafter, sampling)
+    for first in range(0, len(order), batch_size):
+        chosen = order[first : first + batch_size]
+        batch = [texts[i] for i in chosen]
+        batch += [([0], [0, 0])] * (min(batch_size, len(order)) - len(batch))
+        offers = _offers(drafter, decoding, batch, seed)
+        for row, index in enumerate(chosen):
+            answer = np.array(texts[index][1])
+            own = jax.tree.map(lambda x, row=row, count=len(answer) - 1: x[:count, row], offers)
+            found[index] = Recording(answer, own)
+        progress(first + len(chosen))
+    return [found[i] for i in range(len(texts))]
+
+
+def _recording(drafter: Drafter, sampling: SamplingConfig) -> Decoding:
+    """What decodes a root with all of its probes and nothing else, and asks sources as a large budget would."""
+    sources = drafter.sources
+    trees = tuple(source.tree.arrays(0) for source in sources)
+    depth = max(source.method.max_distance for source in sources)
+    shape = Best(trees, _WIDTH, 0, 0, depth)
+    eos = jnp.array([-1], jnp.int32)
+    raw = tuple(
+        source.replace(calibration=jnp.broadcast_to(_IDENTITY, source.calibration.shape))
+        for source in drafter.on_device.sources
+    )
+    return Decoding(drafter.model.base, DeviceDrafter(raw, shape), make_sampler(sampling), eos, Match())
+
+
+def _offers(drafter: Drafter, decoding: Decoding, texts: Sequence[Text], seed: int) -> list[Offer]:
+    """Of each source, arrays [T, B, M, W] on the host, for answers padded to T + 1 tokens."""
+    prompts, answers = zip(*texts, strict=True)
+    padded, most = bucket(max(map(len, prompts))), bucket(max(map(len, answers)), 64, 64)
+    (tokens, lengths), (forced, _) = pad_tokens(prompts, padded), pad_tokens(answers, most)
+    chunk = min(padded, PREFILL_CHUNK)
+    capacity = bucket(padded + most + 1, 128, 128)
+    cache, prompt = prefill(drafter.model.base, tokens, lengths, capacity=capacity, chunk=chunk)
+    prompt = prompt.replace(logits=10.0 * jax.nn.one_hot(forced[:, 0], prompt.logits.shape[-1]))
+    greedy = decoding.replace(sampler=make_sampler(SamplingConfig()))
+    seeds, limits = np.full(len(texts), seed % 2**32, np.uint32), np.full(len(texts), most, np.int32)
+    state = start(greedy, cache, prompt, limits, seeds, width=most)  # emits the first token of each answer
+    return jax.device_get(_run(decoding, state, jnp.asarray(forced)))
+
+
+@jax.jit
+def _run(decoding: Decoding, state: DecodeState, forced: jax.Array) -> list[Offer]:
+    """Offers behind every forced token [B, T + 1] but the last."""
+    drafter, base = decoding.drafter, decoding.base
+    root, trees = _root_with_probes(decoding, len(forced)), drafter.shape.begin(len(forced))
+
+    def step(carry: tuple, tokens: tuple[jax.Array, jax.Array]) -> tuple[tuple, list[Offer]]:
+        (cache, lengths, states), (token, following) = carry, tokens
+        draft, zero = root.replace(tokens=token[:, None]), jnp.zeros_like(token)
+        exits, kv = run_rows(base, drafter.rows(base, draft, lengths), cache, lengths[:, None, None])
+        exits = tuple(x[:, 0] for x in exits)
+        cache = commit(cache, jax.tree.map(lambda x: x[:, :, :1], kv), lengths)
+        accepted = Accepted(zero[:, None], zero, zero, following)
+        computed = Step(draft, exits, base.logits(exits[-1][:, :1]), accepted)
+        seen = Seen(jnp.stack([token, following], axis=1), exits[-1][:, :1], lengths, zero + 1, computed)
+        draftings = decoding.draftings(trees, state.seeds, following, lengths + 1)
+        states = drafter.observe(draftings, seen, states)
+        return (cache, lengths + 1, states), drafter.offer(draftings, states)
+
+    carry = (state.cache, state.lengths, state.method_states)
+    pairs = (forced[:, :-2].T, forced[:, 1:-1].T)
+    draftings = decoding.draftings(trees, state.seeds, forced[:, 0], state.lengths)
+    at_first = drafter.offer(draftings, state.method_states)
+    _, rest = lax.scan(step, carry, pairs)
+    return jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), at_first, rest)
+
+
+def _root_with_probes(decoding: Decoding, batch: int) -> Draft:
+    """A draft of nothing, whose root carries all the probes that there are."""
+    distances = max((source.method.probe_distances for source in decoding.drafter.sources), default=0)
+    shape = StaticTree(make_plan([State((), (distances,), 0)]).arrays(distances))
+    return shape.draft(shape.begin(batch), jnp.zeros(batch, jnp.int32), [])
