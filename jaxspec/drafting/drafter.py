@@ -108,7 +108,7 @@ class Source:
 
     def with_vocabulary(self, count: int | None) -> Source:
         """The source with another draft vocabulary; None for the adapter's own. Raises UserError for one too large."""
-        if self.adapter is None:
+        if not self.method.trainable:
             if count is not None:
                 raise UserError(f"{self.method.name} is not trained and has no draft vocabulary, got {count}")
             return self
@@ -266,7 +266,7 @@ class Drafter:
                 asked = f"tree, got {str(tree)!r}" if tree is not None else f"draft vocabulary, got {draft_vocabulary}"
                 raise UserError(f"{self.name} drafts nothing and has no {asked}")
             return dataclasses.replace(self, note=note)
-        trained = [source.adapter is not None for source in self.sources]
+        trained = [source.method.trainable for source in self.sources]
         sources = tuple(
             source.with_vocabulary(None if any(trained) and not own else draft_vocabulary)
             for source, own in zip(self.sources, trained, strict=True)
