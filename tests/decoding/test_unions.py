@@ -17,7 +17,7 @@ from jaxspec.drafting.draft import Offer
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError
-from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa, load_drafter
+from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa, Rest, load_drafter
 from jaxspec.methods.loading import method_names
 from tests.helpers.decoding import begin
 from tests.helpers.methods import union
@@ -84,7 +84,8 @@ def check(drafter, prompts, sampling, batch_size, limit=24, **settings):
 
 TRAINED = [PPD(), BiTA(prompts=3), SPACE(distances=3, tuning="none"), HiddenTransfer(layers=(0, 1, 2))]
 TRAINED += [Medusa(heads=3), Hydra(heads=3), Amphista(heads=3)]
-ALONE = TRAINED + [cls() for cls in METHODS.values() if not cls.trainable and cls().max_distance]
+REST = Rest(size=300)
+ALONE = [*TRAINED, REST, *(cls() for cls in METHODS.values() if not cls.takes_adapter() and cls().max_distance)]
 LOOKUP, TOKEN_RECYCLING = METHODS["prompt_lookup"](), METHODS["token_recycling"]()
 PAIRS = [pair for pair in itertools.combinations(ALONE, 2) if sum(m.probe_distances > 0 for m in pair) < 2]
 TRIPLES = [(HiddenTransfer(layers=(0, 1, 2)), Medusa(heads=3), LOOKUP), (Hydra(heads=3), Amphista(heads=3), LOOKUP)]
@@ -169,7 +170,7 @@ def test_every_method_is_here():
     assert {method.name for method in ALONE} == {name for name, cls in METHODS.items() if cls().max_distance}
 
 
-FAST = ("hydra", "token_recycling")  # the families of the others draft in the unions below
+FAST = ("hydra", "rest", "token_recycling")  # the families of the others draft in the unions below
 
 
 @pytest.mark.parametrize(
@@ -186,6 +187,8 @@ def test_every_source_alone(tiny, method):
         ((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), GREEDY, 4),
         ((Medusa(heads=3), LOOKUP), SAMPLING, 1),
         ((Medusa(heads=3), LOOKUP), SAMPLING, 4),
+        ((Medusa(heads=3), LOOKUP, REST), GREEDY, 4),
+        ((LOOKUP, REST), SAMPLING, 4),
         *(
             pytest.param(methods, *setting, marks=pytest.mark.slow)
             for methods, setting in zip(PAIRS + TRIPLES, itertools.cycle([(GREEDY, 4), (SAMPLING, 1)]), strict=False)
@@ -246,7 +249,11 @@ def test_other_ways_to_accept(tiny):
         ("prompt_lookup", {"tree": "best:1@2,4@-1"}, "write best:ROWS with 2 to 4096 rows"),
         ("autoregressive", {"tree": "best:8"}, "autoregressive drafts nothing and has no tree, got 'best:8'"),
         ("prompt_lookup", {"adapter": "somewhere"}, "prompt_lookup takes no adapter, got 'somewhere'"),
-        ("medusa+amphista", {"adapter": "somewhere"}, "medusa+amphista takes 2 adapters, got 'somewhere'"),
+        ("suffix+prompt_lookup", {"adapter": "somewhere"}, "suffix+prompt_lookup takes no adapter, got 'somewhere'"),
+        ("medusa+rest", {"adapter": "somewhere"}, "somewhere: no adapter there (adapter.json is missing)"),
+        ("medusa+rest", {"adapter": "adapters/ppd-smollm2-135m"}, "belongs to method 'ppd', not to medusa or rest"),
+        ("suffix+rest", {"adapter": "adapters/ppd-smollm2-135m"}, "belongs to method 'ppd', not 'rest'"),
+        ("suffix+rest", {}, "rest needs an adapter that datastore.py builds from text: run it and give its folder"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tiny, name, settings, message):
