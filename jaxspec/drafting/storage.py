@@ -70,7 +70,7 @@ def _is_whole(leaf: jax.Array | np.ndarray) -> bool:
 
 
 def _is_matrix(leaf: jax.Array) -> bool:
-    return leaf.ndim >= 2 and leaf.shape[-2] >= _FEWEST_ROWS
+    return not _is_whole(leaf) and leaf.ndim >= 2 and leaf.shape[-2] >= _FEWEST_ROWS
 
 
 def _plain(dtype: str) -> str:

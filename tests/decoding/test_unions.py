@@ -13,6 +13,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Rejection, Typical
 from jaxspec.decoding.generate import generate, generate_many
 from jaxspec.decoding.loop import decode
+from jaxspec.drafting.adapter import Adapter, save_adapter
 from jaxspec.drafting.draft import Offer
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.drafting.method import Method
@@ -20,7 +21,7 @@ from jaxspec.errors import UserError
 from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa, Rest, load_drafter
 from jaxspec.methods.loading import method_names
 from tests.helpers.decoding import begin
-from tests.helpers.methods import union
+from tests.helpers.methods import trained, union
 from tests.helpers.tiny import make_prompts
 
 GREEDY, SAMPLING = SamplingConfig(), SamplingConfig(1.3, top_k=9, top_p=0.95)
@@ -260,6 +261,25 @@ def test_what_makes_no_sense_is_refused(tiny, name, settings, message):
     with pytest.raises(UserError) as error:
         load_drafter(name, tiny, **settings)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("other", [Medusa(heads=3), SPACE(distances=3, rank=2)], ids=name_of)
+def test_a_given_adapter_goes_to_the_method_that_it_names(tiny, tmp_path, monkeypatch, other):
+    """The other method takes what ships, also where it tunes the base: a datastore is of tokens, not of weights."""
+    frequent = np.arange(8, dtype=np.int32)
+    for method in (other, REST):
+        adapter = Adapter(method, trained(method, tiny.base), tiny.fingerprint, {"tree": [[0]]}, frequent)
+        save_adapter(tmp_path / method.name, adapter)
+    folder = tmp_path / "rest"
+    with pytest.raises(UserError, match=f"no adapter of {other.name} ships for 'tiny'"):
+        load_drafter([other.name, "rest"], tiny, folder)
+    with pytest.raises(UserError, match="rest needs an adapter"):
+        load_drafter([other.name, "rest"], tiny, tmp_path / other.name)
+    monkeypatch.setattr("jaxspec.methods.loading.find_shipped", lambda name, fingerprint: tmp_path / name)
+    drafter = load_drafter([other.name, "suffix", "rest"], tiny, folder, draft_vocabulary=8)
+    assert [source.adapter and source.adapter.folder.name for source in drafter.sources] == [other.name, None, "rest"]
+    assert [source.draft_vocabulary for source in drafter.sources] == [8, 0, 0]  # a datastore has none
+    assert (drafter.model is tiny) == (other.name == "medusa")
 
 
 def test_a_union_takes_no_fixed_tree(tiny):
