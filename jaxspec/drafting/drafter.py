@@ -83,7 +83,7 @@ class Source:
     Attributes:
       method: its settings.
       trainable: its pytree, as trained, in the host's memory where it was read from disk.
-      adapter: what it was made from; None for a method that is not trained.
+      adapter: what it was made from; None for a method that takes none.
       draft_vocabulary: V', how many of the base's most frequent tokens it may draft; 0: all.
     """
 

@@ -66,7 +66,8 @@ class Rest(LookupMethod):
         there = jnp.cumprod(there, axis=1, dtype=jnp.int32) > 0  # up to the end of their text
         known, parent, through, above = join(tokens, there, jnp.ones(C))
         unseen = by_match(_UNSEEN, matched[:, None], self.length) * jnp.sqrt(above)
-        return knowing_noise(drafting, Offer(tokens, known, jnp.log(through) - jnp.log(above + unseen), parent))
+        log_p = jnp.where(known, jnp.log(through) - jnp.log(above + unseen), -jnp.inf)
+        return knowing_noise(drafting, Offer(tokens, known, log_p, parent))
 
     def last(self, drafting: Drafting, text: jax.Array) -> jax.Array:
         """The last n tokens of the text [B, n], the newest first."""
