@@ -114,9 +114,9 @@ def _describe(drafter: Drafter) -> dict[str, Any]:
     info = {"tree": plan_to_json(drafter.shape) if fixed else drafter.shape.spec, "rows": drafter.num_rows}
     if drafter.note:
         info["note"] = drafter.note
-    trained = [source for source in drafter.sources if source.adapter]
-    if trained:
-        info["adapter"] = "+".join(source.adapter.digest for source in trained)
+    if adapters := [source.adapter for source in drafter.sources if source.adapter]:
+        info["adapter"] = "+".join(adapter.digest for adapter in adapters)
+    trained = [source for source in drafter.sources if source.method.trainable]
     if len({source.draft_vocabulary for source in trained}) == 1:
         info["draft_vocabulary"] = trained[0].draft_vocabulary
     if len(trained) == 1 and trained[0].accuracy:

@@ -13,6 +13,7 @@ COMMANDS = {
     "train": "train an adapter",
     "tune": "choose the fastest draft tree for this machine",
     "bench": "measure how much faster the methods are, and whether their output is the same",
+    "datastore": "build from earlier answers what rest drafts from",
     "export": "write a base where other software can read it",
 }
 
@@ -36,7 +37,7 @@ def run_command(args: list[str]) -> None:
 
 def overview() -> str:
     """A line per command."""
-    lines = [f"  {name:8}{purpose}" for name, purpose in COMMANDS.items()]
+    lines = [f"  {name:10}{purpose}" for name, purpose in COMMANDS.items()]
     return "\n".join(["usage: jaxspec COMMAND [OPTIONS]", "", *lines, "", "jaxspec COMMAND --help lists its options"])
 
 

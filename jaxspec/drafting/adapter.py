@@ -31,11 +31,11 @@ _FREQUENT = "frequent_tokens"  # a tensor beside those of the method
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """A trained adapter.
+    """A trained adapter, or a built one.
 
     Attributes:
       method: its method with the settings it was trained with.
-      trainable: the pytree, float32.
+      trainable: the pytree, float32 and int32.
       fingerprint: names the base it belongs to.
       info: further content of adapter.json: `base` (name), `training`, `data`, `accuracy` [M][K] per distance and
         rank, `calibration` (`greedy` and perhaps `sampled`, [M][2]: `calibrated`), `tree` (the candidate paths of its

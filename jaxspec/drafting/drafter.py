@@ -86,7 +86,7 @@ class Source:
     Attributes:
       method: its settings.
       trainable: its pytree, as trained, in the host's memory where it was read from disk.
-      adapter: what it was made from; None for a method that is not trained.
+      adapter: what it was made from; None for a method that takes none.
       draft_vocabulary: V', how many of the base's most frequent tokens it may draft; 0: all.
       calibration: `greedy` or `sampled`, in place of the adapter's and the method's own.
     """
@@ -113,7 +113,7 @@ class Source:
 
     def with_vocabulary(self, count: int | None) -> Source:
         """The source with another draft vocabulary; None for the adapter's own. Raises UserError for one too large."""
-        if self.adapter is None:
+        if not self.method.trainable:
             if count is not None:
                 raise UserError(f"{self.method.name} is not trained and has no draft vocabulary, got {count}")
             return self
@@ -135,7 +135,7 @@ class Source:
     def calibrations(self) -> np.ndarray:
         """[2, M, 2] float32, of greedy decoding and of sampling, which takes the former where it was not measured."""
         count = self.method.max_distance
-        measured = self.adapter.info.get("calibration", {}) if self.adapter else self._methods_own(count)
+        measured = (self.adapter and self.adapter.info.get("calibration")) or self._methods_own(count)
         try:
             known = {**measured, **self.calibration}
             greedy = known.get("greedy", [[1.0, 0.0]] * count)
@@ -282,7 +282,7 @@ class Drafter:
                 asked = f"tree, got {str(tree)!r}" if tree is not None else f"draft vocabulary, got {draft_vocabulary}"
                 raise UserError(f"{self.name} drafts nothing and has no {asked}")
             return dataclasses.replace(self, note=note)
-        trained = [source.adapter is not None for source in self.sources]
+        trained = [source.method.trainable for source in self.sources]
         sources = tuple(
             source.with_vocabulary(None if any(trained) and not own else draft_vocabulary)
             for source, own in zip(self.sources, trained, strict=True)

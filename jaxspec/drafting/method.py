@@ -97,7 +97,13 @@ class Method:
     name: ClassVar[str] = "autoregressive"
     trainable: ClassVar[bool] = False
     calibration: ClassVar[Mapping[str, Calibration]] = {}  # of methods without adapter: `greedy` and `sampled`
+    built_with: ClassVar[str] = ""  # the program that makes its adapter, where it has one that is built and not trained
     kernels: ClassVar[tuple[str, ...]] = ("kernel",)  # leaves of the trainable pytree that `product` multiplies with
+
+    @classmethod
+    def takes_adapter(cls) -> bool:
+        """Whether there is anything to load besides settings."""
+        return cls.trainable or bool(cls.built_with)
 
     @property
     def max_distance(self) -> int:
@@ -130,7 +136,10 @@ class Method:
         return (Stage(),)
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
-        """The trainable pytree, float32: a dict. Raises UserError for settings that do not fit the base."""
+        """The trainable pytree, float32: a dict. Raises UserError for settings that do not fit the base.
+
+        Of a method whose adapter is built, one with the shapes that its settings say; integers stay integers on disk.
+        """
         return {}
 
     def tune(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, Base]:

@@ -21,10 +21,10 @@ def pack(trainable: PyTree, dtype: str) -> dict[str, np.ndarray]:
     """The tensors of an adapter's file by name.
 
     Args:
-      trainable: the pytree, float32.
+      trainable: the pytree, float32 and int32.
       dtype: float32, float16, or int8: matrices [..., in, out] as whole numbers from -127 to 127 with a float16 scale
         [..., 1, out] per column, everything else in float16. Of a matrix that learned from the identity, its difference
-        from that: else the diagonal would set all scales.
+        from that: else the diagonal would set all scales. Integers stay as they are.
     """
     tensors = {}
     for name, leaf in flax.traverse_util.flatten_dict(trainable, sep="/").items():
@@ -32,12 +32,12 @@ def pack(trainable: PyTree, dtype: str) -> dict[str, np.ndarray]:
             values, scale, identity = map(host, _quantize(leaf))
             tensors |= {name: values, name + _SCALE: scale} | ({name + _IDENTITY: identity} if identity else {})
         else:
-            tensors[name] = host(leaf.astype(_plain(dtype)))
+            tensors[name] = host(leaf if _is_whole(leaf) else leaf.astype(_plain(dtype)))
     return tensors
 
 
 def unpack(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The weights of an adapter's file by name, float32: what `pack` was given, but for its rounding.
+    """The weights of an adapter's file by name: what `pack` was given, but for its rounding.
 
     Raises ValueError for an int8 tensor without its scales.
     """
@@ -48,7 +48,7 @@ def unpack(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if scale is None or scale.shape != (*values.shape[:-2], 1, values.shape[-1]) or identity.shape:
             raise ValueError(f"tensor {name!r} is int8, and its scales are missing or misshapen")
         weights[name] = _dequantize(values, scale, identity)
-    return weights | {name: value.astype(np.float32) for name, value in rest.items()}
+    return weights | {name: value if _is_whole(value) else value.astype(np.float32) for name, value in rest.items()}
 
 
 def as_stored(trainable: PyTree, dtype: str) -> PyTree:
@@ -65,8 +65,12 @@ def as_stored(trainable: PyTree, dtype: str) -> PyTree:
     return trainable
 
 
+def _is_whole(leaf: jax.Array | np.ndarray) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.integer)
+
+
 def _is_matrix(leaf: jax.Array) -> bool:
-    return leaf.ndim >= 2 and leaf.shape[-2] >= _FEWEST_ROWS
+    return not _is_whole(leaf) and leaf.ndim >= 2 and leaf.shape[-2] >= _FEWEST_ROWS
 
 
 def _plain(dtype: str) -> str:

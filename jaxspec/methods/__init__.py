@@ -18,6 +18,7 @@ from jaxspec.methods.loading import (
 from jaxspec.methods.medusa import Medusa
 from jaxspec.methods.ppd import PPD
 from jaxspec.methods.prompt_lookup import PromptLookup
+from jaxspec.methods.rest import Rest
 from jaxspec.methods.space import SPACE
 from jaxspec.methods.suffix import Suffix
 from jaxspec.methods.token_recycling import TokenRecycling
@@ -32,6 +33,7 @@ __all__ = [
     "Hydra",
     "Medusa",
     "PromptLookup",
+    "Rest",
     "Suffix",
     "TokenRecycling",
     "choice_folder",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafting.adapter import OWN_MODEL, WEIGHTS, Adapter, find_shipped, read_adapter
@@ -23,12 +24,13 @@ from jaxspec.methods.hydra import Hydra
 from jaxspec.methods.medusa import Medusa
 from jaxspec.methods.ppd import PPD
 from jaxspec.methods.prompt_lookup import PromptLookup
+from jaxspec.methods.rest import Rest
 from jaxspec.methods.space import SPACE
 from jaxspec.methods.suffix import Suffix
 from jaxspec.methods.token_recycling import TokenRecycling
 from jaxspec.weights.load import Model
 
-_ALL = (Method, PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista, PromptLookup, Suffix, TokenRecycling)
+_ALL = (Method, PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista, PromptLookup, Suffix, Rest, TokenRecycling)
 METHODS: dict[str, type[Method]] = {cls.name: cls for cls in _ALL}
 
 
@@ -47,8 +49,8 @@ def load_drafter(
     Args:
       name: a key of `METHODS`; for a union several of them, as a list or joined as in `medusa+prompt_lookup`.
       model: the base.
-      adapter: folder of a trained adapter; default the one that ships for this method and base. Of a union only one
-        method may then be trained.
+      adapter: folder of a trained adapter, or of a datastore; default the one that ships for this method and base. In a
+        union it goes to the method that it belongs to.
       tree: the draft tree: `auto`, the fastest way to decode on this machine as far as tune.py has found out, which
         may be autoregressive decoding; a specification like `sparse:16`; `best:8` for the best nodes of all offers,
         chosen in every step, within so many rows; a plan; or a list of paths. Default the adapter's own, and `best:8`
@@ -94,22 +96,34 @@ def method_names(name: str | Sequence[str]) -> list[str]:
 def _join(names: Sequence[str], model: Model, adapter: str | Path | None) -> Drafter:
     """The methods with their adapters, on the base that they decode on."""
     trained = [name for name in names if METHODS[name].trainable]
-    if adapter is not None and len(trained) != 1:
-        takes = f"{len(trained)} adapters" if trained else "no adapter"
-        raise UserError(f"{'+'.join(names)} takes {takes}, got {str(adapter)!r}")
+    owner = None if adapter is None else _owner(names, Path(adapter))
     sources, own = [], model
     for name in names:
-        if name not in trained:
+        if not METHODS[name].takes_adapter():
             sources.append(Source(METHODS[name](), {}))
             continue
-        loaded = open_adapter(name, model, adapter)
-        method, trainable, own = tuned(loaded.method, loaded.trainable, model)
-        if own is not model and len(trained) > 1:
+        loaded = open_adapter(name, model, adapter if name == owner else None)
+        method, trainable, decodes = tuned(loaded.method, loaded.trainable, model)
+        if decodes is not model and len(trained) > 1:
             raise UserError(
                 f"{'+'.join(names)}: {name} tunes the base, and the other adapters are of the base as it was"
             )
+        own = own if decodes is model else decodes
         sources.append(Source(method, trainable, loaded))
     return Drafter(tuple(sources), own, from_paths([]))
+
+
+def _owner(names: Sequence[str], adapter: Path) -> str:
+    """The one of several methods that an adapter belongs to. Where one alone takes any, `open_adapter` checks it."""
+    takers = [name for name in names if METHODS[name].takes_adapter()]
+    if not takers:
+        raise UserError(f"{'+'.join(names)} takes no adapter, got {str(adapter)!r}")
+    if len(takers) == 1:
+        return takers[0]
+    declared = _declared(adapter).get("method")
+    if declared not in takers:
+        raise UserError(f"{adapter}: this adapter belongs to method {declared!r}, not to {' or '.join(takers)}")
+    return declared
 
 
 def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0) -> Drafter:
@@ -168,12 +182,12 @@ def choice_folder(drafter: Drafter) -> Path | None:
 
 
 def _keeps_beside_adapter(drafter: Drafter) -> bool:
-    return len(drafter.sources) == 1 and drafter.source.adapter is not None
+    return len(drafter.sources) == 1 and drafter.source.method.trainable
 
 
 def ships(name: str, model: Model) -> bool:
-    """Whether a method can draft for a base as it is: untrained, or with an adapter of this installation."""
-    if not METHODS[name].trainable:
+    """Whether a method can draft for a base as it is: without an adapter, or with one of this installation."""
+    if not METHODS[name].takes_adapter():
         return METHODS[name]().max_distance > 0
     folder = find_shipped(name, model.fingerprint)
     return folder is not None and (folder / WEIGHTS).exists()
@@ -191,19 +205,17 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
       UserError: a method that takes none, no adapter, or one of another method or base.
     """
     _check_known(name)
-    if not METHODS[name].trainable:
+    if not METHODS[name].takes_adapter():
         raise UserError(f"{name} takes no adapter")
     folder = Path(adapter) if adapter else find_shipped(name, model.fingerprint)
     if folder is None:
-        raise UserError(f"no adapter of {name} ships for {model.name!r}; train one with train.py and give its folder")
+        raise UserError(_how_to_make(name, model))
     if not adapter and not (folder / WEIGHTS).exists():
         raise UserError(
             f"the adapter of {name} is too large for the installed package: take the folder adapters/{folder.name} "
             "from the project's repository and give it with --adapter, from Python with adapter="
         )
-    if not (folder / "adapter.json").exists():
-        raise UserError(f"{folder}: no adapter there (adapter.json is missing)")
-    declared = read_json(folder / "adapter.json")
+    declared = _declared(folder)
     if declared.get("method") != name:
         raise UserError(f"{folder}: this adapter belongs to method {declared.get('method')!r}, not {name!r}")
     if declared.get("fingerprint") != model.fingerprint:
@@ -214,3 +226,17 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
             f"{declared.get('fingerprint')}); {model.name!r} has {model.fingerprint}{hint}"
         )
     return load_adapter(folder, model.config)
+
+
+def _how_to_make(name: str, model: Model) -> str:
+    """What to do where no adapter ships."""
+    if program := METHODS[name].built_with:
+        return f"{name} needs an adapter that {program} builds from text: run it and give its folder with --adapter"
+    return f"no adapter of {name} ships for {model.name!r}; train one with train.py and give its folder"
+
+
+def _declared(folder: Path) -> dict[str, Any]:
+    """What an adapter says of itself."""
+    if not (folder / "adapter.json").exists():
+        raise UserError(f"{folder}: no adapter there (adapter.json is missing)")
+    return read_json(folder / "adapter.json")

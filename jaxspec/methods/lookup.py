@@ -92,3 +92,26 @@ def by_match(values: np.ndarray, matched: jax.Array, count: int) -> jax.Array:
     """
     before = matched[:, None] - 1 + jnp.arange(count)[:, None]
     return jnp.asarray(values, jnp.float32)[jnp.clip(before, 0, len(values) - 1)]
+
+
+def join(tokens: jax.Array, there: jax.Array, weights: jax.Array) -> tuple[jax.Array, ...]:
+    """Continuations as a tree: those that begin alike are one path.
+
+    Args:
+      tokens: [B, M, C] int32.
+      there: [B, M, C] or [B, 1, C] bool, what of them there is.
+      weights: [C], how much each counts.
+
+    Returns:
+      All [B, M, C]: which tokens are the nodes, their parents' places one distance nearer, how much all continuations
+      through a node count, and how much those through its parent.
+    """
+    there = jnp.broadcast_to(there, tokens.shape)
+    alike = tokens[..., None, :] == tokens[..., None]  # [B, M, C, C]
+    alike = jnp.cumprod(alike & there[..., None] & there[..., None, :], axis=1, dtype=jnp.int32) > 0
+    first = jnp.argmax(alike, axis=-1)  # [B, M, C], the first continuation with the same path so far
+    through = jnp.sum(alike * weights, axis=-1)
+    parent = jnp.concatenate([jnp.zeros_like(first[:, :1]), first[:, :-1]], axis=1)
+    whole = jnp.sum(there[:, :1] * weights, axis=-1, keepdims=True)
+    above = jnp.concatenate([jnp.broadcast_to(whole, through[:, :1].shape), through[:, :-1]], axis=1)
+    return there & (first == jnp.arange(tokens.shape[-1])), parent, through, above

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxspec.drafting.draft import Drafting, Offer, knowing_noise
 from jaxspec.errors import check_at_least
-from jaxspec.methods.lookup import LookupMethod, by_match
+from jaxspec.methods.lookup import LookupMethod, by_match, join
 
 # What all occurrences are weighed against, for what followed none of them, by how many tokens match: one alone is right
 # with a chance of 1 / (1 + this). Fitted to the embedded model's answers.
@@ -46,15 +46,7 @@ class Suffix(LookupMethod):
         C = self.occurrences
         places, matched = self.matches(drafting, text, C)
         tokens = self.following(drafting, text, places)  # [B, M, C]
-        there = matched[:, None] > 0  # [B, 1, C]
-        alike = tokens[..., None, :] == tokens[..., None]  # [B, M, C, C]
-        alike = jnp.cumprod(alike & there[..., None] & there[..., None, :], axis=1, dtype=jnp.int32) > 0
-        first = jnp.argmax(alike, axis=-1)  # [B, M, C], the first occurrence of the same path so far
-        known = there & (first == jnp.arange(C))
         weights = jnp.float32(self.fading) ** jnp.arange(C)
-        through = jnp.sum(alike * weights, axis=-1)  # [B, M, C], of all occurrences of a path
-        parent = jnp.concatenate([jnp.zeros_like(first[:, :1]), first[:, :-1]], axis=1)
-        whole = jnp.broadcast_to(jnp.sum(there * weights, axis=-1, keepdims=True), through[:, :1].shape)
-        above = jnp.concatenate([whole, through[:, :-1]], axis=1)
+        known, parent, through, above = join(tokens, matched[:, None] > 0, weights)
         log_p = jnp.log(through) - jnp.log(above + by_match(_UNSEEN, matched, self.length))
         return knowing_noise(drafting, Offer(tokens, known, log_p, parent))

@@ -33,6 +33,7 @@ from jaxspec.methods import (
     Hydra,
     Medusa,
     PromptLookup,
+    Rest,
     Suffix,
     TokenRecycling,
 )
@@ -102,6 +103,12 @@ OPTIONS = {
         "longest": (8, 2),
         "occurrences": (4, 1),
         "fading": (0.8, 1.0),
+    },
+    Rest: {
+        "size": (300, 40),
+        "length": (16, 3),
+        "longest": (16, 3),
+        "continuations": (16, 2),
     },
     TokenRecycling: {
         "successors": (8, 2),

@@ -13,14 +13,15 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Rejection, Typical
 from jaxspec.decoding.generate import generate, generate_many
 from jaxspec.decoding.loop import decode
+from jaxspec.drafting.adapter import Adapter, save_adapter
 from jaxspec.drafting.draft import Offer
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError
-from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa, load_drafter
+from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa, Rest, load_drafter
 from jaxspec.methods.loading import method_names
 from tests.helpers.decoding import begin
-from tests.helpers.methods import union
+from tests.helpers.methods import trained, union
 from tests.helpers.tiny import make_prompts
 
 GREEDY, SAMPLING = SamplingConfig(), SamplingConfig(1.3, top_k=9, top_p=0.95)
@@ -84,7 +85,8 @@ def check(drafter, prompts, sampling, batch_size, limit=24, **settings):
 
 TRAINED = [PPD(), BiTA(prompts=3), SPACE(distances=3, tuning="none"), HiddenTransfer(layers=(0, 1, 2))]
 TRAINED += [Medusa(heads=3), Hydra(heads=3), Amphista(heads=3)]
-ALONE = TRAINED + [cls() for cls in METHODS.values() if not cls.trainable and cls().max_distance]
+REST = Rest(size=300)
+ALONE = [*TRAINED, REST, *(cls() for cls in METHODS.values() if not cls.takes_adapter() and cls().max_distance)]
 LOOKUP, TOKEN_RECYCLING = METHODS["prompt_lookup"](), METHODS["token_recycling"]()
 PAIRS = [pair for pair in itertools.combinations(ALONE, 2) if sum(m.probe_distances > 0 for m in pair) < 2]
 TRIPLES = [(HiddenTransfer(layers=(0, 1, 2)), Medusa(heads=3), LOOKUP), (Hydra(heads=3), Amphista(heads=3), LOOKUP)]
@@ -169,7 +171,7 @@ def test_every_method_is_here():
     assert {method.name for method in ALONE} == {name for name, cls in METHODS.items() if cls().max_distance}
 
 
-FAST = ("hydra", "token_recycling")  # the families of the others draft in the unions below
+FAST = ("hydra", "rest", "token_recycling")  # the families of the others draft in the unions below
 
 
 @pytest.mark.parametrize(
@@ -186,6 +188,8 @@ def test_every_source_alone(tiny, method):
         ((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), GREEDY, 4),
         ((Medusa(heads=3), LOOKUP), SAMPLING, 1),
         ((Medusa(heads=3), LOOKUP), SAMPLING, 4),
+        ((Medusa(heads=3), LOOKUP, REST), GREEDY, 4),
+        ((LOOKUP, REST), SAMPLING, 4),
         *(
             pytest.param(methods, *setting, marks=pytest.mark.slow)
             for methods, setting in zip(PAIRS + TRIPLES, itertools.cycle([(GREEDY, 4), (SAMPLING, 1)]), strict=False)
@@ -246,13 +250,36 @@ def test_other_ways_to_accept(tiny):
         ("prompt_lookup", {"tree": "best:1@2,4@-1"}, "write best:ROWS with 2 to 4096 rows"),
         ("autoregressive", {"tree": "best:8"}, "autoregressive drafts nothing and has no tree, got 'best:8'"),
         ("prompt_lookup", {"adapter": "somewhere"}, "prompt_lookup takes no adapter, got 'somewhere'"),
-        ("medusa+amphista", {"adapter": "somewhere"}, "medusa+amphista takes 2 adapters, got 'somewhere'"),
+        ("suffix+prompt_lookup", {"adapter": "somewhere"}, "suffix+prompt_lookup takes no adapter, got 'somewhere'"),
+        ("medusa+rest", {"adapter": "somewhere"}, "somewhere: no adapter there (adapter.json is missing)"),
+        ("medusa+rest", {"adapter": "adapters/ppd-smollm2-135m"}, "belongs to method 'ppd', not to medusa or rest"),
+        ("suffix+rest", {"adapter": "adapters/ppd-smollm2-135m"}, "belongs to method 'ppd', not 'rest'"),
+        ("suffix+rest", {}, "rest needs an adapter that datastore.py builds from text: run it and give its folder"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tiny, name, settings, message):
     with pytest.raises(UserError) as error:
         load_drafter(name, tiny, **settings)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("other", [Medusa(heads=3), SPACE(distances=3, rank=2)], ids=name_of)
+def test_a_given_adapter_goes_to_the_method_that_it_names(tiny, tmp_path, monkeypatch, other):
+    """The other method takes what ships, also where it tunes the base: a datastore is of tokens, not of weights."""
+    frequent = np.arange(8, dtype=np.int32)
+    for method in (other, REST):
+        adapter = Adapter(method, trained(method, tiny.base), tiny.fingerprint, {"tree": [[0]]}, frequent)
+        save_adapter(tmp_path / method.name, adapter)
+    folder = tmp_path / "rest"
+    with pytest.raises(UserError, match=f"no adapter of {other.name} ships for 'tiny'"):
+        load_drafter([other.name, "rest"], tiny, folder)
+    with pytest.raises(UserError, match="rest needs an adapter"):
+        load_drafter([other.name, "rest"], tiny, tmp_path / other.name)
+    monkeypatch.setattr("jaxspec.methods.loading.find_shipped", lambda name, fingerprint: tmp_path / name)
+    drafter = load_drafter([other.name, "suffix", "rest"], tiny, folder, draft_vocabulary=8)
+    assert [source.adapter and source.adapter.folder.name for source in drafter.sources] == [other.name, None, "rest"]
+    assert [source.draft_vocabulary for source in drafter.sources] == [8, 0, 0]  # a datastore has none
+    assert (drafter.model is tiny) == (other.name == "medusa")
 
 
 def test_a_union_takes_no_fixed_tree(tiny):

@@ -28,6 +28,15 @@ def test_what_is_measured_is_what_is_read(dtype):
     np.testing.assert_array_equal(read["bias"], rounded["bias"])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_integers_stay_as_they_are(dtype):
+    """Of a datastore, whose numbers no float32 can tell apart."""
+    whole = {"order": np.array([0, 2**24 + 1, -1], np.int32), "table": np.arange(64, dtype=np.int32).reshape(16, 4)}
+    for name, read in unpack(pack(whole, dtype)).items():
+        np.testing.assert_array_equal(read, whole[name])
+        assert read.dtype == np.int32
+
+
 def test_int8_rounds_every_column_of_a_matrix_by_itself_and_nothing_else():
     tensors = pack(WEIGHTS, "int8")
     assert tensors["first/kernel"].dtype == np.int8 and tensors["first/kernel:scale"].shape == (2, 1, 5)

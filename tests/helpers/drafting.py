@@ -2,9 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.drafting.draft import Draft, Drafting
+from jaxspec.drafting.method import Seen
 from jaxspec.drafting.sampling import make_sampler
 
 
@@ -26,3 +28,23 @@ def drafting_of(tree, root, position, trainable=None, base=None, sampling=Sampli
     seeds, sampler = jnp.zeros(len(root), jnp.uint32), make_sampler(sampling)
     root, position = jnp.asarray(root, jnp.int32), jnp.asarray(position, jnp.int32)
     return Drafting(trainable or {}, base, tree, sampler, seeds, root, position, **sizes)
+
+
+def offered_after(method, text, depth=3, trainable=None):
+    """{path: chance of its last token} of what a method that looks up offers behind a text."""
+    position = jnp.array([len(text) - 1])
+    drafting = drafting_of(None, [text[-1]], position, trainable, width=8, depth=depth)
+    seen = Seen(jnp.array([text]), jnp.zeros((1, len(text) - 1, 1)), jnp.zeros(1, jnp.int32), position)
+    return paths_of(method.offer(drafting, method.observe(drafting, seen, method.empty_state(None, 1, 63))), depth)
+
+
+def paths_of(offer, depth):
+    """The same of an offer to one row."""
+    tokens, log_p = np.asarray(offer.tokens)[0], np.asarray(offer.log_p)[0]
+    known, parent = np.broadcast_to(offer.known, offer.tokens.shape)[0], np.asarray(offer.parent)[0]
+    paths, above = {}, {0: ()}
+    for d in range(depth):
+        here = {w: (*above[parent[d, w] if d else 0], int(tokens[d, w])) for w in np.flatnonzero(known[d])}
+        paths |= {path: float(np.exp(log_p[d, w])) for w, path in here.items()}
+        above = here
+    return paths

@@ -11,6 +11,7 @@ from jaxspec.drafting.adapter import Adapter
 from jaxspec.drafting.drafter import Budget, Drafter, Source, make_drafter
 from jaxspec.drafting.method import Batch
 from jaxspec.drafting.tree import Tree, TreePlan, chain
+from jaxspec.methods.rest import build
 
 
 def settings(method):
@@ -20,9 +21,15 @@ def settings(method):
 
 
 def trained(method, base, seed=3, scale=0.1, noise=9):
-    """A pytree in which nothing is zero, the identity, the base's, or equal among the rows of a probe."""
-    trainable = jax.jit(lambda base: method.init(jax.random.key(seed), base))(base)
+    """A pytree in which nothing is zero, the identity, the base's, or equal among the rows of a probe.
+
+    Of a method that drafts from texts, eight random ones.
+    """
     rng = np.random.default_rng(noise)  # not in JAX, which would compile a program for every shape
+    if method.built_with:
+        tokens = rng.integers(0, base.vocab_size, method.size - 9)
+        return build(np.array_split(tokens, 8), longest=method.longest)[1]
+    trainable = jax.jit(lambda base: method.init(jax.random.key(seed), base))(base)
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x) + scale * rng.normal(size=x.shape), jnp.float32), trainable)
 
 
@@ -86,7 +93,7 @@ def union(methods, model, rows):
 
 def source(method, model):
     """One of them; what is trained has a tree to expand."""
-    if not method.trainable:
+    if not method.takes_adapter():
         return Source(method, {})
     trainable = trained(method, model.base, seed=1, scale=0.3, noise=2)
     method, trainable, _ = method.tune(trainable, model.base)

@@ -9,27 +9,8 @@ from jaxspec.drafting.draft import Offer, knowing_noise
 from jaxspec.drafting.method import Seen, Step
 from jaxspec.errors import UserError
 from jaxspec.methods import Suffix, TokenRecycling
-from tests.helpers.drafting import draft_of, drafting_of
+from tests.helpers.drafting import draft_of, drafting_of, offered_after, paths_of
 from tests.helpers.tiny import TINY
-
-
-def offered_after(method, text, depth=3):
-    """{path: chance of its last token} of what is offered behind a text."""
-    position = jnp.array([len(text) - 1])
-    drafting = drafting_of(None, [text[-1]], position, width=8, depth=depth)
-    seen = Seen(jnp.array([text]), jnp.zeros((1, len(text) - 1, 1)), jnp.zeros(1, jnp.int32), position)
-    return paths_of(method.offer(drafting, method.observe(drafting, seen, method.empty_state(None, 1, 63))), depth)
-
-
-def paths_of(offer, depth):
-    tokens, log_p = np.asarray(offer.tokens)[0], np.asarray(offer.log_p)[0]
-    known, parent = np.broadcast_to(offer.known, offer.tokens.shape)[0], np.asarray(offer.parent)[0]
-    paths, above = {}, {0: ()}
-    for d in range(depth):
-        here = {w: (*above[parent[d, w] if d else 0], int(tokens[d, w])) for w in np.flatnonzero(known[d])}
-        paths |= {path: float(np.exp(log_p[d, w])) for w, path in here.items()}
-        above = here
-    return paths
 
 
 def test_suffixes_that_go_on_alike_are_one_path():

@@ -1,0 +1,93 @@
+"""Build a datastore of earlier answers, or of any text, for REST to draft from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxspec.cli.options import parse
+from jaxspec.drafting.adapter import WEIGHTS, Adapter, save_adapter
+from jaxspec.errors import UserError
+from jaxspec.files import known_as
+from jaxspec.methods.rest import Rest, build
+from jaxspec.training.examples import read_jsonl
+from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Build a datastore, which `decode.py --method rest --adapter DIR` drafts from.
+
+    Attributes:
+      model: whose tokens it holds: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py
+        or export.py made, or a GGUF file.
+      answers: a JSONL file: what train.py keeps of the base's answers, answers of bench.py or of decode.py --json, or
+        any with a text per line.
+      column: field of that file that holds the text. Token ids in COLUMN_tokens, behind those in prompt_tokens, are
+        taken instead.
+      text: a plain text file, instead or as well.
+      longest: look for at most so many of the last tokens.
+      output: the directory; it must not exist.
+    """
+
+    model: str = DEFAULT_MODEL
+    answers: str = ""
+    column: str = "answer"
+    text: str = ""
+    longest: int = Rest.longest
+    output: str = ""
+
+
+def main(args: list[str]) -> None:
+    """Parse, read, sort, write."""
+    options = parse(Options, args)
+    output = Path(options.output)
+    if not options.output or output.exists():
+        raise UserError(f"give a new directory with --output, got {options.output!r}")
+    if not options.answers and not options.text:
+        raise UserError("give texts with --answers FILE.jsonl, with --text FILE, or both")
+    Rest(longest=options.longest)  # refuses a bad one before anything is loaded
+    model = load_model(options.model)
+    texts = [text for text in read_texts(options, model) if text]
+    if not texts:
+        raise UserError(f"{options.answers or options.text}: holds no text")
+    method, datastore = build(texts, longest=options.longest)
+    files = [known_as(file) for file in (options.answers, options.text) if file]
+    info = {"base": known_as(options.model), "data": {"files": files, "texts": len(texts)}}
+    save_adapter(output, Adapter(method, datastore, model.fingerprint, info))
+    megabytes = (output / WEIGHTS).stat().st_size / 1e6
+    print(f"{output}: {method.size:,} tokens of {len(texts):,} text(s), {megabytes:.1f} MB")
+
+
+def read_texts(options: Options, model: Model) -> Iterator[list[int]]:
+    """Token ids of every text of the files. Raises UserError for one that cannot be read."""
+    if options.answers:
+        for number, row in read_jsonl(Path(options.answers)):
+            yield from texts_of(f"{options.answers}:{number}", row, options.column, model)
+    if options.text:
+        try:
+            yield encode(Path(options.text).read_text(encoding="utf-8"), model)
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{options.text}: {error}") from None
+
+
+def texts_of(where: str, row: dict[str, Any], column: str, model: Model) -> Iterator[list[int]]:
+    """Token ids of the texts of a row: one, or in an answer of the benchmark one per turn."""
+    if tokens := row.get(f"{column}_tokens"):
+        tokens = [*row.get("prompt_tokens", []), *tokens]
+        if not all(type(token) is int and 0 <= token < model.config.vocab_size for token in tokens):
+            raise UserError(f"{where}: {column}_tokens are no tokens of a vocabulary of {model.config.vocab_size}")
+        yield tokens
+    elif isinstance(row.get(column), str):
+        yield encode(row[column], model)
+    elif "choices" in row:
+        yield from (encode(turn, model) for choice in row["choices"] for turn in choice["turns"])
+    else:
+        raise UserError(f"{where}: no text in column {column!r}; columns: {', '.join(row)}")
+
+
+def encode(text: str, model: Model) -> list[int]:
+    """Token ids of a text as it stands inside others: nothing is added, and it may be longer than the context."""
+    return model.tokenizer.encode(text, add_special_tokens=False, verbose=False)
