@@ -76,7 +76,7 @@ def record(
     """
     order = sorted(range(len(texts)), key=lambda i: len(texts[i][0]) + len(texts[i][1]))
     found: dict[int, Recording] = {}
-    decoding = _recording(drafter, sampling)
+    decoding = _recording(drafter, sampling, batch_size)
     for first in range(0, len(order), batch_size):
         chosen = order[first : first + batch_size]
         batch = [texts[i] for i in chosen]
@@ -90,7 +90,7 @@ def record(
     return [found[i] for i in range(len(texts))]
 
 
-def _recording(drafter: Drafter, sampling: SamplingConfig) -> Decoding:
+def _recording(drafter: Drafter, sampling: SamplingConfig, batch_size: int) -> Decoding:
     """What decodes a root with all of its probes and nothing else, and asks sources as a large budget would."""
     sources = drafter.sources
     trees = tuple(source.tree.arrays(0) for source in sources)
@@ -101,7 +101,9 @@ def _recording(drafter: Drafter, sampling: SamplingConfig) -> Decoding:
         source.replace(calibration=jnp.broadcast_to(_IDENTITY, source.calibration.shape))
         for source in drafter.on_device.sources
     )
-    return Decoding(drafter.model.base, DeviceDrafter(raw, shape), make_sampler(sampling), eos, Match())
+    probes = max(source.method.probe_distances * source.method.probe_rows for source in sources)
+    base = drafter.model.base_for(batch_size * (1 + probes))
+    return Decoding(base, DeviceDrafter(raw, shape), make_sampler(sampling), eos, Match())
 
 
 def _offers(drafter: Drafter, decoding: Decoding, texts: Sequence[Text], seed: int) -> list[Offer]:

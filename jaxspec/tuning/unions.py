@@ -11,17 +11,18 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxspec.config import SamplingConfig
-from jaxspec.drafting.drafter import Drafter, Source
+from jaxspec.drafting.drafter import Budget, Drafter, Source
 from jaxspec.progress import Progress
 from jaxspec.tuning.calibrate import fit_calibration
 from jaxspec.tuning.hardware import Latency, Option, fit_latency
 from jaxspec.tuning.latency import bare, step_times
 from jaxspec.tuning.record import Recording
-from jaxspec.tuning.replay import replay
+from jaxspec.tuning.replay import Replay, replay
 
 Candidate = tuple[Option, Drafter]  # a way to decode, and what is expected of it
 _ROWS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 _TYPICAL = 8  # rows to measure drafting with
+_NEVER = 1e9  # cost of a size that is not to be chosen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,25 +86,45 @@ class Predictor:
 
     def __call__(self, numbers: Sequence[int], tree: str) -> Candidate:
         """What is expected of some of the sources, by their numbers, with a budget like `best:8`."""
-        sources = [self.drafter.sources[i] for i in numbers]
-        part = with_sources(self.drafter, sources, tree)
+        part = self._part(numbers, tree)
         found = replay(self.recordings, part, numbers, self.batch_size, self.sampled)
-        seconds = found.time * (1e-3 if part.shape.sizes else self.costs(sources, part.num_rows))
-        speed = float(found.tokens.sum() / seconds / self.batch_size)
-        return Option(f"{part.name} {tree}", tree, part.num_rows, found.tokens_per_step, speed), part
+        seconds = found.time * (1e-3 if part.shape.sizes else self.costs(part.sources, part.num_rows))
+        return self._candidate(part, found, seconds)
+
+    def _part(self, numbers: Sequence[int], tree: str) -> Drafter:
+        return with_sources(self.drafter, [self.drafter.sources[i] for i in numbers], tree)
+
+    def _candidate(self, part: Drafter, found: Replay, seconds: float) -> Candidate:
+        spec, speed = part.shape.spec, float(found.tokens.sum() / seconds / self.batch_size)
+        return Option(f"{part.name} {spec}", spec, part.num_rows, found.tokens_per_step, speed), part
 
     def rank(self, max_rows: int) -> list[Candidate]:
         """Of every part its best number of rows, and what chooses among several per step; the fastest first."""
         parts, best = list(_parts(len(self.drafter.sources))), []
         with Progress("replaying", len(parts), "unions") as progress:
             for done, numbers in enumerate(parts, 1):
-                sources = [self.drafter.sources[i] for i in numbers]
-                sizes = _sizes(least_rows(sources), max_rows)
-                if fixed := [self(numbers, f"best:{rows}") for rows in sizes]:
+                if fixed := list(self._of_each_size(numbers, max_rows)):
                     first = max(fixed, key=_predicted)
-                    best += [first, self(numbers, self._sized(sources, min(2 * first[1].num_rows, max_rows)))]
+                    most = min(2 * first[1].num_rows, max_rows)
+                    best += [first, self(numbers, self._sized(first[1].sources, most))]
                 progress.update(done)
         return sorted(best, key=_predicted, reverse=True)
+
+    def _of_each_size(self, numbers: Sequence[int], max_rows: int) -> Iterator[Candidate]:
+        """With every number of rows; several are one program, whose costs leave one size to choose."""
+        sources = [self.drafter.sources[i] for i in numbers]
+
+        def program(rows: int) -> tuple[int, int]:
+            return Budget(rows).divided(sources)[1], max(rows, 8).bit_length()
+
+        for _, group in itertools.groupby(_sizes(least_rows(sources), max_rows), program):
+            sizes = list(group)
+            for rows in sizes:
+                part = self._part(numbers, f"best:{rows}")
+                only = Budget(sizes[-1], tuple((size, 1.0 if size == rows else _NEVER) for size in sizes))
+                alone = dataclasses.replace(part, shape=only)
+                found = replay(self.recordings, alone, numbers, self.batch_size, self.sampled)
+                yield self._candidate(part, found, found.time * self.costs(sources, rows))
 
     def _sized(self, sources: Sequence[Source], most: int) -> str:
         """A budget of all sizes up to so many rows, with their milliseconds."""

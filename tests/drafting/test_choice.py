@@ -31,12 +31,13 @@ def choice(tiny, folder):
     """A choice for the adapter of `folder`."""
     digest = load_adapter(folder, tiny.config).digest
     made = Choice(this_machine(), "float32", digest, 1, 512, 0.0, None, "a tree", {"trials": []})
-    return lambda plan, **changes: dataclasses.replace(made, plan=plan, **changes)
+    return lambda tree, **changes: dataclasses.replace(made, tree=tree, **changes)
 
 
 @pytest.fixture
 def find(tiny, folder):
-    return lambda **asked: find_choice(load_adapter(folder, tiny.config), "float32", **asked)
+    digest = load_adapter(folder, tiny.config).digest
+    return lambda **asked: find_choice(folder, "ppd", digest, "float32", **asked)
 
 
 def test_a_choice_comes_back_and_replaces_the_older_one(folder, choice, find):
@@ -46,13 +47,13 @@ def test_a_choice_comes_back_and_replaces_the_older_one(folder, choice, find):
     save_choice(folder, "ppd", choice(plan))
     save_choice(folder, "ppd", choice(chain(1), batch_size=8))
     save_choice(folder, "ppd", choice(None, temperature=1.0))
-    assert find().plan.states == plan.states
-    assert find(batch_size=6).plan.states == chain(1).states
+    assert find().tree.states == plan.states
+    assert find(batch_size=6).tree.states == chain(1).states
     assert find(batch_size=64) is None
-    assert find(temperature=0.8).plan is None
+    assert find(temperature=0.8).tree is None
     assert len(json.loads((folder / "tuned.json").read_text())["choices"]) == 3
     save_choice(folder, "ppd", choice(chain(3), cache_length=4096))
-    assert find().plan.states == chain(3).states  # the newest of equals
+    assert find().tree.states == chain(3).states  # the newest of equals
     assert not list(folder.glob(".*"))
 
 
@@ -63,7 +64,7 @@ def test_only_choices_for_this_machine_this_adapter_and_this_dtype_count(folder,
     save_choice(folder, "ppd", choice(chain(2)))
     assert find() is not None
     monkeypatch.setattr(tuned, "this_machine", lambda: {"platform": "gpu", "device": "another"})
-    assert find() is None
+    assert find() is None and find(anywhere=True) is not None
 
 
 def test_auto_falls_back_says_so_and_takes_autoregressive_for_an_answer(tiny, folder, choice):
@@ -84,7 +85,7 @@ def test_bad_files_are_named(tiny, folder, choice, find):
     content = json.loads(file.read_text())
     for changed, message in (
         (content | {"method": "bita"}, "belong to method 'bita', not 'ppd'"),
-        (content | {"choices": [{"plan": None}]}, "not written by tune.py"),
+        (content | {"choices": [{"tree": None}]}, "not written by tune.py"),
         ({"method": "ppd"}, "not written by tune.py"),
     ):
         file.write_text(json.dumps(changed))

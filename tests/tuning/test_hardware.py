@@ -21,8 +21,10 @@ def test_options_are_sorted_and_count_what_a_step_costs(probes, probe_rows):
     options = rank_options(ACCURACY, latency, 12, probes, probe_rows)
     assert [o.predicted for o in options] == sorted((o.predicted for o in options), reverse=True)
     for option in options:
-        assert option.rows == option.plan.num_nodes + (option.plan.num_probes * probe_rows if probes else 0) <= 12
-        assert option.predicted == pytest.approx(expected(option.plan, ACCURACY).expected_tokens / latency(option.rows))
+        assert option.rows == option.shape.num_nodes + (option.shape.num_probes * probe_rows if probes else 0) <= 12
+        assert option.predicted == pytest.approx(
+            expected(option.shape, ACCURACY).expected_tokens / latency(option.rows)
+        )
 
 
 def test_free_rows_call_for_the_largest_trees_and_dear_ones_for_the_smallest():
@@ -34,5 +36,5 @@ def test_free_rows_call_for_the_largest_trees_and_dear_ones_for_the_smallest():
 
 def test_states_that_are_never_reached_are_left_out():
     for option in rank_options(ACCURACY, fit_latency({1: 1.0, 64: 2.0}), 12, 3, 1):
-        followers = {option.plan.next_state(n) for state in option.plan.states for n in state.probes}
-        assert followers == set(range(len(option.plan.states)))
+        followers = {option.shape.next_state(n) for state in option.shape.states for n in state.probes}
+        assert followers == set(range(len(option.shape.states)))

@@ -96,7 +96,7 @@ def test_heads_are_tuned_with_what_depth_costs_and_with_draft_vocabularies(tmp_p
     names = [trial.name for trial in tuning.trials]
     assert len(names) == 5 and {"chain:2", "chain:2, 30 tokens"} <= set(names)
     assert all(trial.identical == 2 for trial in tuning.trials)
-    choice = dataclasses.replace(tuning.choice, draft_vocabulary=30, plan=chain(2), name="chain:2, 30 tokens")
+    choice = dataclasses.replace(tuning.choice, draft_vocabulary=30, tree=chain(2), name="chain:2, 30 tokens")
     save_adapter(tmp_path, adapter)
     save_choice(tmp_path, "medusa", choice)
     tuned = load_drafter("medusa", model, tmp_path, tree="auto")
