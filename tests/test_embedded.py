@@ -10,6 +10,8 @@ from jaxspec.cli import decode
 from jaxspec.decoding.divergence import NEAR_TIE, first_divergence
 from jaxspec.training.examples import read_prompts
 
+PROMPTS, TOKENS = 8, 48
+
 pytestmark = pytest.mark.slow
 
 
@@ -26,7 +28,7 @@ def plain(model):
     def answers(base, prompts, sampling):
         key = (base.fingerprint, sampling)
         if key not in known:
-            known[key] = generate(autoregressive(base), prompts, 64, sampling=sampling, seed=7)
+            known[key] = generate(autoregressive(base), prompts, TOKENS, sampling=sampling, seed=7)
         return known[key]
 
     return answers
@@ -41,10 +43,10 @@ def test_the_embedded_model_answers_a_question_and_stops(model):
 @pytest.mark.parametrize("name", ["ppd", "bita", "hidden_transfer", "space", "medusa", "hydra", "amphista"])
 def test_adapters_that_ship_are_lossless_and_draft_well(model, plain, name, sampling):
     """Differences are allowed where two tokens tie to within rounding, and nowhere else."""
-    prompts = read_prompts("")[:12]
+    prompts = read_prompts("")[:PROMPTS]
     drafter = load_drafter(name, model)
     base = drafter.model
-    ours = generate(drafter, prompts, 64, sampling=sampling, seed=7)
+    ours = generate(drafter, prompts, TOKENS, sampling=sampling, seed=7)
     for prompt, a, b in zip(prompts, ours, plain(base, prompts, sampling), strict=True):
         divergence = first_divergence(base, model.encode(prompt), a.tokens, b.tokens, sampling, 7)
         assert divergence is None or divergence.gap < NEAR_TIE
@@ -55,8 +57,8 @@ def test_a_tree_of_many_rows_is_lossless(model, plain):
     """Its passes multiply plain kernels, those of autoregressive decoding kernels in blocks."""
     prompts = read_prompts("")[:4]
     drafter = load_drafter("hidden_transfer", model, tree="sparse:16")
-    ours = generate(drafter, prompts, 64, seed=7)
-    for prompt, a, b in zip(prompts, ours, plain(model, read_prompts("")[:12], SamplingConfig()), strict=False):
+    ours = generate(drafter, prompts, TOKENS, seed=7)
+    for prompt, a, b in zip(prompts, ours, plain(model, read_prompts("")[:PROMPTS], SamplingConfig()), strict=False):
         divergence = first_divergence(model, model.encode(prompt), a.tokens, b.tokens, SamplingConfig(), 7)
         assert divergence is None or divergence.gap < NEAR_TIE
 

@@ -16,7 +16,7 @@ from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import TreePlan, save_plan
 from jaxspec.errors import UserError
 from jaxspec.files import writable, write_atomically
-from jaxspec.methods import choice_folder, choose_tree, load_drafter
+from jaxspec.methods import choice_folder, choice_name, choose_tree, load_drafter
 from jaxspec.training.examples import unseen_prompts
 from jaxspec.tuning.plot import plot_tuning
 from jaxspec.tuning.tune import TuneConfig, Tuning, check_tuning, check_union, tune, tune_union
@@ -72,7 +72,7 @@ def main(args: list[str]) -> None:
     (check_tuning if one else check_union)(options, drafter, prompts)
     output = writable(Path(options.output) if options.output else choice_folder(drafter))
     tuning = (tune if one else tune_union)(drafter, prompts, options)
-    file = save(tuning, options.method, output)
+    file = save(tuning, choice_name(drafter), output)
     print(json.dumps(record(options, tuning, file)) if options.json else table(tuning))
     print(f"written to {file}, plot in {output / 'tuning.png'}", file=sys.stderr)
 

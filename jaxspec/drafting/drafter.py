@@ -218,7 +218,7 @@ class Drafter:
     @property
     def digest(self) -> str:
         """Names what drafts, and on which base, for choices that hold of it alone."""
-        adapters = [source.adapter.digest for source in self.sources if source.adapter]
+        adapters = sorted(source.adapter.digest for source in self.sources if source.adapter)
         return adapters[0] if len(self.sources) == len(adapters) == 1 else "+".join([self.model.fingerprint, *adapters])
 
     @property

@@ -7,6 +7,7 @@ from jaxspec.methods.hydra import Hydra
 from jaxspec.methods.loading import (
     METHODS,
     choice_folder,
+    choice_name,
     choose_tree,
     load_adapter,
     load_drafter,
@@ -37,6 +38,7 @@ __all__ = [
     "Suffix",
     "TokenRecycling",
     "choice_folder",
+    "choice_name",
     "choose_tree",
     "load_adapter",
     "load_drafter",

@@ -167,10 +167,11 @@ def chosen_sources(drafter: Drafter, choice: Choice) -> Drafter:
 
 def tuned_choice(drafter: Drafter, batch_size: int, temperature: float) -> Choice | None:
     """What tune.py chose for this machine; for a union that it never tuned here, what ships."""
-    wanted = (drafter.name, drafter.digest, str(drafter.model.dtype), batch_size, temperature)
+    name = choice_name(drafter)
+    wanted = (name, drafter.digest, str(drafter.model.dtype), batch_size, temperature)
     if _keeps_beside_adapter(drafter):
         return find_choice(drafter.source.adapter.folder, *wanted)
-    shipped = shipped_folder("adapters") / "unions" / drafter.name
+    shipped = shipped_folder("adapters") / "unions" / name
     return find_choice(choice_folder(drafter), *wanted) or find_choice(shipped, *wanted, anywhere=True)
 
 
@@ -178,7 +179,12 @@ def choice_folder(drafter: Drafter) -> Path | None:
     """Where tune.py keeps its choices: beside the one adapter, else in the user's cache."""
     if _keeps_beside_adapter(drafter):
         return drafter.source.adapter.folder
-    return Path.home() / ".cache" / "jaxspec" / "unions" / drafter.name
+    return Path.home() / ".cache" / "jaxspec" / "unions" / choice_name(drafter)
+
+
+def choice_name(drafter: Drafter) -> str:
+    """The names of its methods, in whatever order they were given."""
+    return "+".join(sorted(source.method.name for source in drafter.sources))
 
 
 def _keeps_beside_adapter(drafter: Drafter) -> bool:
