@@ -11,7 +11,7 @@ from jaxspec.drafting.choice import save_choice
 from jaxspec.drafting.draft import Offer
 from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, Medusa, PromptLookup, Suffix, choice_folder, choose_tree
+from jaxspec.methods import PPD, Medusa, Suffix, choice_folder, choice_name, choose_tree
 from jaxspec.tuning.calibrate import fit_calibration
 from jaxspec.tuning.hardware import Latency
 from jaxspec.tuning.record import Recording, record
@@ -110,12 +110,12 @@ def test_what_was_chosen_is_what_decodes(monkeypatch, tmp_path):
     assert "never tuned" in choose_tree(drafter).note
     folder = choice_folder(drafter)
     folder.mkdir(parents=True)
-    save_choice(folder, drafter.name, choice)
-    chosen = choose_tree(drafter)
+    save_choice(folder, choice_name(drafter), choice)
+    chosen = choose_tree(dataclasses.replace(drafter, sources=drafter.sources[::-1]))  # in whatever order
     assert (chosen.name, chosen.shape.spec, chosen.sources[0].draft_vocabulary) == ("medusa", "best:3", 20)
     np.testing.assert_allclose(chosen.sources[0].calibrations()[0], table)
     assert "tuned for this machine: medusa best:3" in chosen.note
-    save_choice(folder, drafter.name, dataclasses.replace(choice, tree=None))
+    save_choice(folder, choice_name(drafter), dataclasses.replace(choice, tree=None))
     assert choose_tree(drafter).name == "autoregressive"
 
 
