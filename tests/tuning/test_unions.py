@@ -11,7 +11,7 @@ from jaxspec.drafting.choice import save_choice
 from jaxspec.drafting.draft import Offer
 from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, Medusa, Suffix, choice_folder, choice_name, choose_tree
+from jaxspec.methods import PPD, Medusa, PromptLookup, Suffix, choice_folder, choice_name, choose_tree
 from jaxspec.tuning.calibrate import fit_calibration
 from jaxspec.tuning.hardware import Latency
 from jaxspec.tuning.record import Recording, record
