@@ -12,12 +12,11 @@ import json
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.config import SamplingConfig
-from jaxspec.drafting.drafter import Drafter
 from jaxspec.files import read_json, write_atomically
 from jaxspec.methods import METHODS, load_drafter, ships
 from jaxspec.training.examples import unseen_prompts
 from jaxspec.tuning.calibrate import fit_calibration
-from jaxspec.tuning.record import record
+from jaxspec.tuning.record import Text, record
 from jaxspec.tuning.tune import own_answers
 from jaxspec.weights.load import DEFAULT_MODEL, load_model
 
@@ -46,26 +45,21 @@ def main(args: list[str]) -> None:
     options = parse(Options, args)
     enable_compilation_cache()
     model = load_model(DEFAULT_MODEL)
+    answered: dict[tuple, list[Text]] = {}
     for name in options.methods or [name for name in METHODS if ships(name, model)]:
         drafter = load_drafter(name, model)
         adapter = drafter.source.adapter
         prompts = unseen_prompts(model, adapter.info.get("data", {}) if adapter else {}, options.prompts)
-        prompts = prompts[: options.limit]
-        sampled = SamplingConfig(options.temperature)
-        found = {
-            "greedy": calibration(drafter, prompts, SamplingConfig(), options.tokens),
-            "sampled": calibration(drafter, prompts, sampled, options.tokens),
-        }
+        found = {}
+        for kind, sampling in (("greedy", SamplingConfig()), ("sampled", SamplingConfig(options.temperature))):
+            key = drafter.model.fingerprint, kind, *prompts[: options.limit]
+            if key not in answered:
+                answered[key] = own_answers(drafter.model, prompts[: options.limit], sampling, options.tokens)
+            found[kind] = fit_calibration(record(drafter, answered[key], sampling), 0)
         print(name, json.dumps(found), flush=True)
         if adapter:
             file = adapter.folder / "adapter.json"
             write_atomically(file, json.dumps(read_json(file) | {"calibration": found}, indent=1).encode())
-
-
-def calibration(drafter: Drafter, prompts: list[str], sampling: SamplingConfig, tokens: int) -> list[list[float]]:
-    """The calibration of a drafter's one source, [M][2], on the base's answers to prompts."""
-    texts = own_answers(drafter.model, prompts, sampling, tokens)
-    return fit_calibration(record(drafter, texts, sampling), 0)
 
 
 if __name__ == "__main__":

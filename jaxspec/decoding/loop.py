@@ -200,14 +200,14 @@ def _read_prompt(
     empty = [source.method.empty_state(drafting.base, B, capacity) for source, drafting in pairs]
 
     def read(chunk: jax.Array, states: list[PyTree]) -> list[PyTree]:
-        start = chunk * W
+        # Behind a barrier, or XLA works out at compile time what a prompt of one chunk sees of an empty cache.
+        start = lax.optimization_barrier(chunk * W)
         text = lax.dynamic_slice_in_dim(tokens, start, W + 1, axis=1)
         hidden = lax.dynamic_slice_in_dim(prompt.hidden, start, W, axis=1)
         seen = Seen(text, hidden, jnp.full(B, start), jnp.clip(prompt.lengths - start, 0, W))
         return drafter.observe(draftings, seen, states)
 
-    # Behind a barrier, or XLA works out at compile time what a prompt of one chunk sees of an empty cache.
-    return lax.fori_loop(0, T // W, read, lax.optimization_barrier(empty))
+    return lax.fori_loop(0, T // W, read, empty)
 
 
 def state_names(x: jax.Array) -> tuple[str, ...]:

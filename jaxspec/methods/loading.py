@@ -147,7 +147,9 @@ def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0)
         return autoregressive(drafter.model).with_tree(None, note=note)
     where = "this machine" if choice.machine == this_machine() else "another machine"
     line = f"tuned for {where}: {choice.name} (batch {choice.batch_size}, temperature {choice.temperature:g})"
-    return chosen_sources(drafter, choice).with_tree(choice.tree, choice.draft_vocabulary or None, line)
+    chosen = chosen_sources(drafter, choice)
+    trained = any(source.method.trainable for source in chosen.sources)
+    return chosen.with_tree(choice.tree, choice.draft_vocabulary if trained else None, line)
 
 
 def chosen_sources(drafter: Drafter, choice: Choice) -> Drafter:

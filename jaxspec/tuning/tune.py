@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -195,28 +195,36 @@ def tune_union(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> 
     found.sort(key=lambda candidate: -candidate[0].predicted)
     chosen = [*found[: config.finalists], *(each for each in found if each[0].shape in config.also)]
     drafters = {option.name: made for option, made in chosen}
-    race_prompts = prompts[measured : measured + tried]
-    trials = race(model, drafters, race_prompts, config.max_new_tokens, sampling, batch_size)
-    best = max(trials, key=lambda trial: trial.speedup).name
+    trials = race(model, drafters, prompts[measured : measured + tried], config.max_new_tokens, sampling, batch_size)
     options = {option.name: option for option, _ in found}
+    choice = _union_choice(drafter, config, drafters, trials)
+    figures = _figures(costs.latency, [option for option, _ in chosen], trials)
+    drafting = {name: round(1e3 * value, 3) for name, value in costs.drafting.items()}
+    choice = dataclasses.replace(choice, info=figures | {"drafting_milliseconds": drafting})
+    return Tuning(choice, costs.latency, list(options.values()), trials)
+
+
+def _union_choice(
+    drafter: Drafter, config: TuneConfig, drafters: Mapping[str, Drafter], trials: Sequence[Trial]
+) -> Choice:
+    """The fastest of the trials, autoregressive decoding among them."""
+    best = max(trials, key=lambda trial: trial.speedup).name
+    sources = drafters[best].sources if best in drafters else ()
     kind = "sampled" if config.temperature else "greedy"
-    winner = drafters.get(best)
-    choice = Choice(
+    return Choice(
         machine=this_machine(),
-        dtype=str(model.dtype),
+        dtype=str(drafter.model.dtype),
         adapter=drafter.digest,
-        batch_size=batch_size,
+        batch_size=config.batch_size,
         cache_length=config.cache_length,
         temperature=config.temperature,
-        tree=winner and winner.shape.spec,
+        tree=drafters[best].shape.spec if best in drafters else None,
         name=best,
-        info=_figures(costs.latency, [option for option, _ in chosen], trials)
-        | {"drafting_milliseconds": {name: round(1e3 * value, 3) for name, value in costs.drafting.items()}},
-        draft_vocabulary=max((source.draft_vocabulary for source in winner.sources), default=0) if winner else 0,
-        sources=[source.method.name for source in winner.sources] if winner else [],
-        calibration={s.method.name: s.calibration[kind] for s in winner.sources} if winner else {},
+        info={},
+        draft_vocabulary=max((source.draft_vocabulary for source in sources), default=0),
+        sources=[source.method.name for source in sources],
+        calibration={source.method.name: source.calibration[kind] for source in sources},
     )
-    return Tuning(choice, costs.latency, list(options.values()), trials)
 
 
 def _with_vocabularies(drafter: Drafter, config: TuneConfig) -> list[Drafter]:

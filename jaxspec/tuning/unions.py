@@ -96,7 +96,9 @@ class Predictor:
 
     def _candidate(self, part: Drafter, found: Replay, seconds: float) -> Candidate:
         spec, speed = part.shape.spec, float(found.tokens.sum() / seconds / self.batch_size)
-        return Option(f"{part.name} {spec}", spec, part.num_rows, found.tokens_per_step, speed), part
+        count = max(source.draft_vocabulary for source in part.sources)
+        name = f"{part.name} {spec}, {count} tokens" if count else f"{part.name} {spec}"
+        return Option(name, spec, part.num_rows, found.tokens_per_step, speed), part
 
     def rank(self, max_rows: int) -> list[Candidate]:
         """Of every part its best number of rows, and what chooses among several per step; the fastest first."""

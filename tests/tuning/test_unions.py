@@ -100,7 +100,7 @@ def test_what_was_chosen_is_what_decodes(monkeypatch, tmp_path):
     )  # fmt: skip
     tuning = tune_union(drafter, ["one", "two", "three", "four"], config)
     names = [trial.name for trial in tuning.trials]
-    assert names[0] == "autoregressive" and "medusa+suffix best:4" in names and len(names) == 4
+    assert names[0] == "autoregressive" and "medusa+suffix best:4, 20 tokens" in names and len(names) == 4
     assert all(trial.identical == 2 for trial in tuning.trials)
     table = [[1.0, -0.5]] * 3
     choice = dataclasses.replace(
