@@ -55,7 +55,8 @@ def main(args: list[str]) -> None:
             key = drafter.model.fingerprint, kind, *prompts[: options.limit]
             if key not in answered:
                 answered[key] = own_answers(drafter.model, prompts[: options.limit], sampling, options.tokens)
-            found[kind] = fit_calibration(record(drafter, answered[key], sampling), 0)
+            recordings = record(drafter, answered[key], sampling)
+            found[kind] = fit_calibration(recordings, 0, drafter.source.method.max_distance)
         print(name, json.dumps(found), flush=True)
         if adapter:
             file = adapter.folder / "adapter.json"

@@ -10,13 +10,18 @@ from jaxspec.training.calibration import BINS_PER_NAT, NATS, fit
 from jaxspec.tuning.record import Recording
 
 
-def fit_calibration(recordings: Sequence[Recording], source: int) -> list[list[float]]:
+def fit_calibration(recordings: Sequence[Recording], source: int, distances: int) -> list[list[float]]:
     """The a and b of every distance, [M][2] (see `calibrated`), for one of the recorded sources.
 
     Only candidates count whose parents are right.
+
+    Args:
+      recordings: of the base's own answers.
+      source: the number of the source among those recorded.
+      distances: M; those without candidates stay as they are.
     """
     bins = NATS * BINS_PER_NAT
-    tried, right = np.zeros((2, recordings[0].offers[source].tokens.shape[1], bins), np.int64)
+    tried, right = np.zeros((2, distances, bins), np.int64)
     for recording in recordings:
         for d, (log_p, hits) in enumerate(_outcomes(recording, source)):
             place = np.floor(-log_p * BINS_PER_NAT)

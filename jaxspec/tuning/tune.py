@@ -176,7 +176,7 @@ def tune_union(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> 
     Raises:
       UserError: settings or prompts that cannot be measured.
     """
-    check_union(drafter, prompts, config)
+    check_union(config, drafter, prompts)
     model, sampling, batch_size = drafter.model, SamplingConfig(config.temperature), config.batch_size
     measured, tried = _counts(config, replayed=True)
     texts = own_answers(model, prompts[:measured], sampling, 2 * config.max_new_tokens)
@@ -233,7 +233,7 @@ def _with_vocabularies(drafter: Drafter, config: TuneConfig) -> list[Drafter]:
     return [drafter.with_tree(budget, count) for count in config.draft_vocabularies or (None,)]
 
 
-def check_union(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> None:
+def check_union(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -> None:
     """Raise UserError for settings of a union that cannot be measured, before anything is."""
     least = least_rows(drafter.sources)
     _check(drafter, prompts, config, least, *_counts(config, replayed=True))

@@ -60,7 +60,7 @@ def calibrate(drafter: Drafter, recordings: Sequence[Recording], sampled: bool) 
     """The drafter with every source calibrated to what was recorded of it."""
     kind = "sampled" if sampled else "greedy"
     sources = tuple(
-        dataclasses.replace(source, calibration={kind: fit_calibration(recordings, number)})
+        dataclasses.replace(source, calibration={kind: fit_calibration(recordings, number, source.method.max_distance)})
         for number, source in enumerate(drafter.sources)
     )
     return dataclasses.replace(drafter, sources=sources)

@@ -36,3 +36,19 @@ def test_tune_measures_and_tries_and_decode_takes_its_choice(files, tmp_path, ca
     kept.write_text("{")  # damage is told and stops nothing
     _, err = decode_with()
     assert "warning: " in err
+
+
+def test_a_union_is_tuned_and_decode_takes_what_was_chosen(files, tmp_path, capsys, monkeypatch):
+    """Whatever wins on this machine, the union is asked for and what was chosen of it decodes."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    small = ["--cache-length", "64", "--max-rows", "8", "--num-prompts", "1", "--accuracy-prompts", "1"]
+    options = ["--prompts", str(files / "prompts.jsonl"), "--max-new-tokens", "8", "--finalists", "1"]
+    tune.main([*named(files), "--method", "ppd+suffix", *small, *options, "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert len(result["trials"]) == 2 and all(trial["identical"] == 1 for trial in result["trials"])
+    assert result["drafting_milliseconds"].keys() == {"ppd", "suffix"}
+    assert result["file"] == str(tmp_path / ".cache" / "jaxspec" / "unions" / "ppd+suffix" / "tuned.json")
+    decode.main(arguments(files, "--prompt", "some words", "--json", "--method", "ppd+suffix"))
+    out, err = capsys.readouterr()
+    if result["tree"]:
+        assert json.loads(out)["method"] == "+".join(result["sources"]) and "tuned for this machine" in err

@@ -69,7 +69,7 @@ def test_calibration_finds_the_chances_that_came_true():
     wanted = np.stack([np.roll(answer, -1)[:-1], np.roll(answer, -2)[:-1]], axis=1)
     tokens = np.where(right, wanted, 9)[..., None]
     recording = Recording(answer, [Offer(tokens, np.ones_like(tokens, bool), log_p, np.zeros_like(tokens))])
-    np.testing.assert_allclose(fit_calibration([recording], 0), [[2.0, 0.0], [2.0, -0.3]], atol=0.25)
+    np.testing.assert_allclose(fit_calibration([recording], 0, 3), [[2.0, 0.0], [2.0, -0.3], [1.0, 0.0]], atol=0.25)
 
 
 def test_costs_are_those_of_rows_and_of_each_source(tiny):
