@@ -24,7 +24,7 @@ from jaxspec.drafting.sampling import Sampler
 from jaxspec.drafting.shape import Best
 from jaxspec.drafting.tree import Tree
 from jaxspec.model.base import Base
-from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows, laid_out_to_read
+from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows, laid_out
 from jaxspec.model.chunks import run_in_chunks
 from jaxspec.model.decoder import Context
 from jaxspec.model.rows import run_rows
@@ -232,9 +232,10 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     # These are the lengths, whatever the bonus. Making them depend on it keeps XLA from writing the rows of a tree of
     # one node before all layers have read the cache, for which it would copy the cache (barriers are gone by then).
     at = jnp.maximum(state.lengths, jnp.minimum(accepted.bonus, 0))
-    cache = commit(state.cache, kv, at)
+    cache = state.cache
     if draft.size is not None:
-        cache = laid_out_to_read(cache)
+        cache, kv = laid_out(cache, kv)
+    cache = commit(cache, kv, at)
     lengths = state.lengths + accepted.length + 1
 
     text = jnp.concatenate([draft.tokens[:, :1], _new_tokens(draft, accepted)], axis=1)  # [B, P + 2]

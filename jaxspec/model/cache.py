@@ -77,14 +77,20 @@ def commit(cache: Cache, rows: Cache, lengths: jax.Array) -> Cache:
     return jax.tree.map(lambda buffer, new: jax.vmap(write)(buffer, new, lengths), cache, rows)
 
 
-def laid_out_to_read(cache: Cache) -> Cache:
-    """The cache in the layout that attention reads, on TPUs: slots along the lanes.
+def laid_out(cache: Cache, rows: Cache) -> tuple[Cache, Cache]:
+    """A cache and what will be written into it, in layouts that spare copies where branches of a program read it.
 
-    Where branches of a program read the cache, XLA gives it the layout in which it is written, and every branch copies
-    the whole cache into this one first (seen for v5e).
+    XLA would have the cache as what is written comes out of the branches, and copy all of it in every step: on TPUs
+    into the layout that attention reads, slots along the lanes, and elsewhere to see what is overwritten (seen for v5e
+    and on CPU).
     """
 
-    def place(x: jax.Array) -> jax.Array:
-        return with_layout_constraint(x, Layout((0, 1, 3, 2)))
+    def place(tree: Cache, *order: int) -> Cache:
+        return jax.tree.map(lambda x: with_layout_constraint(x, Layout(order)), tree)
 
-    return lax.platform_dependent(cache, tpu=lambda cache: jax.tree.map(place, cache), default=lambda cache: cache)
+    return lax.platform_dependent(
+        cache,
+        rows,
+        tpu=lambda cache, rows: (place(cache, 0, 1, 3, 2), rows),
+        default=lambda cache, rows: (cache, place(rows, 0, 1, 2, 3)),
+    )

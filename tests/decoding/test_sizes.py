@@ -1,22 +1,36 @@
-"""Steps of several sizes, compiled for TPUs that are not here."""
+"""Steps of several sizes, compiled for this processor and for TPUs that are not here."""
 
 import dataclasses
 import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxspec.bench.dry_run import _abstract_base, _lower_decoding
 from jaxspec.config import MeshConfig
+from jaxspec.decoding.loop import decode
 from jaxspec.drafting.drafter import DeviceDrafter, DeviceSource
 from jaxspec.drafting.shape import Best
 from jaxspec.drafting.tree import chain
-from jaxspec.methods import METHODS
+from jaxspec.methods import METHODS, Suffix
 from jaxspec.parallel.chips import absent_mesh
 from jaxspec.training.configs import load_config
+from jaxspec.tuning.latency import StepTimer
+from tests.helpers.methods import union
 
 CAPACITY = 2048
+
+
+@pytest.mark.slow
+def test_a_step_copies_no_cache_here(tiny):
+    """Nor does what writes into them look at all of what is there."""
+    timer = StepTimer(union([Suffix()], tiny, 8).with_tree("best:1@1,4@2,8@3"), 1, 128)
+    hlo = decode.lower(timer._decoding, timer._state, np.int32(4)).compile().as_text()
+    cache = f"f32\\[1,{tiny.config.num_kv_heads},128,{tiny.config.head_dim}\\]"
+    assert re.search(f"= {cache}[^ ]* dynamic-update-slice", hlo)
+    assert not re.findall(f"= \\(?{cache}[^ ]* copy", hlo)
 
 
 @pytest.mark.slow
