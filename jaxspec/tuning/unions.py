@@ -21,7 +21,7 @@ from jaxspec.tuning.replay import Replay, replay
 
 Candidate = tuple[Option, Drafter]  # a way to decode, and what is expected of it
 _ROWS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
-_TYPICAL = 8  # rows to measure drafting with
+_TYPICAL = 5  # rows to measure drafting with
 _NEVER = 1e9  # cost of a size that is not to be chosen
 
 
