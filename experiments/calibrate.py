@@ -14,6 +14,7 @@ from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.config import SamplingConfig
 from jaxspec.files import read_json, write_atomically
 from jaxspec.methods import METHODS, load_drafter, ships
+from jaxspec.training.calibration import IDENTITY
 from jaxspec.training.examples import unseen_prompts
 from jaxspec.tuning.calibrate import fit_calibration
 from jaxspec.tuning.record import Text, record
@@ -56,7 +57,7 @@ def main(args: list[str]) -> None:
             if key not in answered:
                 answered[key] = own_answers(drafter.model, prompts[: options.limit], sampling, options.tokens)
             recordings = record(drafter, answered[key], sampling)
-            found[kind] = fit_calibration(recordings, 0, drafter.source.method.max_distance)
+            found[kind] = fit_calibration(recordings, 0, [IDENTITY] * drafter.source.method.max_distance)
         print(name, json.dumps(found), flush=True)
         if adapter:
             file = adapter.folder / "adapter.json"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
+from jaxspec.cli.tune import unseen_by_all
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.loop import Decoding, decode, prefill, start
@@ -27,7 +27,6 @@ from jaxspec.drafting.sampling import make_sampler
 from jaxspec.files import writable
 from jaxspec.methods import load_drafter
 from jaxspec.plotting import picture
-from jaxspec.training.examples import unseen_prompts
 from jaxspec.tuning.record import record
 from jaxspec.tuning.replay import Replay, replay
 from jaxspec.tuning.tune import own_answers
@@ -63,7 +62,7 @@ class Options:
 
 def main(args: list[str]) -> None:
     """Parse, load, draw."""
-    options, folder = parse(Options, args), None
+    options = parse(Options, args)
     folder = writable(Path(options.output))
     enable_compilation_cache()
     model = load_model(DEFAULT_MODEL)
@@ -71,7 +70,7 @@ def main(args: list[str]) -> None:
     all_steps = list(steps(drafter, options.prompt, 96))
     shown = max(all_steps, key=_interest) if options.step < 0 else all_steps[options.step]
     draw_step(drafter, *shown, folder / "unions-step.png")
-    prompts = unseen_prompts(model, {}, options.prompts)[: options.limit]
+    prompts = unseen_by_all(load_drafter(options.sources, model), options.prompts, "prompt")[: options.limit]
     sampling = SamplingConfig(options.temperature)
     texts = [text for text in own_answers(model, prompts, sampling, 128) if len(text[1]) > 1]
     found = {}
@@ -131,7 +130,7 @@ def draw_step(drafter: Drafter, written: Sequence[int], draft: Draft, accepted: 
             below = f"{chance[n]:.2f}" if n else "root"
             frame = {"boxstyle": "round", "facecolor": color, "alpha": 0.45, "edgecolor": "0.6"}
             axes.text(x[n], y[n], f"{label}\n{below}", ha="center", va="center", fontsize=9, bbox=frame)
-        for i, name in enumerate([*names, "both"][: len(names) + 1]):
+        for i, name in enumerate([*names, "several"]):
             axes.plot([], [], "s", color=f"C{i}", alpha=0.45, label=name)
         before = model.tokenizer.decode(list(written[-12:])).replace("\n", " ")
         axes.set_title(f"… {before}   ({accepted} of these survive)", fontsize=10)
@@ -182,4 +181,3 @@ def draw_reliability(found: dict[str, tuple[Replay, Replay]], file: Path) -> Non
 
 if __name__ == "__main__":
     run_main(main)
-    sys.exit(0)

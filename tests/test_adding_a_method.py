@@ -64,7 +64,7 @@ def test_rejection_takes_a_draft_that_was_not_drawn(tiny):
 
 def test_what_it_takes_and_what_not(tiny, tmp_path):
     assert load_drafter("bigram", tiny, tree="chain:2").plan.depth == 2
-    assert load_drafter("bigram", tiny, tree="auto").note == "bigram is not trained: there is no tree to choose"
+    assert "bigram was never tuned for this machine" in load_drafter("bigram", tiny, tree="auto").note
     with pytest.raises(UserError, match="bigram takes no adapter"):
         load_drafter("bigram", tiny, tmp_path)
     with pytest.raises(UserError, match="bigram is not trained and has no draft vocabulary, got 8"):

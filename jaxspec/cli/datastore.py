@@ -76,14 +76,18 @@ def read_texts(options: Options, model: Model) -> Iterator[list[int]]:
 def texts_of(where: str, row: dict[str, Any], column: str, model: Model) -> Iterator[list[int]]:
     """Token ids of the texts of a row: one, or in an answer of the benchmark one per turn."""
     if tokens := row.get(f"{column}_tokens"):
-        tokens = [*row.get("prompt_tokens", []), *tokens]
+        parts = (row.get("prompt_tokens", []), tokens)
+        tokens = [token for part in parts for token in part] if all(isinstance(p, list) for p in parts) else [None]
         if not all(type(token) is int and 0 <= token < model.config.vocab_size for token in tokens):
             raise UserError(f"{where}: {column}_tokens are no tokens of a vocabulary of {model.config.vocab_size}")
         yield tokens
     elif isinstance(row.get(column), str):
         yield encode(row[column], model)
     elif "choices" in row:
-        yield from (encode(turn, model) for choice in row["choices"] for turn in choice["turns"])
+        try:
+            yield from [encode(turn, model) for choice in row["choices"] for turn in choice["turns"]]
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f"{where}: choices without turns of text") from None
     else:
         raise UserError(f"{where}: no text in column {column!r}; columns: {', '.join(row)}")
 

@@ -11,12 +11,13 @@ from typing import Any
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import SamplingConfig
-from jaxspec.drafting.choice import save_choice
+from jaxspec.drafting.choice import choice_name, find_choice, save_choice
+from jaxspec.drafting.drafter import Drafter
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import TreePlan, save_plan
 from jaxspec.errors import UserError
 from jaxspec.files import writable, write_atomically
-from jaxspec.methods import choice_folder, choice_name, choose_tree, load_drafter
+from jaxspec.methods import choice_folder, choose_tree, load_drafter
 from jaxspec.training.examples import unseen_prompts
 from jaxspec.tuning.plot import plot_tuning
 from jaxspec.tuning.tune import TuneConfig, Tuning, check_tuning, check_union, tune, tune_union
@@ -65,16 +66,24 @@ def main(args: list[str]) -> None:
     drafter = load_drafter(options.method, model, options.adapter or None)
     if not drafter.drafts:
         raise UserError(choose_tree(drafter).note)
-    adapters = [source.adapter for source in drafter.sources if source.method.trainable]
-    trained_on = adapters[0].info.get("data", {}) if adapters else {}
-    prompts = unseen_prompts(model, trained_on, options.prompts, options.column)
-    one = len(drafter.sources) == len(adapters) == 1
-    (check_tuning if one else check_union)(options, drafter, prompts)
+    prompts = unseen_by_all(drafter, options.prompts, options.column)
+    one = len(drafter.sources) == 1 and drafter.source.method.trainable
+    check, measure = (check_tuning, tune) if one else (check_union, tune_union)
+    check(options, drafter, prompts)
     output = writable(Path(options.output) if options.output else choice_folder(drafter))
-    tuning = (tune if one else tune_union)(drafter, prompts, options)
+    find_choice(output, drafter)  # refuses a damaged file before anything is measured
+    tuning = measure(drafter, prompts, options)
     file = save(tuning, choice_name(drafter), output)
     print(json.dumps(record(options, tuning, file)) if options.json else table(tuning))
     print(f"written to {file}, plot in {output / 'tuning.png'}", file=sys.stderr)
+
+
+def unseen_by_all(drafter: Drafter, source: str, column: str) -> list[str]:
+    """Prompts that no adapter of a drafter was trained on; the arguments of `unseen_prompts`."""
+    adapters = [each.adapter for each in drafter.sources if each.method.trainable]
+    trained_on = [adapter.info.get("data", {}) for adapter in adapters] or [{}]
+    first, *others = [unseen_prompts(drafter.model, data, source, column) for data in trained_on]
+    return [prompt for prompt in first if all(prompt in other for other in others)]
 
 
 def save(tuning: Tuning, method: str, output: Path) -> Path:

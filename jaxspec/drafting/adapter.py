@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -52,7 +53,7 @@ class Adapter:
     frequent_tokens: np.ndarray | None = None
     folder: Path | None = None
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """12 hex digits that name these weights."""
         digest = hashlib.sha256()

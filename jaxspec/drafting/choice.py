@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxspec.drafting.drafter import Drafter
 from jaxspec.drafting.method import Calibration
 from jaxspec.drafting.tree import TreePlan
 from jaxspec.drafting.tree.plan import plan_from_json, plan_to_json
@@ -62,25 +63,22 @@ def save_choice(folder: Path, method: str, choice: Choice) -> Path:
     return folder / _FILE
 
 
+def choice_name(drafter: Drafter) -> str:
+    """The names of its methods, in whatever order they were given."""
+    return "+".join(sorted(source.method.name for source in drafter.sources))
+
+
 def find_choice(
-    folder: Path | None,
-    method: str,
-    adapter: str,
-    dtype: str,
-    batch_size: int = 1,
-    temperature: float = 0.0,
-    anywhere: bool = False,
+    folder: Path | None, drafter: Drafter, batch_size: int = 1, temperature: float = 0.0, anywhere: bool = False
 ) -> Choice | None:
-    """What was chosen on a machine like this one, for this adapter and dtype, nearest to what is asked for.
+    """What was chosen on a machine like this one, for this drafter and dtype, nearest to what is asked for.
 
     Args:
       folder: where choices are kept; None for an adapter that was not read from disk, which has none.
-      method: or union, by name.
-      adapter: digest of what it drafts with.
-      dtype: of the base's weights.
+      drafter: whatever its shape.
       batch_size: a choice made for less than half or more than twice as many prompts does not count.
-      temperature: of sampling.
-      anywhere: take one made on another machine, or for another dtype, too.
+      temperature: of sampling; choices for greedy decoding do not count for sampling, nor the other way round.
+      anywhere: take one made on another machine, or for another dtype, too, if it drafts at all.
 
     Returns:
       The nearest choice, the newest of several, or None.
@@ -88,21 +86,22 @@ def find_choice(
     Raises:
       UserError: a damaged file.
     """
-    choices = _read(folder, method) if folder else []
-    here = (this_machine(), dtype) if choices else ()
+    choices = _read(folder, choice_name(drafter)) if folder else []
+    here = (this_machine(), str(drafter.model.dtype)) if choices else ()
     near = [
         choice
         for choice in reversed(choices)
-        if choice.adapter == adapter
-        and (anywhere or (choice.machine, choice.dtype) == here)
+        if choice.adapter == drafter.digest
+        and ((choice.machine, choice.dtype) == here or (anywhere and choice.tree is not None))
         and batch_size / 2 <= choice.batch_size <= batch_size * 2
+        and (choice.temperature > 0) == (temperature > 0)
     ]
     apart = [(abs(choice.temperature - temperature), abs(choice.batch_size - batch_size)) for choice in near]
     return near[apart.index(min(apart))] if near else None
 
 
 def _circumstances(choice: Choice) -> tuple:
-    return choice.machine, choice.dtype, choice.batch_size, choice.cache_length, choice.temperature
+    return choice.machine, choice.dtype, choice.adapter, choice.batch_size, choice.cache_length, choice.temperature
 
 
 def _read(folder: Path, method: str) -> list[Choice]:

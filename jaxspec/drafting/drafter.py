@@ -143,7 +143,7 @@ class Source:
         except (AttributeError, TypeError, ValueError):  # not an object, rows of unequal length, or no numbers
             table = np.empty(0)
         if table.shape != (2, count, 2) or not np.isfinite(table).all():
-            raise UserError(f"the adapter of {self.method.name}: calibration must be two numbers for {count} distances")
+            raise UserError(f"{self.method.name}: calibration must be two numbers for {count} distances")
         return table
 
     def _methods_own(self, count: int) -> dict[str, Calibration]:
@@ -288,7 +288,7 @@ class Drafter:
             for source, own in zip(self.sources, trained, strict=True)
         )
         drafter = dataclasses.replace(self, sources=sources, note=note)
-        if budget := _budget(tree, sources):
+        if budget := parse_budget(tree, sources):
             budget.divided(sources)  # refuses one that is too small
             return dataclasses.replace(drafter, shape=budget)
         if len(sources) > 1:
@@ -361,7 +361,7 @@ def _plan(source: Source, tree: str | TreePlan | Sequence[Path] | None) -> TreeP
     return plan
 
 
-def _budget(tree: object, sources: Sequence[Source]) -> Budget | None:
+def parse_budget(tree: object, sources: Sequence[Source]) -> Budget | None:
     """The budget of rows that `best:ROWS` asks for; a union has one of its own. Raises UserError for no such number."""
     least = max(2 + source.method.probe_distances * source.method.probe_rows for source in sources)
     if tree is None and len(sources) > 1:

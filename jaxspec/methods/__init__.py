@@ -7,7 +7,6 @@ from jaxspec.methods.hydra import Hydra
 from jaxspec.methods.loading import (
     METHODS,
     choice_folder,
-    choice_name,
     choose_tree,
     load_adapter,
     load_drafter,
@@ -38,7 +37,6 @@ __all__ = [
     "Suffix",
     "TokenRecycling",
     "choice_folder",
-    "choice_name",
     "choose_tree",
     "load_adapter",
     "load_drafter",

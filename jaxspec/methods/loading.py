@@ -9,8 +9,8 @@ from typing import Any
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafting.adapter import OWN_MODEL, WEIGHTS, Adapter, find_shipped, read_adapter
-from jaxspec.drafting.choice import Choice, find_choice
-from jaxspec.drafting.drafter import Drafter, Source, autoregressive, tuned
+from jaxspec.drafting.choice import Choice, choice_name, find_choice
+from jaxspec.drafting.drafter import Budget, Drafter, Source, autoregressive, tuned
 from jaxspec.drafting.method import Method
 from jaxspec.drafting.tree import Path as TreePath
 from jaxspec.drafting.tree import TreePlan, from_paths
@@ -139,9 +139,10 @@ def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0)
         return dataclasses.replace(drafter, note=f"{name} drafts nothing: there is no tree to choose")
     choice = tuned_choice(drafter, batch_size, temperature)
     if choice is None:
-        own = "the adapter's own tree" if _keeps_beside_adapter(drafter) else drafter.with_tree(None).shape.spec
-        line = f"{name} was never tuned for this machine and batch size (tune.py does it): {own}"
-        return drafter.with_tree(None, note=line)
+        own = drafter.with_tree(None)
+        words = own.shape.spec if isinstance(own.shape, Budget) else "its own tree"
+        line = f"{name} was never tuned for this machine and batch size (tune.py does it): {words}"
+        return dataclasses.replace(own, note=line)
     if choice.tree is None:
         note = f"no tree of {name} pays on this machine: autoregressive decoding"
         return autoregressive(drafter.model).with_tree(None, note=note)
@@ -160,6 +161,7 @@ def chosen_sources(drafter: Drafter, choice: Choice) -> Drafter:
         name = source.method.name
         if name in choice.calibration:
             source = dataclasses.replace(source, calibration={kind: choice.calibration[name]})
+            source.calibrations()  # refuses a damaged one
         if name in (choice.sources or [name]):
             sources.append(source)
     if not sources:
@@ -168,12 +170,11 @@ def chosen_sources(drafter: Drafter, choice: Choice) -> Drafter:
 
 
 def tuned_choice(drafter: Drafter, batch_size: int, temperature: float) -> Choice | None:
-    """What tune.py chose for this machine; for a union that it never tuned here, what ships."""
-    name = choice_name(drafter)
-    wanted = (name, drafter.digest, str(drafter.model.dtype), batch_size, temperature)
+    """What tune.py chose for this machine; of methods that are not tuned beside an adapter, else what ships."""
+    wanted = (drafter, batch_size, temperature)
     if _keeps_beside_adapter(drafter):
         return find_choice(drafter.source.adapter.folder, *wanted)
-    shipped = shipped_folder("adapters") / "unions" / name
+    shipped = shipped_folder("adapters") / "unions" / choice_name(drafter)
     return find_choice(choice_folder(drafter), *wanted) or find_choice(shipped, *wanted, anywhere=True)
 
 
@@ -182,11 +183,6 @@ def choice_folder(drafter: Drafter) -> Path | None:
     if _keeps_beside_adapter(drafter):
         return drafter.source.adapter.folder
     return Path.home() / ".cache" / "jaxspec" / "unions" / choice_name(drafter)
-
-
-def choice_name(drafter: Drafter) -> str:
-    """The names of its methods, in whatever order they were given."""
-    return "+".join(sorted(source.method.name for source in drafter.sources))
 
 
 def _keeps_beside_adapter(drafter: Drafter) -> bool:

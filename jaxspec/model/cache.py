@@ -80,9 +80,8 @@ def commit(cache: Cache, rows: Cache, lengths: jax.Array) -> Cache:
 def laid_out(cache: Cache, rows: Cache) -> tuple[Cache, Cache]:
     """A cache and what will be written into it, in layouts that spare copies where branches of a program read it.
 
-    XLA would have the cache as what is written comes out of the branches, and copy all of it in every step: on TPUs
-    into the layout that attention reads, slots along the lanes, and elsewhere to see what is overwritten (seen for v5e
-    and on CPU).
+    XLA gives the cache the layout that the branches return and copies all of it in every step: on TPUs into the layout
+    that attention reads, slots along the lanes, and on CPUs to look at what is overwritten. Seen for v5e and on CPU.
     """
 
     def place(tree: Cache, *order: int) -> Cache:

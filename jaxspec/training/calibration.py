@@ -1,12 +1,14 @@
 """What makes a drafter's scores probabilities, fitted to what came true.
 
-A drafter's log-probability x of a candidate at distance d becomes min(a x + b, 0), with one a and one b per distance:
+A drafter's log-probability x of a candidate at distance d becomes a x + b, but no certainty, with one a and one b each:
 a tempers drafters that are too sure or not sure enough, b is what candidates have in common, such as a draft
 vocabulary that lacks some tokens. It is the conditional chance that is fitted: only positions count where the token at
 every smaller distance was among the candidates.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.optimize import minimize
@@ -17,20 +19,22 @@ _FEWEST = 100  # candidates to fit to
 IDENTITY = (1.0, 0.0)
 
 
-def fit(tried: np.ndarray, right: np.ndarray) -> list[list[float]]:
+def fit(tried: np.ndarray, right: np.ndarray, otherwise: Sequence[Sequence[float]] | None = None) -> list[list[float]]:
     """The most likely a and b of every distance, [M][2].
 
     Args:
       tried: [M, X], candidates by distance and by their log-probability x, from 0 down in X equal bins.
       right: [M, X], how many of them were right.
+      otherwise: [M][2], for distances with too few candidates to tell; default 1 and 0.
     """
-    return [_fit(*counts) for counts in zip(tried, right, strict=True)]
+    known = otherwise or [IDENTITY] * len(tried)
+    return [_fit(*counts) for counts in zip(tried, right, known, strict=True)]
 
 
-def _fit(tried: np.ndarray, right: np.ndarray) -> list[float]:
+def _fit(tried: np.ndarray, right: np.ndarray, otherwise: Sequence[float]) -> list[float]:
     x = -(np.arange(len(tried)) + 0.5) / BINS_PER_NAT
     if tried.sum() < _FEWEST or not right.any():
-        return [*IDENTITY]
+        return [*otherwise]
 
     def surprise(settings: np.ndarray) -> float:
         """-log of the chance of what came true, per candidate."""

@@ -10,7 +10,9 @@ from jaxspec.training.calibration import BINS_PER_NAT, NATS, fit
 from jaxspec.tuning.record import Recording
 
 
-def fit_calibration(recordings: Sequence[Recording], source: int, distances: int) -> list[list[float]]:
+def fit_calibration(
+    recordings: Sequence[Recording], source: int, otherwise: Sequence[Sequence[float]]
+) -> list[list[float]]:
     """The a and b of every distance, [M][2] (see `calibrated`), for one of the recorded sources.
 
     Only candidates count whose parents are right.
@@ -18,17 +20,17 @@ def fit_calibration(recordings: Sequence[Recording], source: int, distances: int
     Args:
       recordings: of the base's own answers.
       source: the number of the source among those recorded.
-      distances: M; those without candidates stay as they are.
+      otherwise: [M][2], for distances with too few candidates to tell.
     """
     bins = NATS * BINS_PER_NAT
-    tried, right = np.zeros((2, distances, bins), np.int64)
+    tried, right = np.zeros((2, len(otherwise), bins), np.int64)
     for recording in recordings:
         for d, (log_p, hits) in enumerate(_outcomes(recording, source)):
             place = np.floor(-log_p * BINS_PER_NAT)
             inside = (place >= 0) & (place < bins)
             np.add.at(tried[d], place[inside].astype(int), 1)
             np.add.at(right[d], place[inside & hits].astype(int), 1)
-    return fit(tried, right)
+    return fit(tried, right, otherwise)
 
 
 def _outcomes(recording: Recording, source: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -34,9 +34,9 @@ from jaxspec.drafting.shape import Best, StaticTree
 from jaxspec.drafting.tree import State, make_plan
 from jaxspec.model.cache import commit
 from jaxspec.model.rows import run_rows
+from jaxspec.training.calibration import IDENTITY
 
 Text = tuple[Sequence[int], Sequence[int]]  # ids of a prompt and of its answer
-_IDENTITY = jnp.array([1.0, 0.0])  # for all distances
 _WIDTH = 12  # nodes of the shape that recording pretends, which decides how many candidates sources give
 
 
@@ -98,7 +98,7 @@ def _recording(drafter: Drafter, sampling: SamplingConfig, batch_size: int) -> D
     shape = Best(trees, _WIDTH, 0, 0, depth)
     eos = jnp.array([-1], jnp.int32)
     raw = tuple(
-        source.replace(calibration=jnp.broadcast_to(_IDENTITY, source.calibration.shape))
+        source.replace(calibration=jnp.broadcast_to(jnp.array(IDENTITY), source.calibration.shape))
         for source in drafter.on_device.sources
     )
     probes = max(source.method.probe_distances * source.method.probe_rows for source in sources)

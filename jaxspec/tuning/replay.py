@@ -150,7 +150,7 @@ def _replay_batch(shape: Best, offers: list[Offer], answers: jax.Array, ends: ja
         )
 
     zero, counts = jnp.zeros(B, jnp.int32), jnp.zeros((len(offers), _BINS), jnp.int32)
-    state = _State(zero, zero, Pace.begin(zero < ends, costs[0]), zero, jnp.float32(0), counts, counts)
+    state = _State(zero, zero, Pace.begin(zero < ends, jnp.min(costs)), zero, jnp.float32(0), counts, counts)
     return lax.while_loop(lambda state: jnp.any(state.at < ends), step, state)
 
 

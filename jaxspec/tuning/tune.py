@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -183,25 +183,35 @@ def tune_union(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> 
     texts = [text for text in texts if len(text[1]) > 1]
     if not texts:
         raise UserError("the answers to these prompts are too short to measure anything on; give more or others")
-    found: list[Candidate] = []
-    for whole in _with_vocabularies(drafter, config):
+    wholes, predictors = _with_vocabularies(drafter, config), []
+    costs = measure_costs(wholes, batch_size, config.cache_length, config.max_rows, sampling)
+    for whole in wholes:
         with Progress("recording", len(texts), "answers") as progress:
             recordings = record(whole, texts, sampling, progress=progress.update)
         whole = calibrate(whole, recordings, sampling.temperature > 0)
-        costs = measure_costs(whole, batch_size, config.cache_length, config.max_rows, sampling)
-        predict = Predictor(whole, recordings, costs, batch_size, sampling.temperature > 0)
-        found += predict.rank(config.max_rows)
-        found += [predict(range(len(whole.sources)), tree) for tree in config.also]
-    found.sort(key=lambda candidate: -candidate[0].predicted)
-    chosen = [*found[: config.finalists], *(each for each in found if each[0].shape in config.also)]
-    drafters = {option.name: made for option, made in chosen}
-    trials = race(model, drafters, prompts[measured : measured + tried], config.max_new_tokens, sampling, batch_size)
-    options = {option.name: option for option, _ in found}
+        predictors.append(Predictor(whole, recordings, costs, batch_size, sampling.temperature > 0))
+    ranked = _best_first(candidate for predict in predictors for candidate in predict.rank(config.max_rows))
+    everyone = range(len(drafter.sources))
+    also = [predict.expect(everyone, tree) for predict in predictors for tree in config.also]
+    drafters = {option.name: made for option, made in [*ranked[: config.finalists], *also]}
+    tried_on = prompts[measured : measured + tried]
+    trials = race(model, drafters, tried_on, config.max_new_tokens, sampling, batch_size)
+    options = {option.name: option for option, _ in [*ranked, *also]}
     choice = _union_choice(drafter, config, drafters, trials)
-    figures = _figures(costs.latency, [option for option, _ in chosen], trials)
-    drafting = {name: round(1e3 * value, 3) for name, value in costs.drafting.items()}
+    figures = _figures(costs.latency, [options[name] for name in drafters], trials)
+    drafting = {_words(*key): round(1e3 * value, 3) for key, value in costs.drafting.items()}
     choice = dataclasses.replace(choice, info=figures | {"drafting_milliseconds": drafting})
     return Tuning(choice, costs.latency, list(options.values()), trials)
+
+
+def _best_first(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """By predicted speed, each once: what has no draft vocabulary comes with every one."""
+    once = {option.name: (option, drafter) for option, drafter in candidates}
+    return sorted(once.values(), key=lambda candidate: -candidate[0].predicted)
+
+
+def _words(method: str, draft_vocabulary: int) -> str:
+    return f"{method}, {draft_vocabulary} tokens" if draft_vocabulary else method
 
 
 def _union_choice(
@@ -237,7 +247,12 @@ def check_union(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) ->
     """Raise UserError for settings of a union that cannot be measured, before anything is."""
     least = least_rows(drafter.sources)
     _check(drafter, prompts, config, least, *_counts(config, replayed=True))
-    for whole, tree in itertools.product(_with_vocabularies(drafter, config), config.also):
+    wholes = _with_vocabularies(drafter, config)
+    for whole in wholes:
+        counts = {source.draft_vocabulary for source in whole.sources if source.method.trainable}
+        if len(counts) > 1:
+            raise UserError(f"{drafter.name}: adapters with different draft vocabularies; give --draft-vocabularies")
+    for whole, tree in itertools.product(wholes, config.also):
         if not tree.startswith("best:"):
             raise UserError(f"{drafter.name}: a union takes a tree of best:ROWS, got {tree!r}")
         whole.with_tree(tree)

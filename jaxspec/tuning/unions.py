@@ -9,9 +9,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.drafting.drafter import Budget, Drafter, Source
+from jaxspec.drafting.drafter import Budget, Drafter, Source, parse_budget
 from jaxspec.progress import Progress
 from jaxspec.tuning.calibrate import fit_calibration
 from jaxspec.tuning.hardware import Latency, Option, fit_latency
@@ -19,9 +22,10 @@ from jaxspec.tuning.latency import bare, step_times
 from jaxspec.tuning.record import Recording
 from jaxspec.tuning.replay import Replay, replay
 
-Candidate = tuple[Option, Drafter]  # a way to decode, and what is expected of it
+Candidate = tuple[Option, Drafter]  # what is expected of a way to decode, and the way
 _ROWS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 _TYPICAL = 5  # rows to measure drafting with
+_BRANCHES = 4  # sizes to choose among in every step
 _NEVER = 1e9  # cost of a size that is not to be chosen
 
 
@@ -31,39 +35,46 @@ class StepCosts:
 
     Attributes:
       latency: of verifying so many rows.
-      drafting: what each source adds, by its name.
+      drafting: what each source adds, by its name and draft vocabulary.
     """
 
     latency: Latency
-    drafting: Mapping[str, float]
+    drafting: Mapping[tuple[str, int], float]
 
     def __call__(self, sources: Sequence[Source], rows: int) -> float:
         """Of a step with so many rows and these sources."""
-        return self.latency(rows) + sum(self.drafting[source.method.name] for source in sources)
+        return self.latency(rows) + sum(self.drafting[_key(source)] for source in sources)
 
 
 def measure_costs(
-    drafter: Drafter, batch_size: int, cache_length: int, max_rows: int, sampling: SamplingConfig, rounds: int = 9
+    drafters: Sequence[Drafter],
+    batch_size: int,
+    cache_length: int,
+    max_rows: int,
+    sampling: SamplingConfig,
+    rounds: int = 9,
 ) -> StepCosts:
-    """Time steps of verification alone, and one with each source of a union."""
-    everyone: dict[tuple[str, int | str], Drafter] = {("rows", n): bare(drafter.model, n) for n in _sizes(1, max_rows)}
-    names = [source.method.name for source in drafter.sources]
-    for name, source in zip(names, drafter.sources, strict=True):
-        everyone["source", name] = with_sources(drafter, [source], f"best:{max(_TYPICAL, least_rows([source]))}")
+    """Time steps of verification alone, and one with each source of a union, with each draft vocabulary."""
+    everyone: dict[Any, Drafter] = {rows: bare(drafters[0].model, rows) for rows in _sizes(1, max_rows)}
+    sizes = [*everyone]
+    for drafter in drafters:
+        for source in drafter.sources:
+            rows = max(_TYPICAL, least_rows([source]))
+            everyone[_key(source)] = with_sources(drafter, [source], f"best:{rows}")
     seconds = step_times(everyone, cache_length, rounds, batch_size, sampling)
-    latency = fit_latency({size: value for (kind, size), value in seconds.items() if kind == "rows"})
-    alone = {name: seconds["source", name] - latency(everyone["source", name].num_rows) for name in names}
-    return StepCosts(latency, {name: max(value, 0.0) for name, value in alone.items()})
+    latency = fit_latency({rows: seconds[rows] for rows in sizes})
+    alone = {key: seconds[key] - latency(everyone[key].num_rows) for key in everyone if key not in sizes}
+    return StepCosts(latency, {key: max(value, 0.0) for key, value in alone.items()})
 
 
 def calibrate(drafter: Drafter, recordings: Sequence[Recording], sampled: bool) -> Drafter:
-    """The drafter with every source calibrated to what was recorded of it."""
+    """The drafter with every source calibrated to what was recorded of it, as far as that tells."""
     kind = "sampled" if sampled else "greedy"
-    sources = tuple(
-        dataclasses.replace(source, calibration={kind: fit_calibration(recordings, number, source.method.max_distance)})
-        for number, source in enumerate(drafter.sources)
-    )
-    return dataclasses.replace(drafter, sources=sources)
+    sources = []
+    for number, source in enumerate(drafter.sources):
+        table = fit_calibration(recordings, number, source.calibrations()[int(sampled)].tolist())
+        sources.append(dataclasses.replace(source, calibration={kind: table}))
+    return dataclasses.replace(drafter, sources=tuple(sources))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +95,7 @@ class Predictor:
     batch_size: int
     sampled: bool
 
-    def __call__(self, numbers: Sequence[int], tree: str) -> Candidate:
+    def expect(self, numbers: Sequence[int], tree: str) -> Candidate:
         """What is expected of some of the sources, by their numbers, with a budget like `best:8`."""
         part = self._part(numbers, tree)
         found = replay(self.recordings, part, numbers, self.batch_size, self.sampled)
@@ -108,7 +119,7 @@ class Predictor:
                 if fixed := list(self._of_each_size(numbers, max_rows)):
                     first = max(fixed, key=_predicted)
                     most = min(2 * first[1].num_rows, max_rows)
-                    best += [first, self(numbers, self._sized(first[1].sources, most))]
+                    best += [first, self.expect(numbers, self._sized(first[1].sources, most))]
                 progress.update(done)
         return sorted(best, key=_predicted, reverse=True)
 
@@ -129,9 +140,11 @@ class Predictor:
                 yield self._candidate(part, found, found.time * self.costs(sources, rows))
 
     def _sized(self, sources: Sequence[Source], most: int) -> str:
-        """A budget of all sizes up to so many rows, with their milliseconds."""
-        sizes = _sizes(least_rows(sources) - 1, most)
-        return "best:" + ",".join(f"{rows}@{1e3 * self.costs(sources, rows):.2f}" for rows in sizes)
+        """A budget of a few sizes up to so many rows, with their milliseconds; all probes are part of the smallest."""
+        probes = most - Budget(most).divided(sources)[0]
+        possible = _sizes(1 + probes, most)
+        chosen = {possible[i] for i in np.linspace(0, len(possible) - 1, _BRANCHES).round().astype(int)}
+        return "best:" + ",".join(f"{rows}@{1e3 * self.costs(sources, rows):.2f}" for rows in sorted(chosen))
 
 
 def least_rows(sources: Sequence[Source]) -> int:
@@ -140,9 +153,12 @@ def least_rows(sources: Sequence[Source]) -> int:
 
 
 def with_sources(drafter: Drafter, sources: Sequence[Source], tree: str) -> Drafter:
-    """Some of a drafter's sources, with their draft vocabularies, and a budget."""
-    vocabulary = next((source.draft_vocabulary for source in sources if source.method.trainable), None)
-    return dataclasses.replace(drafter, sources=tuple(sources)).with_tree(tree, vocabulary)
+    """Some of a drafter's sources with a budget."""
+    return dataclasses.replace(drafter, sources=tuple(sources), shape=parse_budget(tree, sources))
+
+
+def _key(source: Source) -> tuple[str, int]:
+    return source.method.name, source.draft_vocabulary
 
 
 def _predicted(candidate: Candidate) -> float:

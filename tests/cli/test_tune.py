@@ -52,3 +52,5 @@ def test_a_union_is_tuned_and_decode_takes_what_was_chosen(files, tmp_path, caps
     out, err = capsys.readouterr()
     if result["tree"]:
         assert json.loads(out)["method"] == "+".join(result["sources"]) and "tuned for this machine" in err
+    else:
+        assert json.loads(out)["method"] == "ppd+suffix" and "no tree of ppd+suffix pays" in err

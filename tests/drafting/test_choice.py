@@ -36,8 +36,8 @@ def choice(tiny, folder):
 
 @pytest.fixture
 def find(tiny, folder):
-    digest = load_adapter(folder, tiny.config).digest
-    return lambda **asked: find_choice(folder, "ppd", digest, "float32", **asked)
+    drafter = load_drafter("ppd", tiny, folder)
+    return lambda **asked: find_choice(folder, drafter, **asked)
 
 
 def test_a_choice_comes_back_and_replaces_the_older_one(folder, choice, find):
@@ -50,7 +50,7 @@ def test_a_choice_comes_back_and_replaces_the_older_one(folder, choice, find):
     assert find().tree.states == plan.states
     assert find(batch_size=6).tree.states == chain(1).states
     assert find(batch_size=64) is None
-    assert find(temperature=0.8).tree is None
+    assert find(temperature=0.8).tree is None and find().tree is not None  # greedy or sampled: not the other's
     assert len(json.loads((folder / "tuned.json").read_text())["choices"]) == 3
     save_choice(folder, "ppd", choice(chain(3), cache_length=4096))
     assert find().tree.states == chain(3).states  # the newest of equals
@@ -59,12 +59,15 @@ def test_a_choice_comes_back_and_replaces_the_older_one(folder, choice, find):
 
 def test_only_choices_for_this_machine_this_adapter_and_this_dtype_count(folder, choice, find, monkeypatch):
     save_choice(folder, "ppd", choice(chain(2), dtype="bfloat16"))
-    save_choice(folder, "ppd", choice(chain(2), adapter="0" * 12, cache_length=64))
+    save_choice(folder, "ppd", choice(chain(2), adapter="0" * 12))
     assert find() is None
     save_choice(folder, "ppd", choice(chain(2)))
     assert find() is not None
+    assert len(json.loads((folder / "tuned.json").read_text())["choices"]) == 3  # another adapter's stays
     monkeypatch.setattr(tuned, "this_machine", lambda: {"platform": "gpu", "device": "another"})
     assert find() is None and find(anywhere=True) is not None
+    save_choice(folder, "ppd", choice(None))
+    assert find(anywhere=True) is None  # that nothing pays elsewhere says nothing here
 
 
 def test_auto_falls_back_says_so_and_takes_autoregressive_for_an_answer(tiny, folder, choice):

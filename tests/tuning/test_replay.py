@@ -27,10 +27,11 @@ def test_a_replay_takes_the_steps_that_decoding_takes(tiny, sampling):
     whole = union(sources, model, 9)
     recordings = record(whole, texts, sampling, 3, batch_size=4)
     assert [len(r.answer) for r in recordings] == [40] * 6
-    for chosen, rows in (((2,), 4), ((0, 1), 6)):
-        drafter = union([sources[i] for i in chosen], model, rows)
-        replayed = replay(recordings, drafter, chosen)
-        live = generate(drafter, prompts, 40, sampling=sampling, seed=3)
+    for chosen, tree, batch_size in (((2,), "best:4", 1), ((0, 1), "best:6", 1), ((1, 2), "best:1@4,3@5,6@9", 3)):
+        drafter = union([sources[i] for i in chosen], model, 8).with_tree(tree)
+        replayed = replay(recordings, drafter, chosen, batch_size, sampling.temperature > 0)
+        batches = [prompts[i : i + batch_size] for i in range(0, 6, batch_size)]
+        live = [a for batch in batches for a in generate(drafter, batch, 40, sampling=sampling, seed=3)]
         assert replayed.tokens.tolist() == [39] * 6
         ours, theirs = replayed.steps, np.array([a.steps for a in live])
         assert np.abs(ours - theirs).max() <= 1  # near the end a replay knows of no token beyond the limit

@@ -7,11 +7,12 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import generate
-from jaxspec.drafting.choice import save_choice
+from jaxspec.drafting.choice import choice_name, save_choice
 from jaxspec.drafting.draft import Offer
 from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, Medusa, PromptLookup, Suffix, choice_folder, choice_name, choose_tree
+from jaxspec.methods import PPD, Medusa, PromptLookup, Suffix, choice_folder, choose_tree
+from jaxspec.tuning import unions
 from jaxspec.tuning.calibrate import fit_calibration
 from jaxspec.tuning.hardware import Latency
 from jaxspec.tuning.record import Recording, record
@@ -21,7 +22,7 @@ from jaxspec.tuning.unions import Predictor, StepCosts, measure_costs
 from tests.helpers.methods import source, union
 from tests.helpers.tiny import make_prompts, make_text_model
 
-COSTS = StepCosts(Latency((1, 4, 5), (1.0, 1.0, 9.0)), {"medusa": 0.5, "suffix": 0.1})
+COSTS = StepCosts(Latency((1, 4, 5), (1.0, 1.0, 9.0)), {("medusa", 0): 0.5, ("suffix", 0): 0.1})
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +70,47 @@ def test_calibration_finds_the_chances_that_came_true():
     wanted = np.stack([np.roll(answer, -1)[:-1], np.roll(answer, -2)[:-1]], axis=1)
     tokens = np.where(right, wanted, 9)[..., None]
     recording = Recording(answer, [Offer(tokens, np.ones_like(tokens, bool), log_p, np.zeros_like(tokens))])
-    np.testing.assert_allclose(fit_calibration([recording], 0, 3), [[2.0, 0.0], [2.0, -0.3], [1.0, 0.0]], atol=0.25)
+    known = [[1.0, 0.0], [1.0, 0.0], [0.5, -0.1]]  # at a third distance, which nothing is offered at
+    np.testing.assert_allclose(
+        fit_calibration([recording], 0, known), [[2.0, 0.0], [2.0, -0.3], [0.5, -0.1]], atol=0.25
+    )
 
 
-def test_costs_are_those_of_rows_and_of_each_source(tiny):
-    drafter = union([Medusa(heads=3), PromptLookup()], tiny, 8)
-    costs = measure_costs(drafter, 1, 64, 4, SamplingConfig(), rounds=1)
-    assert costs.latency.rows == (1, 2, 3, 4) and costs.drafting.keys() == {"medusa", "prompt_lookup"}
-    assert costs(drafter.sources, 4) >= costs.latency(4) and min(costs.drafting.values()) >= 0
+def test_costs_are_those_of_rows_and_of_what_each_source_adds(tiny, monkeypatch):
+    drafter, timed = union([Medusa(heads=3), PromptLookup()], tiny, 8), []
+
+    def step_times(drafters, *circumstances):
+        timed.extend(drafters)
+        return {key: 1.0 + 0.5 * made.num_nodes + (key == ("medusa", 0)) for key, made in drafters.items()}
+
+    monkeypatch.setattr(unions, "step_times", step_times)
+    costs = measure_costs([drafter], 1, 64, 6, SamplingConfig())
+    assert costs.latency.rows == (1, 2, 3, 4, 5, 6) and len(timed) == 8
+    assert costs.drafting == {("medusa", 0): 1.0, ("prompt_lookup", 0): 0.0}
+    assert costs(drafter.sources, 4) == 1.0 + 0.5 * 4 + 1.0
+
+
+def test_a_number_of_rows_is_replayed_with_just_that_many(tiny):
+    """Even where more would be certain to pay, though several numbers are one program."""
+    answer = np.arange(60) % 10
+    ahead = (np.arange(59)[:, None] + 1 + np.arange(16)) % 10
+    certain = np.full((59, 16, 1), -1e-4, np.float32)
+    offer = Offer(ahead[..., None].astype(np.int32), certain < 0, certain, np.zeros_like(ahead)[..., None])
+    predict = Predictor(union([Suffix()], tiny, 8), [Recording(answer, [offer])], COSTS, 1, False)
+    found = {option.rows: option.tokens for option, _ in predict._of_each_size((0,), 8)}
+    assert found == {rows: pytest.approx(59 / -(-59 // rows)) for rows in (2, 3, 4, 5, 6, 8)}
+
+
+def test_all_probes_are_part_of_the_smallest_of_several_sizes(tiny):
+    """With sixteen rows two nodes carry probes, with eight one."""
+    prompts = make_prompts(1)
+    [answer] = generate(autoregressive(tiny), prompts, 30)
+    drafter = union([PPD()], tiny, 16)
+    costs = StepCosts(Latency((1, 16), (1.0, 1.0)), {("ppd", 0): 0.0})
+    recordings = record(drafter, [(prompts[0], answer.tokens)])
+    best = Predictor(drafter, recordings, costs, 1, False).rank(16)
+    [several] = [made for _, made in best if made.shape.sizes]
+    assert several.shape.sizes[0][0] > several.shape.rows - several.num_nodes
 
 
 def text_union(model, *methods):
