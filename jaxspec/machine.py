@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+_CROWDED = 30_000  # mappings, of 65,530
 _compiled: list[tuple[float, float]] = []  # spans of time in which JAX traced or compiled
 
 
@@ -62,3 +63,10 @@ def device_name() -> str:
     if machine["platform"] == "cpu":
         return f"{machine['cores']} cores of {processor()}"
     return f"{len(jax.devices())} x {machine['device']}"
+
+
+def make_room_for_programs() -> None:
+    """Forget all compiled programs where they hold half of the memory mappings that Linux grants: XLA crashes without."""
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > _CROWDED:
+        jax.clear_caches()

@@ -2,8 +2,8 @@
 
 import itertools
 import os
+import sys
 import tempfile
-from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -17,6 +17,7 @@ import jax
 import pytest
 
 import jaxspec.weights.load
+from jaxspec.machine import make_room_for_programs
 from jaxspec.weights.shapes import SHAPES
 from tests.helpers.tiny import TINY, TINY_TEXT, make_tiny
 
@@ -41,17 +42,15 @@ def pytest_configure(config):
 
 SHAPES.update({"tiny": TINY, "tiny-text": TINY_TEXT})  # so that a RunConfig can name them
 
-_TESTS, _MAPPINGS = itertools.count(1), Path("/proc/self/maps")
+_TESTS = itertools.count(1)
 
 
 def pytest_runtest_teardown():
-    """Every compiled program holds memory mappings, and XLA crashes where the system grants no more: forget some."""
+    """Every compiled program holds memory mappings, of which systems grant only so many: forget some now and then."""
     number = next(_TESTS)
-    if number % 10 == 0 and _MAPPINGS.exists():
-        crowded = _MAPPINGS.read_bytes().count(b"\n") > 30_000  # of 65,530 that Linux grants, and 2 GB
-    else:
-        crowded = number % 30 == 0 and not _MAPPINGS.exists()
-    if crowded:
+    if number % 10 == 0:
+        make_room_for_programs()
+    if number % 30 == 0 and sys.platform != "linux":
         jax.clear_caches()
 
 

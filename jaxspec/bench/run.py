@@ -23,6 +23,7 @@ from jaxspec.bench.questions import Question
 from jaxspec.bench.setting import claim_folder, read_written
 from jaxspec.bench.ways import Way
 from jaxspec.files import alone_in, known_as, writable, write_atomically
+from jaxspec.machine import make_room_for_programs
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import answer_entropies, perplexity
@@ -95,6 +96,7 @@ def _ask_all(benchmark: Benchmark, answers: Answers, output: Path) -> None:
                 finished += len(batch)
                 progress.update(finished)
                 _note_memory(output / "memory.json", benchmark.ways)
+                make_room_for_programs()
 
 
 def ask(benchmark: Benchmark, batch: Sequence[Question], answers: Answers, number: int, run: int) -> None:
