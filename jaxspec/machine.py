@@ -66,7 +66,7 @@ def device_name() -> str:
 
 
 def make_room_for_programs() -> None:
-    """Forget all compiled programs where they hold half of the memory mappings that Linux grants: XLA crashes without."""
+    """Forget compiled programs where they hold half of the memory mappings that Linux grants; without, XLA crashes."""
     mappings = Path("/proc/self/maps")
     if mappings.exists() and mappings.read_bytes().count(b"\n") > _CROWDED:
         jax.clear_caches()
