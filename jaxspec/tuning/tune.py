@@ -81,21 +81,20 @@ class Tuning:
 
 def check_tuning(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -> None:
     """Raise UserError for settings that cannot be measured, before anything is."""
-    _check(drafter, prompts, config, 2 * (1 + drafter.source.method.probe_rows), *_counts(config))
+    _check(drafter, prompts, config, 2 * (1 + drafter.source.method.probe_rows))
     for count in _vocabularies(config, drafter):
         for tree in (chain(1), *config.also):
             _ = drafter.with_tree(tree, count).plan  # refuses what is no fixed tree
 
 
-def _check(
-    drafter: Drafter, prompts: Sequence[str], config: TuneConfig, max_rows: int, measured: int, tried: int
-) -> None:
+def _check(drafter: Drafter, prompts: Sequence[str], config: TuneConfig, max_rows: int, replayed: bool = False) -> None:
     """Raise UserError for settings that make no sense whatever is tuned; `max_rows` is the least number of them."""
     model = drafter.model
     least = {"batch_size": 1, "num_prompts": 1, "max_new_tokens": 2, "finalists": 1, "accuracy_prompts": 0}
     check_at_least(config, least | {"cache_length": 64, "max_rows": max_rows})
     if config.cache_length > model.config.max_positions:
         raise UserError(f"cache-length is at most the base's {model.config.max_positions}, got {config.cache_length}")
+    measured, tried = _counts(config, replayed)
     needed = measured + config.batch_size
     if len(prompts) < needed:
         raise UserError(f"these settings need at least {needed} prompts, there are {len(prompts)}")
@@ -246,7 +245,7 @@ def _with_vocabularies(drafter: Drafter, config: TuneConfig) -> list[Drafter]:
 def check_union(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -> None:
     """Raise UserError for settings of a union that cannot be measured, before anything is."""
     least = least_rows(drafter.sources)
-    _check(drafter, prompts, config, least, *_counts(config, replayed=True))
+    _check(drafter, prompts, config, least, replayed=True)
     wholes = _with_vocabularies(drafter, config)
     for whole in wholes:
         counts = {source.draft_vocabulary for source in whole.sources if source.method.trainable}

@@ -31,7 +31,8 @@ def test_a_replay_takes_the_steps_that_decoding_takes(tiny, sampling):
         drafter = union([sources[i] for i in chosen], model, 8).with_tree(tree)
         replayed = replay(recordings, drafter, chosen, batch_size, sampling.temperature > 0)
         batches = [prompts[i : i + batch_size] for i in range(0, 6, batch_size)]
-        live = [a for batch in batches for a in generate(drafter, batch, 40, sampling=sampling, seed=3)]
+        how = {"sampling": sampling, "seed": 3, "batch_size": batch_size}
+        live = [answer for batch in batches for answer in generate(drafter, batch, 40, **how)]
         assert replayed.tokens.tolist() == [39] * 6
         ours, theirs = replayed.steps, np.array([a.steps for a in live])
         assert np.abs(ours - theirs).max() <= 1  # near the end a replay knows of no token beyond the limit

@@ -7,10 +7,11 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import generate
-from jaxspec.drafting.choice import choice_name, save_choice
+from jaxspec.drafting.choice import Choice, choice_name, save_choice
 from jaxspec.drafting.draft import Offer
 from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
+from jaxspec.machine import this_machine
 from jaxspec.methods import PPD, Medusa, PromptLookup, Suffix, choice_folder, choose_tree
 from jaxspec.tuning import unions
 from jaxspec.tuning.calibrate import fit_calibration
@@ -124,33 +125,38 @@ def text_union(model, *methods):
     return Drafter(tuple(sources), model, None).with_tree(None)
 
 
-def test_what_was_chosen_is_what_decodes(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    model = make_text_model()
-    drafter = text_union(model, Medusa(heads=3), Suffix())
+@pytest.mark.slow
+def test_a_union_is_tuned_with_a_draft_vocabulary_and_a_budget_of_ones_own():
     config = TuneConfig(
-        cache_length=64, max_new_tokens=8, num_prompts=2, accuracy_prompts=2, max_rows=3, finalists=2,
+        cache_length=64, max_new_tokens=8, num_prompts=2, accuracy_prompts=2, max_rows=4, finalists=2,
         also=("best:4",), draft_vocabularies=(20,),
     )  # fmt: skip
+    drafter = text_union(make_text_model(), Medusa(heads=3), Suffix())
     tuning = tune_union(drafter, ["one", "two", "three", "four"], config)
     names = [trial.name for trial in tuning.trials]
-    assert names[0] == "autoregressive" and "medusa+suffix best:4, 20 tokens" in names and len(names) == 4
+    assert names[0] == "autoregressive" and "medusa+suffix best:4, 20 tokens" in names and len(names) <= 4
     assert all(trial.identical == 2 for trial in tuning.trials)
-    table = [[1.0, -0.5]] * 3
-    choice = dataclasses.replace(
-        tuning.choice, tree="best:3", name="medusa best:3", sources=["medusa"], calibration={"medusa": table},
-        draft_vocabulary=20,
-    )  # fmt: skip
+
+
+def test_what_was_chosen_is_what_decodes(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    drafter, table = text_union(make_text_model(), Medusa(heads=3), Suffix()), [[1.0, -0.5]] * 3
     assert "never tuned" in choose_tree(drafter).note
     folder = choice_folder(drafter)
     folder.mkdir(parents=True)
+    circumstances = (this_machine(), "float32", drafter.digest, 1, 64, 0.0)
+    choice = Choice(*circumstances, "best:3", "medusa best:3", {}, 20, ["medusa"], {"medusa": table})
     save_choice(folder, choice_name(drafter), choice)
     chosen = choose_tree(dataclasses.replace(drafter, sources=drafter.sources[::-1]))  # in whatever order
     assert (chosen.name, chosen.shape.spec, chosen.sources[0].draft_vocabulary) == ("medusa", "best:3", 20)
     np.testing.assert_allclose(chosen.sources[0].calibrations()[0], table)
     assert "tuned for this machine: medusa best:3" in chosen.note
+    assert "never tuned" in choose_tree(drafter, temperature=0.8).note
     save_choice(folder, choice_name(drafter), dataclasses.replace(choice, tree=None))
     assert choose_tree(drafter).name == "autoregressive"
+    save_choice(folder, choice_name(drafter), dataclasses.replace(choice, calibration={"medusa": [[1.0]]}))
+    with pytest.raises(UserError, match="medusa: calibration must be two numbers for 3 distances"):
+        choose_tree(drafter)
 
 
 def test_settings_of_a_union_that_cannot_be_tuned(tiny):
