@@ -129,7 +129,7 @@ class _Job:
         self.model, self._seed = drafter.model, seed
         self.mesh = mesh_of(self.model.params)
         rest = (drafter.on_device, make_sampler(sampling), jnp.array(self.model.eos or (-1,), jnp.int32))
-        base = self.model.base_for(batch_size * drafter.num_rows)
+        base = self.model.base_for(batch_size * drafter.least_rows)
         self._decoding = Decoding(base, *put_beside(self.model.params, rest), acceptance)
 
     def begin(

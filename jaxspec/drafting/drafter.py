@@ -254,6 +254,12 @@ class Drafter:
         probes = self.shape.num_probes if method.probe_distances else 0
         return self.shape.num_nodes + probes * method.probe_rows
 
+    @property
+    def least_rows(self) -> int:
+        """Rows of its smallest step. Kernels lie as is best for these: a loaded machine mostly takes the smallest."""
+        sizes = self.shape.sizes if isinstance(self.shape, Budget) else ()
+        return sizes[0][0] if sizes else self.num_rows
+
     @functools.cached_property
     def on_device(self) -> DeviceDrafter:
         """What the jitted loop takes."""

@@ -116,7 +116,7 @@ class StepTimer:
     def __init__(
         self, drafter: Drafter, batch_size: int, cache_length: int, sampling: SamplingConfig = SamplingConfig()
     ):
-        base = drafter.model.base_for(batch_size * drafter.num_rows)
+        base = drafter.model.base_for(batch_size * drafter.least_rows)
         rest = (drafter.on_device, make_sampler(sampling), jnp.array([-1], jnp.int32))
         self._decoding = Decoding(base, *put_beside(base.params, rest), Match())
         length = min(cache_length // 2, _PROMPT)
