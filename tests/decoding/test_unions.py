@@ -293,6 +293,11 @@ def test_a_union_takes_no_fixed_tree(tiny):
     assert drafter.with_tree(None).num_rows == 8 and drafter.with_tree("best:16").num_rows == 16
 
 
+def test_kernels_are_laid_out_for_the_smallest_step(tiny):
+    several = union([LOOKUP], tiny, 8).with_tree("best:2@1,8@2")
+    assert (several.least_rows, several.num_rows, union([LOOKUP], tiny, 8).least_rows) == (2, 8, 8)
+
+
 def test_a_budget_counts_the_rows_of_probes(tiny):
     drafter = union([PPD(ensemble=2)], tiny, 8)  # three distances of two rows each
     assert (drafter.num_nodes, drafter.num_rows) == (2, 8)
