@@ -115,7 +115,7 @@ def _interest(step: tuple[list[int], Draft, int]) -> tuple[int, int]:
 
 
 def draw_step(drafter: Drafter, written: Sequence[int], draft: Draft, accepted: int, file: Path) -> None:
-    """Draw a draft as a tree from left to right: a node's colour is its source, its frame says whether it survived."""
+    """Draw a draft as a tree from left to right, coloured by source, with the chance of every path."""
     model, names = drafter.model, [source.method.name for source in drafter.sources]
     tree, tokens, valid, chance = draft.tree, draft.tokens[0], draft.valid[0], np.exp(draft.log_p[0])
     x, parent = tree.depth[0], tree.parent[0]
