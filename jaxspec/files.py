@@ -78,6 +78,13 @@ def check_writable(folder: Path) -> None:
         raise UserError(f"{folder}: cannot be written ({there} is {'read-only' if there.is_dir() else 'a file'})")
 
 
+def new_folder(name: str) -> Path:
+    """A folder that is to be made by whoever writes it. Raises UserError for no name, or one that exists."""
+    if not name or Path(name).exists():
+        raise UserError(f"give a new directory with --output, got {name!r}")
+    return Path(name)
+
+
 def writable(folder: Path) -> Path:
     """The folder, made where missing. Raises UserError before hours of measuring rather than after them."""
     check_writable(folder)

@@ -10,7 +10,7 @@ from typing import Any
 from jaxspec.cli.options import parse
 from jaxspec.drafting.adapter import WEIGHTS, Adapter, save_adapter
 from jaxspec.errors import UserError
-from jaxspec.files import known_as
+from jaxspec.files import known_as, new_folder
 from jaxspec.methods.rest import Rest, build
 from jaxspec.training.examples import read_jsonl
 from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
@@ -43,9 +43,7 @@ class Options:
 def main(args: list[str]) -> None:
     """Parse, read, sort, write."""
     options = parse(Options, args)
-    output = Path(options.output)
-    if not options.output or output.exists():
-        raise UserError(f"give a new directory with --output, got {options.output!r}")
+    output = new_folder(options.output)
     if not options.answers and not options.text:
         raise UserError("give texts with --answers FILE.jsonl, with --text FILE, or both")
     Rest(longest=options.longest)  # refuses a bad one before anything is loaded
@@ -93,5 +91,5 @@ def texts_of(where: str, row: dict[str, Any], column: str, model: Model) -> Iter
 
 
 def encode(text: str, model: Model) -> list[int]:
-    """Token ids of a text as it stands inside others: nothing is added, and it may be longer than the context."""
+    """Token ids of a text without special tokens, of any length."""
     return model.tokenizer.encode(text, add_special_tokens=False, verbose=False)

@@ -9,6 +9,7 @@ from jaxspec.cli.options import parse
 from jaxspec.drafting.adapter import Adapter, save_adapter
 from jaxspec.drafting.drafter import Drafter
 from jaxspec.errors import UserError
+from jaxspec.files import new_folder
 from jaxspec.methods import load_drafter
 from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model, save_model
 from jaxspec.weights.params import params_fingerprint
@@ -40,9 +41,7 @@ class Options:
 def main(args: list[str]) -> None:
     """Parse, load, tune, write."""
     options = parse(Options, args)
-    output = Path(options.output)
-    if not options.output or output.exists():
-        raise UserError(f"give a new directory with --output, got {options.output!r}")
+    output = new_folder(options.output)
     if options.adapter and not options.method:
         raise UserError("--adapter needs --method, the method it belongs to")
     model = load_model(options.model, options.dtype or None)

@@ -13,7 +13,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import generate_many
 from jaxspec.decoding.prompts import encode_prompts
 from jaxspec.drafting.choice import Choice
-from jaxspec.drafting.drafter import Drafter, autoregressive
+from jaxspec.drafting.drafter import Budget, Drafter, autoregressive
 from jaxspec.drafting.tree import chain, expected
 from jaxspec.drafting.tree.plan import check_accuracy
 from jaxspec.errors import UserError, check_at_least
@@ -143,23 +143,11 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
         drafters[name] = drafter.with_tree(option.shape, count)
     chosen = prompts[measured : measured + tried]
     trials = race(drafter.model, drafters, chosen, config.max_new_tokens, sampling, config.batch_size)
-    best = max(trials, key=lambda trial: trial.speedup).name
-    choice = Choice(
-        machine=this_machine(),
-        dtype=str(drafter.model.dtype),
-        adapter=source.adapter.digest,
-        batch_size=config.batch_size,
-        cache_length=config.cache_length,
-        temperature=config.temperature,
-        tree=drafters[best].plan if best in drafters else None,
-        name=best,
-        info=_figures(latency, finalists, trials)
-        | {
-            "drafting_milliseconds": [round(1e3 * seconds, 3) for seconds in latency.drafting],
-            "accuracy": np.round(accuracy, 5).tolist(),
-        },
-        draft_vocabulary=drafters[best].source.draft_vocabulary if best in drafters else 0,
-    )
+    figures = _figures(latency, finalists, trials) | {
+        "drafting_milliseconds": [round(1e3 * seconds, 3) for seconds in latency.drafting],
+        "accuracy": np.round(accuracy, 5).tolist(),
+    }
+    choice = _choice(drafter, config, drafters, trials, figures)
     return Tuning(choice, latency, [*ranked, *also, *finalists], trials)
 
 
@@ -196,10 +184,9 @@ def tune_union(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> 
     tried_on = prompts[measured : measured + tried]
     trials = race(model, drafters, tried_on, config.max_new_tokens, sampling, batch_size)
     options = {option.name: option for option, _ in [*ranked, *also]}
-    choice = _union_choice(drafter, config, drafters, trials)
     figures = _figures(costs.latency, [options[name] for name in drafters], trials)
     drafting = {_words(*key): round(1e3 * value, 3) for key, value in costs.drafting.items()}
-    choice = dataclasses.replace(choice, info=figures | {"drafting_milliseconds": drafting})
+    choice = _choice(drafter, config, drafters, trials, figures | {"drafting_milliseconds": drafting})
     return Tuning(choice, costs.latency, list(options.values()), trials)
 
 
@@ -213,12 +200,16 @@ def _words(method: str, draft_vocabulary: int) -> str:
     return f"{method}, {draft_vocabulary} tokens" if draft_vocabulary else method
 
 
-def _union_choice(
-    drafter: Drafter, config: TuneConfig, drafters: Mapping[str, Drafter], trials: Sequence[Trial]
+def _choice(
+    drafter: Drafter,
+    config: TuneConfig,
+    drafters: Mapping[str, Drafter],
+    trials: Sequence[Trial],
+    figures: dict[str, Any],
 ) -> Choice:
-    """The fastest of the trials, autoregressive decoding among them."""
+    """The fastest of the trials, autoregressive decoding among them, and the figures behind it."""
     best = max(trials, key=lambda trial: trial.speedup).name
-    sources = drafters[best].sources if best in drafters else ()
+    sources, shape = (drafters[best].sources, drafters[best].shape) if best in drafters else ((), None)
     kind = "sampled" if config.temperature else "greedy"
     return Choice(
         machine=this_machine(),
@@ -227,12 +218,12 @@ def _union_choice(
         batch_size=config.batch_size,
         cache_length=config.cache_length,
         temperature=config.temperature,
-        tree=drafters[best].shape.spec if best in drafters else None,
+        tree=shape.spec if isinstance(shape, Budget) else shape,
         name=best,
-        info={},
+        info=figures,
         draft_vocabulary=max((source.draft_vocabulary for source in sources), default=0),
         sources=[source.method.name for source in sources],
-        calibration={source.method.name: source.calibration[kind] for source in sources},
+        calibration={s.method.name: s.calibration[kind] for s in sources if kind in s.calibration},
     )
 
 
