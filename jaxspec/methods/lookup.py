@@ -84,7 +84,7 @@ class LookupMethod(UntrainedMethod):
     def following(self, drafting: Drafting, text: jax.Array, places: jax.Array) -> jax.Array:
         """The tokens that followed places [B, C]: [B, M, C]. What reaches the end of the text is taken to go round."""
         period = jnp.maximum(drafting.position[:, None] - places, 1)[:, None]
-        ahead = places[:, None] + 1 + jnp.arange(self.length)[:, None] % period  # [B, M, C]
+        ahead = places[:, None] + 1 + jnp.arange(self.distances(drafting))[:, None] % period  # [B, M, C]
         flat = jnp.take_along_axis(text, ahead.reshape(len(text), -1), axis=1, mode="clip")
         return flat.reshape(ahead.shape)
 

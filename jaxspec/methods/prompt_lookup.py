@@ -31,5 +31,5 @@ class PromptLookup(LookupMethod):
         place, matched = self.matches(drafting, text, 1)
         tokens = self.following(drafting, text, place)  # [B, M, 1]
         known = jnp.broadcast_to(matched[:, None] > 0, tokens.shape)
-        log_p = jnp.log(by_match(_CHANCES, matched, self.length))
+        log_p = jnp.log(by_match(_CHANCES, matched, tokens.shape[1]))
         return knowing_noise(drafting, Offer(tokens, known, log_p, jnp.zeros_like(tokens)))

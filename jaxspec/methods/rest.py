@@ -60,12 +60,12 @@ class Rest(LookupMethod):
         datastore, C = drafting.trainable, self.continuations
         first, count, matched = self.find(datastore, self.last(drafting, text))
         places = jnp.take(datastore["order"], first[:, None] + spread(count, C), mode="clip")  # [B, C]
-        ahead = places[:, None] + 1 + jnp.arange(self.length)[:, None]  # [B, M, C]
+        ahead = places[:, None] + 1 + jnp.arange(self.distances(drafting))[:, None]  # [B, M, C]
         tokens = jnp.take(datastore["tokens"], ahead, mode="clip")
         there = (tokens != SEPARATOR) & (jnp.arange(C) < count[:, None])[:, None]
         there = jnp.cumprod(there, axis=1, dtype=jnp.int32) > 0  # up to the end of their text
         known, parent, through, above = join(tokens, there, jnp.ones(C))
-        unseen = by_match(_UNSEEN, matched[:, None], self.length) * jnp.sqrt(above)
+        unseen = by_match(_UNSEEN, matched[:, None], tokens.shape[1]) * jnp.sqrt(above)
         log_p = jnp.where(known, jnp.log(through) - jnp.log(above + unseen), -jnp.inf)
         return knowing_noise(drafting, Offer(tokens, known, log_p, parent))
 

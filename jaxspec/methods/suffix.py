@@ -48,5 +48,5 @@ class Suffix(LookupMethod):
         tokens = self.following(drafting, text, places)  # [B, M, C]
         weights = jnp.float32(self.fading) ** jnp.arange(C)
         known, parent, through, above = join(tokens, matched[:, None] > 0, weights)
-        log_p = jnp.log(through) - jnp.log(above + by_match(_UNSEEN, matched, self.length))
+        log_p = jnp.log(through) - jnp.log(above + by_match(_UNSEEN, matched, tokens.shape[1]))
         return knowing_noise(drafting, Offer(tokens, known, log_p, parent))

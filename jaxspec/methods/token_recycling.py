@@ -61,7 +61,7 @@ class TokenRecycling(UntrainedMethod):
         B, W, k = len(table), drafting.width, table.shape[-1]
         chances = jnp.log(jnp.asarray(_CHANCES[np.minimum(np.arange(k), len(_CHANCES) - 1)], jnp.float32))
         above, total, levels = drafting.root[:, None], jnp.zeros((B, 1)), []
-        for _ in range(min(self.length, drafting.depth)):
+        for _ in range(self.distances(drafting)):
             successors = table[jnp.arange(B)[:, None], above]  # [B, W', k]
             scores = jnp.where(successors >= 0, total[..., None] + chances, -jnp.inf).reshape(B, -1)
             total, index = jax.lax.top_k(scores, min(W, scores.shape[1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from jaxspec.drafting.draft import Drafting
 from jaxspec.drafting.method import Method
 from jaxspec.errors import check_at_least
 
@@ -30,3 +31,7 @@ class UntrainedMethod(Method):
     def usual_depth(self) -> int:
         """Few: where a draft is wrong, it mostly is from the first token on."""
         return min(self.length, 3)
+
+    def distances(self, drafting: Drafting) -> int:
+        """M', how many of them are wanted."""
+        return min(self.length, drafting.depth)

@@ -92,7 +92,7 @@ def test_every_row_of_a_batch_has_its_own_text():
     text = np.array([row + [6] * (8 - len(row)) for row in rows])  # garbage behind them
     drafting = drafting_of(None, [row[-1] for row in rows], [len(row) - 1 for row in rows], datastore, width=8, depth=3)
     offer = method.offer(drafting, jnp.asarray(text))
-    assert offer.tokens.shape == (4, method.length, method.continuations)
+    assert offer.tokens.shape == (4, 3, method.continuations)
     for i, row in enumerate(rows):
         alone = type(offer)(*(x[i : i + 1] for x in (offer.tokens, offer.known, offer.log_p, offer.parent)))
         assert paths_of(alone, 3) == pytest.approx(offered(texts, row))
