@@ -16,10 +16,11 @@ from jaxspec.config import MeshConfig, ModelConfig, SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.generate import bucket, cache_capacity
 from jaxspec.decoding.loop import Decoding, decode, prefill, start, state_names
-from jaxspec.drafting.drafter import DeviceDrafter, DeviceSource
+from jaxspec.drafting.drafter import DeviceDrafter
 from jaxspec.drafting.method import Batch
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.shape import StaticTree
+from jaxspec.drafting.source import DeviceSource
 from jaxspec.drafting.tree import TreePlan, from_paths
 from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.decoder import Decoder, abstract_params

@@ -4,46 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import flax.struct
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from jaxspec.drafting.adapter import Adapter
+from jaxspec.drafting.budget import Budget, parse_budget
 from jaxspec.drafting.draft import Draft, Drafting, Offer, PyTree, calibrated
-from jaxspec.drafting.method import Calibration, Method, Seen
+from jaxspec.drafting.method import Method, Seen
 from jaxspec.drafting.shape import Best, StaticTree
-from jaxspec.drafting.tree import Path, TreePlan, chain, from_paths, parse_tree
-from jaxspec.drafting.tree.plan import plan_from_json
+from jaxspec.drafting.source import DeviceSource, Source
+from jaxspec.drafting.tree import Path, TreePlan, from_paths, parse_tree
 from jaxspec.errors import UserError
-from jaxspec.model.base import Base, DraftVocabulary
-from jaxspec.model.blocks import in_blocks
+from jaxspec.model.base import Base
 from jaxspec.model.rows import Rows
 from jaxspec.weights.load import Model
 from jaxspec.weights.params import params_fingerprint
-
-MOST_ROWS = 4096  # of a budget
-
-
-@flax.struct.dataclass
-class DeviceSource:
-    """What of a source goes into the jitted loop.
-
-    Attributes:
-      trainable: the adapter's pytree, `prepared`; empty for methods without one.
-      calibration: [2, M, 2] float32, what makes scores chances, in greedy decoding and in sampling; see `calibrated`.
-      method: the static settings.
-      draft_vocabulary: the tokens that may be drafted; None: all.
-    """
-
-    trainable: PyTree
-    calibration: jax.Array
-    method: Method = flax.struct.field(pytree_node=False)
-    draft_vocabulary: DraftVocabulary | None = None
 
 
 @flax.struct.dataclass
@@ -77,121 +54,6 @@ class DeviceDrafter:
             calibration = source.calibration[int(drafting.sampler.sampling)]
             offers.append(calibrated(source.method.offer(drafting, state), calibration))
         return offers
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Source:
-    """A method as one of those that feed a draft.
-
-    Attributes:
-      method: its settings.
-      trainable: its pytree, as trained, in the host's memory where it was read from disk.
-      adapter: what it was made from; None for a method that takes none.
-      draft_vocabulary: V', how many of the base's most frequent tokens it may draft; 0: all.
-      calibration: `greedy` or `sampled`, in place of the adapter's and the method's own.
-    """
-
-    method: Method
-    trainable: PyTree
-    adapter: Adapter | None = None
-    draft_vocabulary: int = 0
-    calibration: Mapping[str, Calibration] = dataclasses.field(default_factory=dict)
-
-    @property
-    def tree(self) -> TreePlan:
-        """The source's own tree: its adapter's, or a chain. Raises UserError for an adapter that holds none."""
-        if not self.method.trainable:
-            return chain(self.method.usual_depth)
-        if "tree" not in self.adapter.info:
-            raise UserError("the adapter holds no tree; train.py writes it")
-        return plan_from_json(self.adapter.info["tree"], "the adapter's tree")
-
-    @property
-    def accuracy(self) -> list[list[float]] | None:
-        """[M][K], the adapter's measured accuracies, if it has any."""
-        return self.adapter.info.get("accuracy") if self.adapter else None
-
-    def with_vocabulary(self, count: int | None) -> Source:
-        """The source with another draft vocabulary; None for the adapter's own. Raises UserError for one too large."""
-        if not self.method.trainable:
-            if count is not None:
-                raise UserError(f"{self.method.name} is not trained and has no draft vocabulary, got {count}")
-            return self
-        count = self.adapter.info.get("draft_vocabulary", 0) if count is None else count
-        frequent = self.adapter.frequent_tokens
-        check_drafts(count, 0 if frequent is None else len(frequent))
-        return dataclasses.replace(self, draft_vocabulary=count)
-
-    def on_device(self, model: Model) -> DeviceSource:
-        """What the jitted loop takes, for the base that it decodes on."""
-        base, method = model.base, self.method
-        if self.draft_vocabulary:
-            base = base.drafting(jnp.asarray(self.adapter.frequent_tokens[: self.draft_vocabulary]))
-        trainable = method.prepared(jax.tree.map(jnp.asarray, self.trainable), base)
-        source = DeviceSource(trainable, jnp.asarray(self.calibrations()), method, base.draft_vocabulary)
-        # A prompt's drafts are made from about as many rows as there are distances, however many nodes the tree has.
-        return in_blocks(source, model.block_for(method.max_distance), (*method.kernels, "columns"))
-
-    def calibrations(self) -> np.ndarray:
-        """[2, M, 2] float32, of greedy decoding and of sampling, which takes the former where it was not measured."""
-        count = self.method.max_distance
-        measured = (self.adapter and self.adapter.info.get("calibration")) or self._methods_own(count)
-        try:
-            known = {**measured, **self.calibration}
-            greedy = known.get("greedy", [[1.0, 0.0]] * count)
-            table = np.asarray([greedy, known.get("sampled", greedy)], np.float32)
-        except (AttributeError, TypeError, ValueError):  # not an object, rows of unequal length, or no numbers
-            table = np.empty(0)
-        if table.shape != (2, count, 2) or not np.isfinite(table).all():
-            raise UserError(f"{self.method.name}: calibration must be two numbers for {count} distances")
-        return table
-
-    def _methods_own(self, count: int) -> dict[str, Calibration]:
-        """The method's calibration for `count` distances; beyond those measured, that of the last one."""
-        known = self.method.calibration.items()
-        return {name: [*table[:count], *[table[-1]] * (count - len(table))] for name, table in known}
-
-
-@dataclasses.dataclass(frozen=True)
-class Budget:
-    """The best nodes of all offers, chosen in every step: `best:ROWS`, or `best:ROWS@MS,ROWS@MS` of several sizes.
-
-    Attributes:
-      rows: of the largest step, the root and probes included.
-      sizes: rows and milliseconds of every size a step may have, the smallest first; empty where there is but one.
-    """
-
-    rows: int
-    sizes: tuple[tuple[int, float], ...] = ()
-
-    @property
-    def spec(self) -> str:
-        """As a user writes it."""
-        sizes = ",".join(f"{rows}@{cost:g}" for rows, cost in self.sizes)
-        return f"best:{sizes or self.rows}"
-
-    def divided(self, sources: Sequence[Source]) -> tuple[int, int, int]:
-        """Nodes, how many of them carry probes, and how many each. Raises UserError for too few rows."""
-        probing = [source.method for source in sources if source.method.probe_distances]
-        distances, rows = (probing[0].probe_distances, probing[0].probe_rows) if probing else (0, 0)
-        owners = max(1, self.rows // 2 // (distances * rows)) if probing else 0  # half of the rows, but one node's
-        nodes = self.rows - owners * distances * rows
-        if nodes < 2:
-            least = 2 + distances * rows
-            raise UserError(f"tree {self.spec}: a draft needs {least} rows, the root, a candidate and its probes")
-        if self.sizes and self.sizes[0][0] <= self.rows - nodes:
-            least = 1 + self.rows - nodes
-            raise UserError(f"tree {self.spec}: the smallest size needs {least} rows, the root and all probes")
-        return nodes, owners, distances
-
-    def on_device(self, sources: Sequence[Source]) -> Best:
-        """What the jitted loop takes."""
-        nodes, owners, distances = self.divided(sources)
-        depth = min(nodes - 1, max(source.method.max_distance for source in sources))
-        trees = tuple(source.tree.arrays(0) for source in sources)
-        sizes = tuple(rows - (self.rows - nodes) for rows, _ in self.sizes)
-        costs = jnp.asarray([cost for _, cost in self.sizes], jnp.float32) if sizes else None
-        return Best(trees, nodes, owners, distances, depth, sizes, costs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -341,16 +203,6 @@ def method_plan(method: Method, spec: str, accuracy: Sequence[Sequence[float]] |
     return parse_tree(spec, method.name, method.max_distance, accuracy, method.probe_rows)
 
 
-def check_drafts(count: int, most: int) -> None:
-    """Raise UserError for a draft vocabulary of another size than 0, all tokens, to `most`."""
-    if type(count) is not int:
-        raise UserError(f"draft-vocabulary must be a whole number, got {count!r}")
-    if count and not most:
-        raise UserError(f"draft-vocabulary {count}: the adapter does not say which tokens are frequent")
-    if not 0 <= count <= most:
-        raise UserError(f"draft-vocabulary must be 0 (all tokens) or at most {most}, got {count}")
-
-
 def _plan(source: Source, tree: str | TreePlan | Sequence[Path] | None) -> TreePlan:
     """The fixed trees of a source to decode with; None is its own."""
     method = source.method
@@ -365,25 +217,3 @@ def _plan(source: Source, tree: str | TreePlan | Sequence[Path] | None) -> TreeP
     if len(plan.states) > 1 and not method.probe_distances:
         raise UserError(f"{method.name} has no probes: it takes one tree, not {len(plan.states)} that depend on them")
     return plan
-
-
-def parse_budget(tree: object, sources: Sequence[Source]) -> Budget | None:
-    """The budget of rows that `best:ROWS` asks for; a union has one of its own. Raises UserError for no such number."""
-    least = max(2 + source.method.probe_distances * source.method.probe_rows for source in sources)
-    if tree is None and len(sources) > 1:
-        return Budget(max(8, least))
-    if not isinstance(tree, str) or not tree.startswith("best:"):
-        return None
-    parts = tree.removeprefix("best:").split(",")
-    found = [re.fullmatch(r"(\d+)(?:@(\d+(?:\.\d+)?))?", part) for part in parts]
-    rows = [int(match[1]) if match else 0 for match in found]
-    if not 2 <= rows[-1] <= MOST_ROWS or not all(found):
-        raise UserError(f"tree {tree!r}: write best:ROWS with 2 to {MOST_ROWS} rows, or best:ROWS@MS,ROWS@MS")
-    if len(parts) == 1:
-        return Budget(rows[0])
-    costs = [float(match[2] or 0) for match in found]
-    if min(costs) <= 0:
-        raise UserError(f"tree {tree!r}: of several sizes each needs its milliseconds, as in best:1@21,4@23.5")
-    if not rows[0] or any(more <= less for less, more in itertools.pairwise(rows)):
-        raise UserError(f"tree {tree!r}: sizes must be given in order, from 1 row on")
-    return Budget(rows[-1], tuple(zip(rows, costs, strict=True)))

@@ -9,9 +9,11 @@ from typing import Any
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafting.adapter import OWN_MODEL, WEIGHTS, Adapter, find_shipped, read_adapter
+from jaxspec.drafting.budget import Budget
 from jaxspec.drafting.choice import Choice, choice_name, find_choice
-from jaxspec.drafting.drafter import Budget, Drafter, Source, autoregressive, tuned
+from jaxspec.drafting.drafter import Drafter, autoregressive, tuned
 from jaxspec.drafting.method import Method
+from jaxspec.drafting.source import Source
 from jaxspec.drafting.tree import Path as TreePath
 from jaxspec.drafting.tree import TreePlan, from_paths
 from jaxspec.errors import UserError, suggest

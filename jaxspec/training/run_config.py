@@ -10,8 +10,9 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 
 from jaxspec.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
-from jaxspec.drafting.drafter import check_drafts, method_plan
+from jaxspec.drafting.drafter import method_plan
 from jaxspec.drafting.method import Method
+from jaxspec.drafting.source import check_drafts
 from jaxspec.drafting.tree.plan import TreePlan
 from jaxspec.drafting.tree.spec import RANKS
 from jaxspec.errors import UserError, check_at_least, differences

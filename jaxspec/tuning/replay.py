@@ -18,8 +18,9 @@ from jax import lax
 
 from jaxspec.decoding.acceptance import follow
 from jaxspec.decoding.generate import bucket
+from jaxspec.drafting.budget import Budget
 from jaxspec.drafting.draft import Draft, Offer, Pace, calibrated
-from jaxspec.drafting.drafter import Budget, Drafter
+from jaxspec.drafting.drafter import Drafter
 from jaxspec.drafting.shape import Best
 from jaxspec.tuning.record import Recording
 

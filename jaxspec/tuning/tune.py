@@ -12,8 +12,9 @@ import numpy as np
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import generate_many
 from jaxspec.decoding.prompts import encode_prompts
+from jaxspec.drafting.budget import Budget, smallest_draft
 from jaxspec.drafting.choice import Choice
-from jaxspec.drafting.drafter import Budget, Drafter, autoregressive
+from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.drafting.tree import chain, expected
 from jaxspec.drafting.tree.plan import check_accuracy
 from jaxspec.errors import UserError, check_at_least
@@ -25,7 +26,7 @@ from jaxspec.tuning.hardware import Latency, Option, make_option, rank_options
 from jaxspec.tuning.latency import measure_latency
 from jaxspec.tuning.race import Trial, race
 from jaxspec.tuning.record import Text, record
-from jaxspec.tuning.unions import Candidate, Predictor, calibrate, least_rows, measure_costs
+from jaxspec.tuning.unions import Candidate, Predictor, calibrate, in_words, measure_costs
 from jaxspec.weights.load import Model
 
 _ANSWERED_PROMPTS = 16  # to measure or replay, where the adapter's own accuracies do not do
@@ -138,7 +139,7 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
     ]
     finalists, drafters = [], {}
     for option, count in itertools.product([*ranked[: config.finalists], *also], vocabularies):
-        name = f"{option.name}, {count} tokens" if count else option.name
+        name = in_words(option.name, count)
         finalists.append(dataclasses.replace(option, name=name))
         drafters[name] = drafter.with_tree(option.shape, count)
     chosen = prompts[measured : measured + tried]
@@ -185,7 +186,7 @@ def tune_union(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> 
     trials = race(model, drafters, tried_on, config.max_new_tokens, sampling, batch_size)
     options = {option.name: option for option, _ in [*ranked, *also]}
     figures = _figures(costs.latency, [options[name] for name in drafters], trials)
-    drafting = {_words(*key): round(1e3 * value, 3) for key, value in costs.drafting.items()}
+    drafting = {in_words(*key): round(1e3 * value, 3) for key, value in costs.drafting.items()}
     choice = _choice(drafter, config, drafters, trials, figures | {"drafting_milliseconds": drafting})
     return Tuning(choice, costs.latency, list(options.values()), trials)
 
@@ -194,10 +195,6 @@ def _best_first(candidates: Iterable[Candidate]) -> list[Candidate]:
     """By predicted speed, each once: what has no draft vocabulary comes with every one."""
     once = {option.name: (option, drafter) for option, drafter in candidates}
     return sorted(once.values(), key=lambda candidate: -candidate[0].predicted)
-
-
-def _words(method: str, draft_vocabulary: int) -> str:
-    return f"{method}, {draft_vocabulary} tokens" if draft_vocabulary else method
 
 
 def _choice(
@@ -229,13 +226,13 @@ def _choice(
 
 def _with_vocabularies(drafter: Drafter, config: TuneConfig) -> list[Drafter]:
     """A union with each draft vocabulary to try."""
-    budget = f"best:{max(_RECORDED_ROWS, least_rows(drafter.sources))}"
+    budget = f"best:{max(_RECORDED_ROWS, smallest_draft(drafter.sources))}"
     return [drafter.with_tree(budget, count) for count in config.draft_vocabularies or (None,)]
 
 
 def check_union(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -> None:
     """Raise UserError for settings of a union that cannot be measured, before anything is."""
-    least = least_rows(drafter.sources)
+    least = smallest_draft(drafter.sources)
     _check(drafter, prompts, config, least, replayed=True)
     wholes = _with_vocabularies(drafter, config)
     for whole in wholes:

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.drafting.drafter import Budget, Drafter, Source, parse_budget
+from jaxspec.drafting.budget import Budget, parse_budget, smallest_draft
+from jaxspec.drafting.drafter import Drafter
+from jaxspec.drafting.source import Source
 from jaxspec.progress import Progress
 from jaxspec.tuning.calibrate import fit_calibration
 from jaxspec.tuning.hardware import Latency, Option, fit_latency
@@ -59,7 +61,7 @@ def measure_costs(
     sizes = [*everyone]
     for drafter in drafters:
         for source in drafter.sources:
-            rows = max(_TYPICAL, least_rows([source]))
+            rows = max(_TYPICAL, smallest_draft([source]))
             everyone[_key(source)] = with_sources(drafter, [source], f"best:{rows}")
     seconds = step_times(everyone, cache_length, rounds, batch_size, sampling)
     latency = fit_latency({rows: seconds[rows] for rows in sizes})
@@ -108,8 +110,7 @@ class Predictor:
     def _candidate(self, part: Drafter, found: Replay, seconds: float) -> Candidate:
         spec, speed = part.shape.spec, float(found.tokens.sum() / seconds / self.batch_size)
         count = max(source.draft_vocabulary for source in part.sources)
-        name = f"{part.name} {spec}, {count} tokens" if count else f"{part.name} {spec}"
-        return Option(name, spec, part.num_rows, found.tokens_per_step, speed), part
+        return Option(in_words(f"{part.name} {spec}", count), spec, part.num_rows, found.tokens_per_step, speed), part
 
     def rank(self, max_rows: int) -> list[Candidate]:
         """Of every part its best number of rows, and what chooses among several per step; the fastest first."""
@@ -130,7 +131,7 @@ class Predictor:
         def program(rows: int) -> tuple[int, int]:
             return Budget(rows).divided(sources)[1], max(rows, 8).bit_length()
 
-        for _, group in itertools.groupby(_sizes(least_rows(sources), max_rows), program):
+        for _, group in itertools.groupby(_sizes(smallest_draft(sources), max_rows), program):
             sizes = list(group)
             for rows in sizes:
                 part = self._part(numbers, f"best:{rows}")
@@ -147,14 +148,14 @@ class Predictor:
         return "best:" + ",".join(f"{rows}@{1e3 * self.costs(sources, rows):.2f}" for rows in sorted(chosen))
 
 
-def least_rows(sources: Sequence[Source]) -> int:
-    """Rows of the smallest draft: the root, a candidate and its probes."""
-    return 2 + max(source.method.probe_distances * source.method.probe_rows for source in sources)
-
-
 def with_sources(drafter: Drafter, sources: Sequence[Source], tree: str) -> Drafter:
     """Some of a drafter's sources with a budget."""
     return dataclasses.replace(drafter, sources=tuple(sources), shape=parse_budget(tree, sources))
+
+
+def in_words(name: str, draft_vocabulary: int) -> str:
+    """Something that drafts, with its draft vocabulary where it has one."""
+    return f"{name}, {draft_vocabulary} tokens" if draft_vocabulary else name
 
 
 def _key(source: Source) -> tuple[str, int]:

@@ -11,8 +11,9 @@ import pytest
 from jaxspec.bench.dry_run import _abstract_base, _lower_decoding
 from jaxspec.config import MeshConfig
 from jaxspec.decoding.loop import decode
-from jaxspec.drafting.drafter import DeviceDrafter, DeviceSource
+from jaxspec.drafting.drafter import DeviceDrafter
 from jaxspec.drafting.shape import Best
+from jaxspec.drafting.source import DeviceSource
 from jaxspec.drafting.tree import chain
 from jaxspec.methods import METHODS, Suffix
 from jaxspec.parallel.chips import absent_mesh

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.drafting.adapter import Adapter
-from jaxspec.drafting.drafter import Budget, Drafter, Source, make_drafter
+from jaxspec.drafting.budget import Budget
+from jaxspec.drafting.drafter import Drafter, make_drafter
 from jaxspec.drafting.method import Batch
+from jaxspec.drafting.source import Source
 from jaxspec.drafting.tree import Tree, TreePlan, chain
 from jaxspec.methods.rest import build
 
