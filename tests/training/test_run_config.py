@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.errors import UserError
-from jaxspec.methods import METHODS, BiTA, HiddenTransfer
+from jaxspec.methods import METHODS, PPD, BiTA, HiddenTransfer
 from jaxspec.training.configs import load_config, load_configs, load_papers, split_config_name
 from jaxspec.training.run_config import check_config
 from jaxspec.weights.shapes import SHAPES
@@ -76,6 +76,17 @@ def test_configs_of_bita_are_its_papers(name):
     assert (train.learning_rate, train.schedule, train.warmup, train.batch_size) == (3e-2, "cosine", 0, 128)
     assert train.steps * train.batch_size == 4 * config.data.answers and train.insertions == 64  # four epochs
     assert config.tree == "efficient:5"
+
+
+@pytest.mark.parametrize(("base", "rows"), [("mobilellama_1_4b", 285), ("vicuna_7b", 105), ("vicuna_13b", 60)])
+def test_configs_of_ppd_are_its_thesis(base, rows):
+    """Sections 4.3.2 and 6.1.2, Table 6.1."""
+    config = load_config(f"ppd_{base}")
+    assert config.method == PPD(distances=3, ensemble=1, objective="distillation", decay=0.8)
+    train = config.train
+    assert (train.learning_rate, train.schedule, train.warmup, train.batch_size) == (1e-2, "cosine", 0, 4)
+    assert train.steps * train.batch_size == 2 * config.data.answers and train.sequence_length == 1024  # two epochs
+    assert config.data.regenerate and config.tree == f"dynamic:{rows}"
 
 
 @pytest.mark.parametrize("base", ["llama2", "vicuna"])
