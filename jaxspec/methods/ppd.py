@@ -33,6 +33,9 @@ class PPD(ProbeMethod):
     prints the `reverse` direction, and Table 6.5 compares `hard` labels.
 
     Attributes:
+      initial: ids of the text tokens that prompt tokens start from, all EPTs of one distance before those of the next,
+        repeated or cut to M * n; empty: random ones. The released code starts from a phrase, whose ids
+        `model.encode(phrase, chat=False)` gives.
       ensemble: n, ensemble prompt tokens (EPTs) per prompt token (4.2).
       mask: what an EPT sees of its own group (4.4.3): `ensemble`, EPTs of its own index at smaller distances;
         `decoder`, all EPTs at smaller distances; `encoder`, those and all at its own distance.
@@ -48,6 +51,7 @@ class PPD(ProbeMethod):
     name: ClassVar[str] = "ppd"
     kernels: ClassVar[tuple[str, ...]] = ("head",)
 
+    initial: tuple[int, ...] = ()
     ensemble: int = 1
     mask: Literal["ensemble", "decoder", "encoder"] = "ensemble"
     aggregation: Literal["average", "learned"] = "average"
@@ -59,6 +63,9 @@ class PPD(ProbeMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if any(type(token) is not int for token in self.initial):
+            raise UserError(f"ppd: initial must be token ids, as `model.encode` makes them, got {self.initial!r}")
+        object.__setattr__(self, "initial", tuple(self.initial))  # a list, where the settings come from JSON
         for setting, least in (("ensemble", 1), ("multi_exit", 1), ("prefix_tokens", 0)):
             if getattr(self, setting) < least:
                 raise UserError(f"ppd: {setting} must be at least {least}, got {getattr(self, setting)}")
@@ -101,7 +108,7 @@ class PPD(ProbeMethod):
     # Sections 4.1, 4.2 and 4.4: prompt tokens, their ensembles and extensions
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
-        """Prompt tokens [M, n, D] copied from random text tokens (6.1.2), and the extensions' parts.
+        """Prompt tokens [M, n, D] copied from text tokens (6.1.2), and the extensions' parts.
 
         Late ones copy the hidden states of such tokens at their layer. The parts are weights [M, n], a prefix of
         M * prefix_tokens keys and values, and a head [D, V].
@@ -109,7 +116,7 @@ class PPD(ProbeMethod):
         self.check_layers(base)
         M, n = self.distances, self.ensemble
         for_tokens, for_prefix = jax.random.split(key)
-        tokens = jax.random.randint(for_tokens, (M * n,), 0, base.vocab_size)
+        tokens = self._text_tokens(for_tokens, base.vocab_size)
         make = {
             "embeddings": lambda: text_states(base, tokens, self.entry).reshape(M, n, -1),
             "weights": lambda: jnp.full((M, n), 1 / n),
@@ -118,6 +125,15 @@ class PPD(ProbeMethod):
         }
         trainable = {part: make[part]() for part, used in self._parts().items() if used}
         return jax.tree.map(lambda x: x.astype(wide(x)), trainable)
+
+    def _text_tokens(self, key: jax.Array, vocab_size: int) -> jax.Array:
+        """Ids [M * n] of the text tokens to start from."""
+        count = self.distances * self.ensemble
+        if not self.initial:
+            return jax.random.randint(key, (count,), 0, vocab_size)
+        if outside := [token for token in self.initial if not 0 <= token < vocab_size]:
+            raise UserError(f"ppd: initial must be token ids below {vocab_size}, this base's vocabulary, got {outside}")
+        return jnp.asarray(np.resize(self.initial, count), jnp.int32)
 
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
         """Of a head of their own only what may be drafted."""

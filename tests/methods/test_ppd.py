@@ -5,7 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from jaxspec.errors import UserError
 from jaxspec.methods import PPD
 from jaxspec.model.base import Base
 from tests.helpers.methods import batch_of, predict, sequence, trained
@@ -36,6 +38,25 @@ def test_prompt_tokens_start_as_text_tokens(tiny):
     embeddings = np.asarray(PPD(ensemble=4).init(jax.random.key(0), base)["embeddings"]).reshape(-1, 32)
     table = np.asarray(tiny.params["embedding"])
     assert all(np.any(np.all(np.isclose(table, e), axis=1)) for e in embeddings)
+
+
+def test_prompt_tokens_start_as_a_given_phrase(tiny):
+    """All EPTs of a distance, then those of the next; a phrase that is too short starts again."""
+    base, table = Base(tiny.params, tiny.decoder), np.asarray(tiny.params["embedding"])
+    for method, ids in (
+        (PPD(initial=[7, 2], ensemble=2), [[7, 2], [7, 2], [7, 2]]),
+        (PPD(initial=(7, 2, 5, 9)), [[7], [2], [5]]),
+    ):
+        np.testing.assert_array_equal(method.init(jax.random.key(0), base)["embeddings"], table[np.array(ids)])
+        assert hash(method)
+
+
+def test_a_phrase_must_be_tokens_of_the_base(tiny):
+    with pytest.raises(UserError, match=r"initial must be token ids, .* got 'Next word'"):
+        PPD(initial="Next word")
+    size = tiny.config.vocab_size
+    with pytest.raises(UserError, match=rf"token ids below {size}, .* got \[-1, {size}\]"):
+        PPD(initial=(3, -1, size)).abstract(tiny.config)
 
 
 def test_settings_are_hashable_and_shapes_follow_them(tiny):
