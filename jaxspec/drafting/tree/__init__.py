@@ -4,6 +4,7 @@ from jaxspec.drafting.tree.builders import cartesian, chain, efficient, random_t
 from jaxspec.drafting.tree.dynamic import dynamic_sparse_tree
 from jaxspec.drafting.tree.plan import State, TreePlan, expected, from_paths, make_plan
 from jaxspec.drafting.tree.spec import load_plan, parse_tree, save_plan
+from jaxspec.drafting.tree.stripped import stripped_tree
 from jaxspec.drafting.tree.tree import (
     Path,
     Tree,
@@ -38,5 +39,6 @@ __all__ = [
     "sparse_tree",
     "stack_trees",
     "straightforward",
+    "stripped_tree",
     "tree_paths",
 ]

@@ -10,7 +10,7 @@ A candidate v that is reached with probability P(v) and carries n probes adds
     P(v) * (1 + h[n] - h[probes of its parent])
 
 because accepting it brings one token and moves the point from which the next step starts. The thesis strips probes
-greedily instead (Proposition 5.6.3); this search can only be better.
+greedily instead (Proposition 5.6.3, `stripped_tree`); this search can only be better.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jaxspec.drafting.tree.tree import Path
 from jaxspec.errors import UserError
 
 _ROUNDS = 100
-_ALMOST_ONE = 1 - 1e-6  # of the search: some step always falls back on the root, so there is one recurrent class
+_ALMOST_ONE = 1 - 1e-6
 
 
 def dynamic_sparse_tree(
@@ -56,17 +56,13 @@ def dynamic_sparse_tree(
     table = check_accuracy(accuracy)
     distances = len(table)
     root_probes = distances if root_probes is None else root_probes
-    if not isinstance(max_rows, int | np.integer) or max_rows < 0:
-        raise UserError(f"tree: max_rows must be a whole number, not negative, got {max_rows}")
-    if not 0 < probe_cost < np.inf:
-        raise UserError(f"tree: probe_cost must be a positive number, got {probe_cost}")
+    cost = check_budget(max_rows, probe_cost)
     if min_probes not in (0, 1) or not max(min_probes, 1) <= root_probes <= distances:
         raise UserError(
             f"tree: root_probes must be between 1 and {distances} and min_probes 0 or 1, got {root_probes} and "
             f"{min_probes}"
         )
-    sure = np.maximum(table.sum(axis=1, keepdims=True) / _ALMOST_ONE, 1)
-    search = _Search(table / sure, max_rows, root_probes, probe_cost, min_probes)
+    search = _Search(unsure(table), max_rows, root_probes, cost, min_probes)
     bias, best, before = np.zeros(distances + 1), None, None
     for _ in range(_ROUNDS):
         states = tuple(search.state(needs, bias) for needs in range(min_probes, distances + 1))
@@ -77,6 +73,20 @@ def dynamic_sparse_tree(
             break
         bias, before = search.bias(plan), plan.states
     return expected(best, table)
+
+
+def check_budget(max_rows: int, probe_cost: float) -> Fraction:
+    """The rows that a probe counts for as a fraction. Raises UserError for that or a budget out of range."""
+    if not isinstance(max_rows, int | np.integer) or max_rows < 0:
+        raise UserError(f"tree: max_rows must be a whole number, not negative, got {max_rows}")
+    if not 0 < probe_cost < np.inf:
+        raise UserError(f"tree: probe_cost must be a positive number, got {probe_cost}")
+    return max(Fraction(probe_cost).limit_denominator(8), Fraction(1, 8))
+
+
+def unsure(accuracy: np.ndarray) -> np.ndarray:
+    """Accuracies for a search: some step always falls back on the root, so that the chain has one recurrent class."""
+    return accuracy / np.maximum(accuracy.sum(axis=1, keepdims=True) / _ALMOST_ONE, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +104,7 @@ class _Search:
     accuracy: np.ndarray
     max_rows: int
     root_probes: int
-    probe_cost: float
+    probe_cost: Fraction
     min_probes: int
 
     def bias(self, plan: TreePlan) -> np.ndarray:
@@ -118,8 +128,8 @@ class _Search:
         probability of that node, with at most b units of rows; a child is worth its accuracy times
         `single[np][b] = max over n of 1 + h[n] - h[np] + forest of the next level[n][b - cost(n)]`.
         """
-        cost = max(Fraction(self.probe_cost).limit_denominator(8), Fraction(1, 8))
-        node_cost, probe_cost, budget = cost.denominator, cost.numerator, self.max_rows * cost.denominator
+        probe_cost, node_cost = self.probe_cost.as_integer_ratio()
+        budget = self.max_rows * node_cost
         labels = range(self.min_probes, len(self.accuracy) + 1)
         forest = {n: np.zeros(budget + 1) for n in labels}
         levels = []

@@ -147,19 +147,33 @@ def expected(plan: TreePlan, accuracy: np.ndarray) -> TreePlan:
     accuracy = check_accuracy(accuracy)
     gains, transition = [], np.zeros((len(plan.states), len(plan.states)))
     for i, state in enumerate(plan.states):
-        reach, served = {(): 1.0}, state.probes[0] - state.needs if state.borrows else 0
-        for path in state.paths:
-            level, rank = served + len(path) - 1, path[-1]
-            right = accuracy[level, rank] if level < len(accuracy) and rank < accuracy.shape[1] else 0.0
-            reach[path] = reach[path[:-1]] * right
-        last = dict(reach)  # the probability that a node is the last accepted one
-        for path in state.paths:
-            last[path[:-1]] -= reach[path]
+        reach, last = endings(state.paths, accuracy, state.probes[0] - state.needs if state.borrows else 0)
         for path, known in zip(((), *state.paths), state.known, strict=True):
             transition[i, plan.next_state(known)] += last[path]
         gains.append(sum(reach.values()) - 1)
     rate = stationary(transition) @ np.array(gains)
     return dataclasses.replace(plan, expected_tokens=1 + float(rate), transition=transition)
+
+
+def endings(
+    paths: Sequence[Path], accuracy: np.ndarray, served: int = 0
+) -> tuple[dict[Path, float], dict[Path, float]]:
+    """The probabilities that nodes are accepted, and that they are the last accepted ones, the root first.
+
+    Args:
+      paths: of a tree, sorted by level and rank.
+      accuracy: [M, K].
+      served: distances before those that the candidates come from.
+    """
+    reach = {(): 1.0}
+    for path in paths:
+        level, rank = served + len(path) - 1, path[-1]
+        right = accuracy[level, rank] if level < len(accuracy) and rank < accuracy.shape[1] else 0.0
+        reach[path] = reach[path[:-1]] * right
+    last = dict(reach)
+    for path in paths:
+        last[path[:-1]] -= reach[path]
+    return reach, last
 
 
 def stationary(transition: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any
 from jaxspec.drafting.tree.builders import cartesian, chain, efficient, random_tree, sparse_tree, straightforward
 from jaxspec.drafting.tree.dynamic import dynamic_sparse_tree
 from jaxspec.drafting.tree.plan import TreePlan, plan_from_json, plan_to_json
+from jaxspec.drafting.tree.stripped import stripped_tree
 from jaxspec.errors import UserError, suggest
 
 RANKS = 10  # candidates per distance that accuracies are measured for
@@ -21,8 +22,9 @@ _BUILDERS = {
     "sparse": (1, "NODES, the root included"),
     "random": (1, "NODES, the root included"),
     "dynamic": (1, "ROWS beyond the root and its probes"),
+    "stripped": (1, "ROWS beyond the root and its probes"),
 }
-_ABOUT_PROBES = ("straightforward", "dynamic")
+_ABOUT_PROBES = ("straightforward", "dynamic", "stripped")
 
 
 def parse_tree(spec: str, method: str, distances: int, accuracy: list | None, probe_cost: float = 1.0) -> TreePlan:
@@ -32,8 +34,8 @@ def parse_tree(spec: str, method: str, distances: int, accuracy: list | None, pr
       spec: `BUILDER:NUMBERS` or the path of a JSON file, a list of paths or what `save_plan` writes.
       method: the method that will use it.
       distances: M, how deep it can be.
-      accuracy: [M][K] of the adapter, for `sparse` and `dynamic`.
-      probe_cost: rows per probe, for `dynamic`; 0 for methods without probes.
+      accuracy: [M][K] of the adapter, for `sparse`, `dynamic` and `stripped`.
+      probe_cost: rows that a probe counts for, for the last two; 0 for methods without probes.
 
     Raises:
       UserError: an unknown builder or one that the method has no use for, wrong numbers, a bad file, or a tree deeper
@@ -89,6 +91,8 @@ def _build(name: str, numbers: list[int], distances: int, accuracy: list | None,
         raise UserError(f"tree: {name} needs the adapter's measured accuracies, and it holds none")
     if name == "sparse":
         return sparse_tree(accuracy, numbers[0])
+    if name == "stripped":
+        return stripped_tree(accuracy, numbers[0], probe_cost).trimmed(distances)
     plans = [
         dynamic_sparse_tree(accuracy, numbers[0], root_probes=n, probe_cost=probe_cost).trimmed(n)
         for n in range(1, distances + 1)

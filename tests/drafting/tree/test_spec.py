@@ -16,6 +16,7 @@ from jaxspec.drafting.tree import (
     save_plan,
     sparse_tree,
     straightforward,
+    stripped_tree,
 )
 from jaxspec.errors import UserError
 
@@ -49,11 +50,12 @@ def written(tmp_path):
         ("efficient:5,4", efficient([5, 4])),
         ("sparse:6", sparse_tree(ACCURACY, 6)),
         ("random:7", random_tree(3, 10, 7)),
+        ("stripped:9", stripped_tree(ACCURACY, 9).trimmed(3)),
     ],
 )
 def test_every_spec_names_its_builder(spec, plan):
     assert parse(spec) == plan
-    assert (parse(spec).expected_tokens is not None) == spec.startswith(("sparse", "dynamic"))
+    assert (parse(spec).expected_tokens is not None) == spec.startswith(("sparse", "stripped"))
 
 
 @pytest.mark.parametrize(("rows", "cost"), [(9, 1), (9, 2), (40, 1)])
@@ -69,7 +71,7 @@ def test_a_file_of_paths(written):
     assert parse(written([[0], [1], [0, 1]])) == from_paths([(0,), (1,), (0, 1)])
 
 
-@pytest.mark.parametrize("spec", ["dynamic:9", "sparse:5", "efficient:2"])
+@pytest.mark.parametrize("spec", ["dynamic:9", "stripped:9", "sparse:5", "efficient:2"])
 def test_a_saved_plan_comes_back(written, spec):
     file = written(save_plan(parse(spec), "ppd"))
     assert parse(file, accuracy=None).states == load_plan(file, "ppd").states == parse(spec).states
@@ -153,7 +155,7 @@ def test_files_are_checked_for_depth_and_candidates(written):
         parse(written([]))
 
 
-@pytest.mark.parametrize("spec", ["sparse:6", "dynamic:9"])
+@pytest.mark.parametrize("spec", ["sparse:6", "dynamic:9", "stripped:9"])
 def test_what_needs_accuracies_says_so(spec):
     with pytest.raises(UserError, match="needs the adapter's measured accuracies, and it holds none"):
         parse(spec, accuracy=None)
