@@ -162,7 +162,8 @@ class Drafter:
         if len(sources) > 1:
             raise UserError(f"{self.name}: a union takes a tree of best:ROWS, got {str(tree)!r}")
         [source] = sources
-        plan, tokens = _plan(source, tree), source.draft_vocabulary or self.model.config.vocab_size
+        plan = _plan(source, self.model.config.num_layers, tree)
+        tokens = source.draft_vocabulary or self.model.config.vocab_size
         if plan.max_rank >= tokens:
             raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {tokens}")
         return dataclasses.replace(drafter, shape=plan)
@@ -198,16 +199,16 @@ def tuned(method: Method, trainable: PyTree, model: Model) -> tuple[Method, PyTr
     return method, trainable, model
 
 
-def method_plan(method: Method, spec: str, accuracy: Sequence[Sequence[float]] | None) -> TreePlan:
-    """A draft tree for a method, from its specification (see `parse_tree`) and accuracies [M][K]."""
-    return parse_tree(spec, method.name, method.max_distance, accuracy, method.probe_rows)
+def method_plan(method: Method, layers: int, spec: str, accuracy: Sequence[Sequence[float]] | None) -> TreePlan:
+    """The tree that a specification asks for of a method on a base of so many layers, with accuracies [M][K]."""
+    return parse_tree(spec, method.name, method.max_distance, accuracy, method.probe_cost(layers))
 
 
-def _plan(source: Source, tree: str | TreePlan | Sequence[Path] | None) -> TreePlan:
-    """The fixed trees of a source to decode with; None is its own."""
+def _plan(source: Source, layers: int, tree: str | TreePlan | Sequence[Path] | None) -> TreePlan:
+    """The fixed trees of a source to decode with on a base of so many layers; None is its own."""
     method = source.method
     if isinstance(tree, str):
-        plan = method_plan(method, tree, source.accuracy)
+        plan = method_plan(method, layers, tree, source.accuracy)
     elif tree is not None:
         plan = tree if isinstance(tree, TreePlan) else from_paths(tree)
     else:

@@ -125,6 +125,10 @@ class Method:
         """Rows of a step that one probe makes; 0 for methods without."""
         return 0
 
+    def probe_cost(self, layers: int) -> float:
+        """Rows that a probe counts for in a tree's budget, on a base of so many layers."""
+        return self.probe_rows
+
     @property
     def replaces_base(self) -> bool:
         """Whether training ends in a base of its own, beside an adapter for that one."""

@@ -96,6 +96,10 @@ class ProbeMethod(Method, abc.ABC):
         """n, rows of a probe."""
         return 1
 
+    def probe_cost(self, layers: int) -> float:
+        """n rows, each for the share of the layers that it runs through; the mean of all distances."""
+        return self.probe_rows * (1 - float(np.mean(self.entries)) / layers)
+
     # What a paper says
 
     @property

@@ -65,7 +65,7 @@ class RunConfig:
 
     def plan(self) -> TreePlan:
         """The draft tree as it is without measured accuracies: for its size alone."""
-        return method_plan(self.method, self.tree, _EVEN * self.method.max_distance)
+        return method_plan(self.method, self.shapes.num_layers, self.tree, _EVEN * self.method.max_distance)
 
 
 def check_config(config: RunConfig) -> None:

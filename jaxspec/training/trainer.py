@@ -224,7 +224,7 @@ class Trainer:
         }
         return {
             "base": run["model"],
-            "tree": plan_to_json(method_plan(config.method, config.tree, known)),
+            "tree": plan_to_json(method_plan(config.method, config.shapes.num_layers, config.tree, known)),
             "draft_vocabulary": config.draft_vocabulary,
             "training": run["train"],
             "data": run["data"] | size,

@@ -42,7 +42,7 @@ def test_every_entry_has_a_tree_for_its_method_and_an_adapter_that_is_kept():
         else:
             method = TRAINED[entry.adapter[0]][entry.adapter[1]].method
         tree, accuracy = entry.tree, [[0.1] * 10] * method.max_distance
-        plan = tree if isinstance(tree, TreePlan) else method_plan(method, tree, accuracy)
+        plan = tree if isinstance(tree, TreePlan) else method_plan(method, SMOLLM2_135M.num_layers, tree, accuracy)
         assert plan.depth <= method.max_distance
         assert sum(math.prod(x.shape) for x in jax.tree.leaves(method.abstract(SMOLLM2_135M))) < LARGE
 

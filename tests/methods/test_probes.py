@@ -11,8 +11,9 @@ import pytest
 from scipy.special import log_softmax
 
 from jaxspec.drafting.draft import Accepted
+from jaxspec.drafting.drafter import method_plan
 from jaxspec.drafting.method import Method, Seen, Step
-from jaxspec.drafting.tree import build_tree, select_trees, stack_trees
+from jaxspec.drafting.tree import build_tree, parse_tree, select_trees, stack_trees
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE, BiTA, HiddenTransfer
 from jaxspec.methods.probes import text_states
@@ -263,6 +264,13 @@ def test_training_lowers_the_loss_and_every_part_learns(tiny, method, stage):
 def test_settings_that_make_no_sense_are_named(build, message):
     with pytest.raises(UserError, match=message):
         build()
+
+
+def test_probes_count_for_the_layers_that_they_run_through():
+    half, accuracy = PPD(ensemble=2, entry=2), [[0.4, 0.2, 0.1]] * 3
+    costs = [method.probe_cost(4) for method in (Method(), PPD(), half, HiddenTransfer(layers=(1, 1, 3)))]
+    assert costs == pytest.approx([0, 1, 1, 7 / 12])
+    assert method_plan(half, 4, "dynamic:20", accuracy) == parse_tree("dynamic:20", "ppd", 3, accuracy, probe_cost=1)
 
 
 @pytest.mark.parametrize(
