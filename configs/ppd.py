@@ -1,11 +1,11 @@
 """PPD (Chen, 2024) with the settings of the thesis (section 6.1.2), and for the embedded model.
 
 Prompt tokens learn the distributions of the base along its own text (4.3.2). The released code cuts each conversation
-of ShareGPT at one random place within an answer and lets the base go on for as many tokens as there are prompt tokens.
-Here the base writes whole answers to the same turns, and prompt tokens stand at 64 places of each: an answer costs more
-to make and teaches more often. Held-out answers are written by the base too, so accuracies, and with them the tree, are
-those of decoding. Trees have the rows of Table 6.1 and are found exactly; `stripped` in place of `dynamic` builds them
-as the thesis does. The thesis trains on a base in 4 bits.
+of ShareGPT at one random place within an answer and lets the base go on from there for a few tokens. Here the base
+writes whole answers to the same turns, and prompt tokens stand at 64 places of each: an answer costs more to make and
+teaches more often. Held-out answers are written by the base too, so accuracies, and with them the tree, are those of
+decoding. Trees have the rows of Table 6.1 and are found exactly; `stripped` in place of `dynamic` builds them as the
+thesis does. The thesis trains on a base in 4 bits.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Training data that published methods share, cut as their configs cut it.
 
-ShareGPT's answers are another model's, and the papers train on them as they are; accuracies measured on them are of
+ShareGPT's answers are another model's, and most papers train on them as they are; accuracies measured on them are of
 that model's words. `--data.regenerate` has the base answer the same conversations, which is what decoding meets.
 """
 
