@@ -24,7 +24,7 @@ CLOSE_SPEED = 0.03  # ratios of speeds this close to 1 are none: what autoregres
 _RULES = {
     "match": "the text must match that of autoregressive decoding, token for token",
     "rejection": "when sampling, another text of the same distribution",
-    "typical": "**lossy**, another text of another distribution",
+    "typical": "when sampling **lossy**, another text of another distribution",
 }
 _HOW_TO_READ = (
     "All methods answer each question in turn; compilation does not count. Speedups compare pairs, the same question "

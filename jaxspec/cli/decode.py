@@ -61,7 +61,7 @@ class Options:
       min_p: drop tokens less probable than this fraction of the best.
       seed: decides the text when sampling.
       accept: match gives the text of autoregressive decoding; rejection, when sampling, another text of the same
-        distribution; typical is lossy.
+        distribution; typical, when sampling, is lossy.
       epsilon: typical acceptance, largest threshold.
       delta: typical acceptance, factor of the entropy-dependent threshold.
       dtype: of the weights; default float32 on CPU, bfloat16 elsewhere and in a dry run.
@@ -223,10 +223,11 @@ def tuned_or_own(drafter: Drafter, batch_size: int, temperature: float) -> Draft
 def make_printer(options: Options, drafter: Drafter) -> JsonPrinter | TextPrinter:
     """What prints results in the form that was asked for."""
     name, model, acceptance = drafter.name, drafter.model, options.acceptance()
+    same_text = acceptance.same_text(options.temperature)
     if options.json:
         facts = {"method": name, "model": model.name, "base": model.fingerprint}
-        return JsonPrinter(facts | {"accept": options.accept, "lossless": acceptance.lossless})
-    remark = "" if acceptance.same_text(options.temperature) else acceptance.remark
+        return JsonPrinter(facts | {"accept": options.accept, "lossless": same_text or acceptance.lossless})
+    remark = "" if same_text else acceptance.remark
     return TextPrinter(model, name, remark, options.compared)
 
 

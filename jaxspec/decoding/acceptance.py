@@ -22,7 +22,7 @@ class Acceptance(abc.ABC):
     """Which candidates survive; a frozen dataclass of static settings.
 
     Attributes:
-      lossless: whether the text has the distribution of autoregressive decoding's.
+      lossless: whether sampled text has the distribution of autoregressive decoding's. Greedy text is always the same.
       remark: what there is to say about a text that is not autoregressive decoding's own.
     """
 
@@ -164,7 +164,8 @@ class Typical(Acceptance):
     """Lossy: a candidate survives if the base finds it plausible (Medusa 2.3.1; PPD 4.5.2).
 
     p(candidate) > min(epsilon, delta * exp(-entropy)); the base's own tokens are greedy; the longest surviving path
-    wins. The defaults are those of Medusa's released code; PPD gives none.
+    wins, and of several the likeliest, as in Medusa's released code. The defaults are that code's; PPD gives none. At
+    temperature 0 nothing but the best token is plausible: greedy decoding is the case of `Match`.
 
     Attributes:
       epsilon: largest threshold, a probability.
@@ -182,8 +183,8 @@ class Typical(Acceptance):
             raise UserError(f"epsilon and delta must be positive, got {self.epsilon} and {self.delta}")
 
     def same_text(self, temperature: float) -> bool:
-        """Never for sure."""
-        return False
+        """Only where nothing is drawn."""
+        return not temperature
 
     def drafting(self, sampler: Sampler) -> Sampler:
         """The most likely candidates, whatever the temperature (PPD 5.1): no noise speaks for what is plausible."""
@@ -197,13 +198,16 @@ class Typical(Acceptance):
         self, draft: Draft, logits: jax.Array, sampler: Sampler, seeds: jax.Array, positions: jax.Array
     ) -> Accepted:
         """Verify a draft."""
-        tree, log_p = draft.tree, jax.nn.log_softmax(sampler.filtered(logits))
+        tree, targets = draft.tree, self.choose(logits, jnp.zeros(()), sampler)
+        if not sampler.sampling:
+            return follow(draft, targets)
+        log_p = jax.nn.log_softmax(sampler.filtered(logits))
         entropy = -jnp.sum(jnp.where(log_p > -jnp.inf, jnp.exp(log_p) * log_p, 0), axis=-1)  # [B, N]
         threshold = jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy))
         at_parent = jnp.take_along_axis(log_p, tree.parent[..., None], axis=1)  # [B, N, V]
-        p = jnp.exp(jnp.take_along_axis(at_parent, draft.tokens[..., None], axis=2))[..., 0]
-        plausible = p > jnp.take_along_axis(threshold, tree.parent, axis=1)
-        return _longest(tree, draft.valid & plausible, self.choose(logits, jnp.zeros(()), sampler))
+        of_node = jnp.take_along_axis(at_parent, draft.tokens[..., None], axis=2)[..., 0]  # [B, N]
+        plausible = jnp.exp(of_node) > jnp.take_along_axis(threshold, tree.parent, axis=1)
+        return _longest(tree, draft.valid & plausible, targets, of_node)
 
 
 ACCEPTANCES: dict[str, type[Acceptance]] = {"match": Match, "rejection": Rejection, "typical": Typical}
@@ -226,17 +230,23 @@ def _per_node(noise: jax.Array, tree: Tree) -> jax.Array:
     return noise if noise.shape[1] == 1 else jnp.take_along_axis(noise, tree.depth[..., None], axis=1)
 
 
-def _longest(tree: Tree, survives: jax.Array, targets: jax.Array) -> Accepted:
+def _longest(tree: Tree, survives: jax.Array, targets: jax.Array, log_p: jax.Array | None = None) -> Accepted:
     """The deepest node all of whose path survives, its path and its bonus.
 
     Args:
       tree: arrays with a batch axis.
       survives: [B, N] bool, whether a node may follow its parent; the root's value does not matter.
       targets: [B, N] int32, the base's token after each node.
+      log_p: [B, N], of a node given its parent; of several deepest nodes the one whose path is the likeliest wins,
+        without it the first.
     """
     survives = survives | (tree.depth == 0)
     whole = jnp.all(survives[:, None] | ~tree.ancestors, axis=-1) & tree.live
-    node = jnp.argmax(jnp.where(whole, tree.depth, -1), axis=-1)  # [B]; the first of several
+    score = jnp.where(whole, tree.depth, -1)
+    if log_p is not None:
+        of_path = jnp.sum(jnp.where(tree.ancestors & (tree.depth > 0)[:, None], log_p[:, None], 0), axis=-1)
+        score = jnp.where(score == jnp.max(score, axis=-1, keepdims=True), of_path, -jnp.inf)
+    node = jnp.argmax(score, axis=-1)  # [B]; the first of several
     rows = jnp.arange(len(node))
     length, on_path = tree.depth[rows, node], tree.ancestors[rows, node]
     steps = jnp.minimum(jnp.arange(tree.max_depth + 1), length[:, None])  # [B, P + 1]

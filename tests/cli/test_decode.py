@@ -137,11 +137,14 @@ def test_rejection_says_that_the_text_is_another(decode_rows, decode_text):
     assert row["lossless"] is True and row["accept"] == "rejection" and row["first_divergence"] is None
 
 
-def test_typical_acceptance_says_that_it_is_lossy(decode_rows, decode_text):
-    _, err = decode_text("--prompt", "hello", "--accept", "typical")
-    assert "may differ from the base's own" in err
-    [row] = decode_rows("--prompt", "hello", "--accept", "typical")
+def test_typical_acceptance_says_where_it_is_lossy(decode_rows, decode_text):
+    options, remark = ["--prompt", "hello", "--accept", "typical"], "may differ from the base's own"
+    _, err = decode_text(*options, "--temperature", "0.9")
+    assert remark in err and remark not in decode_text(*options)[1]
+    [row] = decode_rows(*options, "--temperature", "0.9")
     assert row["lossless"] is False
+    [row] = decode_rows(*options, "--compare")
+    assert row["lossless"] is True and row["identical_to_autoregressive"]
 
 
 @pytest.mark.slow

@@ -8,15 +8,20 @@ import numpy as np
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Match, Typical
+from jaxspec.decoding.acceptance import Match, Rejection, Typical
+from jaxspec.decoding.generate import generate
+from jaxspec.drafting.drafter import autoregressive
 from jaxspec.drafting.sampling import make_sampler
-from jaxspec.drafting.tree import build_tree
+from jaxspec.drafting.tree import build_tree, from_paths
 from jaxspec.errors import UserError
+from jaxspec.methods import PPD
 from tests.helpers.drafting import batched, draft_of
+from tests.helpers.methods import untrained_drafter
+from tests.helpers.tiny import make_prompts
 
 # nodes: 0 root, 1 (0), 2 (1), 3 (0, 0), 4 (1, 0), 5 (1, 0, 0)
 TREE = build_tree([(0,), (1,), (0, 0), (1, 0), (1, 0, 0)])
-GREEDY = make_sampler(SamplingConfig())
+GREEDY, SAMPLING = make_sampler(SamplingConfig()), make_sampler(SamplingConfig(1.0))
 SEEDS, POSITIONS = jnp.zeros(1, jnp.uint32), jnp.arange(4)[None]
 
 
@@ -71,11 +76,42 @@ def test_typical_threshold_is_the_published_one():
     draft = draft_of(batched(TREE), [[7, 2, 3, 3, 3, 3]])
     for factor, taken in ((0.99, 1), (1.01, 0)):
         delta = factor * 0.25 / np.exp(-entropy)
-        accepted = Typical(epsilon=1.0, delta=delta)(draft, logits, GREEDY, SEEDS, POSITIONS)
+        accepted = Typical(epsilon=1.0, delta=delta)(draft, logits, SAMPLING, SEEDS, POSITIONS)
         assert int(accepted.length[0]) == taken
         assert int(accepted.bonus[0]) == 1  # greedy
-        accepted = Typical(epsilon=0.25 * factor, delta=1e9)(draft, logits, GREEDY, SEEDS, POSITIONS)
+        accepted = Typical(epsilon=0.25 * factor, delta=1e9)(draft, logits, SAMPLING, SEEDS, POSITIONS)
         assert int(accepted.length[0]) == taken
+
+
+@pytest.mark.parametrize(
+    ("temperature", "plausible", "path"),
+    [
+        (1.0, [1, 2, 3, 4], [0, 1, 3]),  # 0.28 * 0.86 > 0.6 * 0.3
+        (0.5, [1, 2, 3, 4], [0, 2, 4]),
+        (0.5, [1, 2, 3], [0, 1, 3]),  # a longer path wins, however likely the shorter one
+        (1.0, [1, 2, 3, 4, 5], [0, 2, 4, 5]),
+        (1.0, [1, 2], [0, 2]),
+        (1.0, [3, 4, 5], [0]),
+    ],
+)
+def test_of_the_longest_typical_paths_the_likeliest_wins(temperature, plausible, path):
+    p = np.full((6, 8), 0.02)
+    p[0, [1, 2]], p[1, 3], p[2, [4, 5, 6]], p[4, 5] = (0.28, 0.6), 0.86, 0.3, 0.86
+    tokens, valid = [[7, 1, 2, 3, 4, 5]], jnp.array([[n in plausible for n in range(6)]])
+    sampler = make_sampler(SamplingConfig(temperature))
+    rule, draft = Typical(epsilon=1e-3, delta=1e-3), draft_of(batched(TREE), tokens, valid)
+    accepted = rule(draft, jnp.log(p)[None], sampler, SEEDS, POSITIONS)
+    assert accepted.path[0, : int(accepted.length[0]) + 1].tolist() == path
+    assert int(accepted.bonus[0]) == p[path[-1]].argmax()
+
+
+@pytest.mark.parametrize("rule", [Rejection(), Typical(epsilon=1e-3)], ids=["rejection", "typical"])
+def test_at_temperature_0_every_rule_is_exact_matching(tiny, rule):
+    drafter, prompts = untrained_drafter(PPD(), tiny, from_paths([(0,), (1,), (2,), (0, 0), (0, 1)])), make_prompts(6)
+    answers, matched = (generate(drafter, prompts, 24, acceptance=each) for each in (rule, Match()))
+    assert [a.tokens for a in answers] == [a.tokens for a in generate(autoregressive(tiny), prompts, 24)]
+    assert [a.accepted for a in answers] == [a.accepted for a in matched] and any(sum(a.accepted) for a in answers)
+    assert rule.same_text(0.0) and not rule.same_text(0.5)
 
 
 def test_typical_defaults_are_medusas_and_must_be_positive():

@@ -130,12 +130,12 @@ def test_temperature_is_no_reason_to_recompile(tiny, ppd):
 
 
 def test_typical_acceptance_takes_more_and_may_change_the_text(tiny, ppd, plain):
-    model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(8)
+    model, prompts, sampling = dataclasses.replace(tiny, eos=()), make_prompts(8), SamplingConfig(1.0)
     strict = generate(on(model, ppd), prompts, 40)
-    loose = generate(on(model, ppd), prompts, 40, acceptance=Typical(epsilon=1e-3, delta=1e-3))
+    loose = generate(on(model, ppd), prompts, 40, sampling=sampling, acceptance=Typical(epsilon=1e-3, delta=1e-3))
     assert sum(a.steps for a in loose) < sum(a.steps for a in strict)
     assert [a.tokens for a in loose] != [a.tokens for a in generate(on(model, plain), prompts, 40)]
-    never = generate(on(model, ppd), prompts, 40, acceptance=Typical(epsilon=2.0, delta=1e9))
+    never = generate(on(model, ppd), prompts, 40, sampling=sampling, acceptance=Typical(epsilon=2.0, delta=1e9))
     assert not any(any(a.accepted) for a in never)
     assert [a.tokens for a in never] == [a.tokens for a in generate(on(model, plain), prompts, 40)]
 
