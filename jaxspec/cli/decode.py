@@ -43,9 +43,9 @@ class Options:
         smollm2-135m (embedded), in a dry run the config's.
       adapter: folder of a trained adapter; default the one that ships for this method and model.
       tree: draft tree: auto (what tune.py chose for this machine), BUILDER:NUMBERS (sparse:16, dynamic:60, stripped:60,
-        chain:3, straightforward:3, cartesian:3,2, efficient:5, random:16), best:ROWS (the best nodes of all methods,
-        chosen in every step; best:1@21,5@26 also their number, by its milliseconds) or a JSON file; default auto where
-        something was chosen, else the adapter's own, for several methods best:8.
+        chain:3, straightforward:3, cartesian:3,2, efficient:5, medusa:64, random:16), best:ROWS (the best nodes of all
+        methods, chosen in every step; best:1@21,5@26 also their number, by its milliseconds) or a JSON file; default
+        auto where something was chosen, else the adapter's own, for several methods best:8.
       draft_vocabulary: draft only so many of the tokens that the base itself uses most; the output stays the same. 0
         drafts all; default the adapter's own.
       prompt: one prompt.

@@ -1,6 +1,14 @@
 """Draft trees: topologies in words of paths, and as static arrays."""
 
-from jaxspec.drafting.tree.builders import cartesian, chain, efficient, random_tree, sparse_tree, straightforward
+from jaxspec.drafting.tree.builders import (
+    cartesian,
+    chain,
+    efficient,
+    medusa,
+    random_tree,
+    sparse_tree,
+    straightforward,
+)
 from jaxspec.drafting.tree.dynamic import dynamic_sparse_tree
 from jaxspec.drafting.tree.plan import State, TreePlan, expected, from_paths, make_plan
 from jaxspec.drafting.tree.spec import load_plan, parse_tree, save_plan
@@ -31,6 +39,7 @@ __all__ = [
     "from_paths",
     "load_plan",
     "make_plan",
+    "medusa",
     "pad_tree",
     "parse_tree",
     "random_tree",

@@ -5,6 +5,7 @@ straightforward  the same, but only the root carries probes          (BiTA 3.2)
 cartesian        every combination of the k best                     (BiTA, full tree)
 efficient        only the chain of best ones branches: linear, not exponential, in the depth (BiTA 3.2)
 sparse           the likeliest nodes                                 (Medusa; PPD 5.3)
+medusa           those of Medusa's heads for Vicuna-7B, as published (Amphista A.1)
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ from jaxspec.drafting.tree.tree import Path
 from jaxspec.errors import UserError
 
 _LARGEST = 4096  # nodes
+# `mc_sim_7b_63` of Medusa's released code (medusa_choices.py): paths by ranks, in the order in which they were added
+_MEDUSA = (
+    "0", "00", "1", "01", "2", "000", "10", "02", "3", "03", "4", "04", "20", "05", "001", "5", "06", "6", "07", "010",
+    "11", "7", "08", "002", "30", "09", "8", "9", "100", "020", "12", "003", "40", "21", "004", "005", "0000", "011",
+    "006", "030", "50", "13", "007", "008", "009", "60", "040", "14", "70", "012", "200", "31", "22", "80", "050", "15",
+    "101", "021", "90", "060", "0001", "16", "070",
+)  # fmt: skip
 
 
 def chain(length: int) -> TreePlan:
@@ -89,6 +97,16 @@ def sparse_tree(accuracy: np.ndarray, num_nodes: int) -> TreePlan:
     return from_paths(chosen, accuracy)
 
 
+def medusa(num_nodes: int = 64) -> TreePlan:
+    """The first nodes of Medusa's tree, the root included; all 64 are what Amphista drafts too (A.1, Figure 4).
+
+    Raises:
+      UserError: more nodes than it has.
+    """
+    _check_nodes(num_nodes, most=len(_MEDUSA) + 1)
+    return from_paths([tuple(map(int, path)) for path in _MEDUSA[: num_nodes - 1]])
+
+
 def random_tree(distances: int, ranks: int, num_nodes: int, seed: int = 0) -> TreePlan:
     """Nodes grown at random: the control of PPD's Figure 6.6."""
     _check_nodes(num_nodes)
@@ -110,8 +128,6 @@ def _check_widths(widths: Sequence[int], nodes: int) -> None:
         raise UserError(f"tree: widths {list(widths)} make {nodes} nodes, more than {_LARGEST}")
 
 
-def _check_nodes(num_nodes: int) -> None:
-    if not 1 <= num_nodes <= _LARGEST:
-        raise UserError(
-            f"tree: the number of nodes must be at least 1 (the root) and at most {_LARGEST}, got {num_nodes}"
-        )
+def _check_nodes(num_nodes: int, most: int = _LARGEST) -> None:
+    if not 1 <= num_nodes <= most:
+        raise UserError(f"tree: the number of nodes must be at least 1 (the root) and at most {most}, got {num_nodes}")

@@ -6,7 +6,15 @@ import json
 from pathlib import Path as File
 from typing import Any
 
-from jaxspec.drafting.tree.builders import cartesian, chain, efficient, random_tree, sparse_tree, straightforward
+from jaxspec.drafting.tree.builders import (
+    cartesian,
+    chain,
+    efficient,
+    medusa,
+    random_tree,
+    sparse_tree,
+    straightforward,
+)
 from jaxspec.drafting.tree.dynamic import dynamic_sparse_tree
 from jaxspec.drafting.tree.plan import TreePlan, plan_from_json, plan_to_json
 from jaxspec.drafting.tree.stripped import stripped_tree
@@ -20,6 +28,7 @@ _BUILDERS = {
     "cartesian": (None, "WIDTH,WIDTH,..."),
     "efficient": (None, "WIDTH or WIDTH,WIDTH,..."),
     "sparse": (1, "NODES, the root included"),
+    "medusa": (1, "NODES, the root included"),
     "random": (1, "NODES, the root included"),
     "dynamic": (1, "ROWS beyond the root and its probes"),
     "stripped": (1, "ROWS beyond the root and its probes"),
@@ -85,6 +94,8 @@ def _build(name: str, numbers: list[int], distances: int, accuracy: list | None,
         return cartesian(numbers)
     if name == "efficient":
         return efficient(numbers * distances if len(numbers) == 1 else numbers)
+    if name == "medusa":
+        return medusa(numbers[0])
     if name == "random":
         return random_tree(distances, RANKS, numbers[0])
     if accuracy is None:

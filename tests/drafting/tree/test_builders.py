@@ -12,6 +12,7 @@ from jaxspec.drafting.tree import (
     efficient,
     expected,
     from_paths,
+    medusa,
     random_tree,
     sparse_tree,
     straightforward,
@@ -145,6 +146,17 @@ def test_only_the_best_ones_branch_in_an_efficient_tree(widths):
 
 def test_efficient_by_hand():
     assert only_paths(efficient([3, 2])) == [(0,), (1,), (2,), (0, 0), (0, 1)]
+
+
+def test_medusas_tree_is_that_of_its_figure():
+    """64 nodes of depth 4 (Amphista A.1); smaller ones are trees too, each within the next."""
+    paths = only_paths(medusa())
+    assert len(paths) == 63
+    assert [sum(len(path) == n for path in paths) for n in (1, 2, 3, 4)] == [10, 28, 23, 2]
+    assert max(path[-1] for path in paths) == 9 and {p for p in paths if len(p) == 4} == {(0, 0, 0, 0), (0, 0, 0, 1)}
+    trees = [{*only_paths(medusa(n))} for n in range(1, 65)]
+    assert [len(tree) for tree in trees] == list(range(64))
+    assert all(smaller < larger for smaller, larger in itertools.pairwise(trees))
 
 
 @pytest.mark.parametrize("widths", [[], [0], [2, 0], [3, -1]])
