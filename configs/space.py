@@ -18,7 +18,7 @@ def paper_run(model: str, steps: int = 1562, batch_size: int = 32, template: str
     """A run as sections 4.1 and A.1 describe it."""
     return RunConfig(
         model=model,
-        method=SPACE(tuning="full", weighting="tokens"),
+        method=SPACE(tuning="full", weighting="sums"),
         tree="chain:5",
         data=dataclasses.replace(ANSWERED_PLATYPUS, answers=25000, template=template),
         train=TrainConfig(
@@ -43,7 +43,7 @@ RUNS: dict[str, RunConfig] = {
     # is half of the base's own answers, each seen once, where the paper takes other people's answers, twice.
     "space_smollm2": RunConfig(
         model="smollm2-135m",
-        method=SPACE(tuning="full", weighting="tokens"),
+        method=SPACE(tuning="full", weighting="sums"),
         tree="chain:5",
         train=TrainConfig(steps=500, batch_size=2, insertions=64, learning_rate=5e-5, warmup=10, clip=1.0),
     ),

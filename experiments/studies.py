@@ -195,7 +195,7 @@ STUDIES = (
         _question("LoRA", "mask alone", "a tuned base guesses better behind masks")),
     study("space_quality", "SPACE: is quality lost?",
         "SPACE Table 6 in small: LoRA, five masks, 250 updates of two answers, with their prompts at most 192 tokens, "
-        "each cut in 8 places where p_ar < 1",
+        "each cut in 8 places where p_ar < 1; equations 1 and 3 are means of their own, and not sums as in the paper",
         _rows({
             "SFT (p_ar = 1)": SPACE(p_ar=1.0),
             "SAR-SFT": SPACE(weighting="tokens"),
@@ -227,7 +227,7 @@ STUDIES = (
         _rows({
             "separate": _transfer(10, 14, 18),
             "separate, real states": _transfer(10, 14, 18, train_visibility="real"),
-            "separate, real states, KL(pseudo || base), as the paper": _transfer(
+            "separate, real states, KL(pseudo || base)": _transfer(
                 10, 14, 18, train_visibility="real", direction="reverse"
             ),
             "joint": _transfer(10, 14, 18, training="joint"),
@@ -237,7 +237,7 @@ STUDIES = (
             "separate", "separate, real states", "maps that see pseudo states, as in decoding, predict better"
         ),
         _question(
-            "separate, real states", "separate, real states, KL(pseudo || base), as the paper",
+            "separate, real states", "separate, real states, KL(pseudo || base)",
             "so do those that learn by KL(base || pseudo)",
         ),
         _question("joint", "joint, KL(pseudo || base)", "also when all are trained at once"),

@@ -76,6 +76,7 @@ def future_loss(
     labels: float = 0.0,
     direction: str = "forward",
     decay: float = 1.0,
+    counts: jax.Array | float = 1.0,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The loss of predictions of tokens ahead, averaged over all targets there are, and their accuracies.
 
@@ -92,6 +93,7 @@ def future_loss(
       labels: weight of the cross-entropy of the text.
       direction: of the divergence: `forward`, KL(base || student), or `reverse`.
       decay: distance d counts decay ** (d - 1).
+      counts: [B, 1, 1], how often the average counts the targets of each text, at least once.
     """
     distances = np.array(distances)
     source = batch.points[..., None] + distances  # the row whose distribution is the target
@@ -106,5 +108,6 @@ def future_loss(
         each += labels * (logsumexp(student, axis=-1) - at_label)
     right = (at_label >= jnp.max(student, axis=-1)) & has_target
     accuracy = jnp.sum(right, axis=(0, 1)) / jnp.maximum(jnp.sum(has_target, axis=(0, 1)), 1)
-    loss = jnp.sum(each * has_target * decay ** (distances - 1)) / jnp.maximum(jnp.sum(has_target), 1)
+    weights = has_target * counts
+    loss = jnp.sum(each * weights * decay ** (distances - 1)) / jnp.maximum(jnp.sum(weights), 1)
     return loss, {f"top1@{d}": accuracy[i] for i, d in enumerate(distances)}

@@ -258,12 +258,14 @@ class ProbeMethod(Method, abc.ABC):
         text: jax.Array,
         exits: Sequence[jax.Array],
         counted: Sequence[int],
+        **settings: Any,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss and accuracies of what `probe` returned."""
+        """The loss and accuracies of what `probe` returned; further settings are those of `future_loss`."""
         exits = [x[:, :, np.array(counted) - 1] for x in exits]
         student = self.read(trainable, base, exits, np.array(counted))  # [B, G, counted, V]
-        weights = {"alignment": 0.0, "labels": 1.0} if self.objective == "hard" else {}
-        return future_loss(student, base, text, batch, counted, direction=self.direction, decay=self.decay, **weights)
+        settings |= {"direction": self.direction, "decay": self.decay}
+        settings |= {"alignment": 0.0, "labels": 1.0} if self.objective == "hard" else {}
+        return future_loss(student, base, text, batch, counted, **settings)
 
     # Decoding
 

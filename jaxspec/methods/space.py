@@ -54,8 +54,11 @@ class SPACE(ProbeMethod):
     Attributes:
       distances: k, the number of mask tokens (4.1: 5).
       objective: of the masks: `hard` labels (equation 3), or `distillation` against the base's own distribution.
-      weighting: what equation 3 is a mean of: its two `terms`, each a mean of its own, so that the few masks weigh as
-        much as all tokens before them; or, as the paper sums them, its `tokens`, a mask counting as one.
+      weighting: `sums` is equation 4 as printed, to which a token adds as much in equation 1 as in 3, before the cut or
+        behind a mask: equation 3 is a mean over the cuts of a text, and the sum over texts is divided by the number of
+        answer tokens. `tokens` makes each equation a mean of its own, over answer tokens and over tokens before cuts
+        and masks, so that these weigh more. `terms` also parts equation 3 into a mean for either sum, so that the few
+        masks weigh as much as all tokens before the cuts.
       p_ar: weight of the autoregressive loss (equation 4; 4.1: 0.5); 1 is ordinary fine-tuning.
       tuning: of the base: `full`, `lora`, or `none`: the mask alone learns. What a full fine-tuning ends in is a base
         of its own and, for it, an adapter with `none`.
@@ -68,7 +71,7 @@ class SPACE(ProbeMethod):
 
     distances: int = 5
     objective: Literal["distillation", "hard"] = "hard"
-    weighting: Literal["terms", "tokens"] = "terms"
+    weighting: Literal["sums", "tokens", "terms"] = "terms"
     p_ar: float = 0.5
     tuning: Literal["full", "lora", "none"] = "lora"
     rank: int = 16
@@ -130,24 +133,27 @@ class SPACE(ProbeMethod):
     def loss(
         self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Equation 4, where the sums of equations 1 and 3 are means over the batch, of equation 3 as `weighting` says.
+        """Equation 4 over a batch, its tokens weighted as `weighting` says.
 
         The paper tosses a coin for every text, and cuts it in one place; here one pass over a text serves both losses
         and every insertion point as a cut. `m` of equation 3 is the token behind the cut: the last token before the
         masks predicts it, and the masks those that follow.
         """
         base, distances = self.tuned_base(trainable, base), range(1, self.distances + 1)
+        is_cut, cuts = batch.points[..., None] >= 0, batch.points.shape[1]  # [B, G, 1]; G
+        counts = cuts / jnp.maximum(jnp.sum(is_cut, axis=1, keepdims=True), 1) if self.weighting == "sums" else 1.0
         text, exits = self.probe(trainable, base, batch, self.distances, training=True)
-        masked, metrics = self.loss_of(trainable, base, batch, text, exits, distances)
+        masked, metrics = self.loss_of(trainable, base, batch, text, exits, distances, counts=counts)
         entropy, answer = answer_entropy(base, text, batch)  # [B, T - 1], of the tokens from the second on
-        before_cut = jnp.arange(1, batch.tokens.shape[1]) <= batch.points[..., None] + 1  # [B, G, T - 1]
-        cuts = jnp.sum(before_cut & (batch.points[..., None] >= 0), axis=1)  # how many of them count a token
-        autoregressive, before = _mean(entropy, answer), _mean(entropy, answer * cuts)  # equation 1; 3 up to m
-        if self.weighting == "tokens":
-            tokens, masks = jnp.sum(answer * cuts), jnp.sum(targets(batch, distances))
-            semi = (before * tokens + masked * masks) / jnp.maximum(tokens + masks, 1)
+        up_to_m = is_cut & (jnp.arange(1, batch.tokens.shape[1]) <= batch.points[..., None] + 1)  # [B, G, T - 1]
+        before = answer * jnp.sum(up_to_m * counts, axis=1)  # how often equation 3 counts a token
+        autoregressive = _mean(entropy, answer)
+        if self.weighting == "terms":
+            semi = _mean(entropy, before) + masked
         else:
-            semi = before + masked
+            masks = jnp.sum(targets(batch, distances) * counts)
+            total = cuts * jnp.sum(answer) if self.weighting == "sums" else jnp.sum(before) + masks
+            semi = (jnp.sum(entropy * before) + masked * masks) / jnp.maximum(total, 1)
         return self.p_ar * autoregressive + (1 - self.p_ar) * semi, metrics | {"autoregressive": autoregressive}
 
     def predictions(self, trainable: PyTree, base: Base, batch: Batch) -> jax.Array:

@@ -50,25 +50,36 @@ def test_masks_are_one_token_more(tiny, base, method):
 
 @pytest.mark.parametrize("p_ar", [0.3, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_the_loss_is_equation_4(tiny, base, p_ar):
-    """One text and one cut, each term from a pass of its own, as the paper has it."""
-    method = SPACE(distances=3, p_ar=p_ar, rank=2)
-    tokens = np.asarray(sequence(tiny, 12))[0]
-    start, cut = 4, 6  # the last token before the masks; m of the paper is the next
+    """A text of ten tokens, seven of them the answer, cut in one place: every P from a pass of its own, as printed.
+
+    Only the common factor is ours: the loss is per token of the answer.
+    """
+    k, N, m = 3, 7, 2  # where the sums of equations 1 and 3 have 7 and 5 terms
+    method = SPACE(distances=k, p_ar=p_ar, rank=2, weighting="sums")
+    text = np.asarray(sequence(tiny, 10))
+    X, y = text[0, :-N], dict(enumerate(text[0, -N:], 1))  # y_1 .. y_N
     trainable = trained(method, base)
     own = quick_jit(method.tuned_base)(trainable, base)
-    said = log_softmax(np.asarray(plain(own, tokens[None]))[0], axis=-1)
-    entropy = [-said[t - 1, tokens[t]] for t in range(len(tokens))]
-    guessed = log_softmax(np.asarray(read_behind(method, trainable, base, tokens[None, : cut + 1]))[0], axis=-1)
-    autoregressive = np.mean(entropy[start:])
-    semi = np.mean(entropy[start : cut + 2]) + np.mean([-guessed[cut + i, tokens[cut + i + 1]] for i in (1, 2, 3)])
-    batch = Batch(tokens[None], jnp.array([12]), jnp.array([start]), jnp.array([[cut, -1]]))
+
+    def log_p(logits, behind, token):
+        """log P of a token in the row after X and so many others."""
+        return log_softmax(np.asarray(logits, np.float64)[0, len(X) + behind - 1])[token]
+
+    read = plain(own, text)
+    masked = read_behind(method, trainable, base, text[:, : len(X) + m - 1])  # X, y_1 .. y_{m-1}, [M] .. [M]
+    L_AR = -sum(log_p(read, t - 1, y[t]) for t in range(1, N + 1))  # equation 1
+    L_SAR = -sum(log_p(masked, t - 1, y[t]) for t in range(1, m + 1))  # equation 3, first sum
+    L_SAR -= sum(log_p(masked, t - 1, y[t]) for t in range(m + 1, m + k + 1))  # second sum, y_m counted once
+    L = p_ar * L_AR + (1 - p_ar) * L_SAR  # equation 4
+    last_before_masks = len(X) + m - 2
+    batch = Batch(text, jnp.array([10]), jnp.array([len(X)]), jnp.array([[last_before_masks, -1]]))
     loss, metrics = quick_jit(method.loss)(trainable, base, batch)
-    np.testing.assert_allclose(loss, p_ar * autoregressive + (1 - p_ar) * semi, rtol=1e-4)
-    np.testing.assert_allclose(metrics["autoregressive"], autoregressive, rtol=1e-4)
+    np.testing.assert_allclose(loss, L / N, rtol=1e-4)
+    np.testing.assert_allclose(metrics["autoregressive"], L_AR / N, rtol=1e-4)
 
 
-@pytest.mark.parametrize("weighting", [pytest.param("terms", marks=pytest.mark.slow), "tokens"])
-def test_texts_and_cuts_count_by_their_tokens(tiny, base, weighting):
+@pytest.mark.parametrize("weighting", ["sums", *(pytest.param(w, marks=pytest.mark.slow) for w in ("tokens", "terms"))])
+def test_texts_and_cuts_count_as_weighting_says(tiny, base, weighting):
     """Two texts of unequal lengths, three cuts and one that is none, against counting token by token."""
     method = SPACE(distances=2, p_ar=0.4, tuning="none", weighting=weighting)
     tokens = np.concatenate([sequence(tiny, 12), sequence(tiny, 12, seed=1)])
@@ -77,16 +88,20 @@ def test_texts_and_cuts_count_by_their_tokens(tiny, base, weighting):
     batch = Batch(tokens, jnp.array(lengths), jnp.array(starts), jnp.array(points))
     said = log_softmax(np.asarray(plain(base, tokens)), axis=-1)
     guessed = log_softmax(np.asarray(predict(method, trainable, base, batch)), axis=-1)
-    autoregressive, before, masked = [], [], []
+    autoregressive, before, masked, texts = [], [], [], []
     for b in range(2):
         entropy = {t: -said[b, t - 1, tokens[b, t]] for t in range(starts[b], lengths[b])}
         autoregressive += entropy.values()
+        cuts = []
         for g, point in enumerate(points[b]):
             if point >= 0:
-                before += [value for t, value in entropy.items() if t <= point + 1]
+                seen = [value for t, value in entropy.items() if t <= point + 1]
                 targets = [t for t in (point + 2, point + 3) if t < lengths[b]]
-                masked += [-guessed[b, g, t - point - 2, tokens[b, t]] for t in targets]
-    semi = {"terms": np.mean(before) + np.mean(masked), "tokens": np.mean(before + masked)}[weighting]
+                behind = [-guessed[b, g, t - point - 2, tokens[b, t]] for t in targets]
+                before, masked, cuts = before + seen, masked + behind, [*cuts, sum(seen) + sum(behind)]
+        texts.append(np.mean(cuts))
+    terms, tokens = np.mean(before) + np.mean(masked), np.mean(before + masked)
+    semi = {"terms": terms, "tokens": tokens, "sums": sum(texts) / len(autoregressive)}[weighting]
     expected = 0.4 * np.mean(autoregressive) + 0.6 * semi
     np.testing.assert_allclose(quick_jit(method.loss)(trainable, base, batch)[0], expected, rtol=1e-4)
 
@@ -164,7 +179,7 @@ def test_what_settles_is_a_base_of_its_own(tiny, base, method):
         ({"rank": 0}, "rank must be at least 1"),
         ({"targets": ("q",)}, "targets must be some of qkv, o, gate, up, down, got q"),
         ({"targets": ()}, "targets must be some of"),
-        ({"weighting": "texts"}, "weighting must be one of terms, tokens, got 'texts'"),
+        ({"weighting": "texts"}, "weighting must be one of sums, tokens, terms, got 'texts'"),
         ({"tuning": "some"}, "tuning must be one of full, lora, none, got 'some'"),
     ],
 )
