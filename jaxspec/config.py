@@ -173,10 +173,12 @@ class TrainConfig:
         number of targets.
       sequence_length: T, prompt and answer together, in tokens; cut to it. Batches of shorter ones are padded to a
         quarter, half or three quarters of it where that suffices.
-      insertions: insertion points per sequence, fewer where an answer has fewer: each is one group of probes in one
-        pass. A pass averages over the targets it has.
+      insertions: insertion points per sequence, fewer where there are fewer: each is one group of probes in one pass. A
+        pass averages over the targets it has.
+      positions: where they lie: among the tokens of the `answer`, which is what decoding meets, or of the whole `text`.
       learning_rate: the highest.
-      schedule: its course after the warm-up: down to 0 along half a cosine or a line, or not at all.
+      schedule: its course after the warm-up: down along half a cosine or a line, or not at all.
+      final_learning_rate: where that ends, as a share of the highest.
       warmup: updates of linear warm-up before that, divided over the stages of a method that has several.
       weight_decay: of AdamW.
       beta1: of AdamW.
@@ -198,8 +200,10 @@ class TrainConfig:
     microbatch: int = 0
     sequence_length: int = 256
     insertions: int = 64
+    positions: Literal["answer", "text"] = "answer"
     learning_rate: float = 1e-2
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    final_learning_rate: float = 0.0
     warmup: int = 0
     weight_decay: float = 0.0
     beta1: float = 0.9

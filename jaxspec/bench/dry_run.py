@@ -56,7 +56,7 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
     state = jax.eval_shape(lambda base: first_state(method, train, last, base), base)
     state = with_shardings(state, state_shardings(mesh, state, whole))
     shape = (train.batch_size, train.sequence_length)
-    batch = Batch(*map(_ints, (shape, shape[:1], shape[:1], (shape[0], train.insertions))))
+    batch = Batch(*map(_ints, (shape, shape[:1], shape[:1], (shape[0], train.insertions), shape[:1])))
     batch = with_shardings(batch, batch_shardings(mesh, batch))
     with in_mesh(mesh):
         lowered = train_step.lower(method, train, last, base, state, batch, whole=whole)

@@ -69,12 +69,15 @@ class Batch:
       lengths: [B] int32, tokens that are no padding.
       starts: [B] int32, index of the first answer token.
       points: [B, G] int32, insertion points: indices of tokens that own a group of probes; -1 for none.
+      seeds: [B] uint32, of what is random in a loss, as dropout is: the same in the same step of a run; None where
+        nothing is, in evaluation.
     """
 
     tokens: jax.Array
     lengths: jax.Array
     starts: jax.Array
     points: jax.Array
+    seeds: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)

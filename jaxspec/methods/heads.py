@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import flax.linen as nn
@@ -104,7 +105,13 @@ class HeadMethod(Method, abc.ABC):
 
     @abc.abstractmethod
     def predict(
-        self, trainable: PyTree, base: Base, features: Features, count: int, path: jax.Array | None = None
+        self,
+        trainable: PyTree,
+        base: Base,
+        features: Features,
+        count: int,
+        path: jax.Array | None = None,
+        seeds: jax.Array | None = None,
     ) -> jax.Array:
         """Logits [..., M', V'] of the first `count` heads.
 
@@ -115,6 +122,7 @@ class HeadMethod(Method, abc.ABC):
           count: M'.
           path: [..., M'] int32, the tokens at distances 0 to M' - 1; None where they are not known, which heads that
             read them must not be asked for.
+          seeds: [B] uint32, of what heads do at random in training; None: nothing.
         """
 
     # Parts that heads are made of
@@ -132,10 +140,17 @@ class HeadMethod(Method, abc.ABC):
             parts["up"] = jnp.zeros((self.heads, self.rank, V))
         return parts
 
-    def residual(self, trainable: PyTree, x: jax.Array, first: int = 0) -> jax.Array:
-        """x + SiLU(W x + b), block after block. [..., M', D] of the heads from `first` on."""
+    def residual(
+        self,
+        trainable: PyTree,
+        x: jax.Array,
+        first: int = 0,
+        before: Callable[[jax.Array, int], jax.Array] = lambda x, block: x,
+    ) -> jax.Array:
+        """x + SiLU(W x + b), block after block, `before` first. [..., M', D] of the heads from `first` on."""
         heads = slice(first, first + x.shape[-2])
         for block in range(trainable["blocks"].shape[1] if "blocks" in trainable else 0):
+            x = before(x, block)
             inner = jnp.einsum("...md,mde->...me", x, trainable["blocks"][heads, block])
             x = x + jax.nn.silu(inner + trainable["bias"][heads, block])
         return x
@@ -162,7 +177,9 @@ class HeadMethod(Method, abc.ABC):
         """Logits [B, G, K, V] of the heads at every chosen position."""
         return self._predictions(trainable, base, batch)[0]
 
-    def _predictions(self, trainable: PyTree, base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def _predictions(
+        self, trainable: PyTree, base: Base, batch: Batch, seeds: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
         """And the base's final hidden states of the texts, [B, T, D]."""
         B, T = batch.tokens.shape
         context, following = causal_context(B, T), jnp.roll(batch.tokens, -1, axis=1)
@@ -172,13 +189,13 @@ class HeadMethod(Method, abc.ABC):
         ahead = jnp.minimum(points[..., None] + 1 + jnp.arange(self.heads), T - 1)
         chosen = tuple(x[rows, points] for x in features)
         path = batch.tokens[rows[..., None], ahead]
-        return self.predict(trainable, base, chosen, self.heads, path), frozen
+        return self.predict(trainable, base, chosen, self.heads, path, seeds), frozen
 
     def loss(
         self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The mean over all targets of all heads, weighted as `alignment` and `labels` say."""
-        student, frozen = self._predictions(trainable, base, batch)
+        student, frozen = self._predictions(trainable, base, batch, batch.seeds)
         distances = range(1, self.heads + 1)
         return future_loss(student, base, frozen, batch, distances, self.alignment, self.labels, decay=self.decay)
 

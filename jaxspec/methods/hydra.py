@@ -9,6 +9,7 @@ base's own distribution as the target.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 
 from jaxspec.drafting.draft import Drafting, Drawn, Offer, PyTree, rank
 from jaxspec.drafting.tree import Tree
+from jaxspec.errors import UserError
 from jaxspec.methods.heads import Features, HeadMethod, beside, init_beside, init_layer, run_layer
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product
@@ -29,11 +31,18 @@ class Hydra(HeadMethod):
 
     Attributes:
       prefix_attention: a decoder layer over all hidden states, whose output the heads read (Hydra++).
+      dropout: share of the values before every block and before the projection that an update leaves out, at random.
     """
 
     name: ClassVar[str] = "hydra"
 
     prefix_attention: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"hydra: dropout must be at least 0 and below 1, got {self.dropout}")
 
     @property
     def own_layers(self) -> int:
@@ -60,23 +69,37 @@ class Hydra(HeadMethod):
         hidden, (keys, values) = run_layer(trainable["prefix_layer"], base, hidden, context, 0)
         return (hidden,), Cache((keys,), (values,))
 
-    def head(self, trainable: PyTree, base: Base, hidden: jax.Array, path: jax.Array) -> jax.Array:
+    def head(
+        self, trainable: PyTree, base: Base, hidden: jax.Array, path: jax.Array, seeds: jax.Array | None = None
+    ) -> jax.Array:
         """Logits [..., V'] of the head at distance d, from normalised states [..., D] and its d tokens [..., d].
 
-        The first block reads their concatenation, R x + SiLU(L x); further ones are like Medusa's.
+        The first block reads their concatenation, R x + SiLU(L x); further ones are like Medusa's. Dropout is for an
+        update, which gives `seeds` [B].
         """
         d = path.shape[-1]
-        x, first = beside(hidden, base.embed(path)), trainable[f"first{d}"]
+
+        def drop(x: jax.Array, place: int) -> jax.Array:
+            return _dropped(x, self.dropout, seeds, (d, place)) if self.dropout and seeds is not None else x
+
+        x, first = drop(beside(hidden, base.embed(path)), 0), trainable[f"first{d}"]
         x = product(x, first["kernel"]) + jax.nn.silu(product(x, first["inner"]["kernel"]))
-        x = self.residual(trainable, x[..., None, :], first=d - 1)
-        return self.project(trainable, base, x, first=d - 1)[..., 0, :]
+        x = self.residual(trainable, x[..., None, :], d - 1, before=lambda x, block: drop(x, block + 1))
+        return self.project(trainable, base, drop(x, self.blocks), first=d - 1)[..., 0, :]
 
     def predict(
-        self, trainable: PyTree, base: Base, features: Features, count: int, path: jax.Array | None = None
+        self,
+        trainable: PyTree,
+        base: Base,
+        features: Features,
+        count: int,
+        path: jax.Array | None = None,
+        seeds: jax.Array | None = None,
     ) -> jax.Array:
         """All heads along one path that is known: training."""
         hidden = base.normed(features[0])
-        return jnp.stack([self.head(trainable, base, hidden, path[..., :d]) for d in range(1, count + 1)], axis=-2)
+        heads = [self.head(trainable, base, hidden, path[..., :d], seeds) for d in range(1, count + 1)]
+        return jnp.stack(heads, axis=-2)
 
     def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
         """Level by level along the tree: the candidates below a node come from the head that reads the node's path."""
@@ -110,6 +133,16 @@ class Hydra(HeadMethod):
         )
         drawn = Drawn(jnp.concatenate(log_q, axis=1), drawn_from) if drafting.sampler.independent else None
         return Offer(tokens, known, log_p, parent, drawn)
+
+
+def _dropped(x: jax.Array, share: float, seeds: jax.Array, place: tuple[int, int]) -> jax.Array:
+    """States [B, ...] without a share of their values, which the others make up for; drawn by text [B] and place."""
+
+    def kept(seed: jax.Array) -> jax.Array:
+        key = functools.reduce(jax.random.fold_in, place, jax.random.key(seed))
+        return jax.random.bernoulli(key, 1 - share, x.shape[1:])
+
+    return jnp.where(jax.vmap(kept)(seeds), x / (1 - share), 0)
 
 
 def _nodes(chosen: jax.Array, count: int) -> jax.Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -18,13 +19,16 @@ ORDER = 2  # changes whenever the same settings give other batches: a run cannot
 _LENGTHS = 4  # of batches, at most: each is a program to compile
 
 
-def insertion_points(answer: Answer, length: int) -> np.ndarray:
-    """Indices of an answer's tokens that may own probes: those with a next next token within `length`."""
+def insertion_points(answer: Answer, length: int, positions: Literal["answer", "text"] = "answer") -> np.ndarray:
+    """Indices of the tokens of an answer, or of its text, that may own probes: a next next token is within `length`."""
     start = len(answer.prompt_tokens)
-    return np.arange(start, min(start + len(answer.answer_tokens), length) - 2)
+    end = min(start + len(answer.answer_tokens), length)
+    return np.arange(start if positions == "answer" else 0, end - 2)
 
 
-def make_batch(answers: Sequence[Answer], points: Sequence[np.ndarray], length: int, groups: int) -> Batch:
+def make_batch(
+    answers: Sequence[Answer], points: Sequence[np.ndarray], length: int, groups: int, seeds: Sequence[int] = ()
+) -> Batch:
     """Stack B answers, each with at most `groups` (G) insertion points, as one batch of `length` (T) tokens."""
     tokens = np.zeros((len(answers), length), np.int32)
     chosen = np.full((len(answers), groups), -1, np.int32)
@@ -34,7 +38,8 @@ def make_batch(answers: Sequence[Answer], points: Sequence[np.ndarray], length: 
         tokens[row, : len(text)] = text
         lengths[row] = len(text)
         chosen[row, : len(at)] = at
-    return Batch(tokens, lengths, np.array([len(a.prompt_tokens) for a in answers], np.int32), chosen)
+    starts = np.array([len(a.prompt_tokens) for a in answers], np.int32)
+    return Batch(tokens, lengths, starts, chosen, np.array(seeds, np.uint32) if seeds else None)
 
 
 class TrainingData:
@@ -56,7 +61,7 @@ class TrainingData:
         self._train = train
         self._shuffled = functools.lru_cache(maxsize=2)(self._shuffle)  # of the epochs that a batch may touch
         self.given = answers
-        self.usable = [a for a in answers if len(insertion_points(a, train.sequence_length))]
+        self.usable = [a for a in answers if len(self._points(a))]
         if not self.usable:
             raise UserError("none of the training answers is long enough to train on; give more or other prompts")
         if left_out := len(answers) - len(self.usable):
@@ -65,19 +70,23 @@ class TrainingData:
     def batch(self, step: int) -> Batch:
         """The batch of one step."""
         t = self._train
-        chosen, points = [], []
+        chosen, points, seeds = [], [], []
         for item in range(step * t.batch_size, (step + 1) * t.batch_size):
             epoch, at = divmod(item, len(self.usable))
             answer = self.usable[self._shuffled(epoch)[at]]
-            possible = insertion_points(answer, t.sequence_length)
+            possible = self._points(answer)
             count = min(t.insertions, len(possible))
             rng = np.random.default_rng((t.seed, epoch, at))
             chosen.append(answer)
             points.append(np.sort(rng.choice(possible, count, replace=False)))
+            seeds.append(rng.integers(2**32))
         step_of_lengths = -(-t.sequence_length // _LENGTHS)
         longest = max(map(self._length, chosen))
         length = min(-(-longest // step_of_lengths) * step_of_lengths, t.sequence_length)
-        return make_batch(chosen, points, length, t.insertions)
+        return make_batch(chosen, points, length, t.insertions, seeds)
+
+    def _points(self, answer: Answer) -> np.ndarray:
+        return insertion_points(answer, self._train.sequence_length, self._train.positions)
 
     def _length(self, answer: Answer) -> int:
         return min(len(answer.prompt_tokens) + len(answer.answer_tokens), self._train.sequence_length)

@@ -96,6 +96,11 @@ def check_config(config: RunConfig) -> None:
         )
     if not train.learning_rate > 0:
         raise UserError(f"train.learning-rate must be positive, got {train.learning_rate}")
+    if not 0 <= train.final_learning_rate <= 1:
+        raise UserError(
+            f"train.final-learning-rate is a share of train.learning-rate, between 0 and 1, got "
+            f"{train.final_learning_rate}"
+        )
     if train.sequence_length <= data.max_prompt_tokens:
         raise UserError(
             f"train.sequence-length {train.sequence_length} leaves no room for an answer after prompts of up to "

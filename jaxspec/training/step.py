@@ -31,10 +31,10 @@ def stage_of(method: Method, steps: int, update: int) -> int:
 
 def optimizer(train: TrainConfig, steps: int, factor: float = 1.0) -> optax.GradientTransformation:
     """AdamW on the configured schedule over `steps` updates, `factor` times the configured learning rate."""
-    peak, rest = factor * train.learning_rate, steps - train.warmup
+    peak, rest, share = factor * train.learning_rate, steps - train.warmup, train.final_learning_rate
     after = {
-        "cosine": optax.cosine_decay_schedule(peak, rest),
-        "linear": optax.linear_schedule(peak, 0.0, rest),
+        "cosine": optax.cosine_decay_schedule(peak, rest, share),
+        "linear": optax.linear_schedule(peak, share * peak, rest),
         "constant": optax.constant_schedule(peak),
     }[train.schedule]
     schedule = optax.join_schedules([optax.linear_schedule(0.0, peak, train.warmup), after], [train.warmup])

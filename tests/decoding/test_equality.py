@@ -116,7 +116,7 @@ OPTIONS = {
     },
 }
 OF_TRAINING = {"initial", "objective", "direction", "decay", "alignment", "labels", "weighting", "p_ar", "training"}
-OF_TRAINING |= {"train_visibility"}
+OF_TRAINING |= {"train_visibility", "dropout"}
 OF_SHAPES = {"rank", "targets"}  # of what a loaded adapter holds
 
 

@@ -162,6 +162,31 @@ def test_hydra_by_hand(tiny):
             np.testing.assert_allclose(logits[0, g, d - 1], expected, rtol=1e-3, atol=1e-3)
 
 
+def test_dropout_leaves_values_out_of_updates_alone(tiny):
+    """A new head of one block passes on the state, which is dropped from twice; its projection shows half of it."""
+    method, base, batch = Hydra(heads=2, lm_head="full", dropout=0.2), tiny.base, two_texts(tiny)
+    state, path = (
+        jnp.asarray(np.random.default_rng(0).normal(size=(2, 500, 32)), jnp.float32),
+        jnp.zeros((2, 500, 2), int),
+    )
+    trainable = method.init(jax.random.key(0), base) | {"lm_head": jnp.tile(jnp.eye(32, 16), (2, 1, 1))}
+    whole, once, again, other = (
+        np.asarray(method.predict(trainable, base, (state,), 2, path, seeds))
+        for seeds in (None, *jnp.array([[1, 2], [2, 1], [1, 3]], jnp.uint32))
+    )
+    kept = once != 0
+    np.testing.assert_allclose(once[kept], whole[kept] / 0.8**2, rtol=1e-5)
+    assert np.all(abs(np.mean(kept, axis=(1, 3)) - 0.8**2) < 0.02)  # of every text and head
+    assert not np.array_equal(kept[:, :, 0], kept[:, :, 1]) and not np.array_equal(kept[0], kept[1])
+    np.testing.assert_array_equal(once[0] != 0, again[1] != 0)  # a seed is a text's own
+    np.testing.assert_array_equal(once[0], other[0])
+
+    seeded, plain = batch.replace(seeds=jnp.array([1, 2], jnp.uint32)), dataclasses.replace(method, dropout=0.0)
+    losses = [m.loss(trainable, base, b)[0] for m, b in ((method, seeded), (method, batch), (plain, seeded))]
+    assert losses[0] != losses[1] == losses[2]
+    np.testing.assert_array_equal(predict(method, trainable, base, seeded), predict(plain, trainable, base, batch))
+
+
 def test_amphista_by_hand(tiny):
     """Equations 1 to 6 with three heads: the first on stage one, the others on stage two, and all see all."""
     method = Amphista(heads=3)
@@ -342,6 +367,7 @@ def test_tied_embeddings_and_bfloat16(method):
     [
         (lambda: Medusa(heads=0), "heads must be at least 1, got 0"),
         (lambda: Hydra(blocks=0), "blocks must be at least 1, got 0"),
+        (lambda: Hydra(dropout=1.0), "dropout must be at least 0 and below 1, got 1.0"),
         (lambda: Medusa(lm_head="thin"), "lm_head must be one of full, tied, low_rank"),
         (lambda: Medusa(rank=0), "rank must be at least 1"),
         (lambda: Medusa(decay=0), "decay must be above 0"),

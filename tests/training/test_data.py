@@ -135,6 +135,14 @@ def test_insertion_points_are_answer_tokens_with_a_next_next_token():
     assert insertion_points(Answer([1] * 3, [5]), 100).tolist() == []
 
 
+def test_insertion_points_of_the_whole_text_begin_at_the_prompt():
+    assert insertion_points(Answer([1] * 3, [5, 6, 7, 8]), 6, "text").tolist() == [0, 1, 2, 3]
+    answers = [Answer([1] * 9, [2, 3]), Answer([1] * 30, [2, 3])]  # too short, and cut off, were the answer asked for
+    batch = TrainingData(answers, dataclasses.replace(TRAIN, positions="text", insertions=20)).batch(0)
+    found = sorted(points[points >= 0].tolist() for points in batch.points)
+    assert found == [list(range(9)), list(range(18))]
+
+
 def test_batches_hold_what_they_should():
     data = TrainingData(ANSWERS, TRAIN)
     for step in range(6):
@@ -157,7 +165,10 @@ def test_batches_depend_on_seed_and_step_alone():
         for a, b in zip(jax.tree.leaves(forward[step]), jax.tree.leaves(again), strict=True):
             np.testing.assert_array_equal(a, b)
     other = TrainingData(ANSWERS, dataclasses.replace(TRAIN, seed=8)).batch(0)
-    assert not np.array_equal(other.points, forward[0].points)
+    for name in ("points", "seeds"):
+        assert not np.array_equal(getattr(other, name), getattr(forward[0], name))
+    seeds = np.concatenate([batch.seeds for batch in forward])
+    assert len(set(seeds.tolist())) == len(seeds)
 
 
 @pytest.mark.parametrize("count", [160, 161])

@@ -47,6 +47,13 @@ def test_rates_rise_to_the_peak_and_follow_the_schedule_from_there(schedule, war
     assert_rates(optimizer(train, 20, 0.1), rise + rest)
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_a_schedule_ends_where_it_is_told_to(schedule):
+    train = TrainConfig(learning_rate=0.5, schedule=schedule, warmup=2, final_learning_rate=0.3)
+    rest = [0.05 * (0.3 + 0.7 * SCHEDULES[schedule](step / 8)) for step in range(9)]
+    assert_rates(optimizer(train, 10, 0.1), [0, 0.025, *rest, 0.015])
+
+
 def test_stages_share_the_warm_up():
     """Twelve updates in three stages: four of each, two of which rise to the peak."""
     train = TrainConfig(steps=12, learning_rate=0.5, schedule="constant", warmup=6)

@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from jaxspec.config import MeshConfig
 from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, SPACE, HiddenTransfer, Medusa, load_drafter
+from jaxspec.methods import PPD, SPACE, HiddenTransfer, Hydra, Medusa, load_drafter
 from jaxspec.training.run_config import check_config
 from jaxspec.training.step import stage_ends, train_step
 from jaxspec.training.trainer import Stopped, Trainer
@@ -75,6 +75,17 @@ def test_a_killed_run_resumes_to_the_same_adapter(config, model, whole, tmp_path
     assert list(losses(tmp_path / "run")) == [1, 2, 3, 4, 5, 6, 7]
     Trainer(config, model, tmp_path / "run", resume=True).run()
     assert_same_run(tmp_path / "run", whole)
+
+
+def test_a_run_with_dropout_resumes_to_the_same_adapter(config, model, tmp_path):
+    """What is random and the rate depend on the update alone, which a resumed run counts on from."""
+    config = dataclasses.replace(config, method=Hydra(heads=2, dropout=0.3))
+    config = with_train(config, steps=6, eval_every=0, positions="text", final_learning_rate=0.3)
+    Trainer(config, model, tmp_path / "whole", resume=False).run()
+    with pytest.raises(Stopped):
+        Trainer(config, model, tmp_path / "run", resume=False, stop=stop_after(3)).run()
+    Trainer(config, model, tmp_path / "run", resume=True).run()
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
