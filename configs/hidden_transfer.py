@@ -1,8 +1,9 @@
 """Hidden Transfer (Wu et al., 2024) with the paper's settings as far as they are published, and for the embedded model.
 
-Maps are trained as in 3.3, which lets pseudo states see real ones and prints KL(pseudo || base). Every map learns from
-as many turns of ShareGPT as it has conversations, of which section 4.2 makes one epoch. Learning rate, batch, points
-per answer and tree are not published; these are ours.
+Maps are trained as in 3.3: at every position of prompt and answer, where pseudo states see real ones. The direction of
+its divergence is open (see `HiddenTransfer`); it is the default. Section 4.2 makes one epoch of ShareGPT, here one per
+map. Length, learning rate, batch and tree are not published: the length is that of the other papers on ShareGPT, the
+others are ours.
 """
 
 import dataclasses
@@ -20,11 +21,18 @@ def paper_run(model: str, layers: tuple[int, ...], template: str = "") -> RunCon
     """A run as sections 3.3 and 4 describe it, with maps before these layers."""
     return RunConfig(
         model=model,
-        method=HiddenTransfer(layers=layers, train_visibility="real", direction="reverse"),
+        method=HiddenTransfer(layers=layers, train_visibility="real"),
         tree="sparse:64",
-        data=dataclasses.replace(SHAREGPT, answers=70000, template=template),
+        data=dataclasses.replace(SHAREGPT, template=template),
         train=TrainConfig(
-            steps=52500, batch_size=4, sequence_length=1024, insertions=256, learning_rate=1e-3, remat=True
+            steps=len(layers) * SHAREGPT.answers // 4,
+            batch_size=4,
+            microbatch=1,
+            sequence_length=2048,
+            insertions=2048,
+            positions="text",
+            learning_rate=1e-3,
+            remat=True,
         ),
     )
 

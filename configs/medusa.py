@@ -1,6 +1,7 @@
-"""Medusa-1 (Cai et al., 2024).
+"""Medusa-1 (Cai et al., 2024), as its released script trains it, and for the embedded model.
 
-For Vicuna v1.3 it trains for 4 epochs at 1e-3, as in section 4.1 of the Amphista paper; batch and warm-up are our own.
+The script (README, `train_legacy.py`) trains three heads for two epochs, with warm-up over a tenth of the updates;
+clipping at 1 is the default of its trainer. Medusa-2, which tunes the base with the heads, is not here.
 """
 
 import dataclasses
@@ -12,20 +13,22 @@ from jaxspec.training.sources import SHAREGPT
 
 
 def vicuna_run(model: str) -> RunConfig:
-    """A run as that section describes it."""
+    """A run as that script describes it."""
+    steps = 2 * SHAREGPT.answers // 128
     return RunConfig(
         model=model,
-        method=Medusa(lm_head="full"),
+        method=Medusa(heads=3, lm_head="full"),
         tree="sparse:64",
-        data=dataclasses.replace(SHAREGPT, answers=70000, template="vicuna"),
+        data=dataclasses.replace(SHAREGPT, template="vicuna"),
         train=TrainConfig(
-            steps=35000,
-            batch_size=8,
+            steps=steps,
+            batch_size=128,
             microbatch=1,
-            sequence_length=1024,
+            sequence_length=2048,
             insertions=512,
             learning_rate=1e-3,
-            warmup=1000,
+            warmup=steps // 10,
+            clip=1.0,
         ),
     )
 

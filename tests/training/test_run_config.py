@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError
-from jaxspec.methods import METHODS, PPD, BiTA, HiddenTransfer
+from jaxspec.methods import METHODS, PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
 from jaxspec.training.configs import load_config, load_configs, load_papers, split_config_name
 from jaxspec.training.run_config import check_config
 from jaxspec.weights.shapes import SHAPES
@@ -27,6 +28,7 @@ from jaxspec.weights.shapes import SHAPES
         ("mesh", {"fsdp": 0}, "at least 1"),
         ("train", {"warmup": 12}, "train.warmup"),
         ("train", {"learning_rate": 0.0}, "learning-rate"),
+        ("train", {"final_learning_rate": 1.5}, "between 0 and 1, got 1.5"),
         ("train", {"clip": -1.0}, "train.clip must be at least 0, got -1.0"),
         ("train", {"seed": -1}, "train.seed"),
         ("data", {"held_out_seed": -1}, "data.held-out-seed"),
@@ -92,9 +94,42 @@ def test_configs_of_ppd_are_its_thesis(base, rows):
 @pytest.mark.parametrize("base", ["llama2", "vicuna"])
 @pytest.mark.parametrize(("size", "layers"), [("7b", (15, 20, 25)), ("13b", (25, 30, 35))])
 def test_configs_of_hidden_transfer_are_its_papers(base, size, layers):
-    """Sections 3.3 and 4.1; the third layer is not published."""
-    method = load_config(f"hidden_transfer_{base}_{size}").method
-    assert method == HiddenTransfer(layers=layers, training="separate", train_visibility="real", direction="reverse")
+    """Sections 3.3, 4.1 and 4.2; the third layer is not published, nor the direction of the divergence."""
+    config = load_config(f"hidden_transfer_{base}_{size}")
+    assert config.method == HiddenTransfer(
+        layers=layers, training="separate", train_visibility="real", objective="distillation"
+    )
+    train = config.train
+    assert train.steps * train.batch_size == 3 * config.data.answers  # an epoch for every map
+    assert train.positions == "text" and train.insertions == train.sequence_length  # at all of them
+
+
+@pytest.mark.parametrize(
+    ("method", "epochs", "batch", "recipe"),
+    [
+        (Medusa(heads=3, blocks=1, lm_head="full", decay=0.8), 2, 128, {"learning_rate": 1e-3, "warmup": 106}),
+        (
+            Hydra(
+                heads=4, blocks=4, lm_head="full", prefix_attention=True, alignment=1.0, labels=0.0, dropout=0.2
+            ),
+            10, 32,
+            {"learning_rate": 5e-4, "final_learning_rate": 0.33, "warmup": 100, "weight_decay": 0.1},
+        ),
+        (Amphista(heads=4, lm_head="full", alignment=1.0, labels=1.0), 4, 8, {"learning_rate": 1e-3}),
+    ],
+    ids=lambda value: value.name if isinstance(value, Method) else "",
+)  # fmt: skip
+@pytest.mark.parametrize("size", ["7b", "13b", "33b"])
+def test_configs_of_heads_are_their_papers(size, method, epochs, batch, recipe):
+    """The READMEs of Medusa and Hydra, and section 4.1 and A.1 of Amphista, whose batch is not published."""
+    config = load_config(f"{method.name}_vicuna_{size}")
+    train, conversations = config.train, 68000
+    assert config.method == method and train.batch_size == batch
+    assert train.steps == epochs * conversations // batch and config.data.answers == conversations
+    expected = {"clip": 1.0, "schedule": "cosine", "beta1": 0.9, "beta2": 0.999, "sequence_length": 2048} | recipe
+    assert {name: getattr(train, name) for name in expected} == expected
+    assert (config.tree == "medusa:64") == (method.name == "amphista")
+    assert config.data.max_prompt_tokens + config.data.max_answer_tokens == 2048  # later turns are learned too
 
 
 def test_an_unknown_config_is_refused_with_a_suggestion():
