@@ -94,6 +94,29 @@ class SamplingConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class Source:
+    """One of several sources of training text; all but the weight is as in `DataConfig`.
+
+    Attributes:
+      prompts: a file, or a data set on the hub.
+      split: of a data set on the hub.
+      column: name of the prompt's column, or of the conversation's.
+      regenerate: the base writes the answers to conversations itself.
+      context_column: name of a column with what the prompt is about.
+      answer_column: name of the column with the answers to learn.
+      weight: the source's share of all answers is its weight over the sum of all weights; 0 leaves the source out.
+    """
+
+    prompts: str
+    split: str = "train"
+    column: str = "prompt"
+    regenerate: bool = False
+    context_column: str = ""
+    answer_column: str = ""
+    weight: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
 class DataConfig:
     """Where the training text comes from: the base's own greedy answers to these prompts, or given answers.
 
@@ -107,7 +130,8 @@ class DataConfig:
       context_column: name of a column with what the prompt is about, as Alpaca's `input`: goes below it where it holds
         anything; empty: there is none.
       answer_column: name of the column with the answers to learn; empty: the base writes them itself.
-      answers: how many answers to train on; fewer when there are fewer prompts.
+      mixture: several sources in place of all this, mixed by weight; `prompts` takes the place of a mixture.
+      answers: how many answers to train on; fewer when there are fewer prompts, of every source of a mixture.
       held_out: how many further prompts are set aside for evaluation, never trained on.
       held_out_seed: chooses the held-out prompts; the same for every method, so that figures compare.
       max_prompt_tokens: longer prompts are left out.
@@ -116,6 +140,7 @@ class DataConfig:
       chat: wrap prompts in the tokenizer's chat template, where it has one.
       template: another one by name, llama2, vicuna (both with a system message, or llama2-short and vicuna-short) or
         falcon, as BiTA's Table 6 has them.
+      templates: every prompt is asked under each of these, by name; empty: under one.
       batch_size: prompts answered at once.
       cache: folder of the generated answers; they are made once per base and prompt set.
     """
@@ -126,6 +151,7 @@ class DataConfig:
     regenerate: bool = False
     context_column: str = ""
     answer_column: str = ""
+    mixture: tuple[Source, ...] = ()
     answers: int = 2000
     held_out: int = 100
     held_out_seed: int = 0
@@ -134,8 +160,17 @@ class DataConfig:
     held_out_tokens: int = 256
     chat: bool = True
     template: str = ""
+    templates: tuple[str, ...] = ()
     batch_size: int = 32
     cache: str = "runs/answers"
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """What the text is taken from: the mixture, or the one source that the fields describe."""
+        if self.mixture and not self.prompts:
+            return tuple(source for source in self.mixture if source.weight)
+        names = (field.name for field in dataclasses.fields(Source) if field.name != "weight")
+        return (Source(**{name: getattr(self, name) for name in names}),)
 
 
 @dataclasses.dataclass(frozen=True)

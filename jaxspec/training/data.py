@@ -20,7 +20,7 @@ from typing import TextIO
 
 import numpy as np
 
-from jaxspec.config import DataConfig
+from jaxspec.config import DataConfig, Source
 from jaxspec.decoding.generate import generate_many
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.errors import UserError
@@ -49,17 +49,29 @@ class Answer:
 
 def cache_file(model: Model, data: DataConfig, limit: int) -> Path:
     """Where the base's answers, cut at `limit` tokens, are cached: a file per base, prompts and what shapes answers."""
-    source = Path(data.prompts) if data.prompts else SHIPPED_PROMPTS
-    content = source.read_bytes() if source.is_file() else data.prompts.encode()
-    split = data.split if data.split != DataConfig.split else ""
-    named = {"context_column": data.context_column, "regenerate": data.regenerate, "split": split}
+    keys = [_key(source, data, limit) for source in data.sources]
+    shares = repr([(key, float(source.weight)) for key, source in zip(keys, data.sources, strict=True)])
+    key = keys[0] if len(keys) == 1 else _digest(shares.encode())
+    return Path(data.cache) / f"{model.fingerprint}-{key}.jsonl"
+
+
+def _key(source: Source, data: DataConfig, limit: int) -> str:
+    """What names the answers to one source: its prompts and what shapes answers to them."""
+    file = Path(source.prompts) if source.prompts else SHIPPED_PROMPTS
+    content = file.read_bytes() if file.is_file() else source.prompts.encode()
+    split = source.split if source.split != Source.split else ""
+    named = {"context_column": source.context_column, "regenerate": source.regenerate, "split": split}
+    named |= {"templates": data.templates}
     shaping = (
-        *(data.column, data.held_out_seed, data.max_prompt_tokens, data.chat, limit),
-        *filter(None, (data.answer_column, data.template)),
+        *(source.column, data.held_out_seed, data.max_prompt_tokens, data.chat, limit),
+        *filter(None, (source.answer_column, data.template)),
         *(setting for setting in named.items() if setting[1]),
     )
-    key = hashlib.sha256(content + repr(shaping).encode()).hexdigest()[:12]
-    return Path(data.cache) / f"{model.fingerprint}-{key}.jsonl"
+    return _digest(content + repr(shaping).encode())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def prepare_answers(model: Model, data: DataConfig, prompts: Sequence[Selected]) -> tuple[list[Answer], list[Answer]]:

@@ -1,4 +1,4 @@
-"""Sources of training text: prompts or whole conversations, from JSONL files or from data sets on the hub.
+"""Sources of training text: prompts or whole conversations, from JSONL files or from data sets on the hub, or several.
 
 {"prompt": "..."}                                            the base answers
 {"instruction": "...", "output": "..."}                      with data.answer-column: that is the answer
@@ -12,13 +12,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxspec.config import DataConfig
+from jaxspec.config import DataConfig, Source
 from jaxspec.errors import UserError
 from jaxspec.weights.load import Model
 
@@ -91,23 +92,25 @@ def read_prompts(source: str, column: str = "prompt") -> list[str]:
     return [_text(where, row, column) for where, row in _read_rows(source)]
 
 
-def read_examples(data: DataConfig) -> list[Example]:
+def read_examples(source: Source) -> list[Example]:
     """All examples of a source, in its order.
 
     Raises:
-      UserError: as `read_prompts`, a conversation that cannot be read, or two sources of answers.
+      UserError: as `read_prompts`, a conversation that cannot be read, or two ways to answers.
     """
-    if data.regenerate and data.answer_column:
+    if source.regenerate and source.answer_column:
         raise UserError(
-            f"data.regenerate has the base answer, data.answer-column {data.answer_column!r} gives answers: set one"
+            f"data.regenerate has the base answer, data.answer-column {source.answer_column!r} gives answers: set one "
+            f"for {source.prompts!r}"
         )
-    return [example for where, row in _read_rows(data.prompts, data.split) for example in _examples(where, row, data)]
+    rows = _read_rows(source.prompts, source.split)
+    return [example for where, row in rows for example in _examples(where, row, source)]
 
 
 def _read_rows(source: str, split: str = "train") -> list[tuple[str, dict[str, Any]]]:
     """Every row, with its place for messages."""
     path = Path(source) if source else SHIPPED_PROMPTS
-    if path.is_file() and split != DataConfig.split:
+    if path.is_file() and split != Source.split:
         raise UserError(f"data.split {split!r}: {path} is a file, which has no splits")
     if path.is_file():
         rows = [(f"{path}:{number}", row) for number, row in read_jsonl(path)]
@@ -133,14 +136,14 @@ def _read_hub(source: str, split: str) -> list[tuple[str, dict[str, Any]]]:
     return [(f"dataset {source!r}, row {number}", row) for number, row in enumerate(rows)]
 
 
-def _examples(where: str, row: dict[str, Any], data: DataConfig) -> Iterable[Example]:
-    said = row.get(data.column)
+def _examples(where: str, row: dict[str, Any], source: Source) -> Iterable[Example]:
+    said = row.get(source.column)
     if isinstance(said, list):
-        return _conversation(where, said, data.regenerate)
-    parts = [_text(where, row, data.column)]
-    if data.context_column and row.get(data.context_column, "") is not None:
-        parts.append(_text(where, row, data.context_column))
-    answer = _text(where, row, data.answer_column) if data.answer_column else None
+        return _conversation(where, said, source.regenerate)
+    parts = [_text(where, row, source.column)]
+    if source.context_column and row.get(source.context_column, "") is not None:
+        parts.append(_text(where, row, source.context_column))
+    answer = _text(where, row, source.answer_column) if source.answer_column else None
     return [Example(("\n\n".join(filter(str.strip, parts)),), answer)]
 
 
@@ -178,33 +181,72 @@ def _message(where: str, message: Any) -> tuple[str, str]:
 def select_prompts(model: Model, data: DataConfig) -> list[Selected]:
     """Held-out examples, then training examples, in an order fixed by the seed.
 
-    Repeated and blank ones and those with too long a prompt are left out. Those that begin alike are on one side.
+    Repeated and blank ones and those with too long a prompt are left out. Those that begin alike are on one side. Of a
+    mixture both sides have the same shares.
 
     Raises:
       UserError: unreadable or too few, or some of them with an answer and some without.
     """
-    examples = [e for e in dict.fromkeys(read_examples(data)) if e.turns[-1].strip() and e.answer != ""]
-    if len({example.answer is None for example in examples}) > 1:
-        raise UserError(f"{data.prompts}: some rows hold a conversation and some a prompt alone; give one kind")
-    alike: dict[str, list[Example]] = {}  # by how the conversation begins
-    for example in examples:
-        alike.setdefault(example.turns[0], []).append(example)
-    groups, held_out, chosen, left_out = list(alike.values()), [], [], 0
-    for index in np.random.default_rng(data.held_out_seed).permutation(len(groups)):
-        side = held_out if len(held_out) < data.held_out else chosen
-        selected = [_select(model, data, example) for example in groups[index]]
-        side += [s for s in selected if 0 < len(s.prompt_tokens) <= data.max_prompt_tokens]
-        left_out += sum(len(s.prompt_tokens) > data.max_prompt_tokens for s in selected)
-        if len(chosen) >= data.answers:
-            break
-    if left_out:
-        print(f"left out, more than {data.max_prompt_tokens} tokens: {left_out} prompts", file=sys.stderr)
+    too_long: list[Selected] = []
+    queues = [_in_order(model, data, groups, too_long) for groups in _read_groups(data.sources)]
+    weights = [source.weight for source in data.sources]
+    held_out = _mix(queues, weights, data.held_out)
+    chosen = _mix(queues, weights, data.answers)
+    if too_long:
+        print(f"left out, more than {data.max_prompt_tokens} tokens: {len(too_long)} prompts", file=sys.stderr)
+    if len(queues) > 1:
+        counts = Counter(number for number, _ in chosen)
+        named = (f"{counts[number]} from {source.prompts!r}" for number, source in enumerate(data.sources))
+        print(f"mixture: {', '.join(named)}", file=sys.stderr)
     if not chosen:
         raise UserError(
             f"{len(held_out)} prompts of at most {data.max_prompt_tokens} tokens are not enough to hold out "
             f"{data.held_out} and train on the rest; give more prompts or lower data.held-out"
         )
-    return held_out[: data.held_out] + chosen[: data.answers]
+    return [selected for _, selected in held_out + chosen]
+
+
+def _read_groups(sources: Sequence[Source]) -> list[list[list[Example]]]:
+    """By source, the examples that begin alike together; those that several sources have are the first one's."""
+    found: dict[str, tuple[int, dict[Example, None]]] = {}
+    for number, source in enumerate(sources):
+        for example in read_examples(source):
+            if example.turns[-1].strip() and example.answer != "":
+                found.setdefault(example.turns[0], (number, {}))[1][example] = None
+    if len({example.answer is None for _, group in found.values() for example in group}) > 1:
+        names = ", ".join(source.prompts for source in sources)
+        raise UserError(f"{names}: some rows have a conversation or an answer and some a prompt alone; give one kind")
+    return [[list(group) for owner, group in found.values() if owner == number] for number in range(len(sources))]
+
+
+def _in_order(
+    model: Model, data: DataConfig, groups: list[list[Example]], too_long: list[Selected]
+) -> Iterator[list[Selected]]:
+    """Groups in an order fixed by the seed, every example under every template, without those that are too long."""
+    templates = data.templates if data.chat and data.templates else ("",)
+    for index in np.random.default_rng(data.held_out_seed).permutation(len(groups)):
+        selected = [_select(model, data, example, name) for example in groups[index] for name in templates]
+        too_long += [s for s in selected if len(s.prompt_tokens) > data.max_prompt_tokens]
+        yield [s for s in selected if 0 < len(s.prompt_tokens) <= data.max_prompt_tokens]
+
+
+def _mix(
+    queues: Sequence[Iterator[list[Selected]]], weights: Sequence[float], count: int
+) -> list[tuple[int, Selected]]:
+    """The next `count` examples, with the numbers of their queues: always from the one furthest behind its share.
+
+    No queue gives more than its share, so that where one runs out there are fewer, and the others are not repeated.
+    """
+    shares = [count * weight / sum(weights) for weight in weights]
+    waiting, taken, found = set(range(len(queues))), [0] * len(queues), []
+    while waiting := {number for number in waiting if taken[number] < shares[number]}:
+        number = min(waiting, key=lambda number: (taken[number] / weights[number], number))
+        if (group := next(queues[number], None)) is None:
+            waiting.remove(number)
+        else:
+            taken[number] += len(group)
+            found += [(number, selected) for selected in group]
+    return found[:count]
 
 
 def unseen_prompts(model: Model, trained_on: Mapping[str, Any], source: str, column: str = "prompt") -> list[str]:
@@ -219,20 +261,25 @@ def unseen_prompts(model: Model, trained_on: Mapping[str, Any], source: str, col
     Raises:
       UserError: as `read_prompts` and `select_prompts`.
     """
-    if trained_on.get("prompts") != Path(source).name:  # both are empty for the set that ships
+    name = Path(source).name  # empty for the set that ships
+    if mixture := trained_on.get("mixture"):
+        if name in (part["prompts"] for part in mixture):
+            raise UserError(f"{source}: the adapter was trained on a mixture that has it; give prompts it has not seen")
+        return read_prompts(source, column)
+    if trained_on.get("prompts") != name:
         return read_prompts(source, column)
     known = {field.name for field in dataclasses.fields(DataConfig)} - {"prompts", "cache"}
     data = DataConfig(source, **{name: value for name, value in trained_on.items() if name in known})
-    return [selected.text for selected in select_prompts(model, data)[: data.held_out]]
+    return list(dict.fromkeys(selected.text for selected in select_prompts(model, data)[: data.held_out]))
 
 
-def _select(model: Model, data: DataConfig, example: Example) -> Selected:
+def _select(model: Model, data: DataConfig, example: Example, template: str) -> Selected:
     """Tokenize an example; without a chat template a blank line comes before a given answer."""
     *turns, last = example.turns
     if example.answer is None:
-        return Selected(last, model.encode(example.turns, data.chat), None)
-    templated = data.chat and model.tokenizer.chat_template
-    prompt = model.encode([*turns, last if templated else f"{last}\n\n"], data.chat)
+        return Selected(last, model.encode(example.turns, data.chat, template), None)
+    templated = data.chat and (template or model.tokenizer.chat_template)
+    prompt = model.encode([*turns, last if templated else f"{last}\n\n"], data.chat, template)
     own = model.tokenizer.eos_token_id  # which in a chat model ends a turn, unlike other ends of text
     end = [own] if own in model.eos else model.eos[:1]
     return Selected(last, prompt, [*model.tokenizer.encode(example.answer, add_special_tokens=False), *end])

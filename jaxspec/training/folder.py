@@ -34,7 +34,8 @@ def identify(config: RunConfig, model: Model) -> dict[str, Any]:
     """What identifies a run, for run.json: settings, base and the content of its prompts, but no machine's paths."""
     run, data = describe(config), config.data
     del run["data"]["cache"]
-    for part, name in ((run, "model"), (run, "tree"), (run["data"], "prompts")):
+    sources = [run["data"], *run["data"]["mixture"]]
+    for part, name in ((run, "model"), (run, "tree"), *((source, "prompts") for source in sources)):
         part[name] = known_as(part[name])
     limits = (data.held_out_tokens, data.max_answer_tokens)
     answers = [cache_file(model, data, limit).stem for limit in limits]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from jaxspec.parallel.sharding import check_mesh
 from jaxspec.training.data import MOST_DRAFTS
 from jaxspec.training.step import pass_size
 from jaxspec.weights.load import load_shapes
+from jaxspec.weights.templates import check_template
 
 _EVEN = [[1 / RANKS] * RANKS]  # accuracies that make any tree
 _POSITIVE = (
@@ -74,6 +76,11 @@ def check_config(config: RunConfig) -> None:
     if not method.trainable:
         raise UserError(f"method {method.name!r} has nothing to train")
     check_at_least(config, dict.fromkeys(_POSITIVE, 1) | dict.fromkeys(_NOT_NEGATIVE, 0))
+    weights = [source.weight for source in data.mixture]
+    if weights and not (min(weights) >= 0 and 0 < sum(weights) < math.inf):
+        raise UserError(f"data.mixture: weights must not be negative, nor all 0, got {', '.join(map(str, weights))}")
+    for name in data.templates:
+        check_template(name)
     check_drafts(config.draft_vocabulary, min(config.shapes.vocab_size, MOST_DRAFTS))
     method.abstract(config.shapes)  # refuses settings that do not fit the base
     config.plan()
@@ -111,8 +118,11 @@ def check_config(config: RunConfig) -> None:
 
 
 def describe(config: RunConfig) -> dict[str, Any]:
-    """A run as plain values for JSON."""
-    return dataclasses.asdict(config) | {"method": {"name": config.method.name} | dataclasses.asdict(config.method)}
+    """A run as plain values for JSON, without a mixture whose place `data.prompts` takes."""
+    run = dataclasses.asdict(config) | {"method": {"name": config.method.name} | dataclasses.asdict(config.method)}
+    if config.data.prompts:
+        run["data"]["mixture"] = ()
+    return run
 
 
 def training_settings(run: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from jaxspec.weights.checkpoint import is_checkpoint, load_checkpoint, save_chec
 from jaxspec.weights.gguf import GGUFFile
 from jaxspec.weights.hf import eos_tokens, load_directory, read_config, save_directory
 from jaxspec.weights.shapes import SHAPES
-from jaxspec.weights.templates import TEMPLATES
+from jaxspec.weights.templates import TEMPLATES, check_template
 
 DEFAULT_MODEL = "smollm2-135m"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -85,19 +85,23 @@ class Model:
         """dtype of the weights (norms are float32)."""
         return self.base.dtype
 
-    def encode(self, prompt: str | Sequence[str], chat: bool = True) -> list[int]:
+    def encode(self, prompt: str | Sequence[str], chat: bool = True, template: str = "") -> list[int]:
         """Token ids of a prompt, or of a conversation: turns of the user and of the base, the user's first and last.
 
-        They come inside the chat template where `chat` and the tokenizer has one, else with blank lines between.
+        They come inside the chat template where `chat` and the tokenizer has one, else with blank lines between. The
+        name of another `template` takes the place of the tokenizer's.
         Raises UserError for text that is no valid Unicode: bytes of another encoding, or JSON's half pairs.
         """
         turns = [prompt] if isinstance(prompt, str) else prompt
         for turn in turns:
             if any("\ud800" <= letter <= "\udfff" for letter in turn):
                 raise UserError(f"prompt {turn[:40]!r}: not valid Unicode; give it in UTF-8")
-        if chat and self.tokenizer.chat_template:
+        written = TEMPLATES[template] if template else self.tokenizer.chat_template
+        if chat and written:
             messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
-            return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            return self.tokenizer.apply_chat_template(
+                messages, chat_template=written, add_generation_prompt=True, return_dict=False
+            )
         return self.tokenizer.encode("\n\n".join(turns))
 
     def decode(self, tokens: list[int]) -> str:
@@ -176,10 +180,8 @@ def load_model(
     """
     dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
     check_dtype(dtype)
-    if template and template not in TEMPLATES:
-        raise UserError(
-            f"unknown template {template!r}{suggest(template, TEMPLATES)}; templates: {', '.join(TEMPLATES)}"
-        )
+    if template:
+        check_template(template)
     devices = make_mesh(mesh)
     path = _find(name_or_path, _HUB_FILES, _OLDER_FILES)
     if path.is_file():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jaxspec.errors import UserError, suggest
+
 _LLAMA2_SYSTEM = (
     "You are a helpful, respectful and honest assistant. Always answer as helpfully as possible, while being safe. "
     "Your answers should not include any harmful, unethical, racist, sexist, toxic, dangerous, or illegal content. "
@@ -43,3 +45,9 @@ TEMPLATES = {
     "vicuna-short": _vicuna(""),
     "falcon": _template("", "User: SAID\nAssistant:", " SAID\n"),
 }
+
+
+def check_template(name: str) -> None:
+    """Raise UserError for a name that no template has."""
+    if name not in TEMPLATES:
+        raise UserError(f"unknown template {name!r}{suggest(name, TEMPLATES)}; templates: {', '.join(TEMPLATES)}")

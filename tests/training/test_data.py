@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.config import DataConfig, TrainConfig
+from jaxspec.config import DataConfig, Source, TrainConfig
 from jaxspec.decoding.generate import generate
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.errors import UserError
@@ -87,6 +87,32 @@ def test_answers_are_those_to_their_prompts_however_many_are_held_out(model, dat
 
 def said(i):
     return [{"from": "gpt", "value": "yes"}, {"from": "human", "value": f"and {i}"}]
+
+
+def test_answers_to_a_mixture_are_kept_under_a_name_of_its_own(model, data, tmp_path):
+    """Which does not depend on where its files are, but on what they hold, on weights and on templates."""
+    other = write_jsonl(tmp_path / "other.jsonl", ({"q": f"other {i}"} for i in range(9)))
+    mixture = (Source(data.prompts, weight=3), Source(other, column="q"))
+    mixed = dataclasses.replace(data, prompts="", mixture=mixture)
+    held_out, answers = answers_to(model, mixed)
+    assert len(held_out) == 4 and len(answers) == 12
+    assert answers_to(model, mixed) == (held_out, answers)
+    file = cache_file(model, mixed, 10)
+    assert len(file.read_text().splitlines()) == 12 and file != cache_file(model, data, 10)
+    moved = tmp_path / "moved.jsonl"
+    moved.write_bytes(Path(other).read_bytes())
+    for changes, same in (
+        ({"mixture": (mixture[0], dataclasses.replace(mixture[1], prompts=str(moved)))}, True),
+        ({"mixture": (dataclasses.replace(mixture[0], weight=3.0), mixture[1])}, True),
+        ({"mixture": (dataclasses.replace(mixture[0], weight=2), mixture[1])}, False),
+        ({"mixture": mixture[:1]}, False),
+        ({"templates": ("vicuna",)}, False),
+    ):
+        assert (cache_file(model, dataclasses.replace(mixed, **changes), 10) == file) == same
+    moved.write_text('{"q": "another"}\n')
+    changed = dataclasses.replace(mixed, mixture=(mixture[0], dataclasses.replace(mixture[1], prompts=str(moved))))
+    assert cache_file(model, changed, 10) != file
+    assert cache_file(model, dataclasses.replace(mixed, prompts=data.prompts), 10) == cache_file(model, data, 10)
 
 
 def test_a_cache_cut_short_by_a_kill_is_continued(model, data):

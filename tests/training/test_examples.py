@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
+from collections import Counter
 
 import pytest
 
-from jaxspec.config import DataConfig
+from jaxspec.config import DataConfig, Source
 from jaxspec.errors import UserError
 from jaxspec.training.examples import (
     SHIPPED_PROMPTS,
@@ -15,6 +16,8 @@ from jaxspec.training.examples import (
     select_prompts,
     unseen_prompts,
 )
+from tests.helpers.tiny import make_tokenizer
+from tests.helpers.training import write_jsonl
 
 
 @pytest.fixture
@@ -70,30 +73,30 @@ def test_the_shipped_prompts_are_many_and_distinct():
 def test_instructions_come_with_their_answers(model, write):
     file = write({"instruction": "add 1 and 2", "output": "3"}, {"instruction": "say nothing", "output": ""})
     data = DataConfig(prompts=file, column="instruction", answer_column="output", held_out=0)
-    assert read_examples(data)[0] == Example(("add 1 and 2",), "3")
+    assert read_examples(*data.sources)[0] == Example(("add 1 and 2",), "3")
     (chosen,) = select_prompts(model, data)  # an empty answer teaches nothing
     assert model.decode(chosen.prompt_tokens) == "[add 1 and 2]"
     assert chosen.answer_tokens == [*model.tokenizer.encode("3"), *model.eos]
     with pytest.raises(UserError, match="no text in column 'reply'; columns: instruction, output"):
-        read_examples(DataConfig(prompts=file, column="instruction", answer_column="reply"))
+        read_examples(Source(prompts=file, column="instruction", answer_column="reply"))
 
 
 def test_what_an_instruction_is_about_goes_below_it(write):
     file = write(*({"instruction": f"add {i}", "input": text} for i, text in enumerate(("1 and 2", "", " ", None))))
     data = DataConfig(prompts=file, column="instruction", context_column="input")
-    assert [e.turns[0] for e in read_examples(data)] == ["add 0\n\n1 and 2", "add 1", "add 2", "add 3"]
+    assert [e.turns[0] for e in read_examples(*data.sources)] == ["add 0\n\n1 and 2", "add 1", "add 2", "add 3"]
     for row in ({"instruction": "add"}, {"instruction": "add", "input": 3}):
         with pytest.raises(UserError, match=r"data.jsonl:1: no text in column 'input'; columns: instruction"):
-            read_examples(dataclasses.replace(data, prompts=write(row)))
+            read_examples(*dataclasses.replace(data, prompts=write(row)).sources)
 
 
 def test_the_base_can_answer_conversations_itself(model, write):
     talk = [{"from": ("human", "gpt")[n % 2], "value": f"turn {n}"} for n in range(3)]
     data = DataConfig(prompts=write({"talk": talk}), column="talk", regenerate=True, held_out=0)
-    assert read_examples(data) == [Example(("turn 0",)), Example(("turn 0", "turn 1", "turn 2"))]
+    assert read_examples(*data.sources) == [Example(("turn 0",)), Example(("turn 0", "turn 1", "turn 2"))]
     assert {s.answer_tokens for s in select_prompts(model, data)} == {None}
-    with pytest.raises(UserError, match=r"data.answer-column 'said' gives answers: set one"):
-        read_examples(dataclasses.replace(data, answer_column="said"))
+    with pytest.raises(UserError, match=r"data.answer-column 'said' gives answers: set one for '.*data.jsonl'"):
+        read_examples(*dataclasses.replace(data, answer_column="said").sources)
 
 
 def said(*turns, role="role", content="content"):
@@ -107,7 +110,7 @@ def test_every_turn_of_the_assistant_is_an_answer(model, write, role, content):
     file = write({"messages": said(*turns, role=role, content=content)})
     data = DataConfig(prompts=file, column="messages", held_out=0)
     first = "be kind\n\nhi"
-    assert read_examples(data) == [Example((first,), "hello"), Example((first, "hello", "bye"), "farewell")]
+    assert read_examples(*data.sources) == [Example((first,), "hello"), Example((first, "hello", "bye"), "farewell")]
     texts = sorted(model.decode(chosen.prompt_tokens) for chosen in select_prompts(model, data))
     assert texts == sorted([f"[{first}]", f"[{first}][hello][bye]"])
 
@@ -125,13 +128,13 @@ GOOD = [("user", "a"), ("assistant", "b")]
     ],
 )
 def test_conversations_count_up_to_the_first_turn_out_of_place(write, turns, examples):
-    assert read_examples(DataConfig(prompts=write({"prompt": said(*turns)}))) == [Example(("a",), "b")] * examples
+    assert read_examples(Source(prompts=write({"prompt": said(*turns)}))) == [Example(("a",), "b")] * examples
 
 
 @pytest.mark.parametrize("message", ["hello", {"role": ["user"], "content": "a"}, {"role": "user", "content": None}])
 def test_a_message_without_role_and_content_is_refused(write, message):
     with pytest.raises(UserError, match=r"data.jsonl:1: expected a message with a role and a content, found"):
-        read_examples(DataConfig(prompts=write({"prompt": [message]})))
+        read_examples(Source(prompts=write({"prompt": [message]})))
 
 
 def test_what_begins_alike_is_on_one_side_of_the_split(model, write):
@@ -148,7 +151,7 @@ def test_what_begins_alike_is_on_one_side_of_the_split(model, write):
 
 def test_prompts_with_and_without_answers_do_not_mix(model, write):
     file = write({"prompt": "a"}, {"prompt": said(*GOOD)})
-    with pytest.raises(UserError, match="some rows hold a conversation and some a prompt alone"):
+    with pytest.raises(UserError, match="some rows have a conversation or an answer and some a prompt alone"):
         select_prompts(model, DataConfig(prompts=file, held_out=0))
 
 
@@ -183,7 +186,7 @@ def hub(monkeypatch):
 
 def test_data_sets_on_the_hub_have_configs_and_splits(hub):
     assert read_prompts("owner/name:main") == ["a", "b"] and read_prompts("owner/name:socratic") == ["d"]
-    assert read_examples(DataConfig(prompts="owner/name:main", split="test")) == [Example(("c",))]
+    assert read_examples(Source(prompts="owner/name:main", split="test")) == [Example(("c",))]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +203,7 @@ def test_data_sets_on_the_hub_have_configs_and_splits(hub):
 )
 def test_what_the_hub_does_not_have_is_said_on_one_line(hub, source, split, message):
     with pytest.raises(UserError, match=message):
-        read_examples(DataConfig(prompts=source, split=split))
+        read_examples(Source(prompts=source, split=split))
 
 
 def test_prompts_that_an_adapter_was_trained_on_are_left_out(model, write):
@@ -210,8 +213,93 @@ def test_prompts_that_an_adapter_was_trained_on_are_left_out(model, write):
     held_out = [prompt.text for prompt in select_prompts(model, DataConfig(source, answers=9, **data))[:5]]
     assert unseen_prompts(model, data | {"prompts": "data.jsonl"}, source) == held_out
     assert unseen_prompts(model, data | {"prompts": "other.jsonl"}, source) == questions
+    twice = {"prompts": "data.jsonl", "templates": ["llama2-short", "falcon"], "held_out": 10, "mixture": []}
+    assert unseen_prompts(model, data | twice, source) == held_out
     rows = [{"say": questions[i % 9], "about": f"{i % 2}", "answer": f"{i}" * (i > 2)} for i in range(30)]
     source = write(*rows)  # repeated, and some without an answer
     data |= {"column": "say", "answer_column": "answer", "context_column": "about"}
     held_out = [prompt.text for prompt in select_prompts(model, DataConfig(source, answers=9, **data))[:5]]
     assert unseen_prompts(model, data | {"prompts": "data.jsonl"}, source, "say") == held_out
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """Three parts of 40 questions, two parts of 6, which are soon used up, and nothing of others."""
+
+    def source(name, count, weight, **changes):
+        file = write_jsonl(tmp_path / f"{name}.jsonl", ({"q": f"{name} {i}"} for i in range(count)))
+        return Source(file, column="q", weight=weight, **changes)
+
+    sources = (source("many", 40, 3.0), source("few", 6, 2.0), source("none", 9, 0.0))
+    return DataConfig(mixture=sources, held_out=5, answers=10, max_prompt_tokens=900)
+
+
+def shares(selected):
+    return Counter(prompt.text.split()[0] for prompt in selected)
+
+
+def test_a_mixture_has_the_same_shares_on_both_sides_of_the_split(model, mixed, capsys):
+    chosen = select_prompts(model, dataclasses.replace(mixed, answers=5))
+    assert shares(chosen[:5]) == shares(chosen[5:]) == {"many": 3, "few": 2}
+    assert capsys.readouterr().err.startswith("mixture: 3 from '") and len({s.text for s in chosen}) == 10
+    assert select_prompts(model, dataclasses.replace(mixed, answers=7))[:10] == chosen
+    assert select_prompts(model, dataclasses.replace(mixed, answers=5, held_out_seed=1)) != chosen
+
+
+def test_a_source_that_is_used_up_is_neither_repeated_nor_replaced(model, mixed):
+    chosen = select_prompts(model, dataclasses.replace(mixed, answers=20))[5:]
+    assert shares(chosen) == {"many": 12, "few": 4}
+
+
+def test_what_several_sources_ask_is_asked_once(model, mixed):
+    again = dataclasses.replace(mixed.mixture[0], weight=1.0)
+    chosen = select_prompts(model, dataclasses.replace(mixed, mixture=(*mixed.mixture[:2], again), answers=60))
+    assert len({s.text for s in chosen}) == len(chosen)
+
+
+def test_every_question_of_a_mixture_is_asked_under_every_template(model, mixed):
+    chosen = select_prompts(model, dataclasses.replace(mixed, templates=("vicuna-short", "falcon"), held_out=4))
+    prompts = {model.decode(s.prompt_tokens) for s in chosen}
+    assert len(prompts) == 14 and shares(chosen[:4]) == {"many": 2, "few": 2}
+    for text in {s.text for s in chosen}:
+        assert {f"<s>USER: {text} ASSISTANT:", f"User: {text}\nAssistant:"} <= prompts
+    plain = select_prompts(model, dataclasses.replace(mixed, templates=("vicuna", "falcon"), chat=False))
+    assert model.decode(plain[0].prompt_tokens) == plain[0].text
+
+
+def test_given_answers_follow_a_template_directly(model, write):
+    file = write({"prompt": "a", "answer": "b"})
+    data = DataConfig(file, answer_column="answer", held_out=0, templates=("falcon",))
+    bare = dataclasses.replace(model, tokenizer=make_tokenizer())
+    bare.tokenizer.chat_template = None
+    (chosen,) = select_prompts(bare, data)
+    assert model.decode(chosen.prompt_tokens) == "User: a\nAssistant:"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"column": "said"}, r"few.jsonl:1: no text in column 'said'; columns: q"),
+        ({"answer_column": "a"}, r"few.jsonl:1: no text in column 'a'; columns: q"),
+        ({"prompts": "nowhere.jsonl"}, r"^prompts 'nowhere.jsonl': no such file, and could not be loaded from the hub"),
+        ({"split": "test"}, r"data.split 'test': .*few.jsonl is a file"),
+    ],
+)
+def test_what_a_source_lacks_is_said_with_its_name(hub, model, mixed, change, message):
+    many, few, _ = mixed.mixture
+    with pytest.raises(UserError, match=message) as refused:
+        select_prompts(model, dataclasses.replace(mixed, mixture=(many, dataclasses.replace(few, **change))))
+    assert "\n" not in str(refused.value)
+
+
+def test_one_source_takes_the_place_of_a_mixture(model, mixed, write):
+    data = dataclasses.replace(mixed, prompts=write({"prompt": "a"}), held_out=0)
+    assert [s.text for s in select_prompts(model, data)] == ["a"]
+
+
+def test_prompts_of_a_mixture_cannot_be_told_from_those_held_out(model, mixed, write):
+    trained_on = {"prompts": "", "mixture": [{"prompts": "many.jsonl"}, {"prompts": "owner/name"}]}
+    with pytest.raises(UserError, match=r"many.jsonl: the adapter was trained on a mixture that has it"):
+        unseen_prompts(model, trained_on, mixed.mixture[0].prompts, "q")
+    assert unseen_prompts(model, trained_on, write({"prompt": "a"})) == ["a"]
+    assert len(unseen_prompts(model, trained_on, "")) >= 200

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.config import MeshConfig
+from jaxspec.config import MeshConfig, Source
 from jaxspec.errors import UserError
 from jaxspec.files import alone_in
 from jaxspec.methods import Amphista
@@ -81,6 +81,22 @@ def test_the_content_of_the_prompts_must_match(config, model, begun, tmp_path):
         data = dataclasses.replace(config.data, prompts=str(moved), cache="elsewhere")
         assert (identify(dataclasses.replace(config, data=data), model) == identify(config, model)) == same
     assert str(tmp_path.parent) not in (begun / "run.json").read_text()
+
+
+def test_the_sources_of_a_mixture_must_match(config, model, tmp_path):
+    """And a mixture that gave way to one source is not written down."""
+    mixture = (Source(config.data.prompts, weight=2.0), Source(""))
+    given = dataclasses.replace(config, data=dataclasses.replace(config.data, mixture=mixture))
+    assert identify(given, model) == identify(config, model)
+    mixed = dataclasses.replace(config, data=dataclasses.replace(given.data, prompts=""))
+    identity = identify(mixed, model)
+    assert [source["prompts"] for source in identity["data"]["mixture"]] == ["prompts.jsonl", ""]
+    with claim(tmp_path / "run", identity, resume=False):
+        pass
+    with claim(tmp_path / "run", identity, resume=True):
+        pass
+    other = dataclasses.replace(mixed, data=dataclasses.replace(mixed.data, mixture=mixture[::-1]))
+    refused(tmp_path / "run", identify(other, model), r"other settings.*data\.mixture")
 
 
 @pytest.mark.parametrize(
