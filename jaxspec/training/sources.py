@@ -1,4 +1,4 @@
-"""Training data that published methods share, cut as their configs cut it.
+"""Training data that published methods share, as it is on the Hugging Face hub.
 
 ShareGPT has about 68,000 conversations, which the papers' scripts cut at the 2,048 tokens of a Vicuna. Here every turn
 of the assistant is an answer of its own, learned behind all the turns before it where these have up to 1,536 tokens; a
@@ -6,11 +6,13 @@ run says how many had more. An epoch is as many turns as there are conversations
 
 ShareGPT's answers are another model's, and most papers train on them as they are; accuracies measured on them are of
 that model's words. `--data.regenerate` has the base answer the same conversations, which is what decoding meets.
+
+The weights of the others are the numbers of questions that BiTA (Table 5) and SPACE (Table 3) give.
 """
 
 import dataclasses
 
-from jaxspec.config import DataConfig
+from jaxspec.config import DataConfig, Source
 
 SHAREGPT = DataConfig(
     prompts="Aeala/ShareGPT_Vicuna_unfiltered",
@@ -20,14 +22,21 @@ SHAREGPT = DataConfig(
     max_answer_tokens=512,
     held_out_tokens=512,
 )
-PLATYPUS = DataConfig(
-    prompts="garage-bAInd/Open-Platypus",
-    column="instruction",
-    context_column="input",
-    max_prompt_tokens=512,
-    max_answer_tokens=512,
-    held_out_tokens=512,
-)
-ANSWERED_PLATYPUS = dataclasses.replace(
-    PLATYPUS, answer_column="output", max_prompt_tokens=2048, max_answer_tokens=2048, held_out_tokens=2048
-)
+
+
+def _instructions(prompts: str, weight: float) -> Source:
+    """A set with Alpaca's columns, whose `output` is not read."""
+    return Source(prompts, column="instruction", context_column="input", weight=weight)
+
+
+ALPACA_GPT4 = _instructions("vicgalle/alpaca-gpt4", 52002)
+ALPACA_GPT4_ZH = _instructions("shibing624/alpaca-zh", 48818)
+CODE_ALPACA = _instructions("sahil2801/CodeAlpaca-20k", 20022)
+PLATYPUS = _instructions("garage-bAInd/Open-Platypus", 24926)
+LIMA = Source("64bits/lima_vicuna_format", column="conversations", regenerate=True, weight=1029)
+CIP = Source("alespalla/chatbot_instruction_prompts", weight=50000)
+
+
+def answered(source: Source) -> Source:
+    """A set with the answers that it gives itself."""
+    return dataclasses.replace(source, answer_column="" if source.regenerate else "output", regenerate=False)

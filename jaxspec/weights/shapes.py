@@ -46,15 +46,15 @@ LLAMA2_13B = dataclasses.replace(LLAMA_13B, max_positions=4096, rms_norm_eps=1e-
 LLAMA2_70B = dataclasses.replace(
     LLAMA2_7B, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64, num_kv_heads=8
 )
-QWEN2_7B = ModelConfig(
+QWEN15_14B = ModelConfig(
     vocab_size=152064,
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_layers=28,
-    num_heads=28,
-    num_kv_heads=4,
+    hidden_size=5120,
+    intermediate_size=13696,
+    num_layers=40,
+    num_heads=40,
+    num_kv_heads=40,
     head_dim=128,
-    max_positions=131072,
+    max_positions=32768,
     rope_theta=1e6,
     rms_norm_eps=1e-6,
     qkv_bias=True,
@@ -72,5 +72,5 @@ SHAPES: dict[str, ModelConfig] = {  # by the name that `load_model` takes
     "meta-llama/Llama-2-13b-chat-hf": LLAMA2_13B,
     "meta-llama/Llama-2-70b-hf": LLAMA2_70B,
     "meta-llama/Llama-2-70b-chat-hf": LLAMA2_70B,
-    "Qwen/Qwen2-7B": QWEN2_7B,
+    "Qwen/Qwen1.5-14B": QWEN15_14B,
 }

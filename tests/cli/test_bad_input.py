@@ -147,6 +147,8 @@ def test_tune_refuses_bad_input_on_one_line(files, refuses, options, message):
         (["--config", "ppd_smollm2", "--train.step", "7"], "did you mean '--train.steps'?"),
         (["--config", "ppd_smollm2", "--method.ensemble", "0"], "ensemble"),
         (["--config", "ppd_smollm2", "--topology", "v5e:2x2x1"], "--topology and --json go with --dry-run"),
+        (["--config", "bita_7b", "--data.mixture.0.weight", "-1"], "weights must not be negative, nor all 0, got -1.0"),
+        (["--config", "bita_7b", "--data.templates", "lama2"], "unknown template 'lama2' (did you mean 'llama2'?)"),
         (["--config", "ppd_smollm2", "--output", "gs://bucket/run"], "gs://bucket/run: not a folder; mount the bucket"),
         (["--config", "ppd_smollm2", "--model", "/no/such/model"], "no such file or directory"),
     ],

@@ -15,3 +15,14 @@ def test_help_without_a_config_lists_them_by_paper(capsys):
     train.main(["--help"])
     out = capsys.readouterr().out
     assert "--config NAME" in out and "\n  bita: bita_7b, bita_13b, bita_70b, " in out
+
+
+def test_one_source_takes_the_place_of_a_configs_mixture(capsys):
+    for words, sources in (
+        (["--data.prompts", "mine.jsonl", "--data.templates"], 0),
+        (["--data.mixture.1.weight", "0"], 5),
+    ):
+        train.main(["--config", "bita_7b", "--show", *words])
+        data = json.loads(capsys.readouterr().out)["data"]
+        assert len(data["mixture"]) == sources and bool(data["prompts"]) == bool(not sources)
+    assert [source["weight"] for source in data["mixture"]] == [1029, 0, 20022, 24926, 50000]

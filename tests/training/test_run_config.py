@@ -1,11 +1,13 @@
 """Settings that can train, and those that cannot."""
 
 import dataclasses
+import math
 import shutil
 from pathlib import Path
 
 import pytest
 
+from jaxspec.config import Source
 from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError
 from jaxspec.methods import METHODS, PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
@@ -36,6 +38,10 @@ from jaxspec.weights.shapes import SHAPES
         ("data", {"held_out": 0}, "data.held-out"),
         ("data", {"held_out_tokens": 10_000}, "do not fit"),
         ("data", {"held_out_tokens": 0}, "held-out-tokens"),
+        ("data", {"mixture": (Source("a", weight=2.0), Source("b", weight=-1.0))}, "not be negative, .* got 2.0, -1.0"),
+        ("data", {"mixture": (Source("a", weight=0.0), Source("b", weight=0.0))}, "nor all 0, got 0.0, 0.0"),
+        ("data", {"mixture": (Source("a", weight=math.nan),)}, "weights must"),
+        ("data", {"templates": ("llama2", "vicunna")}, r"unknown template 'vicunna' \(did you mean 'vicuna'\?\)"),
     ],
 )
 def test_settings_that_cannot_train_are_refused(config, part, changes, message):
@@ -74,10 +80,27 @@ def test_configs_of_bita_are_its_papers(name):
     """Section 4.1."""
     config, large = load_config(name), name.endswith(("33b", "70b"))
     assert config.method == BiTA(distances=4 if large else 3, prompting="deep", prompts=16, objective="hard")
-    train = config.train
+    train, data = config.train, config.data
     assert (train.learning_rate, train.schedule, train.warmup, train.batch_size) == (3e-2, "cosine", 0, 128)
-    assert train.steps * train.batch_size == 4 * config.data.answers and train.insertions == 64  # four epochs
-    assert config.tree == "efficient:5"
+    assert train.steps * train.batch_size == 4 * data.answers and train.insertions == 64  # four epochs
+    assert config.tree == "efficient:5" and train.clip == 1
+    assert [source.weight for source in data.sources] == [1029, 52002, 20022, 24926, 50000]  # Table 5
+    family = "vicuna" if "vicuna" in name else "llama2"
+    assert data.templates == (family, f"{family}-short") and data.answers == 300000
+    assert train.sequence_length == data.max_prompt_tokens + data.max_answer_tokens == 2048
+
+
+@pytest.mark.parametrize("name", ["space_llama2_7b", "space_llama2_13b", "space_llama2_70b", "space_qwen_14b"])
+def test_configs_of_space_are_its_papers(name):
+    """Section 4.1 and A.1."""
+    config, large = load_config(name), name.endswith(("70b", "14b"))
+    train, data = config.train, config.data
+    assert (train.learning_rate, train.schedule, train.batch_size) == (5e-5, "cosine", 128 if large else 32)
+    assert 0 <= 2 * data.answers - train.steps * train.batch_size < train.batch_size  # two epochs
+    assert [source.weight for source in data.sources] == [48818, 52002, 1029, 20202, 20022, 24926]  # Table 3
+    assert data.answers == 166999 and all(
+        s.answer_column == "output" or s.column != "instruction" for s in data.sources
+    )
 
 
 @pytest.mark.parametrize(("base", "rows"), [("mobilellama_1_4b", 285), ("vicuna_7b", 105), ("vicuna_13b", 60)])
