@@ -42,7 +42,7 @@ class BenchConfig:
       accept: match, rejection or typical, as for decode.py: the same text, another of the same distribution, or lossy.
       seed: of sampling; every further repeat takes the next.
       repeats: how often all questions are asked.
-      wording: of what a file holds without instructions: plain, or as the papers of SPACE and Amphista say it.
+      wording: of what a file holds without instructions: plain, or as the papers or their released code say it.
       shots: questions of a file to show with their answers in front of each of the others.
       chat: ask inside the tokenizer's chat template, where it has one.
       template: another one by name: llama2, llama2-short, vicuna, vicuna-short or falcon.
@@ -66,7 +66,7 @@ class BenchConfig:
     accept: Literal["match", "rejection", "typical"] = "match"
     seed: int = 0
     repeats: int = 1
-    wording: Literal["plain", "space", "amphista"] = "plain"
+    wording: Literal["plain", "space", "bita", "amphista", "hidden_transfer"] = "plain"
     shots: int = 0
     chat: bool = True
     template: str = ""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 _RESAMPLES = 2000
-_FEWEST = 6  # values for an interval; the extremes of fewer contain a median with less than 95%
+FEWEST = 6  # values for an interval; the extremes of fewer contain a median with less than 95%
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +192,7 @@ def estimate(values: np.ndarray, statistic: Callable[..., Any]) -> Estimate:
     """
     samples = np.atleast_2d(values)
     value = float(statistic(*samples, axis=-1))
-    if samples.shape[1] < _FEWEST:
+    if samples.shape[1] < FEWEST:
         return Estimate(value, None, None)
     from scipy import stats  # slow to import
 

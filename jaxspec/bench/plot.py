@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxspec.bench.metrics import Estimate
+from jaxspec.bench.questions import MT_BENCH
 from jaxspec.bench.results import ALL, Results, compared
 from jaxspec.bench.runs import REFERENCE
 from jaxspec.plotting import picture
@@ -14,7 +15,7 @@ from jaxspec.plotting import picture
 
 def plot_bench(results: Results, file: Path) -> bool:
     """Draw speedup and tokens per step by category, and acceptance by depth. Returns whether there is anything to."""
-    groups, ways = list(results.figures[REFERENCE]), compared(results)
+    groups, ways = [g for g in results.figures[REFERENCE] if g not in MT_BENCH], compared(results)
     if not ways:
         return False
     deepest = max(len(results.figures[way][ALL].acceptance) for way in ways)

@@ -1,9 +1,10 @@
-"""Benchmark questions from JSONL files: Spec-Bench, GSM8K, HumanEval, CNN/DailyMail, XSum, or plain prompts."""
+"""Benchmark questions from JSONL files: Spec-Bench, GSM8K, HumanEval(-X), CNN/DailyMail, XSum, or plain prompts."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ class Question:
       category: what the file calls it; the kind of file where it has no categories.
       turns: what the user says, turn by turn.
       kind: of file, which says how an answer can be scored.
-      row: the whole line of the file, with whatever says what a good answer is.
+      row: the whole line of the file, with whatever says what a good answer is; of HumanEval-X with the `entry_point`.
     """
 
     data: str
@@ -58,8 +59,15 @@ WORDINGS = {  # what stands around a question, by kind of file; {} where a wordi
         ),
         "xsum": "Document: {}\n Based on the previous text, provide a brief single summary",
     },
+    "bita": {  # BiTA's released evaluation; the paper prints none
+        "humaneval": "Complete the following python code\n{}",
+        "xsum": "Document: {}\nBased on the previous text, provide a brief single summary:",
+    },
     "amphista": {kind: "Article:{}\nSummary:" for kind in ("cnn_dm", "xsum")},  # Amphista, A.2.1
+    # Hidden Transfer, 4.2, asks as Draft & Verify (Zhang et al., 2023) does, whose released code has this
+    "hidden_transfer": {kind: "Article: {}\nSummary:" for kind in ("cnn_dm", "xsum")},
 }
+_ANSWERED = {"hidden_transfer": " {}\n"}  # what stands around the answer of an example, instead of blank lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +83,7 @@ class _Format:
 _FORMATS = (
     _Format("turns", ("turns", "category"), "turns"),
     _Format("humaneval", ("task_id", "prompt", "test", "entry_point"), "prompt", ("test", "entry_point")),
+    _Format("humaneval", ("task_id", "prompt", "declaration", "test"), "prompt", ("test", "declaration")),  # -X
     _Format("cnn_dm", ("article", "highlights"), "article", ("highlights",)),
     _Format("xsum", ("document", "summary"), "document", ("summary",)),
     _Format("gsm8k", ("question", "answer"), "question", ("answer",)),
@@ -102,7 +111,8 @@ def read_questions(path: str | Path, wording: str = "plain", shots: int = 0) -> 
             raise UserError(f"{path}:{number}: question {question.id!r} is there twice")
         seen.add(question.id)
         questions.append(question)
-    shown = "".join(_with_answer(question) for question in questions[:shots])
+    around = _ANSWERED.get(wording, "\n\n{}\n\n")
+    shown = "".join(_with_answer(question, around) for question in questions[:shots])
     asked = [dataclasses.replace(q, turns=(shown + q.turns[0], *q.turns[1:])) for q in questions[shots:]]
     if not asked:
         raise UserError(f"{path}: holds no questions")
@@ -123,7 +133,9 @@ def _question(row: dict[str, Any], path: Path, number: int, wording: dict[str, s
     if not isinstance(name, int | str):
         raise UserError(f"{where}: a question's id must be a number or a text, got {name!r}")
     kind = "questions" if format.kind == "gsm8k" and "####" not in row["answer"] else format.kind
-    around = wording.get(format.kind, "{}")
+    if "declaration" in format.columns:
+        row = row | {"entry_point": _entry_point(row, where)}
+    around = wording.get(kind, "{}")
     said = tuple(around.replace("{}", turn) for turn in turns)
     return Question(path.name, name, str(row.get("category") or kind), said, kind, row)
 
@@ -132,12 +144,20 @@ def _format_of(row: dict[str, Any]) -> _Format | None:
     return next((format for format in _FORMATS if set(format.columns) <= set(row)), None)
 
 
-def _with_answer(question: Question) -> str:
-    """A question as an example. Raises UserError where it has no answer to show."""
+def _entry_point(row: dict[str, Any], where: str) -> str:
+    """The function that a question of HumanEval-X asks for, which is declared last, behind its helpers."""
+    declared = re.findall(r"^def (\w+)", row["declaration"], re.MULTILINE)
+    if not declared:
+        raise UserError(f"{where}: of HumanEval-X only Python's questions can be asked, not {row['task_id']!r}")
+    return declared[-1]
+
+
+def _with_answer(question: Question, around: str) -> str:
+    """A question as an example, its answer with `around`. Raises UserError where it has no answer to show."""
     reference = _format_of(question.row).reference
     if len(reference) != 1:
         raise UserError(f"{question.data}: questions of this kind have no answers to show as examples")
-    return f"{question.turns[0]}\n\n{question.row[reference[0]]}\n\n"
+    return question.turns[0] + around.replace("{}", question.row[reference[0]])
 
 
 def stratified(questions: Sequence[Question], limit: int, seed: int = 0) -> list[Question]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from jaxspec.bench.config import BenchConfig
 from jaxspec.bench.metrics import Estimate, Figures
 from jaxspec.bench.overhead import overhead_table
 from jaxspec.bench.plot import plot_bench
+from jaxspec.bench.questions import MT_BENCH
 from jaxspec.bench.results import ALL, Results, compared, control_of, reference_of, summary_of
 from jaxspec.bench.runs import REFERENCE
 from jaxspec.config import command_line
@@ -57,6 +58,8 @@ def sections(results: Results, heading: str) -> list[str]:
         "All questions": [*overall_table(results), *control_line(results)],
         "Speedup by category": by_group(results, lambda f: interval(f.speedup)),
         "Tokens per step by category": by_group(results, lambda f: f"{f.tokens_per_step:.2f}"),
+        "Speedup by category of MT-Bench": by_group(results, lambda f: interval(f.speedup), MT_BENCH),
+        "Tokens per step by category of MT-Bench": by_group(results, lambda f: f"{f.tokens_per_step:.2f}", MT_BENCH),
         "Acceptance by depth": _acceptance(results),
         "Where the time of a step goes": _overhead(results),
         "Quality": _quality(results),
@@ -159,9 +162,14 @@ def control_line(results: Results) -> list[str]:
     return ["", f"Autoregressive decoding against itself: {interval(found, 3)}, {within} {CLOSE_SPEED} of 1."]
 
 
-def by_group(results: Results, cell: Callable[[Figures], str]) -> list[str]:
-    """A table of one figure, a line per way that is compared with another, and a column per category."""
-    groups = results.figures[REFERENCE]
+def by_group(results: Results, cell: Callable[[Figures], str], of: Collection[str] = ()) -> list[str]:
+    """A table of one figure, a line per way that is compared with another, and a column per group of questions.
+
+    Those are the groups in `of`; by default all but MT-Bench's categories. Nothing where there are none.
+    """
+    groups = {g: f for g, f in results.figures[REFERENCE].items() if (g in of if of else g not in MT_BENCH)}
+    if not groups:
+        return []
     rows = [
         [way, *(cell(results.figures[way][g]) if g in results.figures[way] else "" for g in groups)]
         for way in compared(results)

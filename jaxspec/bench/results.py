@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench.answers import Answers
-from jaxspec.bench.metrics import Estimate, Figures, figures
+from jaxspec.bench.metrics import FEWEST, Estimate, Figures, figures
 from jaxspec.bench.quality import SCORED
-from jaxspec.bench.questions import group_of
+from jaxspec.bench.questions import MT_BENCH, group_of
 from jaxspec.bench.runs import AGAIN, REFERENCE
 from jaxspec.bench.setting import read_setting, read_written
 from jaxspec.errors import UserError
@@ -29,7 +29,7 @@ class Results:
     Attributes:
       setting: bench.json.
       rows: answers of every way, run by run; of questions that every way has answered.
-      figures: {way: {group: figures}}; the group `all` first.
+      figures: {way: {group: figures}}; the group `all` first, MT-Bench's categories last, where they are large enough.
       scores: {way: {kind and name: mean over questions}}, of answers that could be scored, and their perplexity.
       memory: memory.json; empty for a benchmark that was cut short.
       overhead: overhead.json, what a step of every method consists of; likewise.
@@ -86,14 +86,20 @@ def summary_of(results: Results) -> dict[str, Any]:
 
 
 def _by_group(runs: Rows, plain: Rows) -> dict[str, Figures]:
-    """Of all questions, and of every group that has an answer of more than one token."""
-    groups = [ALL, *sorted({group_of(answer["category"]) for run in plain for answer in run})]
+    """Of all questions, of every group that has an answer of more than one token, and of MT-Bench's categories.
+
+    Of the latter those with enough questions for an interval.
+    """
+    categories = {answer["category"] for run in plain for answer in run}
+    groups = [ALL, *sorted(map(group_of, categories)), *MT_BENCH]
     found = {group: figures(_only(runs, group), _only(plain, group)) for group in groups}
-    return {group: value for group, value in found.items() if value is not None}
+    return {
+        name: value for name, value in found.items() if value and (name not in MT_BENCH or value.questions >= FEWEST)
+    }
 
 
 def _only(runs: Rows, group: str) -> Rows:
-    return [[answer for answer in run if group in (ALL, group_of(answer["category"]))] for run in runs]
+    return [[a for a in run if group in (ALL, a["category"], group_of(a["category"]))] for run in runs]
 
 
 def _read_scores(folder: Path, ways: list[str]) -> dict[str, dict[str, float]]:

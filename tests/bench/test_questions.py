@@ -5,8 +5,16 @@ from collections import Counter
 
 import pytest
 
+from jaxspec.bench.quality import quality
 from jaxspec.bench.questions import MT_BENCH, Question, group_of, read_questions, stratified
 from jaxspec.errors import UserError
+
+HUMANEVAL_X = {
+    "task_id": "Python/3", "prompt": "def g():\n    return 1\n\n\ndef f(x):\n",
+    "test": "def check(f):\n    assert f(2) == 3\n\ncheck(f)\n",
+    "declaration": "def g():\n    return 1\n\n\ndef f(x):\n", "canonical_solution": "    return x + g()\n",
+    "example_test": "def check(f):\n    assert f(1) == 2\n\ncheck(f)\n",
+}  # fmt: skip
 
 
 def write(folder, *rows):
@@ -52,6 +60,8 @@ def test_every_format_is_known_by_its_columns(tmp_path, row, category, said, nam
         (({"question": "a", "answer": 4},), "answer must be text"),
         (({"document": "a", "summary": None},), "summary must be text"),
         (({"id": [1], "prompt": "a"},), "id must be a number or a text, got [1]"),
+        (({**HUMANEVAL_X, "declaration": "int f() {", "task_id": "CPP/3"},), ":1: of HumanEval-X only Python's"),
+        (({**HUMANEVAL_X, "declaration": None},), "declaration must be text"),
         (({"id": 3, "prompt": "a"}, {"id": 3, "prompt": "b"}), "questions.jsonl:2: question 3 is there twice"),
     ],
 )
@@ -67,12 +77,24 @@ def test_a_question_without_an_id_is_named_by_its_line(tmp_path):
     assert read_questions(file)[2].turns == ("{c}",)
 
 
+def test_humaneval_x_is_humaneval_in_python(tmp_path):
+    file = write(tmp_path, HUMANEVAL_X)
+    [question] = read_questions(file, "bita")
+    assert (question.id, question.kind, question.category) == ("Python/3", "humaneval", "humaneval")
+    assert question.turns == (f"Complete the following python code\n{HUMANEVAL_X['prompt']}",)
+    assert quality("humaneval", [HUMANEVAL_X["canonical_solution"]], question.row) == {"pass@1": 1}
+    assert quality("humaneval", ["    return x"], question.row) == {"pass@1": 0}
+
+
 def test_the_papers_wordings(tmp_path):
     xsum = write(tmp_path, {"document": "Long {text}.", "summary": "Short."})
     assert read_questions(xsum, "space")[0].turns == (
         "Document: Long {text}.\n Based on the previous text, provide a brief single summary",
     )
     assert read_questions(xsum, "amphista")[0].turns == ("Article:Long {text}.\nSummary:",)
+    assert read_questions(xsum, "bita")[0].turns == (
+        "Document: Long {text}.\nBased on the previous text, provide a brief single summary:",
+    )
     plain = write(tmp_path, {"prompt": "Why?"})
     assert read_questions(plain, "space")[0].turns == ("Why?",)
 
@@ -87,6 +109,15 @@ def test_examples_ahead_of_questions(tmp_path):
         read_questions(write(tmp_path, *rows), shots=3)
     with pytest.raises(UserError, match="no answers to show"):
         read_questions(write(tmp_path, {"prompt": "Why?"}), shots=1)
+
+
+@pytest.mark.parametrize("columns", [("document", "summary"), ("article", "highlights")])
+def test_an_example_has_the_form_of_a_papers_wording(tmp_path, columns):
+    """Hidden Transfer 4.2: the file's first article and its summary, which are not asked for."""
+    rows = [dict(zip(columns, (f"Long {i}.", f"Short {i}."), strict=True)) for i in range(2)]
+    [question] = read_questions(write(tmp_path, *rows), "hidden_transfer", shots=1)
+    assert question.turns == ("Article: Long 0.\nSummary: Short 0.\nArticle: Long 1.\nSummary:",)
+    assert question.id == "line 2"
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -34,6 +34,23 @@ def test_the_report_is_made_from_the_files_alone(finished, capsys):
     assert summary["speedup"] == dataclasses.asdict(results.figures["medusa"]["all"].speedup)
 
 
+def test_categories_of_mt_bench_have_columns_of_their_own(finished, tmp_path):
+    """Where there are enough questions of them for an interval; here six of writing, and one of mathematics."""
+    folder = shutil.copytree(finished[0], tmp_path / "bench")
+    for file in (folder / "answers" / "run_1").iterdir():
+        rows = read_rows(file)
+        (writing,) = (row for row in rows if row["category"] == "writing")
+        more = [writing | {"question_id": id, "batch": [["questions.jsonl", id]]} for id in range(10, 15)]
+        write_rows(file, [*rows, *more])
+    results = load_results(folder)
+    assert list(results.figures["medusa"]) == ["all", "mt_bench", "qa", "rag", "writing"]
+    lines = sections(results, "##")
+    assert lines[lines.index("## Speedup by category") + 2] == "| method | all (9) | mt_bench (7) | qa (1) | rag (1) |"
+    for title in ("Speedup by category of MT-Bench", "Tokens per step by category of MT-Bench"):
+        assert lines[lines.index(f"## {title}") + 2] == "| method | writing (6) |"
+    assert "of MT-Bench" not in "".join(sections(load_results(finished[0]), "##"))
+
+
 def test_a_step_is_taken_apart(finished):
     parts = {"nodes": 3, "rows": 5, "plain": 0.02, "verifying": 0.025, "whole": 0.03}
     results = dataclasses.replace(load_results(finished[0]), overhead={"code": "", "ways": {"ppd": parts}})
