@@ -198,7 +198,7 @@ def select_prompts(model: Model, data: DataConfig) -> list[Selected]:
         counts = Counter(number for number, _ in chosen)
         named = (f"{counts[number]} from {source.prompts!r}" for number, source in enumerate(data.sources))
         print(f"mixture: {', '.join(named)}", file=sys.stderr)
-    if not chosen:
+    if len(held_out) < data.held_out or not chosen:
         raise UserError(
             f"{len(held_out)} prompts of at most {data.max_prompt_tokens} tokens are not enough to hold out "
             f"{data.held_out} and train on the rest; give more prompts or lower data.held-out"

@@ -249,6 +249,8 @@ def test_a_mixture_has_the_same_shares_on_both_sides_of_the_split(model, mixed, 
 def test_a_source_that_is_used_up_is_neither_repeated_nor_replaced(model, mixed):
     chosen = select_prompts(model, dataclasses.replace(mixed, answers=20))[5:]
     assert shares(chosen) == {"many": 12, "few": 4}
+    with pytest.raises(UserError, match="18 prompts of at most 900 tokens are not enough to hold out 20"):
+        select_prompts(model, dataclasses.replace(mixed, held_out=20))
 
 
 def test_what_several_sources_ask_is_asked_once(model, mixed):
