@@ -252,6 +252,8 @@ def _mix(
 def unseen_prompts(model: Model, trained_on: Mapping[str, Any], source: str, column: str = "prompt") -> list[str]:
     """Prompts that an adapter was not trained on: those held out if this was its source, else all of `read_prompts`.
 
+    Of those held out each once, under however many templates or with however many answers it was.
+
     Args:
       model: the base.
       trained_on: settings of the adapter's training data, as its file holds them under `data`.
@@ -259,7 +261,8 @@ def unseen_prompts(model: Model, trained_on: Mapping[str, Any], source: str, col
       column: name of the field that holds the prompt.
 
     Raises:
-      UserError: as `read_prompts` and `select_prompts`.
+      UserError: as `read_prompts` and `select_prompts`, or it was one of several sources: what was held out of a
+        mixture follows from all of them.
     """
     name = Path(source).name  # empty for the set that ships
     if mixture := trained_on.get("mixture"):

@@ -219,7 +219,7 @@ def test_prompts_that_an_adapter_was_trained_on_are_left_out(model, write):
     source = write(*rows)  # repeated, and some without an answer
     data |= {"column": "say", "answer_column": "answer", "context_column": "about"}
     held_out = [prompt.text for prompt in select_prompts(model, DataConfig(source, answers=9, **data))[:5]]
-    assert unseen_prompts(model, data | {"prompts": "data.jsonl"}, source, "say") == held_out
+    assert unseen_prompts(model, data | {"prompts": "data.jsonl"}, source, "say") == list(dict.fromkeys(held_out))
 
 
 @pytest.fixture
