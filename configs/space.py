@@ -6,7 +6,7 @@ instruction, input, output and history. Write its rows as conversations to `oaas
 line `{"messages": [{"role": "user", "content": ...}, ...]}` each, or do without: `--data.mixture.3.weight 0`.
 """
 
-from jaxspec.config import DataConfig, Source, TrainConfig
+from jaxspec.config import DataConfig, TextSource, TrainConfig
 from jaxspec.methods import SPACE
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.sources import ALPACA_GPT4, ALPACA_GPT4_ZH, CODE_ALPACA, LIMA, PLATYPUS, answered
@@ -15,7 +15,7 @@ MIXTURE = (
     answered(ALPACA_GPT4_ZH),
     answered(ALPACA_GPT4),
     answered(LIMA),
-    Source("oaast_sft.jsonl", column="messages", weight=20202),
+    TextSource("oaast_sft.jsonl", column="messages", weight=20202),
     answered(CODE_ALPACA),
     answered(PLATYPUS),
 )

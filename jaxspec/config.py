@@ -94,7 +94,7 @@ class SamplingConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class TextSource:
     """One of several sources of training text; all but the weight is as in `DataConfig`.
 
     Attributes:
@@ -151,7 +151,7 @@ class DataConfig:
     regenerate: bool = False
     context_column: str = ""
     answer_column: str = ""
-    mixture: tuple[Source, ...] = ()
+    mixture: tuple[TextSource, ...] = ()
     answers: int = 2000
     held_out: int = 100
     held_out_seed: int = 0
@@ -165,12 +165,12 @@ class DataConfig:
     cache: str = "runs/answers"
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[TextSource, ...]:
         """What the text is taken from: the mixture, or the one source that the fields describe."""
         if self.mixture and not self.prompts:
             return tuple(source for source in self.mixture if source.weight)
-        names = (field.name for field in dataclasses.fields(Source) if field.name != "weight")
-        return (Source(**{name: getattr(self, name) for name in names}),)
+        names = (field.name for field in dataclasses.fields(TextSource) if field.name != "weight")
+        return (TextSource(**{name: getattr(self, name) for name in names}),)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import TextIO
 
 import numpy as np
 
-from jaxspec.config import DataConfig, Source
+from jaxspec.config import DataConfig, TextSource
 from jaxspec.decoding.generate import generate_many
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.errors import UserError
@@ -55,11 +55,11 @@ def cache_file(model: Model, data: DataConfig, limit: int) -> Path:
     return Path(data.cache) / f"{model.fingerprint}-{key}.jsonl"
 
 
-def _key(source: Source, data: DataConfig, limit: int) -> str:
+def _key(source: TextSource, data: DataConfig, limit: int) -> str:
     """What names the answers to one source: its prompts and what shapes answers to them."""
     file = Path(source.prompts) if source.prompts else SHIPPED_PROMPTS
     content = file.read_bytes() if file.is_file() else source.prompts.encode()
-    split = source.split if source.split != Source.split else ""
+    split = source.split if source.split != TextSource.split else ""
     named = {"context_column": source.context_column, "regenerate": source.regenerate, "split": split}
     named |= {"templates": data.templates}
     shaping = (

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.config import DataConfig, Source
+from jaxspec.config import DataConfig, TextSource
 from jaxspec.errors import UserError
 from jaxspec.weights.load import Model
 
@@ -92,7 +92,7 @@ def read_prompts(source: str, column: str = "prompt") -> list[str]:
     return [_text(where, row, column) for where, row in _read_rows(source)]
 
 
-def read_examples(source: Source) -> list[Example]:
+def read_examples(source: TextSource) -> list[Example]:
     """All examples of a source, in its order.
 
     Raises:
@@ -110,7 +110,7 @@ def read_examples(source: Source) -> list[Example]:
 def _read_rows(source: str, split: str = "train") -> list[tuple[str, dict[str, Any]]]:
     """Every row, with its place for messages."""
     path = Path(source) if source else SHIPPED_PROMPTS
-    if path.is_file() and split != Source.split:
+    if path.is_file() and split != TextSource.split:
         raise UserError(f"data.split {split!r}: {path} is a file, which has no splits")
     if path.is_file():
         rows = [(f"{path}:{number}", row) for number, row in read_jsonl(path)]
@@ -136,7 +136,7 @@ def _read_hub(source: str, split: str) -> list[tuple[str, dict[str, Any]]]:
     return [(f"dataset {source!r}, row {number}", row) for number, row in enumerate(rows)]
 
 
-def _examples(where: str, row: dict[str, Any], source: Source) -> Iterable[Example]:
+def _examples(where: str, row: dict[str, Any], source: TextSource) -> Iterable[Example]:
     said = row.get(source.column)
     if isinstance(said, list):
         return _conversation(where, said, source.regenerate)
@@ -206,7 +206,7 @@ def select_prompts(model: Model, data: DataConfig) -> list[Selected]:
     return [selected for _, selected in held_out + chosen]
 
 
-def _read_groups(sources: Sequence[Source]) -> list[list[list[Example]]]:
+def _read_groups(sources: Sequence[TextSource]) -> list[list[list[Example]]]:
     """By source, the examples that begin alike together; those that several sources have are the first one's."""
     found: dict[str, tuple[int, dict[Example, None]]] = {}
     for number, source in enumerate(sources):

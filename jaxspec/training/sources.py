@@ -12,7 +12,7 @@ The weights of the others are the numbers of questions that BiTA (Table 5) and S
 
 import dataclasses
 
-from jaxspec.config import DataConfig, Source
+from jaxspec.config import DataConfig, TextSource
 
 SHAREGPT = DataConfig(
     prompts="Aeala/ShareGPT_Vicuna_unfiltered",
@@ -24,19 +24,19 @@ SHAREGPT = DataConfig(
 )
 
 
-def _instructions(prompts: str, weight: float) -> Source:
+def _instructions(prompts: str, weight: float) -> TextSource:
     """A set with Alpaca's columns, whose `output` is not read."""
-    return Source(prompts, column="instruction", context_column="input", weight=weight)
+    return TextSource(prompts, column="instruction", context_column="input", weight=weight)
 
 
 ALPACA_GPT4 = _instructions("vicgalle/alpaca-gpt4", 52002)
 ALPACA_GPT4_ZH = _instructions("shibing624/alpaca-zh", 48818)
 CODE_ALPACA = _instructions("sahil2801/CodeAlpaca-20k", 20022)
 PLATYPUS = _instructions("garage-bAInd/Open-Platypus", 24926)
-LIMA = Source("64bits/lima_vicuna_format", column="conversations", regenerate=True, weight=1029)
-CIP = Source("alespalla/chatbot_instruction_prompts", weight=50000)
+LIMA = TextSource("64bits/lima_vicuna_format", column="conversations", regenerate=True, weight=1029)
+CIP = TextSource("alespalla/chatbot_instruction_prompts", weight=50000)
 
 
-def answered(source: Source) -> Source:
+def answered(source: TextSource) -> TextSource:
     """A set with the answers that it gives itself."""
     return dataclasses.replace(source, answer_column="" if source.regenerate else "output", regenerate=False)

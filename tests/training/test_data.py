@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.config import DataConfig, Source, TrainConfig
+from jaxspec.config import DataConfig, TextSource, TrainConfig
 from jaxspec.decoding.generate import generate
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.errors import UserError
@@ -92,7 +92,7 @@ def said(i):
 def test_answers_to_a_mixture_are_kept_under_a_name_of_its_own(model, data, tmp_path):
     """Which does not depend on where its files are, but on what they hold, on weights and on templates."""
     other = write_jsonl(tmp_path / "other.jsonl", ({"q": f"other {i}"} for i in range(9)))
-    mixture = (Source(data.prompts, weight=3), Source(other, column="q"))
+    mixture = (TextSource(data.prompts, weight=3), TextSource(other, column="q"))
     mixed = dataclasses.replace(data, prompts="", mixture=mixture)
     held_out, answers = answers_to(model, mixed)
     assert len(held_out) == 4 and len(answers) == 12

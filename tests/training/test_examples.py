@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from jaxspec.config import DataConfig, Source
+from jaxspec.config import DataConfig, TextSource
 from jaxspec.errors import UserError
 from jaxspec.training.examples import (
     SHIPPED_PROMPTS,
@@ -78,7 +78,7 @@ def test_instructions_come_with_their_answers(model, write):
     assert model.decode(chosen.prompt_tokens) == "[add 1 and 2]"
     assert chosen.answer_tokens == [*model.tokenizer.encode("3"), *model.eos]
     with pytest.raises(UserError, match="no text in column 'reply'; columns: instruction, output"):
-        read_examples(Source(prompts=file, column="instruction", answer_column="reply"))
+        read_examples(TextSource(prompts=file, column="instruction", answer_column="reply"))
 
 
 def test_what_an_instruction_is_about_goes_below_it(write):
@@ -128,13 +128,13 @@ GOOD = [("user", "a"), ("assistant", "b")]
     ],
 )
 def test_conversations_count_up_to_the_first_turn_out_of_place(write, turns, examples):
-    assert read_examples(Source(prompts=write({"prompt": said(*turns)}))) == [Example(("a",), "b")] * examples
+    assert read_examples(TextSource(prompts=write({"prompt": said(*turns)}))) == [Example(("a",), "b")] * examples
 
 
 @pytest.mark.parametrize("message", ["hello", {"role": ["user"], "content": "a"}, {"role": "user", "content": None}])
 def test_a_message_without_role_and_content_is_refused(write, message):
     with pytest.raises(UserError, match=r"data.jsonl:1: expected a message with a role and a content, found"):
-        read_examples(Source(prompts=write({"prompt": [message]})))
+        read_examples(TextSource(prompts=write({"prompt": [message]})))
 
 
 def test_what_begins_alike_is_on_one_side_of_the_split(model, write):
@@ -186,7 +186,7 @@ def hub(monkeypatch):
 
 def test_data_sets_on_the_hub_have_configs_and_splits(hub):
     assert read_prompts("owner/name:main") == ["a", "b"] and read_prompts("owner/name:socratic") == ["d"]
-    assert read_examples(Source(prompts="owner/name:main", split="test")) == [Example(("c",))]
+    assert read_examples(TextSource(prompts="owner/name:main", split="test")) == [Example(("c",))]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_data_sets_on_the_hub_have_configs_and_splits(hub):
 )
 def test_what_the_hub_does_not_have_is_said_on_one_line(hub, source, split, message):
     with pytest.raises(UserError, match=message):
-        read_examples(Source(prompts=source, split=split))
+        read_examples(TextSource(prompts=source, split=split))
 
 
 def test_prompts_that_an_adapter_was_trained_on_are_left_out(model, write):
@@ -228,7 +228,7 @@ def mixed(tmp_path):
 
     def source(name, count, weight, **changes):
         file = write_jsonl(tmp_path / f"{name}.jsonl", ({"q": f"{name} {i}"} for i in range(count)))
-        return Source(file, column="q", weight=weight, **changes)
+        return TextSource(file, column="q", weight=weight, **changes)
 
     sources = (source("many", 40, 3.0), source("few", 6, 2.0), source("none", 9, 0.0))
     return DataConfig(mixture=sources, held_out=5, answers=10, max_prompt_tokens=900)

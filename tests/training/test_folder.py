@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.config import MeshConfig, Source
+from jaxspec.config import MeshConfig, TextSource
 from jaxspec.errors import UserError
 from jaxspec.files import alone_in
 from jaxspec.methods import Amphista
@@ -85,7 +85,7 @@ def test_the_content_of_the_prompts_must_match(config, model, begun, tmp_path):
 
 def test_the_sources_of_a_mixture_must_match(config, model, tmp_path):
     """And a mixture that gave way to one source is not written down."""
-    mixture = (Source(config.data.prompts, weight=2.0), Source(""))
+    mixture = (TextSource(config.data.prompts, weight=2.0), TextSource(""))
     given = dataclasses.replace(config, data=dataclasses.replace(config.data, mixture=mixture))
     assert identify(given, model) == identify(config, model)
     mixed = dataclasses.replace(config, data=dataclasses.replace(given.data, prompts=""))

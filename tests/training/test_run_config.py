@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.config import Source
+from jaxspec.config import TextSource
 from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError
 from jaxspec.methods import METHODS, PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
@@ -38,9 +38,13 @@ from jaxspec.weights.shapes import SHAPES
         ("data", {"held_out": 0}, "data.held-out"),
         ("data", {"held_out_tokens": 10_000}, "do not fit"),
         ("data", {"held_out_tokens": 0}, "held-out-tokens"),
-        ("data", {"mixture": (Source("a", weight=2.0), Source("b", weight=-1.0))}, "not be negative, .* got 2.0, -1.0"),
-        ("data", {"mixture": (Source("a", weight=0.0), Source("b", weight=0.0))}, "nor all 0, got 0.0, 0.0"),
-        ("data", {"mixture": (Source("a", weight=math.nan),)}, "weights must"),
+        (
+            "data",
+            {"mixture": (TextSource("a", weight=2.0), TextSource("b", weight=-1.0))},
+            "not be negative, .* got 2.0, -1.0",
+        ),
+        ("data", {"mixture": (TextSource("a", weight=0.0), TextSource("b", weight=0.0))}, "nor all 0, got 0.0, 0.0"),
+        ("data", {"mixture": (TextSource("a", weight=math.nan),)}, "weights must"),
         ("data", {"templates": ("llama2", "vicunna")}, r"unknown template 'vicunna' \(did you mean 'vicuna'\?\)"),
     ],
 )
