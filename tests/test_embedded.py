@@ -1,6 +1,7 @@
 """The embedded model end to end. Slow: run by `make slow`."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,6 +52,12 @@ def test_adapters_that_ship_are_lossless_and_draft_well(model, plain, name, samp
         divergence = first_divergence(base, model.encode(prompt), a.tokens, b.tokens, sampling, 7)
         assert divergence is None or divergence.gap < NEAR_TIE
     assert np.mean([a.tokens_per_step for a in ours]) > 1.15
+
+
+@pytest.mark.parametrize("name", sorted(folder.name for folder in Path("adapters/unions").iterdir()))
+def test_choices_that_ship_fit_the_adapters_that_ship(model, name):
+    drafter = load_drafter(name, model, tree="auto")
+    assert drafter.note.startswith("tuned for") and drafter.shape.spec.startswith("best:")
 
 
 def test_a_tree_of_many_rows_is_lossless(model, plain):
