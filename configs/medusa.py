@@ -1,7 +1,9 @@
 """Medusa-1 (Cai et al., 2024), as its released script trains it, and for the embedded model.
 
-The script (README, `train_legacy.py`) trains three heads for two epochs, with warm-up over a tenth of the updates;
-clipping at 1 is the default of its trainer. Medusa-2, which tunes the base with the heads, is not here.
+The script (README, `train_legacy.py`) trains three heads for two epochs (for ours see `training/sources.py`), with
+warm-up over a tenth of the updates; clipping at 1 is the default of its trainer. It adds up the heads' losses, all
+alike; here their mean is clipped, and later heads count less, as in section 2.2.1 of the paper. Medusa-2, which tunes
+the base with the heads, is not here.
 """
 
 import dataclasses

@@ -22,9 +22,14 @@ def paper_run(model: str, rows: int, remat: bool) -> RunConfig:
         model=model,
         method=PPD(),
         tree=f"dynamic:{rows}",
-        data=dataclasses.replace(SHAREGPT, answers=50000, max_prompt_tokens=512, template="vicuna", regenerate=True),
+        data=dataclasses.replace(SHAREGPT, max_prompt_tokens=512, template="vicuna", regenerate=True),
         train=TrainConfig(
-            steps=25000, batch_size=4, sequence_length=1024, insertions=64, learning_rate=1e-2, remat=remat
+            steps=2 * SHAREGPT.answers // 4,
+            batch_size=4,
+            sequence_length=1024,
+            insertions=64,
+            learning_rate=1e-2,
+            remat=remat,
         ),
     )
 

@@ -26,7 +26,8 @@ LLAMA2 = "llama2-short"
 
 
 def paper_run(model: str, batch_size: int = 32, template: str = "") -> RunConfig:
-    """A run as 4.1 and A.1 describe it: 4 sequences for each of 8 devices, of 32 for more than 14B parameters."""
+    """A run as 4.1 and A.1 describe it: 4 sequences for each of 8 devices, of 32 for 70B; of how many for Qwen they do
+    not say."""
     return RunConfig(
         model=model,
         method=SPACE(tuning="full", weighting="sums"),
@@ -57,7 +58,7 @@ RUNS: dict[str, RunConfig] = {
     "space_llama2_13b": paper_run("meta-llama/Llama-2-13b-hf", template=LLAMA2),
     "space_llama2_70b": paper_run("meta-llama/Llama-2-70b-hf", batch_size=128, template=LLAMA2),
     # The paper's Qwen-14B has a format of its own, which is not read; its successor has the same shapes in Qwen2's.
-    "space_qwen_14b": paper_run("Qwen/Qwen1.5-14B", batch_size=128),
+    "space_qwen_14b": paper_run("Qwen/Qwen1.5-14B"),
     # Full fine-tuning that ends in a checkpoint of the whole base. The loss is the paper's (equations 1 to 4). The text
     # is half of the base's own answers, each seen once, where the paper takes other people's answers, twice.
     "space_smollm2": RunConfig(

@@ -16,6 +16,8 @@ import numpy as np
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import run_main
 from jaxspec.drafting.tree import dynamic_sparse_tree, expected, random_tree, sparse_tree, stripped_tree
+from jaxspec.drafting.tree.plan import check_accuracy
+from jaxspec.errors import check_at_least
 from jaxspec.files import read_json, writable, write_atomically
 from jaxspec.plotting import picture
 
@@ -43,7 +45,8 @@ def main(args: list[str]) -> None:
     """Parse, build, draw."""
     options = parse(Options, args, prog="python -m experiments.trees")
     folder = writable(Path(options.output))
-    accuracy = np.array(read_json(Path(options.adapter) / "adapter.json")["accuracy"])
+    check_at_least(options, {"seeds": 1})
+    accuracy = check_accuracy(read_json(Path(options.adapter) / "adapter.json").get("accuracy"))
     found = compare(accuracy, options.sizes, options.seeds)
     content = {"adapter": options.adapter, "sizes": options.sizes, "tokens_per_step": found}
     write_atomically(folder / "trees-builders.json", (json.dumps(content, indent=1) + "\n").encode())

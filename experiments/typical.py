@@ -26,7 +26,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match, Typical
 from jaxspec.decoding.generate import Generation, generate
 from jaxspec.drafting.drafter import Drafter, autoregressive
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import read_json, writable, write_atomically
 from jaxspec.machine import make_room_for_programs
 from jaxspec.markdown import table
@@ -77,6 +77,7 @@ def main(args: list[str]) -> None:
     options = parse(Options, args, prog="python -m experiments.typical")
     prompts = [question.turns[0] for question in stratified(read_questions(options.data), options.limit)]
     folder = writable(Path(options.output))
+    check_at_least(options, {"samples": 1, "tokens": 2, "limit": 0})
     enable_compilation_cache()
     drafter = load_drafter(options.method, load_model(DEFAULT_MODEL))
     found = measure_all(options, drafter, prompts, folder / "typical.json")
@@ -96,8 +97,8 @@ def measure_all(options: Options, drafter: Drafter, prompts: Sequence[str], file
     settings = {name: getattr(options, name) for name in ("method", "limit", "tokens", "samples")}
     settings |= {"data": Path(options.data).name, "code": code_version()}
     kept = read_json(file) if file.exists() else {"settings": settings, "temperatures": {}}
-    if kept["settings"] != settings:
-        raise UserError(f"{file}: measured with other settings, {kept['settings']}; give another --output")
+    if kept.get("settings") != settings:
+        raise UserError(f"{file}: measured with other settings, {kept.get('settings')}; give another --output")
     found = kept["temperatures"]
     for temperature in options.temperatures:
         if str(temperature) not in found:

@@ -95,7 +95,7 @@ class SamplingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TextSource:
-    """One of several sources of training text; all but the weight is as in `DataConfig`.
+    """One of several sources of training text (a text source); all but the weight is as in `DataConfig`.
 
     Attributes:
       prompts: a file, or a data set on the hub.
@@ -165,7 +165,7 @@ class DataConfig:
     cache: str = "runs/answers"
 
     @property
-    def sources(self) -> tuple[TextSource, ...]:
+    def text_sources(self) -> tuple[TextSource, ...]:
         """What the text is taken from: the mixture, or the one source that the fields describe."""
         if self.mixture and not self.prompts:
             return tuple(source for source in self.mixture if source.weight)

@@ -12,6 +12,7 @@ from jaxspec.decoding.divergence import NEAR_TIE, first_divergence
 from jaxspec.training.examples import read_prompts
 
 PROMPTS, TOKENS = 8, 48
+UNIONS = Path(__file__).parents[1] / "adapters/unions"
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,9 @@ def test_adapters_that_ship_are_lossless_and_draft_well(model, plain, name, samp
     assert np.mean([a.tokens_per_step for a in ours]) > 1.15
 
 
-@pytest.mark.parametrize("name", sorted(folder.name for folder in Path("adapters/unions").iterdir()))
+@pytest.mark.parametrize(
+    "name", sorted(folder.name for folder in (Path(__file__).parents[1] / "adapters/unions").iterdir())
+)
 def test_choices_that_ship_fit_the_adapters_that_ship(model, name):
     drafter = load_drafter(name, model, tree="auto")
     assert drafter.note.startswith("tuned for") and drafter.shape.spec.startswith("best:")

@@ -64,7 +64,8 @@ WORDINGS = {  # what stands around a question, by kind of file; {} where a wordi
         "xsum": "Document: {}\nBased on the previous text, provide a brief single summary:",
     },
     "amphista": {kind: "Article:{}\nSummary:" for kind in ("cnn_dm", "xsum")},  # Amphista, A.2.1
-    # Hidden Transfer, 4.2, asks as Draft & Verify (Zhang et al., 2023) does, whose released code has this
+    # Hidden Transfer, 4.2, asks as Draft & Verify (Zhang et al., 2023) does, whose released code has this; it also
+    # takes line breaks out of the example's answer
     "hidden_transfer": {kind: "Article: {}\nSummary:" for kind in ("cnn_dm", "xsum")},
 }
 _ANSWERED = {"hidden_transfer": " {}\n"}  # what stands around the answer of an example, instead of blank lines

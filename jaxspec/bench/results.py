@@ -91,7 +91,7 @@ def _by_group(runs: Rows, plain: Rows) -> dict[str, Figures]:
     Of the latter those with enough questions for an interval.
     """
     categories = {answer["category"] for run in plain for answer in run}
-    groups = [ALL, *sorted(map(group_of, categories)), *MT_BENCH]
+    groups = [ALL, *sorted({*map(group_of, categories)}), *MT_BENCH]
     found = {group: figures(_only(runs, group), _only(plain, group)) for group in groups}
     return {
         name: value for name, value in found.items() if value and (name not in MT_BENCH or value.questions >= FEWEST)

@@ -18,6 +18,7 @@ from jaxspec.parallel.preemption import on_sigterm
 from jaxspec.parallel.processes import ProcessConfig, as_leader, is_leader, join_processes
 from jaxspec.training.configs import list_configs, load_config, split_config_name
 from jaxspec.training.evaluate import lost_distances
+from jaxspec.training.examples import check_files
 from jaxspec.training.folder import check_output
 from jaxspec.training.run_config import RunConfig, check_config, describe
 from jaxspec.training.trainer import Stopped, Trainer
@@ -99,6 +100,7 @@ def train(config: RunConfig, options: Options, output: Path) -> None:
     """Check, load, train, say where the adapter is."""
     join_processes(options.processes)  # before JAX looks for devices
     check_config(config)
+    check_files(config.data)
     check_output(output, (output / "run.json").exists(), options.resume)  # before a large base is loaded
     as_leader(lambda: check_writable(output))
     enable_compilation_cache()

@@ -93,7 +93,7 @@ def future_loss(
       labels: weight of the cross-entropy of the text.
       direction: of the divergence: `forward`, KL(base || student), or `reverse`.
       decay: distance d counts decay ** (d - 1).
-      counts: [B, 1, 1], how often the average counts the targets of each text, at least once.
+      counts: [B, 1, 1], weight of every target of a text in the average, at least 1.
     """
     distances = np.array(distances)
     source = batch.points[..., None] + distances  # the row whose distribution is the target

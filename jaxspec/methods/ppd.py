@@ -63,7 +63,7 @@ class PPD(ProbeMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if any(type(token) is not int for token in self.initial):
+        if not isinstance(self.initial, tuple | list) or any(type(token) is not int for token in self.initial):
             raise UserError(f"ppd: initial must be token ids, as `model.encode` makes them, got {self.initial!r}")
         object.__setattr__(self, "initial", tuple(self.initial))  # a list, where the settings come from JSON
         for setting, least in (("ensemble", 1), ("multi_exit", 1), ("prefix_tokens", 0)):

@@ -54,9 +54,9 @@ class SPACE(ProbeMethod):
     Attributes:
       distances: k, the number of mask tokens (4.1: 5).
       objective: of the masks: `hard` labels (equation 3), or `distillation` against the base's own distribution.
-      weighting: `sums` is equation 4 as printed, to which a token adds as much in equation 1 as in 3, before the cut or
-        behind a mask: equation 3 is a mean over the cuts of a text, and the sum over texts is divided by the number of
-        answer tokens. `tokens` makes each equation a mean of its own, over answer tokens and over tokens before cuts
+      weighting: with `sums` every token weighs the same, in equation 1 and in equation 3, before the cut and behind a
+        mask: equation 3 is a mean over the cuts of a text, and the sum over texts is divided by the number of answer
+        tokens. `tokens` makes each equation a mean of its own, over answer tokens and over tokens before cuts
         and masks, so that these weigh more. `terms` also parts equation 3 into a mean for either sum, so that the few
         masks weigh as much as all tokens before the cuts.
       p_ar: weight of the autoregressive loss (equation 4; 4.1: 0.5); 1 is ordinary fine-tuning.

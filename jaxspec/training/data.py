@@ -49,8 +49,8 @@ class Answer:
 
 def cache_file(model: Model, data: DataConfig, limit: int) -> Path:
     """Where the base's answers, cut at `limit` tokens, are cached: a file per base, prompts and what shapes answers."""
-    keys = [_key(source, data, limit) for source in data.sources]
-    shares = repr([(key, float(source.weight)) for key, source in zip(keys, data.sources, strict=True)])
+    keys = [_key(source, data, limit) for source in data.text_sources]
+    shares = repr([(key, float(source.weight)) for key, source in zip(keys, data.text_sources, strict=True)])
     key = keys[0] if len(keys) == 1 else _digest(shares.encode())
     return Path(data.cache) / f"{model.fingerprint}-{key}.jsonl"
 

@@ -188,15 +188,15 @@ def select_prompts(model: Model, data: DataConfig) -> list[Selected]:
       UserError: unreadable or too few, or some of them with an answer and some without.
     """
     too_long: list[Selected] = []
-    queues = [_in_order(model, data, groups, too_long) for groups in _read_groups(data.sources)]
-    weights = [source.weight for source in data.sources]
+    queues = [_in_order(model, data, groups, too_long) for groups in _read_groups(data.text_sources)]
+    weights = [source.weight for source in data.text_sources]
     held_out = _mix(queues, weights, data.held_out)
     chosen = _mix(queues, weights, data.answers)
     if too_long:
         print(f"left out, more than {data.max_prompt_tokens} tokens: {len(too_long)} prompts", file=sys.stderr)
     if len(queues) > 1:
         counts = Counter(number for number, _ in chosen)
-        named = (f"{counts[number]} from {source.prompts!r}" for number, source in enumerate(data.sources))
+        named = (f"{counts[number]} from {source.prompts!r}" for number, source in enumerate(data.text_sources))
         print(f"mixture: {', '.join(named)}", file=sys.stderr)
     if len(held_out) < data.held_out or not chosen:
         raise UserError(
@@ -206,13 +206,25 @@ def select_prompts(model: Model, data: DataConfig) -> list[Selected]:
     return [selected for _, selected in held_out + chosen]
 
 
+def check_files(data: DataConfig) -> None:
+    """Raise UserError for a file of a mixture that is not there, before anything large is read."""
+    for number, source in enumerate(data.mixture):
+        is_file = source.prompts.endswith((".json", ".jsonl"))
+        if is_file and source in data.text_sources and not Path(source.prompts).is_file():
+            raise UserError(
+                f"{source.prompts}: no such file; put it there, or do without it: --data.mixture.{number}.weight 0"
+            )
+
+
 def _read_groups(sources: Sequence[TextSource]) -> list[list[list[Example]]]:
     """By source, the examples that begin alike together; those that several sources have are the first one's."""
     found: dict[str, tuple[int, dict[Example, None]]] = {}
     for number, source in enumerate(sources):
         for example in read_examples(source):
             if example.turns[-1].strip() and example.answer != "":
-                found.setdefault(example.turns[0], (number, {}))[1][example] = None
+                owner, group = found.setdefault(example.turns[0], (number, {}))
+                if owner == number:
+                    group[example] = None
     if len({example.answer is None for _, group in found.values() for example in group}) > 1:
         names = ", ".join(source.prompts for source in sources)
         raise UserError(f"{names}: some rows have a conversation or an answer and some a prompt alone; give one kind")

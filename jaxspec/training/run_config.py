@@ -79,8 +79,15 @@ def check_config(config: RunConfig) -> None:
     weights = [source.weight for source in data.mixture]
     if weights and not (min(weights) >= 0 and 0 < sum(weights) < math.inf):
         raise UserError(f"data.mixture: weights must not be negative, nor all 0, got {', '.join(map(str, weights))}")
-    for name in data.templates:
+    for name in filter(None, (data.template, *data.templates)):
         check_template(name)
+    if len(set(data.templates)) < len(data.templates) or (data.templates and not data.chat):
+        raise UserError(f"data.templates: each once, and none with --data.no-chat, got {', '.join(data.templates)}")
+    if data.mixture and not data.prompts:
+        for name in ("split", "column", "regenerate", "context_column", "answer_column"):
+            if getattr(data, name) != getattr(DataConfig, name):
+                option = name.replace("_", "-")
+                raise UserError(f"data.{option} is of one source, and this is a mixture: --data.mixture.0.{option}")
     check_drafts(config.draft_vocabulary, min(config.shapes.vocab_size, MOST_DRAFTS))
     method.abstract(config.shapes)  # refuses settings that do not fit the base
     config.plan()

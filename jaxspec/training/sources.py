@@ -1,8 +1,8 @@
 """Training data that published methods share, as it is on the Hugging Face hub.
 
 ShareGPT has about 68,000 conversations, which the papers' scripts cut at the 2,048 tokens of a Vicuna. Here every turn
-of the assistant is an answer of its own, learned behind all the turns before it where these have up to 1,536 tokens; a
-run says how many had more. An epoch is as many turns as there are conversations.
+of the assistant is an answer of its own, cut at 512 tokens and learned behind all the turns before it where these have
+up to 1,536; a run says how many had more. An epoch of a config is as many turns as there are conversations.
 
 ShareGPT's answers are another model's, and most papers train on them as they are; accuracies measured on them are of
 that model's words. `--data.regenerate` has the base answer the same conversations, which is what decoding meets.
@@ -25,7 +25,7 @@ SHAREGPT = DataConfig(
 
 
 def _instructions(prompts: str, weight: float) -> TextSource:
-    """A set with Alpaca's columns, whose `output` is not read."""
+    """A set with Alpaca's columns, whose `output` is read by `answered` alone."""
     return TextSource(prompts, column="instruction", context_column="input", weight=weight)
 
 

@@ -90,12 +90,15 @@ class Model:
 
         They come inside the chat template where `chat` and the tokenizer has one, else with blank lines between. The
         name of another `template` takes the place of the tokenizer's.
-        Raises UserError for text that is no valid Unicode: bytes of another encoding, or JSON's half pairs.
+        Raises UserError for an unknown template and for text that is no valid Unicode: bytes of another encoding, or
+        JSON's half pairs.
         """
         turns = [prompt] if isinstance(prompt, str) else prompt
         for turn in turns:
             if any("\ud800" <= letter <= "\udfff" for letter in turn):
                 raise UserError(f"prompt {turn[:40]!r}: not valid Unicode; give it in UTF-8")
+        if template:
+            check_template(template)
         written = TEMPLATES[template] if template else self.tokenizer.chat_template
         if chat and written:
             messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]

@@ -11,6 +11,7 @@ from jaxspec.errors import UserError
 from jaxspec.training.examples import (
     SHIPPED_PROMPTS,
     Example,
+    check_files,
     read_examples,
     read_prompts,
     select_prompts,
@@ -257,6 +258,22 @@ def test_what_several_sources_ask_is_asked_once(model, mixed):
     again = dataclasses.replace(mixed.mixture[0], weight=1.0)
     chosen = select_prompts(model, dataclasses.replace(mixed, mixture=(*mixed.mixture[:2], again), answers=60))
     assert len({s.text for s in chosen}) == len(chosen)
+
+
+def test_of_different_answers_to_one_prompt_the_first_source_has_its_own(model, tmp_path):
+    def source(answer):
+        file = write_jsonl(tmp_path / f"{answer}.jsonl", [{"q": "x", "a": answer}])
+        return TextSource(file, column="q", answer_column="a")
+
+    [chosen] = select_prompts(model, DataConfig(mixture=(source("1"), source("2")), held_out=0, answers=2))
+    assert chosen.answer_tokens[:-1] == model.tokenizer.encode("1", add_special_tokens=False)
+
+
+def test_a_missing_file_of_a_mixture_is_named_with_what_to_do(mixed):
+    lost = dataclasses.replace(mixed.mixture[1], prompts="lost.jsonl")
+    with pytest.raises(UserError, match=r"lost.jsonl: no such file.*--data.mixture.1.weight 0"):
+        check_files(dataclasses.replace(mixed, mixture=(mixed.mixture[0], lost)))
+    check_files(dataclasses.replace(mixed, mixture=(mixed.mixture[0], dataclasses.replace(lost, weight=0.0))))
 
 
 def test_every_question_of_a_mixture_is_asked_under_every_template(model, mixed):

@@ -45,6 +45,9 @@ from jaxspec.weights.shapes import SHAPES
         ),
         ("data", {"mixture": (TextSource("a", weight=0.0), TextSource("b", weight=0.0))}, "nor all 0, got 0.0, 0.0"),
         ("data", {"mixture": (TextSource("a", weight=math.nan),)}, "weights must"),
+        ("data", {"prompts": "", "mixture": (TextSource("a"),), "column": "q"}, "--data.mixture.0.column"),
+        ("data", {"template": "vicunna"}, "did you mean 'vicuna'"),
+        ("data", {"templates": ("vicuna", "vicuna")}, "each once"),
         ("data", {"templates": ("llama2", "vicunna")}, r"unknown template 'vicunna' \(did you mean 'vicuna'\?\)"),
     ],
 )
@@ -88,7 +91,7 @@ def test_configs_of_bita_are_its_papers(name):
     assert (train.learning_rate, train.schedule, train.warmup, train.batch_size) == (3e-2, "cosine", 0, 128)
     assert train.steps * train.batch_size == 4 * data.answers and train.insertions == 64  # four epochs
     assert config.tree == "efficient:5" and train.clip == 1
-    assert [source.weight for source in data.sources] == [1029, 52002, 20022, 24926, 50000]  # Table 5
+    assert [source.weight for source in data.text_sources] == [1029, 52002, 20022, 24926, 50000]  # Table 5
     family = "vicuna" if "vicuna" in name else "llama2"
     assert data.templates == (family, f"{family}-short") and data.answers == 300000
     assert train.sequence_length == data.max_prompt_tokens + data.max_answer_tokens == 2048
@@ -97,13 +100,13 @@ def test_configs_of_bita_are_its_papers(name):
 @pytest.mark.parametrize("name", ["space_llama2_7b", "space_llama2_13b", "space_llama2_70b", "space_qwen_14b"])
 def test_configs_of_space_are_its_papers(name):
     """Section 4.1 and A.1."""
-    config, large = load_config(name), name.endswith(("70b", "14b"))
+    config, large = load_config(name), name.endswith("70b")
     train, data = config.train, config.data
     assert (train.learning_rate, train.schedule, train.batch_size) == (5e-5, "cosine", 128 if large else 32)
     assert 0 <= 2 * data.answers - train.steps * train.batch_size < train.batch_size  # two epochs
-    assert [source.weight for source in data.sources] == [48818, 52002, 1029, 20202, 20022, 24926]  # Table 3
+    assert [source.weight for source in data.text_sources] == [48818, 52002, 1029, 20202, 20022, 24926]  # Table 3
     assert data.answers == 166999 and all(
-        s.answer_column == "output" or s.column != "instruction" for s in data.sources
+        s.answer_column == "output" or s.column != "instruction" for s in data.text_sources
     )
 
 

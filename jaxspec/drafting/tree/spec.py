@@ -30,8 +30,8 @@ _BUILDERS = {
     "sparse": (1, "NODES, the root included"),
     "medusa": (1, "NODES, the root included"),
     "random": (1, "NODES, the root included"),
-    "dynamic": (1, "ROWS beyond the root and its probes"),
-    "stripped": (1, "ROWS beyond the root and its probes"),
+    "dynamic": (1, "ROWS beyond the root and its probes, late probes counting less"),
+    "stripped": (1, "ROWS beyond the root and its probes, late probes counting less"),
 }
 _ABOUT_PROBES = ("straightforward", "dynamic", "stripped")
 

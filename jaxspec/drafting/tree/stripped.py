@@ -57,7 +57,7 @@ def _strip(paths: Sequence[Path], last: Mapping[Path, float], gains: np.ndarray,
 
     Args:
       paths: candidates.
-      last: the probability that each is the last accepted one: p(c) of Proposition 5.6.3.
+      last: the probability that each is the last accepted one, as which we read p(c) of Proposition 5.6.3.
       gains: [M], what the i-th probe of a candidate adds to the next step: f(T_i) - f(T_{i-1}).
       allowed: probes to keep, at least one each.
     """
