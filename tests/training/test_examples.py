@@ -74,7 +74,7 @@ def test_the_shipped_prompts_are_many_and_distinct():
 def test_instructions_come_with_their_answers(model, write):
     file = write({"instruction": "add 1 and 2", "output": "3"}, {"instruction": "say nothing", "output": ""})
     data = DataConfig(prompts=file, column="instruction", answer_column="output", held_out=0)
-    assert read_examples(*data.sources)[0] == Example(("add 1 and 2",), "3")
+    assert read_examples(*data.text_sources)[0] == Example(("add 1 and 2",), "3")
     (chosen,) = select_prompts(model, data)  # an empty answer teaches nothing
     assert model.decode(chosen.prompt_tokens) == "[add 1 and 2]"
     assert chosen.answer_tokens == [*model.tokenizer.encode("3"), *model.eos]
@@ -85,19 +85,19 @@ def test_instructions_come_with_their_answers(model, write):
 def test_what_an_instruction_is_about_goes_below_it(write):
     file = write(*({"instruction": f"add {i}", "input": text} for i, text in enumerate(("1 and 2", "", " ", None))))
     data = DataConfig(prompts=file, column="instruction", context_column="input")
-    assert [e.turns[0] for e in read_examples(*data.sources)] == ["add 0\n\n1 and 2", "add 1", "add 2", "add 3"]
+    assert [e.turns[0] for e in read_examples(*data.text_sources)] == ["add 0\n\n1 and 2", "add 1", "add 2", "add 3"]
     for row in ({"instruction": "add"}, {"instruction": "add", "input": 3}):
         with pytest.raises(UserError, match=r"data.jsonl:1: no text in column 'input'; columns: instruction"):
-            read_examples(*dataclasses.replace(data, prompts=write(row)).sources)
+            read_examples(*dataclasses.replace(data, prompts=write(row)).text_sources)
 
 
 def test_the_base_can_answer_conversations_itself(model, write):
     talk = [{"from": ("human", "gpt")[n % 2], "value": f"turn {n}"} for n in range(3)]
     data = DataConfig(prompts=write({"talk": talk}), column="talk", regenerate=True, held_out=0)
-    assert read_examples(*data.sources) == [Example(("turn 0",)), Example(("turn 0", "turn 1", "turn 2"))]
+    assert read_examples(*data.text_sources) == [Example(("turn 0",)), Example(("turn 0", "turn 1", "turn 2"))]
     assert {s.answer_tokens for s in select_prompts(model, data)} == {None}
     with pytest.raises(UserError, match=r"data.answer-column 'said' gives answers: set one for '.*data.jsonl'"):
-        read_examples(*dataclasses.replace(data, answer_column="said").sources)
+        read_examples(*dataclasses.replace(data, answer_column="said").text_sources)
 
 
 def said(*turns, role="role", content="content"):
@@ -111,7 +111,10 @@ def test_every_turn_of_the_assistant_is_an_answer(model, write, role, content):
     file = write({"messages": said(*turns, role=role, content=content)})
     data = DataConfig(prompts=file, column="messages", held_out=0)
     first = "be kind\n\nhi"
-    assert read_examples(*data.sources) == [Example((first,), "hello"), Example((first, "hello", "bye"), "farewell")]
+    assert read_examples(*data.text_sources) == [
+        Example((first,), "hello"),
+        Example((first, "hello", "bye"), "farewell"),
+    ]
     texts = sorted(model.decode(chosen.prompt_tokens) for chosen in select_prompts(model, data))
     assert texts == sorted([f"[{first}]", f"[{first}][hello][bye]"])
 
