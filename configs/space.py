@@ -26,8 +26,7 @@ LLAMA2 = "llama2-short"
 
 
 def paper_run(model: str, batch_size: int = 32, template: str = "") -> RunConfig:
-    """A run as 4.1 and A.1 describe it: 4 sequences for each of 8 devices, of 32 for 70B; of how many for Qwen they do
-    not say."""
+    """A run as 4.1 and A.1 describe it: 4 sequences for each of 8 devices, of 32 above 14B."""
     return RunConfig(
         model=model,
         method=SPACE(tuning="full", weighting="sums"),
