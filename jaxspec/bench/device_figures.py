@@ -15,7 +15,8 @@ import numpy as np
 
 from jaxspec.config import ModelConfig, TrainConfig
 from jaxspec.decoding.divergence import first_divergence
-from jaxspec.decoding.generate import Generation, bucket, cache_capacity, generate
+from jaxspec.decoding.generate import Generation, generate
+from jaxspec.decoding.job import bucket, cache_capacity
 from jaxspec.decoding.loop import prefill
 from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.drafting.method import Method

@@ -14,7 +14,7 @@ from jax.stages import Lowered
 from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, readable, size
 from jaxspec.config import MeshConfig, ModelConfig, SamplingConfig
 from jaxspec.decoding.acceptance import Match
-from jaxspec.decoding.generate import bucket, cache_capacity
+from jaxspec.decoding.job import bucket, cache_capacity
 from jaxspec.decoding.loop import Decoding, decode, prefill, start, state_names
 from jaxspec.drafting.drafter import DeviceDrafter
 from jaxspec.drafting.method import Batch

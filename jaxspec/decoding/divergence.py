@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.generate import bucket
+from jaxspec.decoding.job import bucket
 from jaxspec.drafting.sampling import Sampler, make_sampler
 from jaxspec.model.base import Base
 from jaxspec.weights.load import Model

@@ -6,22 +6,18 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Acceptance, Match
-from jaxspec.decoding.loop import DecodeState, Decoding, decode, insert, prefill, start
-from jaxspec.decoding.prompts import as_text, encode_prompts, pad_tokens
+from jaxspec.decoding.job import Job, Run, bucket
+from jaxspec.decoding.loop import insert
+from jaxspec.decoding.prompts import as_text, encode_prompts
 from jaxspec.drafting.drafter import Drafter
-from jaxspec.drafting.sampling import make_sampler
 from jaxspec.errors import UserError
-from jaxspec.machine import Stopwatch
 from jaxspec.parallel.processes import host
-from jaxspec.parallel.sharding import in_mesh, mesh_of, parts_of_batch, put_beside
+from jaxspec.parallel.sharding import in_mesh, parts_of_batch
 
-PREFILL_CHUNK = 512
 _UNBOUNDED = np.iinfo(np.int32).max
 
 
@@ -91,75 +87,7 @@ class Generation:
         return (self.new_tokens - 1) / self.decode_seconds if self.steps else 0.0
 
 
-def bucket(length: int, smallest: int = 32, largest_step: int = 512) -> int:
-    """The next power of two from `smallest`, and multiples of `largest_step` beyond it: few shapes, little waste."""
-    size = smallest
-    while size < length and size < largest_step:
-        size *= 2
-    return size if size >= length else -(-length // largest_step) * largest_step
-
-
-def cache_capacity(length: int, max_depth: int) -> int:
-    """S, slots of a cache for texts of so many tokens, and for the last step's rows below a path of such a depth."""
-    return bucket(length + max_depth + 1, 128, 128)
-
-
-@dataclasses.dataclass
-class _Run:
-    """One batch on its way: its state and its clocks."""
-
-    state: DecodeState
-    prefill_seconds: float
-    decode_seconds: float
-    compile_seconds: float
-
-
-class _Job:
-    """What all batches of one call share.
-
-    Args:
-      drafter: what decodes, and on which base.
-      sampling: how tokens are drawn.
-      seed: of sampling.
-      acceptance: which candidates survive.
-      batch_size: prompts decoded together.
-    """
-
-    def __init__(self, drafter: Drafter, sampling: SamplingConfig, seed: int, acceptance: Acceptance, batch_size: int):
-        self.model, self._seed = drafter.model, seed
-        self.mesh = mesh_of(self.model.params)
-        rest = (drafter.on_device, make_sampler(sampling), jnp.array(self.model.eos or (-1,), jnp.int32))
-        base = self.model.base_for(batch_size * drafter.least_rows)
-        self._decoding = Decoding(base, *put_beside(self.model.params, rest), acceptance)
-
-    def begin(
-        self, prompts: Sequence[Sequence[int]], limits: Sequence[int], padded: int, width: int, capacity: int
-    ) -> _Run:
-        """Prefill a batch of prompts, padded to `padded` tokens, and make the first draft."""
-        tokens, lengths = pad_tokens(prompts, padded)
-        seeds = np.full(len(prompts), self._seed % 2**32, np.uint32)
-        chunk = min(padded, PREFILL_CHUNK)
-        with in_mesh(self.mesh), Stopwatch() as watch:
-            cache, prompt = prefill(self.model.base, tokens, lengths, capacity=capacity, chunk=chunk)
-            state = start(self._decoding, cache, prompt, np.array(limits, np.int32), seeds, width=width)
-            jax.block_until_ready(state)
-        return _Run(state, watch.seconds, 0.0, watch.compile_seconds)
-
-    def advance(self, run: _Run, steps: int) -> None:
-        """Run some steps, or fewer where all rows are done."""
-        with in_mesh(self.mesh), Stopwatch() as watch:
-            run.state = jax.block_until_ready(decode(self._decoding, run.state, np.int32(steps)))
-        run.compile_seconds += watch.compile_seconds
-        run.decode_seconds += watch.seconds
-
-    def sizes(self, longest_prompt: int, max_new_tokens: int) -> tuple[int, int, int]:
-        """Bucketed prompt length, output width and cache capacity."""
-        padded = bucket(longest_prompt)
-        capacity = cache_capacity(longest_prompt + max_new_tokens, self._decoding.drafter.shape.depth)
-        return padded, bucket(max_new_tokens, 64), max(padded, capacity)
-
-
-def _collect(drafter: Drafter, run: _Run, row: int, prompt: str) -> Generation:
+def _collect(drafter: Drafter, run: Run, row: int, prompt: str) -> Generation:
     """The answer of one batch row as it stands."""
     model, state, count = drafter.model, run.state, int(run.state.counts[row])
     stats, names = state.stats, [source.method.name for source in drafter.sources if source.method.max_distance]
@@ -218,7 +146,7 @@ def iterate(
         raise UserError(f"batch-size must be at least 1, got {batch_size}")
     model = drafter.model
     encoded = encode_prompts(model, prompts, max_new_tokens, chat, max_length)
-    job = _Job(drafter, sampling, seed, acceptance, min(batch_size, len(encoded)))
+    job = Job(drafter, sampling, seed, acceptance, min(batch_size, len(encoded)))
     for first in range(0, len(encoded), batch_size):
         batch = encoded[first : first + batch_size]
         padding = min(batch_size, len(encoded)) - len(batch)  # a last short batch keeps the compiled shape
@@ -279,7 +207,7 @@ def generate_many(
     Yields:
       Index of a prompt and the ids of its answer, in the order they finish.
     """
-    job = _Job(drafter, sampling, seed, Match(), batch_size)  # however few are left: resumed ones round alike
+    job = Job(drafter, sampling, seed, Match(), batch_size)  # however few are left: resumed ones round alike
     parts = parts_of_batch(job.mesh)  # of a number that they do not divide every one would hold all rows
     batch_size = bucket(min(batch_size, len(prompts)), parts, parts)
     refill = min(refill, batch_size)
@@ -344,7 +272,7 @@ def stream(
     """
     model = drafter.model
     [ids] = encode_prompts(model, [prompt], max_new_tokens, chat, max_length)
-    job, text = _Job(drafter, sampling, seed, acceptance, 1), as_text(model, prompt)
+    job, text = Job(drafter, sampling, seed, acceptance, 1), as_text(model, prompt)
     run = job.begin([ids], [max_new_tokens], *job.sizes(len(ids), max_new_tokens))
     yield _collect(drafter, run, 0, text)
     while not np.all(host(run.state.done)):

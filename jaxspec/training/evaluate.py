@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.generate import bucket
+from jaxspec.decoding.job import bucket
 from jaxspec.drafting.draft import PyTree
 from jaxspec.drafting.method import Batch, Method
 from jaxspec.drafting.sampling import Sampler, make_sampler

@@ -23,7 +23,7 @@ from jax import lax
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
-from jaxspec.decoding.generate import PREFILL_CHUNK, bucket
+from jaxspec.decoding.job import PREFILL_CHUNK, bucket
 from jaxspec.decoding.loop import DecodeState, Decoding, prefill, start
 from jaxspec.decoding.prompts import pad_tokens
 from jaxspec.drafting.draft import Accepted, Draft, Offer

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from jaxspec.decoding.acceptance import follow
-from jaxspec.decoding.generate import bucket
+from jaxspec.decoding.job import bucket
 from jaxspec.drafting.budget import Budget
 from jaxspec.drafting.draft import Draft, Offer, Pace, calibrated
 from jaxspec.drafting.drafter import Drafter

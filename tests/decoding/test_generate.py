@@ -10,7 +10,8 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Typical
-from jaxspec.decoding.generate import bucket, generate, generate_many, stream
+from jaxspec.decoding.generate import generate, generate_many, stream
+from jaxspec.decoding.job import bucket
 from jaxspec.decoding.loop import decode
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.drafting.tree import from_paths
@@ -57,7 +58,7 @@ def test_tokens_are_those_of_the_plain_forward_pass(tiny, plain, temperature):
 def test_long_prompts_are_prefilled_in_chunks(tiny, plain, monkeypatch):
     prompts = [(make_prompts(1, seed=s)[0] * 300)[:length] for s, length in enumerate((130, 40, 97))]
     whole = generate(plain, prompts, 12, batch_size=3)
-    monkeypatch.setattr("jaxspec.decoding.generate.PREFILL_CHUNK", 32)
+    monkeypatch.setattr("jaxspec.decoding.job.PREFILL_CHUNK", 32)
     chunked = generate(plain, prompts, 12, batch_size=3)
     assert [a.tokens for a in whole] == [a.tokens for a in chunked]
 

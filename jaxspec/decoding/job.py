@@ -1,0 +1,89 @@
+"""Batches on their way through the loop: their shapes, of which there are few, their states and their clocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.acceptance import Acceptance
+from jaxspec.decoding.loop import DecodeState, Decoding, decode, prefill, start
+from jaxspec.decoding.prompts import pad_tokens
+from jaxspec.drafting.drafter import Drafter
+from jaxspec.drafting.sampling import make_sampler
+from jaxspec.machine import Stopwatch
+from jaxspec.parallel.sharding import in_mesh, mesh_of, put_beside
+
+PREFILL_CHUNK = 512
+
+
+def bucket(length: int, smallest: int = 32, largest_step: int = 512) -> int:
+    """The next power of two from `smallest`, and multiples of `largest_step` beyond it: few shapes, little waste."""
+    size = smallest
+    while size < length and size < largest_step:
+        size *= 2
+    return size if size >= length else -(-length // largest_step) * largest_step
+
+
+def cache_capacity(length: int, max_depth: int) -> int:
+    """S, slots of a cache for texts of so many tokens, and for the last step's rows below a path of such a depth."""
+    return bucket(length + max_depth + 1, 128, 128)
+
+
+@dataclasses.dataclass
+class Run:
+    """One batch on its way: its state and its clocks."""
+
+    state: DecodeState
+    prefill_seconds: float
+    decode_seconds: float
+    compile_seconds: float
+
+
+class Job:
+    """What all batches of one call share.
+
+    Args:
+      drafter: what decodes, and on which base.
+      sampling: how tokens are drawn.
+      seed: of sampling.
+      acceptance: which candidates survive.
+      batch_size: prompts decoded together.
+    """
+
+    def __init__(self, drafter: Drafter, sampling: SamplingConfig, seed: int, acceptance: Acceptance, batch_size: int):
+        self.model, self._seed = drafter.model, seed
+        self.mesh = mesh_of(self.model.params)
+        rest = (drafter.on_device, make_sampler(sampling), jnp.array(self.model.eos or (-1,), jnp.int32))
+        base = self.model.base_for(batch_size * drafter.least_rows)
+        self._decoding = Decoding(base, *put_beside(self.model.params, rest), acceptance)
+
+    def begin(
+        self, prompts: Sequence[Sequence[int]], limits: Sequence[int], padded: int, width: int, capacity: int
+    ) -> Run:
+        """Prefill a batch of prompts, padded to `padded` tokens, and make the first draft."""
+        tokens, lengths = pad_tokens(prompts, padded)
+        seeds = np.full(len(prompts), self._seed % 2**32, np.uint32)
+        chunk = min(padded, PREFILL_CHUNK)
+        with in_mesh(self.mesh), Stopwatch() as watch:
+            cache, prompt = prefill(self.model.base, tokens, lengths, capacity=capacity, chunk=chunk)
+            state = start(self._decoding, cache, prompt, np.array(limits, np.int32), seeds, width=width)
+            jax.block_until_ready(state)
+        return Run(state, watch.seconds, 0.0, watch.compile_seconds)
+
+    def advance(self, run: Run, steps: int) -> None:
+        """Run some steps, or fewer where all rows are done."""
+        with in_mesh(self.mesh), Stopwatch() as watch:
+            run.state = jax.block_until_ready(decode(self._decoding, run.state, np.int32(steps)))
+        run.compile_seconds += watch.compile_seconds
+        run.decode_seconds += watch.seconds
+
+    def sizes(self, longest_prompt: int, max_new_tokens: int) -> tuple[int, int, int]:
+        """Bucketed prompt length, output width and cache capacity."""
+        padded = bucket(longest_prompt)
+        capacity = cache_capacity(longest_prompt + max_new_tokens, self._decoding.drafter.shape.depth)
+        return padded, bucket(max_new_tokens, 64), max(padded, capacity)
