@@ -105,13 +105,7 @@ class HeadMethod(Method, abc.ABC):
 
     @abc.abstractmethod
     def predict(
-        self,
-        trainable: PyTree,
-        base: Base,
-        features: Features,
-        count: int,
-        path: jax.Array | None = None,
-        seeds: jax.Array | None = None,
+        self, trainable: PyTree, base: Base, features: Features, count: int, path: jax.Array | None = None
     ) -> jax.Array:
         """Logits [..., M', V'] of the first `count` heads.
 
@@ -122,8 +116,13 @@ class HeadMethod(Method, abc.ABC):
           count: M'.
           path: [..., M'] int32, the tokens at distances 0 to M' - 1; None where they are not known, which heads that
             read them must not be asked for.
-          seeds: [B] uint32, of what heads do at random in training; None: nothing.
         """
+
+    def predict_update(
+        self, trainable: PyTree, base: Base, features: Features, path: jax.Array, seeds: jax.Array | None
+    ) -> jax.Array:
+        """Logits of all heads for an update, which may do something at random, by seeds [B]; None: nothing."""
+        return self.predict(trainable, base, features, self.heads, path)
 
     # Parts that heads are made of
 
@@ -189,7 +188,7 @@ class HeadMethod(Method, abc.ABC):
         ahead = jnp.minimum(points[..., None] + 1 + jnp.arange(self.heads), T - 1)
         chosen = tuple(x[rows, points] for x in features)
         path = batch.tokens[rows[..., None], ahead]
-        return self.predict(trainable, base, chosen, self.heads, path, seeds), frozen
+        return self.predict_update(trainable, base, chosen, path, seeds), frozen
 
     def loss(
         self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0

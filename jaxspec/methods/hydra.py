@@ -88,18 +88,22 @@ class Hydra(HeadMethod):
         return self.project(trainable, base, drop(x, self.blocks), first=d - 1)[..., 0, :]
 
     def predict(
-        self,
-        trainable: PyTree,
-        base: Base,
-        features: Features,
-        count: int,
-        path: jax.Array | None = None,
-        seeds: jax.Array | None = None,
+        self, trainable: PyTree, base: Base, features: Features, count: int, path: jax.Array | None = None
     ) -> jax.Array:
-        """All heads along one path that is known: training."""
-        hidden = base.normed(features[0])
-        heads = [self.head(trainable, base, hidden, path[..., :d], seeds) for d in range(1, count + 1)]
-        return jnp.stack(heads, axis=-2)
+        """The first heads along one path that is known: training."""
+        return self._along(trainable, base, features, path[..., :count])
+
+    def predict_update(
+        self, trainable: PyTree, base: Base, features: Features, path: jax.Array, seeds: jax.Array | None
+    ) -> jax.Array:
+        """All heads, with dropout."""
+        return self._along(trainable, base, features, path, seeds)
+
+    def _along(
+        self, trainable: PyTree, base: Base, features: Features, path: jax.Array, seeds: jax.Array | None = None
+    ) -> jax.Array:
+        hidden, distances = base.normed(features[0]), range(1, path.shape[-1] + 1)
+        return jnp.stack([self.head(trainable, base, hidden, path[..., :d], seeds) for d in distances], axis=-2)
 
     def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
         """Level by level along the tree: the candidates below a node come from the head that reads the node's path."""

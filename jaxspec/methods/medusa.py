@@ -33,13 +33,7 @@ class Medusa(HeadMethod):
         return self.init_heads(key, base, self.blocks)
 
     def predict(
-        self,
-        trainable: PyTree,
-        base: Base,
-        features: Features,
-        count: int,
-        path: jax.Array | None = None,
-        seeds: jax.Array | None = None,
+        self, trainable: PyTree, base: Base, features: Features, count: int, path: jax.Array | None = None
     ) -> jax.Array:
         """p_k = softmax(W2 (SiLU(W1 h) + h)), section 2.1.1."""
         [hidden] = features
