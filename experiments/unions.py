@@ -99,7 +99,8 @@ def steps(drafter: Drafter, prompt: str, tokens: int) -> Iterator[tuple[list[int
     sampler = make_sampler(SamplingConfig())
     decoding = Decoding(model.base_for(drafter.num_rows), drafter.on_device, sampler, jnp.array(model.eos), Match())
     text, lengths = jnp.array([ids], jnp.int32), jnp.array([len(ids)], jnp.int32)
-    cache, read = prefill(decoding.base, text, lengths, capacity=len(ids) + tokens + 64, chunk=len(ids))
+    taps, capacity = drafter.on_device.taps(model.config.num_layers), len(ids) + tokens + 64
+    cache, read = prefill(decoding.base, text, lengths, capacity=capacity, chunk=len(ids), taps=taps)
     state = start(decoding, cache, read, jnp.array([tokens]), jnp.zeros(1, jnp.uint32), width=tokens)
     while not bool(state.done[0]):
         draft, count = jax.device_get(state.draft), int(state.counts[0])

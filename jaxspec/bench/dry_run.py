@@ -180,7 +180,8 @@ def _lower_decoding(base: Base, drafter: DeviceDrafter, mesh: Mesh, batch_size: 
     decoding = Decoding(base, drafter, make_sampler(SamplingConfig()), jnp.zeros(1, jnp.int32), Match())
 
     def begin(decoding: Decoding, tokens: jax.Array, lengths: jax.Array) -> Any:
-        cache, prompt = prefill(decoding.base, tokens, lengths, capacity=capacity, chunk=_PROMPT)
+        taps = decoding.drafter.taps(decoding.base.decoder.config.num_layers)
+        cache, prompt = prefill(decoding.base, tokens, lengths, capacity=capacity, chunk=_PROMPT, taps=taps)
         return start(decoding, cache, prompt, lengths, jnp.zeros(batch_size, jnp.uint32), width=64)
 
     state = jax.eval_shape(begin, decoding, tokens, lengths)

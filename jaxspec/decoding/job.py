@@ -69,8 +69,9 @@ class Job:
         tokens, lengths = pad_tokens(prompts, padded)
         seeds = np.full(len(prompts), self._seed % 2**32, np.uint32)
         chunk = min(padded, PREFILL_CHUNK)
+        taps = self._decoding.drafter.taps(self.model.config.num_layers)
         with in_mesh(self.mesh), Stopwatch() as watch:
-            cache, prompt = prefill(self.model.base, tokens, lengths, capacity=capacity, chunk=chunk)
+            cache, prompt = prefill(self.model.base, tokens, lengths, capacity=capacity, chunk=chunk, taps=taps)
             state = start(self._decoding, cache, prompt, np.array(limits, np.int32), seeds, width=width)
             jax.block_until_ready(state)
         return Run(state, watch.seconds, 0.0, watch.compile_seconds)

@@ -27,7 +27,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows, laid_out
 from jaxspec.model.chunks import run_in_chunks
 from jaxspec.model.decoder import Context
-from jaxspec.model.rows import run_rows
+from jaxspec.model.rows import read_layers, run_rows
 from jaxspec.parallel.sharding import divided
 
 
@@ -80,6 +80,7 @@ class Prompt:
       tokens: [B, T] int32, padded on the right.
       lengths: [B] int32.
       hidden: [B, T, D], hidden states of all positions, before the final norm.
+      taps: {layer: hidden states [B, T, D] before it}, of the layers asked for.
       logits: [B, V] float32, the base's own after each prompt.
       chunk: positions to run at once, a divisor of T (static).
     """
@@ -87,6 +88,7 @@ class Prompt:
     tokens: jax.Array
     lengths: jax.Array
     hidden: jax.Array
+    taps: dict[int, jax.Array]
     logits: jax.Array
     chunk: int = flax.struct.field(pytree_node=False)
 
@@ -124,8 +126,10 @@ class DecodeState:
     pace: Pace | None
 
 
-@functools.partial(jax.jit, static_argnames=("capacity", "chunk"))
-def prefill(base: Base, tokens: jax.Array, lengths: jax.Array, *, capacity: int, chunk: int) -> tuple[Cache, Prompt]:
+@functools.partial(jax.jit, static_argnames=("capacity", "chunk", "taps"))
+def prefill(
+    base: Base, tokens: jax.Array, lengths: jax.Array, *, capacity: int, chunk: int, taps: tuple[int, ...] = ()
+) -> tuple[Cache, Prompt]:
     """Run the prompts through the base.
 
     Args:
@@ -134,6 +138,7 @@ def prefill(base: Base, tokens: jax.Array, lengths: jax.Array, *, capacity: int,
       lengths: [B] int32.
       capacity: S of the cache.
       chunk: tokens to run at once, a divisor of T.
+      taps: before which layers the drafter reads hidden states.
 
     Returns:
       The cache, and what methods see of the prompts.
@@ -141,12 +146,13 @@ def prefill(base: Base, tokens: jax.Array, lengths: jax.Array, *, capacity: int,
     B = len(tokens)
     cache = empty_cache(base.decoder.config, B, capacity, base.dtype)
 
-    def run(tokens: jax.Array, context: Context) -> tuple[jax.Array, Cache]:
-        return base.rows(base.embed(tokens), context)
+    def run(tokens: jax.Array, context: Context) -> tuple[tuple[jax.Array, dict[int, jax.Array]], Cache]:
+        hidden, kv, read = read_layers(base, tokens, taps, context)
+        return (hidden, read), kv
 
-    hidden, cache = run_in_chunks(run, tokens, cache, chunk)
+    (hidden, read), cache = run_in_chunks(run, tokens, cache, chunk)
     logits = base.logits(hidden[jnp.arange(B), lengths - 1])
-    return _divided(cache), Prompt(tokens, lengths, hidden, logits, chunk)
+    return _divided(cache), Prompt(tokens, lengths, hidden, read, logits, chunk)
 
 
 @functools.partial(jax.jit, static_argnames=("width",), donate_argnames=("cache",))
@@ -203,8 +209,10 @@ def _read_prompt(
         # Behind a barrier, or XLA works out at compile time what a prompt of one chunk sees of an empty cache.
         start = lax.optimization_barrier(chunk * W)
         text = lax.dynamic_slice_in_dim(tokens, start, W + 1, axis=1)
-        hidden = lax.dynamic_slice_in_dim(prompt.hidden, start, W, axis=1)
-        seen = Seen(text, hidden, jnp.full(B, start), jnp.clip(prompt.lengths - start, 0, W))
+        hidden, taps = jax.tree.map(
+            lambda x: lax.dynamic_slice_in_dim(x, start, W, axis=1), (prompt.hidden, prompt.taps)
+        )
+        seen = Seen(text, hidden, jnp.full(B, start), jnp.clip(prompt.lengths - start, 0, W), taps)
         return drafter.observe(draftings, seen, states)
 
     return lax.fori_loop(0, T // W, read, empty)
@@ -223,11 +231,11 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     """One forward pass: verify the draft, keep what survives, draft again."""
     drafter, shape, draft = decoding.drafter, decoding.drafter.shape, state.draft
     if draft.size is None:
-        exits, logits, accepted, kv = _verify(decoding, draft.tree.num_nodes, state)
+        states, logits, accepted, kv = _verify(decoding, draft.tree.num_nodes, state)
     else:
         size = jnp.max(jnp.where(state.done, 0, draft.size))
         sizes = [functools.partial(_verify, decoding, nodes) for nodes in shape.sizes]
-        exits, logits, accepted, kv = lax.switch(size, sizes, state)
+        states, logits, accepted, kv = lax.switch(size, sizes, state)
 
     # These are the lengths, whatever the bonus. Making them depend on it keeps XLA from writing the rows of a tree of
     # one node before all layers have read the cache, for which it would copy the cache (barriers are gone by then).
@@ -239,22 +247,25 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     lengths = state.lengths + accepted.length + 1
 
     text = jnp.concatenate([draft.tokens[:, :1], _new_tokens(draft, accepted)], axis=1)  # [B, P + 2]
-    hidden = jnp.take_along_axis(exits[-1], accepted.path[..., None], axis=1)  # [B, P + 1, D]
-    seen = Seen(text, hidden, state.lengths, accepted.length + 1, Step(draft, exits, logits, accepted))
+    layers = decoding.base.decoder.config.num_layers
+    kept = {*drafter.taps(layers), layers}
+    on_path = {at: jnp.take_along_axis(states[at], accepted.path[..., None], axis=1) for at in kept}  # [B, P + 1, D]
+    verified = Step(draft, states, logits, accepted)
+    seen = Seen(text, on_path[layers], state.lengths, accepted.length + 1, on_path, verified)
     trees = shape.follow(draft, accepted.node)
     draftings = decoding.draftings(trees, state.seeds, accepted.bonus, lengths)
-    states = drafter.observe(draftings, seen, state.method_states)
+    memory = drafter.observe(draftings, seen, state.method_states)
     stats = count(state.stats, draft, accepted, ~state.done)
     state = _emit(state, draft, accepted, text[:, 1:], decoding.eos)
     pace = state.pace
     if pace is not None:
         pace = pace.after(accepted.length + 1, shape.costs[size], ~state.done)
-    new_draft = shape.draft(trees, accepted.bonus, drafter.offer(draftings, states), pace)
+    new_draft = shape.draft(trees, accepted.bonus, drafter.offer(draftings, memory), pace)
     state = state.replace(
         cache=cache,
         lengths=jnp.where(state.done, state.lengths, lengths),
         draft=new_draft,
-        method_states=states,
+        method_states=memory,
         stats=stats,
         pace=pace,
     )
@@ -263,23 +274,27 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
 
 def _verify(
     decoding: Decoding, num_nodes: int, state: DecodeState
-) -> tuple[tuple[jax.Array, ...], jax.Array, Accepted, Cache]:
+) -> tuple[dict[int, jax.Array], jax.Array, Accepted, Cache]:
     """Run the first nodes of the draft, and all of its probes, and see what survives. Only reads the cache.
 
     Returns:
-      Exits [B, R, D] and logits [B, N, V], zeros for the nodes left out; the outcome, and the accepted path's keys and
-      values.
+      Hidden states [B, rows there, D] by layer and logits [B, N, V], zeros for the nodes left out; the outcome, and the
+      accepted path's keys and values.
     """
     base, drafter, draft = decoding.base, decoding.drafter, state.draft.first(num_nodes)
     rows = drafter.rows(base, draft, state.lengths)
-    exits, kv = run_rows(base, rows, state.cache, state.lengths[:, None, None])
-    logits = base.logits(exits[-1][:, 0, :num_nodes])
+    states, kv = run_rows(base, rows, state.cache, state.lengths[:, None, None])
+    logits = base.logits(states[base.decoder.config.num_layers][:, 0, :num_nodes])
     predicted = state.lengths[:, None] + 1 + jnp.arange(draft.tree.max_depth + 1)
     accepted = decoding.acceptance(draft, logits, decoding.sampler, state.seeds, predicted)
-    left_out = jnp.zeros((len(logits), state.draft.tree.num_nodes - num_nodes, exits[-1].shape[-1]), exits[-1].dtype)
-    exits = tuple(jnp.concatenate([x[:, 0, :num_nodes], left_out, x[:, 0, num_nodes:]], axis=1) for x in exits)
-    logits = jnp.pad(logits, ((0, 0), (0, left_out.shape[1]), (0, 0)))
-    return exits, logits, accepted, gather_rows(kv, accepted.path)
+    left_out = state.draft.tree.num_nodes - num_nodes
+
+    def whole(x: jax.Array) -> jax.Array:  # [B, 1, rows there, D] to [B, rows there and left out, D]
+        zeros = jnp.zeros((len(x), left_out, x.shape[-1]), x.dtype)
+        return jnp.concatenate([x[:, 0, :num_nodes], zeros, x[:, 0, num_nodes:]], axis=1)
+
+    logits = jnp.pad(logits, ((0, 0), (0, left_out), (0, 0)))
+    return jax.tree.map(whole, states), logits, accepted, gather_rows(kv, accepted.path)
 
 
 def _new_tokens(draft: Draft, accepted: Accepted) -> jax.Array:

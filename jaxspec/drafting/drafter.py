@@ -35,12 +35,16 @@ class DeviceDrafter:
     sources: tuple[DeviceSource, ...]
     shape: StaticTree | Best
 
+    def taps(self, layers: int) -> tuple[int, ...]:
+        """Before which layers of a base of so many the sources read hidden states."""
+        return tuple(sorted({layer for source in self.sources for layer in source.method.taps(layers)}))
+
     def rows(self, base: Base, draft: Draft, lengths: jax.Array) -> Rows:
         """The rows of a step: the nodes, and the probes of the source that has them."""
-        for source in self.sources:
-            if source.method.probe_distances:
-                return source.method.rows(source.trainable, base, draft, lengths)
-        return Method().rows({}, base, draft, lengths)
+        probing = [source for source in self.sources if source.method.probe_distances]
+        method, trainable = (probing[0].method, probing[0].trainable) if probing else (Method(), {})
+        rows = method.rows(trainable, base, draft, lengths)
+        return dataclasses.replace(rows, taps=(*rows.taps, *self.taps(base.decoder.config.num_layers)))
 
     def observe(self, draftings: Sequence[Drafting], seen: Seen, states: Sequence[PyTree]) -> list[PyTree]:
         """What every source remembers once it has seen what the base has read."""

@@ -29,14 +29,14 @@ class Step:
 
     Attributes:
       draft: what was verified.
-      exits: hidden states of all rows before the final norm, [B, R, D] after each of the last layers that the method's
-        `Rows` asked for.
+      states: {layer: hidden states [B, R, D] before it}, of the rows there, for every layer that the step's `Rows` asks
+        for; and under the number of layers those of all rows after the last one, before the final norm.
       logits: [B, N, V] float32, the base's at the nodes.
       accepted: the surviving path and the bonus token.
     """
 
     draft: Draft
-    exits: tuple[jax.Array, ...]
+    states: dict[int, jax.Array]
     logits: jax.Array
     accepted: Accepted
 
@@ -50,6 +50,7 @@ class Seen:
       hidden: [B, T, D], their hidden states before the final norm.
       first: [B] int32, position of the first of them.
       length: [B] int32, how many of the T were read; 0 where a prompt ended in an earlier chunk.
+      taps: {layer: their hidden states [B, T, D] before it}, of the layers that methods ask for (`Method.taps`).
       step: what else a step computed; None of a prompt.
     """
 
@@ -57,6 +58,7 @@ class Seen:
     hidden: jax.Array
     first: jax.Array
     length: jax.Array
+    taps: dict[int, jax.Array] = flax.struct.field(default_factory=dict)
     step: Step | None = None
 
 
@@ -131,6 +133,13 @@ class Method:
     def probe_cost(self, layers: int) -> float:
         """Rows that a probe counts for in a tree's budget, on a base of so many layers."""
         return self.probe_rows
+
+    def taps(self, layers: int) -> tuple[int, ...]:
+        """Before which layers of a base of so many `observe` wants the hidden states of what was read.
+
+        The number of layers asks for those after the last one. Nothing else is kept.
+        """
+        return ()
 
     @property
     def replaces_base(self) -> bool:

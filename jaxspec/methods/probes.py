@@ -112,6 +112,11 @@ class ProbeMethod(Method, abc.ABC):
         """Of how many of the last layers `read` wants the hidden states."""
         return 1
 
+    def exit_layers(self, base: Base) -> tuple[int, ...]:
+        """Those `exits`, as taps."""
+        layers = base.decoder.config.num_layers
+        return tuple(range(layers - self.exits + 1, layers + 1))
+
     @abc.abstractmethod
     def enter(
         self, trainable: PyTree, entering: Sequence[int], distance: jax.Array, copy: jax.Array, owners: jax.Array
@@ -224,11 +229,11 @@ class ProbeMethod(Method, abc.ABC):
             positions=at + distance,
             mask=jnp.broadcast_to(sees, (B, G, *sees.shape)),
             joins=self._joins(trainable, probes),
-            exits=self.exits,
+            taps=self.exit_layers(base),
             **self._prefix(trainable, 0, jnp.broadcast_to(distance, (1, G, len(distance)))),
         )
-        exits, _ = run_rows(base, rows, cache, visible)
-        return frozen, tuple(x.reshape(B, G, distances, n, -1) for x in exits)
+        states, _ = run_rows(base, rows, cache, visible)
+        return frozen, tuple(states[at].reshape(B, G, distances, n, -1) for at in self.exit_layers(base))
 
     def predictions(self, trainable: PyTree, base: Base, batch: Batch) -> jax.Array:
         """Logits [B, G, M, V] of the probes at every insertion point, which see what they will see in decoding."""
@@ -292,7 +297,7 @@ class ProbeMethod(Method, abc.ABC):
             positions=jnp.concatenate([nodes.positions, positions[:, None]], axis=2),
             mask=jnp.block([[tree.ancestors, unseen], [sees_nodes, sees_probes]])[:, None],
             joins=self._joins(trainable, probes),
-            exits=self.exits,
+            taps=self.exit_layers(base),
             **self._prefix(trainable, tree.num_nodes, distance[:, None]),
         )
 
@@ -310,7 +315,7 @@ class ProbeMethod(Method, abc.ABC):
         tree, B, n = seen.step.draft.tree, len(seen.first), self.probe_rows
         probes = tree.probe_of[jnp.arange(B), seen.step.accepted.node]  # [B, M]
         rows = tree.num_nodes + jnp.maximum(probes, 0)[..., None] * n + np.arange(n)  # [B, M, n]
-        exits = (x[jnp.arange(B)[:, None, None], rows] for x in seen.step.exits)
+        exits = (seen.step.states[at][jnp.arange(B)[:, None, None], rows] for at in self.exit_layers(drafting.base))
         return {
             "exits": tuple(x.reshape(B, self.distances, -1) for x in exits),
             "distance": jnp.take_along_axis(tree.probe_distance, jnp.maximum(probes, 0), axis=1),

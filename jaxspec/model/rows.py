@@ -47,7 +47,7 @@ class Rows:
       prefix: keys and values without a position that joining rows may see, L x [K, P, Dh]; None in layers below the
         first join.
       sees_prefix: [1 or B, G, r, P] bool.
-      exits: how many of the last layers' hidden states are wanted.
+      taps: before which layers the hidden states of the rows there are wanted, besides those after the last one.
     """
 
     x: jax.Array
@@ -56,12 +56,12 @@ class Rows:
     joins: tuple[Join, ...] = ()
     prefix: Cache | None = None
     sees_prefix: jax.Array | None = None
-    exits: int = 1
+    taps: tuple[int, ...] = ()
 
 
 def run_rows(
     base: Base, rows: Rows, cache: Cache | None = None, visible: jax.Array | None = None
-) -> tuple[tuple[jax.Array, ...], Cache]:
+) -> tuple[dict[int, jax.Array], Cache]:
     """Run rows through the base.
 
     Args:
@@ -71,23 +71,24 @@ def run_rows(
       visible: [B, 1 or G, 1 or r] int32, how many slots of the cache a row sees.
 
     Returns:
-      Hidden states before the final norm, [B, G, r, D] after each of the last `exits` layers, and the rows' own keys
-      and values, [B, K, G * rows there, Dh] for every layer that had rows.
+      {layer: hidden states [B, G, rows there, D] before it}, of every tap and, under the number of layers, of all rows
+      after the last one, before the final norm; and the rows' own keys and values, [B, K, G * rows there, Dh] for every
+      layer that had rows.
     """
     last = base.decoder.config.num_layers
-    first_exit = last - rows.exits + 1
-    stops = sorted({*(join.layer for join in rows.joins), *range(first_exit, last + 1)})
-    x, done, prefix, exits, keys, values = rows.x, 0, None, [], (), ()
+    stops = sorted({*(join.layer for join in rows.joins), *rows.taps, last})
+    x, done, prefix, keys, values = rows.x, 0, None, (), ()
+    states: dict[int, jax.Array] = {}
     for stop in stops:
         if x.shape[2] and stop > done:
             x, kv = _segment(base, rows, x, (done, stop), cache, visible, prefix)
             keys, values = keys + kv.keys, values + kv.values
         done = stop
-        if stop >= first_exit:
-            exits.append(x)
+        if stop in (*rows.taps, last):
+            states[stop] = x
         for join in (join for join in rows.joins if join.layer == stop):
             x, prefix = join.extend(x), rows.prefix
-    return tuple(exits), Cache(keys, values)
+    return states, Cache(keys, values)
 
 
 def _segment(
@@ -115,19 +116,20 @@ def _segment(
 
 
 def read_layers(
-    base: Base, tokens: jax.Array, layers: tuple[int, ...]
+    base: Base, tokens: jax.Array, layers: tuple[int, ...], context: Context | None = None
 ) -> tuple[jax.Array, Cache, dict[int, jax.Array]]:
-    """Run whole sequences and read hidden states on the way.
+    """Run sequences and read hidden states on the way.
 
     Args:
       base: the frozen decoder.
       tokens: [B, T] int32.
-      layers: before which of them to read.
+      layers: before which of them to read; the number of layers reads after the last one.
+      context: where the tokens stand; default whole sequences.
 
     Returns:
       Final hidden states [B, T, D], the keys and values of all layers, and {layer: hidden states [B, T, D]}.
     """
-    context, last = causal_context(*tokens.shape), base.decoder.config.num_layers
+    context, last = context or causal_context(*tokens.shape), base.decoder.config.num_layers
     x, done, keys, values = base.embed(tokens), 0, (), ()
     read: dict[int, jax.Array] = {}
     for layer in (*sorted(set(layers)), last):
@@ -135,4 +137,4 @@ def read_layers(
             x, kv = base.rows(x, context, layers=(done, layer))
             keys, values, done = keys + kv.keys, values + kv.values, layer
         read[layer] = x
-    return read.pop(last), Cache(keys, values), read
+    return read[last], Cache(keys, values), {layer: read[layer] for layer in sorted(set(layers))}

@@ -113,7 +113,8 @@ def _offers(drafter: Drafter, decoding: Decoding, texts: Sequence[Text], seed: i
     (tokens, lengths), (forced, _) = pad_tokens(prompts, padded), pad_tokens(answers, most)
     chunk = min(padded, PREFILL_CHUNK)
     capacity = bucket(padded + most + 1, 128, 128)
-    cache, prompt = prefill(drafter.model.base, tokens, lengths, capacity=capacity, chunk=chunk)
+    taps = drafter.on_device.taps(drafter.model.config.num_layers)
+    cache, prompt = prefill(drafter.model.base, tokens, lengths, capacity=capacity, chunk=chunk, taps=taps)
     prompt = prompt.replace(logits=10.0 * jax.nn.one_hot(forced[:, 0], prompt.logits.shape[-1]))
     greedy = decoding.replace(sampler=make_sampler(SamplingConfig()))
     seeds, limits = np.full(len(texts), seed % 2**32, np.uint32), np.full(len(texts), most, np.int32)
@@ -125,20 +126,23 @@ def _offers(drafter: Drafter, decoding: Decoding, texts: Sequence[Text], seed: i
 def _run(decoding: Decoding, state: DecodeState, forced: jax.Array) -> list[Offer]:
     """Offers behind every forced token [B, T + 1] but the last."""
     drafter, base = decoding.drafter, decoding.base
+    layers = base.decoder.config.num_layers
     root, trees = _root_with_probes(decoding, len(forced)), drafter.shape.begin(len(forced))
 
     def step(carry: tuple, tokens: tuple[jax.Array, jax.Array]) -> tuple[tuple, list[Offer]]:
-        (cache, lengths, states), (token, following) = carry, tokens
+        (cache, lengths, memory), (token, following) = carry, tokens
         draft, zero = root.replace(tokens=token[:, None]), jnp.zeros_like(token)
-        exits, kv = run_rows(base, drafter.rows(base, draft, lengths), cache, lengths[:, None, None])
-        exits = tuple(x[:, 0] for x in exits)
+        states, kv = run_rows(base, drafter.rows(base, draft, lengths), cache, lengths[:, None, None])
+        states = {layer: x[:, 0] for layer, x in states.items()}
+        at_root = {layer: x[:, :1] for layer, x in states.items()}
         cache = commit(cache, jax.tree.map(lambda x: x[:, :, :1], kv), lengths)
         accepted = Accepted(zero[:, None], zero, zero, following)
-        computed = Step(draft, exits, base.logits(exits[-1][:, :1]), accepted)
-        seen = Seen(jnp.stack([token, following], axis=1), exits[-1][:, :1], lengths, zero + 1, computed)
+        computed = Step(draft, states, base.logits(at_root[layers]), accepted)
+        text = jnp.stack([token, following], axis=1)
+        seen = Seen(text, at_root[layers], lengths, zero + 1, at_root, computed)
         draftings = decoding.draftings(trees, state.seeds, following, lengths + 1)
-        states = drafter.observe(draftings, seen, states)
-        return (cache, lengths + 1, states), drafter.offer(draftings, states)
+        memory = drafter.observe(draftings, seen, memory)
+        return (cache, lengths + 1, memory), drafter.offer(draftings, memory)
 
     carry = (state.cache, state.lengths, state.method_states)
     pairs = (forced[:, :-2].T, forced[:, 1:-1].T)

@@ -32,5 +32,6 @@ def begin(drafter, prompts, limit, sampling=SamplingConfig(), acceptance=Match()
         tokens[row, : len(prompt)] = prompt
     seeds, limits = np.broadcast_to(np.uint32(seeds), len(prompts)), np.full(len(prompts), limit, np.int32)
     with in_mesh(mesh_of(model.params)):
-        cache, prompt = prefill(model.base, tokens, lengths, capacity=capacity, chunk=chunk or tokens.shape[1])
+        taps, chunk = drafter.on_device.taps(model.config.num_layers), chunk or tokens.shape[1]
+        cache, prompt = prefill(model.base, tokens, lengths, capacity=capacity, chunk=chunk, taps=taps)
         return decoding, start(decoding, cache, prompt, limits, seeds, width=limit)

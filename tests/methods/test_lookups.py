@@ -35,7 +35,7 @@ def test_tokens_are_recycled_from_every_node():
     for node, (first, second) in enumerate([(4, 5), (6, 7), (8, 9), (10, 11)]):
         logits[0, node, [first, second]] = 2, 1
     draft = draft_of(None, [[3, 4, 3, 5]], jnp.array([[True, True, True, False]]))
-    seen = Seen(jnp.array([[3, 4]]), None, jnp.zeros(1), jnp.ones(1), Step(draft, (), jnp.array(logits), None))
+    seen = Seen(jnp.array([[3, 4]]), None, jnp.zeros(1), jnp.ones(1), step=Step(draft, {}, jnp.array(logits), None))
     table = method.observe(drafting, seen, table)
     assert table[0, 3].tolist() == [8, 9] and table[0, 4].tolist() == [6, 7] and table[0, 5].tolist() == [-1, -1]
     table = table.at[0, 8].set(jnp.array([1, 2]))

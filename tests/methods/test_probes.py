@@ -59,8 +59,8 @@ def step_at(method, trainable, base, tokens, p, tree):
     draft = filler.at[0, 0].set(tokens[0, p - 1]).at[0, 2].set(tokens[0, p])
     lengths = jnp.array([p - 1])
     rows = method.rows(method.prepared(trainable, base), base, draft_of(tree, draft), lengths)
-    exits, kv = run_rows(base, rows, cache, lengths[:, None, None])
-    return tuple(x[:, 0] for x in exits), kv
+    states, kv = run_rows(base, rows, cache, lengths[:, None, None])
+    return {layer: x[:, 0] for layer, x in states.items()}, kv
 
 
 def stacked(method):
@@ -77,11 +77,11 @@ def test_training_and_decoding_compute_the_same_predictions(tiny, method):
     tokens, trainable = sequence(tiny), trained(method, base)
     wanted = predict(method, trainable, base, batch_of(tokens, [[4, p]]))[0, 1]
     tree = stacked(method)
-    exits, _ = step_at(method, trainable, base, tokens, p, tree)
+    states, _ = step_at(method, trainable, base, tokens, p, tree)
     accepted = Accepted(jnp.array([[0, 2, 2]]), jnp.array([1]), jnp.array([2]), jnp.array([0]))
     prepared, none = method.prepared(trainable, base), jnp.zeros(tree.depth.shape, jnp.int32)
-    step = Step(draft_of(tree, none), exits, None, accepted)
-    seen = Seen(none[:, :3], None, jnp.array([p - 1]), jnp.array([2]), step)
+    step = Step(draft_of(tree, none), states, None, accepted)
+    seen = Seen(none[:, :3], None, jnp.array([p - 1]), jnp.array([2]), step=step)
     drafting = drafting_of(tree, [0], [p + 1], prepared, base)
     state = method.observe(drafting, seen, method.empty_state(base, 1, 32))
     offer = jax.jit(method.offer)(drafting, state)
@@ -92,7 +92,8 @@ def test_training_and_decoding_compute_the_same_predictions(tiny, method):
 
     probes = tree.probe_of[0, 2, : len(wanted)]
     rows = tree.num_nodes + probes[:, None] * method.probe_rows + np.arange(method.probe_rows)
-    logits = jax.jit(method.read)(prepared, base, [x[0, rows] for x in exits], np.arange(len(wanted)) + 1)
+    exits = [states[layer][0, rows] for layer in method.exit_layers(base)]
+    logits = jax.jit(method.read)(prepared, base, exits, np.arange(len(wanted)) + 1)
     np.testing.assert_allclose(logits, wanted, rtol=1e-3, atol=1e-3)
 
 
@@ -102,9 +103,9 @@ def test_the_base_never_notices(tiny, method):
     base, p, tokens = Base(tiny.params, tiny.decoder), 8, sequence(tiny)
     tree, trainable = stacked(method), trained(method, base)
     others = jax.tree.map(lambda x: x * -3 + 1, trainable)
-    (*_, one), kv = step_at(method, trainable, base, tokens, p, tree)
-    (*_, two), kv_two = step_at(method, others, base, tokens, p, tree)
-    N = tree.num_nodes
+    one, kv = step_at(method, trainable, base, tokens, p, tree)
+    two, kv_two = step_at(method, others, base, tokens, p, tree)
+    one, two, N = one[tiny.config.num_layers], two[tiny.config.num_layers], tree.num_nodes
     assert not np.allclose(one[:, N:], two[:, N:], atol=1e-2)
     logits = jax.jit(Base.logits)
     np.testing.assert_array_equal(logits(base, one[:, :N]), logits(base, two[:, :N]))

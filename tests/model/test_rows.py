@@ -1,5 +1,7 @@
 """Rows that join late: the same as running the layers one by one, and nothing at all below."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +22,12 @@ def base(request):
 
 
 def run(base, rows, cache=None, visible=None):
-    """`run_rows`, compiled."""
+    """`run_rows`, compiled; of the states those after the last layer alone."""
+    states, kv = run_all(base, rows, cache, visible)
+    return states[base.decoder.config.num_layers], kv
+
+
+def run_all(base, rows, cache=None, visible=None):
     return jax.jit(lambda *args: run_rows(args[0], rows, *args[1:]))(base, cache, visible)
 
 
@@ -47,7 +54,7 @@ def late(base, at, new, B=2, G=1, nodes=3):
 def test_late_rows_are_computed_from_their_layer_on(base):
     new, (cache, visible) = random((2, 1, 2, 32), 1), context(base)
     rows = late(base, 1, new)
-    (last,), kv = run(base, rows, cache, visible)
+    last, kv = run(base, rows, cache, visible)
     assert [k.shape[2] for k in kv.keys] == [3, 5, 5]  # nothing of them in the layer below
 
     nodes = Context(rows.positions[:, 0, :3], rows.mask[:, :, :3, :3], cache, visible[:, 0])
@@ -62,7 +69,7 @@ def test_late_rows_are_computed_from_their_layer_on(base):
 def test_rows_that_join_at_the_first_layer_are_ordinary_rows(base):
     new, (cache, visible) = random((2, 1, 2, 32), 1), context(base)
     rows = late(base, 0, new)
-    (last,), _ = run(base, rows, cache, visible)
+    last, _ = run(base, rows, cache, visible)
     x = jnp.concatenate([rows.x, new], axis=2)[:, 0]
     whole, _ = run_layers(base, x, Context(rows.positions[:, 0], rows.mask, cache, visible[:, 0]))
     np.testing.assert_allclose(last[:, 0], whole, rtol=1e-5, atol=1e-5)
@@ -73,24 +80,30 @@ def test_groups_without_rows_skip_the_layers_below(base):
     cache, _ = context(base)
     new, visible = random((2, 4, 2, 32), 1), jnp.broadcast_to(jnp.array([1, 3, 5, 2])[None, :, None], (2, 4, 1))
     rows = late(base, 2, new, G=4, nodes=0)
-    (last,), kv = run(base, rows, cache, visible)
+    last, kv = run(base, rows, cache, visible)
     assert len(kv.keys) == 1 and kv.keys[0].shape == (2, 2, 8, 8)
     for group in range(4):
         alone = Rows(
             rows.x[:, :1], rows.positions[:, :1], rows.mask[:, :1], (Join(2, lambda x, g=group: new[:, g : g + 1]),)
         )
-        (one,), _ = run(base, alone, cache, visible[:, group : group + 1])
+        one, _ = run(base, alone, cache, visible[:, group : group + 1])
         np.testing.assert_allclose(last[:, group], one[:, 0], rtol=1e-5, atol=1e-5)
 
 
-def test_exits_are_the_states_after_the_last_layers(base):
+def test_taps_are_the_states_before_layers(base):
+    """Of the rows there: before the layer at which others join, of the first ones alone."""
     rows = late(base, 1, random((2, 1, 2, 32), 1))
     cache, visible = context(base)
-    two, _ = run(base, Rows(**vars(rows) | {"exits": 2}), cache, visible)
-    (last,), _ = run(base, rows, cache, visible)
-    np.testing.assert_allclose(two[1], last, rtol=1e-6, atol=1e-6)
+    tapped, _ = run_all(base, dataclasses.replace(rows, taps=(2, 0, 1)), cache, visible)
+    last, _ = run(base, rows, cache, visible)
+    assert set(tapped) == {0, 1, 2, 3}
+    np.testing.assert_array_equal(tapped[0], rows.x)
+    np.testing.assert_allclose(tapped[3], last, rtol=1e-6, atol=1e-6)
+    nodes = Context(rows.positions[:, 0, :3], rows.mask[:, :, :3, :3], cache, visible[:, 0])
+    below, _ = run_layers(base, rows.x[:, 0], nodes, (0, 1))
+    np.testing.assert_allclose(tapped[1][:, 0], below, rtol=1e-5, atol=1e-5)
     everyone = Context(rows.positions[:, 0], rows.mask, cache, visible[:, 0])
-    np.testing.assert_allclose(run_layers(base, two[0][:, 0], everyone, (2, 3))[0], last[:, 0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(run_layers(base, tapped[2][:, 0], everyone, (2, 3))[0], last[:, 0], rtol=1e-5, atol=1e-5)
 
 
 def test_late_rows_cost_nothing_below(base):
@@ -98,7 +111,7 @@ def test_late_rows_cost_nothing_below(base):
 
     def flops(at):
         def one_pass(base):
-            return run_rows(base, late(base, at, jnp.zeros((1, 1, 64, 32)), B=1, nodes=1))[0]
+            return run_rows(base, late(base, at, jnp.zeros((1, 1, 64, 32)), B=1, nodes=1))[0][3]
 
         return jax.jit(one_pass).lower(base).compile().cost_analysis()["flops"]
 
