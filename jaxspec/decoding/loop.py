@@ -54,7 +54,8 @@ class Decoding:
     ) -> list[Drafting]:
         """What every source drafts with; nothing without sources, whose tree is a root alone."""
         shape, sampler = self.drafter.shape, self.acceptance.drafting(self.sampler)
-        if isinstance(shape, Best):  # candidates chosen among those drawn are no longer drawn: they are point masses
+        fixed = not isinstance(shape, Best)
+        if not fixed:  # candidates chosen among those drawn are no longer drawn: they are point masses
             sampler = sampler.replace(independent=False)
         return [
             Drafting(
@@ -67,6 +68,7 @@ class Decoding:
                 position=position,
                 width=shape.width,
                 depth=shape.depth,
+                fixed=fixed,
             )
             for source, tree in zip(self.drafter.sources, trees, strict=False)
         ]

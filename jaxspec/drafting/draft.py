@@ -115,6 +115,7 @@ class Drafting:
       position: [B] int32, where it is.
       width: W, candidates that are wanted at each distance (static).
       depth: M', distances that are wanted (static).
+      fixed: the draft is that tree; otherwise it takes the best of all candidates, wherever they stand (static).
     """
 
     trainable: PyTree
@@ -126,6 +127,7 @@ class Drafting:
     position: jax.Array
     width: int = flax.struct.field(pytree_node=False)
     depth: int = flax.struct.field(pytree_node=False)
+    fixed: bool = flax.struct.field(pytree_node=False, default=True)
 
 
 @flax.struct.dataclass

@@ -15,8 +15,8 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafting.draft import Drafting, Drawn, Offer, PyTree, rank
-from jaxspec.drafting.tree import Tree
+from jaxspec.drafting.draft import Drafting, Offer, PyTree
+from jaxspec.drafting.levels import Parents, offer_levels
 from jaxspec.errors import UserError
 from jaxspec.methods.heads import Features, HeadMethod, beside, init_beside, init_layer, run_layer
 from jaxspec.model.base import Base
@@ -107,36 +107,13 @@ class Hydra(HeadMethod):
 
     def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
         """Level by level along the tree: the candidates below a node come from the head that reads the node's path."""
-        tree, trainable, base = drafting.tree, drafting.trainable, drafting.base
-        hidden = base.normed(method_state["features"][0])
-        (B, _), K = hidden.shape, min(drafting.width, base.num_drafts)
-        rows, has_children = jnp.arange(B)[:, None], _has_children(tree)
-        place = jnp.zeros_like(tree.depth)  # of every node among the candidates of its level
-        paths, levels, log_q = drafting.root[:, None, None], [], []  # [B, candidates of the level above, level + 1]
-        for level, width in enumerate(tree.inner):
-            expands = has_children & (tree.depth == level)
-            parents = _nodes(expands, width)  # [B, W]
-            above = jnp.take_along_axis(place, parents, axis=1)
-            path = paths[rows, above]  # [B, W, level + 1]
-            at = jnp.broadcast_to(hidden[:, None], (B, width, hidden.shape[-1]))
-            logits = self.head(trainable, base, at, path)  # [B, W, V']
-            tokens, log_p, q = rank(drafting, logits, drafting.position[:, None] + level + 1)
-            follows = jnp.broadcast_to(path[:, :, None], (B, width, K, level + 1))
-            paths = jnp.concatenate([follows, tokens[..., None]], axis=-1).reshape(B, width * K, level + 2)
-            known = jnp.arange(width) < jnp.sum(expands, axis=1)[:, None]
-            drawn_from = sum(tree.inner[:level]) + jnp.arange(width)
-            parts = (tokens, known[..., None], log_p, above[..., None], drawn_from[:, None])
-            levels.append([jnp.broadcast_to(x, tokens.shape).reshape(B, width * K) for x in parts])
-            log_q.append(q)
-            number = jnp.argmax(parents[:, None] == tree.parent[..., None], axis=-1)  # [B, N], of each node's parent
-            place = jnp.where(tree.depth == level + 1, number * K + jnp.minimum(tree.rank, K - 1), place)
-        most = max(tree.inner) * K
-        tokens, known, log_p, parent, drawn_from = (
-            jnp.stack([jnp.pad(x, ((0, 0), (0, most - x.shape[1]))) for x in part], axis=1)
-            for part in zip(*levels, strict=True)
-        )
-        drawn = Drawn(jnp.concatenate(log_q, axis=1), drawn_from) if drafting.sampler.independent else None
-        return Offer(tokens, known, log_p, parent, drawn)
+        hidden = drafting.base.normed(method_state["features"][0])
+
+        def expand(parents: Parents, memory: tuple) -> tuple[jax.Array, tuple]:
+            at = jnp.broadcast_to(hidden[:, None], (*parents.tokens.shape, hidden.shape[-1]))
+            return self.head(drafting.trainable, drafting.base, at, parents.path), memory
+
+        return offer_levels(drafting, expand)
 
 
 def _dropped(x: jax.Array, share: float, seeds: jax.Array, place: tuple[int, int]) -> jax.Array:
@@ -147,14 +124,3 @@ def _dropped(x: jax.Array, share: float, seeds: jax.Array, place: tuple[int, int
         return jax.random.bernoulli(key, 1 - share, x.shape[1:])
 
     return jnp.where(jax.vmap(kept)(seeds), x / (1 - share), 0)
-
-
-def _nodes(chosen: jax.Array, count: int) -> jax.Array:
-    """Indices [B, count] of the chosen nodes [B, N]; the root where there are fewer."""
-    return jax.vmap(lambda row: jnp.nonzero(row, size=count, fill_value=0)[0])(chosen)
-
-
-def _has_children(tree: Tree) -> jax.Array:
-    """[B, N] bool."""
-    is_child = tree.live & (tree.depth > 0)
-    return jnp.any((tree.parent[:, None] == jnp.arange(tree.num_nodes)[:, None]) & is_child[:, None], axis=-1)
