@@ -52,6 +52,7 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
     """
     train, method, whole = config.train, config.method, config.mesh.zero == 2
     base = _abstract_base(config.shapes, dtype, mesh, train.remat)
+    base = _drafting(base, method.learned_tokens)
     last = len(method.stages) - 1  # of several stages the last one runs the most
     state = jax.eval_shape(lambda base: first_state(method, train, last, base), base)
     state = with_shardings(state, state_shardings(mesh, state, whole))
@@ -144,6 +145,14 @@ def _abstract_base(shapes: ModelConfig, dtype: str, mesh: Mesh, remat: bool = Fa
     return Base(with_shardings(params, tree_shardings(mesh, params)), Decoder(shapes, remat=remat))
 
 
+def _drafting(base: Base, count: int) -> Base:
+    """A base with a draft vocabulary of so many tokens; 0: all."""
+    if not count:
+        return base
+    columns = jax.ShapeDtypeStruct((base.decoder.config.hidden_size, count), base.dtype)
+    return base.replace(draft_vocabulary=DraftVocabulary(_ints((count,)), columns))
+
+
 def _tree(config: RunConfig, rows: int) -> TreePlan | None:
     """The largest tree that needs no more rows; None where not even two nodes fit."""
     sized = (dataclasses.replace(config, tree=f"sparse:{nodes}").plan() for nodes in range(rows, 1, -1))
@@ -152,9 +161,7 @@ def _tree(config: RunConfig, rows: int) -> TreePlan | None:
 
 def _abstract_drafter(config: RunConfig, base: Base, mesh: Mesh, tree: TreePlan) -> DeviceDrafter:
     """An untrained drafter."""
-    if count := config.draft_vocabulary:
-        columns = jax.ShapeDtypeStruct((config.shapes.hidden_size, count), base.dtype)
-        base = base.replace(draft_vocabulary=DraftVocabulary(_ints((count,)), columns))
+    base = _drafting(base, config.draft_vocabulary)
 
     def make(base: Base) -> DeviceDrafter:
         method, trainable, base = config.method.tune(config.method.init(jax.random.key(0), base), base)

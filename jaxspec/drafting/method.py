@@ -142,6 +142,14 @@ class Method:
         return ()
 
     @property
+    def learned_tokens(self) -> int:
+        """How many of the base's most frequent tokens it learns to draft; 0: all.
+
+        In training these are the base's draft vocabulary, for `init`, `loss` and `predictions`.
+        """
+        return 0
+
+    @property
     def replaces_base(self) -> bool:
         """Whether training ends in a base of its own, beside an adapter for that one."""
         return False

@@ -16,7 +16,7 @@ from jaxspec.drafting.method import Calibration, Method
 from jaxspec.drafting.tree import TreePlan, chain
 from jaxspec.drafting.tree.plan import plan_from_json
 from jaxspec.errors import UserError
-from jaxspec.model.base import DraftVocabulary
+from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.blocks import in_blocks
 from jaxspec.weights.load import Model
 
@@ -109,6 +109,18 @@ class Source:
         """The method's calibration for `count` distances; beyond those measured, that of the last one."""
         known = self.method.calibration.items()
         return {name: [*table[:count], *[table[-1]] * (count - len(table))] for name, table in known}
+
+
+def learning(base: Base, method: Method, frequent: np.ndarray | None) -> Base:
+    """A base for a method to learn on, and to be judged on: what it learns to draft is the base's draft vocabulary.
+
+    Args:
+      base: the frozen decoder.
+      method: what learns.
+      frequent: token ids by how often the base writes them.
+    """
+    count = method.learned_tokens
+    return jax.jit(Base.drafting)(base, frequent[:count]) if count else base
 
 
 def check_drafts(count: int, most: int) -> None:

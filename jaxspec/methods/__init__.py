@@ -2,6 +2,7 @@
 
 from jaxspec.methods.amphista import Amphista
 from jaxspec.methods.bita import BiTA
+from jaxspec.methods.eagle import Eagle
 from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.methods.hydra import Hydra
 from jaxspec.methods.loading import (
@@ -29,6 +30,7 @@ __all__ = [
     "SPACE",
     "Amphista",
     "BiTA",
+    "Eagle",
     "HiddenTransfer",
     "Hydra",
     "Medusa",

@@ -88,7 +88,8 @@ def check_config(config: RunConfig) -> None:
             if getattr(data, name) != getattr(DataConfig, name):
                 option = name.replace("_", "-")
                 raise UserError(f"data.{option} is of one source, and this is a mixture: --data.mixture.0.{option}")
-    check_drafts(config.draft_vocabulary, min(config.shapes.vocab_size, MOST_DRAFTS))
+    for count in (config.draft_vocabulary, method.learned_tokens):
+        check_drafts(count, min(config.shapes.vocab_size, MOST_DRAFTS))
     method.abstract(config.shapes)  # refuses settings that do not fit the base
     config.plan()
     copies, shards, _ = check_mesh(config.mesh)

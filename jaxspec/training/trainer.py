@@ -17,6 +17,7 @@ from jaxspec.drafting.adapter import OWN_MODEL, Adapter, save_adapter
 from jaxspec.drafting.draft import PyTree
 from jaxspec.drafting.drafter import method_plan, tuned
 from jaxspec.drafting.method import Method
+from jaxspec.drafting.source import learning
 from jaxspec.drafting.storage import as_stored
 from jaxspec.drafting.tree.plan import plan_to_json
 from jaxspec.errors import UserError
@@ -90,6 +91,7 @@ class Trainer:
                 self._held_out, answers = prepare_answers(self.model, self.config.data, self._prompts)
                 self._data = TrainingData(answers, self.config.train)
                 self._frequent = frequent_tokens(answers, self.model.config.vocab_size)
+                self.base = learning(self.base, self.config.method, self._frequent)
                 adapter = self._finish(self._train())
         if is_leader():
             plot_training(self.output / "log.jsonl", self.output / "training.png")
@@ -177,9 +179,10 @@ class Trainer:
             save_model(model, self.output / OWN_MODEL, "orbax")
         adapter = self._adapter(method, trainable, model)
         method, weights, own = tuned(method, adapter.trainable, model)  # what is measured is what decodes
+        base = learning(own.base, method, self._frequent)
         answers = self._held_out[: self.config.train.eval_answers or None]
         with Progress("evaluation", len(answers), "answers") as progress:
-            accuracy = evaluate(method, weights, own.base, answers, functools.partial(self._show, progress))
+            accuracy = evaluate(method, weights, base, answers, functools.partial(self._show, progress))
         self._log.write(_row(steps, answers, accuracy))
         info = self._provenance(steps, accuracy)
         if own is not self.model:

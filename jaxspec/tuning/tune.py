@@ -15,6 +15,7 @@ from jaxspec.decoding.prompts import encode_prompts
 from jaxspec.drafting.budget import Budget, smallest_draft
 from jaxspec.drafting.choice import Choice
 from jaxspec.drafting.drafter import Drafter, autoregressive
+from jaxspec.drafting.source import learning
 from jaxspec.drafting.tree import chain, expected
 from jaxspec.drafting.tree.plan import check_accuracy
 from jaxspec.errors import UserError, check_at_least
@@ -272,8 +273,9 @@ def measure_accuracy(drafter: Drafter, prompts: Sequence[str], sampling: Samplin
     """
     model, source = drafter.model, drafter.source
     answers = [Answer(*text) for text in own_answers(model, prompts, sampling, tokens)]
+    base = learning(model.base, source.method, source.adapter.frequent_tokens)
     with Progress("accuracy", len(answers), "answers") as progress:
-        accuracy = evaluate(source.method, source.trainable, model.base, answers, progress.update, sampling)
+        accuracy = evaluate(source.method, source.trainable, base, answers, progress.update, sampling)
     if not accuracy.positions:
         raise UserError("the answers to these prompts are too short to measure accuracies on; give more or others")
     return accuracy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxspec.config import ModelConfig
+from jaxspec.config import ModelConfig, RopeScaling
 
 SMOLLM2_135M = ModelConfig(
     vocab_size=49152,
@@ -46,6 +46,18 @@ LLAMA2_13B = dataclasses.replace(LLAMA_13B, max_positions=4096, rms_norm_eps=1e-
 LLAMA2_70B = dataclasses.replace(
     LLAMA2_7B, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64, num_kv_heads=8
 )
+LLAMA31_8B = ModelConfig(
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    max_positions=131072,
+    rope_theta=500000.0,
+    rope_scaling=RopeScaling("llama3", 8.0, 8192, 1.0, 4.0),
+)
 QWEN15_14B = ModelConfig(
     vocab_size=152064,
     hidden_size=5120,
@@ -72,5 +84,6 @@ SHAPES: dict[str, ModelConfig] = {  # by the name that `load_model` takes
     "meta-llama/Llama-2-13b-chat-hf": LLAMA2_13B,
     "meta-llama/Llama-2-70b-hf": LLAMA2_70B,
     "meta-llama/Llama-2-70b-chat-hf": LLAMA2_70B,
+    "meta-llama/Llama-3.1-8B-Instruct": LLAMA31_8B,
     "Qwen/Qwen1.5-14B": QWEN15_14B,
 }

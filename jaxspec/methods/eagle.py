@@ -1,0 +1,317 @@
+"""EAGLE-3 (Li et al., 2025): one decoder layer that goes on in the base's place, on what the base was thinking.
+
+The row at position t reads the base's hidden states at t, of a low, a middle and a high layer, beside the embedding of
+the token at t + 1, and its output gives the token at t + 2 and stands for the base's states at t + 1, so that the same
+layer drafts as far as it is asked to:
+
+    position         ...  p - 2   p - 1       p      p + 1
+    state of          base  base   base      own      own      (fused by `fc`; own: the output of the row before)
+    embedding of            p - 1   root      a        b       (the token that follows: known, or drafted)
+    drafts                           a        b        c
+
+Rows on the base's states stay in a cache of the drafter's own. Those on its own states see that cache and the rows
+of their own path, and are dropped with the step. Training does the same along the text (training-time test): unroll k
+runs on the states that unroll k - 1 made. Where drafts are chosen per step, the most probable nodes of each level
+expand (EAGLE-2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxspec.drafting.draft import Drafting, Offer, PyTree
+from jaxspec.drafting.levels import Parents, offer_levels
+from jaxspec.drafting.method import Batch, Method, Seen, check_choices
+from jaxspec.errors import UserError
+from jaxspec.methods.losses import check_decay, targets
+from jaxspec.model.base import Base
+from jaxspec.model.blocks import product, wide
+from jaxspec.model.cache import Cache, commit, empty_cache
+from jaxspec.model.decoder import MLP, Layer, Linear, RMSNorm
+from jaxspec.model.rope import rope_angles, rotate
+from jaxspec.model.rows import read_layers
+
+KeyValue = tuple[jax.Array, jax.Array]
+_MASKED = -1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle(Method):
+    """Settings of EAGLE-3.
+
+    Attributes:
+      depth: M, how far ahead it drafts.
+      unroll: steps on its own states that it learns along the text, the first one on the base's.
+      reads: before which layers of the base it reads hidden states, in ascending order; the number of layers reads after
+        the last one; empty: before the third, the middle and the third last, as the paper's code does.
+      even: lower states are brought to the size of the highest ones. Off in the paper.
+      vocabulary: V', learn to draft only so many of the base's most frequent tokens; 0: all.
+      own_head: a vocabulary projection of its own that learns, for these tokens; else the base's.
+      start: the layer and the norms before it and after it start as the base's last ones (`base`), or at `random`.
+      decay: unroll k counts decay ** k in the loss.
+      features: weight in the loss of the distance from the base's last hidden states, as the final norm leaves them
+        (EAGLE-1); 0 in EAGLE-3.
+    """
+
+    name: ClassVar[str] = "eagle"
+    trainable: ClassVar[bool] = True
+    kernels: ClassVar[tuple[str, ...]] = ("kernel", "lm_head")
+
+    depth: int = 4
+    unroll: int = 4
+    reads: tuple[int, ...] = ()
+    even: bool = False
+    vocabulary: int = 0
+    own_head: bool = False
+    start: Literal["base", "random"] = "base"
+    decay: float = 0.8
+    features: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads", tuple(self.reads))  # a list, where the settings come from JSON
+        for setting in ("depth", "unroll"):
+            if getattr(self, setting) < 1:
+                raise UserError(f"eagle: {setting} must be at least 1, got {getattr(self, setting)}")
+        for setting in ("vocabulary", "features"):
+            if getattr(self, setting) < 0:
+                raise UserError(f"eagle: {setting} must not be negative, got {getattr(self, setting)}")
+        if list(self.reads) != sorted(set(self.reads)):
+            raise UserError(f"eagle: reads must be different and in ascending order, got {list(self.reads)}")
+        check_decay(self.name, self.decay)
+        check_choices(self)
+
+    @property
+    def max_distance(self) -> int:
+        """M."""
+        return self.depth
+
+    @property
+    def learned_tokens(self) -> int:
+        """V'."""
+        return self.vocabulary
+
+    def taps(self, layers: int) -> tuple[int, ...]:
+        """Low, middle and high, or those that were asked for."""
+        return self.reads or tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))
+
+    # The layer
+
+    def init(self, key: jax.Array, base: Base) -> PyTree:
+        """Fusion [n D, D], the layer, whose attention reads [.., 2 D], the norm after it and perhaps a projection.
+
+        From the base, fusion passes on the highest state, and embeddings do nothing yet.
+        """
+        c, taps = base.decoder.config, self.taps(base.decoder.config.num_layers)
+        if not 0 <= taps[0] <= taps[-1] <= c.num_layers:
+            raise UserError(f"eagle: reads must be 0 to {c.num_layers} on this base, got {list(taps)}")
+        D, keys = c.hidden_size, jax.random.split(key, 4)
+        if self.start == "base":
+            layer = jax.tree.map(lambda x: x.astype(wide(x)), base.params[f"layers_{c.num_layers - 1}"])
+            fc, norm = jnp.eye(len(taps) * D, D), base.params["norm"]["scale"].astype(jnp.float32)
+            of_embedding = jnp.zeros_like(layer["attention"]["qkv"]["kernel"])
+        else:
+            x, angles = jnp.zeros((1, 1, D)), jnp.zeros((1, 1, c.head_dim // 2))
+            layer = Layer(c).init(keys[0], x, angles, jnp.ones((1, 1, 1, 1), bool))["params"]
+            fc, norm = 0.02 * jax.random.normal(keys[1], (len(taps) * D, D)), jnp.ones(D)
+            of_embedding = 0.02 * jax.random.normal(keys[2], layer["attention"]["qkv"]["kernel"].shape)
+        qkv = layer["attention"]["qkv"]
+        kernel = jnp.concatenate([of_embedding, qkv["kernel"]])
+        trainable = {
+            "fc": {"kernel": fc},
+            "embedding_norm": {"scale": jnp.ones(D)},
+            "layer": layer | {"attention": layer["attention"] | {"qkv": qkv | {"kernel": kernel}}},
+            "norm": {"scale": norm},
+        }
+        if self.own_head:
+            trainable["lm_head"] = self._first_head(keys[3], base)
+        return trainable
+
+    def _first_head(self, key: jax.Array, base: Base) -> jax.Array:
+        """[D, V'], the base's columns where it is known which."""
+        shape = (base.decoder.config.hidden_size, self.vocabulary or base.vocab_size)
+        if self.start == "random" or (self.vocabulary and base.draft_vocabulary is None):
+            return 0.02 * jax.random.normal(key, shape)
+        columns = base.draft_vocabulary.columns if self.vocabulary else base.params["lm_head"]
+        return columns.astype(wide(columns))
+
+    def prepared(self, trainable: PyTree, base: Base) -> PyTree:
+        """Of its own projection only what may be drafted, and all in the base's dtype."""
+        if self.own_head and self.vocabulary and base.num_drafts > self.vocabulary:
+            raise UserError(
+                f"eagle: its own projection is for {self.vocabulary} tokens: draft-vocabulary must be 1 to "
+                f"{self.vocabulary}, not {'0, all' if base.draft_vocabulary is None else base.num_drafts}"
+            )
+        if self.own_head:
+            head = trainable["lm_head"]
+            part = head[:, : base.num_drafts] if self.vocabulary else base.draft_part(head)
+            trainable = trainable | {"lm_head": part}
+        return jax.tree.map(lambda x: x.astype(base.dtype), trainable)
+
+    def _fused(self, trainable: PyTree, states: dict[int, jax.Array]) -> jax.Array:
+        """The base's states before each of `taps`, [B, R, D] each, as one [B, R, D], from the highest down."""
+        x = jnp.stack([states[layer] for layer in sorted(states, reverse=True)], axis=-2)  # [B, R, n, D]
+        if self.even:
+            size = jnp.sqrt(jnp.mean(jnp.square(x.astype(wide(x))), axis=-1, keepdims=True))
+            x = (x * (size[..., :1, :] / jnp.maximum(size, 1e-6))).astype(x.dtype)
+        return product(x.reshape(*x.shape[:-2], -1), trainable["fc"]["kernel"])
+
+    def _qkv(
+        self, trainable: PyTree, base: Base, state: jax.Array, following: jax.Array, positions: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries [B, R, H, Dh], keys and values [B, R, K, Dh] of rows: states [B, R, D] beside the tokens after."""
+        c, layer, norm = base.decoder.config, trainable["layer"], RMSNorm(base.decoder.config.rms_norm_eps)
+        embedding = norm.apply({"params": trainable["embedding_norm"]}, base.embed(following))
+        x = jnp.concatenate([embedding, norm.apply({"params": layer["attention_norm"]}, state)], axis=-1)
+        B, R, K, Dh = *following.shape, c.num_kv_heads, c.head_dim
+        linear = Linear((c.num_heads + 2 * K) * Dh, c.qkv_bias)
+        qkv = linear.apply({"params": layer["attention"]["qkv"]}, x).reshape(B, R, K, -1, Dh)
+        qk = rotate(qkv[..., :-1, :].reshape(B, R, -1, Dh), rope_angles(c, positions)).reshape(B, R, K, -1, Dh)
+        return qk[..., :-1, :].reshape(B, R, -1, Dh), qk[..., -1, :], qkv[..., -1, :]
+
+    def _after(self, trainable: PyTree, base: Base, state: jax.Array, attended: jax.Array) -> jax.Array:
+        """The rest of the layer: states [B, R, D] with what they attended to, [B, R, H * Dh]."""
+        c, layer = base.decoder.config, trainable["layer"]
+        state = state + Linear(c.hidden_size).apply({"params": layer["attention"]["o"]}, attended)
+        normed = RMSNorm(c.rms_norm_eps).apply({"params": layer["mlp_norm"]}, state)
+        return state + MLP(c).apply({"params": layer["mlp"]}, normed)
+
+    def _normed(self, trainable: PyTree, base: Base, state: jax.Array) -> jax.Array:
+        return RMSNorm(base.decoder.config.rms_norm_eps).apply({"params": trainable["norm"]}, state)
+
+    def _logits(self, trainable: PyTree, base: Base, state: jax.Array) -> jax.Array:
+        """Float32 logits [..., V'] of what follows, from the layer's output [..., D]."""
+        x = self._normed(trainable, base, state)
+        if self.own_head:
+            return product(x, trainable["lm_head"], preferred_element_type=wide(x))
+        return base.draft_logits(x)
+
+    # Training
+
+    def _unrolled(
+        self, trainable: PyTree, base: Base, batch: Batch, count: int
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Outputs [B, G, count, D] of unrolls at every insertion point; and the base's final states, [B, T, D]."""
+        B, T = batch.tokens.shape
+        frozen, _, states = read_layers(base, batch.tokens, self.taps(base.decoder.config.num_layers))
+        rows, points = jnp.arange(B)[:, None], jnp.maximum(batch.points, 0)
+        positions = jnp.broadcast_to(jnp.arange(T), (B, T))
+        fused = self._fused(trainable, states)
+        q, k, v = self._qkv(trainable, base, fused, jnp.roll(batch.tokens, -1, axis=1), positions)
+        cached, seen = (k.swapaxes(1, 2), v.swapaxes(1, 2)), jnp.arange(T) <= points[..., None]
+        after = jax.checkpoint(self._after) if base.decoder.remat else self._after
+        state = after(trainable, base, fused[rows, points], _attend(q[rows, points], cached, seen, []))
+        outputs, path = [state], []
+        for unroll in range(1, count):
+            following = batch.tokens[rows, jnp.minimum(points + 1 + unroll, T - 1)]
+            q, *own = self._qkv(trainable, base, state, following, points + unroll)
+            path.append(tuple(own))
+            state = after(trainable, base, state, _attend(q, cached, seen, path))
+            outputs.append(state)
+        return jnp.stack(outputs, axis=2), frozen
+
+    def predictions(self, trainable: PyTree, base: Base, batch: Batch) -> jax.Array:
+        """Logits [B, G, M, V] along the text; -inf for tokens that it does not learn to draft."""
+        states, _ = self._unrolled(trainable, base, batch, self.depth)
+        return base.draft_whole(self._logits(trainable, base, states), -jnp.inf)
+
+    def loss(
+        self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Cross-entropy with the base's distribution over V', where its best token is one of these (3.1)."""
+        states, frozen = self._unrolled(trainable, base, batch, self.unroll)
+        distances = jnp.arange(1, self.unroll + 1)
+        rows = jnp.arange(len(states))[:, None, None]
+        at = (rows, jnp.minimum(batch.points[..., None] + distances, batch.tokens.shape[1] - 2))
+        has_target = targets(batch, range(1, self.unroll + 1))
+        weights = has_target * self.decay ** (distances - 1) / jnp.maximum(jnp.sum(has_target, axis=(0, 1)), 1)
+
+        student = self._logits(trainable, base, states)  # [B, G, U, V']
+        whole = base.logits(frozen)  # [B, T, V]
+        teacher = base.draft_part(whole)
+        covered = jnp.max(teacher, axis=-1) >= jnp.max(whole, axis=-1)
+        log_p = jax.nn.log_softmax(teacher)
+        p = jax.lax.optimization_barrier(jnp.exp(log_p))  # or every prediction would compute it again
+        entropy = -jnp.sum(p * log_p, axis=-1)
+        each = jax.nn.logsumexp(student, axis=-1) - jnp.sum(p[at] * student, axis=-1) - entropy[at]
+        loss = jnp.sum(each * weights * covered[at])
+        if self.features:
+            apart = optax.huber_loss(self._normed(trainable, base, states), base.normed(frozen)[at])
+            loss += self.features * jnp.sum(jnp.mean(apart, axis=-1) * weights)
+        labels = batch.tokens[rows, at[1] + 1]
+        right = (base.draft_ids(jnp.argmax(student, axis=-1)) == labels) & has_target
+        accuracy = jnp.sum(right, axis=(0, 1)) / jnp.maximum(jnp.sum(has_target, axis=(0, 1)), 1)
+        return loss, {f"top1@{d}": accuracy[d - 1] for d in range(1, self.unroll + 1)}
+
+    # Decoding
+
+    def empty_state(self, base: Base, batch: int, capacity: int) -> PyTree:
+        """The cache of rows on the base's states, and the output [B, D] of the newest of them."""
+        own = dataclasses.replace(base.decoder.config, num_layers=1)
+        cache = empty_cache(own, batch, capacity, base.dtype)
+        return {"cache": cache, "state": jnp.zeros((batch, own.hidden_size), base.dtype)}
+
+    def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
+        """Keys and values of all rows that were read; the rest of the layer for the last one alone."""
+        trainable, base, (B, T) = drafting.trainable, drafting.base, seen.hidden.shape[:2]
+        taps = self.taps(base.decoder.config.num_layers)
+        fused = self._fused(trainable, {layer: seen.taps[layer] for layer in taps})
+        q, k, v = self._qkv(trainable, base, fused, seen.tokens[:, 1:], seen.first[:, None] + jnp.arange(T))
+        cache = commit(method_state["cache"], Cache((k.swapaxes(1, 2),), (v.swapaxes(1, 2),)), seen.first)
+        rows, last = jnp.arange(B)[:, None], jnp.maximum(seen.length - 1, 0)[:, None]
+        visible = jnp.arange(cache.capacity) <= (seen.first[:, None] + last)[..., None]  # [B, 1, S]
+        attended = _attend(q[rows, last], (cache.keys[0], cache.values[0]), visible, [])
+        state = self._after(trainable, base, fused[rows, last], attended)[:, 0]
+        return {"cache": cache, "state": jnp.where(seen.length[:, None] > 0, state, method_state["state"])}
+
+    def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
+        """Level by level: every node that expands is a row on the output of its parent's."""
+        trainable, base, cache = drafting.trainable, drafting.base, method_state["cache"]
+        visible = jnp.arange(cache.capacity) < drafting.position[:, None, None]
+        rows = jnp.arange(len(drafting.root))[:, None]
+
+        def expand(parents: Parents, levels: list[Any]) -> tuple[jax.Array, list[Any]]:
+            """`levels` holds, of the nodes that expanded at each, outputs [B, W, D], keys and values [B, W, K, Dh]."""
+            if parents.level == 0:
+                state, own = method_state["state"][:, None], None
+            else:
+                above, place = levels[-1][0], parents.ancestors
+                position = drafting.position[:, None] - 1 + parents.level
+                state = above[rows, place[..., -1]]
+                q, *own = self._qkv(trainable, base, state, parents.tokens, position)
+                path = [tuple(x[rows, place[..., i]] for x in levels[i][1]) for i in range(1, parents.level)]
+                attended = _attend(q, (cache.keys[0], cache.values[0]), visible, [*path, tuple(own)])
+                state = self._after(trainable, base, state, attended)
+            return self._logits(trainable, base, state), [*levels, (state, own)]
+
+        return offer_levels(drafting, expand, [], best=not drafting.fixed)
+
+
+def _attend(q: jax.Array, cached: KeyValue, seen: jax.Array, path: list[KeyValue]) -> jax.Array:
+    """Grouped-query attention of rows to a cache and to keys of their own each.
+
+    Args:
+      q: [B, R, H, Dh], rotated.
+      cached: keys and values [B, K, S, Dh].
+      seen: [B, 1 or R, S] bool.
+      path: P keys and values [B, R, K, Dh], one of each for every row, all of which it sees.
+
+    Returns:
+      [B, R, H * Dh].
+    """
+    B, R, H, Dh = q.shape
+    K, S = cached[0].shape[1:3]
+    dot = dict(preferred_element_type=wide(q))
+    grouped = q.reshape(B, R, K, H // K, Dh) * Dh**-0.5
+    scores = jnp.einsum("brkgd,bksd->brkgs", grouped, cached[0].astype(q.dtype), **dot)
+    scores = [jnp.where(seen[:, :, None, None], scores, _MASKED)]
+    scores += [jnp.einsum("brkgd,brkd->brkg", grouped, k, **dot)[..., None] for k, _ in path]
+    weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1)).astype(q.dtype)
+    out = jnp.einsum("brkgs,bksd->brkgd", weights[..., :S], cached[1].astype(q.dtype), **dot)
+    for i, (_, v) in enumerate(path):
+        out += weights[..., S + i, None] * v[:, :, :, None]
+    return out.reshape(B, R, -1).astype(q.dtype)

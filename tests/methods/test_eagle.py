@@ -1,0 +1,278 @@
+"""EAGLE-3: what is trained decodes, its memory is exact, and its layer is the paper's."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.generate import generate
+from jaxspec.decoding.loop import decode
+from jaxspec.drafting.adapter import Adapter, read_adapter, save_adapter
+from jaxspec.drafting.drafter import autoregressive, make_drafter
+from jaxspec.drafting.method import Batch, Seen
+from jaxspec.drafting.tree import chain
+from jaxspec.errors import UserError
+from jaxspec.methods import METHODS, Eagle
+from jaxspec.model.rows import read_layers
+from tests.helpers.decoding import begin
+from tests.helpers.drafting import batched, drafting_of
+from tests.helpers.methods import batch_of, predict, sequence, trained
+from tests.helpers.model import plain
+from tests.helpers.tiny import TINY, make_prompts
+
+EAGLE = Eagle(depth=3, unroll=3, reads=(1, 3), even=True)
+OWN = dataclasses.replace(EAGLE, vocabulary=6, own_head=True)
+IDS = np.array([7, 0, 3, 12, 5, 9, 1, 2], np.int32)  # by frequency
+PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0)]
+
+
+def drafter_of(method, model, tree=PATHS, count=None):
+    """A drafter with random weights."""
+    info = {"tree": [list(path) for path in PATHS]}
+    return make_drafter(Adapter(method, trained(method, model.base), model.fingerprint, info, IDS), model, tree, count)
+
+
+def run(drafter, prompts, steps, chunk=32):
+    """The state of the loop after some steps."""
+    decoding, state = begin(drafter, prompts, 60, SamplingConfig(), seeds=3, chunk=chunk)
+    return decode(decoding, state, np.int32(steps))
+
+
+@pytest.mark.parametrize("tree", [PATHS, "best:9"], ids=["fixed", "best"])
+def test_the_draft_is_what_training_would_predict(tiny, tree):
+    """Three levels on real and own states: every node is among the best by the logits of training for its path."""
+    [prompt], model = make_prompts(1), dataclasses.replace(tiny, eos=())
+    state = run(drafter_of(EAGLE, model, tree), [prompt], 4, chunk=8)
+    text = [*prompt, *np.asarray(state.tokens)[0, : int(state.counts[0])].tolist()]
+    draft, last = jax.tree.map(lambda x: np.asarray(x)[0], state.draft), len(text) - 1
+    assert draft.valid.all() and draft.tree.depth.max() == 3 and draft.tokens[0] == text[-1]
+    paths = [np.flatnonzero(above)[np.argsort(draft.tree.depth[above])] for above in draft.tree.ancestors]
+    tokens = np.zeros((len(paths), 64), np.int32)
+    for row, path in enumerate(paths):
+        known = [*text[:-1], *draft.tokens[path]]
+        tokens[row, : len(known)] = known
+    batch = Batch(tokens, np.full(len(paths), 64), np.ones(len(paths), int), np.full((len(paths), 1), last - 1))
+    log_p = np.asarray(jax.nn.log_softmax(predict(EAGLE, trained(EAGLE, tiny.base), tiny.base, batch)[:, 0]))
+    for node, path in list(enumerate(paths))[1:]:
+        at = log_p[node, len(path) - 2]  # [V]
+        if tree == PATHS:
+            assert np.argsort(-at)[draft.tree.rank[node]] == draft.tokens[node]
+        else:
+            whole = sum(log_p[node, i][draft.tokens[n]] for i, n in enumerate(path[1:]))
+            np.testing.assert_allclose(draft.log_p[node], whole, atol=1e-3)
+
+
+def test_the_most_probable_nodes_of_each_level_expand(tiny):
+    """EAGLE-2, 4.1: three on a level, each with ten children, of which the eight best of all levels are drafted."""
+    model = dataclasses.replace(tiny, eos=())
+    drafter, [prompt] = drafter_of(EAGLE, model, "best:9"), make_prompts(1)
+    state = run(drafter, [prompt], 0)
+    trainable = trained(EAGLE, tiny.base)
+
+    def log_p(path):  # of what follows a path of tokens behind the prompt and its first token
+        text = [*prompt, int(state.tokens[0, 0]), *path]
+        tokens = np.array([(text + [0] * 64)[:64]])
+        batch = Batch(tokens, np.array([64]), np.array([1]), np.array([[len(prompt) - 1]]))
+        return np.asarray(jax.nn.log_softmax(predict(EAGLE, trainable, tiny.base, batch)[0, 0, len(path)]))
+
+    level, found = {(): 0.0}, {}
+    for width in (1, 2, 4):  # inner nodes of PATHS, up to powers of two
+        expand = sorted(level, key=lambda path: -level[path])[:width]
+        level = {(*path, t): level[path] + p for path in expand for t, p in enumerate(log_p(path))}
+        level = {path: p for path, p in level.items() if sum(p <= q for q in level.values()) <= 1000}
+        found |= level
+    best = sorted(found.values(), reverse=True)[:8]
+    np.testing.assert_allclose(np.asarray(state.draft.log_p)[0, 1:], best, atol=1e-3)
+
+
+def test_it_starts_as_the_bases_last_layer(tiny):
+    """On the states before it alone: the base's own distribution of the token after, which it has yet to look past."""
+    method, batch = Eagle(reads=(TINY.num_layers - 1,), depth=1), batch_of(sequence(tiny), [[3, 8, 15]])
+    logits = predict(method, method.init(jax.random.key(0), tiny.base), tiny.base, batch)
+    np.testing.assert_allclose(logits[0, :, 0], plain(tiny.base, batch.tokens)[0, batch.points[0]], atol=1e-4)
+
+
+def test_a_prediction_reads_the_text_up_to_its_own_token(tiny):
+    """At distance d behind point p the d tokens from p + 1 on, whatever other points there are."""
+    tokens, trainable, at = sequence(tiny), trained(EAGLE, tiny.base), 5
+    before = predict(EAGLE, trainable, tiny.base, batch_of(tokens, [[2, at, 9]]))[0, 1]  # [M, V]
+    others = predict(EAGLE, trainable, tiny.base, batch_of(tokens, [[4, at, 6]]))[0, 1]
+    np.testing.assert_allclose(before, others, atol=1e-5)
+    for later in range(at + 1, at + 5):
+        changed = tokens.at[0, later].add(1) % 16
+        moved = jnp.any(predict(EAGLE, trainable, tiny.base, batch_of(changed, [[2, at, 9]]))[0, 1] != before, axis=-1)
+        np.testing.assert_array_equal(moved, np.arange(1, 4) >= later - at)
+
+
+@pytest.mark.parametrize("method", [EAGLE, dataclasses.replace(OWN, features=0.3)], ids=["whole", "own_head"])
+def test_training_moves_every_part(tiny, method):
+    base = jax.jit(type(tiny.base).drafting)(tiny.base, IDS[: method.vocabulary]) if method.vocabulary else tiny.base
+    tokens = jnp.concatenate([sequence(tiny, 18, seed) for seed in (0, 1)])
+    batch, trainable = batch_of(tokens, [[2, 5, 9, 11], [3, 4, 12, -1]], [18, 14]), trained(method, base)
+    optimizer = optax.adam(1e-2)
+
+    @jax.jit
+    def update(trainable, state):
+        found, gradient = jax.value_and_grad(lambda t: method.loss(t, base, batch), has_aux=True)(trainable)
+        updates, state = optimizer.update(gradient, state)
+        return optax.apply_updates(trainable, updates), state, found, gradient
+
+    state, losses = optimizer.init(trainable), []
+    for _ in range(12):
+        trainable, state, (loss, metrics), gradient = update(trainable, state)
+        for name, leaf in jax.tree.leaves_with_path(gradient):
+            assert np.max(np.abs(leaf)) > 0, name
+        losses.append(float(loss))
+    assert losses[-1] < 0.8 * losses[0]
+    assert set(metrics) == {"top1@1", "top1@2", "top1@3"}
+
+
+def test_the_loss_by_hand(tiny):
+    """KL to the base's softmax over the draft vocabulary, where the base's best token lies in it; .8 of the next."""
+    method = dataclasses.replace(OWN, decay=0.5)
+    base = tiny.base.drafting(jnp.asarray(IDS[:6]))
+    tokens, points = sequence(tiny, 24), [[2, 5, 9, 14, 21, -1]]  # the last point's third token lies beyond the text
+    batch, trainable = batch_of(tokens, points), trained(method, base)
+    student = np.asarray(predict(method, trainable, base, batch), np.float64)[0]
+    assert np.isneginf(np.delete(student, IDS[:6], axis=-1)).all()
+    teacher = np.asarray(plain(tiny.base, tokens), np.float64)[0]
+    expected = np.zeros(3)
+    for d in (1, 2, 3):
+        each = []
+        for g, point in enumerate(points[0][:5]):
+            if point + d + 1 < 24:
+                row = teacher[point + d]
+                p, q = (np.exp(x[IDS[:6]]) / np.exp(x[IDS[:6]]).sum() for x in (row, student[g, d - 1]))
+                each.append(np.sum(p * np.log(p / q)) if np.argmax(row) in IDS[:6] else 0.0)
+        expected[d - 1] = 0.5 ** (d - 1) * np.mean(each)
+    assert len(each) == 4 and 0.0 in each
+    np.testing.assert_allclose(method.loss(trainable, base, batch)[0], expected.sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.2, top_k=7)], ids=["greedy", "sampling"])
+def test_its_own_projection_drafts_its_own_tokens(tiny, sampling):
+    """Or fewer of them: nothing else is drafted, and the text stays the base's."""
+    prompts, taken = make_prompts(8), set()
+    for count in (6, 4):
+        settings = {"sampling": sampling, "seed": 3}
+        ours = generate(drafter_of(OWN, tiny, PATHS, count), prompts, 24, batch_size=4, **settings)
+        assert [a.tokens for a in ours] == [a.tokens for a in generate(autoregressive(tiny), prompts, 24, **settings)]
+        taken = {token for a in ours for token, drafted in zip(a.tokens, a.drafted, strict=True) if drafted}
+        assert taken and taken <= set(IDS[:count].tolist())
+
+
+def test_settings_that_make_no_sense(tiny, tmp_path):
+    for settings, message in [
+        ({"depth": 0}, "depth must be at least 1, got 0"),
+        ({"unroll": 0}, "unroll must be at least 1, got 0"),
+        ({"vocabulary": -1}, "vocabulary must not be negative, got -1"),
+        ({"features": -0.5}, "features must not be negative, got -0.5"),
+        ({"reads": (2, 1)}, r"reads must be different and in ascending order, got \[2, 1\]"),
+        ({"decay": 0}, "decay must be above 0"),
+        ({"start": "zero"}, "start must be one of base, random, got 'zero'"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            Eagle(**settings)
+    with pytest.raises(UserError, match=r"eagle: reads must be 0 to 3 on this base, got \[1, 4\]"):
+        Eagle(reads=(1, 4)).abstract(TINY)
+    with pytest.raises(UserError, match="projection is for 6 tokens: draft-vocabulary must be 1 to 6, not 0, all"):
+        _ = drafter_of(OWN, tiny, PATHS, 0).on_device
+    with pytest.raises(UserError, match="projection is for 6 tokens: draft-vocabulary must be 1 to 6, not 8"):
+        _ = drafter_of(OWN, tiny, PATHS, 8).on_device
+    one = dataclasses.replace(EAGLE, reads=(3,))
+    save_adapter(tmp_path, Adapter(EAGLE, one.init(jax.random.key(0), tiny.base), tiny.fingerprint, {}))
+    with pytest.raises(UserError, match=r"'fc/kernel' has shape \[32, 32\], eagle on this base needs \[64, 32\]"):
+        read_adapter(tmp_path, TINY, METHODS)
+
+
+@pytest.mark.slow
+def test_against_pytorch(tiny):
+    """Three unrolled steps and the cache, with every mask written out, in double precision."""
+    torch = pytest.importorskip("torch")
+    trainable, tokens = trained(EAGLE, tiny.base), sequence(tiny, 24)
+    hidden, _, states = read_layers(tiny.base, tokens, (1, 3))
+    reference = Reference(torch, trainable, tiny.params)
+    logits, keys, values = reference.unrolled(
+        np.asarray(tokens)[0], {k: np.asarray(v)[0] for k, v in states.items()}, 3
+    )
+
+    points = list(range(2, 20))
+    ours = predict(EAGLE, trainable, tiny.base, batch_of(tokens, [points]))[0]  # [G, M, V]
+    for unroll in range(3):
+        np.testing.assert_allclose(ours[:, unroll], logits[unroll][points], atol=1e-4)
+
+    read, length = EAGLE.empty_state(tiny.base, 1, 32), 20
+    root, position = tokens[:, length], [length]
+    drafting = drafting_of(batched(chain(3).arrays(0)), root, position, trainable, tiny.base, width=16, depth=3)
+    drafting = drafting.replace(tree=jax.tree.map(lambda x: x[0], drafting.tree))
+    for first in (0, 8, 16):
+        taps, part = {k: v[:, first : first + 8] for k, v in states.items()}, jnp.array([min(8, length - first)])
+        seen = Seen(tokens[:, first : first + 9], hidden[:, first : first + 8], jnp.array([first]), part, taps)
+        read = EAGLE.observe(drafting, seen, read)
+    np.testing.assert_allclose(read["cache"].keys[0][0, :, :length], keys[:, :length], atol=1e-4)
+    np.testing.assert_allclose(read["cache"].values[0][0, :, :length], values[:, :length], atol=1e-4)
+    offer, text = EAGLE.offer(drafting, read), np.asarray(tokens)[0].copy()
+    for level in range(3):  # along the best candidates
+        best = np.argsort(-logits[level][length - 1])
+        np.testing.assert_array_equal(offer.tokens[0, level], best)
+        np.testing.assert_allclose(
+            offer.log_p[0, level], jax.nn.log_softmax(logits[level][length - 1])[best], atol=1e-4
+        )
+        text[length + level + 1] = best[0]
+        logits, *_ = reference.unrolled(text, {k: np.asarray(v)[0] for k, v in states.items()}, 3)
+
+
+class Reference:
+    """EAGLE-3's layer over a whole text: all rows of every unroll, each with the keys and mask of all before."""
+
+    def __init__(self, torch, trainable, params):
+        self.torch = torch
+        self.trainable, self.params = (
+            jax.tree.map(lambda x: torch.tensor(np.asarray(x, np.float64)), tree) for tree in (trainable, params)
+        )
+
+    def norm(self, x, scale):
+        return x / self.torch.sqrt((x * x).mean(-1, keepdim=True) + TINY.rms_norm_eps) * scale["scale"]
+
+    def rotated(self, x, positions):
+        """[T, heads, Dh]: the halves of every head as the two sides of a complex number."""
+        half = TINY.head_dim // 2
+        frequency = TINY.rope_theta ** (-self.torch.arange(half, dtype=self.torch.float64) / half)
+        turn = self.torch.exp(1j * positions[:, None, None] * frequency)
+        turned = self.torch.complex(x[..., :half], x[..., half:]) * turn
+        return self.torch.cat([turned.real, turned.imag], -1)
+
+    def unrolled(self, tokens, states, count):
+        """Logits [count][T, V] and the keys and values [K, T, Dh] of the first unroll."""
+        torch, t, layer = self.torch, self.trainable, self.trainable["layer"]
+        T, H, K, Dh = len(tokens), TINY.num_heads, TINY.num_kv_heads, TINY.head_dim
+        x = [torch.tensor(states[k], dtype=torch.float64) for k in sorted(states, reverse=True)]
+        size = [s.pow(2).mean(-1, keepdim=True).sqrt() for s in x]
+        h = torch.cat([s * size[0] / z for s, z in zip(x, size, strict=True)], -1) @ t["fc"]["kernel"]
+        logits, keys, values, masks = [], [], [], []
+        for unroll in range(count):
+            following = torch.tensor(np.roll(tokens, -1 - unroll).astype(int))
+            embedding = self.norm(self.params["embedding"][following], t["embedding_norm"])
+            both = torch.cat([embedding, self.norm(h, layer["attention_norm"])], -1)
+            qkv = (both @ layer["attention"]["qkv"]["kernel"]).reshape(T, K, -1, Dh)
+            position = torch.arange(T) + unroll
+            q = self.rotated(qkv[:, :, :-2].reshape(T, H, Dh), position)
+            keys.append(self.rotated(qkv[:, :, -2], position).repeat_interleave(H // K, 1))
+            values.append(qkv[:, :, -1].repeat_interleave(H // K, 1))
+            masks.append(torch.eye(T, dtype=bool) if unroll else torch.ones(T, T, dtype=bool).tril())
+            scores = torch.einsum("qhd,khd->hqk", q, torch.cat(keys)) / Dh**0.5
+            weights = scores.masked_fill(~torch.cat(masks, 1), -torch.inf).softmax(-1)
+            h = (
+                h
+                + torch.einsum("hqk,khd->qhd", weights, torch.cat(values)).reshape(T, -1)
+                @ layer["attention"]["o"]["kernel"]
+            )
+            x = self.norm(h, layer["mlp_norm"])
+            gated = torch.nn.functional.silu(x @ layer["mlp"]["gate"]["kernel"]) * (x @ layer["mlp"]["up"]["kernel"])
+            h = h + gated @ layer["mlp"]["down"]["kernel"]
+            logits.append((self.norm(h, t["norm"]) @ self.params["lm_head"]).numpy())
+        return logits, *(x[0][:, :: H // K].transpose(0, 1).numpy() for x in (keys, values))
