@@ -170,6 +170,10 @@ class Drafter:
         tokens = source.draft_vocabulary or self.model.config.vocab_size
         if plan.max_rank >= tokens:
             raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {tokens}")
+        learned = source.method.learned_distance
+        if tree is not None and plan.depth > learned:
+            warning = f"warning: a tree of {plan.depth} levels, and {self.name} has learned {learned}"
+            drafter = dataclasses.replace(drafter, note="; ".join(filter(None, (note, warning))))
         return dataclasses.replace(drafter, shape=plan)
 
 

@@ -116,6 +116,11 @@ class Method:
         return 0
 
     @property
+    def learned_distance(self) -> int:
+        """How far ahead it has learned to predict; deeper trees are allowed, with a warning."""
+        return self.max_distance
+
+    @property
     def usual_depth(self) -> int:
         """Length of the chain that a method without training drafts, unless it is given another tree."""
         return self.max_distance

@@ -47,8 +47,8 @@ class Eagle(Method):
     Attributes:
       depth: M, how far ahead it drafts.
       unroll: steps on its own states that it learns along the text, the first one on the base's.
-      reads: before which layers of the base it reads hidden states, in ascending order; the number of layers reads after
-        the last one; empty: before the third, the middle and the third last, as the paper's code does.
+      reads: before which layers of the base it reads hidden states, in ascending order; the number of layers reads
+        after the last one; empty: before the third, the middle and the third last, as the paper's code does.
       even: lower states are brought to the size of the highest ones. Off in the paper.
       vocabulary: V', learn to draft only so many of the base's most frequent tokens; 0: all.
       own_head: a vocabulary projection of its own that learns, for these tokens; else the base's.
@@ -89,6 +89,11 @@ class Eagle(Method):
     def max_distance(self) -> int:
         """M."""
         return self.depth
+
+    @property
+    def learned_distance(self) -> int:
+        """The unrolled steps."""
+        return min(self.depth, self.unroll)
 
     @property
     def learned_tokens(self) -> int:

@@ -29,6 +29,7 @@ from jaxspec.methods import (
     SPACE,
     Amphista,
     BiTA,
+    Eagle,
     HiddenTransfer,
     Hydra,
     Medusa,
@@ -94,6 +95,12 @@ OPTIONS = {
         "position_encoding": (True, False),
         "self_attention_layers": (1, 2, 0),
     },
+    Eagle: {
+        "depth": (3, 2),
+        "reads": ((), (1, 3)),
+        "even": (False, True),
+        "own_head": (False, True),
+    },
     PromptLookup: {
         "length": (16, 2),
         "longest": (8, 1),
@@ -116,8 +123,8 @@ OPTIONS = {
     },
 }
 OF_TRAINING = {"initial", "objective", "direction", "decay", "alignment", "labels", "weighting", "p_ar", "training"}
-OF_TRAINING |= {"train_visibility", "dropout"}
-OF_SHAPES = {"rank", "targets"}  # of what a loaded adapter holds
+OF_TRAINING |= {"train_visibility", "dropout", "unroll", "start", "features"}
+OF_SHAPES = {"rank", "targets", "vocabulary"}  # of what a loaded adapter holds
 
 
 def each_value(options):

@@ -18,7 +18,19 @@ from jaxspec.drafting.draft import Offer
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError
-from jaxspec.methods import METHODS, PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa, Rest, load_drafter
+from jaxspec.methods import (
+    METHODS,
+    PPD,
+    SPACE,
+    Amphista,
+    BiTA,
+    Eagle,
+    HiddenTransfer,
+    Hydra,
+    Medusa,
+    Rest,
+    load_drafter,
+)
 from jaxspec.methods.loading import method_names
 from tests.helpers.decoding import begin
 from tests.helpers.methods import trained, union
@@ -84,7 +96,7 @@ def check(drafter, prompts, sampling, batch_size, limit=24, **settings):
 
 
 TRAINED = [PPD(), BiTA(prompts=3), SPACE(distances=3, tuning="none"), HiddenTransfer(layers=(0, 1, 2))]
-TRAINED += [Medusa(heads=3), Hydra(heads=3), Amphista(heads=3)]
+TRAINED += [Medusa(heads=3), Hydra(heads=3), Amphista(heads=3), Eagle(depth=3)]
 REST = Rest(size=300)
 ALONE = [*TRAINED, REST, *(cls() for cls in METHODS.values() if not cls.takes_adapter() and cls().max_distance)]
 LOOKUP, TOKEN_RECYCLING = METHODS["prompt_lookup"](), METHODS["token_recycling"]()

@@ -10,7 +10,7 @@ import pytest
 from jaxspec.config import TextSource
 from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError
-from jaxspec.methods import METHODS, PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
+from jaxspec.methods import METHODS, PPD, Amphista, BiTA, Eagle, HiddenTransfer, Hydra, Medusa
 from jaxspec.training.configs import load_config, load_configs, load_papers, split_config_name
 from jaxspec.training.run_config import check_config
 from jaxspec.weights.shapes import SHAPES
@@ -160,6 +160,17 @@ def test_configs_of_heads_are_their_papers(size, method, epochs, batch, recipe):
     assert {name: getattr(train, name) for name in expected} == expected
     assert (config.tree == "medusa:64") == (method.name == "amphista")
     assert config.data.max_prompt_tokens + config.data.max_answer_tokens == 2048  # later turns are learned too
+
+
+@pytest.mark.parametrize(("base", "tokens"), [("llama3_8b", 32000), ("vicuna_7b", 0), ("vicuna_13b", 0)])
+def test_configs_of_eagle_are_its_script(base, tokens):
+    """The released settings of EAGLE-3's training."""
+    config = load_config(f"eagle_{base}")
+    assert config.method == Eagle(depth=8, unroll=7, vocabulary=tokens, own_head=True, start="random")
+    train = config.train
+    assert (train.learning_rate, train.schedule, train.warmup, train.steps) == (5e-5, "linear", 12000, 800000)
+    assert (train.batch_size, train.beta1, train.beta2, train.clip) == (16, 0.9, 0.95, 0.5)
+    assert all(source.regenerate for source in config.data.text_sources) and config.draft_vocabulary == tokens
 
 
 def test_an_unknown_config_is_refused_with_a_suggestion():
