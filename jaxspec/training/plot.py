@@ -1,4 +1,4 @@
-"""The picture of a training run: loss and accuracy by step, on held-out and on training text."""
+"""The picture of a training run: loss and accuracy by step, on held-out and on training text, and what they come to."""
 
 from __future__ import annotations
 
@@ -19,19 +19,24 @@ def plot_training(log: Path, file: Path) -> None:
     rows = read_whole_lines(log)
     updates = {r["step"]: r for r in rows if "loss" in r}  # a resumed run logs some steps twice
     try:
-        with picture(file, 1, 2, (13, 4), dpi=110) as (left, right):
-            _draw(left, right, updates, [r for r in rows if "top1" in r])
+        with picture(file, 1, 3, (17, 4), dpi=110) as (left, middle, right):
+            _draw(left, middle, right, updates, [r for r in rows if "top1" in r])
     except OSError as error:
         raise UserError(f"{file}: cannot be written ({error.strerror}); the adapter beside it is whole") from None
 
 
-def _draw(left: Any, right: Any, updates: dict[int, dict[str, Any]], evaluations: list[dict[str, Any]]) -> None:
-    """Losses by update, and accuracies."""
+def _draw(
+    left: Any, middle: Any, right: Any, updates: dict[int, dict[str, Any]], evaluations: list[dict[str, Any]]
+) -> None:
+    """Losses by update, tokens per step, and accuracies."""
     left.plot(list(updates), [r["loss"] for r in updates.values()], linewidth=0.8)
     left.set(xlabel="step", ylabel="loss", title="training loss")
     # evaluations during training are on fewer answers than the final one, which therefore is a point of its own
     *way, final = evaluations
     way = list({r["step"]: r for r in way if r["held_out"] == way[0]["held_out"]}.values())
+    middle.plot([r["step"] for r in way], [r["tokens_per_step"] for r in way], marker=".")
+    middle.plot(final["step"], final["tokens_per_step"], "x", color="C0")
+    middle.set(xlabel="step", ylabel="tokens", title="tokens to expect of a step with the run's tree", xlim=(0, None))
     for k, style in ((1, "-"), (10, "--")):
         for distance, accuracy in enumerate(final[f"top{k}"]):
             series, colour = [r[f"top{k}"][distance] for r in way], f"C{distance}"

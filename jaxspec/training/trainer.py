@@ -19,7 +19,7 @@ from jaxspec.drafting.drafter import method_plan, tuned
 from jaxspec.drafting.method import Method
 from jaxspec.drafting.source import learning
 from jaxspec.drafting.storage import as_stored
-from jaxspec.drafting.tree.plan import plan_to_json
+from jaxspec.drafting.tree.plan import TreePlan, expected, plan_to_json
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, swap_folder
 from jaxspec.model.base import Base
@@ -162,7 +162,7 @@ class Trainer:
         method, trainable, answers = self.config.method, state.best(self.config.train), self._held_out[:_QUICK]
         stop = functools.partial(self._stop_if_asked, step, state)
         accuracy = evaluate(method, trainable, self.base, answers, stop)
-        self._log.write(_row(step, answers, accuracy))
+        self._log.write(self._row(step, answers, accuracy))
         score = float(accuracy.top(1).mean())
         if score > self._best and not method.replaces_base:
             self._best, new = score, self.output / f".{BEST}.tmp"
@@ -183,7 +183,7 @@ class Trainer:
         answers = self._held_out[: self.config.train.eval_answers or None]
         with Progress("evaluation", len(answers), "answers") as progress:
             accuracy = evaluate(method, weights, base, answers, functools.partial(self._show, progress))
-        self._log.write(_row(steps, answers, accuracy))
+        self._log.write(self._row(steps, answers, accuracy))
         info = self._provenance(steps, accuracy)
         if own is not self.model:
             info |= self._perplexities(own)
@@ -216,10 +216,21 @@ class Trainer:
         save_adapter(folder, adapter, self.config.train.adapter_dtype)
         return adapter
 
+    def _tree(self, accuracy: Accuracy) -> TreePlan:
+        """The run's draft tree for measured accuracies, with the tokens to expect of a step with it."""
+        known = np.maximum(accuracy.by_rank, 1e-6).tolist()  # a drafter that is never right has a tree too
+        plan = method_plan(self.config.method, self.config.shapes.num_layers, self.config.tree, known)
+        return expected(plan, np.array(known))
+
+    def _row(self, step: int, answers: list[Answer], accuracy: Accuracy) -> dict[str, Any]:
+        """An evaluation, for the log."""
+        tops = {f"top{k}": np.round(accuracy.top(k), 4).tolist() for k in (1, 5, 10)}
+        tokens = {"tokens_per_step": round(self._tree(accuracy).expected_tokens, 3)}
+        return {"step": step, "held_out": len(answers)} | tops | tokens
+
     def _provenance(self, step: int, accuracy: Accuracy) -> dict[str, Any]:
         """What adapter.json says about where an adapter after `step` updates comes from."""
         run, config, answers = self._identity, self.config, self._data.given
-        known = np.maximum(accuracy.by_rank, 1e-6).tolist()  # a drafter that is never right has a tree too
         size = {
             "answers": len(answers),
             "answer_tokens": sum(len(answer.answer_tokens) for answer in answers),
@@ -227,7 +238,7 @@ class Trainer:
         }
         return {
             "base": run["model"],
-            "tree": plan_to_json(method_plan(config.method, config.shapes.num_layers, config.tree, known)),
+            "tree": plan_to_json(self._tree(accuracy)),
             "draft_vocabulary": config.draft_vocabulary,
             "training": run["train"],
             "data": run["data"] | size,
@@ -241,9 +252,3 @@ def _note(metrics: dict[str, float], rate: float) -> str:
     """How an update went, for the progress bar."""
     right = "/".join(f"{value:.2f}" for name, value in metrics.items() if name.startswith("top1"))
     return f"loss {metrics['loss']:.3f}, top-1 {right}, {rate:.0f} groups/s"
-
-
-def _row(step: int, answers: list[Answer], accuracy: Accuracy) -> dict[str, Any]:
-    """An evaluation, for the log."""
-    tops = {f"top{k}": np.round(accuracy.top(k), 4).tolist() for k in (1, 5, 10)}
-    return {"step": step, "held_out": len(answers)} | tops

@@ -9,21 +9,22 @@ from jaxspec.training.plot import plot_training
 
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
-    """Draws rows of a log; returns the accuracies' lines as lists of (step, value), by colour and style."""
+    """Draws rows of a log; returns the lines of a panel, by default the accuracies', as lists of (step, value)."""
     figures = []
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *args, **settings: figures.append(figure))
 
-    def draw(*rows):
+    def draw(*rows, panel=2):
         log = tmp_path / "log.jsonl"
         log.write_text("".join(json.dumps(row) + "\n" for row in [{"step": 1, "loss": 2.0}, *rows]))
         plot_training(log, tmp_path / "training.png")
-        return [list(map(tuple, line.get_xydata())) for line in figures[-1].axes[1].lines]
+        return [list(map(tuple, line.get_xydata())) for line in figures[-1].axes[panel].lines]
 
     return draw
 
 
 def held_out(step, answers, accuracy):
-    return {"step": step, "held_out": answers, "top1": [accuracy], "top10": [accuracy + 0.5]}
+    tops = {"top1": [accuracy], "top10": [accuracy + 0.5]}
+    return {"step": step, "held_out": answers, "tokens_per_step": 1 + 2 * accuracy} | tops
 
 
 def test_the_curve_is_of_the_same_answers_and_the_end_a_point_of_its_own(drawn):
@@ -31,6 +32,7 @@ def test_the_curve_is_of_the_same_answers_and_the_end_a_point_of_its_own(drawn):
     rows = [held_out(2, 16, 0.1), held_out(2, 16, 0.1), held_out(4, 16, 0.25), held_out(4, 100, 0.5)]
     curve, end, *_ = drawn(*rows)
     assert curve == [(2, 0.1), (4, 0.25)] and end == [(4, 0.5)]
+    assert drawn(*rows, panel=1) == [[(2, 1.2), (4, 1.5)], [(4, 2.0)]]
 
 
 def test_the_end_may_be_of_as_many_answers_or_the_only_evaluation(drawn):
