@@ -117,7 +117,8 @@ class Eagle(Method):
         D, keys = c.hidden_size, jax.random.split(key, 4)
         if self.start == "base":
             layer = jax.tree.map(lambda x: x.astype(wide(x)), base.params[f"layers_{c.num_layers - 1}"])
-            fc, norm = jnp.eye(len(taps) * D, D), base.params["norm"]["scale"].astype(jnp.float32)
+            fc, scale = jnp.eye(len(taps) * D, D), base.params["norm"]["scale"]
+            norm = scale.astype(wide(scale))
             of_embedding = jnp.zeros_like(layer["attention"]["qkv"]["kernel"])
         else:
             x, angles = jnp.zeros((1, 1, D)), jnp.zeros((1, 1, c.head_dim // 2))

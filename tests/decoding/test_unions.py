@@ -96,11 +96,14 @@ def check(drafter, prompts, sampling, batch_size, limit=24, **settings):
 
 
 TRAINED = [PPD(), BiTA(prompts=3), SPACE(distances=3, tuning="none"), HiddenTransfer(layers=(0, 1, 2))]
-TRAINED += [Medusa(heads=3), Hydra(heads=3), Amphista(heads=3), Eagle(depth=3)]
+TRAINED += [Medusa(heads=3), Hydra(heads=3), Amphista(heads=3)]
+EAGLE = Eagle(depth=3)
 REST = Rest(size=300)
-ALONE = [*TRAINED, REST, *(cls() for cls in METHODS.values() if not cls.takes_adapter() and cls().max_distance)]
+ALONE = [*TRAINED, EAGLE, REST, *(cls() for cls in METHODS.values() if not cls.takes_adapter() and cls().max_distance)]
 LOOKUP, TOKEN_RECYCLING = METHODS["prompt_lookup"](), METHODS["token_recycling"]()
-PAIRS = [pair for pair in itertools.combinations(ALONE, 2) if sum(m.probe_distances > 0 for m in pair) < 2]
+OTHERS = [method for method in ALONE if method is not EAGLE]  # which drafts along paths as Hydra does
+PAIRS = [pair for pair in itertools.combinations(OTHERS, 2) if sum(m.probe_distances > 0 for m in pair) < 2]
+PAIRS += [(EAGLE, LOOKUP)]
 TRIPLES = [(HiddenTransfer(layers=(0, 1, 2)), Medusa(heads=3), LOOKUP), (Hydra(heads=3), Amphista(heads=3), LOOKUP)]
 
 
