@@ -114,7 +114,7 @@ def prepare(folder: Path) -> None:
     write_jsonl(folder / "prompts.jsonl", ({"prompt": f"question {i}"} for i in range(40)))
 
 
-def command(folder: Path, output: str, *more: str) -> list[str]:
+def command(folder: Path, output: str, *more: str, config: str = "ppd_smollm2") -> list[str]:
     """A short run; `output` names its folder and that of its answers."""
     settings = {
         "model": folder / "base", "output": folder / output, "draft-vocabulary": 0,
@@ -124,7 +124,7 @@ def command(folder: Path, output: str, *more: str) -> list[str]:
         "train.insertions": 8, "train.save-every": 5, "train.eval-every": 25, "train.warmup": 0, "mesh.data": 1,
     }  # fmt: skip
     options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, "train.py", "--config", "ppd_smollm2", *options, *more]
+    return [sys.executable, "train.py", "--config", config, *options, *more]
 
 
 def start(words: list[str], **environment: str) -> subprocess.Popen:

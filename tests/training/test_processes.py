@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 
+import numpy as np
 import pytest
 
 from tests.helpers.training import assert_same_run, command, evaluated, finish, losses, prepare, start
@@ -47,13 +48,13 @@ def wait_for(condition, process):
         assert process.poll() is None
 
 
-def start_two(folder, output):
+def start_two(folder, output, *more, **config):
     """Both processes of a run, which meet at a port that is free now."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     meeting = ["--processes.coordinator", address, "--processes.count", "2", "--mesh.data", "1", "--mesh.fsdp", "2"]
-    return [start(command(folder, output, *meeting, "--processes.index", str(i))) for i in range(2)]
+    return [start(command(folder, output, *meeting, *more, "--processes.index", str(i), **config)) for i in range(2)]
 
 
 def assert_same(run, whole, **tolerance):
@@ -67,6 +68,17 @@ def test_two_processes_are_as_one(folder, whole):
     texts = [finish(process) for process in start_two(folder, "two")]
     assert "adapter:" in texts[0] and "adapter:" not in texts[1]
     assert_same(folder / "two", whole, rtol=2e-3, atol=2e-4)
+
+
+def test_two_processes_learn_to_draft_the_same_tokens(folder):
+    """Of a method that learns the most frequent ones alone, on a projection of its own."""
+    settings = ["--method.vocabulary", "64", "--draft-vocabulary", "64", "--method.own-head"]
+    settings += ["--train.steps", "6", "--train.eval-every", "0"]
+    finish(start(command(folder, "eagle", *settings, config="eagle_smollm2")))
+    for process in start_two(folder, "two-eagle", *settings, config="eagle_smollm2"):
+        finish(process)
+    one, two = (list(losses(folder / name).values()) for name in ("eagle", "two-eagle"))
+    np.testing.assert_allclose(two, one, rtol=2e-3)
 
 
 def test_a_process_that_is_left_alone_says_so(folder):
