@@ -28,6 +28,7 @@ from jaxspec.drafting.draft import Drafting, Offer, PyTree
 from jaxspec.drafting.levels import Parents, offer_levels
 from jaxspec.drafting.method import Batch, Method, Seen, check_choices
 from jaxspec.errors import UserError
+from jaxspec.methods.heads import beside, init_beside
 from jaxspec.methods.losses import check_decay, targets
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
@@ -49,6 +50,8 @@ class Eagle(Method):
       unroll: steps on its own states that it learns along the text, the first one on the base's.
       reads: before which layers of the base it reads hidden states, in ascending order; the number of layers reads
         after the last one; empty: before the third, the middle and the third last, as the paper's code does.
+      direct: the embedding is also added to the state, by a matrix that starts as zero: attention alone learns slowly
+        whose embedding counts. Off in the paper.
       even: lower states are brought to the size of the highest ones. Off in the paper.
       vocabulary: V', learn to draft only so many of the base's most frequent tokens; 0: all.
       own_head: a vocabulary projection of its own that learns, for these tokens; else the base's.
@@ -65,6 +68,7 @@ class Eagle(Method):
     depth: int = 4
     unroll: int = 4
     reads: tuple[int, ...] = ()
+    direct: bool = False
     even: bool = False
     vocabulary: int = 0
     own_head: bool = False
@@ -133,6 +137,8 @@ class Eagle(Method):
             "layer": layer | {"attention": layer["attention"] | {"qkv": qkv | {"kernel": kernel}}},
             "norm": {"scale": norm},
         }
+        if self.direct:
+            trainable["direct"] = {"kernel": init_beside(base, 1)}
         if self.own_head:
             trainable["lm_head"] = self._first_head(keys[3], base)
         return trainable
@@ -165,6 +171,12 @@ class Eagle(Method):
             size = jnp.sqrt(jnp.mean(jnp.square(x.astype(wide(x))), axis=-1, keepdims=True))
             x = (x * (size[..., :1, :] / jnp.maximum(size, 1e-6))).astype(x.dtype)
         return product(x.reshape(*x.shape[:-2], -1), trainable["fc"]["kernel"])
+
+    def _entered(self, trainable: PyTree, base: Base, state: jax.Array, following: jax.Array) -> jax.Array:
+        """States [B, R, D] as rows begin, which with `direct` knows the tokens after them [B, R]."""
+        if not self.direct:
+            return state
+        return product(beside(state, base.embed(following)[..., None, :]), trainable["direct"]["kernel"])
 
     def _qkv(
         self, trainable: PyTree, base: Base, state: jax.Array, following: jax.Array, positions: jax.Array
@@ -206,14 +218,16 @@ class Eagle(Method):
         frozen, _, states = read_layers(base, batch.tokens, self.taps(base.decoder.config.num_layers))
         rows, points = jnp.arange(B)[:, None], jnp.maximum(batch.points, 0)
         positions = jnp.broadcast_to(jnp.arange(T), (B, T))
-        fused = self._fused(trainable, states)
-        q, k, v = self._qkv(trainable, base, fused, jnp.roll(batch.tokens, -1, axis=1), positions)
+        following = jnp.roll(batch.tokens, -1, axis=1)
+        fused = self._entered(trainable, base, self._fused(trainable, states), following)
+        q, k, v = self._qkv(trainable, base, fused, following, positions)
         cached, seen = (k.swapaxes(1, 2), v.swapaxes(1, 2)), jnp.arange(T) <= points[..., None]
         after = jax.checkpoint(self._after) if base.decoder.remat else self._after
         state = after(trainable, base, fused[rows, points], _attend(q[rows, points], cached, seen, []))
         outputs, path = [state], []
         for unroll in range(1, count):
             following = batch.tokens[rows, jnp.minimum(points + 1 + unroll, T - 1)]
+            state = self._entered(trainable, base, state, following)
             q, *own = self._qkv(trainable, base, state, following, points + unroll)
             path.append(tuple(own))
             state = after(trainable, base, state, _attend(q, cached, seen, path))
@@ -265,8 +279,10 @@ class Eagle(Method):
         """Keys and values of all rows that were read; the rest of the layer for the last one alone."""
         trainable, base, (B, T) = drafting.trainable, drafting.base, seen.hidden.shape[:2]
         taps = self.taps(base.decoder.config.num_layers)
+        following = seen.tokens[:, 1:]
         fused = self._fused(trainable, {layer: seen.taps[layer] for layer in taps})
-        q, k, v = self._qkv(trainable, base, fused, seen.tokens[:, 1:], seen.first[:, None] + jnp.arange(T))
+        fused = self._entered(trainable, base, fused, following)
+        q, k, v = self._qkv(trainable, base, fused, following, seen.first[:, None] + jnp.arange(T))
         cache = commit(method_state["cache"], Cache((k.swapaxes(1, 2),), (v.swapaxes(1, 2),)), seen.first)
         rows, last = jnp.arange(B)[:, None], jnp.maximum(seen.length - 1, 0)[:, None]
         visible = jnp.arange(cache.capacity) <= (seen.first[:, None] + last)[..., None]  # [B, 1, S]
@@ -287,7 +303,7 @@ class Eagle(Method):
             else:
                 above, place = levels[-1][0], parents.ancestors
                 position = drafting.position[:, None] - 1 + parents.level
-                state = above[rows, place[..., -1]]
+                state = self._entered(trainable, base, above[rows, place[..., -1]], parents.tokens)
                 q, *own = self._qkv(trainable, base, state, parents.tokens, position)
                 path = [tuple(x[rows, place[..., i]] for x in levels[i][1]) for i in range(1, parents.level)]
                 attended = _attend(q, (cache.keys[0], cache.values[0]), visible, [*path, tuple(own)])
