@@ -2,6 +2,7 @@
 
 from jaxspec.methods.amphista import Amphista
 from jaxspec.methods.bita import BiTA
+from jaxspec.methods.dflash import DFlash
 from jaxspec.methods.eagle import Eagle
 from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.methods.hydra import Hydra
@@ -30,6 +31,7 @@ __all__ = [
     "SPACE",
     "Amphista",
     "BiTA",
+    "DFlash",
     "Eagle",
     "HiddenTransfer",
     "Hydra",

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jaxspec.drafting.draft import Drafting, Offer, PyTree, offer_ranked
 from jaxspec.drafting.method import Batch, Method, Seen, check_choices
 from jaxspec.errors import UserError
-from jaxspec.methods.losses import check_decay, future_loss
+from jaxspec.methods.losses import check_decay, check_weights, future_loss
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import wide
 from jaxspec.model.cache import Cache, commit, empty_cache
@@ -67,11 +67,7 @@ class HeadMethod(Method, abc.ABC):
             if getattr(self, setting) < 1:
                 raise UserError(f"{self.name}: {setting} must be at least 1, got {getattr(self, setting)}")
         check_decay(self.name, self.decay)
-        if min(self.alignment, self.labels) < 0 or not self.alignment + self.labels > 0:
-            raise UserError(
-                f"{self.name}: alignment and labels must not be negative and not both 0, got {self.alignment} and "
-                f"{self.labels}"
-            )
+        check_weights(self.name, self.alignment, self.labels)
         check_choices(self)
 
     @property

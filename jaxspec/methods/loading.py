@@ -21,6 +21,7 @@ from jaxspec.files import read_json, shipped_folder
 from jaxspec.machine import this_machine
 from jaxspec.methods.amphista import Amphista
 from jaxspec.methods.bita import BiTA
+from jaxspec.methods.dflash import DFlash
 from jaxspec.methods.eagle import Eagle
 from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.methods.hydra import Hydra
@@ -33,7 +34,7 @@ from jaxspec.methods.suffix import Suffix
 from jaxspec.methods.token_recycling import TokenRecycling
 from jaxspec.weights.load import Model
 
-_TRAINED = (PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista, Eagle)
+_TRAINED = (PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista, Eagle, DFlash)
 _ALL = (Method, *_TRAINED, PromptLookup, Suffix, Rest, TokenRecycling)
 METHODS: dict[str, type[Method]] = {cls.name: cls for cls in _ALL}
 

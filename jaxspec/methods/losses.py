@@ -20,6 +20,14 @@ def check_decay(name: str, decay: float) -> None:
         raise UserError(f"{name}: decay must be above 0 and at most 1, got {decay}")
 
 
+def check_weights(name: str, alignment: float, labels: float) -> None:
+    """Raise UserError for weights of the two parts of `future_loss` that leave nothing to learn."""
+    if min(alignment, labels) < 0 or not alignment + labels > 0:
+        raise UserError(
+            f"{name}: alignment and labels must not be negative and not both 0, got {alignment} and {labels}"
+        )
+
+
 def divergence(p: jax.Array, q: jax.Array) -> jax.Array:
     """KL(p || q) [...] of two distributions given by their logits [..., V]: few passes over the vocabulary."""
     apart = jnp.sum(jax.nn.softmax(p) * (p - q), axis=-1)
@@ -36,7 +44,7 @@ def _from_base(student: jax.Array, base: Base, frozen: jax.Array, source: jax.Ar
         frozen, at = frozen[rows], ()  # the teacher's values are those of the predictions, one by one
     else:
         at = rows
-    teacher = jax.nn.log_softmax(base.logits(frozen))
+    teacher = jax.nn.log_softmax(base.draft_part(base.logits(frozen)))
     teacher = jax.lax.stop_gradient(teacher)  # constant even where the base is being tuned: its norm and lm_head too
     if direction == "reverse":
         return divergence(student, teacher[at])
@@ -81,10 +89,10 @@ def future_loss(
     """The loss of predictions of tokens ahead, averaged over all targets there are, and their accuracies.
 
     A prediction at distance d of the token at p is held against the base's own at p + d, or against the text at
-    p + d + 1.
+    p + d + 1. With a draft vocabulary both are over its tokens, and other tokens of the text teach nothing.
 
     Args:
-      student: [B, G, M', V] logits at every insertion point.
+      student: [B, G, M', V'] logits at every insertion point.
       base: the frozen decoder.
       frozen: [B, T, D], its final hidden states of the texts.
       batch: the texts.
@@ -100,14 +108,15 @@ def future_loss(
     has_target = targets(batch, distances)
     source = jnp.minimum(source, batch.tokens.shape[1] - 2)
     rows = jnp.arange(source.shape[0])[:, None, None]
-    at_label = jnp.take_along_axis(student, batch.tokens[rows, source + 1][..., None], axis=-1)[..., 0]
+    label = base.draft_places(batch.tokens[rows, source + 1])
+    at_label = jnp.take_along_axis(student, jnp.maximum(label, 0)[..., None], axis=-1)[..., 0]
     each = jnp.zeros(())
     if alignment:
         each += alignment * _from_base(student, base, frozen, source, direction)
     if labels:
         each += labels * (logsumexp(student, axis=-1) - at_label)
-    right = (at_label >= jnp.max(student, axis=-1)) & has_target
+    right = (at_label >= jnp.max(student, axis=-1)) & has_target & (label >= 0)
     accuracy = jnp.sum(right, axis=(0, 1)) / jnp.maximum(jnp.sum(has_target, axis=(0, 1)), 1)
-    weights = has_target * counts
+    weights = (has_target & (label >= 0)) * counts
     loss = jnp.sum(each * weights * decay ** (distances - 1)) / jnp.maximum(jnp.sum(weights), 1)
     return loss, {f"top1@{d}": accuracy[i] for i, d in enumerate(distances)}

@@ -96,3 +96,10 @@ class Base:
     def draft_ids(self, index: jax.Array) -> jax.Array:
         """Places in the draft vocabulary to token ids."""
         return index if self.draft_vocabulary is None else self.draft_vocabulary.ids[index]
+
+    def draft_places(self, tokens: jax.Array) -> jax.Array:
+        """Token ids to places in the draft vocabulary; -1 for those that may not be drafted."""
+        if self.draft_vocabulary is None:
+            return tokens
+        ids = self.draft_vocabulary.ids
+        return jnp.full(self.vocab_size, -1, jnp.int32).at[ids].set(jnp.arange(len(ids)))[tokens]

@@ -37,6 +37,8 @@ RULES = {
 # leaf of another name the longest dimension is divided over `fsdp`; a small one lies whole on every device.
 DIMENSIONS = {
     "qkv/kernel": ("embed", "heads"),
+    "q/kernel": ("embed", "heads"),
+    "kv/kernel": ("embed", "heads"),
     "qkv/bias": ("heads",),
     "o/kernel": ("heads", "embed"),
     "gate/kernel": ("embed", "mlp"),

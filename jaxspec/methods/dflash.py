@@ -1,0 +1,381 @@
+"""DFlash (2026): a block of masks behind the newest token is filled in one pass, from hidden states of the base.
+
+    text read by the base    t0 t1 t2 ... tp |            taps of the base's layers -> fuse -> norm: the context, which
+                              c0 c1 c2 ... cp |            every layer turns into keys and values of its own, once
+    block                                     | a m m m    the anchor a, the token after tp, and masks m
+
+A block's rows see the whole context and each other; the context never changes. The drafter's own are a matrix that
+fuses the taps, a few decoder layers, two norms and one vector, the mask; embedding and vocabulary projection are the
+base's. All distances cost one pass over few rows, and the candidates at a distance do not depend on those before.
+
+DSpark (2026), which follows it, lets the anchor's row predict the next token too, so that no row is idle, and brings
+back some dependence: a low-rank term per pair of neighbours (a Markov term) is added to the logits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.config import ModelConfig
+from jaxspec.drafting.draft import Drafting, Offer, PyTree, offer_ranked
+from jaxspec.drafting.levels import Parents, offer_levels
+from jaxspec.drafting.method import Batch, Method, Seen, check_choices
+from jaxspec.errors import UserError
+from jaxspec.methods.heads import beside, init_beside
+from jaxspec.methods.losses import check_decay, check_weights, future_loss
+from jaxspec.model.base import Base
+from jaxspec.model.blocks import product
+from jaxspec.model.cache import Cache, commit, empty_cache
+from jaxspec.model.decoder import MLP, Linear, RMSNorm, attend
+from jaxspec.model.rope import rope_angles, rotate
+from jaxspec.model.rows import read_layers
+
+_LONGEST = 16  # rows of a block in the paper
+
+
+@dataclasses.dataclass(frozen=True)
+class DFlash(Method):
+    """Settings; the paper's are `layers=5`, `sample_from_anchor=False`, `head_norms`, `start="random"` and no Markov.
+
+    Attributes:
+      block: B, rows of a block, the anchor and B - 1 masks.
+      layers: decoder layers of the drafter.
+      tapped: hidden states before which layers of the base it reads; empty: as many as `taps_count`, spread as the
+        paper spreads them.
+      taps_count: how many.
+      sample_from_anchor: row i predicts the token at anchor + i + 1 (DSpark), so that B rows give B distances; else the
+        one at its own place (DFlash), and the anchor's row predicts nothing.
+      from_newest: the rows of a block start from the newest token's deepest tapped state; the embedding of the anchor
+        or the mask is read beside it, by a matrix that is zero at first. Off in the paper, whose rows are embeddings.
+      head_norms: queries and keys are normalised per head, as in Qwen3.
+      start: the layers start as copies of the base's last ones, or at random.
+      vocabulary: V', learn to draft only so many of the base's most frequent tokens; 0: all.
+      markov_rank: r of the Markov term; 0 leaves it out. It starts as zero.
+      alignment: weight in the loss of the divergence from the base's own distribution.
+      labels: weight of the cross-entropy of the text.
+      decay: the weight of distance d in the loss is decay ** (d - 1); exp(-1 / g) in the paper's terms.
+    """
+
+    name: ClassVar[str] = "dflash"
+    trainable: ClassVar[bool] = True
+
+    block: int = 8
+    layers: int = 3
+    tapped: tuple[int, ...] = ()
+    taps_count: int = 3
+    sample_from_anchor: bool = True
+    from_newest: bool = True
+    head_norms: bool = False
+    start: Literal["base", "random"] = "base"
+    vocabulary: int = 0
+    markov_rank: int = 0
+    alignment: float = 0.0
+    labels: float = 1.0
+    decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_distance < self.block + 1 <= _LONGEST + 1:
+            least = 1 if self.sample_from_anchor else 2
+            raise UserError(f"{self.name}: block must be {least} to {_LONGEST}, got {self.block}")
+        for setting, least in (("layers", 1), ("taps_count", 1), ("vocabulary", 0), ("markov_rank", 0)):
+            if getattr(self, setting) < least:
+                raise UserError(f"{self.name}: {setting} must be at least {least}, got {getattr(self, setting)}")
+        if len(set(self.tapped)) < len(self.tapped):
+            raise UserError(f"{self.name}: tapped names a layer twice, got {', '.join(map(str, self.tapped))}")
+        check_decay(self.name, self.decay)
+        check_weights(self.name, self.alignment, self.labels)
+        check_choices(self)
+
+    @property
+    def max_distance(self) -> int:
+        """M: one per row that predicts."""
+        return self.block - (not self.sample_from_anchor)
+
+    @property
+    def learned_tokens(self) -> int:
+        """V'."""
+        return self.vocabulary
+
+    def taps(self, layers: int) -> tuple[int, ...]:
+        """Behind the layers round(1 + i (L - 4) / (n - 1)), as the paper has it, where `tapped` says nothing else."""
+        if self.tapped:
+            return self.tapped
+        last = max(layers - 4, 0)
+        spread = {1 + round(1 + last * i / max(self.taps_count - 1, 1)) for i in range(self.taps_count)}
+        return tuple(sorted(min(layer, layers) for layer in spread))
+
+    def init(self, key: jax.Array, base: Base) -> PyTree:
+        """The fusing matrix and its norm, the layers, the mask [D], the last norm and the factors of the Markov term.
+
+        With a start from the base the context is at first the deepest tapped state, normed as the base's layer does it.
+        """
+        c = base.decoder.config
+        taps = self._checked_taps(c.num_layers)
+        for_fuse, for_layers, for_mask, for_markov = jax.random.split(key, 4)
+        words = base.embed(jax.random.randint(for_mask, (1, 1024), 0, c.vocab_size))
+        trainable = {
+            "fuse": {
+                "kernel": c.hidden_size**-0.5 * jax.random.normal(for_fuse, (len(taps) * c.hidden_size, c.hidden_size))
+            },
+            "fuse_norm": {"scale": jnp.ones(c.hidden_size)},
+            "mask": jnp.mean(words[0], axis=0),
+            "norm": base.params["norm"],
+        }
+        for i in range(self.layers):
+            trainable[f"layer{i + 1}"] = self._layer(base).init(
+                jax.random.fold_in(for_layers, i),
+                jnp.zeros((1, 1, c.hidden_size)),
+                jnp.zeros((1, 1, c.head_dim // 2)),
+                jnp.ones((1, 1, 1, 1), bool),
+            )["params"]
+        if self.start == "base":
+            first = c.num_layers - self.layers
+            own = [base.params[f"layers_{first + i}"] for i in range(self.layers)]
+            for i, params in enumerate(own):
+                trainable[f"layer{i + 1}"] |= copied_layer(c, params)  # norms of heads stay as they are
+            trainable["fuse"] = {"kernel": jnp.eye(len(taps) * c.hidden_size, c.hidden_size)}
+            trainable["fuse_norm"] = own[0]["attention_norm"]
+        if self.from_newest:
+            trainable["enter"] = {"kernel": init_beside(base, 1)}
+        if self.markov_rank:
+            before = c.hidden_size**-0.5 * jax.random.normal(for_markov, (c.hidden_size, self.markov_rank))
+            after = jnp.zeros((self.markov_rank, c.hidden_size))
+            trainable["markov"] = {"before": {"kernel": before}, "after": {"kernel": after}}
+        return jax.tree.map(lambda x: x.astype(jnp.float32), trainable)
+
+    def _checked_taps(self, layers: int) -> tuple[int, ...]:
+        """Those of a base of so many layers. Raises UserError where they, or the layers to copy, are not there."""
+        taps = self.taps(layers)
+        if not 0 <= min(taps) <= max(taps) <= layers:
+            tapped = ", ".join(map(str, taps))
+            raise UserError(f"{self.name}: tapped must be 0 to {layers}, the layers of this base, got {tapped}")
+        if self.start == "base" and self.layers > layers:
+            raise UserError(f"{self.name}: {self.layers} layers cannot be copies of the {layers} that this base has")
+        return taps
+
+    def prepared(self, trainable: PyTree, base: Base) -> PyTree:
+        """All in the base's dtype; the Markov term multiplied with the vocabulary projection, [r, V']."""
+        trainable = _cast(trainable, base)
+        if "markov" in trainable:
+            after = base.draft_logits(trainable["markov"]["after"]["kernel"]).astype(base.dtype)
+            trainable["markov"] |= {"after": {"kernel": after}}
+        return trainable
+
+    # The drafter, the same in training and decoding
+
+    def remember(self, trainable: PyTree, base: Base, taps: dict[int, jax.Array], positions: jax.Array) -> Cache:
+        """Keys and values of text in every layer.
+
+        Args:
+          trainable: the prepared pytree.
+          base: the frozen decoder.
+          taps: {layer: hidden states [B, T, D] before it}.
+          positions: [B, T] int32.
+
+        Returns:
+          n x [B, K, T, Dh].
+        """
+        c = base.decoder.config
+        # Sizes of states differ between layers by orders of magnitude: all are brought to 1, the deepest comes first.
+        states = [_unit(taps[layer], c.rms_norm_eps) for layer in sorted(self.taps(c.num_layers), reverse=True)]
+        fused = product(jnp.concatenate(states, axis=-1), trainable["fuse"]["kernel"])
+        context, angles = self._norm(trainable["fuse_norm"], base, fused), rope_angles(c, positions)
+        layer = self._layer(base)
+        each = [
+            layer.apply({"params": trainable[f"layer{i + 1}"]}, context, angles, method="remember")
+            for i in range(self.layers)
+        ]
+        keys, values = zip(*each, strict=True)
+        return Cache(keys, values)
+
+    def fill(
+        self,
+        trainable: PyTree,
+        base: Base,
+        anchors: jax.Array,
+        positions: jax.Array,
+        newest: jax.Array,
+        memory: Cache,
+        distances: int,
+    ) -> jax.Array:
+        """Run blocks that do not see each other.
+
+        Args:
+          trainable: the prepared pytree.
+          base: the frozen decoder.
+          anchors: [B, G] int32, the tokens that the blocks begin with.
+          positions: [B, G] int32, where they are; a block sees what is remembered of smaller ones.
+          newest: [B, G, D], the deepest tapped states of the tokens before them.
+          memory: of `remember`.
+          distances: M', how far ahead to predict: a block is as long as that takes.
+
+        Returns:
+          Normalised states [B, G, M', D] of the rows that predict.
+        """
+        c, (B, G) = base.decoder.config, anchors.shape
+        rows = distances + (not self.sample_from_anchor)
+        first = base.embed(anchors)[:, :, None]  # [B, G, 1, D]
+        masks = jnp.broadcast_to(trainable["mask"].astype(first.dtype), (B, G, rows - 1, first.shape[-1]))
+        x = jnp.concatenate([first, masks], axis=2)
+        if self.from_newest:
+            states = jnp.broadcast_to(newest[:, :, None], x.shape)
+            x = product(beside(states, x[..., None, :]), trainable["enter"]["kernel"])
+        x = x.reshape(B, G * rows, -1)
+        angles = rope_angles(c, (positions[..., None] + jnp.arange(rows)).reshape(B, -1))
+        everyone = jnp.ones((B, G, rows, rows), bool)
+        sees = jnp.repeat(jnp.arange(memory.capacity) < positions[..., None], rows, axis=1)  # [B, G * rows, S]
+        layer = self._layer(base)
+        for i, cached in enumerate(zip(memory.keys, memory.values, strict=True), 1):
+            x = layer.apply({"params": trainable[f"layer{i}"]}, x, angles, everyone, cached, sees)
+        return self._norm(trainable["norm"], base, x.reshape(B, G, rows, -1)[:, :, rows - distances :])
+
+    def _deepest(self, base: Base) -> int:
+        return max(self.taps(base.decoder.config.num_layers))
+
+    def _layer(self, base: Base) -> DraftLayer:
+        kind = nn.remat(DraftLayer, methods=["__call__"]) if base.decoder.remat else DraftLayer
+        return kind(base.decoder.config, self.head_norms)
+
+    def _norm(self, params: PyTree, base: Base, x: jax.Array) -> jax.Array:
+        return RMSNorm(base.decoder.config.rms_norm_eps).apply({"params": params}, x)
+
+    # Training
+
+    def predictions(self, trainable: PyTree, base: Base, batch: Batch) -> jax.Array:
+        """Logits [B, G, M, V] of a block per chosen position; -inf for tokens that it does not learn to draft.
+
+        The Markov term is given the text's own tokens.
+        """
+        return base.draft_whole(self._predictions(trainable, base, batch)[0], -jnp.inf)
+
+    def _predictions(self, trainable: PyTree, base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """And the base's final hidden states of the texts, [B, T, D]."""
+        trainable, (B, T) = _cast(trainable, base), batch.tokens.shape
+        frozen, _, read = read_layers(base, batch.tokens, self.taps(base.decoder.config.num_layers))
+        places = jnp.broadcast_to(jnp.arange(T), (B, T))
+        memory = self.remember(trainable, base, read, places)
+        ahead = jnp.maximum(batch.points, 0)[..., None] + np.arange(1, self.max_distance + 1)
+        path = batch.tokens[jnp.arange(B)[:, None, None], jnp.minimum(ahead, T - 1)]  # [B, G, M], before each distance
+        newest = read[self._deepest(base)][jnp.arange(B)[:, None], ahead[..., 0] - 1]
+        states = self.fill(trainable, base, path[..., 0], ahead[..., 0], newest, memory, self.max_distance)
+        if "markov" in trainable:  # in front of the projection: decoding adds it behind
+            before = base.embed(path.reshape(B, -1)).reshape(states.shape)
+            states += self._markov(trainable, before)
+        return base.draft_logits(states.astype(base.dtype)), frozen
+
+    def _markov(self, trainable: PyTree, embeddings: jax.Array) -> jax.Array:
+        """What the tokens before, embedded as [..., D], say of those after them."""
+        factors = trainable["markov"]
+        return product(product(embeddings, factors["before"]["kernel"]), factors["after"]["kernel"])
+
+    def loss(
+        self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The mean over all targets of all distances, weighted as `alignment`, `labels` and `decay` say."""
+        student, frozen = self._predictions(trainable, base, batch)
+        distances = range(1, self.max_distance + 1)
+        return future_loss(student, base, frozen, batch, distances, self.alignment, self.labels, decay=self.decay)
+
+    # Decoding
+
+    def empty_state(self, base: Base, batch: int, capacity: int) -> PyTree:
+        """Keys and values of the drafter's layers, and the newest deepest tapped state [B, D]."""
+        own = dataclasses.replace(base.decoder.config, num_layers=self.layers)
+        newest = jnp.zeros((batch, own.hidden_size), base.dtype)
+        return {"memory": empty_cache(own, batch, capacity, base.dtype), "newest": newest}
+
+    def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
+        """What was read becomes context."""
+        B, T = seen.hidden.shape[:2]
+        new = self.remember(drafting.trainable, drafting.base, seen.taps, seen.first[:, None] + jnp.arange(T))
+        newest = seen.taps[self._deepest(drafting.base)][jnp.arange(B), jnp.maximum(seen.length - 1, 0)]
+        return {
+            "memory": commit(method_state["memory"], new, seen.first),
+            "newest": jnp.where(seen.length[:, None] > 0, newest, method_state["newest"]),
+        }
+
+    def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
+        """The candidates of one block, as long as is asked for; with a Markov term level by level."""
+        base, trainable, tree = drafting.base, drafting.trainable, drafting.tree
+        depth = len(tree.inner) if self.markov_rank else min(drafting.depth, self.max_distance)
+        anchors, positions = drafting.root[:, None], drafting.position[:, None]
+        newest, memory = method_state["newest"][:, None], method_state["memory"]
+        states = self.fill(trainable, base, anchors, positions, newest, memory, depth)[:, 0]
+        logits = base.draft_logits(states)  # [B, M', V']
+        if not self.markov_rank:
+            return offer_ranked(drafting, logits, jnp.ones(logits.shape[:2], bool))
+
+        def expand(parents: Parents, memory: Any) -> tuple[jax.Array, Any]:
+            return logits[:, parents.level, None] + self._markov(trainable, base.embed(parents.tokens)), memory
+
+        return offer_levels(drafting, expand, best=not drafting.fixed)
+
+
+class DraftLayer(nn.Module):
+    """A decoder layer whose rows see a context by keys and values that its own projections make of it.
+
+    Queries, and keys with values, are two products: the context has no queries.
+    """
+
+    config: ModelConfig
+    head_norms: bool = False
+
+    def setup(self) -> None:
+        c = self.config
+        self.q = Linear(c.num_heads * c.head_dim, c.qkv_bias)
+        self.kv = Linear(2 * c.num_kv_heads * c.head_dim, c.qkv_bias)
+        self.o = Linear(c.hidden_size)
+        self.mlp = MLP(c)
+        self.attention_norm, self.mlp_norm = RMSNorm(c.rms_norm_eps), RMSNorm(c.rms_norm_eps)
+        if self.head_norms:
+            self.q_norm, self.k_norm = RMSNorm(c.rms_norm_eps), RMSNorm(c.rms_norm_eps)
+
+    def keys_values(self, x: jax.Array, angles: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Normalised states [B, R, D] to rotated keys and values, [B, R, K, Dh]."""
+        kv = self.kv(x).reshape(*x.shape[:2], self.config.num_kv_heads, 2, -1)
+        k, v = kv[..., 0, :], kv[..., 1, :]
+        return rotate(self.k_norm(k) if self.head_norms else k, angles), v
+
+    def remember(self, context: jax.Array, angles: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Keys and values [B, K, T, Dh] of context [B, T, D], which is normalised already."""
+        k, v = self.keys_values(context, angles)
+        return k.swapaxes(1, 2), v.swapaxes(1, 2)
+
+    def __call__(self, x: jax.Array, angles: jax.Array, *context: tuple | jax.Array | None) -> jax.Array:
+        """Rows [B, R, D] after the layer; `context` is what `attend` takes after q, k and v."""
+        y = self.attention_norm(x)
+        q = self.q(y).reshape(*x.shape[:2], self.config.num_heads, -1)
+        q = rotate(self.q_norm(q) if self.head_norms else q, angles)
+        x = x + self.o(attend(q, *self.keys_values(y, angles), *context).reshape(*x.shape[:2], -1))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def _cast(trainable: PyTree, base: Base) -> PyTree:
+    return jax.tree.map(lambda x: x.astype(base.dtype), trainable)
+
+
+def _unit(x: jax.Array, epsilon: float) -> jax.Array:
+    """States [..., D] of root mean square 1."""
+    return RMSNorm(epsilon).apply({"params": {"scale": jnp.ones(x.shape[-1])}}, x)
+
+
+def copied_layer(c: ModelConfig, params: PyTree) -> PyTree:
+    """A layer of the base as that of a `DraftLayer`: its one product for queries, keys and values is taken apart."""
+
+    def part(leaf: jax.Array, rows: slice) -> jax.Array:  # [..., K * (H / K + 2) * Dh]
+        heads = leaf.reshape(*leaf.shape[:-1], c.num_kv_heads, -1, c.head_dim)[..., rows, :]
+        return heads.reshape(*leaf.shape[:-1], -1)
+
+    qkv, split = params["attention"]["qkv"], c.num_heads // c.num_kv_heads
+    return {
+        "q": {name: part(leaf, slice(None, split)) for name, leaf in qkv.items()},
+        "kv": {name: part(leaf, slice(split, None)) for name, leaf in qkv.items()},
+        "o": params["attention"]["o"],
+        **{name: params[name] for name in ("mlp", "attention_norm", "mlp_norm")},
+    }
