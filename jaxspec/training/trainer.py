@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxspec.drafting.adapter import OWN_MODEL, Adapter, save_adapter

@@ -29,6 +29,7 @@ from jaxspec.methods import (
     SPACE,
     Amphista,
     BiTA,
+    DFlash,
     Eagle,
     HiddenTransfer,
     Hydra,
@@ -95,6 +96,16 @@ OPTIONS = {
         "position_encoding": (True, False),
         "self_attention_layers": (1, 2, 0),
     },
+    DFlash: {
+        "block": (4, 3),  # as many distances, or one less
+        "layers": (2, 1),
+        "tapped": ((), (3,), (0, 2)),
+        "taps_count": (3, 1),
+        "sample_from_anchor": (False, True),
+        "from_newest": (True, False),
+        "head_norms": (False, True),
+        "markov_rank": (4, 0),
+    },
     Eagle: {
         "depth": (3, 2),
         "reads": ((), (1, 3)),
@@ -159,7 +170,7 @@ def variants(combine):
     for method, options in OPTIONS.items():
         for settings in combine({"sampling": (GREEDY, SAMPLING[1])} | options):
             sampling = settings.pop("sampling")
-            settings |= {"distances": len(settings["layers"])} if "layers" in settings else {}
+            settings |= {"distances": len(settings["layers"])} if method is HiddenTransfer else {}
             yield method(**settings), sampling
 
 

@@ -25,6 +25,7 @@ from jaxspec.methods import (
     SPACE,
     Amphista,
     BiTA,
+    DFlash,
     HiddenTransfer,
     Hydra,
     Medusa,
@@ -47,7 +48,16 @@ SMALL_TREE = [(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]
 SLOW = pytest.mark.slow
 MASKS, MEDUSA = SPACE(distances=3, tuning="none"), Medusa(heads=3)
 METHODS = [PPD(), BiTA(prompts=2), MASKS, HiddenTransfer(layers=(0, 1, 2))]
-METHODS += [MEDUSA, Hydra(heads=3), Amphista(heads=3), PromptLookup(), Suffix(), Rest(size=300), TokenRecycling()]
+METHODS += [
+    MEDUSA,
+    Hydra(heads=3),
+    Amphista(heads=3),
+    DFlash(block=3, layers=2, markov_rank=4),
+    PromptLookup(),
+    Suffix(),
+    Rest(size=300),
+    TokenRecycling(),
+]
 
 
 @pytest.fixture(scope="module")

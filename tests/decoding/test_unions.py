@@ -24,6 +24,7 @@ from jaxspec.methods import (
     SPACE,
     Amphista,
     BiTA,
+    DFlash,
     Eagle,
     HiddenTransfer,
     Hydra,
@@ -96,7 +97,7 @@ def check(drafter, prompts, sampling, batch_size, limit=24, **settings):
 
 
 TRAINED = [PPD(), BiTA(prompts=3), SPACE(distances=3, tuning="none"), HiddenTransfer(layers=(0, 1, 2))]
-TRAINED += [Medusa(heads=3), Hydra(heads=3), Amphista(heads=3)]
+TRAINED += [Medusa(heads=3), Hydra(heads=3), Amphista(heads=3), DFlash(block=3, layers=2, markov_rank=4)]
 EAGLE = Eagle(depth=3)
 REST = Rest(size=300)
 ALONE = [*TRAINED, EAGLE, REST, *(cls() for cls in METHODS.values() if not cls.takes_adapter() and cls().max_distance)]
