@@ -97,14 +97,14 @@ def check(drafter, prompts, sampling, batch_size, limit=24, **settings):
 
 
 TRAINED = [PPD(), BiTA(prompts=3), SPACE(distances=3, tuning="none"), HiddenTransfer(layers=(0, 1, 2))]
-TRAINED += [Medusa(heads=3), Hydra(heads=3), Amphista(heads=3), DFlash(block=3, layers=2, markov_rank=4)]
-EAGLE = Eagle(depth=3)
+TRAINED += [Medusa(heads=3), Hydra(heads=3), Amphista(heads=3)]
+ALONG_PATHS = [Eagle(depth=3), DFlash(block=3, layers=2, markov_rank=4)]  # as Hydra drafts
 REST = Rest(size=300)
-ALONE = [*TRAINED, EAGLE, REST, *(cls() for cls in METHODS.values() if not cls.takes_adapter() and cls().max_distance)]
+OTHERS = [*TRAINED, REST, *(cls() for cls in METHODS.values() if not cls.takes_adapter() and cls().max_distance)]
+ALONE = [*OTHERS, *ALONG_PATHS]
 LOOKUP, TOKEN_RECYCLING = METHODS["prompt_lookup"](), METHODS["token_recycling"]()
-OTHERS = [method for method in ALONE if method is not EAGLE]  # which drafts along paths as Hydra does
 PAIRS = [pair for pair in itertools.combinations(OTHERS, 2) if sum(m.probe_distances > 0 for m in pair) < 2]
-PAIRS += [(EAGLE, LOOKUP)]
+PAIRS += [(method, LOOKUP) for method in ALONG_PATHS]
 TRIPLES = [(HiddenTransfer(layers=(0, 1, 2)), Medusa(heads=3), LOOKUP), (Hydra(heads=3), Amphista(heads=3), LOOKUP)]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec.config import MeshConfig, TrainConfig
-from jaxspec.methods import PPD, SPACE, Amphista, BiTA, Eagle, HiddenTransfer, Medusa
+from jaxspec.methods import PPD, SPACE, Amphista, BiTA, DFlash, Eagle, HiddenTransfer, Medusa
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.parallel.sharding import in_mesh, make_mesh, put, put_batch, tree_shardings
@@ -69,7 +69,7 @@ def test_every_mesh_trains_like_one_device(tiny):
 
 
 OTHERS = (Medusa(lm_head="full"), BiTA(), HiddenTransfer(layers=(0, 1, 1), training="joint"), Amphista(), SPACE())
-OTHERS += (Eagle(unroll=2, own_head=True),)
+OTHERS += (Eagle(unroll=2, own_head=True), DFlash(block=3, layers=1, markov_rank=4))
 SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in OTHERS]
 
 
