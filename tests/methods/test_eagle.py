@@ -14,12 +14,12 @@ from jaxspec.decoding.loop import decode
 from jaxspec.drafting.adapter import Adapter, read_adapter, save_adapter
 from jaxspec.drafting.drafter import autoregressive, make_drafter
 from jaxspec.drafting.method import Batch, Seen
-from jaxspec.drafting.tree import chain
+from jaxspec.drafting.tree import chain, select_trees
 from jaxspec.errors import UserError
 from jaxspec.methods import METHODS, Eagle
 from jaxspec.model.rows import read_layers
 from tests.helpers.decoding import begin
-from tests.helpers.drafting import batched, drafting_of
+from tests.helpers.drafting import drafting_of
 from tests.helpers.methods import batch_of, predict, sequence, trained
 from tests.helpers.model import plain
 from tests.helpers.tiny import TINY, make_prompts
@@ -213,7 +213,7 @@ def test_against_a_reference(tiny):
     for unroll in range(3):
         np.testing.assert_allclose(ours[:, unroll], logits[unroll][points], atol=1e-4)
 
-    length, tree, memory = 20, batched(chain(3).arrays(0)), EAGLE.empty_state(tiny.base, 1, 32)
+    length, tree, memory = 20, select_trees(chain(3).arrays(0), jnp.zeros(1, int)), EAGLE.empty_state(tiny.base, 1, 32)
     drafting = drafting_of(tree, tokens[:, length], [length], trainable, tiny.base, width=16)
     for first in (0, 8, 16):
         part, taps = jnp.array([min(8, length - first)]), {k: v[:, first : first + 8] for k, v in states.items()}
