@@ -29,7 +29,10 @@ from jaxspec.methods import (
     HiddenTransfer,
     Hydra,
     Medusa,
+    PromptLookup,
     Rest,
+    Suffix,
+    TokenRecycling,
     load_drafter,
 )
 from jaxspec.methods.loading import method_names
@@ -98,14 +101,22 @@ def check(drafter, prompts, sampling, batch_size, limit=24, **settings):
 
 TRAINED = [PPD(), BiTA(prompts=3), SPACE(distances=3, tuning="none"), HiddenTransfer(layers=(0, 1, 2))]
 TRAINED += [Medusa(heads=3), Hydra(heads=3), Amphista(heads=3)]
-ALONG_PATHS = [Eagle(depth=3), DFlash(block=3, layers=2, markov_rank=4)]  # as Hydra drafts
-REST = Rest(size=300)
-OTHERS = [*TRAINED, REST, *(cls() for cls in METHODS.values() if not cls.takes_adapter() and cls().max_distance)]
-ALONE = [*OTHERS, *ALONG_PATHS]
-LOOKUP, TOKEN_RECYCLING = METHODS["prompt_lookup"](), METHODS["token_recycling"]()
-PAIRS = [pair for pair in itertools.combinations(OTHERS, 2) if sum(m.probe_distances > 0 for m in pair) < 2]
-PAIRS += [(method, LOOKUP) for method in ALONG_PATHS]
-TRIPLES = [(HiddenTransfer(layers=(0, 1, 2)), Medusa(heads=3), LOOKUP), (Hydra(heads=3), Amphista(heads=3), LOOKUP)]
+TRAINED += [Eagle(depth=3), DFlash(block=3, layers=2, markov_rank=4)]
+# what drafts on and on is cut short: every level of a draft is compiled
+LOOKUP, SUFFIX, REST = PromptLookup(length=4), Suffix(length=4), Rest(size=300, length=4)
+TOKEN_RECYCLING = TokenRecycling(length=4)
+ALONE = [*TRAINED, LOOKUP, SUFFIX, REST, TOKEN_RECYCLING]
+
+
+def every_pair(methods):
+    """The fewest unions of four, each with the probes of one method at most, in which every two methods meet."""
+    pairs = {four: {*itertools.combinations(four, 2)} for four in itertools.combinations(methods, 4)}
+    pairs = {four: met for four, met in pairs.items() if sum(m.probe_distances > 0 for m in four) < 2}
+    missing, chosen = set().union(*pairs.values()), []
+    while missing:
+        chosen.append(max(pairs, key=lambda four: len(pairs[four] & missing)))
+        missing -= pairs[chosen[-1]]
+    return chosen
 
 
 def name_of(value):
@@ -119,26 +130,30 @@ def name_of(value):
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLING], ids=name_of)
 def test_offers_at_random_change_nothing(tiny, sampling):
     """Rejections, ends of text inside a draft, token 0, limits, ties and empty offers, through one program."""
-    drafter = union([Guesses(0), Guesses(1, joined=True, distances=6)], tiny, 9)
+    drafter = union([Guesses(0), Others(1, joined=True, distances=6)], tiny, 9)
     answers = check(drafter, make_prompts(40), sampling, 8)
     assert any(a.tokens[-1] in tiny.eos and a.drafted[-1] for a in answers)
     assert any(0 in a.tokens for a in answers) and any(a.new_tokens == 24 for a in answers)
     assert sum(a.compile_seconds > 0 for a in answers) <= 16  # of five batches two lengths of prompts at most
+    for answer in answers:
+        assert_every_source_has_its_own_counts(answer, drafter.on_device.shape.depth)
+    endless = dataclasses.replace(drafter, model=dataclasses.replace(tiny, eos=(-1,)))
+    for limit in (1, 2, 3):
+        short = generate(endless, make_prompts(8), limit, sampling=sampling, batch_size=8)
+        assert [(a.new_tokens, a.compile_seconds) for a in short] == [(limit, 0)] * 8
 
 
-def test_every_source_has_its_own_counts(tiny):
-    """Of sources named `guesses` and `others`: what each offered, what was taken, and whose the tokens are."""
-    drafter = union([Guesses(0), Others(1, joined=True, distances=6)], tiny, 9)
-    for answer in generate(drafter, make_prompts(12), 24, batch_size=5):
-        assert list(answer.sources) == ["guesses", "others"]
-        for bit, stats in zip((1, 2), answer.sources.values(), strict=True):
-            emitted = sum(sources & bit > 0 for sources in answer.drafted_by)
-            assert emitted <= sum(stats.accepted) <= emitted + drafter.on_device.shape.depth  # the last step is cut
-            for d, (offered, accepted, expected) in enumerate(zip(*dataclasses.astuple(stats), strict=True)):
-                assert accepted <= offered <= answer.offered[d] and accepted <= answer.accepted[d]
-                assert 0 <= expected <= offered + 1e-4 and (offered > 0 or expected == 0)
-        both = zip(*(stats.accepted for stats in answer.sources.values()), answer.accepted, strict=True)
-        assert all(max(one, other) <= total <= one + other for one, other, total in both)
+def assert_every_source_has_its_own_counts(answer, depth):
+    """Of `guesses` and `others`: what each offered, what was taken, and whose the tokens are."""
+    assert list(answer.sources) == ["guesses", "others"]
+    for bit, stats in zip((1, 2), answer.sources.values(), strict=True):
+        emitted = sum(sources & bit > 0 for sources in answer.drafted_by)
+        assert emitted <= sum(stats.accepted) <= emitted + depth  # the last step is cut
+        for d, (offered, accepted, expected) in enumerate(zip(*dataclasses.astuple(stats), strict=True)):
+            assert accepted <= offered <= answer.offered[d] and accepted <= answer.accepted[d]
+            assert 0 <= expected <= offered + 1e-4 and (offered > 0 or expected == 0)
+    both = zip(*(stats.accepted for stats in answer.sources.values()), answer.accepted, strict=True)
+    assert all(max(one, other) <= total <= one + other for one, other, total in both)
 
 
 def test_expected_acceptances_are_the_chances_of_candidates(tiny):
@@ -149,49 +164,38 @@ def test_expected_acceptances_are_the_chances_of_candidates(tiny):
     np.testing.assert_allclose(stats.expected, np.multiply(stats.offered, 0.5), rtol=1e-5)
 
 
-@pytest.mark.parametrize("sampling", [pytest.param(GREEDY, marks=pytest.mark.slow), SAMPLING], ids=name_of)
-def test_a_size_chosen_per_step_changes_nothing(tiny, sampling):
+def test_a_size_chosen_per_step_changes_nothing(tiny):
     drafter = union([Guesses(0), Guesses(1, joined=True, distances=6)], tiny, 9).with_tree("best:1@20,3@25,9@36")
-    check(drafter, make_prompts(16), sampling, 4)
-    sizes = []
-    for prompt in make_prompts(8):
-        decoding, state = begin(drafter, [(prompt * 8)[:8]], 24, sampling)
+    prompts, sizes = [(prompt * 8)[:8] for prompt in make_prompts(8)], set()
+    plain = generate(autoregressive(tiny), prompts, 24, sampling=SAMPLING, seed=3)
+    for prompt, answer in zip(prompts, plain, strict=True):
+        decoding, state = begin(drafter, [prompt], 24, SAMPLING, seeds=3)
         while not state.done.all():
-            sizes.append(int(state.draft.size[0]))
+            sizes.add(int(state.draft.size[0]))
             state = decode(decoding, state, 1)
-    assert {*sizes} == {0, 1, 2}
+        assert state.tokens[0, : state.counts[0]].tolist() == answer.tokens
+    assert sizes == {0, 1, 2}
 
 
 @pytest.mark.parametrize(
-    "methods",
+    ("methods", "batch_size"),
     [
-        pytest.param((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), id="late"),
-        pytest.param((PPD(ensemble=2), TOKEN_RECYCLING), id="early", marks=pytest.mark.slow),
+        pytest.param((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), 4, id="late"),
+        pytest.param((PPD(ensemble=2), TOKEN_RECYCLING), 1, id="early", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 4], ids=name_of)
 def test_all_sizes_have_the_probes(tiny, methods, batch_size):
     """However few nodes there are: else nothing would be drafted after the smallest size."""
     drafter = union(methods, tiny, 14).with_tree("best:7@20,9@21,14@23")
     check(drafter, make_prompts(8), GREEDY, batch_size)
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3])
-def test_limits_are_exact(tiny, limit):
-    model = dataclasses.replace(tiny, eos=())
-    answers = generate(union([Guesses(0)], model, 6), make_prompts(6), limit, batch_size=3)
-    assert [a.new_tokens for a in answers] == [limit] * 6
-
-
 def test_every_method_is_here():
     assert {method.name for method in ALONE} == {name for name, cls in METHODS.items() if cls().max_distance}
 
 
-FAST = ("hydra", "rest", "token_recycling")  # the families of the others draft in the unions below
-
-
 @pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=() if m.name in FAST else pytest.mark.slow, id=m.name) for m in ALONE]
+    "method", [pytest.param(m, marks=() if m.name == "amphista" else pytest.mark.slow, id=m.name) for m in ALONE]
 )
 def test_every_source_alone(tiny, method):
     check(union([method], tiny, 8), make_prompts(8), GREEDY, 4)
@@ -201,19 +205,17 @@ def test_every_source_alone(tiny, method):
     ("methods", "sampling", "batch_size"),
     [
         ((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), GREEDY, 1),
-        ((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), GREEDY, 4),
-        ((Medusa(heads=3), LOOKUP), SAMPLING, 1),
-        ((Medusa(heads=3), LOOKUP), SAMPLING, 4),
-        ((Medusa(heads=3), LOOKUP, REST), GREEDY, 4),
-        ((LOOKUP, REST), SAMPLING, 4),
+        ((Medusa(heads=3), LOOKUP, REST), SAMPLING, 4),
+        ((Hydra(heads=3), TOKEN_RECYCLING), GREEDY, 4),
         *(
             pytest.param(methods, *setting, marks=pytest.mark.slow)
-            for methods, setting in zip(PAIRS + TRIPLES, itertools.cycle([(GREEDY, 4), (SAMPLING, 1)]), strict=False)
+            for methods, setting in zip(every_pair(ALONE), itertools.cycle([(GREEDY, 4), (SAMPLING, 1)]), strict=False)
         ),
     ],
     ids=name_of,
 )
 def test_unions(tiny, methods, sampling, batch_size):
+    """In the slow tests every method meets every other that it can be joined with."""
     check(union(methods, tiny, 9), make_prompts(8), sampling, batch_size)
 
 
