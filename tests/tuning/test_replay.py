@@ -21,7 +21,7 @@ SAMPLING = pytest.param(SamplingConfig(1.2), id="sampling", marks=pytest.mark.sl
 def test_a_replay_takes_the_steps_that_decoding_takes(tiny, sampling):
     """A source alone and joined with another, at two sizes, from one recording of three."""
     model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(6)
-    sources = (Medusa(heads=3), PromptLookup(), Suffix(occurrences=3))
+    sources = (Medusa(heads=3), PromptLookup(length=4), Suffix(length=4, occurrences=3))
     plain = generate(autoregressive(model), prompts, 40, sampling=sampling, seed=3)
     texts = [(prompt, answer.tokens) for prompt, answer in zip(prompts, plain, strict=True)]
     whole = union(sources, model, 9)
@@ -44,7 +44,7 @@ def test_heads_that_expand_a_tree_are_recorded_with_it(tiny):
     prompts = make_prompts(4)
     plain = generate(autoregressive(tiny), prompts, 30)
     texts = [(p, a.tokens) for p, a in zip(prompts, plain, strict=True) if len(a.tokens) > 1]
-    drafter = union([Hydra(heads=3), PromptLookup()], tiny, 7)
+    drafter = union([Hydra(heads=3), PromptLookup(length=4)], tiny, 7)
     replayed = replay(record(drafter, texts), drafter)
     live = generate(drafter, [p for p, _ in texts], 30)
     assert abs(replayed.steps.sum() - sum(a.steps for a in live)) <= 2

@@ -30,7 +30,7 @@ COSTS = StepCosts(Latency((1, 4, 5), (1.0, 1.0, 9.0)), {("medusa", 0): 0.5, ("su
 def recorded(tiny):
     """A union of two, and what its sources offer along answers of 40 tokens."""
     model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(4)
-    drafter = union([Medusa(heads=3), Suffix()], model, 9)
+    drafter = union([Medusa(heads=3), Suffix(length=4)], model, 9)
     answers = generate(autoregressive(model), prompts, 40)
     return drafter, record(drafter, [(p, a.tokens) for p, a in zip(prompts, answers, strict=True)])
 
@@ -78,7 +78,7 @@ def test_calibration_finds_the_chances_that_came_true():
 
 
 def test_costs_are_those_of_rows_and_of_what_each_source_adds(tiny, monkeypatch):
-    drafter, timed = union([Medusa(heads=3), PromptLookup()], tiny, 8), []
+    drafter, timed = union([Medusa(heads=3), PromptLookup(length=4)], tiny, 8), []
 
     def step_times(drafters, *circumstances):
         timed.extend(drafters)
@@ -94,10 +94,10 @@ def test_costs_are_those_of_rows_and_of_what_each_source_adds(tiny, monkeypatch)
 def test_a_number_of_rows_is_replayed_with_just_that_many(tiny):
     """Even where more would be certain to pay, though several numbers are one program."""
     answer = np.arange(60) % 10
-    ahead = (np.arange(59)[:, None] + 1 + np.arange(16)) % 10
-    certain = np.full((59, 16, 1), -1e-4, np.float32)
+    ahead = (np.arange(59)[:, None] + 1 + np.arange(8)) % 10
+    certain = np.full((59, 8, 1), -1e-4, np.float32)
     offer = Offer(ahead[..., None].astype(np.int32), certain < 0, certain, np.zeros_like(ahead)[..., None])
-    predict = Predictor(union([Suffix()], tiny, 8), [Recording(answer, [offer])], COSTS, 1, False)
+    predict = Predictor(union([Suffix(length=8)], tiny, 8), [Recording(answer, [offer])], COSTS, 1, False)
     found = {option.rows: option.tokens for option, _ in predict._of_each_size((0,), 8)}
     assert found == {rows: pytest.approx(59 / -(-59 // rows)) for rows in (2, 3, 4, 5, 6, 8)}
 
@@ -131,7 +131,7 @@ def test_a_union_is_tuned_with_a_draft_vocabulary_and_a_budget_of_ones_own():
         cache_length=64, max_new_tokens=8, num_prompts=2, accuracy_prompts=2, max_rows=4, finalists=2,
         also=("best:4",), draft_vocabularies=(20,),
     )  # fmt: skip
-    drafter = text_union(make_text_model(), Medusa(heads=3), Suffix())
+    drafter = text_union(make_text_model(), Medusa(heads=3), Suffix(length=4))
     tuning = tune_union(drafter, ["one", "two", "three", "four"], config)
     names = [trial.name for trial in tuning.trials]
     assert names[0] == "autoregressive" and "medusa+suffix best:4, 20 tokens" in names and len(names) <= 4
@@ -140,7 +140,7 @@ def test_a_union_is_tuned_with_a_draft_vocabulary_and_a_budget_of_ones_own():
 
 def test_what_was_chosen_is_what_decodes(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    drafter, table = text_union(make_text_model(), Medusa(heads=3), Suffix()), [[1.0, -0.5]] * 3
+    drafter, table = text_union(make_text_model(), Medusa(heads=3), Suffix(length=4)), [[1.0, -0.5]] * 3
     assert "never tuned" in choose_tree(drafter).note
     folder = choice_folder(drafter)
     folder.mkdir(parents=True)
@@ -160,7 +160,7 @@ def test_what_was_chosen_is_what_decodes(monkeypatch, tmp_path):
 
 
 def test_settings_of_a_union_that_cannot_be_tuned(tiny):
-    drafter = union([PPD(ensemble=2), Suffix()], tiny, 8)
+    drafter = union([PPD(ensemble=2), Suffix(length=4)], tiny, 8)
     for config, message in (
         (TuneConfig(cache_length=64, max_rows=7), "max-rows must be at least 8"),
         (TuneConfig(cache_length=512), "at most the base's 256, got 512"),
