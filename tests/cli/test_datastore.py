@@ -78,9 +78,9 @@ def test_what_it_builds_drafts(files, written, build, capsys):
     [row] = map(json.loads, capsys.readouterr().out.splitlines())
     prompt = load_model(str(files / "model")).encode("one")
     folder = build("--answers", written("a.jsonl", [{"prompt_tokens": prompt, "answer_tokens": row["tokens"]}]))
-    for method in ("rest", "suffix+rest"):
+    for method, tree in (("rest", "chain:8"), ("suffix+rest", "best:8")):
         capsys.readouterr()
-        decode.main([*ask, "--method", method, "--adapter", str(folder), "--tree", "best:8", "--compare"])
+        decode.main([*ask, "--method", method, "--adapter", str(folder), "--tree", tree, "--compare"])
         [found] = map(json.loads, capsys.readouterr().out.splitlines())
         assert found["identical_to_autoregressive"] and found["tokens_per_step"] > 4
         assert "rest" in found["drafted_by"][1]

@@ -43,14 +43,14 @@ def test_a_union_is_tuned_and_decode_takes_what_was_chosen(files, tmp_path, caps
     monkeypatch.setenv("HOME", str(tmp_path))
     small = ["--cache-length", "64", "--max-rows", "8", "--num-prompts", "1", "--accuracy-prompts", "1"]
     options = ["--prompts", str(files / "prompts.jsonl"), "--max-new-tokens", "8", "--finalists", "1"]
-    tune.main([*named(files), "--method", "ppd+suffix", *small, *options, "--json"])
+    tune.main([*named(files), "--method", "ppd+token_recycling", *small, *options, "--json"])
     result = json.loads(capsys.readouterr().out)
     assert len(result["trials"]) == 2 and all(trial["identical"] == 1 for trial in result["trials"])
-    assert result["drafting_milliseconds"].keys() == {"ppd", "suffix"}
-    assert result["file"] == str(tmp_path / ".cache" / "jaxspec" / "unions" / "ppd+suffix" / "tuned.json")
-    decode.main(arguments(files, "--prompt", "some words", "--json", "--method", "ppd+suffix"))
+    assert result["drafting_milliseconds"].keys() == {"ppd", "token_recycling"}
+    assert result["file"] == str(tmp_path / ".cache" / "jaxspec" / "unions" / "ppd+token_recycling" / "tuned.json")
+    decode.main(arguments(files, "--prompt", "some words", "--json", "--method", "ppd+token_recycling"))
     out, err = capsys.readouterr()
     if result["tree"]:
         assert json.loads(out)["method"] == "+".join(result["sources"]) and "tuned for this machine" in err
     else:
-        assert json.loads(out)["method"] == "ppd+suffix" and "no tree of ppd+suffix pays" in err
+        assert json.loads(out)["method"] == "ppd+token_recycling" and "no tree of ppd+token_recycling pays" in err

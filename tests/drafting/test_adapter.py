@@ -185,7 +185,6 @@ def test_a_method_decodes_on_the_base_that_it_has_tuned(tiny, tmp_path):
     expected = [a.tokens for a in generate(autoregressive(drafter.model), prompts, 12)]
     assert expected != [a.tokens for a in generate(autoregressive(tiny), prompts, 12)]
     assert [a.tokens for a in generate(drafter, prompts, 12)] == expected
-    assert [a.tokens for a in generate(drafter, prompts, 12, batch_size=3)] == expected
     assert dict(generate_many(drafter, prompts, 12)) == dict(enumerate(expected))
     *_, last = stream(drafter, prompts[0], 12)
     assert last.tokens == expected[0]
