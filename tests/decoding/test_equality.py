@@ -13,13 +13,12 @@ from jaxspec.decoding.generate import generate
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.drafting.tree import (
     State,
-    build_tree,
     cartesian,
     efficient,
+    from_paths,
     make_plan,
     pad_tree,
     random_tree,
-    sparse_tree,
     stack_trees,
     straightforward,
 )
@@ -39,14 +38,13 @@ from jaxspec.methods import (
     Suffix,
     TokenRecycling,
 )
-from jaxspec.model.base import Base
+from tests.helpers.methods import settings as settings_of
 from tests.helpers.methods import untrained_drafter
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
 GREEDY = SamplingConfig()
-SAMPLING = [SamplingConfig(1.0), SamplingConfig(1.5, top_k=5, top_p=0.9, min_p=0.02)]
+SAMPLING = SamplingConfig(1.5, top_k=5, top_p=0.9, min_p=0.02)
 WIDE = [(a,) for a in range(6)] + [(a, b) for a in range(3) for b in range(4)] + [(0, 0, c) for c in range(5)]
-NARROW = [(0,), (0, 0), (0, 0, 0)]  # shared noise makes draft and base agree: a wide tree would never be refused
 
 # Every option of every method that decoding can tell apart. A new method or setting without an entry here, or among
 # those of training, fails test_every_method_and_setting_is_covered.
@@ -146,47 +144,42 @@ def each_value(options):
 
 def pairwise(options):
     """Few combinations, the first of them all defaults, such that every two values of two options meet."""
-    names = list(options)
-    combinations = list(itertools.product(*options.values()))
-
-    def pairs(c):
-        return {(i, c[i], j, c[j]) for i, j in itertools.combinations(range(len(c)), 2)}
-
-    missing, chosen = set().union(*map(pairs, combinations)), []
+    combinations = itertools.product(*([(name, value) for value in values] for name, values in options.items()))
+    pairs = {combination: {*itertools.combinations(combination, 2)} for combination in combinations}
+    missing, chosen = set().union(*pairs.values()), []
     while missing:
-        best = max(combinations, key=lambda c: len(pairs(c) & missing)) if chosen else combinations[0]
-        chosen.append(dict(zip(names, best, strict=True)))
-        missing -= pairs(best)
+        best = max(pairs, key=lambda c: len(pairs[c] & missing)) if chosen else next(iter(pairs))
+        chosen.append(dict(best))
+        missing -= pairs[best]
     return chosen
 
 
-def settings_of(method):
-    """A name for a test."""
-    return method.name + "".join(f"-{value}" for value in dataclasses.astuple(method))
-
-
 def variants(combine):
-    """Methods with how tokens are drawn, which is one more option."""
+    """Methods with how tokens are drawn, and how many prompts at a time: two more options."""
     for method, options in OPTIONS.items():
-        for settings in combine({"sampling": (GREEDY, SAMPLING[1])} | options):
-            sampling = settings.pop("sampling")
+        for settings in combine({"sampling": (GREEDY, SAMPLING), "batch_size": (1, 4)} | options):
+            sampling, batch_size = settings.pop("sampling"), settings.pop("batch_size")
             settings |= {"distances": len(settings["layers"])} if method is HiddenTransfer else {}
-            yield method(**settings), sampling
+            yield method(**settings), sampling, batch_size
 
 
 EVERY_VALUE = list(variants(each_value))
 EVERY_PAIR = [variant for variant in variants(pairwise) if variant not in EVERY_VALUE]
-# Of every method one greedy and one sampled variant are fast; not its defaults where it has others, which decode below.
-FAST = [v for method in OPTIONS for v in [v for v in EVERY_VALUE if isinstance(v[0], method)][:3][-2:]]
+# Of every method two variants are fast: its defaults, greedy and alone; all other values, sampled and batched.
+FAST = [v for method in OPTIONS for v in [v for v in EVERY_VALUE if isinstance(v[0], method)][:2]]
 REST = [variant for variant in EVERY_VALUE + EVERY_PAIR if variant not in FAST]
 DEFAULTS = [method(**{name: values[0] for name, values in options.items()}) for method, options in OPTIONS.items()]
 
 
-def drafter(method, model, paths=WIDE, probes=None):
-    """A drafter with one tree of those paths that the method reaches."""
-    paths = [path for path in paths if len(path) <= method.max_distance]
-    tree = stack_trees([build_tree(paths, method.probe_distances, probes)])
-    return untrained_drafter(method, model, tree)
+def in_states(method, model):
+    """A drafter with a tree for each number of probes that the method may find, which are unequal among the nodes."""
+    depth = method.max_distance
+    states = [
+        State(tuple(p for p in WIDE if len(p) <= needs), (depth, *[n % (depth + 1) for n in range(count)]), needs)
+        for needs, count in ((0, 0), (1, 6), (2, 18), (3, 23))
+        if needs <= depth
+    ]
+    return untrained_drafter(method, model, make_plan(states))
 
 
 def check(draft, prompts, sampling, seed, batch_size, limit=24):
@@ -204,91 +197,64 @@ def taken(answers):
 
 
 def test_every_method_and_setting_is_covered():
-    drawn = {(method.name, sampling.temperature > 0) for method, sampling in FAST}
-    assert drawn == set(itertools.product((method.name for method in DEFAULTS), (False, True)))
-    assert {method.name for method, _ in EVERY_VALUE} | {"autoregressive"} == set(METHODS)
+    """Every method is drawn greedily and sampled, for prompts alone and batched; two of the four are fast."""
+    everything = [(method.name, sampling.temperature > 0, batch_size) for method, sampling, batch_size in FAST + REST]
+    assert {*everything[: len(FAST)]} == {(m.name, *how) for m in DEFAULTS for how in ((False, 1), (True, 4))}
+    assert {*everything} == set(itertools.product((m.name for m in DEFAULTS), (False, True), (1, 4)))
+    assert {method.name for method in DEFAULTS} | {"autoregressive"} == set(METHODS)
     for method, options in OPTIONS.items():
         of_decoding = {field.name for field in dataclasses.fields(method)} - OF_TRAINING - OF_SHAPES
         assert of_decoding <= options.keys() | {"distances"}
 
 
-@pytest.mark.parametrize(("sampling", "few_rows"), [(GREEDY, 1), (SAMPLING[0], 100)], ids=["greedy", "sampling"])
-@pytest.mark.parametrize("method", DEFAULTS, ids=lambda m: m.name)
-def test_same_tokens_as_autoregressive(tiny, method, sampling, few_rows, monkeypatch):
-    """One prompt at a time; the options below are tested with several.
+def named(variants, *marks):
+    return [
+        pytest.param(m, s, n, id=f"{settings_of(m)}-{s.temperature:g}-batch_{n}", marks=marks) for m, s, n in variants
+    ]
+
+
+@pytest.mark.parametrize("method, sampling, batch_size", named(FAST) + named(REST, pytest.mark.slow))
+def test_same_tokens_as_autoregressive(tiny, method, sampling, batch_size, monkeypatch):
+    """In the slow tests every value of every option and every two of two; each with four states of unequal probes.
 
     Kernels are in blocks for one row alone, so that the two sides multiply in different orders, or for all rows.
     """
-    monkeypatch.setattr(jaxspec.weights.load, "FEW_ROWS", few_rows)
-    draft = drafter(method, tiny, NARROW if sampling.temperature else WIDE)
-    answers = check(draft, make_prompts(12), sampling, 3, 1)
+    monkeypatch.setattr(jaxspec.weights.load, "FEW_ROWS", 1 if batch_size == 1 else 400)
+    model = dataclasses.replace(tiny, eos=(-1, 5))  # the first never comes
+    answers = check(in_states(method, model), make_prompts(12), sampling, 3, batch_size)
     accepted, offered = taken(answers)
-    assert accepted[0] > 0 and (accepted[1] > 0 or not method.trainable)  # taken
-    assert sum(accepted) < sum(offered)  # and refused
-    assert any(a.tokens[-1] in tiny.eos for a in answers)  # the limit has tests of its own below
+    assert accepted[0] > 0 and sum(accepted) < sum(offered)  # taken and refused
+    assert any(a.tokens[-1] == 5 for a in answers)  # the limit has a test of its own below
     assert any(0 in a.tokens for a in answers)  # token 0 is an ordinary token
 
 
-def named(variants, *marks):
-    return [pytest.param(*v, id=f"{settings_of(v[0])}-{v[1].temperature:g}", marks=marks) for v in variants]
-
-
-@pytest.mark.parametrize("method, sampling", named(FAST) + named(REST, pytest.mark.slow))
-def test_every_option_is_lossless(tiny, method, sampling):
-    """In the slow tests every value of every option and every two of two; each with four states of unequal probes."""
-    depth = method.max_distance
-    states = [
-        State(tuple(p for p in WIDE if len(p) <= needs), (depth, *[n % (depth + 1) for n in range(count)]), needs)
-        for needs, count in ((0, 0), (1, 6), (2, 18), (3, 23))
-        if needs <= depth
-    ]
-    model = dataclasses.replace(tiny, eos=(5, 9))
-    draft = untrained_drafter(method, model, make_plan(states))
-    answers = check(draft, make_prompts(8), sampling, 3, 4)
-    assert any(sum(a.accepted) for a in answers) and any(a.tokens[-1] in model.eos for a in answers)
-    assert not sampling.temperature or any(0 in a.tokens for a in answers)  # greedy texts of eight prompts are without
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompting", "plan", "sampling"),
     [
-        pytest.param("deep", efficient([3, 3, 3]), GREEDY, id="efficient"),
-        pytest.param("shallow", efficient([4, 2, 1]), SAMPLING[1], id="thinning", marks=pytest.mark.slow),
-        pytest.param("none", cartesian([2, 2, 2]), GREEDY, id="full", marks=pytest.mark.slow),
-        pytest.param("deep", cartesian([2, 2, 2]), SAMPLING[1], id="full-sampling", marks=pytest.mark.slow),
+        pytest.param("deep", efficient([4, 2, 1]), GREEDY, id="thinning"),
+        pytest.param("shallow", cartesian([2, 2, 2]), SAMPLING, id="full"),
     ],
 )
 def test_bitas_trees_decode_what_the_base_would(tiny, prompting, plan, sampling):
-    """Section 3.2 and Table 4: efficient trees, constant or thinning, and full ones, with masks on every node."""
+    """Section 3.2 and Table 4: efficient and full trees, with masks on every node."""
     draft = untrained_drafter(BiTA(prompts=3, prompting=prompting), tiny, plan)
-    answers = check(draft, make_prompts(12), sampling, 3, 4)
-    accepted, offered = taken(answers)
+    accepted, offered = taken(check(draft, make_prompts(12), sampling, 3, 4))
     assert accepted[0] > 0 and sum(accepted) < sum(offered)
-    assert any(a.tokens[-1] in tiny.eos for a in answers) and any(0 in a.tokens for a in answers)
-
-
-STRAIGHT = [(method, GREEDY) for method in DEFAULTS if method.probe_distances]
-STRAIGHT += [(PPD(ensemble=2, aggregation="learned"), SAMPLING[0])]
-
-
-@pytest.mark.parametrize("method, sampling", named(STRAIGHT[-1:]) + named(STRAIGHT[:-1], pytest.mark.slow))
-def test_straightforward_decoding(tiny, method, sampling):
-    """BiTA 3.2: only the root carries probes, and what is left of them drafts again."""
-    draft = untrained_drafter(method, tiny, straightforward(3))
-    answers = check(draft, make_prompts(8), sampling, 3, 4)
-    assert sum(sum(a.accepted) for a in answers) > 0 and any(a.tokens[-1] in tiny.eos for a in answers)
-    assert sum(a.offered[-1] for a in answers) < sum(a.steps for a in answers)  # drafts are shorter after acceptances
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_random_topologies(tiny, seed):
-    """Any tree is lossless, whatever it offers and wherever its probes sit."""
-    rng = np.random.default_rng(seed)
-    plan = sparse_tree(rng.dirichlet(np.ones(9), size=3)[:, :6], int(rng.integers(2, 20)))
-    paths = plan.states[0].paths
-    probes = rng.integers(0, 4, len(paths) + 1).tolist()
-    check(drafter(PPD(), tiny, paths, probes), make_prompts(4, seed=seed), SAMPLING[0], seed, 4)
+@pytest.mark.parametrize("method", [method for method in DEFAULTS if method.probe_distances], ids=lambda m: m.name)
+def test_straightforward_decoding(tiny, method):
+    """BiTA 3.2: only the root carries probes, and what is left of them drafts again."""
+    answers = check(untrained_drafter(method, tiny, straightforward(3)), make_prompts(8), GREEDY, 3, 4)
+    assert_shorter_after_acceptances(answers)
+
+
+def assert_shorter_after_acceptances(answers):
+    """Drafts reach the last depth now and then, but not after an acceptance."""
+    assert sum(sum(a.accepted) for a in answers) > 0
+    assert 0 < sum(a.offered[-1] for a in answers) < sum(a.steps for a in answers)
 
 
 def random_plan(rng, method):
@@ -300,21 +266,23 @@ def random_plan(rng, method):
     return make_plan(states)
 
 
-def test_dynamic_trees_of_one_padded_size_share_a_program(tiny):
-    """Random states and random ways between them: the same text, and nothing compiled after the first tree."""
+def test_trees_of_all_kinds_share_a_program(tiny):
+    """Random states and ways between them, and the papers' trees: the same text, and nothing compiled after the first.
+
+    Any tree is lossless, whatever it offers and wherever its probes sit.
+    """
     rng, method, prompts = np.random.default_rng(0), PPD(ensemble=2), make_prompts(4)
-    trainable = method.init(jax.random.key(1), Base(tiny.params, tiny.decoder))
-    plain = generate(autoregressive(tiny), prompts, 24, sampling=SAMPLING[0])
+    trainable = method.init(jax.random.key(1), tiny.base)
+    plans = [random_plan(rng, method) for _ in range(5)] + [efficient([3, 3, 3]), cartesian([2, 2, 2])]
     visited = set()
-    for trial in range(8):
-        plan = random_plan(rng, method)
-        padded = [pad_tree(state, 12, 40, 3, 4) for state in unstack(plan.arrays(3))]
-        draft = untrained_drafter(method, tiny, stack_trees(padded), trainable)
-        ours = generate(draft, prompts, 24, sampling=SAMPLING[0])
-        assert [a.tokens for a in ours] == [a.tokens for a in plain]
-        assert trial == 0 or all(a.compile_seconds == 0 for a in ours)
-        visited |= {accepted for a in ours for accepted in np.flatnonzero(a.accepted)}
+    for trial, plan in enumerate([*plans, straightforward(3)]):
+        padded = [pad_tree(state, 15, 45, 3, 4) for state in unstack(plan.arrays(3))]
+        draft = untrained_drafter(method, tiny, stack_trees((padded * 4)[:4]), trainable)
+        answers = check(draft, prompts, SAMPLING, 0, 4)
+        assert trial == 0 or all(a.compile_seconds == 0 for a in answers)
+        visited |= {accepted for a in answers for accepted in np.flatnonzero(a.accepted)}
     assert visited >= {0, 1}  # candidates were taken, at more than one depth
+    assert_shorter_after_acceptances(answers)
 
 
 def unstack(tree):
@@ -325,55 +293,37 @@ def unstack(tree):
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"sliding_window": 6}, id="window", marks=pytest.mark.slow),
+        pytest.param(
+            {"sliding_window": 6, "rope_scaling": RopeScaling("llama3", 8.0, 16)},
+            id="window-llama3-rope",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {"sliding_window": 6, "first_window_layer": 1, "qkv_bias": True, "tie_embeddings": True}
             | {"rope_scaling": RopeScaling("dynamic", 4.0, 16)},
             id="late-window-bias-tied-dynamic-rope",
         ),
-        pytest.param({"rope_scaling": RopeScaling("llama3", 8.0, 16)}, id="llama3-rope", marks=pytest.mark.slow),
     ],
 )
 def test_every_familys_masks_and_frequencies_decode_what_the_base_would(changes):
-    """Masks and frequencies of every family depend on a row's own position alone."""
-    model = make_tiny(dataclasses.replace(TINY, **changes))
-    check(drafter(PPD(), model), make_prompts(4), GREEDY, 0, 4, limit=40)
+    """They depend on a row's own position alone, and drafts may reach beyond the last one of the context."""
+    model = make_tiny(dataclasses.replace(TINY, num_layers=2, max_positions=64, **changes), eos=())
+    plan = from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)])
+    prompts = [*make_prompts(3), range(16), [*range(16), *range(8)]]
+    answers = check(untrained_drafter(PPD(), model, plan), prompts, GREEDY, 0, 4, limit=40)
+    accepted, _ = taken(answers)
+    assert sum(accepted) > 0 and all(a.new_tokens == 40 for a in answers)
 
 
-def test_end_of_text_inside_a_draft(tiny):
-    """Generation stops exactly at the first end-of-text token, even in the middle of an accepted path."""
+def test_texts_end_exactly_at_the_end_of_text_or_at_the_limit(tiny):
+    """Even in the middle of an accepted path, which happens at both."""
     perfect = 0
-    for eos in (0, 5, 10):
-        model = dataclasses.replace(tiny, eos=(eos, (eos + 7) % 16))
-        for answer in check(drafter(PPD(), model), make_prompts(6), GREEDY, 0, 3, limit=40):
-            assert not {*model.eos} & {*answer.tokens[:-1]}
-            perfect += answer.tokens[-1] in model.eos and answer.drafted[-1]
+    never = (-1, -1)
+    for eos, limit in (((0, 7), 40), ((5, 12), 40), ((10, 1), 40), (never, 1), (never, 2), (never, 3), (never, 5)):
+        model = dataclasses.replace(tiny, eos=eos)
+        for answer in check(in_states(PPD(), model), make_prompts(6), GREEDY, 0, 1, limit=limit):
+            assert not {*eos} & {*answer.tokens[:-1]}
+            ended = answer.tokens[-1] in eos
+            assert ended or answer.new_tokens == limit
+            perfect += ended and answer.drafted[-1]
     assert perfect > 0
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3, 5])
-def test_length_limit_is_exact(tiny, limit):
-    model = dataclasses.replace(tiny, eos=())
-    for answer in check(drafter(PPD(), model), make_prompts(6), GREEDY, 0, 3, limit=limit):
-        assert answer.new_tokens == limit
-
-
-def test_context_filled_to_the_last_position(tiny):
-    """Prompt and answer may fill the whole context: drafts reach beyond it, the answer does not change."""
-    model = dataclasses.replace(tiny, eos=())
-    length = model.config.max_positions
-    prompts = [(make_prompts(1, seed=s)[0] * 200)[: length - 30] for s in range(2)]
-    assert all(a.new_tokens == 30 for a in check(drafter(PPD(), model), prompts, GREEDY, 0, 2, limit=30))
-
-
-def test_text_depends_on_the_seed_alone(tiny):
-    """Not on the batch a prompt is in, nor on its place there; another seed gives another text."""
-    model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(5)
-    draft = drafter(PPD(), model)
-
-    def run(prompts, seed):
-        answers = generate(draft, prompts, 20, sampling=SAMPLING[0], seed=seed, batch_size=5)
-        return [answer.tokens for answer in answers]
-
-    assert run(prompts, 1) == run(prompts[::-1], 1)[::-1]
-    assert run(prompts, 1) != run(prompts, 2)
