@@ -79,8 +79,17 @@ def choose(best, offers):
     return best.draft([], jnp.full(B, 9), offers)
 
 
-@pytest.mark.parametrize("nodes", [2, 5, 12, 40])
-@pytest.mark.parametrize("kinds", [(marginals,), (trie,), (marginals, trie), (trie, marginals, trie)])
+@pytest.mark.parametrize(
+    ("kinds", "nodes"),
+    [
+        ((marginals,), 12),
+        ((trie,), 12),
+        ((marginals, trie), 2),
+        ((marginals, trie), 5),
+        ((marginals, trie), 12),
+        ((trie, marginals, trie), 40),
+    ],
+)
 def test_best_takes_the_most_probable_paths_of_all_offers(nodes, kinds):
     """Against all paths listed one by one: the same chances, and none left out that is more probable."""
     rng = np.random.default_rng(nodes)
@@ -100,11 +109,16 @@ def test_nodes_fall_in_probability_and_follow_their_parents():
     """So that a draft of fewer nodes is the beginning of a larger one."""
     rng = np.random.default_rng(1)
     offers = [marginals(rng), trie(rng)]
-    large, small = (choose(Best((), nodes, 0, 0, DEPTH), offers) for nodes in (12, 6))
+    large, small = (choose(Best((), nodes, 0, 0, DEPTH), offers) for nodes in (12, 5))
     assert np.all(np.diff(np.where(large.valid, large.log_p, -np.inf)[:, 1:]) <= 0)
     assert np.all(np.asarray(large.tree.parent)[:, 1:] < np.arange(1, 12))
     for ours, theirs in ((small.tokens, large.tokens), (small.tree.parent, large.tree.parent)):
-        np.testing.assert_array_equal(ours, theirs[:, :6])
+        np.testing.assert_array_equal(ours, theirs[:, :5])
+
+
+@jax.jit
+def sized(best, offers, pace):
+    return best.draft([], jnp.full(B, 9), offers, pace)
 
 
 @pytest.mark.parametrize("milliseconds", [(20, 21, 26), (20, 30, 60), (20, 20, 20)])
@@ -116,7 +130,7 @@ def test_a_step_has_the_size_that_is_worth_most(milliseconds):
     for _ in range(12):
         offers = [marginals(rng), trie(rng)]
         pace = Pace(jnp.array(rng.uniform(8, 24, B)), jnp.full(B, 200.0), jnp.array([True, False, True]))
-        draft, full = best.draft([], jnp.full(B, 9), offers, pace), choose(whole, offers)
+        draft, full = sized(best, offers, pace), choose(whole, offers)
         p, price = np.exp(full.log_p), np.asarray(pace.tokens / pace.time)
         worth = [
             sum(p[b, :size].sum() - price[b] * cost for b in (0, 2))
@@ -141,9 +155,9 @@ def test_the_pace_of_late_forgets():
 
 def test_ancestors_follow_from_parents():
     rng = np.random.default_rng(2)
-    tree = choose(Best((), 20, 0, 0, DEPTH), [trie(rng), marginals(rng)]).tree
+    tree = choose(Best((), 12, 0, 0, DEPTH), [marginals(rng), trie(rng)]).tree
     for b in range(B):
-        for node in range(20):
+        for node in range(12):
             path, up = {node}, node
             while up:
                 up = int(tree.parent[b, up])
