@@ -31,10 +31,12 @@ lint: setup
 # tests may compile at a time.
 LIBTPU = $$($(BIN)/python -c 'from importlib.metadata import requires as r; \
 	print(next(line.split(";")[0] for line in r("jax") if line.startswith("libtpu")))')
+SLOWLY := ALLOW_MULTIPLE_LIBTPU_LOAD=1 PYTHONPATH=$(VENV)/tpu JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -n 2 --dist loadfile
 slow: setup
 	$(BIN)/python -m pip install -q --retries 3 "torch==2.13.0"
 	$(BIN)/python -m pip install -q --retries 3 --no-deps --upgrade --target $(VENV)/tpu "$(LIBTPU)"
-	ALLOW_MULTIPLE_LIBTPU_LOAD=1 PYTHONPATH=$(VENV)/tpu JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile
+	$(SLOWLY) -m "slow and not optimized"
+	$(SLOWLY) -m optimized
 
 # The figures of docs/results.md, from the even ones of Spec-Bench's questions and some of HumanEval's: hours on two cores.
 # Resumes where it stopped; makes runs/results/page/results.md. Installs PyTorch, which transformers is raced on; that and

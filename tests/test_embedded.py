@@ -11,10 +11,10 @@ from jaxspec.cli import decode
 from jaxspec.decoding.divergence import NEAR_TIE, first_divergence
 from jaxspec.training.examples import read_prompts
 
-PROMPTS, TOKENS = 8, 48
+PROMPTS, TOKENS = 6, 40
 UNIONS = Path(__file__).parents[1] / "adapters/unions"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 
 
 @pytest.fixture(scope="module")

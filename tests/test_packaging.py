@@ -38,6 +38,7 @@ def test_every_command_has_a_program():
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_the_wheel_works_without_the_clone(tmp_path):
     """It finds its configs and adapters, says which ones it lacks, and what to do where all are lost."""
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), "."]

@@ -23,8 +23,9 @@ from tests.helpers.methods import union
 
 CAPACITY = 2048
 
+pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 
-@pytest.mark.slow
+
 def test_a_step_copies_no_cache_here(tiny):
     """Nor does what writes into them look at all of what is there."""
     timer = StepTimer(union([Suffix()], tiny, 8).with_tree("best:1@1,4@2,8@3"), 1, 128)
@@ -34,7 +35,6 @@ def test_a_step_copies_no_cache_here(tiny):
     assert not re.findall(f"= \\(?{cache}[^ ]* copy", hlo)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 8])
 def test_no_branch_copies_a_cache(batch):
     """With a step of each size in a branch of its own, the caches stay where and as they are."""

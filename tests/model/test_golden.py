@@ -72,6 +72,7 @@ def test_short_dynamic_sequences_need_no_cache_to_agree(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_embedded_model_gives_the_logits_of_transformers(tmp_path):
     """The GGUF weights, written as safetensors and read by transformers."""
     model = load_model(dtype="float32")
