@@ -46,6 +46,10 @@ class Stopped(Exception):
     """A run was asked to stop; its folder holds everything done so far."""
 
 
+class Diverged(UserError):
+    """The loss or the gradient of a run is no longer finite."""
+
+
 class Trainer:
     """One run in one folder: log.jsonl, checkpoints/, best/, and at the end the adapter and training.png.
 
@@ -82,7 +86,8 @@ class Trainer:
         """Make or read the answers, train, evaluate, write the adapter.
 
         Raises:
-          UserError: the folder holds another run, is in use or cannot be written, or the training diverges.
+          UserError: the folder holds another run, is in use or cannot be written.
+          Diverged: the loss is no longer finite.
           Stopped: the caller asked to stop; a run with `resume` continues from there.
         """
         with claim(self.output, self._identity, self._resume), in_mesh(self.mesh):
@@ -120,16 +125,18 @@ class Trainer:
                 if stage != stage_of(method, train.steps, step):
                     stage += 1
                     state = enter_stage(method, train, stage, state.best(train))
-                batch = self._data.batch(step)
+                update_began, batch = time.monotonic(), self._data.batch(step)
                 state, metrics = train_step(
                     method, train, stage, self.base, state, put_batch(batch, self.mesh), whole=self._whole
                 )
                 metrics = {name: float(value) for name, value in metrics.items()}
                 self._check_finite(step + 1, metrics)
                 groups += int((batch.points >= 0).sum())
-                rate = groups / (time.monotonic() - began)
+                now = time.monotonic()
+                rate, seconds = groups / (now - began), now - update_began
                 progress.update(step + 1, _note(metrics, rate))
-                self._log.write({"step": step + 1, "groups_per_second": round(rate, 1)} | metrics)
+                speed = {"groups_per_second": round(rate, 1), "seconds": round(seconds, 3)}
+                self._log.write({"step": step + 1} | speed | metrics)
                 if (step + 1) % train.save_every == 0 or step + 1 == train.steps:
                     self._checkpoints.save(step + 1, state)
                 self._stop_if_asked(step + 1, state)
@@ -144,7 +151,7 @@ class Trainer:
         self._checkpoints.finish()  # the newest may still be on its way
         latest, rate = self._checkpoints.latest, self.config.train.learning_rate
         kept = f"the last good checkpoint, of step {latest}, is kept" if latest else "no checkpoint was written"
-        raise UserError(
+        raise Diverged(
             f"loss or gradient is no longer finite at step {step}: {metrics}; --resume would end the same way: give "
             f"another --output and a train.learning-rate below {rate:g} ({kept})"
         )

@@ -21,7 +21,8 @@ from jaxspec.decoding.job import bucket
 from jaxspec.drafting.budget import Budget
 from jaxspec.drafting.draft import Draft, Offer, Pace, calibrated
 from jaxspec.drafting.drafter import Drafter
-from jaxspec.drafting.shape import Best
+from jaxspec.drafting.shape import Best, StaticTree
+from jaxspec.drafting.tree import Tree
 from jaxspec.tuning.record import Recording
 
 _BINS = 200  # of chances
@@ -35,7 +36,8 @@ class Replay:
       steps: [A] int, forward passes of each answer after prefill.
       tokens: [A] int, of each answer, its first left out.
       time: of all batches, in the unit of the shape's costs; where it has but one size, steps.
-      tried: [S, X] int, candidates behind accepted tokens, by source and by their chance, in X equal bins from 0 to 1.
+      tried: [S, X] int, candidates behind accepted tokens, by source and by their chance, in X equal bins from 0 to 1;
+        none where a fixed tree does not ask for chances.
       right: [S, X] int, how many of them were accepted.
     """
 
@@ -59,6 +61,7 @@ class _State:
       at: [B] int32, place in the answer of the newest token.
       probed: [B] int32, distances that it had probes for.
       pace: of the rows.
+      trees: the fixed tree that is filled next; empty where drafts are chosen per step.
       steps: [B] int32.
       time: scalar.
       tried: [S, X] int32, see `Replay`.
@@ -68,6 +71,7 @@ class _State:
     at: jax.Array
     probed: jax.Array
     pace: Pace
+    trees: list[Tree]
     steps: jax.Array
     time: jax.Array
     tried: jax.Array
@@ -81,17 +85,16 @@ def replay(
     batch_size: int = 1,
     sampled: bool = False,
 ) -> Replay:
-    """The steps that a drafter with a budget needs for recorded answers.
+    """The steps that a drafter needs for recorded answers.
 
     Args:
       recordings: of its sources, or of more.
-      drafter: its sources, in the order of `sources`, and its budget.
+      drafter: its sources, in the order of `sources`, and its budget or fixed tree.
       sources: which of the recorded ones they are; default all.
       batch_size: B, answers to decode together, in their order.
       sampled: whether the answers are, which decides how chances are calibrated.
     """
-    assert isinstance(drafter.shape, Budget)
-    shape = drafter.shape.on_device(drafter.sources)
+    shape = _shape(drafter)
     chosen = range(len(drafter.sources)) if sources is None else sources
     probing = next((i for i, source in enumerate(drafter.sources) if source.method.probe_distances), None)
     tables = [jnp.asarray(source.calibrations()[int(sampled)]) for source in drafter.sources]
@@ -112,18 +115,29 @@ def replay(
     ]
     answers = batched([r.answer for r in recordings], T + shape.depth + 2, -1)
     ends = np.pad(counts, (0, missing)).reshape(-1, batch_size)
-    done = jax.device_get(_replay(shape.replace(trees=()), offers, jnp.asarray(answers), jnp.asarray(ends), probing))
+    done = jax.device_get(_replay(shape, offers, jnp.asarray(answers), jnp.asarray(ends), probing))
     steps = done.steps.reshape(-1)[: len(counts)]
     return Replay(steps, counts, float(done.time.sum()), done.tried.sum(axis=0), done.right.sum(axis=0))
 
 
+def _shape(drafter: Drafter) -> StaticTree | Best:
+    """The drafter's, without what sources expand: their candidates are recorded."""
+    if isinstance(drafter.shape, Budget):
+        return drafter.shape.on_device(drafter.sources).replace(trees=())
+    return StaticTree(drafter.shape.arrays(drafter.source.method.probe_distances))
+
+
 @functools.partial(jax.jit, static_argnames="probing")
-def _replay(shape: Best, offers: list[Offer], answers: jax.Array, ends: jax.Array, probing: int | None) -> _State:
+def _replay(
+    shape: StaticTree | Best, offers: list[Offer], answers: jax.Array, ends: jax.Array, probing: int | None
+) -> _State:
     """The last states of all batches: offers [G, B, T, M, W], answers [G, B, T + P + 2], their last places [G, B]."""
     return jax.vmap(lambda *batch: _replay_batch(shape, *batch, probing))(offers, answers, ends)
 
 
-def _replay_batch(shape: Best, offers: list[Offer], answers: jax.Array, ends: jax.Array, probing: int | None) -> _State:
+def _replay_batch(
+    shape: StaticTree | Best, offers: list[Offer], answers: jax.Array, ends: jax.Array, probing: int | None
+) -> _State:
     B, rows = len(answers), jnp.arange(len(answers))
     costs = jnp.ones(1) if shape.costs is None else shape.costs
 
@@ -133,7 +147,7 @@ def _replay_batch(shape: Best, offers: list[Offer], answers: jax.Array, ends: ja
         if probing is not None:
             there = jnp.arange(here[probing].tokens.shape[1])[:, None] < state.probed[:, None, None]
             here[probing] = here[probing].replace(known=here[probing].known & there)
-        draft = shape.draft([], answers[rows, state.at], here, state.pace)
+        draft = shape.draft(state.trees, answers[rows, state.at], here, state.pace)
         following = jnp.take_along_axis(answers, state.at[:, None] + 1 + draft.tree.depth, axis=1)
         accepted = follow(draft, following)
         size = jnp.int32(0) if draft.size is None else jnp.max(jnp.where(active, draft.size, 0))
@@ -144,6 +158,7 @@ def _replay_batch(shape: Best, offers: list[Offer], answers: jax.Array, ends: ja
             at=at,
             probed=jnp.sum(probes >= 0, axis=1),
             pace=state.pace.after(accepted.length + 1, costs[size], at < ends),
+            trees=shape.follow(draft, accepted.node),
             steps=state.steps + active,
             time=state.time + costs[size],
             tried=state.tried + tried,
@@ -151,12 +166,16 @@ def _replay_batch(shape: Best, offers: list[Offer], answers: jax.Array, ends: ja
         )
 
     zero, counts = jnp.zeros(B, jnp.int32), jnp.zeros((len(offers), _BINS), jnp.int32)
-    state = _State(zero, zero, Pace.begin(zero < ends, jnp.min(costs)), zero, jnp.float32(0), counts, counts)
+    pace, trees = Pace.begin(zero < ends, jnp.min(costs)), shape.begin(B)
+    state = _State(zero, zero, pace, trees, zero, jnp.float32(0), counts, counts)
     return lax.while_loop(lambda state: jnp.any(state.at < ends), step, state)
 
 
 def _outcomes(draft: Draft, following: jax.Array, active: jax.Array, sources: int) -> tuple[jax.Array, jax.Array]:
     """Candidates behind accepted tokens by source and chance, [S, X], and how many are right."""
+    zero = jnp.zeros((sources, _BINS), jnp.int32)
+    if draft.log_p is None:
+        return zero, zero
     parent = draft.tree.parent
     right = draft.tokens == jnp.take_along_axis(following, parent, axis=1)
     on_path = jnp.all(right[:, None] | ~draft.tree.ancestors | (draft.tree.depth == 0)[:, None], axis=-1)
@@ -164,5 +183,5 @@ def _outcomes(draft: Draft, following: jax.Array, active: jax.Array, sources: in
     chance = jnp.exp(draft.log_p - jnp.take_along_axis(draft.log_p, parent, axis=1))
     place = jnp.clip(jnp.where(counts, chance, 0.0) * _BINS, 0, _BINS - 1).astype(jnp.int32)
     own = (draft.sources >> jnp.arange(sources)[:, None, None]) & 1  # [S, B, N]
-    zero, source = jnp.zeros((sources, _BINS), jnp.int32), jnp.arange(sources)[:, None, None]
+    source = jnp.arange(sources)[:, None, None]
     return zero.at[source, place].add(own * counts), zero.at[source, place].add(own * (counts & right))

@@ -8,7 +8,8 @@ import pytest
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import generate
 from jaxspec.drafting.drafter import autoregressive
-from jaxspec.methods import Hydra, Medusa, PromptLookup, Suffix
+from jaxspec.drafting.tree import straightforward
+from jaxspec.methods import PPD, Hydra, Medusa, PromptLookup, Suffix
 from jaxspec.tuning.record import record
 from jaxspec.tuning.replay import replay
 from tests.helpers.methods import union
@@ -48,3 +49,17 @@ def test_heads_that_expand_a_tree_are_recorded_with_it(tiny):
     replayed = replay(record(drafter, texts), drafter)
     live = generate(drafter, [p for p, _ in texts], 30)
     assert abs(replayed.steps.sum() - sum(a.steps for a in live)) <= 2
+
+
+@pytest.mark.parametrize("method", [Medusa(heads=3), PPD()], ids=["heads", "probes"])
+def test_a_fixed_tree_is_replayed_too(tiny, method):
+    """One tree, or with probes a stack of them that follow each other."""
+    model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(6)
+    plain = generate(autoregressive(model), prompts, 40)
+    texts = [(prompt, answer.tokens) for prompt, answer in zip(prompts, plain, strict=True)]
+    paths = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)]
+    drafter = union([method], model, 8).with_tree(paths if not method.probe_distances else straightforward(2))
+    replayed = replay(record(drafter, texts, batch_size=4), drafter)
+    live = np.array([answer.steps for answer in generate(drafter, prompts, 40)])
+    assert np.abs(replayed.steps - live).max() <= 1 and abs(replayed.steps.sum() - live.sum()) <= 2
+    assert replayed.steps.sum() < replayed.tokens.sum() and not replayed.tried.any()
