@@ -255,7 +255,7 @@ def enter(entry: Entry, terms: Terms, model: Model, output: Path, docs: Path, ti
         adapter = output / entry.name / "training"
         rate = choose_rate(entry, terms, model, training, row, output / entry.name)
         run = run_of(entry, terms, training, rate, terms.updates)
-        row.stage(lambda: _train(run, model, adapter), "training")
+        row.stage(lambda: train_entry(run, model, adapter), "training")
     drafter = load_drafter(list(dict.fromkeys([entry.method.name, PromptLookup.name])), model, adapter)
     row.stage(lambda: score(drafter, scoring), "scores")
     if timed:
@@ -269,7 +269,7 @@ def choose_rate(entry: Entry, terms: Terms, model: Model, data: DataConfig, row:
     check_config(run_of(entry, terms, data, middle, terms.updates))
     for rate in (float(f"{middle * factor:.2g}") for factor in _RATES):
         run, name = run_of(entry, terms, data, rate, updates), f"{rate:g}"
-        found[rate] = row.stage(lambda run=run, name=name: _try(run, model, folder / f"rate-{name}"), "rates", name)
+        found[rate] = row.stage(lambda run=run, name=name: try_rate(run, model, folder / f"rate-{name}"), "rates", name)
     return max(found, key=found.get)
 
 
@@ -284,7 +284,7 @@ def _adapter_of(run: RunConfig, model: Model, folder: Path) -> Adapter:
     return Trainer(run, model, folder, resume=(folder / "run.json").exists()).run()
 
 
-def _try(run: RunConfig, model: Model, folder: Path) -> float:
+def try_rate(run: RunConfig, model: Model, folder: Path) -> float:
     """Tokens per step to expect of a fixed tree after a short training; 0 where it diverges."""
     try:
         accuracy = _adapter_of(run, model, folder).info["accuracy"]
@@ -295,7 +295,7 @@ def _try(run: RunConfig, model: Model, folder: Path) -> float:
     return round(sparse_tree(np.array(accuracy), FIXED).expected_tokens, 4)
 
 
-def _train(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
+def train_entry(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
     """Train, and say what that took."""
     forget_peak()
     adapter = _adapter_of(run, model, folder)

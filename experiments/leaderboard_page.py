@@ -31,9 +31,9 @@ _HOW = f"""\
 python -m experiments.leaderboard enter path/to/file.py:Class
 ```
 
-The class is a method as in [Adding a method](adding-a-method.md). The name of a method of this project (`medusa`), or of
-a config for the embedded model (`space_smollm2_lora`), stands for that. The command makes the answers that are missing,
-trains, scores, and writes the row and this page. If it is stopped, the same command goes on where it was.
+The class is a method as in [Adding a method](adding-a-method.md). The name of a method of this project (`medusa`), or
+of a config for the embedded model (`space_smollm2_lora`), stands for that. The command makes the answers that are
+missing, trains, scores, and writes the row and this page. If it is stopped, the same command goes on where it was.
 CONTRIBUTING.md says how to send a row in.
 
 - `--time` measures steps too, on a machine that does nothing else;
@@ -110,8 +110,8 @@ def _tables(rows: Rows) -> list[str]:
         ),
         *_section(
             "Fixed trees",
-            f"With {FIXED} nodes: the same tree for all, the first nodes of Medusa's published one; and each one's best "
-            "by its own accuracies, for methods without training a chain.",
+            f"With {FIXED} nodes: the same tree for all, the first nodes of Medusa's published one; and each one's "
+            "best by its own accuracies, for methods without training a chain.",
             ["method", "same tree", "own tree"],
             trees,
         ),

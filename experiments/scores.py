@@ -60,13 +60,14 @@ def score(drafter: Drafter, data: DataConfig) -> dict[str, Any]:
 
 def rows_of(nodes: int, sources: Sequence[Source]) -> int:
     """The rows of a draft of so many nodes, probes included."""
-    return next(rows for rows in range(nodes, 100 * nodes) if _nodes(rows, sources) == nodes)
+    return next(rows for rows in range(nodes, 100 * nodes) if nodes_of(rows, sources) == nodes)
 
 
-def _nodes(rows: int, sources: Sequence[Source]) -> int:
+def nodes_of(rows: int, sources: Sequence[Source]) -> int:
+    """The nodes of a draft of so many rows; 0 where they are too few."""
     try:
         return Budget(rows).divided(sources)[0]
-    except UserError:  # too few for the root, a candidate and its probes
+    except UserError:
         return 0
 
 
