@@ -8,9 +8,10 @@ from typing import Annotated
 
 import tyro
 
-from experiments.entries import Terms, data_of, enter, find_entry
+from experiments.entries import find_entry
 from experiments.leaderboard_page import write_page
 from experiments.prompts import prompts_digest
+from experiments.rows import Terms, data_of, enter
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.files import alone_in, writable

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.entries import Terms
 from experiments.prompts import HELD_OUT, TRAINING, prompts_digest
+from experiments.rows import Terms
 from experiments.scores import FIXED, NODES
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, write_atomically

@@ -23,6 +23,7 @@ from jaxspec.tuning.latency import step_times
 from jaxspec.tuning.record import Recording, record
 from jaxspec.tuning.replay import replay
 from jaxspec.tuning.unions import with_sources
+from jaxspec.versions import code_version
 
 NODES = (4, 16, 64)  # of drafts chosen per step, the root included
 FIXED = 16  # nodes of the fixed trees
@@ -38,15 +39,15 @@ def score(drafter: Drafter, data: DataConfig) -> dict[str, Any]:
       data: the held-out prompts.
 
     Returns:
-      accuracy [M][K] per distance and rank; tokens per step with drafts chosen per step, by their nodes, `alone` and
-      `joined`; with the `same` fixed tree as all others, and with its `own`.
+      The code's version; how many answers; accuracy [M][K] per distance and rank; tokens per step with drafts chosen
+      per step, by their nodes, `alone` and `joined`; with the `same` fixed tree as all others, and with its `own`.
     """
     model = drafter.model
     _, answers = prepare_answers(model, data, select_prompts(model, data))
     texts = [(answer.prompt_tokens, answer.answer_tokens) for answer in answers if len(answer.answer_tokens) > 1]
     with Progress("recording", len(texts), "answers") as progress:
         recordings = record(drafter, texts, progress=progress.update)
-    found = {"answers": len(texts), "accuracy": np.round(accuracy(recordings, 0), 4).tolist()}
+    found = {"code": code_version(), "answers": len(texts), "accuracy": np.round(accuracy(recordings, 0), 4).tolist()}
     for name, chosen in (("alone", [0]), ("joined", [0, 1]))[: len(drafter.sources)]:
         sources = [drafter.sources[i] for i in chosen]
         budgets = {nodes: with_sources(drafter, sources, f"best:{rows_of(nodes, sources)}") for nodes in NODES}
@@ -114,8 +115,7 @@ def accuracy(recordings: Sequence[Recording], source: int) -> np.ndarray:
 
 def time_steps(drafter: Drafter) -> dict[str, Any]:
     """Milliseconds of a step with each number of nodes, and of an autoregressive one."""
-    alone = with_sources(drafter, drafter.sources[:1], "best:64")
-    sources = alone.sources
+    sources = drafter.sources[:1]
     drafters = {"autoregressive": autoregressive(drafter.model)}
     drafters |= {str(n): with_sources(drafter, sources, f"best:{rows_of(n, sources)}") for n in NODES}
     seconds = step_times(drafters, _CACHE, rounds=9)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import experiments.entries
 import experiments.leaderboard
-from experiments.entries import Entry, Row, Terms, enter, find_entry, run_of
+import experiments.rows
 from experiments.leaderboard_page import read_rows, write_page
 from experiments.prompts import prompts_digest
+from experiments.rows import Entry, Row, Terms, data_of, enter, find_entry, run_of, try_rate
 from experiments.scores import NODES, accuracy, nodes_of, rows_of, same_tree
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.drafting.draft import Offer
@@ -52,7 +52,7 @@ def test_the_method_of_the_page_enters(model, bigram, tmp_path, monkeypatch):
         assert all(scores[part][str(nodes)]["tokens_per_step"] >= 1 for nodes in NODES)
     assert scores["same"]["tokens_per_step"] == scores["own"]["tokens_per_step"]  # it has one candidate per distance
     assert json.loads((rows / "bigram.json").read_text()) == row
-    monkeypatch.setattr(experiments.entries, "score", None)
+    monkeypatch.setattr(experiments.rows, "score", None)
     assert enter(entry, SMALL, model, tmp_path, rows, timed=False) == row
     assert "| 1 | `bigram` |" in write_page(rows, tmp_path).read_text()
 
@@ -67,10 +67,10 @@ def test_a_trained_method_resumes_between_stages(model, tmp_path, monkeypatch):
             done.append(name)
             return real(*args)
 
-        monkeypatch.setattr(experiments.entries, name, stage)
+        monkeypatch.setattr(experiments.rows, name, stage)
 
     for name in ("try_rate", "train_entry", "score", "time_steps"):
-        killed_after(name, getattr(experiments.entries, name))
+        killed_after(name, getattr(experiments.rows, name))
     real = Row.stage
 
     def stage(row, make, *path):
@@ -101,8 +101,8 @@ def test_a_rate_that_diverges_is_not_chosen(model, tmp_path):
         PPD_ENTRY, run=dataclasses.replace(PPD_ENTRY.run, train=TrainConfig(learning_rate=1e38))
     )
     few = dataclasses.replace(SMALL, updates=40)
-    training, _ = experiments.entries.data_of(few, tmp_path)
-    assert experiments.entries.try_rate(run_of(entry, few, training, 1e38, 4), model, tmp_path / "run") == 0
+    training, _ = data_of(few, tmp_path)
+    assert try_rate(run_of(entry, few, training, 1e38, 4), model, tmp_path / "run") == 0
 
 
 def test_budgets_are_equal_and_the_rest_is_the_methods_own():
