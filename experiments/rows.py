@@ -34,6 +34,7 @@ from jaxspec.tuning.memory import forget_peak, peak_memory
 from jaxspec.weights.load import DEFAULT_MODEL, Model
 
 _RATES = (1 / 3, 1.0, 3.0)  # times the middle one
+_LONGEST = 192  # tokens of a prompt: the embedded model needs no more for any of them
 _TRIAL = 10  # a trial of a learning rate has so many times fewer updates
 
 
@@ -82,7 +83,8 @@ def data_of(terms: Terms, output: Path) -> tuple[DataConfig, DataConfig]:
         files[name] = output / f"{name}.jsonl"
         lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
         write_atomically(files[name], lines.encode())
-    shared = {"cache": str(output / "answers"), "max_answer_tokens": terms.answer_tokens}
+    limits = {"max_prompt_tokens": _LONGEST, "max_answer_tokens": terms.answer_tokens}
+    shared = {"cache": str(output / "answers")} | limits
     count, needed = terms.held_out or len(held_out_prompts()), terms.updates * terms.sequences
     training = DataConfig(
         str(files["training"]), answers=min(terms.answers, needed), held_out=terms.validation,
