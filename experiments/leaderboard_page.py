@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ def _tables(rows: Rows) -> list[str]:
 
 def _section(title: str, text: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     """A table under a title, or nothing where it has no rows."""
-    return ["\n".join([f"## {title}", "", text, "", *table(heads, rows), ""])] if rows else []
+    return ["\n".join([f"## {title}", "", textwrap.fill(text, 120), "", *table(heads, rows), ""])] if rows else []
 
 
 def _name(row: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -135,8 +136,14 @@ class Row:
             part = part.setdefault(name, {})
         if last not in part:
             part[last] = json.loads(json.dumps(make()))
-            write_atomically(self._file, (json.dumps(self.found, indent=1) + "\n").encode())
+            write_atomically(self._file, readable(self.found).encode())
         return part[last]
+
+
+def readable(values: dict[str, Any]) -> str:
+    """JSON with every list of numbers on a line."""
+    text = json.dumps(values, indent=1)
+    return re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
