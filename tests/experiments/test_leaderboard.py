@@ -10,9 +10,10 @@ import pytest
 
 import experiments.leaderboard
 import experiments.rows
+from experiments.entries import Entry, find_entry
 from experiments.leaderboard_page import read_rows, write_page
 from experiments.prompts import prompts_digest
-from experiments.rows import Entry, Row, Terms, data_of, enter, find_entry, run_of, try_rate
+from experiments.rows import Row, Terms, data_of, enter, run_of, try_rate
 from experiments.scores import NODES, accuracy, nodes_of, rows_of, same_tree
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.drafting.draft import Offer
