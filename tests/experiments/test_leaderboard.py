@@ -22,7 +22,6 @@ from jaxspec.errors import UserError
 from jaxspec.methods import METHODS, PPD, BiTA, HiddenTransfer, Medusa, Suffix
 from jaxspec.training.run_config import RunConfig
 from jaxspec.tuning.record import Recording
-from tests.helpers.methods import source
 
 SMALL = Terms("tiny-text", updates=20, sequences=2, insertions=8, validation=3, held_out=6, answer_tokens=24)
 PPD_ENTRY = Entry("ppd", RunConfig("tiny-text", PPD(), train=TrainConfig(learning_rate=1e-2)))
@@ -146,8 +145,8 @@ def test_a_row_is_of_one_entry(tmp_path):
 
 
 @pytest.mark.parametrize("method", [Medusa(heads=3), PPD(), PPD(ensemble=2), BiTA(), HiddenTransfer(), Suffix()])
-def test_drafts_have_the_nodes_that_are_asked_for(tiny, method):
-    sources = [source(method, tiny) if isinstance(method, Medusa) else Source(method, {})]
+def test_drafts_have_the_nodes_that_are_asked_for(method):
+    sources = [Source(method, {})]
     assert all(nodes_of(rows_of(nodes, sources), sources) == nodes for nodes in NODES)
 
 
