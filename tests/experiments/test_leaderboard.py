@@ -1,6 +1,5 @@
 """The leaderboard: what enters, what a row holds, that no stage is done twice, and the page."""
 
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -13,7 +12,7 @@ import experiments.rows
 from experiments.entries import Entry, find_entry
 from experiments.leaderboard_page import read_rows, write_page
 from experiments.prompts import prompts_digest
-from experiments.rows import Row, Terms, data_of, enter, run_of, try_rate
+from experiments.rows import Row, Terms, enter, run_of, try_rate
 from experiments.scores import NODES, accuracy, nodes_of, rows_of, same_tree
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.drafting.draft import Offer
@@ -21,9 +20,10 @@ from jaxspec.drafting.source import Source
 from jaxspec.errors import UserError
 from jaxspec.methods import METHODS, PPD, BiTA, HiddenTransfer, Medusa, Suffix
 from jaxspec.training.run_config import RunConfig
+from jaxspec.training.trainer import Diverged, Trainer
 from jaxspec.tuning.record import Recording
 
-SMALL = Terms("tiny-text", updates=20, sequences=2, insertions=8, validation=3, held_out=6, answer_tokens=24)
+SMALL = Terms("tiny-text", updates=10, sequences=2, insertions=8, validation=3, held_out=6, answer_tokens=24)
 PPD_ENTRY = Entry("ppd", RunConfig("tiny-text", PPD(), train=TrainConfig(learning_rate=1e-2)))
 
 
@@ -38,6 +38,7 @@ def bigram(tmp_path):
     METHODS.update(known)
 
 
+@pytest.mark.slow
 def test_the_method_of_the_page_enters(model, bigram, tmp_path, monkeypatch):
     """By name of file and class; its row and the page are written, and nothing is done twice."""
     entry = find_entry(bigram)
@@ -59,50 +60,51 @@ def test_the_method_of_the_page_enters(model, bigram, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_trained_method_resumes_between_stages(model, tmp_path, monkeypatch):
-    """Killed after every stage; each is done once, the learning rate is the best of three, and steps are timed last."""
+    """Killed after every stage; each is done once, and the training has the best of three learning rates."""
     done = []
 
-    def killed_after(name, real):
-        def stage(*args):
-            done.append(name)
-            return real(*args)
+    def stand_in(result):
+        return lambda *args: done.append("scored") or result
 
-        monkeypatch.setattr(experiments.rows, name, stage)
+    def counted(real):
+        return lambda run, *args: done.append(f"{run.train.steps} updates") or real(run, *args)
 
-    for name in ("try_rate", "train_entry", "score", "time_steps"):
-        killed_after(name, getattr(experiments.rows, name))
-    real = Row.stage
+    monkeypatch.setattr(experiments.rows, "score", stand_in(row_of("ppd", 1.5)["scores"]))
+    monkeypatch.setattr(experiments.rows, "time_steps", stand_in({"milliseconds": {"4": 2.5}, "machine": "this"}))
+    for name in ("try_rate", "train_entry"):
+        monkeypatch.setattr(experiments.rows, name, counted(getattr(experiments.rows, name)))
+    real = experiments.rows.write_atomically
 
-    def stage(row, make, *path):
-        there = path[-1] in (row.found if len(path) == 1 else row.found.get(path[0], {}))
-        result = real(row, make, *path)
-        if not there:
+    def die_after_writing(file, content):
+        real(file, content)
+        if file.name == "ppd.json":
             raise KeyboardInterrupt
-        return result
 
-    monkeypatch.setattr(Row, "stage", stage)
+    monkeypatch.setattr(experiments.rows, "write_atomically", die_after_writing)
     for _ in range(6):
         with pytest.raises(KeyboardInterrupt):
             enter(PPD_ENTRY, SMALL, model, tmp_path, tmp_path, timed=True)
     row = enter(PPD_ENTRY, SMALL, model, tmp_path, tmp_path, timed=True)
-    assert done == ["try_rate"] * 3 + ["train_entry", "score", "time_steps"]
+    assert done == ["1 updates"] * 3 + ["10 updates", "scored", "scored"]
     assert [*row["rates"]] == ["0.0033", "0.01", "0.03"]
-    assert f"{row['training']['learning_rate']:g}" == max(row["rates"], key=row["rates"].get)
-    assert row["training"]["updates"] == 20 and row["training"]["answers_seen"] == 40
-    assert row["training"]["parameters"] == 3 * 32 and row["training"]["seconds"] > 0
-    assert [*row["steps"]["milliseconds"]] == ["autoregressive", *map(str, NODES)]
-    assert row["scores"]["alone"]["4"]["rows"] > 4  # probes come on top
+    training = row["training"]
+    assert f"{training['learning_rate']:g}" == max(row["rates"], key=row["rates"].get)
+    assert training["updates"] == 10 and 0 < training["answers_seen"] <= 20 and training["seconds"] > 0
+    assert training["parameters"] == 3 * 32
     page = write_page(tmp_path, tmp_path).read_text()
     assert "## Training" in page and "## Steps" in page
 
 
-def test_a_rate_that_diverges_is_not_chosen(model, tmp_path):
-    entry = dataclasses.replace(
-        PPD_ENTRY, run=dataclasses.replace(PPD_ENTRY.run, train=TrainConfig(learning_rate=1e38))
-    )
-    few = dataclasses.replace(SMALL, updates=40)
-    training, _ = data_of(few, tmp_path)
-    assert try_rate(run_of(entry, few, training, 1e38, 4), model, tmp_path / "run") == 0
+def test_a_rate_that_diverges_is_worth_nothing(tmp_path, monkeypatch):
+    class Diverging(Trainer):
+        def __init__(self, config, model, output, resume):
+            output.mkdir()
+
+        def run(self):
+            raise Diverged("loss or gradient is no longer finite")
+
+    monkeypatch.setattr(experiments.rows, "Trainer", Diverging)
+    assert try_rate(PPD_ENTRY.run, None, tmp_path / "run") == 0 and not (tmp_path / "run").exists()
 
 
 def test_budgets_are_equal_and_the_rest_is_the_methods_own():
