@@ -97,9 +97,11 @@ def data_of(terms: Terms, output: Path) -> tuple[DataConfig, DataConfig]:
 def run_of(entry: Entry, terms: Terms, data: DataConfig, rate: float, updates: int) -> RunConfig:
     """The training of an entry: the terms' in everything that makes budgets equal, its config's in the rest."""
     train = entry.run.train
+    together = train.microbatch or train.batch_size  # what its config lets the memory hold
+    whole, divides = together >= terms.sequences, terms.sequences % together == 0
     train = dataclasses.replace(
         train, steps=updates, batch_size=terms.sequences, insertions=terms.insertions, positions="answer",
-        microbatch=train.microbatch if terms.sequences % max(train.microbatch, 1) == 0 else 1,
+        microbatch=0 if whole else together if divides else 1,
         sequence_length=TrainConfig.sequence_length, learning_rate=rate, warmup=updates // 20, seed=0, eval_every=0,
         eval_answers=0, save_every=max(updates // 10, 1), keep=1,
     )  # fmt: skip

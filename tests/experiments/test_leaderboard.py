@@ -115,6 +115,8 @@ def test_budgets_are_equal_and_the_rest_is_the_methods_own():
     assert (train.clip, train.adapter_dtype, train.microbatch) == (own.clip, own.adapter_dtype, own.microbatch)
     assert run.method == entry.method == find_entry("hydra_smollm2").method != METHODS["hydra"]()
     assert Terms().times(0.1).updates == 50
+    passes = {"ppd": 0, "hidden_transfer": 2}  # of four sequences and of two, as their configs have them
+    assert {name: run_of(find_entry(name), Terms(), data, 1e-3, 50).train.microbatch for name in passes} == passes
     with pytest.raises(UserError, match="multiple 0 of 500 updates is none"):
         Terms().times(0)
 
