@@ -156,7 +156,8 @@ def _drafting(base: Base, count: int) -> Base:
 def _tree(config: RunConfig, rows: int) -> TreePlan | None:
     """The largest tree that needs no more rows; None where not even two nodes fit."""
     sized = (dataclasses.replace(config, tree=f"sparse:{nodes}").plan() for nodes in range(rows, 1, -1))
-    return next((p for p in sized if p.num_nodes + p.num_probes * config.method.probe_rows <= rows), None)
+    most = rows - config.method.further_rows
+    return next((p for p in sized if p.num_nodes + p.num_probes * config.method.probe_rows <= most), None)
 
 
 def _abstract_drafter(config: RunConfig, base: Base, mesh: Mesh, tree: TreePlan) -> DeviceDrafter:
@@ -177,8 +178,8 @@ def _abstract_drafter(config: RunConfig, base: Base, mesh: Mesh, tree: TreePlan)
 
 def _rows(drafter: DeviceDrafter) -> int:
     """R of a step."""
-    tree = drafter.shape.stack
-    return tree.num_nodes + tree.num_probes * sum(source.method.probe_rows for source in drafter.sources)
+    tree, methods = drafter.shape.stack, [source.method for source in drafter.sources]
+    return tree.num_nodes + sum(tree.num_probes * method.probe_rows + method.further_rows for method in methods)
 
 
 def _lower_decoding(base: Base, drafter: DeviceDrafter, mesh: Mesh, batch_size: int, capacity: int) -> Lowered:

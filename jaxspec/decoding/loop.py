@@ -50,7 +50,7 @@ class Decoding:
     acceptance: Acceptance = flax.struct.field(pytree_node=False)
 
     def draftings(
-        self, trees: Sequence[Tree], seeds: jax.Array, root: jax.Array, position: jax.Array
+        self, trees: Sequence[Tree], seeds: jax.Array, root: jax.Array, position: jax.Array, cache: Cache
     ) -> list[Drafting]:
         """What every source drafts with; nothing without sources, whose tree is a root alone."""
         shape, sampler = self.drafter.shape, self.acceptance.drafting(self.sampler)
@@ -69,6 +69,7 @@ class Decoding:
                 width=shape.width,
                 depth=shape.depth,
                 fixed=fixed,
+                cache=cache,
             )
             for source, tree in zip(self.drafter.sources, trees, strict=False)
         ]
@@ -175,7 +176,7 @@ def start(
     noise = decoding.sampler.noise(seeds, lengths[:, None], jnp.arange(decoding.base.vocab_size))[:, 0]
     first = decoding.acceptance.choose(prompt.logits, noise, decoding.sampler)
     drafter, trees = decoding.drafter, decoding.drafter.shape.begin(B)
-    draftings = decoding.draftings(trees, seeds, first, lengths)
+    draftings = decoding.draftings(trees, seeds, first, lengths, cache)
     states = _read_prompt(drafter, draftings, prompt, first, cache.capacity)
     counts = jnp.minimum(limits, 1)
     done = (counts >= limits) | jnp.isin(first, decoding.eos)
@@ -255,7 +256,7 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     verified = Step(draft, states, logits, accepted)
     seen = Seen(text, on_path[layers], state.lengths, accepted.length + 1, on_path, verified)
     trees = shape.follow(draft, accepted.node)
-    draftings = decoding.draftings(trees, state.seeds, accepted.bonus, lengths)
+    draftings = decoding.draftings(trees, state.seeds, accepted.bonus, lengths, cache)
     memory = drafter.observe(draftings, seen, state.method_states)
     stats = count(state.stats, draft, accepted, ~state.done)
     state = _emit(state, draft, accepted, text[:, 1:], decoding.eos)
@@ -284,7 +285,7 @@ def _verify(
       accepted path's keys and values.
     """
     base, drafter, draft = decoding.base, decoding.drafter, state.draft.first(num_nodes)
-    rows = drafter.rows(base, draft, state.lengths)
+    rows = drafter.rows(base, draft, state.lengths, state.method_states)
     states, kv = run_rows(base, rows, state.cache, state.lengths[:, None, None])
     logits = base.logits(states[base.decoder.config.num_layers][:, 0, :num_nodes])
     predicted = state.lengths[:, None] + 1 + jnp.arange(draft.tree.max_depth + 1)

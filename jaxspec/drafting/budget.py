@@ -39,13 +39,15 @@ class Budget:
         probing = [source.method for source in sources if source.method.probe_distances]
         distances, rows = (probing[0].probe_distances, probing[0].probe_rows) if probing else (0, 0)
         owners = max(1, self.rows // 2 // (distances * rows)) if probing else 0  # half of the rows, but one node's
-        nodes = self.rows - owners * distances * rows
+        nodes = self.rows - owners * distances * rows - further_rows(sources)
         if nodes < 2:
             least = smallest_draft(sources)
-            raise UserError(f"tree {self.spec}: a draft needs {least} rows, the root, a candidate and its probes")
+            added = "the root, a candidate and its probes" if probing else "the root, a candidate and the method's own"
+            raise UserError(f"tree {self.spec}: a draft needs {least} rows, {added}")
         if self.sizes and self.sizes[0][0] <= self.rows - nodes:
             least = 1 + self.rows - nodes
-            raise UserError(f"tree {self.spec}: the smallest size needs {least} rows, the root and all probes")
+            added = "all probes" if probing else "the method's own"
+            raise UserError(f"tree {self.spec}: the smallest size needs {least} rows, the root and {added}")
         return nodes, owners, distances
 
     def on_device(self, sources: Sequence[Source]) -> Best:
@@ -58,15 +60,25 @@ class Budget:
         return Best(trees, nodes, owners, distances, depth, sizes, costs)
 
 
+def further_rows(sources: Sequence[Source]) -> int:
+    """Rows of every step that are neither nodes nor probes."""
+    return sum(source.method.further_rows for source in sources)
+
+
 def smallest_draft(sources: Sequence[Source]) -> int:
-    """Rows of the smallest draft: the root, a candidate and its probes."""
-    return 2 + max(source.method.probe_distances * source.method.probe_rows for source in sources)
+    """Rows of the smallest draft: the root, a candidate and its probes, and what a method adds to every step."""
+    probes = max(source.method.probe_distances * source.method.probe_rows for source in sources)
+    return 2 + probes + further_rows(sources)
 
 
 def parse_budget(tree: object, sources: Sequence[Source]) -> Budget | None:
-    """The budget of rows that `best:ROWS` asks for; a union has one of its own. Raises UserError for no such number."""
-    if tree is None and len(sources) > 1:
-        return Budget(max(8, smallest_draft(sources)))
+    """The budget of rows that `best:ROWS` asks for. Raises UserError for no such number.
+
+    A union has one of its own, and so have methods whose candidates fit no fixed tree.
+    """
+    usual = max(source.method.usual_rows for source in sources)
+    if tree is None and (usual or len(sources) > 1):
+        return Budget(max(usual, 8, smallest_draft(sources)))
     if not isinstance(tree, str) or not tree.startswith("best:"):
         return None
     parts = tree.removeprefix("best:").split(",")

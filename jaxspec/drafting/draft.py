@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxspec.drafting.sampling import Sampler
 from jaxspec.drafting.tree import Tree
 from jaxspec.model.base import Base
+from jaxspec.model.cache import Cache
 
 PyTree = Any
 _MEMORY = 0.9  # how much the pace of one step counts after another
@@ -116,6 +117,8 @@ class Drafting:
       width: W, candidates that are wanted at each distance (static).
       depth: M', distances that are wanted (static).
       fixed: the draft is that tree; otherwise it takes the best of all candidates, wherever they stand (static).
+      cache: the base's keys and values of all tokens before the newest one, for methods that draft with its layers. It
+        is only read.
     """
 
     trainable: PyTree
@@ -128,6 +131,7 @@ class Drafting:
     width: int = flax.struct.field(pytree_node=False)
     depth: int = flax.struct.field(pytree_node=False)
     fixed: bool = flax.struct.field(pytree_node=False, default=True)
+    cache: Cache | None = None
 
 
 @flax.struct.dataclass

@@ -39,11 +39,11 @@ class DeviceDrafter:
         """Before which layers of a base of so many the sources read hidden states."""
         return tuple(sorted({layer for source in self.sources for layer in source.method.taps(layers)}))
 
-    def rows(self, base: Base, draft: Draft, lengths: jax.Array) -> Rows:
-        """The rows of a step: the nodes, and the probes of the source that has them."""
-        probing = [source for source in self.sources if source.method.probe_distances]
-        method, trainable = (probing[0].method, probing[0].trainable) if probing else (Method(), {})
-        rows = method.rows(trainable, base, draft, lengths)
+    def rows(self, base: Base, draft: Draft, lengths: jax.Array, states: Sequence[PyTree]) -> Rows:
+        """The rows of a step: the nodes, and what the source adds that adds rows, from what it remembers."""
+        adding = [(s.method, s.trainable, state) for s, state in zip(self.sources, states, strict=True) if s.method.adds_rows]
+        method, trainable, state = adding[0] if adding else (Method(), {}, {})
+        rows = method.rows(trainable, base, draft, lengths, state)
         return dataclasses.replace(rows, taps=(*rows.taps, *self.taps(base.decoder.config.num_layers)))
 
     def observe(self, draftings: Sequence[Drafting], seen: Seen, states: Sequence[PyTree]) -> list[PyTree]:
@@ -65,7 +65,7 @@ class Drafter:
     """Ready to decode. Made by `load_drafter`, `make_drafter` or `autoregressive`.
 
     Attributes:
-      sources: methods with their adapters; at most one of them has probes.
+      sources: methods with their adapters; at most one of them adds rows.
       model: the base they decode on: the one that they were loaded for, or what a method has tuned that to.
       shape: fixed draft trees, of one source alone, or a budget of rows.
       note: how the shape was chosen, in words; empty where it was asked for.
@@ -118,7 +118,7 @@ class Drafter:
             return self.shape.rows
         method = self.source.method
         probes = self.shape.num_probes if method.probe_distances else 0
-        return self.shape.num_nodes + probes * method.probe_rows
+        return self.shape.num_nodes + probes * method.probe_rows + method.further_rows
 
     @property
     def least_rows(self) -> int:

@@ -126,6 +126,11 @@ class Method:
         return self.max_distance
 
     @property
+    def usual_rows(self) -> int:
+        """Rows of the budget that the method drafts within, unless it is given another tree; 0 for a fixed tree."""
+        return 0
+
+    @property
     def probe_distances(self) -> int:
         """Probes a node may carry; 0 for methods that draft after the pass."""
         return 0
@@ -134,6 +139,16 @@ class Method:
     def probe_rows(self) -> int:
         """Rows of a step that one probe makes; 0 for methods without."""
         return 0
+
+    @property
+    def further_rows(self) -> int:
+        """Rows that `rows` puts behind the nodes of every step, whatever they are, besides probes."""
+        return 0
+
+    @property
+    def adds_rows(self) -> bool:
+        """Whether a step has any rows but nodes for it; of the methods of a union one may."""
+        return bool(self.probe_distances or self.further_rows)
 
     def probe_cost(self, layers: int) -> float:
         """Rows that a probe counts for in a tree's budget, on a base of so many layers."""
@@ -212,8 +227,13 @@ class Method:
         """The state with what the base has just read: first the prompt, then the accepted path of every step."""
         return method_state
 
-    def rows(self, trainable: PyTree, base: Base, draft: Draft, lengths: jax.Array) -> Rows:
-        """The rows to verify, one group: the draft's nodes, and for methods that probe, their probes after them."""
+    def rows(
+        self, trainable: PyTree, base: Base, draft: Draft, lengths: jax.Array, method_state: PyTree = None
+    ) -> Rows:
+        """The rows to verify, one group: the draft's nodes, then probes or `further_rows` for methods that have them.
+
+        Only nodes are ever committed. What the others become, `observe` finds in the states of the step.
+        """
         positions = lengths[:, None] + draft.tree.depth
         return Rows(base.embed(draft.tokens)[:, None], positions[:, None], draft.tree.ancestors[:, None])
 

@@ -274,7 +274,9 @@ class ProbeMethod(Method, abc.ABC):
 
     # Decoding
 
-    def rows(self, trainable: PyTree, base: Base, draft: Draft, lengths: jax.Array) -> Rows:
+    def rows(
+        self, trainable: PyTree, base: Base, draft: Draft, lengths: jax.Array, method_state: PyTree = None
+    ) -> Rows:
         """The nodes, then every node's probes."""
         nodes, tree, n = super().rows(trainable, base, draft, lengths), draft.tree, self.probe_rows
         owner = jnp.repeat(tree.probe_owner, n, axis=1)  # [B, X], X = Q * n

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxspec.model.blocks import columns, product, wide
 from jaxspec.model.cache import Cache
-from jaxspec.model.decoder import Context, Decoder
+from jaxspec.model.decoder import Context, Decoder, Skip
 
 
 @flax.struct.dataclass
@@ -57,9 +57,11 @@ class Base:
         """Token ids [B, R] to embeddings [B, R, D]."""
         return self.decoder.apply({"params": self.params}, tokens, method="embed")
 
-    def rows(self, x: jax.Array, context: Context, layers: tuple[int, int] | None = None) -> tuple[jax.Array, Cache]:
+    def rows(
+        self, x: jax.Array, context: Context, layers: tuple[int, int] | None = None, skip: Skip = Skip()
+    ) -> tuple[jax.Array, Cache]:
         """Run rows through layers; see `Decoder.rows`."""
-        return self.decoder.apply({"params": self.params}, x, context, layers, method="rows")
+        return self.decoder.apply({"params": self.params}, x, context, layers, skip, method="rows")
 
     def normed(self, x: jax.Array) -> jax.Array:
         """Hidden states after the final norm, [..., D]."""

@@ -6,6 +6,7 @@ rows see each other; the cache holds everything older. Nothing is written to the
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import flax.linen as nn
@@ -31,7 +32,8 @@ class Context:
       mask: [B, G, r, r] bool, which rows see which, themselves included; R = G * r (see `attend`).
       cache: older keys and values, L x [B, K, S, Dh]; None: there are none.
       visible: [B, 1 or R] int32, how many slots of the cache a row sees.
-      prefix: keys and values of no position, L x [K, P, Dh], the same for the whole batch and not rotated.
+      prefix: further keys and values, whose positions are their own affair (no window applies), L x [K, P, Dh], the
+        same for the whole batch, or [B, K, P, Dh].
       sees_prefix: [1 or B, R, P] bool, which rows see which of them.
     """
 
@@ -41,6 +43,19 @@ class Context:
     visible: jax.Array | None = None
     prefix: Cache | None = None
     sees_prefix: jax.Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Skip:
+    """Parts of layers that a pass leaves out: what they would add to the rows is missing.
+
+    Attributes:
+      attention: layers without their attention.
+      mlp: layers without their MLP.
+    """
+
+    attention: tuple[int, ...] = ()
+    mlp: tuple[int, ...] = ()
 
 
 def causal_mask(batch: int, length: int) -> jax.Array:
@@ -107,7 +122,7 @@ def attend(
       mask: [B, G, r, P + r] bool, the prefix first; the R = G * r rows come in G groups that do not see each other.
       cached: keys and values [B, K, S, Dh].
       cached_mask: [B, 1 or R, S] bool.
-      prefix: keys and values [K, P, Dh] that stand before every group; P is 0 without.
+      prefix: keys and values [K, P, Dh] or [B, K, P, Dh] that stand before every group; P is 0 without.
 
     Returns:
       [B, R, H, Dh].
@@ -119,7 +134,7 @@ def attend(
     v = v.reshape(B, G, r, K, Dh).transpose(0, 3, 1, 2, 4)
     if prefix is not None:
         k, v = (
-            jnp.concatenate([jnp.broadcast_to(x[:, None], (B, K, G, *x.shape[1:])).astype(y.dtype), y], axis=3)
+            jnp.concatenate([jnp.broadcast_to(x[..., None, :, :], (B, K, G, *x.shape[-2:])).astype(y.dtype), y], axis=3)
             for x, y in zip(prefix, (k, v), strict=True)
         )
     folded = q.reshape(B, K, G, -1, Dh) * Dh**-0.5
@@ -187,15 +202,26 @@ class Layer(nn.Module):
 
     config: ModelConfig
 
-    @nn.compact
+    def setup(self) -> None:
+        self.attention_norm, self.mlp_norm = (RMSNorm(self.config.rms_norm_eps) for _ in range(2))
+        self.attention, self.mlp = Attention(self.config), MLP(self.config)
+
+    def attend(
+        self, x: jax.Array, angles: jax.Array, *context: tuple | jax.Array | None
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """The first half; with the rows' keys and values."""
+        y, kv = self.attention(self.attention_norm(x), angles, *context)
+        return x + y, kv
+
+    def feed(self, x: jax.Array) -> jax.Array:
+        """The second half."""
+        return x + self.mlp(self.mlp_norm(x))
+
     def __call__(
         self, x: jax.Array, angles: jax.Array, *context: tuple | jax.Array | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        epsilon = self.config.rms_norm_eps
-        y = RMSNorm(epsilon, name="attention_norm")(x)
-        y, kv = Attention(self.config, name="attention")(y, angles, *context)
-        x = x + y
-        return x + MLP(self.config, name="mlp")(RMSNorm(epsilon, name="mlp_norm")(x)), kv
+        x, kv = self.attend(x, angles, *context)
+        return self.feed(x), kv
 
 
 class Decoder(nn.Module):
@@ -228,17 +254,20 @@ class Decoder(nn.Module):
             return columns(self.lm_head, tokens)
         return self.embedding[tokens]
 
-    def rows(self, x: jax.Array, context: Context, layers: tuple[int, int] | None = None) -> tuple[jax.Array, Cache]:
+    def rows(
+        self, x: jax.Array, context: Context, layers: tuple[int, int] | None = None, skip: Skip = Skip()
+    ) -> tuple[jax.Array, Cache]:
         """Run rows through the layers.
 
         Args:
           x: [B, R, D] embeddings, or hidden states when starting above layer 0.
           context: where the rows stand and what they see.
           layers: run layers [first, last) only; default all.
+          skip: what to leave out of them.
 
         Returns:
           Hidden states [B, R, D] before the final norm, and the rows' own keys and values, one
-          [B, K, R, Dh] per layer run.
+          [B, K, R, Dh] per layer run, None where its attention is left out.
         """
         mask = context.mask
         assert mask.ndim == 4 and mask.shape[1] * mask.shape[2] == x.shape[1], (mask.shape, x.shape)
@@ -251,7 +280,14 @@ class Decoder(nn.Module):
                 masks[window] = _masks(context, window)
             own, old = masks[window]
             cached, prefix = _layer(context.cache, i), _layer(context.prefix, i)
-            x, (k, v) = self.layers[i](divided(x, "batch"), angles, own, cached, old, prefix)
+            layer, seen, k, v = self.layers[i], (angles, own, cached, old, prefix), None, None
+            x = divided(x, "batch")
+            if i not in (*skip.attention, *skip.mlp):
+                x, (k, v) = layer(x, *seen)
+            elif i not in skip.attention:
+                x, (k, v) = layer.attend(x, *seen)
+            elif i not in skip.mlp:
+                x = layer.feed(x)
             keys.append(k)
             values.append(v)
         return x, Cache(tuple(keys), tuple(values))

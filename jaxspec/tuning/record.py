@@ -26,6 +26,7 @@ from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.job import PREFILL_CHUNK, bucket
 from jaxspec.decoding.loop import DecodeState, Decoding, prefill, start
 from jaxspec.decoding.prompts import pad_tokens
+from jaxspec.drafting.budget import smallest_draft
 from jaxspec.drafting.draft import Accepted, Draft, Offer
 from jaxspec.drafting.drafter import DeviceDrafter, Drafter
 from jaxspec.drafting.method import Seen, Step
@@ -101,8 +102,7 @@ def _recording(drafter: Drafter, sampling: SamplingConfig, batch_size: int) -> D
         source.replace(calibration=jnp.broadcast_to(jnp.array(IDENTITY), source.calibration.shape))
         for source in drafter.on_device.sources
     )
-    probes = max(source.method.probe_distances * source.method.probe_rows for source in sources)
-    base = drafter.model.base_for(batch_size * (1 + probes))
+    base = drafter.model.base_for(batch_size * (smallest_draft(sources) - 1))
     return Decoding(base, DeviceDrafter(raw, shape), make_sampler(sampling), eos, Match())
 
 
@@ -132,7 +132,8 @@ def _run(decoding: Decoding, state: DecodeState, forced: jax.Array) -> list[Offe
     def step(carry: tuple, tokens: tuple[jax.Array, jax.Array]) -> tuple[tuple, list[Offer]]:
         (cache, lengths, memory), (token, following) = carry, tokens
         draft, zero = root.replace(tokens=token[:, None]), jnp.zeros_like(token)
-        states, kv = run_rows(base, drafter.rows(base, draft, lengths), cache, lengths[:, None, None])
+        rows = drafter.rows(base, draft, lengths, memory)
+        states, kv = run_rows(base, rows, cache, lengths[:, None, None])
         states = {layer: x[:, 0] for layer, x in states.items()}
         at_root = {layer: x[:, :1] for layer, x in states.items()}
         cache = commit(cache, jax.tree.map(lambda x: x[:, :, :1], kv), lengths)
@@ -140,13 +141,13 @@ def _run(decoding: Decoding, state: DecodeState, forced: jax.Array) -> list[Offe
         computed = Step(draft, states, base.logits(at_root[layers]), accepted)
         text = jnp.stack([token, following], axis=1)
         seen = Seen(text, at_root[layers], lengths, zero + 1, at_root, computed)
-        draftings = decoding.draftings(trees, state.seeds, following, lengths + 1)
+        draftings = decoding.draftings(trees, state.seeds, following, lengths + 1, cache)
         memory = drafter.observe(draftings, seen, memory)
         return (cache, lengths + 1, memory), drafter.offer(draftings, memory)
 
     carry = (state.cache, state.lengths, state.method_states)
     pairs = (forced[:, :-2].T, forced[:, 1:-1].T)
-    draftings = decoding.draftings(trees, state.seeds, forced[:, 0], state.lengths)
+    draftings = decoding.draftings(trees, state.seeds, forced[:, 0], state.lengths, state.cache)
     at_first = drafter.offer(draftings, state.method_states)
     _, rest = lax.scan(step, carry, pairs)
     return jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), at_first, rest)
