@@ -55,8 +55,8 @@ class Adapter:
 
     @functools.cached_property
     def digest(self) -> str:
-        """12 hex digits that name these weights."""
-        digest = hashlib.sha256()
+        """12 hex digits that name these weights, or the settings where they are all there is."""
+        digest = hashlib.sha256(b"" if self.trainable else self.method.spec.encode())
         for leaf in jax.tree.leaves(self.trainable):  # one at a time: all of a whole base may not fit
             digest.update(host(leaf).tobytes())
         return digest.hexdigest()[:12]

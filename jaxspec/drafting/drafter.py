@@ -41,7 +41,8 @@ class DeviceDrafter:
 
     def rows(self, base: Base, draft: Draft, lengths: jax.Array, states: Sequence[PyTree]) -> Rows:
         """The rows of a step: the nodes, and what the source adds that adds rows, from what it remembers."""
-        adding = [(s.method, s.trainable, state) for s, state in zip(self.sources, states, strict=True) if s.method.adds_rows]
+        each = zip(self.sources, states, strict=True)
+        adding = [(source.method, source.trainable, state) for source, state in each if source.method.adds_rows]
         method, trainable, state = adding[0] if adding else (Method(), {}, {})
         rows = method.rows(trainable, base, draft, lengths, state)
         return dataclasses.replace(rows, taps=(*rows.taps, *self.taps(base.decoder.config.num_layers)))
@@ -85,6 +86,7 @@ class Drafter:
     def digest(self) -> str:
         """Names what drafts, and on which base, for choices that hold of it alone."""
         adapters = sorted(source.adapter.digest for source in self.sources if source.adapter)
+        adapters += sorted(s.method.spec for s in self.sources if not s.adapter and s.method.spec != s.method.name)
         return adapters[0] if len(self.sources) == len(adapters) == 1 else "+".join([self.model.fingerprint, *adapters])
 
     @property

@@ -7,8 +7,8 @@ is in its `method_state`, a pytree every leaf of which has a batch axis.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import flax.struct
 import jax
@@ -111,6 +111,12 @@ class Method:
         return cls.trainable or bool(cls.built_with)
 
     @property
+    def spec(self) -> str:
+        """The name, with the settings that are not the defaults, as in `lookahead:window=5`."""
+        changed = [f for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
+        return ":".join([self.name, ",".join(f"{f.name}={getattr(self, f.name)}" for f in changed)]).rstrip(":")
+
+    @property
     def max_distance(self) -> int:
         """M, how far ahead the method predicts; trees are at most this deep."""
         return 0
@@ -185,6 +191,26 @@ class Method:
         Of a method whose adapter is built, one with the shapes that its settings say; integers stay integers on disk.
         """
         return {}
+
+    def search(
+        self,
+        base: Base,
+        texts: Sequence[tuple[Sequence[int], Sequence[int]]],
+        trials: int,
+        progress: Callable[[int, str], None],
+    ) -> tuple[Method, dict[str, Any]]:
+        """Better settings for a base, which are the whole adapter of a method that is `built_with` tune.py.
+
+        Args:
+          base: the frozen decoder.
+          texts: ids of prompts, and of the base's own answers to them.
+          trials: how many settings to try.
+          progress: called with the number tried, and a note.
+
+        Returns:
+          The method with them, and the figures behind the choice.
+        """
+        raise TypeError(f"{self.name} has no settings to search for")
 
     def tune(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, Base]:
         """What decodes: a method, its pytree and the base they are for. Most leave the base as it is."""

@@ -17,10 +17,12 @@ from jaxspec.methods.loading import (
     ships,
     tuned_choice,
 )
+from jaxspec.methods.lookahead import Jacobi, Lookahead
 from jaxspec.methods.medusa import Medusa
 from jaxspec.methods.ppd import PPD
 from jaxspec.methods.prompt_lookup import PromptLookup
 from jaxspec.methods.rest import Rest
+from jaxspec.methods.self_speculative import SelfSpeculative
 from jaxspec.methods.space import SPACE
 from jaxspec.methods.suffix import Suffix
 from jaxspec.methods.token_recycling import TokenRecycling
@@ -35,9 +37,12 @@ __all__ = [
     "Eagle",
     "HiddenTransfer",
     "Hydra",
+    "Jacobi",
+    "Lookahead",
     "Medusa",
     "PromptLookup",
     "Rest",
+    "SelfSpeculative",
     "Suffix",
     "TokenRecycling",
     "choice_folder",

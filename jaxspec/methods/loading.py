@@ -25,17 +25,19 @@ from jaxspec.methods.dflash import DFlash
 from jaxspec.methods.eagle import Eagle
 from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.methods.hydra import Hydra
+from jaxspec.methods.lookahead import Jacobi, Lookahead
 from jaxspec.methods.medusa import Medusa
 from jaxspec.methods.ppd import PPD
 from jaxspec.methods.prompt_lookup import PromptLookup
 from jaxspec.methods.rest import Rest
+from jaxspec.methods.self_speculative import SelfSpeculative
 from jaxspec.methods.space import SPACE
 from jaxspec.methods.suffix import Suffix
 from jaxspec.methods.token_recycling import TokenRecycling
 from jaxspec.weights.load import Model
 
 _TRAINED = (PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista, Eagle, DFlash)
-_ALL = (Method, *_TRAINED, PromptLookup, Suffix, Rest, TokenRecycling)
+_ALL = (Method, *_TRAINED, PromptLookup, Suffix, Rest, TokenRecycling, Lookahead, Jacobi, SelfSpeculative)
 METHODS: dict[str, type[Method]] = {cls.name: cls for cls in _ALL}
 
 
@@ -52,7 +54,8 @@ def load_drafter(
     """A method, or a union of several, ready to decode on a base.
 
     Args:
-      name: a key of `METHODS`; for a union several of them, as a list or joined as in `medusa+prompt_lookup`.
+      name: a key of `METHODS`; for a union several of them, as a list or joined as in `medusa+prompt_lookup`. One
+        without adapter may have settings: `lookahead:window=5,ngram=4`.
       model: the base.
       adapter: folder of a trained adapter, or of a datastore; default the one that ships for this method and base. In a
         union it goes to the method that it belongs to.
@@ -68,7 +71,7 @@ def load_drafter(
       UserError: an unknown method, methods that cannot be joined, no adapter, one of another method or base, or a tree
         that does not fit.
     """
-    drafter = _join(method_names(name), model, adapter)
+    drafter = _join(parse_methods(name), model, adapter)
     if tree != "auto":
         return drafter.with_tree(tree, draft_vocabulary)
     if draft_vocabulary is not None:
@@ -82,30 +85,64 @@ def _check_known(name: str) -> None:
 
 
 def method_names(name: str | Sequence[str]) -> list[str]:
-    """The methods of a union, or the one. Raises UserError for an unknown one or for some that cannot be joined."""
-    names = name.split("+") if isinstance(name, str) else list(name)
-    for one in names:
-        _check_known(one)
-        if names.count(one) > 1:
-            raise UserError(f"{'+'.join(names)}: {one} is there twice")
-        if len(names) > 1 and not METHODS[one]().max_distance:
-            raise UserError(f"{'+'.join(names)}: {one} drafts nothing, leave it out")
-    probing = [one for one in names if METHODS[one]().probe_distances]
-    if len(probing) > 1:
-        raise UserError(f"{'+'.join(names)}: only one method of a union can have probes, got {' and '.join(probing)}")
+    """The names of a union's methods, or of the one; as `parse_methods`."""
+    return [method.name for method in parse_methods(name)]
+
+
+def parse_methods(name: str | Sequence[str]) -> list[Method]:
+    """The methods of a union, or the one, with their settings, as in `lookahead:window=5,ngram=4+suffix`.
+
+    Raises:
+      UserError: an unknown one, settings that it does not have, or some that cannot be joined.
+    """
+    texts = name.split("+") if isinstance(name, str) else list(name)
+    methods = [_parse_method(text) for text in texts]
+    joined, names = "+".join(texts), [method.name for method in methods]
+    for method in methods:
+        if names.count(method.name) > 1:
+            raise UserError(f"{joined}: {method.name} is there twice")
+        if len(names) > 1 and not method.max_distance:
+            raise UserError(f"{joined}: {method.name} drafts nothing, leave it out")
+    adding = [method.name for method in methods if method.adds_rows]
+    if len(adding) > 1:
+        raise UserError(f"{joined}: only one method of a union can have probes or a window, got {' and '.join(adding)}")
     if not names:
         raise UserError("a union needs at least one method")
-    return names
+    return methods
 
 
-def _join(names: Sequence[str], model: Model, adapter: str | Path | None) -> Drafter:
+def _parse_method(text: str) -> Method:
+    """A method by its name, with the settings behind it. Raises UserError for what it does not have."""
+    name, _, given = text.partition(":")
+    _check_known(name)
+    cls, settings = METHODS[name], {}
+    if given and cls.takes_adapter():
+        raise UserError(f"{text}: the settings of {name} are those of its adapter")
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    for part in given.split(",") if given else []:
+        setting, _, value = part.partition("=")
+        if setting not in defaults:
+            known = ", ".join(defaults) or "no settings"
+            raise UserError(f"{text}: {name} has no setting {setting!r}{suggest(setting, defaults)}; it has {known}")
+        kind = type(defaults[setting])
+        try:
+            settings[setting] = kind(value)
+        except ValueError:
+            kinds = {int: "a whole number", float: "a number"}
+            raise UserError(f"{text}: {setting} must be {kinds[kind]}, got {value!r}") from None
+    return cls(**settings)
+
+
+def _join(methods: Sequence[Method], model: Model, adapter: str | Path | None) -> Drafter:
     """The methods with their adapters, on the base that they decode on."""
+    names = [method.name for method in methods]
     trained = [name for name in names if METHODS[name].trainable]
     owner = None if adapter is None else _owner(names, Path(adapter))
     sources, own = [], model
-    for name in names:
-        if not METHODS[name].takes_adapter():
-            sources.append(Source(METHODS[name](), {}))
+    for plain in methods:
+        name = plain.name
+        if not plain.takes_adapter():
+            sources.append(Source(plain, {}))
             continue
         loaded = open_adapter(name, model, adapter if name == owner else None)
         method, trainable, decodes = tuned(loaded.method, loaded.trainable, model)
@@ -240,7 +277,7 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
 def _how_to_make(name: str, model: Model) -> str:
     """What to do where no adapter ships."""
     if program := METHODS[name].built_with:
-        return f"{name} needs an adapter that {program} builds from text: run it and give its folder with --adapter"
+        return f"{name} needs an adapter that {program} builds: run it and give its folder with --adapter"
     return f"no adapter of {name} ships for {model.name!r}; train one with train.py and give its folder"
 
 

@@ -1,8 +1,8 @@
 """Lookahead decoding (Fu et al., 2024): guess further tokens all at once, and draft what such guesses have led to.
 
 A window of N - 1 levels and W columns goes through the base behind the draft's nodes, in the same pass (Algorithm 2 of
-the paper). The row at level l and column j stands l + j tokens behind the newest one, which is itself the first of level
-0. It sees that level up to its own column, and its own column up to its own level:
+the paper). The row at level l and column j stands l + j tokens behind the newest one, which is itself the first of
+level 0. It sees that level up to its own column, and its own column up to its own level:
 
     level 0    n  a  b         c2 sees  n  a  b         the n-gram of the last column, one token more
     level 1    c0 c1 c2                       c2        than its levels:  b c2 d2 and what the base

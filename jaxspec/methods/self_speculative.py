@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jaxspec.drafting.draft import Drafting, Drawn, Offer, PyTree, rank
 from jaxspec.drafting.method import Seen
 from jaxspec.errors import UserError
+from jaxspec.methods.layer_search import Text, search_layers
 from jaxspec.methods.untrained import UntrainedMethod
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit
@@ -78,12 +79,14 @@ class SelfSpeculative(UntrainedMethod):
         return {}
 
     def search(
-        self, base: Base, texts: Sequence[tuple[Sequence[int], Sequence[int]]], trials: int, progress: Callable
-    ) -> tuple[SelfSpeculative, dict]:
-        """Other parts to skip; see `search_layers`."""
-        from jaxspec.methods.layer_search import search_layers
-
-        return search_layers(self, base, texts, trials, progress)
+        self, base: Base, texts: Sequence[Text], trials: int, progress: Callable[[int, str], None]
+    ) -> tuple[SelfSpeculative, dict[str, Any]]:
+        """What to skip and the threshold to begin with; see `search_layers`."""
+        found = search_layers(base, texts, self.length, trials, progress)
+        skipped = {"skip_attention": found.skip.attention, "skip_mlp": found.skip.mlp}
+        figures = {"tokens": found.tokens, "drafted": found.drafted, "cost": found.cost, "value": found.value}
+        method = dataclasses.replace(self, **skipped, threshold=round(found.threshold, 2))
+        return method, {name: round(value, 4) for name, value in figures.items()}
 
     # The threshold
 

@@ -32,9 +32,12 @@ from jaxspec.methods import (
     Eagle,
     HiddenTransfer,
     Hydra,
+    Jacobi,
+    Lookahead,
     Medusa,
     PromptLookup,
     Rest,
+    SelfSpeculative,
     Suffix,
     TokenRecycling,
 )
@@ -129,6 +132,21 @@ OPTIONS = {
     TokenRecycling: {
         "successors": (8, 2),
         "length": (6, 3),
+    },
+    Lookahead: {
+        "window": (3, 1, 5),
+        "ngram": (4, 2, 3),
+        "guesses": (3, 1, 4),
+    },
+    Jacobi: {
+        "length": (3, 5),
+    },
+    SelfSpeculative: {
+        "skip_attention": ((1,), (), (0, 1, 2)),
+        "skip_mlp": ((0,), (0, 1, 2), ()),
+        "length": (3, 5, 1),
+        "threshold": (0.1, 0.5),
+        "acceptance": (0.9, 0.2),
     },
 }
 OF_TRAINING = {"initial", "objective", "direction", "decay", "alignment", "labels", "weighting", "p_ar", "training"}

@@ -28,9 +28,12 @@ from jaxspec.methods import (
     Eagle,
     HiddenTransfer,
     Hydra,
+    Jacobi,
+    Lookahead,
     Medusa,
     PromptLookup,
     Rest,
+    SelfSpeculative,
     Suffix,
     TokenRecycling,
     load_drafter,
@@ -105,13 +108,14 @@ TRAINED += [Eagle(depth=3), DFlash(block=3, layers=2, markov_rank=4)]
 # what drafts on and on is cut short: every level of a draft is compiled
 LOOKUP, SUFFIX, REST = PromptLookup(length=4), Suffix(length=4), Rest(size=300, length=4)
 TOKEN_RECYCLING = TokenRecycling(length=4)
-ALONE = [*TRAINED, LOOKUP, SUFFIX, REST, TOKEN_RECYCLING]
+SELF = SelfSpeculative(length=3, skip_attention=(1,), skip_mlp=(0,), threshold=0.1)
+ALONE = [*TRAINED, LOOKUP, SUFFIX, REST, TOKEN_RECYCLING, Lookahead(), Jacobi(), SELF]
 
 
 def every_pair(methods):
-    """The fewest unions of four, each with the probes of one method at most, in which every two methods meet."""
+    """The fewest unions of four, each with the further rows of one method at most, in which every two methods meet."""
     pairs = {four: {*itertools.combinations(four, 2)} for four in itertools.combinations(methods, 4)}
-    pairs = {four: met for four, met in pairs.items() if sum(m.probe_distances > 0 for m in four) < 2}
+    pairs = {four: met for four, met in pairs.items() if sum(m.adds_rows for m in four) < 2}
     missing, chosen = set().union(*pairs.values()), []
     while missing:
         chosen.append(max(pairs, key=lambda four: len(pairs[four] & missing)))
@@ -207,6 +211,8 @@ def test_every_source_alone(tiny, method):
         ((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), GREEDY, 1),
         ((Medusa(heads=3), LOOKUP, REST), SAMPLING, 4),
         ((Hydra(heads=3), TOKEN_RECYCLING), GREEDY, 4),
+        ((Lookahead(), LOOKUP), GREEDY, 4),
+        ((SELF, LOOKUP), SAMPLING, 4),
         *(
             pytest.param(methods, *setting, marks=pytest.mark.slow)
             for methods, setting in zip(every_pair(ALONE), itertools.cycle([(GREEDY, 4), (SAMPLING, 1)]), strict=False)
@@ -251,7 +257,17 @@ def test_other_ways_to_accept(tiny):
     [
         ("medusa+promt_lookup", {}, "unknown method 'promt_lookup' (did you mean 'prompt_lookup'?)"),
         ("prompt_lookup+prompt_lookup", {}, "prompt_lookup is there twice"),
-        ("ppd+bita", {}, "only one method of a union can have probes, got ppd and bita"),
+        ("ppd+bita", {}, "only one method of a union can have probes or a window, got ppd and bita"),
+        ("ppd+lookahead", {}, "only one method of a union can have probes or a window, got ppd and lookahead"),
+        ("lookahead:windows=3", {}, "lookahead has no setting 'windows' (did you mean 'window'?)"),
+        ("lookahead:window", {}, "window must be a whole number, got ''"),
+        ("suffix:fading=much", {}, "fading must be a number, got 'much'"),
+        ("medusa:heads=3", {}, "the settings of medusa are those of its adapter"),
+        ("lookahead:window=0", {}, "lookahead: window must be at least 1, got 0"),
+        ("lookahead:ngram=0", {}, "lookahead: ngram must be at least 2, got 0"),
+        ("lookahead:guesses=0", {}, "lookahead: guesses must be at least 1, got 0"),
+        ("lookahead", {"tree": "best:6"}, "best:6: a draft needs 7 rows, the root, a candidate and the method's own"),
+        ("self_speculative", {}, "self_speculative needs an adapter that tune.py builds: run it and give its folder"),
         ("autoregressive+prompt_lookup", {}, "autoregressive drafts nothing, leave it out"),
         ("", {}, "unknown method ''"),
         ([], {}, "a union needs at least one method"),
@@ -272,7 +288,7 @@ def test_other_ways_to_accept(tiny):
         ("medusa+rest", {"adapter": "somewhere"}, "somewhere: no adapter there (adapter.json is missing)"),
         ("medusa+rest", {"adapter": "adapters/ppd-smollm2-135m"}, "belongs to method 'ppd', not to medusa or rest"),
         ("suffix+rest", {"adapter": "adapters/ppd-smollm2-135m"}, "belongs to method 'ppd', not 'rest'"),
-        ("suffix+rest", {}, "rest needs an adapter that datastore.py builds from text: run it and give its folder"),
+        ("suffix+rest", {}, "rest needs an adapter that datastore.py builds: run it and give its folder"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tiny, name, settings, message):

@@ -13,7 +13,7 @@ from jaxspec.drafting.drafter import Drafter, make_drafter
 from jaxspec.drafting.method import Batch
 from jaxspec.drafting.source import Source
 from jaxspec.drafting.tree import Tree, TreePlan, chain
-from jaxspec.methods.rest import build
+from jaxspec.methods.rest import Rest, build
 
 
 def settings(method):
@@ -28,7 +28,7 @@ def trained(method, base, seed=3, scale=0.1, noise=9):
     Of a method that drafts from texts, eight random ones.
     """
     rng = np.random.default_rng(noise)  # not in JAX, which would compile a program for every shape
-    if method.built_with:
+    if isinstance(method, Rest):
         tokens = rng.integers(0, base.vocab_size, method.size - 9)
         return build(np.array_split(tokens, 8), longest=method.longest)[1]
     trainable = jax.jit(lambda base: method.init(jax.random.key(seed), base))(base)
