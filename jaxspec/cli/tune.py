@@ -11,22 +11,36 @@ from typing import Any
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import SamplingConfig
+from jaxspec.drafting.adapter import Adapter, save_adapter
 from jaxspec.drafting.choice import choice_name, find_choice, save_choice
 from jaxspec.drafting.drafter import Drafter
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import TreePlan, save_plan
-from jaxspec.errors import UserError
-from jaxspec.files import writable, write_atomically
-from jaxspec.methods import choice_folder, choose_tree, load_drafter
+from jaxspec.errors import UserError, check_at_least
+from jaxspec.files import known_as, new_folder, writable, write_atomically
+from jaxspec.methods import METHODS, choice_folder, choose_tree, load_drafter
+from jaxspec.progress import Progress
 from jaxspec.training.examples import unseen_prompts
 from jaxspec.tuning.plot import plot_tuning
-from jaxspec.tuning.tune import TuneConfig, Tuning, check_tuning, check_union, tune, tune_union
+from jaxspec.tuning.tune import (
+    TuneConfig,
+    Tuning,
+    answers_to_search,
+    check_tuning,
+    check_union,
+    tune,
+    tune_union,
+)
 from jaxspec.weights.load import DEFAULT_MODEL, load_model
+
+PROGRAM = "tune.py"  # as methods name it that are built with it
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(TuneConfig):
     """Measure this machine, search trees, try the best few, and write the choice beside the adapter.
+
+    Of a method whose adapter is made here, self_speculative, search its settings, unless an adapter is given.
 
     Attributes:
       method: what drafts; of several joined by a + those are chosen that pay together.
@@ -39,8 +53,9 @@ class Options(TuneConfig):
       template: a chat template by name, where not the tokenizer's own: llama2, llama2-short, vicuna, vicuna-short or
         falcon.
       dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
+      trials: settings to try in a search of them.
       output: folder for tuned.json, tuning.png and the tree as tree.json; default the adapter's, for a union one in the
-        user's cache.
+        user's cache. A search of settings needs a new one, for the adapter.
       json: print the result as one JSON object.
     """
 
@@ -51,6 +66,7 @@ class Options(TuneConfig):
     column: str = "prompt"
     template: str = ""
     dtype: str = ""
+    trials: int = 200
     output: str = ""
     json: bool = False
 
@@ -62,6 +78,30 @@ def main(args: list[str]) -> None:
     if options.prompts and not Path(options.prompts).is_file():
         raise UserError(f"{options.prompts}: no such file")
     enable_compilation_cache()
+    if not options.adapter and options.method in METHODS and METHODS[options.method].built_with == PROGRAM:
+        build(options)
+    else:
+        choose(options)
+
+
+def build(options: Options) -> None:
+    """Search the settings of a method on answers of the base, and write them as its adapter."""
+    output = new_folder(options.output)
+    check_at_least(options, {"trials": 1, "max_new_tokens": 2, "accuracy_prompts": 0})
+    model = load_model(options.model, options.dtype or None, template=options.template)
+    prompts = unseen_prompts(model, {}, options.prompts, options.column)
+    method, texts = METHODS[options.method](), answers_to_search(model, prompts, options)
+    with Progress("searching", options.trials, "settings") as progress:
+        method, figures = method.search(model.base, texts, options.trials, progress.update)
+    info = {"base": known_as(options.model), "search": {"answers": len(texts), "trials": options.trials} | figures}
+    save_adapter(output, Adapter(method, {}, model.fingerprint, info))
+    print(
+        json.dumps({"method": method.spec, "file": str(output / "adapter.json")} | figures) if options.json else output
+    )
+
+
+def choose(options: Options) -> None:
+    """Choose the fastest draft tree, and of a union the sources that pay."""
     model = load_model(options.model, options.dtype or None, template=options.template)
     drafter = load_drafter(options.method, model, options.adapter or None)
     if not drafter.drafts:

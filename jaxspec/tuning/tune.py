@@ -168,10 +168,7 @@ def tune_union(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> 
     check_union(config, drafter, prompts)
     model, sampling, batch_size = drafter.model, SamplingConfig(config.temperature), config.batch_size
     measured, tried = _counts(config, replayed=True)
-    texts = own_answers(model, prompts[:measured], sampling, 2 * config.max_new_tokens)
-    texts = [text for text in texts if len(text[1]) > 1]
-    if not texts:
-        raise UserError("the answers to these prompts are too short to measure anything on; give more or others")
+    texts = _long_enough(own_answers(model, prompts[:measured], sampling, 2 * config.max_new_tokens))
     wholes, predictors = _with_vocabularies(drafter, config), []
     costs = measure_costs(wholes, batch_size, config.cache_length, config.max_rows, sampling)
     for whole in wholes:
@@ -190,6 +187,20 @@ def tune_union(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> 
     drafting = {in_words(*key): round(1e3 * value, 3) for key, value in costs.drafting.items()}
     choice = _choice(drafter, config, drafters, trials, figures | {"drafting_milliseconds": drafting})
     return Tuning(choice, costs.latency, list(options.values()), trials)
+
+
+def answers_to_search(model: Model, prompts: Sequence[str], config: TuneConfig) -> list[Text]:
+    """The base's own greedy answers to the first prompts, for `Method.search`. Raises UserError for none."""
+    count, _ = _counts(config, replayed=True)
+    return _long_enough(own_answers(model, prompts[:count], SamplingConfig(), 2 * config.max_new_tokens))
+
+
+def _long_enough(texts: Sequence[Text]) -> list[Text]:
+    """Those with answers of two tokens. Raises UserError where none is left."""
+    texts = [text for text in texts if len(text[1]) > 1]
+    if not texts:
+        raise UserError("the answers to these prompts are too short to measure anything on; give more or others")
+    return texts
 
 
 def _best_first(candidates: Iterable[Candidate]) -> list[Candidate]:

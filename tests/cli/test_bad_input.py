@@ -132,6 +132,12 @@ def test_too_little_memory_is_one_line(refuses):
         (["--prompts", "/no/such/file"], "/no/such/file: no such file"),
         (["--method", "pdp"], "did you mean 'ppd'?"),
         (["--method", "autoregressive"], "takes no adapter"),
+        (["--method", "self_speculative"], "this adapter belongs to method 'ppd'"),
+        (["--method", "self_speculative", "--adapter", ""], "give a new directory with --output, got ''"),
+        (
+            ["--method", "self_speculative", "--adapter", "", "--output", "x", "--trials", "0"],
+            "trials must be at least",
+        ),
         (["--also", "spars:3"], "did you mean 'sparse'?"),
     ],
 )

@@ -54,3 +54,16 @@ def test_a_union_is_tuned_and_decode_takes_what_was_chosen(files, tmp_path, caps
         assert json.loads(out)["method"] == "+".join(result["sources"]) and "tuned for this machine" in err
     else:
         assert json.loads(out)["method"] == "ppd+token_recycling" and "no tree of ppd+token_recycling pays" in err
+
+
+def test_what_to_skip_is_searched_and_kept_as_an_adapter(files, tmp_path, capsys):
+    out = tmp_path / "skipped"
+    base, prompts = named(files)[:2], ["--prompts", str(files / "prompts.jsonl"), "--accuracy-prompts", "2"]
+    small = ["--max-new-tokens", "8", "--trials", "3", "--output", str(out), "--json"]
+    tune.main([*base, "--method", "self_speculative", *prompts, *small])
+    result = json.loads(capsys.readouterr().out)
+    assert result["value"] > 0 and result["file"] == str(out / "adapter.json")
+    decode.main(
+        [*base, "--method", "self_speculative", "--adapter", str(out), "--prompt", "words", "--compare", "--json"]
+    )
+    assert json.loads(capsys.readouterr().out)["identical_to_autoregressive"]

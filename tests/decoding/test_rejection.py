@@ -28,9 +28,12 @@ from jaxspec.methods import (
     DFlash,
     HiddenTransfer,
     Hydra,
+    Jacobi,
+    Lookahead,
     Medusa,
     PromptLookup,
     Rest,
+    SelfSpeculative,
     Suffix,
     TokenRecycling,
 )
@@ -48,16 +51,9 @@ SMALL_TREE = [(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]
 SLOW = pytest.mark.slow
 MASKS, MEDUSA = SPACE(distances=3, tuning="none"), Medusa(heads=3)
 METHODS = [PPD(), BiTA(prompts=2), MASKS, HiddenTransfer(layers=(0, 1, 2))]
-METHODS += [
-    MEDUSA,
-    Hydra(heads=3),
-    Amphista(heads=3),
-    DFlash(block=3, layers=2, markov_rank=4),
-    PromptLookup(),
-    Suffix(),
-    Rest(size=300),
-    TokenRecycling(),
-]
+METHODS += [MEDUSA, Hydra(heads=3), Amphista(heads=3), DFlash(block=3, layers=2, markov_rank=4)]
+METHODS += [PromptLookup(), Suffix(), Rest(size=300), TokenRecycling()]
+METHODS += [Lookahead(), Jacobi(), SelfSpeculative(skip_attention=(1,), skip_mlp=(1,), threshold=0.3)]
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +165,8 @@ def test_every_method_that_samples_is_covered():
 
 # One of each family draws fast, PPD and Medusa below; the others draw by the same code of their family.
 @pytest.mark.parametrize(
-    "method", [pytest.param(m, id=m.name, marks=() if m.name == "hydra" else SLOW) for m in METHODS]
+    "method",
+    [pytest.param(m, id=m.name, marks=() if m.name in ("hydra", "self_speculative") else SLOW) for m in METHODS],
 )
 def test_every_method_keeps_the_distribution(model, exact, method):
     """Fewer texts than below: what is the methods' own is what they say their candidates were drawn from."""

@@ -10,7 +10,7 @@ import pytest
 from jaxspec.drafting.tree import build_tree
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
-from jaxspec.model.decoder import Context, Decoder, causal_context, causal_mask
+from jaxspec.model.decoder import Context, Decoder, Skip, causal_context, causal_mask
 from jaxspec.model.rope import rope_angles
 from tests.helpers.model import VARIANTS, plain, quick_jit, random_base, random_tokens, run_layers, tiny_config
 
@@ -275,3 +275,26 @@ def test_a_prefix_stands_before_every_group_and_beside_a_cache():
         context = Context(positions[:, :1], np.ones((1, 1, 1, 1), bool), kept, np.array([[len(slots)]]))
         alone, _ = run_layers(base, x[:, :1], context)
         close(hidden[0, row], alone[0, 0])
+
+
+def test_a_part_that_is_skipped_adds_nothing_to_the_rows():
+    """As with zeros in place of its last matrix; keys and values of skipped attention do not exist."""
+    base = random_base(VARIANTS["llama"])
+    x, context = base.embed(random_tokens((2, 6))), causal_context(2, 6)
+    params = jax.tree.map(lambda x: x, base.params)
+    params["layers_0"]["attention"]["o"]["kernel"] *= 0
+    params["layers_1"]["mlp"]["down"]["kernel"] *= 0
+    hidden, rows = base.rows(x, context, skip=Skip(attention=(0,), mlp=(1,)))
+    close(hidden, base.replace(params=params).rows(x, context)[0])
+    assert rows.keys[0] is rows.values[0] is None and rows.keys[1] is not None
+    close(base.rows(x, context, skip=Skip((0, 1), (0, 1)))[0], x)
+
+
+def test_rows_of_a_batch_may_have_a_prefix_of_their_own():
+    """Keys and values of older rows say the same there as in a cache."""
+    base, tokens = random_base(VARIANTS["llama"]), random_tokens((2, 6))
+    _, kv = base.rows(base.embed(tokens[:, :4]), causal_context(2, 4))
+    positions, mask = jnp.broadcast_to(jnp.arange(4, 6), (2, 2)), causal_mask(2, 2)
+    context = Context(positions, mask, prefix=kv, sees_prefix=jnp.ones((1, 2, 4), bool))
+    hidden, _ = base.rows(base.embed(tokens[:, 4:]), context)
+    close(base.logits(hidden), plain(base, tokens)[:, 4:])

@@ -1,0 +1,156 @@
+"""Self-speculative decoding: the base without some parts drafts, as sure as it must be, and which parts is searched."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.generate import generate
+from jaxspec.drafting.adapter import Adapter, save_adapter
+from jaxspec.drafting.draft import Accepted
+from jaxspec.drafting.drafter import autoregressive
+from jaxspec.drafting.method import Seen, Step
+from jaxspec.drafting.tree import build_tree, chain
+from jaxspec.errors import UserError
+from jaxspec.methods import SelfSpeculative, load_drafter
+from jaxspec.methods.layer_search import LayerReplay, search_layers
+from jaxspec.model.cache import commit, empty_cache
+from jaxspec.model.decoder import Context, Skip, causal_context
+from tests.helpers.drafting import batched, draft_of, drafting_of
+from tests.helpers.methods import untrained_drafter
+from tests.helpers.tiny import TINY, make_prompts
+
+PARTS = SelfSpeculative(length=4, skip_attention=(1,), skip_mlp=(0,), threshold=0.0)
+
+
+@pytest.fixture(scope="module")
+def model(tiny):
+    return dataclasses.replace(tiny, eos=())
+
+
+def drafter(model, method):
+    return untrained_drafter(method, model, chain(method.length))
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.0)], ids=["greedy", "sampling"])
+def test_the_whole_base_is_always_right(model, sampling):
+    """A chain of four makes five tokens per step, whatever is drawn: the first and eight steps are 41."""
+    whole = SelfSpeculative(length=4, threshold=0.0)
+    for answer in generate(drafter(model, whole), make_prompts(4), 41, sampling=sampling, seed=3, batch_size=2):
+        assert (answer.steps, answer.tokens_per_step) == (8, 5.0)
+        assert answer.accepted == answer.offered == [8] * 4
+
+
+def test_it_drafts_what_its_parts_say_behind_the_bases_own_keys_and_values(model):
+    """A draft made token by token is what the parts say, in one pass, of the newest token and of the draft."""
+    text = jnp.array([[3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8, 2, 8, 1]])
+    base, M = model.base, PARTS.length
+    _, kv = base.rows(base.embed(text[:, :-1]), causal_context(2, 6))
+    cache = commit(empty_cache(TINY, 2, 16, base.dtype), kv, jnp.zeros(2, jnp.int32))
+    drafting = drafting_of(None, text[:, -1], [6, 6], base=base, width=2, depth=M, cache=cache)
+    offer = jax.jit(lambda d: PARTS.offer(d, PARTS.empty_state(base, 2, 16)))(drafting)
+    drafted = jnp.concatenate([text[:, -1:], offer.tokens[..., 0]], axis=1)
+    mask = jnp.broadcast_to(jnp.tri(M, dtype=bool), (2, 1, M, M))
+    context = Context(jnp.broadcast_to(6 + jnp.arange(M), (2, M)), mask, cache, jnp.full((2, 1), 6))
+    hidden, _ = base.rows(base.embed(drafted[:, :-1]), context, skip=PARTS.skip)
+    log_p, best = jax.lax.top_k(jax.nn.log_softmax(base.logits(hidden)), 2)
+    np.testing.assert_array_equal(offer.tokens, best)
+    np.testing.assert_allclose(offer.log_p, log_p, rtol=1e-4, atol=1e-5)
+    assert offer.known.all()
+    unskipped, _ = base.rows(base.embed(drafted[:, :-1]), context)
+    assert (jnp.argmax(base.logits(unskipped), axis=-1) != offer.tokens[..., 0]).any()
+
+
+def test_without_nearly_everything_the_text_is_the_same(model):
+    least = SelfSpeculative(skip_attention=(0, 1, 2), skip_mlp=(0, 1, 2), threshold=0.0)
+    prompts = make_prompts(6)
+    ours = generate(drafter(model, least), prompts, 24, batch_size=3)
+    assert [a.tokens for a in ours] == [a.tokens for a in generate(autoregressive(model), prompts, 24)]
+    assert sum(sum(a.accepted) for a in ours) < sum(sum(a.offered) for a in ours)
+
+
+def test_drafting_stops_behind_a_token_that_it_is_unsure_of(model):
+    sure, unsure = (
+        generate(drafter(model, dataclasses.replace(PARTS, threshold=t)), make_prompts(4), 24) for t in (0.0, 0.9)
+    )
+    for always, seldom in zip(sure, unsure, strict=True):
+        assert always.tokens == seldom.tokens and always.offered == [always.steps] * 4
+        assert seldom.offered[0] == seldom.steps and sum(seldom.offered) < 4 * seldom.steps
+
+
+def test_the_threshold_follows_what_is_accepted():
+    """Down by a tenth of 0.01 while more than nine tenths are accepted, else up; unmoved by a step without a draft."""
+    method, tree = SelfSpeculative(), batched(build_tree([(0,), (0, 0)]))
+    state = {"threshold": jnp.array([0.6]), "accepted": jnp.array([0.9])}
+    drafting = drafting_of(None, [0], [0], width=1, depth=2)
+
+    def after(state, accepted, valid):
+        draft = draft_of(tree, [[0, 1, 2]], jnp.array([valid]))
+        outcome = Accepted(jnp.zeros((1, 3), int), jnp.array([accepted]), jnp.zeros(1, int), jnp.zeros(1, int))
+        step = Step(draft, {}, jnp.zeros((1, 3, 4)), outcome)
+        return method.observe(drafting, Seen(jnp.zeros((1, 3), int), None, None, None, {}, step), state)
+
+    both = after(state, 2, [True, True, True])
+    assert both["accepted"] == pytest.approx(0.95) and both["threshold"] == pytest.approx(0.599)
+    half = after(both, 1, [True, True, True])
+    assert half["accepted"] == pytest.approx(0.725) and half["threshold"] == pytest.approx(0.6)
+    alone = after(half, 0, [True, False, False])
+    assert jax.tree.map(float, alone) == jax.tree.map(float, half)
+
+
+def without(model, layer):
+    """The base with a layer that adds nothing to the rows."""
+    params = jax.tree.map(lambda x: x, model.params)
+    own = params[f"layers_{layer}"]
+    own["attention"]["o"]["kernel"] = jnp.zeros_like(own["attention"]["o"]["kernel"])
+    own["mlp"]["down"]["kernel"] = jnp.zeros_like(own["mlp"]["down"]["kernel"])
+    return dataclasses.replace(model, params=params)
+
+
+@pytest.fixture(scope="module")
+def idle(model):
+    """A base whose middle layer does nothing, and answers of its own."""
+    idle, prompts = without(model, 1), make_prompts(4)
+    answers = generate(autoregressive(idle), prompts, 24)
+    return idle, [(prompt, answer.tokens) for prompt, answer in zip(prompts, answers, strict=True)]
+
+
+def test_the_search_finds_what_does_nothing(idle):
+    model, texts = idle
+    notes = []
+    found = search_layers(model.base, texts, 3, 12, lambda done, note: notes.append((done, note)))
+    assert found.skip == Skip((1,), (1,)) and found.tokens == 1 + found.drafted and found.cost < 1
+    assert [done for done, _ in notes] == list(range(1, 13)) and "tokens per step" in notes[-1][1]
+
+
+def test_a_replay_accepts_all_of_the_whole_base_and_less_of_parts_that_matter(idle):
+    model, texts = idle
+    replay = LayerReplay(model.base, texts, 3)
+    whole, less = replay(Skip()), replay(Skip((0, 2), (0, 2)))
+    assert whole.tokens == 1 + whole.drafted and whole.cost == 1
+    assert less.tokens < 1 + less.drafted and less.cost < whole.cost
+
+
+def test_the_adapter_is_its_settings(model, tmp_path):
+    for name, method in (("one", PARTS), ("other", dataclasses.replace(PARTS, skip_mlp=()))):
+        save_adapter(tmp_path / name, Adapter(method, {}, model.fingerprint, {}))
+    one, other = (load_drafter("self_speculative", model, tmp_path / name) for name in ("one", "other"))
+    assert one.source.method == PARTS and one.plan.depth == 4 and one.digest != other.digest
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"skip_mlp": (1, 3)}, "this base has the layers 0 to 2, none 3 to skip"),
+        ({"skip_attention": (-1,)}, "this base has the layers 0 to 2, none -1 to skip"),
+        ({"threshold": 1.5}, "threshold must be between 0 and 1, got 1.5"),
+        ({"acceptance": -0.1}, "acceptance must be between 0 and 1, got -0.1"),
+        ({"length": 0}, "length must be at least 1, got 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        SelfSpeculative(**settings).abstract(TINY)
