@@ -78,7 +78,7 @@ def test_a_tuned_base_is_shared(model, tmp_path):
         load_ways(BenchConfig(runs=(f"space {one}", f"space tree=chain:1 {two}")), model)
 
 
-FREE = ["prompt_lookup", "suffix", "token_recycling"]
+FREE = ["prompt_lookup", "suffix", "token_recycling", "lookahead", "jacobi"]
 
 
 def test_what_ships_for_the_base_runs_by_default(files, model, monkeypatch):
