@@ -37,6 +37,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.rows import Rows
 
 _NONE = -1  # no n-gram in this place of the pool
+# Chances are guessed, not fitted: `jaxspec tune` calibrates them, and fixed trees do not ask.
 _UNSEEN = 2.0  # what all n-grams of a token are weighed against, for what is in none of them
 _FADING = 0.7  # an n-gram counts as much for every newer one
 _CHANCE = 0.2  # that a guess of Jacobi decoding is right where the one before it is
