@@ -109,12 +109,12 @@ class Rejection(Match):
         tree, rows = draft.tree, jnp.arange(len(seeds))
         chances = sampler.chances(seeds, positions, tree.max_rank)  # [B, P + 1, K]
         node, length, path = jnp.zeros_like(rows), jnp.zeros_like(rows), [jnp.zeros_like(rows)]
-        rest = jax.nn.softmax(sampler.filtered(logits[:, 0]))  # [B, V], what the next token is drawn from
+        rest = sampler.distribution(logits[:, 0])  # [B, V], what the next token is drawn from
         for depth in range(tree.max_depth):
             child, residual = self._choose_child(draft, rest, node, chances[:, depth])
             goes_on = (length == depth) & (child >= 0)
             node, length = jnp.where(goes_on, child, node), length + goes_on
-            below = jax.nn.softmax(sampler.filtered(logits[rows, node]))
+            below = sampler.distribution(logits[rows, node])
             stays = length == depth  # stopped here; those that stopped above keep what they had
             rest = jnp.where(goes_on[:, None], below, jnp.where(stays[:, None], residual, rest))
             path.append(node)
@@ -207,7 +207,8 @@ class Typical(Acceptance):
         at_parent = jnp.take_along_axis(log_p, tree.parent[..., None], axis=1)  # [B, N, V]
         of_node = jnp.take_along_axis(at_parent, draft.tokens[..., None], axis=2)[..., 0]  # [B, N]
         plausible = jnp.exp(of_node) > jnp.take_along_axis(threshold, tree.parent, axis=1)
-        return _longest(tree, draft.valid & plausible, targets, of_node)
+        survives = sampler.pick(plausible, _right(draft, targets))
+        return _longest(tree, draft.valid & survives, targets, of_node)
 
 
 ACCEPTANCES: dict[str, type[Acceptance]] = {"match": Match, "rejection": Rejection, "typical": Typical}
@@ -215,8 +216,12 @@ ACCEPTANCES: dict[str, type[Acceptance]] = {"match": Match, "rejection": Rejecti
 
 def follow(draft: Draft, targets: jax.Array) -> Accepted:
     """The longest path of candidates each of which is the token that comes after its parent, of `targets` [B, N]."""
-    right = draft.tokens == jnp.take_along_axis(targets, draft.tree.parent, axis=1)
-    return _longest(draft.tree, draft.valid & right, targets)
+    return _longest(draft.tree, draft.valid & _right(draft, targets), targets)
+
+
+def _right(draft: Draft, targets: jax.Array) -> jax.Array:
+    """[B, N] bool, whether a node is the token after its parent, of `targets` [B, N]."""
+    return draft.tokens == jnp.take_along_axis(targets, draft.tree.parent, axis=1)
 
 
 def _normalised(log_q: jax.Array) -> jax.Array:

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.decoding.acceptance import Acceptance
+from jaxspec.decoding.scores import Scores
 from jaxspec.decoding.stats import Stats, count
-from jaxspec.drafting.draft import Accepted, Draft, Drafting, Pace, PyTree
+from jaxspec.drafting.draft import Accepted, Draft, Drafting, Offer, Pace, PyTree
 from jaxspec.drafting.drafter import DeviceDrafter
 from jaxspec.drafting.method import Seen, Step
 from jaxspec.drafting.sampling import Sampler
@@ -41,6 +42,8 @@ class Decoding:
       sampler: how tokens are drawn.
       eos: [E] int32, ids that end a text.
       acceptance: which candidates survive (static); chooses the first token too.
+      drafts: [B] bool, rows that draft; None: all.
+      scored: [B] bool, rows whose log-probabilities are kept; None: the state has no room for any.
     """
 
     base: Base
@@ -48,6 +51,20 @@ class Decoding:
     sampler: Sampler
     eos: jax.Array
     acceptance: Acceptance = flax.struct.field(pytree_node=False)
+    drafts: jax.Array | None = None
+    scored: jax.Array | None = None
+
+    def first_token(self, logits: jax.Array, seeds: jax.Array, lengths: jax.Array) -> jax.Array:
+        """The token [B] after prompts of some lengths [B], from the base's logits there [B, V]."""
+        noise = self.sampler.noise(seeds, lengths[:, None], jnp.arange(self.base.vocab_size))[:, 0]
+        return self.acceptance.choose(logits, noise, self.sampler)
+
+    def offers(self, draftings: Sequence[Drafting], states: Sequence[PyTree]) -> list[Offer]:
+        """What every source says may come, in rows that draft."""
+        offers = self.drafter.offer(draftings, states)
+        if self.drafts is None:
+            return offers
+        return [offer.replace(known=offer.known & self.drafts[:, None, None]) for offer in offers]
 
     def draftings(
         self, trees: Sequence[Tree], seeds: jax.Array, root: jax.Array, position: jax.Array, cache: Cache
@@ -113,6 +130,7 @@ class DecodeState:
       seeds: [B] uint32, of sampling.
       stats: counters.
       pace: how fast rows have been of late; None where steps have but one size.
+      scores: log-probabilities of what was emitted, [B, W]; None where nobody may ask for them.
     """
 
     cache: Cache
@@ -127,6 +145,7 @@ class DecodeState:
     seeds: jax.Array
     stats: Stats
     pace: Pace | None
+    scores: Scores | None = None
 
 
 @functools.partial(jax.jit, static_argnames=("capacity", "chunk", "taps"))
@@ -172,28 +191,54 @@ def start(
       seeds: [B] uint32.
       width: room of the output buffer, at least the largest limit.
     """
-    B, P, lengths = len(limits), decoding.drafter.shape.depth, prompt.lengths
-    noise = decoding.sampler.noise(seeds, lengths[:, None], jnp.arange(decoding.base.vocab_size))[:, 0]
-    first = decoding.acceptance.choose(prompt.logits, noise, decoding.sampler)
-    drafter, trees = decoding.drafter, decoding.drafter.shape.begin(B)
-    draftings = decoding.draftings(trees, seeds, first, lengths, cache)
+    B, lengths, drafter = len(limits), prompt.lengths, decoding.drafter
+    first = decoding.first_token(prompt.logits, seeds, lengths)
+    draftings = decoding.draftings(drafter.shape.begin(B), seeds, first, lengths, cache)
     states = _read_prompt(drafter, draftings, prompt, first, cache.capacity)
+    return begin(decoding, cache, states, first, lengths, limits, seeds, width=width)
+
+
+def begin(
+    decoding: Decoding,
+    cache: Cache,
+    states: list[PyTree],
+    first: jax.Array,
+    lengths: jax.Array,
+    limits: jax.Array,
+    seeds: jax.Array,
+    *,
+    width: int,
+) -> DecodeState:
+    """The state once every source has read the prompts: `start` after that, for whoever reads them in another way.
+
+    Args:
+      decoding: what stays as it is.
+      cache: of the prompts.
+      states: what each source remembers of them and of the first token.
+      first: [B] int32, the first token.
+      lengths: [B] int32, of the prompts.
+      limits: [B] int32, tokens to emit.
+      seeds: [B] uint32.
+      width: room of the output buffer.
+    """
+    B, shape = len(limits), decoding.drafter.shape
+    trees, room = shape.begin(B), width + shape.depth + 1
     counts = jnp.minimum(limits, 1)
     done = (counts >= limits) | jnp.isin(first, decoding.eos)
-    pace = None if drafter.shape.costs is None else Pace.begin(~done, drafter.shape.costs[0])
-    draft = drafter.shape.draft(trees, first, drafter.offer(draftings, states), pace)
+    pace = None if shape.costs is None else Pace.begin(~done, shape.costs[0])
+    offers = decoding.offers(decoding.draftings(trees, seeds, first, lengths, cache), states)
     state = DecodeState(
         cache=cache,
         lengths=lengths,
-        tokens=jnp.zeros((B, width + P + 1), jnp.int32).at[:, 0].set(first),
-        drafted_by=jnp.zeros((B, width + P + 1), jnp.int32),
+        tokens=jnp.zeros((B, room), jnp.int32).at[:, 0].set(first),
+        drafted_by=jnp.zeros((B, room), jnp.int32),
         counts=counts,
         limits=limits,
         done=done,
-        draft=draft,
+        draft=shape.draft(trees, first, offers, pace),
         method_states=states,
         seeds=seeds,
-        stats=Stats.zero(B, len(drafter.sources), P),
+        stats=Stats.zero(B, len(decoding.drafter.sources), shape.depth),
         pace=pace,
     )
     return _divided(state)
@@ -259,11 +304,14 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     draftings = decoding.draftings(trees, state.seeds, accepted.bonus, lengths, cache)
     memory = drafter.observe(draftings, seen, state.method_states)
     stats = count(state.stats, draft, accepted, ~state.done)
+    if state.scores is not None:
+        wanted = decoding.scored & ~state.done
+        state = state.replace(scores=state.scores.append(logits, accepted.path, text[:, 1:], state.counts, wanted))
     state = _emit(state, draft, accepted, text[:, 1:], decoding.eos)
     pace = state.pace
     if pace is not None:
         pace = pace.after(accepted.length + 1, shape.costs[size], ~state.done)
-    new_draft = shape.draft(trees, accepted.bonus, drafter.offer(draftings, memory), pace)
+    new_draft = shape.draft(trees, accepted.bonus, decoding.offers(draftings, memory), pace)
     state = state.replace(
         cache=cache,
         lengths=jnp.where(state.done, state.lengths, lengths),

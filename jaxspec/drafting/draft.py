@@ -178,8 +178,11 @@ class Offer:
 
 
 def calibrated(offer: Offer, calibration: jax.Array) -> Offer:
-    """An offer whose log-probabilities x became a x + b, below 0, by calibration [M, 2]: a and b by distance."""
-    a, b = jnp.split(calibration[: offer.log_p.shape[-2]], 2, axis=-1)  # [M, 1]
+    """An offer whose log-probabilities x became a x + b, below 0, by calibration [M, 2]: a and b by distance.
+
+    Rows may have calibrations of their own, [B, M, 2].
+    """
+    a, b = jnp.split(calibration[..., : offer.log_p.shape[-2], :], 2, axis=-1)  # [M, 1]
     x = offer.log_p
     return offer.replace(log_p=jnp.minimum(a * x + b, x / 1000))  # what is certain stays in order
 
@@ -240,4 +243,5 @@ def knowing_noise(drafting: Drafting, offer: Offer) -> Offer:
     together = jax.nn.logsumexp(jnp.where(siblings, scores[..., None, :], -jnp.inf), axis=-1)
     others = 1 - jnp.sum(jnp.where(siblings, jnp.exp(offer.log_p)[..., None, :], 0.0), axis=-1)
     beats_others = -jnp.maximum(others, 0.0) * jnp.exp(-scores)
-    return offer.replace(log_p=jnp.where(offer.known, scores - together + beats_others, -jnp.inf))
+    knowing = jnp.where(offer.known, scores - together + beats_others, -jnp.inf)
+    return offer.replace(log_p=text.pick(knowing, offer.log_p))

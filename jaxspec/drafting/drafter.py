@@ -56,7 +56,8 @@ class DeviceDrafter:
         """What every source says may come."""
         offers = []
         for source, drafting, state in zip(self.sources, draftings, states, strict=True):
-            calibration = source.calibration[int(drafting.sampler.sampling)]
+            greedy, sampled = source.calibration[:, None]
+            calibration = drafting.sampler.pick(sampled, greedy)
             offers.append(calibrated(source.method.offer(drafting, state), calibration))
         return offers
 

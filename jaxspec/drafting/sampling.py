@@ -9,6 +9,10 @@ Rejection sampling alone needs drafts and chances that know nothing of g: they h
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -18,6 +22,7 @@ from jax import lax
 from jaxspec.config import SamplingConfig
 from jaxspec.errors import UserError
 
+PyTree = Any
 _DROPPED = -jnp.inf
 _EXPONENT = np.uint32(0x3F800000)  # of float32 numbers from 1 to 2
 _ROTATIONS = tuple(tuple(map(np.uint32, shifts)) for shifts in ((13, 15, 26, 6), (17, 29, 16, 24)))
@@ -84,24 +89,24 @@ class Sampler:
         """Whether tokens are drawn at all; else the most probable one is taken."""
         return self.active[0]
 
+    def pick(self, sampled: PyTree, greedy: PyTree) -> PyTree:
+        """What holds of tokens that are drawn, or what holds of greedy ones."""
+        return sampled if self.sampling else greedy
+
     def filtered(self, logits: jax.Array) -> jax.Array:
         """Logits [..., V] over the temperature, with filtered tokens at minus infinity; unchanged when greedy."""
-        sampling, use_top_k, use_top_p, use_min_p = self.active
+        sampling, *used = self.active
         if not sampling:
             return logits
         logits = logits / self.temperature
-        if use_top_k:
-            count = jnp.minimum(self.top_k, logits.shape[-1])
-            bits = _ordered_bits(logits)
-            logits = jnp.where(bits >= _threshold(bits, jnp.ones_like(logits), count), logits, _DROPPED)
-        if use_top_p:
-            p = jax.nn.softmax(logits)
-            bits = _ordered_bits(p)
-            logits = jnp.where(bits >= _threshold(bits, p, self.top_p), logits, _DROPPED)
-        if use_min_p:
-            best = jnp.max(logits, axis=-1, keepdims=True)
-            logits = jnp.where(logits >= best + jnp.log(self.min_p), logits, _DROPPED)
+        for use, keep, setting in zip(used, _FILTERS, (self.top_k, self.top_p, self.min_p), strict=True):
+            if use:
+                logits = keep(logits, setting)
         return logits
+
+    def distribution(self, logits: jax.Array) -> jax.Array:
+        """What a token is drawn from, [..., V], by the base's logits."""
+        return jax.nn.softmax(self.filtered(logits))
 
     def noise(self, seeds: jax.Array, positions: jax.Array, tokens: jax.Array) -> jax.Array:
         """Gumbel noise of tokens at absolute positions.
@@ -135,7 +140,86 @@ class Sampler:
         return jax.vmap(jax.vmap(one, (None, 0)))(seeds, positions)
 
 
+def _top_k(logits: jax.Array, count: jax.Array) -> jax.Array:
+    bits, count = _ordered_bits(logits), jnp.minimum(count, logits.shape[-1])
+    return jnp.where(bits >= _threshold(bits, jnp.ones_like(logits), count), logits, _DROPPED)
+
+
+def _top_p(logits: jax.Array, total: jax.Array) -> jax.Array:
+    p = jax.nn.softmax(logits)
+    bits = _ordered_bits(p)
+    return jnp.where(bits >= _threshold(bits, p, total), logits, _DROPPED)
+
+
+def _min_p(logits: jax.Array, share: jax.Array) -> jax.Array:
+    most = jnp.max(logits, axis=-1, keepdims=True)
+    return jnp.where(logits >= most + jnp.log(share), logits, _DROPPED)
+
+
+_FILTERS = (_top_k, _top_p, _min_p)
+
+
+@flax.struct.dataclass
+class RowSampler(Sampler):
+    """Every batch row has settings of its own: arrays [B] in place of the scalars.
+
+    A row with a temperature of 0 is greedy; 0, 1 and 0 switch its filters off. What no row asks for is not computed,
+    and what the others ask for changes nothing of a row.
+    """
+
+    @property
+    def drawn(self) -> jax.Array:
+        """[B] bool, rows that are not greedy."""
+        return self.temperature > 0
+
+    def pick(self, sampled: PyTree, greedy: PyTree) -> PyTree:
+        """What holds of tokens that are drawn, or of greedy ones, row by row: [B, ...] of arrays [B or 1, ...]."""
+        if not self.sampling:
+            return greedy
+        return jax.tree.map(lambda x, y: jnp.where(_as_rows(self.drawn, x.ndim), x, y), sampled, greedy)
+
+    def filtered(self, logits: jax.Array) -> jax.Array:
+        """Logits [B, ..., V] over each row's temperature, its filters applied; unchanged in greedy rows."""
+        if not self.sampling:
+            return logits
+        logits = logits / _as_rows(jnp.where(self.drawn, self.temperature, 1.0), logits.ndim)
+        settings = ((self.top_k, self.top_k > 0), (self.top_p, self.top_p < 1), (self.min_p, self.min_p > 0))
+        for keep, (setting, used) in zip(_FILTERS, settings, strict=True):
+            logits = self._where_used(keep, logits, setting, used & self.drawn)
+        return logits
+
+    def _where_used(
+        self, keep: Callable[..., jax.Array], logits: jax.Array, setting: jax.Array, used: jax.Array
+    ) -> jax.Array:
+        """Logits with one filter applied in the rows that use it."""
+
+        def apply(logits: jax.Array) -> jax.Array:
+            kept = keep(logits, _as_rows(setting, logits.ndim))
+            return jnp.where(_as_rows(used, logits.ndim), kept, logits)
+
+        return lax.cond(jnp.any(used), apply, lambda logits: logits, logits)
+
+    def distribution(self, logits: jax.Array) -> jax.Array:
+        """What a token is drawn from, [B, ..., V]; in a greedy row the best one alone."""
+        alone = jax.nn.one_hot(best(logits), logits.shape[-1], dtype=logits.dtype)
+        return self.pick(super().distribution(logits), alone)
+
+    def noise(self, seeds: jax.Array, positions: jax.Array, tokens: jax.Array) -> jax.Array:
+        """As every sampler's; 0 in greedy rows."""
+        if not self.sampling:
+            return super().noise(seeds, positions, tokens)
+        draw = functools.partial(Sampler.noise, self, seeds, positions, tokens)
+        nothing = jnp.zeros(jax.eval_shape(draw).shape)
+        return self.pick(lax.cond(jnp.any(self.drawn), draw, lambda: nothing), nothing)
+
+
+def _as_rows(x: jax.Array, ndim: int) -> jax.Array:
+    """[B] with further axes of one, `ndim` in all."""
+    return x.reshape(-1, *(1,) * (ndim - 1))
+
+
 _COLDEST = 1e-6  # what is colder is greedy, and far below it logits overflow
+_MOST = np.iinfo(np.int32).max
 
 
 def make_sampler(config: SamplingConfig) -> Sampler:
@@ -144,6 +228,30 @@ def make_sampler(config: SamplingConfig) -> Sampler:
     Raises:
       UserError: a value outside its range.
     """
+    check_sampling(config)
+    sampling = config.temperature > 0
+    return Sampler(
+        temperature=jnp.float32(config.temperature),
+        top_k=jnp.int32(min(config.top_k, _MOST)),
+        top_p=jnp.float32(config.top_p),
+        min_p=jnp.float32(config.min_p),
+        active=(sampling, sampling and config.top_k > 0, sampling and config.top_p < 1, sampling and config.min_p > 0),
+    )
+
+
+def make_row_sampler(configs: Sequence[SamplingConfig]) -> RowSampler:
+    """Sampling settings of every batch row, which were checked, as host arrays."""
+    return RowSampler(
+        temperature=np.array([config.temperature for config in configs], np.float32),
+        top_k=np.array([min(config.top_k, _MOST) for config in configs], np.int32),
+        top_p=np.array([config.top_p for config in configs], np.float32),
+        min_p=np.array([config.min_p for config in configs], np.float32),
+        active=(True, True, True, True),
+    )
+
+
+def check_sampling(config: SamplingConfig) -> None:
+    """Raise UserError for a value outside its range."""
     if config.temperature and not _COLDEST <= config.temperature < float("inf"):
         raise UserError(f"temperature must be 0 (greedy) or a number from {_COLDEST:g} on, got {config.temperature}")
     if not 0 < config.top_p <= 1:
@@ -152,14 +260,6 @@ def make_sampler(config: SamplingConfig) -> Sampler:
         raise UserError(f"min-p must be between 0 and 1, got {config.min_p}")
     if config.top_k < 0:
         raise UserError(f"top-k must be 0 (off) or positive, got {config.top_k}")
-    sampling = config.temperature > 0
-    return Sampler(
-        temperature=jnp.float32(config.temperature),
-        top_k=jnp.int32(min(config.top_k, jnp.iinfo(jnp.int32).max)),
-        top_p=jnp.float32(config.top_p),
-        min_p=jnp.float32(config.min_p),
-        active=(sampling, sampling and config.top_k > 0, sampling and config.top_p < 1, sampling and config.min_p > 0),
-    )
 
 
 def _ordered_bits(x: jax.Array) -> jax.Array:

@@ -1,0 +1,56 @@
+"""Log-probabilities of what was emitted: the base's own, before temperature and filters, whoever drafted it."""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+@flax.struct.dataclass
+class Scores:
+    """Log-probabilities of tokens [B, X], and the best tokens at the same places.
+
+    Attributes:
+      chosen: [B, X] float32, of the tokens themselves.
+      best: [B, X, K] float32, the highest ones, falling.
+      tokens: [B, X, K] int32, whose they are.
+    """
+
+    chosen: jax.Array
+    best: jax.Array
+    tokens: jax.Array
+
+    @classmethod
+    def zero(cls, batch: int, width: int, count: int) -> Scores:
+        """Room for `width` tokens and K = `count` best ones at each."""
+        shape = (batch, width, count)
+        return cls(jnp.zeros(shape[:2]), jnp.zeros(shape), jnp.zeros(shape, jnp.int32))
+
+    def append(self, logits: jax.Array, path: jax.Array, tokens: jax.Array, at: jax.Array, wanted: jax.Array) -> Scores:
+        """The scores with those of one step; unchanged where no row wants any.
+
+        Args:
+          logits: [B, N, V], the base's at the nodes.
+          path: [B, P + 1] int32, the accepted nodes.
+          tokens: [B, P + 1] int32, the token after each of them.
+          at: [B] int32, where each row goes on.
+          wanted: [B] bool.
+        """
+
+        def write(buffer: jax.Array, new: jax.Array, at: jax.Array) -> jax.Array:
+            return lax.dynamic_update_slice(buffer, new, (at, *(0,) * (buffer.ndim - 1)))
+
+        def append() -> Scores:
+            new = score(jnp.take_along_axis(logits, path[..., None], axis=1), tokens, self.best.shape[-1])
+            return jax.tree.map(lambda old, new: jax.vmap(write)(old, new, at), self, new)
+
+        return lax.cond(jnp.any(wanted), append, lambda: self)
+
+
+def score(logits: jax.Array, tokens: jax.Array, count: int) -> Scores:
+    """Scores of tokens [B, X] by the base's logits [B, X, V] there, with the `count` best."""
+    log_p = jax.nn.log_softmax(logits)
+    chosen = jnp.take_along_axis(log_p, tokens[..., None], axis=-1)[..., 0]
+    return Scores(chosen, *lax.top_k(log_p, count))

@@ -1,0 +1,1 @@
+"""Many requests at once: continuous batching, the OpenAI interface, and a page to try it."""

@@ -1,0 +1,110 @@
+"""An answer on its way from the engine's thread to whoever asked for it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import jax
+
+from jaxspec.decoding.scores import Scores
+from jaxspec.serving.request import Piece, Request, TokenScore
+from jaxspec.serving.slots import Progress
+from jaxspec.serving.text import TextStream
+
+
+@dataclasses.dataclass
+class Times:
+    """When an answer came how far, by `time.monotonic`; 0 where it has not yet.
+
+    Attributes:
+      asked: it was put into the queue.
+      read: its prompt was begun.
+      decoded: its prompt was read, and it got a slot.
+    """
+
+    asked: float = dataclasses.field(default_factory=time.monotonic)
+    read: float = 0.0
+    decoded: float = 0.0
+
+
+class Answer(AsyncIterator[Piece]):
+    """The pieces of one answer, as they come; the last one says why it ends.
+
+    Attributes:
+      request: what was asked.
+      prompt_scores: of the prompt's tokens from the second on, where asked for; there with the first piece.
+      times: when it came how far.
+      cancelled: whether nobody wants any more.
+    """
+
+    def __init__(self, request: Request, decode: Callable[[list[int]], str], seconds: float):
+        self.request = request
+        self.prompt_scores: list[TokenScore] = []
+        self.times = Times()
+        self.cancelled = False
+        self._deadline = self.times.asked + seconds if seconds else float("inf")
+        self._text = TextStream(decode, request.stop)
+        self._loop, self._pieces = asyncio.get_running_loop(), asyncio.Queue()
+        self._ended = False
+
+    def cancel(self) -> None:
+        """Want no more; the slot is free after the steps under way."""
+        self.cancelled = True
+
+    async def __anext__(self) -> Piece:
+        """The next piece. Raises what went wrong in the engine."""
+        if self._ended:
+            raise StopAsyncIteration
+        piece = await self._pieces.get()
+        if isinstance(piece, Exception):
+            self._ended = True
+            raise piece
+        self._ended = piece.finish is not None
+        return piece
+
+    # For the engine's thread
+
+    @property
+    def late(self) -> bool:
+        """Whether its time is over."""
+        return time.monotonic() > self._deadline
+
+    def put(self, piece: Piece | Exception) -> None:
+        """Hand over a piece, or what went wrong."""
+        try:
+            self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+        except RuntimeError:  # the loop that asked has gone
+            self.cancelled = True
+
+    def extend(self, progress: Progress, eos: Sequence[int]) -> Piece:
+        """What has been added since the last piece."""
+        stream, tokens = self._text, progress.tokens
+        known = len(stream.tokens)
+        text = stream.add(tokens[known:], progress.done)
+        new, finish, scores = slice(known, len(stream.tokens)), None, []
+        if stream.stopped is not None:
+            finish = "stop"
+        elif progress.done:
+            finish = "stop" if tokens and tokens[-1] in eos else "length"
+        if self.request.logprobs:
+            scores = token_scores(jax.tree.map(lambda x: x[new], progress.scores))
+        return Piece(
+            text=text,
+            tokens=stream.tokens[new],
+            drafted_by=progress.drafted_by[new],
+            scores=scores,
+            steps=progress.steps,
+            drafts=progress.drafts,
+            offered=progress.offered,
+            finish=finish,
+            stop=stream.stopped,
+        )
+
+
+def token_scores(scores: Scores) -> list[TokenScore]:
+    """Host arrays, [X] and [X, K], place by place."""
+    each = zip(scores.chosen.tolist(), scores.tokens.tolist(), scores.best.tolist(), strict=True)
+    return [TokenScore(chosen, list(zip(tokens, best, strict=True))) for chosen, tokens, best in each]

@@ -1,0 +1,300 @@
+"""The engine: requests wait in a queue, share the slots, and get their answers piece by piece.
+
+One thread does all the work on devices. In turn it reads a chunk of the oldest waiting prompt, runs a few decoding
+steps for all requests under way, and hands out what they have added. Each text is what `generate` gives for that
+request alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.acceptance import Acceptance, Match
+from jaxspec.decoding.job import bucket, cache_capacity
+from jaxspec.decoding.prompts import encode_prompts
+from jaxspec.drafting.drafter import Drafter
+from jaxspec.drafting.sampling import check_sampling
+from jaxspec.errors import UserError, check_at_least
+from jaxspec.methods import load_drafter
+from jaxspec.serving.answer import Answer, token_scores
+from jaxspec.serving.reading import PromptReader
+from jaxspec.serving.request import Busy, Closed, Finish, Piece, Request
+from jaxspec.serving.slots import Slots
+from jaxspec.weights.load import Model
+
+_LONGEST = 2048  # tokens of prompt and answer, unless asked for more
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What an engine holds at most, so that its memory is known from the start.
+
+    Attributes:
+      slots: requests decoded together.
+      queue: requests that may wait.
+      max_length: longest prompt and answer together, in tokens; 0: 2048, or the base's context where that is less.
+      prompt_chunk: tokens of a prompt to read between two chunks of steps.
+      steps_per_chunk: forward passes between two looks at what has finished.
+      top_logprobs: most probable tokens whose log-probabilities may be asked for; -1: none, not even the token's own.
+      seconds: time that a request may take, waiting included; 0: any.
+    """
+
+    slots: int = 8
+    queue: int = 64
+    max_length: int = 0
+    prompt_chunk: int = 128
+    steps_per_chunk: int = 4
+    top_logprobs: int = 5
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        least = {"slots": 1, "queue": 0, "max_length": 0, "prompt_chunk": 1, "steps_per_chunk": 1, "seconds": 0}
+        check_at_least(self, least | {"top_logprobs": -1})
+
+
+class Engine:
+    """Answers requests together, each as if it were alone. Close it, or use it as a context.
+
+    Args:
+      model: the base.
+      method: the name of one, as `load_drafter` takes it, or a drafter on that base.
+      limits: what it holds at most.
+      acceptance: which candidates survive. `Match` gives the text that a request's seed has alone.
+
+    Raises:
+      UserError: limits that the base does not admit, or what `load_drafter` raises.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        method: str | Drafter = "autoregressive",
+        limits: Limits = Limits(),
+        acceptance: Acceptance = Match(),
+    ):
+        self.drafter = load_drafter(method, model) if isinstance(method, str) else method
+        self.model, self.limits = self.drafter.model, limits
+        context = self.model.config.max_positions
+        self.max_length = limits.max_length or min(_LONGEST, context)
+        if not 2 <= self.max_length <= context:
+            raise UserError(f"max-length must be between 2 and the base's {context}, got {self.max_length}")
+        chunk = bucket(min(limits.prompt_chunk, self.max_length), 1)
+        depth = self.drafter.on_device.shape.depth
+        capacity = max(cache_capacity(self.max_length, depth), bucket(self.max_length, chunk, chunk))
+        best = None if limits.top_logprobs < 0 else min(limits.top_logprobs, self.model.config.vocab_size)
+        self._slots = Slots(self.drafter, acceptance, limits.slots, capacity, self.max_length, chunk, best)
+        self._decode = _decoder(self.model)
+        self._waiting: deque[Answer] = deque()
+        self._running: dict[int, Answer] = {}  # by the identity of their requests
+        self._read: tuple[Answer, PromptReader] | None = None
+        self._wake, self._closing = threading.Condition(), False
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Requests under way, one that is being read included."""
+        return len(self._running) + (self._read is not None)
+
+    @property
+    def full(self) -> bool:
+        """Whether a further request would be refused: as many wait as may, and no slot is free for them."""
+        waiting = len(self._waiting)
+        free = self._slots.free - (self._read is not None)
+        return waiting >= self.limits.queue and waiting >= free
+
+    @property
+    def alive(self) -> bool:
+        """Whether it works at all."""
+        return self._thread.is_alive()
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the decoding state with all slots in use, beside the weights."""
+        return self._slots.memory
+
+    def warm_up(self) -> None:
+        """Compile everything that requests will need, before the first one."""
+        self._slots.warm_up()
+
+    def encode(self, prompt: str | Sequence[int], max_new_tokens: int, chat: bool = True) -> list[int]:
+        """Token ids of a prompt; raises UserError for one that is empty or too long for its answer."""
+        return encode_prompts(self.model, [prompt], max(max_new_tokens, 1), chat, self.max_length)[0]
+
+    def submit(
+        self,
+        prompt: str | Sequence[int],
+        max_new_tokens: int = 128,
+        *,
+        sampling: SamplingConfig = SamplingConfig(),
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        drafting: bool = True,
+        logprobs: bool = False,
+        prompt_logprobs: bool = False,
+        chat: bool = True,
+    ) -> Answer:
+        """Ask for an answer, from a running event loop.
+
+        Args:
+          prompt: text or token ids.
+          max_new_tokens: stop there, or at an end-of-text token.
+          sampling: greedy by default.
+          seed: with sampling, decides the text.
+          stop: texts that end the answer, and are cut off.
+          drafting: whether to draft; the text is the same.
+          logprobs: tell the tokens' log-probabilities.
+          prompt_logprobs: tell the prompt's, too: `Answer.prompt_scores`, there with the first piece.
+          chat: wrap text in the tokenizer's chat template, where it has one.
+
+        Returns:
+          An async iterator of `Piece`.
+
+        Raises:
+          UserError: a prompt or a setting that makes no sense.
+          Busy: the queue is full.
+          Closed: the engine ends.
+        """
+        if max_new_tokens < 0:
+            raise UserError(f"max-new-tokens must be at least 0, got {max_new_tokens}")
+        check_sampling(sampling)
+        if (logprobs or prompt_logprobs) and self.limits.top_logprobs < 0:
+            raise UserError("logprobs: this engine keeps none; start it with top-logprobs of at least 0")
+        if stop and (not self.model.tokenizer or not all(stop)):
+            raise UserError("stop: a stop text must not be empty, and needs a tokenizer")
+        ids = self.encode(prompt, max_new_tokens, chat)
+        request = Request(ids, max_new_tokens, sampling, seed, tuple(stop), drafting, logprobs, prompt_logprobs)
+        answer = Answer(request, self._decode, self.limits.seconds)
+        with self._wake:
+            if self._closing or not self.alive:
+                raise Closed("the engine ends and takes no further requests")
+            if self.full:
+                raise Busy(f"{len(self._waiting)} requests are waiting already; try again later")
+            self._waiting.append(answer)
+            self._wake.notify()
+        return answer
+
+    def close(self, grace: float = float("inf")) -> None:
+        """Take no more requests, finish those there are, and after so many seconds cancel what is left."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join(None if grace == float("inf") else grace)
+        with self._wake:
+            for answer in self._all():
+                answer.cancel()
+        self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # The thread
+
+    def _all(self) -> list[Answer]:
+        reading = [self._read[0]] if self._read else []
+        return [*self._waiting, *reading, *self._running.values()]
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                while not self._all() and not self._closing:
+                    self._wake.wait()
+                if not self._all():
+                    return
+            try:
+                self._drop_unwanted()
+                self._read_on()
+                if self._running:
+                    self._slots.advance(self.limits.steps_per_chunk)
+                    self._hand_out()
+            except Exception as error:  # of the devices: what all rows share is lost
+                _log.exception("requests failed")
+                for answer in self._running.values():
+                    answer.put(error)
+                self._running = {}
+                self._slots.clear()
+
+    def _drop_unwanted(self) -> None:
+        """End what was cancelled or took too long."""
+        leaving = []
+        with self._wake:
+            for answer in self._all():
+                finish: Finish | None = "cancelled" if answer.cancelled else "timeout" if answer.late else None
+                if finish:
+                    leaving.append(answer.request)
+                    answer.put(Piece(finish=finish))
+            gone = {id(request) for request in leaving}
+            self._waiting = deque(answer for answer in self._waiting if id(answer.request) not in gone)
+            if self._read and id(self._read[0].request) in gone:
+                self._read = None
+        self._leave(leaving)
+
+    def _leave(self, requests: Sequence[Request]) -> None:
+        """Free the slots of these requests."""
+        for request in requests:
+            self._running.pop(id(request), None)
+        self._slots.release(requests)
+
+    def _read_on(self) -> None:
+        """Read a chunk of a prompt; once it is whole, its request gets a slot."""
+        if self._read is None and self._waiting and self._slots.free:
+            with self._wake:
+                answer = self._waiting.popleft()
+                self._read = (answer, self._slots.reader(answer.request))
+            answer.times.read = time.monotonic()
+        if self._read is None:
+            return
+        answer, reader = self._read
+        try:
+            self._slots.read_on(reader)
+        except Exception as error:  # of this prompt alone
+            _log.exception("a prompt could not be read")
+            answer.put(error)
+            self._read = None
+            return
+        if reader.finished:
+            answer.prompt_scores = [score for part in reader.scores for score in token_scores(part)]
+            self._read, self._running[id(answer.request)] = None, answer
+            self._slots.place(answer.request, reader)
+            answer.times.decoded = time.monotonic()
+
+    def _hand_out(self) -> None:
+        """Give every answer what it has got, and free the slots of those that end."""
+        leaving = []
+        for request, progress in self._slots.progress():
+            answer = self._running[id(request)]
+            try:
+                piece = answer.extend(progress, self.model.eos)
+                if piece.tokens or piece.finish:
+                    answer.put(piece)
+                ends = piece.finish is not None
+            except Exception as error:  # of this answer alone
+                _log.exception("a request failed")
+                answer.put(error)
+                ends = True
+            if ends:
+                leaving.append(request)
+        self._leave(leaving)
+
+
+def _decoder(model: Model) -> Callable[[list[int]], str]:
+    """Ids to text, with a tokenizer of its own: the other one is in use by other threads."""
+    if model.tokenizer is None:
+        return lambda ids: ""
+    return dataclasses.replace(model, tokenizer=copy.deepcopy(model.tokenizer)).decode

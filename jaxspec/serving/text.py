@@ -1,0 +1,53 @@
+"""From tokens to text while they come: what is not whole yet is held back, and a stop text ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+_HALF = "\ufffd"  # what a decoder makes of bytes that are not yet a character
+
+
+class TextStream:
+    """The text of a growing list of tokens.
+
+    Args:
+      decode: token ids to text.
+      stop: texts that end it.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str] = ()):
+        self._decode, self._stop = decode, tuple(stop)
+        self.tokens: list[int] = []
+        self.sent = ""
+        self.stopped: str | None = None
+
+    def add(self, tokens: Sequence[int], final: bool) -> str:
+        """Take further tokens, up to the first one that completes a stop text, and return the text they add.
+
+        Args:
+          tokens: the next ones.
+          final: nothing comes after them: hold nothing back.
+        """
+        known = len(self.tokens)
+        self.tokens += tokens
+        text = self._decode(self.tokens)
+        if any(stop in text for stop in self._stop):
+            # Token by token, so that the end does not depend on how many come at once.
+            for count in range(known + 1, len(self.tokens) + 1):
+                text = self._decode(self.tokens[:count])
+                if found := [(text.index(stop), -len(stop), stop) for stop in self._stop if stop in text]:
+                    place, _, self.stopped = min(found)
+                    self.tokens = self.tokens[:count]
+                    return self._send(text[:place])
+        return self._send(text if final else text[: self._whole(text)])
+
+    def _send(self, text: str) -> str:
+        new = text[len(self.sent) :]
+        self.sent += new
+        return new
+
+    def _whole(self, text: str) -> int:
+        """How much of a text may be shown: no half character, and nothing that may be the start of a stop text."""
+        text = text.rstrip(_HALF)
+        starts = (len(text) - size for stop in self._stop for size in range(1, len(stop)) if text.endswith(stop[:size]))
+        return min([len(text), *starts])

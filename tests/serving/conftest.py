@@ -1,0 +1,21 @@
+"""One engine for all tests of a process: its programs take seconds to compile."""
+
+import pytest
+
+from jaxspec.methods import PPD, PromptLookup
+from jaxspec.serving.engine import Engine, Limits
+from tests.helpers.methods import union
+from tests.helpers.tiny import make_text_model
+
+
+@pytest.fixture(scope="session")
+def drafter():
+    """A learnt source and one that looks things up, joined."""
+    return union([PPD(), PromptLookup()], make_text_model(num_layers=1), 6)
+
+
+@pytest.fixture(scope="session")
+def engine(drafter):
+    """Four slots, chunks of prompts that most prompts need two of."""
+    with Engine(drafter.model, drafter, Limits(slots=4, queue=32, max_length=120, prompt_chunk=16)) as engine:
+        yield engine

@@ -1,0 +1,163 @@
+"""Whoever shares the slots, each request's answer is the one it has alone."""
+
+import asyncio
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.generate import generate
+from jaxspec.drafting.drafter import autoregressive
+from jaxspec.errors import UserError
+from jaxspec.serving.request import Busy
+from tests.helpers.serving import answer, idle, letters
+
+SAMPLINGS = [SamplingConfig(), SamplingConfig(1.1), SamplingConfig(1.4, top_k=60, top_p=0.9, min_p=0.01)]
+
+
+def random_requests(rng, count):
+    """Prompts with settings, for `Engine.submit`."""
+    for _ in range(count):
+        yield (
+            letters(rng, rng.integers(1, 60)),
+            {
+                "max_new_tokens": int(rng.integers(1, 50)),
+                "sampling": SAMPLINGS[rng.integers(3)],
+                "seed": int(rng.integers(2**32)),
+                "stop": [*letters(rng, 5)] if rng.random() < 0.3 else [],
+                "drafting": bool(rng.random() < 0.7),
+                "logprobs": bool(rng.random() < 0.3),
+            },
+        )
+
+
+def alone(model, prompt, max_new_tokens, sampling, seed, stop=(), **others):
+    """What decode.py answers, up to the first token that completes a stop text."""
+    [whole] = generate(autoregressive(model), [prompt], max_new_tokens, sampling=sampling, seed=seed, chat=False)
+    for count in range(1, whole.new_tokens + 1):
+        text = model.decode(whole.tokens[:count])
+        if found := [text.index(end) for end in stop if end in text]:
+            return whole.tokens[:count], text[: min(found)]
+    return whole.tokens, whole.text
+
+
+async def check_round(engine, rng, count):
+    """Answers random requests, some of which are cancelled; returns those that were not, with their settings."""
+    requests = list(random_requests(rng, count))
+    cancelled = rng.random(count) < 0.2
+    cancel_after = [int(rng.integers(0, 3)) if gone else None for gone in cancelled]
+    answering = (
+        answer(engine, prompt, cancel_after=after, **settings)
+        for (prompt, settings), after in zip(requests, cancel_after, strict=True)
+    )
+    answers = await asyncio.gather(*answering)
+    await idle(engine)
+    finished = 0
+    for (prompt, settings), found in zip(requests, answers, strict=True):
+        if found.finish == "cancelled":
+            continue
+        finished += 1
+        tokens, text = alone(engine.model, prompt, **settings)
+        assert (found.tokens, found.text) == (tokens, text), settings
+        assert len(found.scores) == (len(tokens) if settings["logprobs"] else 0)
+        assert settings["drafting"] or not any(found.drafted_by)
+    assert finished >= count / 2
+    return answers
+
+
+def test_answers_do_not_depend_on_who_shares_the_slots(engine):
+    answers = asyncio.run(check_round(engine, np.random.default_rng(0), 24))
+    assert {found.finish for found in answers} == {"stop", "length", "cancelled"}
+    assert any(any(found.drafted_by) for found in answers)
+
+
+def test_logprobs_are_those_of_the_plain_forward_pass(engine):
+    model, prompt = engine.model, "a prompt of two chunks, or three"
+    settings = {"sampling": SamplingConfig(1.2), "seed": 4, "logprobs": True, "prompt_logprobs": True}
+    found = asyncio.run(answer(engine, prompt, max_new_tokens=20, **settings))
+    ids = found.answer.request.ids
+    text = np.array([ids + found.tokens])
+    expected = np.asarray(jax.nn.log_softmax(model.decoder.apply({"params": model.params}, text)))[0, :-1]
+    scores = [*found.answer.prompt_scores, *found.scores]
+    assert len(scores) == len(expected)
+    np.testing.assert_allclose([s.logprob for s in scores], expected[np.arange(len(expected)), text[0, 1:]], atol=1e-4)
+    best = np.sort(expected, axis=-1)[:, ::-1][:, :5]
+    np.testing.assert_allclose([[p for _, p in s.best] for s in scores], best, atol=1e-4)
+    assert all(expected[i, token] == pytest.approx(p, abs=1e-4) for i, s in enumerate(scores) for token, p in s.best)
+
+
+def test_a_stop_text_may_come_in_parts_and_ends_the_same_whether_drafted_or_not(engine):
+    settings = {"max_new_tokens": 40, "sampling": SAMPLINGS[1]}
+    texts = ((seed, alone(engine.model, "abc", 40, SAMPLINGS[1], seed)[1]) for seed in range(100))
+    seed, whole = next((seed, text) for seed, text in texts if len(text) > 20)
+    stop = whole[12:15]
+    for drafting in (True, False):
+        asked = settings | {"seed": seed, "drafting": drafting, "stop": [whole[13:15] + "?", stop]}
+        found = asyncio.run(answer(engine, "abc", **asked))
+        assert (found.text, found.finish, found.stop) == (whole[: whole.index(stop)], "stop", stop)
+        assert stop in engine.model.decode(found.tokens) and stop not in engine.model.decode(found.tokens[:-1])
+
+
+def test_nothing_to_emit_is_an_answer(engine):
+    found = asyncio.run(answer(engine, "abc", max_new_tokens=0))
+    assert (found.text, found.tokens, found.finish) == ("", [], "length")
+
+
+def test_a_full_queue_refuses_and_goes_on(engine):
+    async def ask_too_much():
+        accepted, refused = [], 0
+        for _ in range(200):
+            try:
+                accepted.append(engine.submit("abc", 3))
+            except Busy:
+                refused += 1
+        texts = {"".join([piece.text async for piece in one]) for one in accepted}
+        await idle(engine)
+        return len(accepted), refused, texts
+
+    accepted, refused, texts = asyncio.run(ask_too_much())
+    assert accepted + refused == 200 and refused > 100 and accepted >= 32
+    assert len(texts) == 1
+
+
+def test_what_fails_in_one_request_fails_that_one_alone(engine, monkeypatch):
+    async def with_a_failure():
+        good, bad = engine.submit("abc", 20), engine.submit("abd", 20)
+        monkeypatch.setattr(bad, "extend", None)
+        with pytest.raises(TypeError):
+            async for _ in bad:
+                pass
+        text = "".join([piece.text async for piece in good])
+        await idle(engine)
+        return text
+
+    assert asyncio.run(with_a_failure()) == alone(engine.model, "abc", 20, SamplingConfig(), 0)[1]
+
+
+def test_a_request_that_takes_too_long_ends(engine, monkeypatch):
+    monkeypatch.setattr(engine, "limits", dataclasses.replace(engine.limits, seconds=1e-6))
+    assert asyncio.run(answer(engine, "abc", max_new_tokens=20)).finish == "timeout"
+    asyncio.run(idle(engine))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prompt": " "}, "the prompt is empty"),
+        ({"prompt": [1, 300]}, "outside the vocabulary"),
+        ({"max_new_tokens": 119}, "exceeds max-length, 120"),
+        ({"max_new_tokens": -1}, "max-new-tokens must be at least 0"),
+        ({"sampling": SamplingConfig(1.0, top_p=0.0)}, "top-p"),
+        ({"stop": [""]}, "must not be empty"),
+    ],
+)
+def test_bad_requests_are_refused(engine, settings, message):
+    async def ask():
+        engine.submit(**{"prompt": "abc", "max_new_tokens": 3} | settings)
+
+    with pytest.raises(UserError, match=message):
+        asyncio.run(ask())
+
+
