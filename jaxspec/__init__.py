@@ -19,12 +19,15 @@ from jaxspec.drafting import tree
 from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
 from jaxspec.methods import load_drafter
+from jaxspec.serving.engine import Engine, Limits
 from jaxspec.weights.load import Model, load_model
 
 __all__ = [
     "DataConfig",
     "Drafter",
+    "Engine",
     "Generation",
+    "Limits",
     "Match",
     "Model",
     "ModelConfig",

@@ -31,6 +31,6 @@ def test_a_command_is_called_by_its_name(capsys, monkeypatch):
 
 def test_the_programs_start():
     """In a real process, where an import that only works under pytest would show."""
-    code = "import bench, datastore, decode, export, train, tune; decode.main(['--help'])"
+    code = "import bench, datastore, decode, export, serve, train, tune; decode.main(['--help'])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "--max-new-tokens" in result.stdout

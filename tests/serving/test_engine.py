@@ -159,5 +159,3 @@ def test_bad_requests_are_refused(engine, settings, message):
 
     with pytest.raises(UserError, match=message):
         asyncio.run(ask())
-
-

@@ -1,0 +1,309 @@
+"""The OpenAI interface in this process: fields, streams, errors, limits, metrics."""
+
+import asyncio
+import dataclasses
+import itertools
+import json
+
+import httpx
+import jax
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.generate import generate
+from jaxspec.drafting.drafter import autoregressive
+from jaxspec.serving.api import make_app
+from tests.helpers.serving import idle
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "hello there"}]
+
+
+@pytest.fixture(scope="module")
+def app(engine):
+    return make_app(engine, "tiny", most_bytes=10_000)
+
+
+def call(app, *requests):
+    """Responses to (method, path, settings of httpx), all at once."""
+
+    async def run():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            each = (client.request(method, path, **settings) for method, path, settings in requests)
+            return await asyncio.gather(*each)
+
+    return asyncio.run(run())
+
+
+def post(app, path, body, **settings):
+    [response] = call(app, ("POST", path, {"json": body} | settings))
+    return response
+
+
+def get(app, path, **settings):
+    [response] = call(app, ("GET", path, settings))
+    return response
+
+
+def events(response):
+    """The objects of a stream, which must end as it should."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *parts, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(part.removeprefix("data: ")) for part in parts]
+
+
+def alone(engine, prompt, limit, sampling=SamplingConfig(), seed=0, chat=False):
+    """What decode.py answers."""
+    plain = autoregressive(engine.model)
+    return generate(plain, [prompt], limit, sampling=sampling, seed=seed, chat=chat)[0]
+
+
+def test_what_there_is(app):
+    assert get(app, "/health").status_code == 200
+    [model] = get(app, "/v1/models").json()["data"]
+    assert model["id"] == "tiny" and model["max_model_len"] == 120
+    page = get(app, "/")
+    assert page.headers["content-type"].startswith("text/html") and "//" not in page.text.replace("// ", "")
+
+
+@pytest.mark.parametrize("temperature", [0, 1.1])
+def test_a_completion_is_what_decode_answers(app, engine, temperature):
+    body = {"prompt": "hello", "max_tokens": 30, "temperature": temperature, "seed": 7}
+    answer = post(app, TEXT, body).json()
+    expected = alone(engine, "hello", 30, SamplingConfig(temperature), 7)
+    assert answer["object"] == "text_completion" and answer["id"].startswith("cmpl-") and answer["model"] == "tiny"
+    [choice] = answer["choices"]
+    assert choice["text"] == expected.text and choice["logprobs"] is None
+    assert choice["finish_reason"] == ("stop" if expected.tokens[-1] in engine.model.eos else "length")
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, expected.new_tokens)
+    assert usage["total_tokens"] == 5 + expected.new_tokens
+    details = usage["completion_tokens_details"]
+    assert 0 <= details["accepted_prediction_tokens"] < expected.new_tokens
+    off = post(app, TEXT, body | {"drafting": False}).json()
+    assert off["choices"][0]["text"] == expected.text
+    assert off["usage"]["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 0,
+        "rejected_prediction_tokens": 0,
+    }
+
+
+def test_a_chat_is_what_decode_answers(app, engine):
+    answer = post(app, CHAT, {"messages": HELLO, "max_completion_tokens": 20, "temperature": 0}).json()
+    [choice] = answer["choices"]
+    assert answer["object"] == "chat.completion" and choice["message"]["role"] == "assistant"
+    assert choice["message"]["content"] == alone(engine, "hello there", 20, chat=True).text
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}, {"type": "text", "text": " there"}]}]
+    same = post(app, CHAT, {"messages": parts, "max_completion_tokens": 20, "temperature": 0}).json()
+    assert same["choices"] == answer["choices"]
+
+
+def test_several_choices_have_seeds_in_a_row(app, engine):
+    body = {"prompt": ["one", [116, 119, 111]], "max_tokens": 12, "n": 3, "seed": 40, "temperature": 1.1}
+    answer = post(app, TEXT, body).json()
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+    expected = itertools.product(["one", [116, 119, 111]], range(40, 43))
+    texts = [alone(engine, prompt, 12, SamplingConfig(1.1), seed).text for prompt, seed in expected]
+    assert [choice["text"] for choice in answer["choices"]] == texts
+    assert answer["usage"]["prompt_tokens"] == 6
+
+
+def test_a_stream_adds_up(app):
+    body = {"messages": HELLO, "max_tokens": 30, "seed": 3, "n": 2, "temperature": 1.1}
+    whole = post(app, CHAT, body).json()
+    chunks = events(post(app, CHAT, body | {"stream": True, "stream_options": {"include_usage": True}}))
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    *chunks, last = chunks
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    for expected in whole["choices"]:
+        own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == expected["index"]]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(c["delta"]["content"] for c in own) == expected["message"]["content"]
+        assert [c["finish_reason"] for c in own[:-1]] == [None] * (len(own) - 1)
+        assert own[-1]["finish_reason"] == expected["finish_reason"]
+    assert len(chunks) > 8
+
+
+def test_parts_tell_where_the_text_came_from(app):
+    body = {"messages": HELLO, "max_tokens": 60, "sources": True, "temperature": 0}
+    [choice] = post(app, CHAT, body).json()["choices"]
+    assert "".join(part["text"] for part in choice["parts"]) == choice["message"]["content"]
+    chunks = events(post(app, CHAT, body | {"stream": True}))
+    assert [part for chunk in chunks for part in chunk["choices"][0].get("parts", [])] == choice["parts"]
+    assert choice["parts"][0] == {"text": choice["parts"][0]["text"], "kind": "base", "methods": []}
+    kinds = {(part["kind"], *part["methods"]) for part in choice["parts"]}
+    allowed = {("base",), ("learnt", "ppd"), ("lookup", "prompt_lookup"), ("learnt", "ppd", "prompt_lookup")}
+    assert {("base",)} < kinds <= allowed
+
+
+def log_probabilities(engine, ids):
+    """Of the plain forward pass, [T - 1, V]."""
+    model = engine.model
+    logits = model.decoder.apply({"params": model.params}, np.array([ids]))
+    return np.asarray(jax.nn.log_softmax(logits))[0, :-1]
+
+
+def test_logprobs_of_a_completion_with_its_prompt(app, engine):
+    body = {"prompt": "hello", "max_tokens": 10, "logprobs": 2, "echo": True, "temperature": 0}
+    [choice] = post(app, TEXT, body).json()["choices"]
+    expected = alone(engine, "hello", 10)
+    told, ids = choice["logprobs"], [*engine.model.encode("hello", chat=False), *expected.tokens]
+    own = log_probabilities(engine, ids)[np.arange(len(ids) - 1), ids[1:]]
+    assert choice["text"] == "hello" + expected.text
+    assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
+    np.testing.assert_allclose(told["token_logprobs"][1:], own, atol=1e-4)
+    assert told["tokens"] == [engine.model.tokenizer.decode([i]) for i in ids]
+    assert told["text_offset"][:6] == list(range(6))
+    streamed = events(post(app, TEXT, body | {"stream": True}))
+    parts = [chunk["choices"][0]["logprobs"] for chunk in streamed]
+    assert {name: [x for part in parts for x in part[name]] for name in told} == told
+    scored = post(app, TEXT, body | {"max_tokens": 0}).json()["choices"][0]
+    assert scored["text"] == "hello" and scored["logprobs"]["tokens"] == list("hello")
+    np.testing.assert_allclose(scored["logprobs"]["token_logprobs"][1:], own[:4], atol=1e-4)
+
+
+def test_logprobs_of_a_chat(app, engine):
+    body = {"messages": HELLO, "max_tokens": 8, "logprobs": True, "top_logprobs": 3, "seed": 1}
+    [choice] = post(app, CHAT, body).json()["choices"]
+    ids = engine.model.encode("hello there")
+    tokens = alone(engine, "hello there", 8, SamplingConfig(1.0), 1, chat=True).tokens
+    expected = log_probabilities(engine, ids + tokens)[len(ids) - 1 :]
+    told = choice["logprobs"]["content"]
+    np.testing.assert_allclose([each["logprob"] for each in told], expected[np.arange(len(tokens)), tokens], atol=1e-4)
+    best = [[one["logprob"] for one in each["top_logprobs"]] for each in told]
+    np.testing.assert_allclose(best, np.sort(expected, axis=-1)[:, :-4:-1], atol=1e-4)
+    assert all(bytes(each["bytes"]).decode() == each["token"] for each in told)
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "param", "message"),
+    [
+        (CHAT, {"messages": None}, "messages", "missing"),
+        (CHAT, {"messages": "hello"}, "messages", "must be a list of messages, got"),
+        (CHAT, {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "system, user or assistant"),
+        (CHAT, {"messages": [*HELLO, {"role": "user", "content": 3}]}, "messages[1].content", "must be a string"),
+        (CHAT, {"messages": ["x"]}, "messages[0]", "an object"),
+        (CHAT, {"messages": [{"role": "user", "content": "long " * 30}]}, "messages", "exceeds max-length, 120"),
+        (CHAT, {"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": 6}, "top_logprobs", "at most 5"),
+        (CHAT, {"temprature": 1}, "temprature", "did you mean 'temperature'"),
+        (CHAT, {"temperature": "hot"}, "temperature", "must be a number"),
+        (CHAT, {"temperature": -1}, "temperature", "between 0"),
+        (CHAT, {"temperature": True}, "temperature", "must be a number"),
+        (CHAT, {"temperature": float("nan")}, "temperature", "between 0"),
+        (CHAT, {"temperature": 1e-9}, "temperature", "at least 1e-06"),
+        (CHAT, {"top_p": 0}, "top_p", "between"),
+        (CHAT, {"n": 0}, "n", "between 1 and"),
+        (CHAT, {"n": 1.5}, "n", "a whole number"),
+        (CHAT, {"seed": "x"}, "seed", "a whole number"),
+        (CHAT, {"max_tokens": 119}, "messages", "exceeds max-length"),
+        (CHAT, {"max_completion_tokens": -1}, "max_completion_tokens", "between 0"),
+        (CHAT, {"stop": ["a", ""]}, "stop", "none of them empty"),
+        (CHAT, {"stop": list("abcdefghijklmnopqrs")}, "stop", "at most 16"),
+        (CHAT, {"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
+        (CHAT, {"tools": [{"type": "function"}]}, "tools", "not supported"),
+        (CHAT, {"model": 5}, "model", "a string"),
+        (TEXT, {"prompt": None}, "prompt", "missing"),
+        (TEXT, {"prompt": ["a", 5]}, "prompt", "must be a string, a list"),
+        (TEXT, {"prompt": [1, 999]}, "prompt", "outside the vocabulary"),
+        (TEXT, {"prompt": " "}, "prompt", "empty"),
+        (TEXT, {"suffix": "x"}, "suffix", "not supported"),
+        (TEXT, {"logprobs": 9}, "logprobs", "at most 5"),
+    ],
+)
+def test_bad_fields_are_named(app, path, change, param, message):
+    body = {"messages": HELLO} if path == CHAT else {"prompt": "hello"}
+    content = json.dumps(body | {"max_tokens": 4} | change)
+    [response] = call(app, ("POST", path, {"content": content}))
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["type"] == "invalid_request_error"
+    assert error["param"] == param and message in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "message"),
+    [
+        (b"", 400, "not valid JSON"),
+        (b"{", 400, "not valid JSON"),
+        (b"[1]", 400, "must be a JSON object"),
+        (b'{"prompt": "\xff"}', 400, "not valid UTF-8"),
+        (b'{"prompt": "\\ud800"}', 400, "not valid Unicode"),
+        (b"[" * 9000, 400, "not JSON that can be read"),
+        (b'{"prompt": "' + b"a" * 1_000_000 + b'"}', 413, "more than 10000 bytes"),
+        (b'{"prompt": "a", "model": "gpt"}', 404, "there is 'tiny'"),
+    ],
+)
+def test_bad_bodies_are_refused(app, content, status, message):
+    [response] = call(app, ("POST", TEXT, {"content": content}))
+    assert response.status_code == status and message in response.json()["error"]["message"]
+
+
+def test_unknown_paths_and_methods(app):
+    assert get(app, "/v1/nothing").json()["error"]["type"] == "not_found_error"
+    assert get(app, TEXT).status_code == 405
+
+
+def test_the_key_guards_what_answers(engine):
+    app = make_app(engine, "tiny", api_key="geheim-ü")
+    body = {"prompt": "a", "max_tokens": 1}
+    for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "geheim-ü".encode()}):
+        response = post(app, TEXT, body, headers=header)
+        assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
+    assert post(app, TEXT, body, headers={"authorization": "Bearer geheim-ü".encode()}).status_code == 200
+    assert [get(app, path).status_code for path in ("/", "/health", "/metrics", "/v1/models")] == [200, 200, 200, 401]
+
+
+def test_a_full_queue_asks_to_come_back(app, engine, monkeypatch):
+    monkeypatch.setattr(engine, "limits", dataclasses.replace(engine.limits, queue=1))
+    requests = [("POST", TEXT, {"json": {"prompt": "hello", "max_tokens": 40, "seed": i}}) for i in range(30)]
+    responses = call(app, *requests)
+    refused = [response for response in responses if response.status_code == 429]
+    assert refused and len(refused) < 30
+    assert {response.status_code for response in responses} == {200, 429}
+    assert all(int(r.headers["retry-after"]) > 0 and r.json()["error"]["type"] == "rate_limit_error" for r in refused)
+
+
+def test_a_request_that_takes_too_long(app, engine, monkeypatch):
+    monkeypatch.setattr(engine, "limits", dataclasses.replace(engine.limits, seconds=1e-6))
+    response = post(app, TEXT, {"prompt": "hello"})
+    assert response.status_code == 504 and "longer than" in response.json()["error"]["message"]
+    [error] = events(post(app, TEXT, {"prompt": "hello", "stream": True}))
+    assert error["error"]["code"] == "timeout"
+
+
+def measured(app):
+    """Every sample of /metrics, by its name and the labels beside the model's."""
+    samples = {}
+    for family in text_string_to_metric_families(get(app, "/metrics").text):
+        for sample in family.samples:
+            assert sample.labels["model_name"] == "tiny"
+            rest = [value for name, value in sample.labels.items() if name != "model_name"]
+            samples[":".join([sample.name, *rest])] = sample.value
+    return samples
+
+
+def test_metrics_agree_with_the_answers(app, engine):
+    before = measured(app)
+    body = {"messages": HELLO, "max_tokens": 40, "temperature": 0, "n": 2}
+    usages = [post(app, CHAT, body | {"max_tokens": count}).json()["usage"] for count in (40, 25)]
+    asyncio.run(idle(engine))
+    after = measured(app)
+    grown = {name: value - before.get(name, 0) for name, value in after.items()}
+    accepted = sum(usage["completion_tokens_details"]["accepted_prediction_tokens"] for usage in usages)
+    assert grown["vllm:prompt_tokens_total"] == sum(usage["prompt_tokens"] for usage in usages)
+    assert grown["vllm:generation_tokens_total"] == sum(usage["completion_tokens"] for usage in usages)
+    assert grown["vllm:spec_decode_num_accepted_tokens_total"] == accepted > 0
+    per_position = [v for n, v in grown.items() if n.startswith("vllm:spec_decode_num_accepted_tokens_per_pos_total")]
+    assert sum(per_position) == accepted
+    drafts = grown["vllm:spec_decode_num_drafts_total"]
+    assert 0 < drafts <= sum(usage["decoding_steps"] for usage in usages)
+    assert grown["vllm:spec_decode_num_draft_tokens_total"] >= max(drafts, accepted)
+    ended = [v for n, v in grown.items() if n.startswith("vllm:request_success_total")]
+    assert sum(ended) == grown["vllm:e2e_request_latency_seconds_count"] == 4
+    assert grown["vllm:time_to_first_token_seconds_count"] == grown["vllm:request_decode_time_seconds_count"] == 4
+    between = grown["vllm:inter_token_latency_seconds_count"]
+    assert 0 < between < grown["vllm:generation_tokens_total"]
+    assert after["vllm:num_requests_running"] == after["vllm:num_requests_waiting"] == 0
