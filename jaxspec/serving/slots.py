@@ -7,6 +7,7 @@ its rows, whoever uses them. What each request chooses goes with every call as a
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -23,6 +24,7 @@ from jaxspec.serving.reading import PromptReader
 from jaxspec.serving.request import Request
 
 _PATIENCE = 16  # calls that find half of the rows free before these are given up
+_MEASURED = 3  # steps of each size, of which the fastest counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Slots:
         self._drafter, self._eos = put_beside(self._model.params, rest)
         self._acceptance = acceptance
         self._idle = 0
+        self._costs: dict[int, np.ndarray] = {}  # by the number of rows
         self._requests: list[Request | None] = [None]
         self._state = self._empty_state()
 
@@ -119,9 +122,8 @@ class Slots:
     def progress(self) -> Iterator[tuple[Request, Progress]]:
         """How far each request has come."""
         state = self._state
-        offered = jnp.stack([state.stats.offered[:, 0, :1].sum(-1), state.stats.offered[:, 0].sum(-1)], axis=-1)
         scored = any(request is not None and request.logprobs for request in self._requests)
-        wanted = (state.done, state.counts, state.tokens, state.drafted_by, state.stats.steps, offered)
+        wanted = (state.done, state.counts, state.tokens, state.drafted_by, state.stats.steps, state.stats.offered)
         done, counts, tokens, drafted_by, steps, offered = jax.device_get(wanted)
         scores = jax.device_get(state.scores) if scored else None
         for row, request in enumerate(self._requests):
@@ -136,8 +138,8 @@ class Slots:
                     drafted_by=drafted_by[row, here].tolist(),
                     scores=jax.tree.map(lambda x, row=row, here=here: x[row, here], scores),
                     steps=int(steps[row]),
-                    drafts=int(offered[row, 0]),
-                    offered=int(offered[row, 1]),
+                    drafts=int(offered[row, 0, :1].sum()),
+                    offered=int(offered[row, 0].sum()),
                 ),
             )
 
@@ -153,7 +155,7 @@ class Slots:
             self._resize((len(self._requests) + 1) // 2)
 
     def warm_up(self) -> None:
-        """Compile all programs there are, while there are no requests."""
+        """Compile all programs there are, while there are no requests, and measure what steps of each size take."""
         reader = self.reader(Request([0], prompt_logprobs=self._best is not None))
         self.read_on(reader)
         with in_mesh(self._mesh):
@@ -164,11 +166,31 @@ class Slots:
                 self._state = insert(self._state, fresh, nowhere)
             self.advance(1)
             list(self.progress())
+            self._measure()
             if len(self._requests) == self._count:
                 break
             self._resize(min(2 * len(self._requests), self._count))
         while len(self._requests) > 1:
             self._resize((len(self._requests) + 1) // 2)
+
+    def _measure(self) -> None:
+        """The milliseconds of a step of each size, with as many rows as there are now: what a draft's size is worth."""
+        shape, rows = self._drafter.shape, len(self._requests)
+        if shape.costs is None:
+            return
+        costs = []
+        for size in range(len(shape.sizes)):
+            seconds = []
+            for _ in range(_MEASURED):
+                draft = self._state.draft.replace(size=np.full(rows, size, np.int32))
+                idle = self._state.replace(draft=draft, done=np.zeros(rows, bool), lengths=np.ones(rows, np.int32))
+                began = time.perf_counter()
+                with in_mesh(self._mesh):
+                    self._state = jax.block_until_ready(decode(self._decoding(self._requests), idle, np.int32(1)))
+                seconds.append(time.perf_counter() - began)
+            costs.append(1e3 * min(seconds))
+        self._costs[rows] = np.array(costs, np.float32)
+        self._free_rows(range(rows))
 
     def clear(self) -> None:
         """Forget all requests, and begin with an empty state: after an error the old one is lost."""
@@ -179,9 +201,12 @@ class Slots:
         """What decodes rows of these requests; free rows are greedy ones."""
         asked = [request or Request([]) for request in requests]
         scored = None if self._best is None else np.array([request.logprobs for request in asked])
+        drafter, shape = self._drafter, self._drafter.shape
+        if len(requests) in self._costs:
+            drafter = drafter.replace(shape=shape.replace(costs=self._costs[len(requests)]))
         return Decoding(
             base=self._model.base_for(len(requests) * self._rows),
-            drafter=self._drafter,
+            drafter=drafter,
             sampler=make_row_sampler([request.sampling for request in asked]),
             eos=self._eos,
             acceptance=self._acceptance,
@@ -198,7 +223,8 @@ class Slots:
 
     def _free_rows(self, rows: Sequence[int]) -> None:
         if rows:
-            self._state = self._state.replace(done=self._state.done.at[np.array(rows)].set(True))
+            freed = np.isin(np.arange(len(self._requests)), rows)
+            self._state = self._state.replace(done=self._state.done | freed)
 
     def _resize(self, size: int) -> None:
         """Have so many rows, the used ones first."""

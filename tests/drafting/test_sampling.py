@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.drafting.sampling import best, make_sampler
+from jaxspec.drafting.sampling import best, make_row_sampler, make_sampler
 
 
 def reference(logits, config):
@@ -117,3 +117,23 @@ def test_noise_draws_from_the_distribution():
     noise = sampler.noise(jnp.zeros(1, jnp.uint32), jnp.arange(8000)[None], jnp.arange(4))[0]
     drawn = np.bincount(np.asarray(jax.numpy.argmax(jnp.log(p) + noise, axis=-1)), minlength=4) / 8000
     np.testing.assert_allclose(drawn, p, atol=4 * np.sqrt(0.25 / 8000))
+
+
+ROWS = [SamplingConfig(), SamplingConfig(0.7, top_k=5), SamplingConfig(1.2), SamplingConfig(1.0, 9, 0.8, 0.05)]
+
+
+@pytest.mark.parametrize("rows", [ROWS, ROWS[:1] * 4, ROWS[2:3] * 4], ids=["mixed", "greedy", "unfiltered"])
+def test_rows_have_settings_of_their_own(rows):
+    """What a row gets is what the whole batch gets where all have its settings, in whatever company."""
+    logits = jnp.asarray(np.random.default_rng(0).normal(0, 3, (4, 3, 97)), jnp.float32)
+    seeds, positions = jnp.arange(4, dtype=jnp.uint32), jnp.arange(12).reshape(4, 3)
+    together = make_row_sampler(rows)
+    for row, config in enumerate(rows):
+        alone = make_sampler(config)
+        np.testing.assert_array_equal(together.filtered(logits)[row], alone.filtered(logits)[row])
+        noise = jnp.broadcast_to(alone.noise(seeds, positions, jnp.arange(97)), logits.shape)
+        np.testing.assert_array_equal(together.noise(seeds, positions, jnp.arange(97))[row], noise[row])
+        expected = jax.nn.one_hot(logits[row].argmax(-1), 97)
+        expected = alone.distribution(logits)[row] if alone.sampling else expected
+        np.testing.assert_array_equal(together.distribution(logits)[row], expected)
+        assert together.pick(jnp.array([1]), jnp.array([0]))[row] == alone.sampling

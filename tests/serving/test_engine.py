@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -33,9 +34,15 @@ def random_requests(rng, count):
         )
 
 
+@functools.cache
+def decoded(model, prompt, max_new_tokens, sampling, seed):
+    """What decode.py answers."""
+    return generate(autoregressive(model), [prompt], max_new_tokens, sampling=sampling, seed=seed, chat=False)[0]
+
+
 def alone(model, prompt, max_new_tokens, sampling, seed, stop=(), **others):
-    """What decode.py answers, up to the first token that completes a stop text."""
-    [whole] = generate(autoregressive(model), [prompt], max_new_tokens, sampling=sampling, seed=seed, chat=False)
+    """That, up to the first token that completes a stop text."""
+    whole = decoded(model, prompt, max_new_tokens, sampling, seed)
     for count in range(1, whole.new_tokens + 1):
         text = model.decode(whole.tokens[:count])
         if found := [text.index(end) for end in stop if end in text]:
@@ -43,10 +50,10 @@ def alone(model, prompt, max_new_tokens, sampling, seed, stop=(), **others):
     return whole.tokens, whole.text
 
 
-async def check_round(engine, rng, count):
-    """Answers random requests, some of which are cancelled; returns those that were not, with their settings."""
-    requests = list(random_requests(rng, count))
-    cancelled = rng.random(count) < 0.2
+async def check_round(engine, requests, rng):
+    """Has requests answered, in random order and some of them cancelled, and checks all others; the answers."""
+    requests = [requests[i] for i in rng.permutation(len(requests))]
+    cancelled = rng.random(len(requests)) < 0.2
     cancel_after = [int(rng.integers(0, 3)) if gone else None for gone in cancelled]
     answering = (
         answer(engine, prompt, cancel_after=after, **settings)
@@ -63,12 +70,13 @@ async def check_round(engine, rng, count):
         assert (found.tokens, found.text) == (tokens, text), settings
         assert len(found.scores) == (len(tokens) if settings["logprobs"] else 0)
         assert settings["drafting"] or not any(found.drafted_by)
-    assert finished >= count / 2
+    assert finished >= len(requests) / 2
     return answers
 
 
 def test_answers_do_not_depend_on_who_shares_the_slots(engine):
-    answers = asyncio.run(check_round(engine, np.random.default_rng(0), 24))
+    rng = np.random.default_rng(0)
+    answers = asyncio.run(check_round(engine, list(random_requests(rng, 24)), rng))
     assert {found.finish for found in answers} == {"stop", "length", "cancelled"}
     assert any(any(found.drafted_by) for found in answers)
 

@@ -1,0 +1,127 @@
+"""The real client of the OpenAI interface over a real socket, and many rounds of random requests."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+
+import numpy as np
+import openai
+import pytest
+import uvicorn
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.generate import generate
+from jaxspec.drafting.drafter import autoregressive
+from jaxspec.serving.api import make_app
+from tests.helpers.serving import idle
+from tests.serving.test_engine import check_round, random_requests
+
+pytestmark = pytest.mark.slow
+HELLO = [{"role": "user", "content": "hello there"}]
+
+
+@pytest.fixture(scope="module")
+def port(engine):
+    """A server in a thread of this process."""
+    config = uvicorn.Config(make_app(engine, "tiny", api_key="secret"), port=0, log_level="warning", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def client(port):
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="secret", max_retries=0)
+
+
+def alone(engine, seed, limit=20):
+    """What decode.py answers to HELLO."""
+    settings = {"sampling": SamplingConfig(1.1), "seed": seed}
+    return generate(autoregressive(engine.model), ["hello there"], limit, **settings)[0]
+
+
+def test_a_chat(client, engine):
+    settings = {"model": "tiny", "messages": HELLO, "max_tokens": 20, "temperature": 1.1}
+    answer = client.chat.completions.create(**settings, n=3, seed=5, logprobs=True, top_logprobs=2)
+    expected = [alone(engine, seed) for seed in (5, 6, 7)]
+    assert [choice.message.content for choice in answer.choices] == [one.text for one in expected]
+    assert answer.usage.completion_tokens == sum(one.new_tokens for one in expected)
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens >= 0
+    for choice, one in zip(answer.choices, expected, strict=True):
+        assert len(choice.logprobs.content) == one.new_tokens
+        assert all(len(token.top_logprobs) == 2 and token.logprob <= 0 for token in choice.logprobs.content)
+
+
+def test_a_stream(client, engine):
+    settings = {"model": "tiny", "messages": HELLO, "max_tokens": 20, "temperature": 1.1, "seed": 5}
+    chunks = list(client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == alone(engine, 5).text and chunks[-1].usage.total_tokens > 0
+    stop = text[4:6]
+    stopped = client.chat.completions.create(**settings, stop=stop).choices[0]
+    assert stopped.message.content == text[: text.index(stop)] and stopped.finish_reason == "stop"
+
+
+def test_completions_models_and_errors(client):
+    [choice] = client.completions.create(model="tiny", prompt="abc", max_tokens=3, echo=True, logprobs=1).choices
+    assert choice.text.startswith("abc") and len(choice.logprobs.tokens) <= 6
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    with pytest.raises(openai.NotFoundError, match="there is 'tiny'"):
+        client.chat.completions.create(model="gpt-4", messages=HELLO)
+    with pytest.raises(openai.BadRequestError, match="temperature must be between") as error:
+        client.chat.completions.create(model="tiny", messages=HELLO, temperature=-1)
+    assert error.value.param == "temperature"
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="wrong").models.list()
+
+
+@contextlib.contextmanager
+def connection(port, body):
+    """A socket that has sent a request."""
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: {len(content)}"
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.sendall(head.encode() + b"\r\n\r\n" + content)
+        yield sock
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_goes_frees_the_slot(port, engine, stream):
+    body = {"prompt": "abc", "max_tokens": 100, "n": 30, "stream": stream}
+    with connection(port, body) as sock:
+        if stream:
+            sock.recv(1000)
+        while not engine.running:
+            time.sleep(0.001)
+    asyncio.run(idle(engine))
+
+
+def test_a_slow_reader_holds_up_nobody(port, engine, client):
+    with connection(port, {"prompt": "abc", "max_tokens": 100, "n": 30, "stream": True}):
+        answer = client.completions.create(model="tiny", prompt="abc", max_tokens=5)
+        assert answer.usage.completion_tokens
+        asyncio.run(idle(engine))
+
+
+def test_many_rounds(engine):
+    """Nothing is lost and no slot leaks. The same requests come again, joined and cancelled at other moments."""
+
+    known = [list(random_requests(np.random.default_rng(seed), 24)) for seed in range(4)]
+
+    async def rounds(seconds=45):
+        began = time.monotonic()
+        for number in range(100):
+            await check_round(engine, known[number % len(known)], np.random.default_rng(number))
+            if time.monotonic() - began > seconds:
+                break
+        return number + 1
+
+    assert asyncio.run(rounds()) > len(known)

@@ -1,0 +1,58 @@
+"""Text while it comes: halves are held back, and a stop text ends it at the same token however many come at once."""
+
+import itertools
+
+import pytest
+
+from jaxspec.serving.text import TextStream
+
+
+def decode(tokens):
+    """A token per byte."""
+    return bytes(tokens).decode(errors="replace")
+
+
+def stream(text, size, stop=()):
+    """The pieces of a text whose bytes come `size` at a time, and what ended it."""
+    tokens, made, pieces = list(text.encode()), TextStream(decode, stop), []
+    for first in range(0, len(tokens), size):
+        pieces.append(made.add(tokens[first : first + size], first + size >= len(tokens)))
+        if made.stopped is not None:
+            break
+    return pieces, made
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 50])
+def test_characters_come_whole(size):
+    pieces, made = stream("a€ü🙂b", size)
+    assert "".join(pieces) == made.sent == "a€ü🙂b"
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_half_a_character_at_the_end_is_shown():
+    made = TextStream(decode)
+    assert made.add([97, 0xE2], final=False) == "a"
+    assert made.add([0x82], final=True) == "\ufffd"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 50])
+@pytest.mark.parametrize(
+    ("stop", "shown", "found", "count"),
+    [
+        (["lo"], "hel", "lo", 5),
+        (["lo w", "o"], "hell", "o", 5),  # the one that is whole first, even where a longer one comes with it
+        (["hello"], "", "hello", 5),
+        (["xyz", "rld"], "hello wo", "rld", 11),
+        (["worm"], "hello world", None, 11),
+    ],
+)
+def test_a_stop_text_ends_it(size, stop, shown, found, count):
+    pieces, made = stream("hello world", size, stop)
+    assert ("".join(pieces), made.stopped, len(made.tokens)) == (shown, found, count)
+
+
+def test_what_may_start_a_stop_text_waits():
+    pieces, _ = stream("ab<en", 1, ["<end>"])
+    assert pieces == ["a", "b", "", "", "<en"]
+    grown = list(itertools.accumulate(stream("a<e b", 1, ["<end>"])[0]))
+    assert grown == ["a", "a", "a", "a<e ", "a<e b"]
