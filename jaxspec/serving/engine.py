@@ -24,7 +24,7 @@ from jaxspec.drafting.sampling import check_sampling
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.methods import load_drafter
 from jaxspec.serving.answer import Answer, token_scores
-from jaxspec.serving.reading import PromptReader
+from jaxspec.serving.reader import PromptReader
 from jaxspec.serving.request import Busy, Closed, Finish, Piece, Request
 from jaxspec.serving.slots import Slots
 from jaxspec.weights.load import Model
@@ -44,6 +44,7 @@ class Limits:
       prompt_chunk: tokens of a prompt to read between two chunks of steps.
       steps_per_chunk: forward passes between two looks at what has finished.
       top_logprobs: most probable tokens whose log-probabilities may be asked for; -1: none, not even the token's own.
+      prefixes: beginnings that prompts share, such as system prompts, to keep; each takes as much memory as a slot.
       seconds: time that a request may take, waiting included; 0: any.
     """
 
@@ -53,10 +54,19 @@ class Limits:
     prompt_chunk: int = 128
     steps_per_chunk: int = 4
     top_logprobs: int = 5
+    prefixes: int = 2
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        least = {"slots": 1, "queue": 0, "max_length": 0, "prompt_chunk": 1, "steps_per_chunk": 1, "seconds": 0}
+        least = {
+            "slots": 1,
+            "queue": 0,
+            "max_length": 0,
+            "prompt_chunk": 1,
+            "steps_per_chunk": 1,
+            "prefixes": 0,
+            "seconds": 0,
+        }
         check_at_least(self, least | {"top_logprobs": -1})
 
 
@@ -90,7 +100,9 @@ class Engine:
         depth = self.drafter.on_device.shape.depth
         capacity = max(cache_capacity(self.max_length, depth), bucket(self.max_length, chunk, chunk))
         best = None if limits.top_logprobs < 0 else min(limits.top_logprobs, self.model.config.vocab_size)
-        self._slots = Slots(self.drafter, acceptance, limits.slots, capacity, self.max_length, chunk, best)
+        self._slots = Slots(
+            self.drafter, acceptance, limits.slots, capacity, self.max_length, chunk, best, limits.prefixes
+        )
         self._decode = _decoder(self.model)
         self._waiting: deque[Answer] = deque()
         self._running: dict[int, Answer] = {}  # by the identity of their requests

