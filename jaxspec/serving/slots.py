@@ -60,7 +60,7 @@ class Slots:
       count: B, requests under way at most.
       capacity: S, slots of each one's cache.
       width: tokens to emit at most.
-      chunk: tokens of a prompt to read at once, a divisor of the capacity.
+      chunk: tokens of a prompt to read at once; there is room for the longest prompt in whole chunks.
       best: K, how many of the most probable tokens' scores to keep; None keeps no scores.
       prefixes: beginnings that prompts share, of which the readings are kept.
     """
@@ -158,7 +158,7 @@ class Slots:
         kept = sum(request is not None for request in self._requests)
         self._idle = self._idle + 1 if 2 * kept <= len(self._requests) else 0
         if self._idle > _PATIENCE and len(self._requests) > 1:
-            self._resize((len(self._requests) + 1) // 2)
+            self._resize(_fewer(len(self._requests)))
 
     def warm_up(self) -> None:
         """Compile all programs there are, while there are no requests, and measure what steps of each size take."""
@@ -177,7 +177,7 @@ class Slots:
                 break
             self._resize(min(2 * len(self._requests), self._count))
         while len(self._requests) > 1:
-            self._resize((len(self._requests) + 1) // 2)
+            self._resize(_fewer(len(self._requests)))
 
     def _measure(self) -> None:
         """The milliseconds of a step of each size, with as many rows as there are now: what a draft's size is worth."""
@@ -241,6 +241,11 @@ class Slots:
         self._requests = ([self._requests[row] for row in used] + [None] * size)[:size]
         self._free_rows(range(len(used), size))
         self._idle = 0
+
+
+def _fewer(rows: int) -> int:
+    """The next lower power of two, at least half of the rows."""
+    return 1 << (rows - 1).bit_length() - 1
 
 
 @jax.jit
