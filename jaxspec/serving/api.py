@@ -284,7 +284,7 @@ class Api:
 
     def _check_key(self, request: Request) -> None:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if self._key and not (kind == "Bearer" and hmac.compare_digest(given.encode(), self._key.encode())):
+        if self._key and not (kind == "Bearer" and hmac.compare_digest(given.encode("latin-1"), self._key.encode())):
             raise ApiError(
                 401, "missing or wrong API key: send the header Authorization: Bearer KEY", None, "invalid_api_key"
             )
