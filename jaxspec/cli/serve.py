@@ -90,8 +90,7 @@ def serve(options: Options) -> None:
     from jaxspec.serving.api import make_app
 
     enable_compilation_cache()
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    logging.getLogger("jaxspec.serving").setLevel(logging.INFO)
+    _log_to_stderr()
     began = time.monotonic()
     model = load_model(options.model, options.dtype or None, options.mesh, options.template)
     settings = {"tree": options.tree or None, "draft_vocabulary": options.draft_vocabulary}
@@ -112,3 +111,12 @@ def serve(options: Options) -> None:
     uvicorn.run(
         app, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=grace, ws="none"
     )
+
+
+def _log_to_stderr() -> None:
+    """A line per request; libraries may have set up the root logger, so it goes its own way."""
+    handler, log = logging.StreamHandler(), logging.getLogger("jaxspec.serving")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
