@@ -91,7 +91,7 @@ class Api:
     async def page(self, request: Request) -> Response:
         """A chat in the browser."""
         return HTMLResponse(
-            _PAGE.read_text(), headers={"content-security-policy": "default-src 'self' 'unsafe-inline'"}
+            _PAGE.read_text(), headers={"content-security-policy": "default-src 'self' 'unsafe-inline' data:"}
         )
 
     async def health(self, request: Request) -> Response:
