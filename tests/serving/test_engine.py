@@ -154,7 +154,7 @@ def test_a_full_queue_refuses_and_goes_on(engine):
 
 def test_what_fails_in_one_request_fails_that_one_alone(engine, monkeypatch):
     async def with_a_failure():
-        good, bad = engine.submit("abc", 20), engine.submit("abd", 20)
+        good, bad = (engine.submit(prompt, 20, chat=False) for prompt in ("abc", "abd"))
         monkeypatch.setattr(bad, "extend", None)
         with pytest.raises(TypeError):
             async for _ in bad:
