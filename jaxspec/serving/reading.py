@@ -15,6 +15,7 @@ from jaxspec.drafting.method import Seen
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.decoder import Context, causal_mask
+from jaxspec.model.rows import read_layers
 
 
 @flax.struct.dataclass
@@ -86,14 +87,15 @@ def read(base: Base, decoding: Decoding, reading: Reading, chunk: Chunk) -> tupl
     W, start = chunk.tokens.shape[1] - 1, reading.length
     positions = start[:, None] + jnp.arange(W)
     context = Context(positions, causal_mask(1, W), reading.cache, start[:, None])
-    hidden, rows = base.rows(base.embed(chunk.tokens[:, :W]), context)
+    layers = decoding.drafter.taps(base.decoder.config.num_layers)
+    hidden, rows, taps = read_layers(base, chunk.tokens[:, :W], layers, context)
     cache, lengths = commit(reading.cache, rows, start), start + chunk.length
     logits = base.logits(hidden[jnp.arange(1), chunk.length - 1])
     first = decoding.first_token(logits, chunk.seeds, lengths)
     behind = (jnp.arange(W + 1) == chunk.length[:, None]) & chunk.last[:, None]
     text = jnp.where(behind, first[:, None], chunk.tokens)
-    draftings = decoding.draftings(decoding.drafter.shape.begin(1), chunk.seeds, first, lengths)
-    seen = Seen(text, hidden, start, chunk.length)
+    draftings = decoding.draftings(decoding.drafter.shape.begin(1), chunk.seeds, first, lengths, cache)
+    seen = Seen(text, hidden, start, chunk.length, taps)
     states = decoding.drafter.observe(draftings, seen, reading.method_states)
     return Reading(cache, states, lengths), End(hidden, logits, first)
 
