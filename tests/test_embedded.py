@@ -9,6 +9,7 @@ import pytest
 from jaxspec import SamplingConfig, autoregressive, generate, load_drafter, load_model
 from jaxspec.cli import decode
 from jaxspec.decoding.divergence import NEAR_TIE, first_divergence
+from jaxspec.methods import METHODS
 from jaxspec.training.examples import read_prompts
 
 PROMPTS, TOKENS = 6, 40
@@ -42,7 +43,7 @@ def test_the_embedded_model_answers_a_question_and_stops(model):
 
 
 @pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.8)], ids=["greedy", "sampling"])
-@pytest.mark.parametrize("name", ["ppd", "bita", "hidden_transfer", "space", "medusa", "hydra", "amphista"])
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.trainable])
 def test_adapters_that_ship_are_lossless_and_draft_well(model, plain, name, sampling):
     """Differences are allowed where two tokens tie to within rounding, and nowhere else."""
     prompts = read_prompts("")[:PROMPTS]

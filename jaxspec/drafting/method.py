@@ -112,7 +112,7 @@ class Method:
 
     @property
     def spec(self) -> str:
-        """The name with the settings that are not the defaults, as `load_drafter` takes it."""
+        """The name with the settings that are not the defaults."""
         changed = [f for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
         return ":".join([self.name, ",".join(f"{f.name}={getattr(self, f.name)}" for f in changed)]).rstrip(":")
 

@@ -81,8 +81,8 @@ class SelfSpeculative(UntrainedMethod):
     def search(
         self, base: Base, texts: Sequence[Text], trials: int, progress: Callable[[int, str], None]
     ) -> tuple[SelfSpeculative, dict[str, Any]]:
-        """What to skip and the threshold to begin with; see `search_layers`."""
-        found = search_layers(base, texts, self.length, trials, progress)
+        """What to skip and the threshold to begin with, for chains as long as usual; see `search_layers`."""
+        found = search_layers(base, texts, self.usual_depth, trials, progress)
         skipped = {"skip_attention": found.skip.attention, "skip_mlp": found.skip.mlp}
         figures = {"tokens": found.tokens, "drafted": found.drafted, "cost": found.cost, "value": found.value}
         method = dataclasses.replace(self, **skipped, threshold=round(found.threshold, 2))
