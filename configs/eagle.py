@@ -54,14 +54,16 @@ RUNS: dict[str, RunConfig] = {
     "eagle_smollm2": RunConfig(
         model="smollm2-135m",
         method=Eagle(depth=5, unroll=4, reads=(2, 15, 29), direct=True, even=True, vocabulary=8192),
+        tree="sparse:8",
         draft_vocabulary=8192,
+        data=DataConfig(answers=3500),
         train=TrainConfig(
-            steps=4000,
+            steps=800,
             batch_size=4,
             microbatch=2,
             insertions=128,
             learning_rate=1e-3,
-            warmup=100,
+            warmup=40,
             clip=1.0,
             adapter_dtype="int8",
         ),

@@ -86,14 +86,17 @@ def _own_method(file: Path, name: str) -> Method:
     sys.modules[module.__name__] = module  # where dataclasses look up annotations
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever it does
+    except (Exception, SystemExit) as error:  # whatever it does
         raise UserError(f"{file}: cannot be run ({type(error).__name__}: {first_line(error)})") from None
     kind = getattr(module, name, None)
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise UserError(f"{file}: holds no method {name!r}, a subclass of jaxspec.drafting.method.Method")
     if METHODS.setdefault(kind.name, kind) is not kind:
         raise UserError(f"{file}: there is a method {kind.name!r} already; give {name} another name")
-    return kind()
+    try:
+        return kind()
+    except TypeError as error:  # abstract, or with settings that have no default
+        raise UserError(f"{file}: {name} cannot be made without settings ({first_line(error)})") from None
 
 
 def _check_entry(entry: Entry) -> None:

@@ -49,15 +49,17 @@ CONTRIBUTING.md says how to send a row in.
   and {HELD_OUT} to score on, about other subjects. Of the former {_TERMS.validation} are set aside to choose the
   learning rate and to calibrate chances. Rows name the prompts by their hash, now `{prompts_digest()}`, and the base by
   its fingerprint; answers differ between machines by rounding alone.
-- **Budget.** {_TERMS.updates} updates, each on {_TERMS.sequences} answers at up to {_TERMS.insertions} positions: every
-  answer is seen once. The learning rate is the best of three: the config's, a third of it and three times as much, each
-  tried with a tenth of the updates. The rest of a method's recipe is its config's. With `--multiple` there are more or
-  fewer updates, and the tables say so.
+- **Budget.** {_TERMS.updates} updates, each on {_TERMS.sequences} answers at up to {_TERMS.insertions} positions: at
+  the usual budget every answer is seen once. The learning rate is the best of three: the config's, a third of it and
+  three times as much, each tried with a tenth of the updates. The rest of a method's recipe is its config's. With
+  `--multiple` there are more or fewer updates, and the tables say so.
 - **Score.** Tokens per step by [replay](unions.md#tuning) of drafts of {", ".join(map(str, NODES[:-1]))} and
   {NODES[-1]} nodes, the root included, chosen per step by the method's own chances, alone and joined with prompt
   lookup. Probe rows come on top of the nodes. Intervals are over answers and say nothing of another training. The
-  replay of Token Recycling is too low: it does not see refused candidates, from which that method learns. A method that
-  tunes its base is scored on that base's answers.
+  replay of Token Recycling is too low: it does not see refused candidates, from which that method learns. That of
+  Lookahead is too high and Jacobi's too low: what they recorded moved on by single tokens. Methods that draft along
+  paths expand their own tree of {FIXED} nodes, so that the replay of another fixed tree is too low for them. A method
+  that tunes its base is scored on that base's answers.
 """
 _NOBODY = """\
 ## Nobody has entered yet

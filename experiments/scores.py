@@ -105,6 +105,8 @@ def accuracy(recordings: Sequence[Recording], source: int) -> np.ndarray:
             order = np.argsort(np.where(here, -offer.log_p[:, d], np.inf), axis=1, kind="stable")[:, :RANKS]
             right = here & (offer.tokens[:, d] == wanted[:, None])
             counts = reached & (wanted >= 0)
+            if offer.parent is not None and d:
+                counts &= here.any(axis=1)  # behind a leaf nothing is predicted
             ranked = np.take_along_axis(right, order, axis=1)[counts]
             hits[d, : ranked.shape[1]] += ranked.sum(axis=0)
             counted[d] += counts.sum()

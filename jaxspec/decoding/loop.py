@@ -296,10 +296,13 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
 
     text = jnp.concatenate([draft.tokens[:, :1], _new_tokens(draft, accepted)], axis=1)  # [B, P + 2]
     layers = decoding.base.decoder.config.num_layers
-    kept = {*drafter.taps(layers), layers}
-    on_path = {at: jnp.take_along_axis(states[at], accepted.path[..., None], axis=1) for at in kept}  # [B, P + 1, D]
+
+    def on_path(x: jax.Array) -> jax.Array:  # [B, R, D] to [B, P + 1, D]
+        return jnp.take_along_axis(x, accepted.path[..., None], axis=1)
+
+    taps = {at: on_path(states[at]) for at in drafter.taps(layers)}
     verified = Step(draft, states, logits, accepted)
-    seen = Seen(text, on_path[layers], state.lengths, accepted.length + 1, on_path, verified)
+    seen = Seen(text, on_path(states[layers]), state.lengths, accepted.length + 1, taps, verified)
     trees = shape.follow(draft, accepted.node)
     draftings = decoding.draftings(trees, state.seeds, accepted.bonus, lengths, cache)
     memory = drafter.observe(draftings, seen, state.method_states)

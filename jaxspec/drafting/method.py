@@ -50,7 +50,8 @@ class Seen:
       hidden: [B, T, D], their hidden states before the final norm.
       first: [B] int32, position of the first of them.
       length: [B] int32, how many of the T were read; 0 where a prompt ended in an earlier chunk.
-      taps: {layer: their hidden states [B, T, D] before it}, of the layers that methods ask for (`Method.taps`).
+      taps: {layer: their hidden states [B, T, D] before it}, of the layers that any method of the drafter asks for
+        (`Method.taps`).
       step: what else a step computed; None of a prompt.
     """
 

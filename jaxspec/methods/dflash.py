@@ -80,8 +80,9 @@ class DFlash(Method):
     decay: float = 0.8
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_distance < self.block + 1 <= _LONGEST + 1:
-            least = 1 if self.sample_from_anchor else 2
+        object.__setattr__(self, "tapped", tuple(self.tapped))  # a list, where the settings come from JSON
+        least = 1 if self.sample_from_anchor else 2
+        if not least <= self.block <= _LONGEST:
             raise UserError(f"{self.name}: block must be {least} to {_LONGEST}, got {self.block}")
         for setting, least in (("layers", 1), ("taps_count", 1), ("vocabulary", 0), ("markov_rank", 0)):
             if getattr(self, setting) < least:
@@ -107,7 +108,8 @@ class DFlash(Method):
         if self.tapped:
             return self.tapped
         last = max(layers - 4, 0)
-        spread = {1 + round(1 + last * i / max(self.taps_count - 1, 1)) for i in range(self.taps_count)}
+        shares = [i / (self.taps_count - 1) for i in range(self.taps_count)] if self.taps_count > 1 else [1.0]
+        spread = {1 + round(1 + last * share) for share in shares}
         return tuple(sorted(min(layer, layers) for layer in spread))
 
     def init(self, key: jax.Array, base: Base) -> PyTree:

@@ -50,8 +50,8 @@ class Eagle(Method):
       unroll: steps on its own states that it learns along the text, the first one on the base's.
       reads: before which layers of the base it reads hidden states, in ascending order; the number of layers reads
         after the last one; empty: before the third, the middle and the third last, as the paper's code does.
-      direct: the embedding is also added to the state, by a matrix that starts as zero: attention alone learns slowly
-        whose embedding counts. Off in the paper.
+      direct: a matrix makes a row's state of its state and the embedding beside it, and starts as the state alone: by
+        attention alone it learns slowly whose embedding counts. Off in the paper.
       even: lower states are brought to the size of the highest ones. Off in the paper.
       vocabulary: V', learn to draft only so many of the base's most frequent tokens; 0: all.
       own_head: a vocabulary projection of its own that learns, for these tokens; else the base's.

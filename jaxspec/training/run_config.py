@@ -90,6 +90,11 @@ def check_config(config: RunConfig) -> None:
                 raise UserError(f"data.{option} is of one source, and this is a mixture: --data.mixture.0.{option}")
     for count in (config.draft_vocabulary, method.learned_tokens):
         check_drafts(count, min(config.shapes.vocab_size, MOST_DRAFTS))
+    if method.learned_tokens and not 1 <= config.draft_vocabulary <= method.learned_tokens:
+        raise UserError(
+            f"draft-vocabulary must be 1 to {method.learned_tokens}, the tokens that {method.name} learns to draft "
+            f"(method.vocabulary), got {config.draft_vocabulary}"
+        )
     method.abstract(config.shapes)  # refuses settings that do not fit the base
     config.plan()
     copies, shards, _ = check_mesh(config.mesh)

@@ -136,12 +136,12 @@ def _run(decoding: Decoding, state: DecodeState, forced: jax.Array) -> list[Offe
         rows = drafter.rows(base, draft, lengths, memory)
         states, kv = run_rows(base, rows, cache, lengths[:, None, None])
         states = {layer: x[:, 0] for layer, x in states.items()}
-        at_root = {layer: x[:, :1] for layer, x in states.items()}
+        last, taps = states[layers][:, :1], {at: states[at][:, :1] for at in drafter.taps(layers)}
         cache = commit(cache, jax.tree.map(lambda x: x[:, :, :1], kv), lengths)
         accepted = Accepted(zero[:, None], zero, zero, following)
-        computed = Step(draft, states, base.logits(at_root[layers]), accepted)
+        computed = Step(draft, states, base.logits(last), accepted)
         text = jnp.stack([token, following], axis=1)
-        seen = Seen(text, at_root[layers], lengths, zero + 1, at_root, computed)
+        seen = Seen(text, last, lengths, zero + 1, taps, computed)
         draftings = decoding.draftings(trees, state.seeds, following, lengths + 1, cache)
         memory = drafter.observe(draftings, seen, memory)
         return (cache, lengths + 1, memory), drafter.offer(draftings, memory)
