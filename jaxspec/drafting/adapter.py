@@ -19,10 +19,10 @@ from safetensors import SafetensorError
 from jaxspec.config import ModelConfig
 from jaxspec.drafting.draft import PyTree
 from jaxspec.drafting.method import Method
-from jaxspec.drafting.storage import pack, unpack
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, shipped_folder, write_atomically
 from jaxspec.parallel.processes import as_leader, host
+from jaxspec.weights.storage import pack, unpack
 
 WEIGHTS = "adapter.safetensors"
 OWN_MODEL = "model"  # folder, beside an adapter, of a base that was trained with it

@@ -18,7 +18,6 @@ from jaxspec.drafting.draft import PyTree
 from jaxspec.drafting.drafter import method_plan, tuned
 from jaxspec.drafting.method import Method
 from jaxspec.drafting.source import learning
-from jaxspec.drafting.storage import as_stored
 from jaxspec.drafting.tree.plan import TreePlan, expected, plan_to_json
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, swap_folder
@@ -38,6 +37,7 @@ from jaxspec.training.plot import plot_training
 from jaxspec.training.run_config import RunConfig, check_config
 from jaxspec.training.step import TrainState, enter_stage, stage_of, train_step
 from jaxspec.weights.load import Model, save_model
+from jaxspec.weights.storage import as_stored
 
 _QUICK = 16  # held-out answers of an evaluation during training
 

@@ -1,15 +1,18 @@
-"""How an adapter's weights are stored: as they are, in 16 bits, or matrices as int8 with a scale per column."""
+"""How weights such as an adapter's are stored: as they are, in 16 bits, or as int8 with a scale per column."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafting.draft import PyTree
 from jaxspec.errors import UserError
 from jaxspec.parallel.processes import host
+
+PyTree = Any
 
 # Behind the name of an int8 tensor: what its whole numbers are multiplied with, and how many identities are added.
 _SCALE, _IDENTITY = ":scale", ":identity"

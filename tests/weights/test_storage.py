@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.drafting.storage import as_stored, pack, unpack
 from jaxspec.errors import UserError
+from jaxspec.weights.storage import as_stored, pack, unpack
 
 WEIGHTS = {
     "first": {"kernel": jax.random.normal(jax.random.key(0), (2, 24, 5)) * jnp.array([1e-3, 1, 0.1, 0, 0.3])},
