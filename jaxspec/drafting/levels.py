@@ -9,6 +9,7 @@ A method says how a level's nodes come to logits; which nodes expand, and what i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,11 +29,13 @@ class Parents:
       path: [B, W, level + 1] int32, the tokens from the newest one down to each of them, itself included.
       ancestors: [B, W, level] int32, of each one's ancestor at every level above, from the root down, its place among
         the nodes that expanded there.
+      known: [B, W] bool, which of them there are.
       level: how far they are from the newest token; 0 is the newest token itself (static).
     """
 
     path: jax.Array
     ancestors: jax.Array
+    known: jax.Array
     level: int = flax.struct.field(pytree_node=False)
 
     @property
@@ -44,7 +47,9 @@ class Parents:
 Expand = Callable[[Parents, Any], tuple[jax.Array, Any]]
 
 
-def offer_levels(drafting: Drafting, expand: Expand, memory: Any = (), best: bool = False) -> Offer:
+def offer_levels(
+    drafting: Drafting, expand: Expand, memory: Any = (), best: bool = False, least: float = -math.inf
+) -> Offer:
     """Level by level along the tree.
 
     Args:
@@ -54,6 +59,7 @@ def offer_levels(drafting: Drafting, expand: Expand, memory: Any = (), best: boo
       memory: what it remembers at the root.
       best: the most probable nodes of each level expand, as many as the tree has inner ones there, in place of the
         tree's own (EAGLE-2, section 4.1): for drafts that do not keep to the tree.
+      least: of these only those whose whole path is more probable than this, a logarithm.
     """
     tree, B, K = drafting.tree, len(drafting.root), min(drafting.width, drafting.base.num_drafts)
     rows, has_children = jnp.arange(B)[:, None], _has_children(tree)
@@ -64,14 +70,14 @@ def offer_levels(drafting: Drafting, expand: Expand, memory: Any = (), best: boo
     for level, width in enumerate(tree.inner):
         if best:
             log_p, above = jax.lax.top_k(total, min(width, total.shape[1]))
-            known = log_p > -jnp.inf
+            known = log_p > least
         else:
             expands = has_children & (tree.depth == level)
             parents = _nodes(expands, width)  # [B, W]
             above = jnp.take_along_axis(place, parents, axis=1)
             known = jnp.arange(width) < jnp.sum(expands, axis=1)[:, None]
         W, path, ancestors = above.shape[1], paths[rows, above], lineages[rows, above]
-        logits, memory = expand(Parents(path, ancestors, level), memory)
+        logits, memory = expand(Parents(path, ancestors, known, level), memory)
         tokens, log_p, q = rank(drafting, logits, drafting.position[:, None] + level + 1)
         follows = jnp.broadcast_to(path[:, :, None], (B, W, K, level + 1))
         paths = jnp.concatenate([follows, tokens[..., None]], axis=-1).reshape(B, W * K, level + 2)
