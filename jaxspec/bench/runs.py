@@ -1,4 +1,7 @@
-"""What to compare, as a user writes it: `METHOD[+METHOD...] [tree=SPEC] [vocabulary=N] [adapter=DIR]`."""
+"""What to compare, as a user writes it: `METHOD[+METHOD...] [tree=SPEC] [vocabulary=N] [adapter=DIR]`.
+
+A draft model is given as `[draft=MODEL]`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from jaxspec.methods import METHODS, method_names
 
 REFERENCE = "autoregressive"
 AGAIN = f"{REFERENCE} again"  # against itself: how far two ways differ that do not
-_FORM = "METHOD[+METHOD...] [tree=SPEC] [vocabulary=N] [adapter=DIR]"
-_SETTINGS = ("tree", "vocabulary", "adapter")
+_FORM = "METHOD[+METHOD...] [tree=SPEC] [vocabulary=N] [adapter=DIR] [draft=MODEL]"
+_SETTINGS = ("tree", "vocabulary", "adapter", "draft")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,18 +29,21 @@ class Run:
       tree: as `load_drafter` takes it; None for the adapter's own.
       vocabulary: how many tokens may be drafted, 0 is all; None for the adapter's own.
       adapter: folder; None for the one that ships.
+      draft: a draft model, as `load_drafter` takes it; None for the one that ships.
     """
 
     method: str
     tree: str | None = None
     vocabulary: int | None = None
     adapter: str | None = None
+    draft: str | None = None
 
     @property
     def text(self) -> str:
         """As a user writes it, with files and folders by their own names: what is kept names no machine's paths."""
-        given = [(name, getattr(self, name)) for name in _SETTINGS if getattr(self, name) is not None]
-        return shlex.join([self.method, *(f"{name}={known_as(str(value))}" for name, value in given)])
+        values = [(name, getattr(self, name.replace("-", "_"))) for name in _SETTINGS]
+        given = [f"{name}={known_as(str(value))}" for name, value in values if value is not None]
+        return shlex.join([self.method, *given])
 
     @property
     def name(self) -> str:
@@ -71,7 +77,7 @@ def parse_run(text: str) -> Run:
         if given.get("tree") == "auto":
             raise UserError(f"run {text!r}: a tree of auto brings its own vocabulary")
         given["vocabulary"] = int(given["vocabulary"])
-    return Run(method, **given)
+    return Run(method, **{name.replace("-", "_"): value for name, value in given.items()})
 
 
 def name_runs(texts: Sequence[str]) -> dict[str, Run]:

@@ -65,12 +65,12 @@ def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
     runs = config.runs or [name for name in METHODS if ships(name, model)]
 
     @functools.cache
-    def load(method: str, adapter: str | None) -> Drafter:
-        return load_drafter(method, model, adapter)
+    def load(method: str, adapter: str | None, draft: str | None) -> Drafter:
+        return load_drafter(method, model, adapter, draft_model=draft)
 
     ways: dict[str, Way] = {}
     for name, run in name_runs(runs).items():
-        drafter = _with_tree(load(run.method, run.adapter), run, config)
+        drafter = _with_tree(load(run.method, run.adapter, run.draft), run, config)
         info = _describe(drafter) if drafter.drafts else {}
         if drafter.model is not model:  # its text must match that of the base that the method has tuned
             info["reference"] = f"{REFERENCE}, base of {Run(run.method, adapter=run.adapter).text}"
@@ -116,7 +116,7 @@ def _describe(drafter: Drafter) -> dict[str, Any]:
         info["note"] = drafter.note
     if adapters := [source.adapter for source in drafter.sources if source.adapter]:
         info["adapter"] = "+".join(adapter.digest for adapter in adapters)
-    trained = [source for source in drafter.sources if source.method.trainable]
+    trained = [source for source in drafter.sources if source.trained]
     if len({source.draft_vocabulary for source in trained}) == 1:
         info["draft_vocabulary"] = trained[0].draft_vocabulary
     if len(trained) == 1 and trained[0].accuracy:

@@ -42,6 +42,8 @@ class Options:
       model: a Hugging Face directory or hub name, a base that train.py or export.py made, or a GGUF file; default
         smollm2-135m (embedded), in a dry run the config's.
       adapter: folder of a trained adapter; default the one that ships for this method and model.
+      draft_model: of the method draft_model: a smaller base, named like the model, or the folder of one that train.py
+        made of this model's layers; default the one that ships for this model.
       tree: draft tree: auto (what tune.py chose for this machine), BUILDER:NUMBERS (sparse:16, dynamic:60, stripped:60,
         chain:3, straightforward:3, cartesian:3,2, efficient:5, medusa:64, random:16), best:ROWS (the best nodes of all
         methods, chosen in every step; best:1@21,5@26 also their number, by its milliseconds) or a JSON file; default
@@ -81,6 +83,7 @@ class Options:
     method: str = "ppd"
     model: str = ""
     adapter: str = ""
+    draft_model: str = ""
     tree: str = ""
     draft_vocabulary: int | None = None
     prompt: str = ""
@@ -126,7 +129,8 @@ class Options:
     @property
     def run(self) -> Run:
         """The first way to decode."""
-        return Run(self.method, self.tree or None, self.draft_vocabulary, self.adapter or None)
+        folders = (name or None for name in (self.adapter, self.draft_model))
+        return Run(self.method, self.tree or None, self.draft_vocabulary, *folders)
 
     @property
     def streamed(self) -> bool:
@@ -196,7 +200,7 @@ def decode(options: Options) -> None:
 def choose_drafter(options: Options, run: Run, model: Model) -> Drafter:
     """The method with the tree that was asked for; says on stderr how it was chosen and what it decodes on."""
     circumstances = {"batch_size": options.batch_size, "temperature": options.temperature}
-    settings = {"tree": run.tree, "draft_vocabulary": run.vocabulary}
+    settings = {"tree": run.tree, "draft_vocabulary": run.vocabulary, "draft_model": run.draft}
     drafter = load_drafter(run.method, model, run.adapter, **settings, **circumstances)
     if run.tree is None and run.vocabulary is None and drafter.drafts:
         drafter = tuned_or_own(drafter, **circumstances)

@@ -39,7 +39,14 @@ def parse(kind: type[T], args: Sequence[str], default: T | None = None, prog: st
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            parsed, unknown = tyro.cli(kind, args=list(args), prog=prog or program(), return_unknown_args=True, **extra)
+            parsed, unknown = tyro.cli(
+                kind,
+                args=list(args),
+                prog=prog or program(),
+                return_unknown_args=True,
+                config=(tyro.conf.AvoidSubcommands,),  # a setting that may be None stays what its default is
+                **extra,
+            )
     except SystemExit as stop:
         if not stop.code:  # --help
             raise

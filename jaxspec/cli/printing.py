@@ -170,6 +170,7 @@ def record(result: Result) -> dict[str, Any]:
         "compile_seconds": round(answer.compile_seconds, 2),
         "offered_by_depth": answer.offered,
         "accepted_by_depth": answer.accepted,
+        "draft_passes": answer.draft_passes,
         "sources": {name: _stats_json(stats) for name, stats in answer.sources.items()},
         "drafted_by": [[name for i, name in enumerate(answer.sources) if bits >> i & 1] for bits in answer.drafted_by],
     }
@@ -198,6 +199,8 @@ def summary(name: str, answer: Generation) -> str:
     rates = [f"{a / o:.0%}" for a, o in zip(answer.accepted, answer.offered, strict=True) if o]
     if rates:
         parts.append(f"accepted {'/'.join(rates)} at depth {'/'.join(str(d + 1) for d in range(len(rates)))}")
+    if answer.draft_passes:
+        parts.append(f"{answer.draft_passes} passes of the draft model")
     parts.append(f"prefill {answer.prefill_seconds:.2f} s, compile {answer.compile_seconds:.1f} s")
     return ", ".join(parts)
 

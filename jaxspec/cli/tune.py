@@ -107,7 +107,7 @@ def choose(options: Options) -> None:
     if not drafter.drafts:
         raise UserError(choose_tree(drafter).note)
     prompts = unseen_by_all(drafter, options.prompts, options.column)
-    one = len(drafter.sources) == 1 and drafter.source.method.trainable
+    one = len(drafter.sources) == 1 and drafter.source.trained
     check, measure = (check_tuning, tune) if one else (check_union, tune_union)
     check(options, drafter, prompts)
     output = writable(Path(options.output) if options.output else choice_folder(drafter))
@@ -120,7 +120,7 @@ def choose(options: Options) -> None:
 
 def unseen_by_all(drafter: Drafter, source: str, column: str) -> list[str]:
     """Prompts that no adapter of a drafter was trained on; the arguments of `unseen_prompts`."""
-    adapters = [each.adapter for each in drafter.sources if each.method.trainable]
+    adapters = [each.adapter for each in drafter.sources if each.trained]
     trained_on = [adapter.info.get("data", {}) for adapter in adapters] or [{}]
     first, *others = [unseen_prompts(drafter.model, data, source, column) for data in trained_on]
     return [prompt for prompt in first if all(prompt in other for other in others)]

@@ -52,6 +52,7 @@ class Generation:
       decode_seconds: wall time of all steps, compilation excluded; likewise.
       compile_seconds: time spent compiling for this batch's shapes; 0 when they were known.
       sources: what each source did, by the name of its method.
+      draft_passes: passes of a draft model after prefill, for drafts that were verified; 0 without one.
     """
 
     prompt: str
@@ -65,6 +66,7 @@ class Generation:
     decode_seconds: float
     compile_seconds: float
     sources: dict[str, SourceStats] = dataclasses.field(default_factory=dict)
+    draft_passes: int = 0
 
     @property
     def drafted(self) -> list[bool]:
@@ -105,6 +107,7 @@ def _collect(drafter: Drafter, run: Run, row: int, prompt: str) -> Generation:
         decode_seconds=run.decode_seconds,
         compile_seconds=run.compile_seconds,
         sources=dict(zip(names, map(SourceStats, offered[1:], accepted[1:], expected[1:]), strict=True)),
+        draft_passes=int(stats.draft_passes[row]),
     )
 
 

@@ -238,7 +238,7 @@ def begin(
         draft=shape.draft(trees, first, offers, pace),
         method_states=states,
         seeds=seeds,
-        stats=Stats.zero(B, len(decoding.drafter.sources), shape.depth),
+        stats=Stats.zero(B, len(decoding.drafter.sources), shape.depth).with_offers(offers, ~done),
         pace=pace,
     )
     return _divided(state)
@@ -314,13 +314,14 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     pace = state.pace
     if pace is not None:
         pace = pace.after(accepted.length + 1, shape.costs[size], ~state.done)
-    new_draft = shape.draft(trees, accepted.bonus, decoding.offers(draftings, memory), pace)
+    offers = decoding.offers(draftings, memory)
+    new_draft = shape.draft(trees, accepted.bonus, offers, pace)
     state = state.replace(
         cache=cache,
         lengths=jnp.where(state.done, state.lengths, lengths),
         draft=new_draft,
         method_states=memory,
-        stats=stats,
+        stats=stats.with_offers(offers, ~state.done),
         pace=pace,
     )
     return _divided(state)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafting.draft import Accepted, Draft
+from jaxspec.drafting.draft import Accepted, Draft, Offer
 
 
 @flax.struct.dataclass
@@ -18,18 +20,26 @@ class Stats:
       offered: [B, 1 + S, P] int32, steps that had a valid candidate at depth d + 1 below the accepted path.
       accepted: [B, 1 + S, P] int32, steps that accepted a candidate at depth d + 1.
       expected: [B, 1 + S, P] float32, steps that should have, by the candidates' own chances; 0 in fixed trees.
+      draft_passes: [B] int32, of draft models after prefill.
     """
 
     steps: jax.Array
     offered: jax.Array
     accepted: jax.Array
     expected: jax.Array
+    draft_passes: jax.Array
 
     @classmethod
     def zero(cls, batch: int, sources: int, depth: int) -> Stats:
         """Nothing counted yet."""
         count = jnp.zeros((batch, 1 + sources, depth), jnp.int32)
-        return cls(jnp.zeros(batch, jnp.int32), count, count, count.astype(jnp.float32))
+        none = jnp.zeros(batch, jnp.int32)
+        return cls(none, count, count, count.astype(jnp.float32), none)
+
+    def with_offers(self, offers: Sequence[Offer], active: jax.Array) -> Stats:
+        """Count what the offers to active rows [B] took."""
+        passes = sum(offer.passes for offer in offers if offer.passes is not None)
+        return self.replace(draft_passes=self.draft_passes + jnp.where(active, passes, 0))
 
 
 def count(stats: Stats, draft: Draft, accepted: Accepted, active: jax.Array) -> Stats:
@@ -47,7 +57,7 @@ def count(stats: Stats, draft: Draft, accepted: Accepted, active: jax.Array) -> 
         parent = jnp.take_along_axis(draft.log_p, tree.parent, axis=1)
         chance = jnp.exp(draft.log_p - jnp.maximum(parent, jnp.finfo(parent.dtype).min))[:, None, None]
         expected = jnp.sum(jnp.where(is_child & candidates, chance, 0.0), axis=-1)
-    return Stats(
+    return stats.replace(
         steps=stats.steps + active[:, 0, 0],
         offered=stats.offered + (reached & jnp.any(is_child & candidates, axis=-1)),
         accepted=stats.accepted + (active & taken & (depth < accepted.length[:, None, None])),

@@ -145,6 +145,8 @@ class Offer:
       parent: [B, M, W] int32, the place of each one's parent among the candidates one distance nearer, anything at the
         first; None where a candidate may follow whatever stands before it, so that paths are products.
       drawn: None unless candidates were drawn independently of the text's noise.
+      passes: [B] int32, of a draft model: one over what the base has read, and those that made the draft; None where
+        there is no such model.
     """
 
     tokens: jax.Array
@@ -152,6 +154,7 @@ class Offer:
     log_p: jax.Array
     parent: jax.Array | None = None
     drawn: Drawn | None = None
+    passes: jax.Array | None = None
 
     @property
     def rank(self) -> jax.Array:

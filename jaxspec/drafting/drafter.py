@@ -86,9 +86,9 @@ class Drafter:
     @property
     def digest(self) -> str:
         """Names what drafts, and on which base, for choices that hold of it alone."""
-        adapters = sorted(source.adapter.digest for source in self.sources if source.adapter)
-        adapters += sorted(s.method.spec for s in self.sources if not s.adapter and s.method.spec != s.method.name)
-        return adapters[0] if len(self.sources) == len(adapters) == 1 else "+".join([self.model.fingerprint, *adapters])
+        digests = sorted(filter(None, (source.digest for source in self.sources)))
+        alone = len(self.sources) == 1 and self.sources[0].adapter is not None
+        return digests[0] if alone else "+".join([self.model.fingerprint, *digests])
 
     @property
     def source(self) -> Source:
@@ -157,7 +157,7 @@ class Drafter:
                 asked = f"tree, got {str(tree)!r}" if tree is not None else f"draft vocabulary, got {draft_vocabulary}"
                 raise UserError(f"{self.name} drafts nothing and has no {asked}")
             return dataclasses.replace(self, note=note)
-        trained = [source.method.trainable for source in self.sources]
+        trained = [source.trained for source in self.sources]
         sources = tuple(
             source.with_vocabulary(None if any(trained) and not own else draft_vocabulary)
             for source, own in zip(self.sources, trained, strict=True)

@@ -217,6 +217,13 @@ class Method:
         """What decodes: a method, its pytree and the base they are for. Most leave the base as it is."""
         return self, trainable, base
 
+    def second_base(self, trainable: PyTree, base: Base) -> Base | None:
+        """A smaller base that the pytree makes, together with what it shares with this one, and that drafts for it.
+
+        Training leaves it where `load_model` finds it. Most methods have none.
+        """
+        return None
+
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
         """What decoding uses of the trainable pytree: everything done that need not be done in every step."""
         return trainable

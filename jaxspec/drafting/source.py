@@ -45,9 +45,10 @@ class Source:
     Attributes:
       method: its settings.
       trainable: its pytree, as trained, in the host's memory where it was read from disk.
-      adapter: what it was made from; None for a method that takes none.
+      adapter: what it was made from; None for a method that takes none, or where other weights took its place.
       draft_vocabulary: V', how many of the base's most frequent tokens it may draft; 0: all.
       calibration: `greedy` or `sampled`, in place of the adapter's and the method's own.
+      weights: names those that took the place of an adapter.
     """
 
     method: Method
@@ -55,11 +56,24 @@ class Source:
     adapter: Adapter | None = None
     draft_vocabulary: int = 0
     calibration: Mapping[str, Calibration] = dataclasses.field(default_factory=dict)
+    weights: str = ""
+
+    @property
+    def trained(self) -> bool:
+        """Whether it has an adapter that was trained."""
+        return self.method.trainable and self.adapter is not None
+
+    @property
+    def digest(self) -> str:
+        """Names what it drafts with: weights, or settings that are not the defaults; empty without any."""
+        if self.adapter or self.weights:
+            return self.adapter.digest if self.adapter else self.weights
+        return self.method.spec if self.method.spec != self.method.name else ""
 
     @property
     def tree(self) -> TreePlan:
         """The source's own tree: its adapter's, or a chain. Raises UserError for an adapter that holds none."""
-        if not self.method.trainable:
+        if not self.trained:
             return chain(self.method.usual_depth)
         if "tree" not in self.adapter.info:
             raise UserError("the adapter holds no tree; train.py writes it")
@@ -72,7 +86,7 @@ class Source:
 
     def with_vocabulary(self, count: int | None) -> Source:
         """The source with another draft vocabulary; None for the adapter's own. Raises UserError for one too large."""
-        if not self.method.trainable:
+        if not self.trained:
             if count is not None:
                 raise UserError(f"{self.method.name} is not trained and has no draft vocabulary, got {count}")
             return self

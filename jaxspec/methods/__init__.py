@@ -3,6 +3,7 @@
 from jaxspec.methods.amphista import Amphista
 from jaxspec.methods.bita import BiTA
 from jaxspec.methods.dflash import DFlash
+from jaxspec.methods.draft_model import DraftModel
 from jaxspec.methods.eagle import Eagle
 from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.methods.hydra import Hydra
@@ -34,6 +35,7 @@ __all__ = [
     "Amphista",
     "BiTA",
     "DFlash",
+    "DraftModel",
     "Eagle",
     "HiddenTransfer",
     "Hydra",

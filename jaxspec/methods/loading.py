@@ -22,6 +22,8 @@ from jaxspec.machine import this_machine
 from jaxspec.methods.amphista import Amphista
 from jaxspec.methods.bita import BiTA
 from jaxspec.methods.dflash import DFlash
+from jaxspec.methods.draft_model import DraftModel
+from jaxspec.methods.draft_source import draft_source
 from jaxspec.methods.eagle import Eagle
 from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.methods.hydra import Hydra
@@ -36,7 +38,7 @@ from jaxspec.methods.suffix import Suffix
 from jaxspec.methods.token_recycling import TokenRecycling
 from jaxspec.weights.load import Model
 
-_TRAINED = (PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista, Eagle, DFlash)
+_TRAINED = (PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista, Eagle, DFlash, DraftModel)
 _ALL = (Method, *_TRAINED, PromptLookup, Suffix, Rest, TokenRecycling, Lookahead, Jacobi, SelfSpeculative)
 METHODS: dict[str, type[Method]] = {cls.name: cls for cls in _ALL}
 
@@ -50,6 +52,7 @@ def load_drafter(
     draft_vocabulary: int | None = None,
     batch_size: int = 1,
     temperature: float = 0.0,
+    draft_model: Model | str | Path | None = None,
 ) -> Drafter:
     """A method, or a union of several, ready to decode on a base.
 
@@ -66,14 +69,16 @@ def load_drafter(
       draft_vocabulary: draft only so many of the base's most frequent tokens; 0 drafts all; default the adapter's own.
       batch_size: prompts decoded together, for `auto`.
       temperature: of sampling, for `auto`; 0 is greedy.
+      draft_model: of the method `draft_model`: a base, as `load_model` takes or returns it; or the folder of what
+        train.py made of this one's layers. Default the one that ships for this base.
 
     Raises:
-      UserError: an unknown method, methods that cannot be joined, no adapter, one of another method or base, or a tree
-        that does not fit.
+      UserError: an unknown method, methods that cannot be joined, no adapter, one of another method or base, a draft
+        model with other tokens, or a tree that does not fit.
     """
-    drafter = _join(parse_methods(name), model, adapter)
+    drafter = _join(parse_methods(name), model, adapter, draft_model)
     if tree != "auto":
-        return drafter.with_tree(tree, draft_vocabulary)
+        return drafter.with_tree(tree, draft_vocabulary, drafter.note)
     if draft_vocabulary is not None:
         raise UserError(f"{drafter.name}: a tree of auto brings its own draft vocabulary, got {draft_vocabulary}")
     return choose_tree(drafter.with_tree(None), batch_size, temperature)
@@ -133,18 +138,34 @@ def _parse_method(text: str) -> Method:
     return cls(**settings)
 
 
-def _join(methods: Sequence[Method], model: Model, adapter: str | Path | None) -> Drafter:
+def _join(
+    methods: Sequence[Method],
+    model: Model,
+    adapter: str | Path | None,
+    draft_model: Model | str | Path | None,
+) -> Drafter:
     """The methods with their adapters, on the base that they decode on."""
     names = [method.name for method in methods]
-    trained = [name for name in names if METHODS[name].trainable]
-    owner = None if adapter is None else _owner(names, Path(adapter))
+    note, trained = "", [name for name in names if METHODS[name].trainable]
+    folders = {} if adapter is None else {_owner(names, Path(adapter)): adapter}
+    if draft_model is not None and DraftModel.name not in names:
+        raise UserError(f"{'+'.join(names)}: a draft model is for the method {DraftModel.name}")
+    if draft_model is not None:
+        if DraftModel.name in folders:
+            raise UserError(f"{DraftModel.name} takes an adapter or a draft model, not both; got {str(adapter)!r} too")
+        if not isinstance(draft_model, Model) and (Path(draft_model) / "adapter.json").exists():
+            folders[DraftModel.name], draft_model = draft_model, None
     sources, own = [], model
     for plain in methods:
         name = plain.name
         if not plain.takes_adapter():
             sources.append(Source(plain, {}))
             continue
-        loaded = open_adapter(name, model, adapter if name == owner else None)
+        if draft_model is not None and name == DraftModel.name:
+            source, note = draft_source(draft_model, model)
+            sources.append(source)
+            continue
+        loaded = open_adapter(name, model, folders.get(name))
         method, trainable, decodes = tuned(loaded.method, loaded.trainable, model)
         if decodes is not model and len(trained) > 1:
             raise UserError(
@@ -152,7 +173,7 @@ def _join(methods: Sequence[Method], model: Model, adapter: str | Path | None) -
             )
         own = own if decodes is model else decodes
         sources.append(Source(method, trainable, loaded))
-    return Drafter(tuple(sources), own, from_paths([]))
+    return Drafter(tuple(sources), own, from_paths([]), note)
 
 
 def _owner(names: Sequence[str], adapter: Path) -> str:
@@ -191,7 +212,7 @@ def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0)
     where = "this machine" if choice.machine == this_machine() else "another machine"
     line = f"tuned for {where}: {choice.name} (batch {choice.batch_size}, temperature {choice.temperature:g})"
     chosen = chosen_sources(drafter, choice)
-    trained = any(source.method.trainable for source in chosen.sources)
+    trained = any(source.trained for source in chosen.sources)
     return chosen.with_tree(choice.tree, choice.draft_vocabulary if trained else None, line)
 
 
@@ -228,7 +249,7 @@ def choice_folder(drafter: Drafter) -> Path | None:
 
 
 def _keeps_beside_adapter(drafter: Drafter) -> bool:
-    return len(drafter.sources) == 1 and drafter.source.method.trainable
+    return len(drafter.sources) == 1 and drafter.source.trained
 
 
 def ships(name: str, model: Model) -> bool:
@@ -278,7 +299,8 @@ def _how_to_make(name: str, model: Model) -> str:
     """What to do where no adapter ships."""
     if program := METHODS[name].built_with:
         return f"{name} needs an adapter that {program} builds: run it and give its folder with --adapter"
-    return f"no adapter of {name} ships for {model.name!r}; train one with train.py and give its folder"
+    hint = ", or name another base with --draft-model" if name == DraftModel.name else ""
+    return f"no adapter of {name} ships for {model.name!r}; train one with train.py and give its folder{hint}"
 
 
 def _declared(folder: Path) -> dict[str, Any]:

@@ -151,7 +151,8 @@ def _run(decoding: Decoding, state: DecodeState, forced: jax.Array) -> list[Offe
     draftings = decoding.draftings(trees, state.seeds, forced[:, 0], state.lengths, state.cache)
     at_first = drafter.offer(draftings, state.method_states)
     _, rest = lax.scan(step, carry, pairs)
-    return jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), at_first, rest)
+    offers = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), at_first, rest)
+    return [offer.replace(passes=None) for offer in offers]
 
 
 def _root_with_probes(decoding: Decoding, batch: int) -> Draft:

@@ -248,7 +248,7 @@ def check_union(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) ->
     _check(drafter, prompts, config, least, replayed=True)
     wholes = _with_vocabularies(drafter, config)
     for whole in wholes:
-        counts = {source.draft_vocabulary for source in whole.sources if source.method.trainable}
+        counts = {source.draft_vocabulary for source in whole.sources if source.trained}
         if len(counts) > 1:
             raise UserError(f"{drafter.name}: adapters with different draft vocabularies; give --draft-vocabularies")
     for whole, tree in itertools.product(wholes, config.also):

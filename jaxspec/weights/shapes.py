@@ -58,6 +58,17 @@ LLAMA31_8B = ModelConfig(
     rope_theta=500000.0,
     rope_scaling=RopeScaling("llama3", 8.0, 8192, 1.0, 4.0),
 )
+LLAMA_68M = ModelConfig(
+    vocab_size=32000,
+    hidden_size=768,
+    intermediate_size=3072,
+    num_layers=2,
+    num_heads=12,
+    num_kv_heads=12,
+    head_dim=64,
+    max_positions=2048,
+    rms_norm_eps=1e-6,
+)
 QWEN15_14B = ModelConfig(
     vocab_size=152064,
     hidden_size=5120,
@@ -74,6 +85,8 @@ QWEN15_14B = ModelConfig(
 
 SHAPES: dict[str, ModelConfig] = {  # by the name that `load_model` takes
     "smollm2-135m": SMOLLM2_135M,
+    "JackFram/llama-68m": LLAMA_68M,
+    "double7/vicuna-68m": LLAMA_68M,
     "mtgv/MobileLLaMA-1.4B-Chat": MOBILELLAMA_1_4B,
     "lmsys/vicuna-7b-v1.3": LLAMA_7B,
     "lmsys/vicuna-13b-v1.3": LLAMA_13B,

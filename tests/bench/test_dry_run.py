@@ -109,9 +109,11 @@ def test_steps_of_1_16_and_64_rows(mesh, method):
 def few_layers(config, monkeypatch):
     """The same run on as few layers as its method allows: compilers are slow, and layers are alike."""
     method, layers = config.method, 2
-    if hasattr(method, "layers"):
+    if isinstance(getattr(method, "layers", None), tuple):
         layers = len(method.layers) + 1
         method = dataclasses.replace(method, layers=tuple(range(1, layers)))
+    if getattr(method, "shapes", None):
+        method = dataclasses.replace(method, shapes=dataclasses.replace(method.shapes, num_layers=2))
     monkeypatch.setitem(SHAPES, "few-layers", dataclasses.replace(config.shapes, num_layers=layers))
     return dataclasses.replace(config, model="few-layers", method=method, mesh=MESH)
 

@@ -57,9 +57,19 @@ def test_what_makes_no_sense_is_refused(runs, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_draft_model_is_part_of_a_runs_name(tmp_path):
+    """And its folders are named without the way to them."""
+    (tmp_path / "small").mkdir()
+    run = parse_run(f"draft_model draft={tmp_path}/small tree=chain:4")
+    assert run == Run("draft_model", "chain:4", draft=f"{tmp_path}/small")
+    assert run.name == "draft_model tree=chain:4 draft=small"
+
+
 def test_an_adapter_is_loaded_once(files, model, monkeypatch):
     loaded, load = [], jaxspec.bench.ways.load_drafter
-    monkeypatch.setattr(jaxspec.bench.ways, "load_drafter", lambda *args: loaded.append(args[0]) or load(*args))
+    monkeypatch.setattr(
+        jaxspec.bench.ways, "load_drafter", lambda *args, **more: loaded.append(args[0]) or load(*args, **more)
+    )
     ways = load_ways(config_of(files, "ppd", "ppd tree=cartesian:2,1", "medusa"), model)
     assert list(ways) == ["autoregressive", "ppd", "ppd tree=cartesian:2,1", "medusa"]
     assert ways["ppd"].drafter.plan.num_nodes == 4 and ways["ppd"].bytes > 0

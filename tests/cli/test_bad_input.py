@@ -61,6 +61,7 @@ def refuses(capsys, monkeypatch):
         (["--prompt", "x", "--accept", "typical", "--epsilon", "-1"], "must be positive"),
         (["--prompt", "x", "--model", "smollm2-135"], "did you mean 'smollm2-135m'?"),
         (["--prompt", "x", "--tree", "auto", "--draft-vocabulary", "9"], "leave --draft-vocabulary out"),
+        (["--prompt", "x", "--draft-model", "y"], "a draft model is for the method draft_model"),
         (["--prompt", "x", "--config", "bita_7b"], "--config and --topology go with --dry-run"),
         (["--dry-run", "--prompt", "x"], "--dry-run decodes nothing: it does not go with --"),
     ],

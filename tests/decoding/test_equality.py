@@ -29,6 +29,7 @@ from jaxspec.methods import (
     Amphista,
     BiTA,
     DFlash,
+    DraftModel,
     Eagle,
     HiddenTransfer,
     Hydra,
@@ -106,6 +107,13 @@ OPTIONS = {
         "from_newest": (True, False),
         "head_norms": (False, True),
         "markov_rank": (4, 0),
+    },
+    DraftModel: {
+        "layers": ((0, 1, 2), (0, 2)),
+        "length": (3, 2),
+        "shapes": (None, dataclasses.replace(TINY, num_layers=1)),
+        "confidence": (0.3,),  # which, like the beam, counts where drafts are chosen per step
+        "beam": (1,),
     },
     Eagle: {
         "depth": (3, 2),

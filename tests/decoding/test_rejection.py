@@ -26,6 +26,7 @@ from jaxspec.methods import (
     Amphista,
     BiTA,
     DFlash,
+    DraftModel,
     HiddenTransfer,
     Hydra,
     Jacobi,
@@ -50,9 +51,10 @@ TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 0, 1), 
 SMALL_TREE = [(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]
 SLOW = pytest.mark.slow
 MASKS, MEDUSA = SPACE(distances=3, tuning="none"), Medusa(heads=3)
+DRAFT_MODEL = DraftModel(layers=(0, 2), length=3)
 METHODS = [PPD(), BiTA(prompts=2), MASKS, HiddenTransfer(layers=(0, 1, 2))]
 METHODS += [MEDUSA, Hydra(heads=3), Amphista(heads=3), DFlash(block=3, layers=2, markov_rank=4)]
-METHODS += [PromptLookup(), Suffix(), Rest(size=300), TokenRecycling()]
+METHODS += [PromptLookup(), Suffix(), Rest(size=300), TokenRecycling(), DRAFT_MODEL]
 METHODS += [Lookahead(), Jacobi(), SelfSpeculative(skip_attention=(1,), skip_mlp=(1,), threshold=0.3)]
 
 
@@ -181,6 +183,8 @@ def test_every_method_keeps_the_distribution(model, exact, method):
         pytest.param(MEDUSA, TREE, [SamplingConfig(1.0, top_k=2)], id="fewer-tokens-than-ranks"),
         pytest.param(MEDUSA, CHAIN, [SamplingConfig(0.4, top_p=0.95)], id="cold-chain-top-p"),
         pytest.param(MASKS, TREE, [SamplingConfig(1.2, top_k=6, top_p=0.8, min_p=0.05)], id="space-all-filters-tree"),
+        pytest.param(DRAFT_MODEL, CHAIN, [SamplingConfig(0.9)], id="draft-model-chain"),
+        pytest.param(DRAFT_MODEL, TREE, [SamplingConfig(1.2, top_p=0.9)], id="draft-model-tree"),
     ],
 )
 def test_temperatures_and_filters(model, exact, method, paths, settings):

@@ -19,7 +19,7 @@ from jaxspec.weights.shapes import SMOLLM2_135M
 
 TRAINED = {study.name: study.rows for study in STUDIES}
 SHIPPED = {name: f"{name}_smollm2" for name, method in METHODS.items() if method.trainable}
-SHIPPED["space"] = "space_smollm2_lora"
+SHIPPED |= {"space": "space_smollm2_lora", "draft_model": "draft_smollm2"}
 
 
 @pytest.mark.slow

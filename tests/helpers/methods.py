@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.config import ModelConfig
 from jaxspec.drafting.adapter import Adapter
 from jaxspec.drafting.budget import Budget
 from jaxspec.drafting.drafter import Drafter, make_drafter
@@ -18,7 +19,8 @@ from jaxspec.methods.rest import Rest, build
 
 def settings(method):
     """A test's name for a method: the settings that are not its defaults."""
-    changed = [f"{k}={v}" for k, v in vars(method).items() if getattr(type(method)(), k) != v]
+    changed = {k: v for k, v in vars(method).items() if getattr(type(method)(), k) != v}
+    changed = [k if isinstance(v, ModelConfig) else f"{k}={v}" for k, v in changed.items()]
     return "-".join([method.name, *changed])
 
 

@@ -70,7 +70,8 @@ def test_every_paper_has_a_file_of_runs_that_bear_its_name():
     papers = load_papers()
     assert set(papers) == {name for name, method in METHODS.items() if method.trainable}
     for paper, runs in papers.items():
-        assert runs and all(name.startswith(f"{paper}_") for name in runs)
+        stem = paper.removesuffix("_model")
+        assert runs and all(name.startswith(f"{stem}_") for name in runs)
         assert all(run.method.name == paper and run.model in SHAPES for run in runs.values())
 
 

@@ -1,0 +1,232 @@
+"""A draft model (Leviathan et al., 2023; Chen et al., 2023): a second, smaller base drafts what the base verifies.
+
+It reads the text as the base does, into a cache of its own: after every step the accepted tokens and the newest one, in
+one pass, whose last row says what may come next. Every further level of the draft takes a pass over the candidates that
+are followed. Their keys and values live only while a draft is made.
+
+    observe   |t0 t1 t2 t3 t4| r            the text, and the newest token: the draft model's first prediction
+    level 1    t0 t1 t2 t3 t4  r | a b      a pass over the candidates at distance 1 that are followed
+    level 2    t0 t1 t2 t3 t4  r   a b | c  and so on; each row sees the text, its own path, and itself
+
+The draft model is any base with the same vocabulary (`--draft-model`), or is made from the base: some of its layers,
+distilled on the base's own answers, with the base's own embeddings and vocabulary projection. Beyond the papers a draft
+may be a tree, and where drafts are chosen per step the draft model stops once no path is probable enough.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxspec.config import ModelConfig, RopeScaling
+from jaxspec.drafting.draft import Drafting, Offer, PyTree
+from jaxspec.drafting.levels import Parents, offer_levels
+from jaxspec.drafting.method import Batch, Method, Seen
+from jaxspec.errors import UserError, check_at_least
+from jaxspec.methods.losses import future_loss
+from jaxspec.model.base import Base, DraftVocabulary
+from jaxspec.model.blocks import columns
+from jaxspec.model.cache import Cache, commit, empty_cache
+from jaxspec.model.decoder import Context, Decoder, causal_context, causal_mask, param_dtype
+
+_EMBEDDINGS = ("embedding", "lm_head")
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftModel(Method):
+    """Settings of a draft model.
+
+    Attributes:
+      length: M, tokens of a draft at most.
+      layers: of the base, which the draft model begins as; its embeddings stay the base's own.
+      shapes: of a draft model that is another base and shares nothing; None: it is made of the base's layers.
+      confidence: where drafts are chosen per step, paths less probable than this are not followed; fixed trees are
+        always filled.
+      beam: where drafts are chosen per step, paths followed on every level.
+      alignment: weight in the loss of the divergence from the base's own distribution.
+      labels: weight of the cross-entropy of the text.
+    """
+
+    name: ClassVar[str] = "draft_model"
+    trainable: ClassVar[bool] = True
+    kernels: ClassVar[tuple[str, ...]] = ("kernel", "lm_head")
+
+    length: int = 8
+    layers: tuple[int, ...] = (0,)
+    shapes: ModelConfig | None = None
+    confidence: float = 0.3
+    beam: int = 1
+    alignment: float = 1.0
+    labels: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))  # a list, where the settings come from JSON
+        object.__setattr__(self, "shapes", _shapes(self.shapes))
+        check_at_least(self, {"length": 1, "beam": 1})
+        if not 0 < self.confidence < 1:
+            raise UserError(f"draft_model: confidence must be between 0 and 1, got {self.confidence}")
+        if not self.layers or list(self.layers) != sorted({*self.layers}):
+            raise UserError(f"draft_model: layers must rise, each once, got {', '.join(map(str, self.layers))}")
+        if min(self.alignment, self.labels) < 0 or not self.alignment + self.labels > 0:
+            raise UserError(
+                f"draft_model: alignment and labels must not be negative and not both 0, got {self.alignment} and "
+                f"{self.labels}"
+            )
+
+    @property
+    def max_distance(self) -> int:
+        """M."""
+        return self.length
+
+    @property
+    def usual_depth(self) -> int:
+        """Of a draft model that comes without a tree."""
+        return min(self.length, 4)
+
+    # What the draft model is
+
+    def config(self, base: Base) -> ModelConfig:
+        """Its shapes. Raises UserError for layers that the base has not, or for another vocabulary."""
+        c = base.decoder.config
+        if self.shapes is not None:
+            if self.shapes.vocab_size != c.vocab_size:
+                raise UserError(
+                    f"draft_model: it has a vocabulary of {self.shapes.vocab_size} tokens and the base one of "
+                    f"{c.vocab_size}; both must have the same"
+                )
+            return self.shapes
+        if not 0 <= self.layers[0] <= self.layers[-1] < c.num_layers:
+            outside = ", ".join(map(str, self.layers))
+            raise UserError(f"draft_model: layers must be among 0 to {c.num_layers - 1} of this base, got {outside}")
+        first = sum(layer < c.first_window_layer for layer in self.layers)
+        return dataclasses.replace(c, num_layers=len(self.layers), first_window_layer=first)
+
+    def init(self, key: jax.Array, base: Base) -> PyTree:
+        """The base's layers and final norm, or random parameters of the `shapes`."""
+        config = self.config(base)
+        if self.shapes is not None:
+            return Decoder(config).init(key, jnp.zeros((1, 1), jnp.int32))["params"]
+        kept = {f"layers_{i}": base.params[f"layers_{layer}"] for i, layer in enumerate(self.layers)}
+        return jax.tree.map(lambda x: x.astype(jnp.float32), kept | {"norm": base.params["norm"]})
+
+    def second_base(self, trainable: PyTree, base: Base) -> Base:
+        """The draft model; where it is made of the base's layers, with the base's embeddings."""
+        params, vocabulary = dict(trainable), base.draft_vocabulary
+        own = params.pop("columns", None)
+        if own is not None:
+            vocabulary = DraftVocabulary(vocabulary.ids, own)
+        if self.shapes is None:
+            params |= {name: base.params[name] for name in _EMBEDDINGS if name in base.params}
+        return Base(params, Decoder(self.config(base), base.decoder.remat), vocabulary)
+
+    def prepared(self, trainable: PyTree, base: Base) -> PyTree:
+        """In the base's dtype, and with its own part of the projection where few tokens may be drafted."""
+
+        def typed(path: tuple, x: jax.Array) -> jax.Array:
+            return x.astype(param_dtype(jax.tree_util.keystr(path, simple=True, separator="/"), base.dtype))
+
+        params = jax.tree.map_with_path(typed, trainable)
+        if self.shapes is not None and base.draft_vocabulary is not None:
+            params |= {"columns": columns(params["lm_head"], base.draft_vocabulary.ids).T}
+        return params
+
+    # Training
+
+    def predictions(self, trainable: PyTree, base: Base, batch: Batch) -> jax.Array:
+        """Logits [B, G, M, V] at every insertion point: those at distance d have read the d tokens before."""
+        return self._predictions(trainable, base, batch, self.length)
+
+    def _predictions(self, trainable: PyTree, base: Base, batch: Batch, count: int) -> jax.Array:
+        model, (B, T) = self.second_base(trainable, base), batch.tokens.shape
+        hidden, _ = model.rows(model.embed(batch.tokens), causal_context(B, T))
+        read = jnp.minimum(batch.points[..., None] + 1 + jnp.arange(count), T - 1)  # [B, G, M']
+        return model.draft_logits(model.normed(hidden[jnp.arange(B)[:, None, None], read]))
+
+    def loss(
+        self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Distillation behind every insertion point: what the base says there, or the text, as the weights are."""
+        frozen, _ = base.rows(base.embed(batch.tokens), causal_context(*batch.tokens.shape))
+        student = self._predictions(trainable, base, batch, 1)
+        return future_loss(student, base, frozen, batch, [1], self.alignment, self.labels)
+
+    # Decoding
+
+    def empty_state(self, base: Base, batch: int, capacity: int) -> PyTree:
+        """Its cache, with room for the newest token, and its hidden state [B, D] there."""
+        config = self.config(base)
+        cache = empty_cache(config, batch, capacity + 1, base.dtype)
+        return {"cache": cache, "newest": jnp.zeros((batch, config.hidden_size), base.dtype)}
+
+    def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
+        """Read what the base has read, and the token after it."""
+        model, cache = self.second_base(drafting.trainable, drafting.base), method_state["cache"]
+        (B, T), first = seen.tokens.shape, seen.first[:, None]
+        context = Context(first + jnp.arange(T), causal_mask(B, T), cache, first)
+        hidden, rows = model.rows(model.embed(seen.tokens), context)
+        newest = hidden[jnp.arange(B), seen.length]
+        return {
+            "cache": commit(cache, rows, seen.first),
+            "newest": jnp.where(seen.length[:, None] > 0, newest, method_state["newest"]),
+        }
+
+    def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
+        """Level by level: along the fixed tree, or along the most probable paths while they are probable enough."""
+        model, cache = self.second_base(drafting.trainable, drafting.base), method_state["cache"]
+        position = drafting.position[:, None]
+
+        def logits(hidden: jax.Array) -> jax.Array:
+            return model.draft_logits(model.normed(hidden))
+
+        def expand(parents: Parents, levels: tuple[Cache, ...]) -> tuple[jax.Array, tuple[Cache, ...]]:
+            """`levels` holds the keys and values of the nodes that expanded at each, L x [B, K, W, Dh]."""
+            if parents.level == 0:
+                return logits(method_state["newest"][:, None]), levels
+            B, W = parents.tokens.shape
+            own = jnp.broadcast_to(jnp.eye(W, dtype=bool), (B, 1, W, W))
+            at = jnp.broadcast_to(position + parents.level, (B, W))
+            context = Context(at, own, cache, position + 1, *_path(parents, levels))
+
+            def run() -> tuple[jax.Array, Cache]:
+                hidden, rows = model.rows(model.embed(parents.tokens), context)
+                return logits(hidden), rows
+
+            found, rows = run() if drafting.fixed else _run_if(jnp.any(parents.known), run)
+            return found, (*levels, rows)
+
+        if drafting.fixed:
+            offer = offer_levels(drafting, expand)
+        else:  # of the tree only how many nodes of each level expand
+            inner = (1, *[self.beam] * (min(drafting.depth, self.length) - 1))
+            wide = drafting.replace(tree=drafting.tree.replace(inner=inner))
+            offer = offer_levels(wide, expand, best=True, least=math.log(self.confidence))
+        levels = jnp.any(offer.known, axis=(0, 2))  # those that a pass has made, the first of which `observe` has
+        return offer.replace(passes=jnp.broadcast_to(jnp.sum(levels), len(drafting.root)))
+
+
+def _path(parents: Parents, levels: tuple[Cache, ...]) -> tuple[Cache | None, jax.Array | None]:
+    """What was read of the levels between the newest token and some nodes, and which of it lies on each one's path."""
+    if not levels:
+        return None, None
+    places = jnp.moveaxis(parents.ancestors[..., 1:], -1, 0)
+    seen = [jax.nn.one_hot(at, rows.keys[0].shape[2], dtype=bool) for at, rows in zip(places, levels, strict=True)]
+    return jax.tree.map(lambda *rows: jnp.concatenate(rows, axis=2), *levels), jnp.concatenate(seen, axis=-1)
+
+
+def _run_if(wanted: jax.Array, run: Any) -> Any:
+    """What `run` returns, or zeros without running it."""
+    shapes = jax.eval_shape(run)
+    return lax.cond(wanted, run, lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+
+
+def _shapes(given: ModelConfig | dict | None) -> ModelConfig | None:
+    """Shapes as they are, or as JSON holds them."""
+    if not isinstance(given, dict):
+        return given
+    scaling = given.get("rope_scaling")
+    return ModelConfig(**given | {"rope_scaling": RopeScaling(**scaling) if scaling else None})

@@ -1,0 +1,244 @@
+"""A draft model: what it reads, what it drafts, what it is made of, and which ones are refused."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.config import MeshConfig, SamplingConfig
+from jaxspec.decoding.generate import generate
+from jaxspec.decoding.loop import decode
+from jaxspec.drafting.adapter import Adapter
+from jaxspec.drafting.drafter import autoregressive, make_drafter
+from jaxspec.errors import UserError
+from jaxspec.methods import DraftModel, load_drafter
+from jaxspec.methods.draft_source import draft_source
+from jaxspec.model.base import Base
+from jaxspec.model.decoder import Decoder
+from jaxspec.weights.load import save_model
+from tests.helpers.decoding import begin
+from tests.helpers.methods import batch_of, predict, sequence, trained
+from tests.helpers.model import plain
+from tests.helpers.tiny import TINY, make_prompts, make_text_model, make_tiny, on_mesh
+
+GREEDY, SAMPLING = SamplingConfig(), SamplingConfig(1.0, top_k=12)
+FIGURES = ("steps", "draft_passes", "offered")
+
+
+@pytest.fixture(scope="module")
+def endless(tiny):
+    """Nothing ends its texts."""
+    return dataclasses.replace(tiny, eos=())
+
+
+@pytest.mark.parametrize(
+    "sampling", [pytest.param(GREEDY, id="greedy"), pytest.param(SAMPLING, id="sampling", marks=pytest.mark.slow)]
+)
+def test_a_draft_model_equal_to_the_base_is_always_right(endless, sampling):
+    """Every step takes the whole chain and the bonus: 24 tokens after the first one in 24 / (n + 1) steps."""
+    drafter = load_drafter("draft_model", endless, draft_model=endless, tree="chain:3")
+    expected = generate(autoregressive(endless), make_prompts(4), 25, sampling=sampling)
+    answers = generate(drafter, make_prompts(4), 25, sampling=sampling, batch_size=4)
+    assert [a.tokens for a in answers] == [a.tokens for a in expected]
+    assert [(a.steps, a.tokens_per_step, a.draft_passes) for a in answers] == [(6, 4.0, 6 * 3)] * 4
+
+
+def test_one_that_says_the_opposite_is_never_right(endless):
+    opposite = endless.params | {"lm_head": -endless.params["lm_head"]}
+    draft = dataclasses.replace(endless, params=opposite, fingerprint="other")
+    drafter = load_drafter("draft_model", endless, draft_model=draft, tree="chain:3")
+    for answer in generate(drafter, make_prompts(4), 25, batch_size=4):
+        assert answer.tokens_per_step == 1 and not any(answer.accepted) and answer.offered[0] == answer.steps
+
+
+def test_confidence_decides_how_far_it_drafts(endless):
+    """In some steps it reads its own candidates; in others it only reads the text, which gives the first distance."""
+    drafter = load_drafter("draft_model", endless, draft_model=endless, tree="best:4")
+    [source] = drafter.sources
+    source = dataclasses.replace(source, method=dataclasses.replace(source.method, beam=2))
+    answers = generate(dataclasses.replace(drafter, sources=(source,)), make_prompts(4), 25, batch_size=4)
+    assert [a.tokens for a in answers] == [a.tokens for a in generate(autoregressive(endless), make_prompts(4), 25)]
+    steps, passes, offered = (np.sum([getattr(a, name) for a in answers], axis=0) for name in FIGURES)
+    assert steps < passes < 3 * steps
+    assert offered[0] > offered[1] > 0
+
+
+PATHS = [(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 1, 0)]
+
+
+def begun(endless, texts):
+    """A draft model of its own shapes, and decoding with a tree, about to verify its first draft."""
+    draft = make_tiny(dataclasses.replace(TINY, num_layers=2), seed=1)
+    drafter = load_drafter("draft_model", endless, draft_model=draft, tree=PATHS)
+    return draft.base, *begin(drafter, texts, 16, chunk=8)
+
+
+def following(base, texts):
+    """Logits [V] of what follows each text, by a plain pass."""
+    padded = jnp.array([[*text, *[0] * 40][:40] for text in texts])
+    return [logits[len(text) - 1] for logits, text in zip(plain(base, padded), texts, strict=True)]
+
+
+def test_it_remembers_the_text_and_nothing_else(endless):
+    """After steps as after prefill: keys and values of all tokens, the newest one's state, no candidate's."""
+    prompts = make_prompts(3)
+    base, decoding, state = begun(endless, prompts)
+    state = decode(decoding, state, 4)
+    texts = [
+        [*prompt, *np.asarray(state.tokens)[row, : int(state.counts[row])].tolist()]
+        for row, prompt in enumerate(prompts)
+    ]
+    assert [len(text) for text in texts] == (state.lengths + 1).tolist()
+    [memory], [anew] = state.method_states, begun(endless, [text[:-1] for text in texts])[2].method_states
+    for row, (text, logits) in enumerate(zip(texts, following(base, texts), strict=True)):
+        np.testing.assert_allclose(base.logits(memory["newest"][row]), logits, rtol=1e-3, atol=1e-3)
+        for ours, theirs in zip(*map(jax.tree.leaves, (memory["cache"], anew["cache"])), strict=True):
+            read = (row, slice(None), slice(len(text) - 1))
+            np.testing.assert_allclose(ours[read], theirs[read], rtol=1e-3, atol=1e-3)
+
+
+def test_candidates_are_read_behind_their_own_path(endless):
+    """A tree of the most probable tokens by the draft model's own plain pass over every path."""
+    prompts = make_prompts(3)
+    base, _, state = begun(endless, prompts)
+    tokens = np.asarray(state.draft.tokens)
+    assert all(state.draft.tree.depth[0].tolist()[node] == len(path) for node, path in enumerate(PATHS, 1))
+    for row, prompt in enumerate(prompts):
+        text = {(): [*prompt, int(tokens[row, 0])]}
+        for node, path in enumerate(PATHS, 1):
+            text[path] = [*text[path[:-1]], int(tokens[row, node])]
+        for node, (path, logits) in enumerate(
+            zip(PATHS, following(base, [text[p[:-1]] for p in PATHS]), strict=True), 1
+        ):
+            assert tokens[row, node] == np.argsort(-np.asarray(logits))[path[-1]]
+
+
+def test_few_tokens_have_a_part_of_its_own_projection(tiny):
+    shapes, frequent = dataclasses.replace(TINY, num_layers=1), np.arange(16, dtype=np.int32)
+    method = DraftModel(length=3, shapes=shapes)
+    adapter = Adapter(method, trained(method, tiny.base), tiny.fingerprint, {}, frequent)
+    drafter = make_drafter(adapter, dataclasses.replace(tiny, eos=()), [(0,), (1,), (0, 0)], 6)
+    answers = generate(drafter, make_prompts(4), 25, batch_size=4)
+    expected = generate(autoregressive(drafter.model), make_prompts(4), 25)
+    assert [a.tokens for a in answers] == [a.tokens for a in expected]
+    drafted = {token for a in answers for token, ours in zip(a.tokens, a.drafted, strict=True) if ours}
+    assert drafted and max(drafted) < 6
+
+
+@pytest.mark.slow
+def test_both_models_on_one_mesh():
+    config = dataclasses.replace(TINY, num_kv_heads=4)
+    model, draft, prompts = (
+        make_tiny(config, seed=1),
+        make_tiny(dataclasses.replace(config, num_layers=2)),
+        make_prompts(4),
+    )
+    expected = generate(autoregressive(model), prompts, 16)
+    many = on_mesh(model, MeshConfig(2, 2, 2))
+    drafter = load_drafter("draft_model", many, draft_model=on_mesh(draft, MeshConfig(2, 2, 2)), tree="chain:3")
+    assert [a.tokens for a in generate(drafter, prompts, 16, batch_size=4)] == [a.tokens for a in expected]
+    _, state = begin(drafter, prompts, 8)
+    [memory] = state.method_states
+    keys = memory["cache"].keys[0]
+    assert keys.sharding.shard_shape(keys.shape)[:2] == (1, 2)
+
+
+# Made of the base's layers
+
+
+def test_it_begins_as_some_of_the_bases_layers(tiny):
+    """Its logits at distance d are those of these layers behind the d tokens before, and its embeddings the base's."""
+    method, tokens = DraftModel(layers=(0, 2), length=3), sequence(tiny, 12)
+    trainable = method.init(jax.random.key(0), tiny.base)
+    assert trainable.keys() == {"layers_0", "layers_1", "norm"}
+    kept = {"layers_0": tiny.params["layers_0"], "layers_1": tiny.params["layers_2"]}
+    rest = {name: tiny.params[name] for name in ("embedding", "lm_head", "norm")}
+    short = Base(kept | rest, Decoder(dataclasses.replace(TINY, num_layers=2)))
+    logits = predict(method, trainable, tiny.base, batch_of(tokens, [[2, 5]]))
+    expected = plain(short, tokens)[0]
+    for group, point in enumerate((2, 5)):
+        np.testing.assert_allclose(logits[0, group], expected[point + 1 : point + 4], rtol=1e-4, atol=1e-4)
+
+
+def test_windows_stay_with_their_layers():
+    """Of four layers the first two see everything; of those kept only the first does."""
+    model = make_tiny(dataclasses.replace(TINY, num_layers=4, sliding_window=4, first_window_layer=2))
+    assert DraftModel(layers=(0, 3)).config(model.base).first_window_layer == 1
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layers": (0, 3)}, "layers must be among 0 to 2 of this base, got 0, 3"),
+        ({"layers": (-1, 2)}, "layers must be among 0 to 2"),
+        ({"layers": (2, 0)}, "layers must rise, each once, got 2, 0"),
+        ({"layers": ()}, "layers must rise"),
+        ({"confidence": 0}, "confidence must be between 0 and 1, got 0"),
+        ({"confidence": 1.0}, "confidence must be between 0 and 1, got 1.0"),
+        ({"beam": 0}, "beam must be at least 1"),
+        ({"alignment": 0.0}, "alignment and labels must not be negative and not both 0"),
+        ({"shapes": dataclasses.replace(TINY, vocab_size=17)}, "a vocabulary of 17 tokens and the base one of 16"),
+    ],
+)
+def test_settings_that_make_no_sense(tiny, settings, message):
+    with pytest.raises(UserError, match=message):
+        DraftModel(**settings).abstract(tiny.config)
+
+
+def test_another_tokenizer_is_refused_with_the_tokens_that_differ():
+    model, other = make_text_model(), make_text_model(1)
+    swapped = other.tokenizer.get_vocab()
+    a, b = (next(token for token, number in swapped.items() if number == i) for i in (5, 9))
+
+    class Swapped:
+        def get_vocab(self):
+            return swapped | {a: 9, b: 5}
+
+    draft = dataclasses.replace(other, name="draft", tokenizer=Swapped())
+    with pytest.raises(UserError) as refused:
+        load_drafter("draft_model", model, draft_model=draft)
+    words = f"2 tokens differ (5 is {b!r} there and {a!r} here, 9 is {a!r} there and {b!r} here)"
+    assert words in str(refused.value) and "draft model 'draft' has another tokenizer" in str(refused.value)
+
+
+def test_another_vocabulary_is_refused(tiny):
+    draft = make_tiny(dataclasses.replace(TINY, vocab_size=18))
+    with pytest.raises(UserError, match="a vocabulary of 18 tokens, 'tiny' one of 16; a draft model needs"):
+        draft_source(draft, tiny)
+
+
+def test_draft_models_that_cannot_be(tiny, tmp_path):
+    model = make_text_model()
+    with pytest.raises(UserError, match="'nowhere': no such file or directory"):
+        load_drafter("draft_model", model, draft_model="nowhere")
+    with pytest.raises(UserError, match=r"no adapter of draft_model ships .* or name another base with --draft-model"):
+        load_drafter("draft_model", model)
+    with pytest.raises(UserError, match="a draft model is for the method draft_model"):
+        load_drafter("prompt_lookup", model, draft_model=model)
+    with pytest.raises(UserError, match="an adapter or a draft model, not both; got 'somewhere' too"):
+        load_drafter("draft_model", model, "somewhere", draft_model=model)
+    with pytest.raises(UserError, match="not trained and has no draft vocabulary"):
+        load_drafter("draft_model", model, draft_model=model, draft_vocabulary=8)
+    save_model(make_text_model(1, num_layers=1), tmp_path / "draft")
+    assert not load_drafter("draft_model", model, draft_model=tmp_path / "draft").note
+    weights = tmp_path / "draft" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match="not a complete safetensors file"):
+        load_drafter("draft_model", model, draft_model=tmp_path / "draft")
+
+
+def test_one_no_smaller_than_the_base_is_only_warned_of(tiny):
+    draft = make_tiny(dataclasses.replace(TINY, num_layers=4))
+    drafter = load_drafter("draft_model", tiny, draft_model=draft)
+    assert drafter.note == "warning: draft model 'tiny' is no smaller than the base: it will not pay"
+
+
+def test_choices_are_of_one_draft_model(tiny):
+    """What tune.py found for one says nothing of another."""
+    digests = {load_drafter("draft_model", tiny, draft_model=make_tiny(seed=seed)).digest for seed in (1, 2)}
+    assert len(digests) == 2
