@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 
-from jaxspec.drafting.adapter import OWN_MODEL, Adapter, save_adapter
+from jaxspec.drafting.adapter import OWN_MODEL, WEIGHTS, Adapter, save_adapter
 from jaxspec.drafting.draft import PyTree
 from jaxspec.drafting.drafter import method_plan, tuned
 from jaxspec.drafting.method import Method
@@ -37,6 +38,8 @@ from jaxspec.training.plot import plot_training
 from jaxspec.training.run_config import RunConfig, check_config
 from jaxspec.training.step import TrainState, enter_stage, stage_of, train_step
 from jaxspec.weights.load import Model, save_model
+from jaxspec.weights.params import params_fingerprint
+from jaxspec.weights.sharing import Shared, write_sharing
 from jaxspec.weights.storage import as_stored
 
 _QUICK = 16  # held-out answers of an evaluation during training
@@ -53,8 +56,8 @@ class Diverged(UserError):
 class Trainer:
     """One run in one folder: log.jsonl, checkpoints/, best/, and at the end the adapter and training.png.
 
-    A method that replaces its base leaves the new one in model/. Several processes must all see the folder; only the
-    first one writes there.
+    A method that replaces its base leaves the new one in model/. Of one with a second base the folder is that base,
+    too, as `load_model` takes it. Several processes must all see the folder; only the first one writes there.
 
     Args:
       config: what to train and how.
@@ -196,7 +199,18 @@ class Trainer:
             info |= self._perplexities(own)
         if model is not self.model:
             info["base"] = f"{OWN_MODEL}, made from {info['base']}"
-        return self._save(self.output, adapter, info)
+        adapter = self._save(self.output, adapter, info)
+        if second := method.second_base(weights, own.base):
+            self._describe_second(second, weights)
+        return adapter
+
+    def _describe_second(self, second: Base, weights: PyTree) -> None:
+        """Make the adapter's folder one that `load_model` takes: the adapter and this run's base are another base."""
+        config, model = second.decoder.config, self.model
+        fingerprint = params_fingerprint(config, second.params)  # every process must take part
+        whole, own = (flatten_dict(tree, sep="/") for tree in (second.params, weights))
+        shared = Shared(model.name, model.fingerprint, sorted({*whole} - {*own}), WEIGHTS, fingerprint)
+        as_leader(functools.partial(write_sharing, self.output, config, shared))
 
     def _perplexities(self, own: Model) -> dict[str, Any]:
         """Perplexities of the held-out answers under the original base and under the tuned one."""

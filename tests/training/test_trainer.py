@@ -7,18 +7,22 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 from flax.traverse_util import flatten_dict
 
 from jaxspec.config import MeshConfig
+from jaxspec.decoding.generate import generate
+from jaxspec.drafting.drafter import autoregressive
 from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, SPACE, HiddenTransfer, Hydra, Medusa, load_drafter
+from jaxspec.methods import PPD, SPACE, DraftModel, HiddenTransfer, Hydra, Medusa, load_drafter
 from jaxspec.training.run_config import check_config
 from jaxspec.training.step import stage_ends, train_step
 from jaxspec.training.trainer import Stopped, Trainer
-from jaxspec.weights.load import load_model
+from jaxspec.weights.load import load_model, save_model
+from jaxspec.weights.params import params_fingerprint
 from tests.helpers.model import assert_same_params
-from tests.helpers.tiny import on_mesh
+from tests.helpers.tiny import make_tiny, on_mesh
 from tests.helpers.training import (
     assert_same_run,
     best,
@@ -224,6 +228,36 @@ def test_heads_train_too_and_are_stored_in_16_bits(config, model, tmp_path):
     other = with_train(dataclasses.replace(run, draft_vocabulary=0, tree="chain:2"), adapter_dtype="float32")
     Trainer(other, model, tmp_path / "run", resume=True).run()
     assert all(weights(tmp_path / "run")[name].dtype == np.float32 for name in stored)
+
+
+def test_a_draft_model_is_made_of_the_bases_layers(config, model, tmp_path):
+    """It learns; its folder holds an adapter that drafts, and a base that `load_model` takes, without embeddings."""
+    save_model(model, tmp_path / "base")
+    base = load_model(str(tmp_path / "base"))
+    run = with_train(config, learning_rate=3e-3, steps=8, insertions=24, adapter_dtype="int8", eval_every=0)
+    method = DraftModel(layers=(1,), length=2)
+    run = dataclasses.replace(run, model=str(tmp_path / "base"), method=method, tree="chain:2", draft_vocabulary=50)
+    adapter = Trainer(run, base, tmp_path / "run", resume=False).run()
+    assert learnt(tmp_path / "run")
+    assert {name.split("/")[0] for name in weights(tmp_path / "run")} == {"layers_0", "norm", "frequent_tokens"}
+    drafter = load_drafter("draft_model", base, draft_model=tmp_path / "run")
+    assert drafter.plan.depth == 2 and drafter.source.draft_vocabulary == 50
+    answers, prompts = generate(drafter, ["one", "two"], 16), ["one", "two"]
+    assert [a.tokens for a in answers] == [a.tokens for a in generate(autoregressive(base), prompts, 16)]
+    short = load_model(str(tmp_path / "run"))
+    assert short.config == dataclasses.replace(base.config, num_layers=1) and short.tokenizer.vocab_size == 256
+    expected = adapter.trainable | {name: base.params[name] for name in ("embedding", "lm_head")}
+    assert_same_params(short.params, expected)
+    assert short.fingerprint == params_fingerprint(short.config, expected)
+    incomplete = {name: value for name, value in weights(tmp_path / "run").items() if "mlp/down" not in name}
+    cut = shutil.copytree(tmp_path / "run", tmp_path / "cut")
+    safetensors.numpy.save_file(incomplete, cut / "adapter.safetensors")
+    with pytest.raises(UserError, match="tensor 'layers_0/mlp/down/kernel' is missing"):
+        load_model(str(cut))
+    other = make_tiny(base.config, seed=3)
+    save_model(dataclasses.replace(other, tokenizer=base.tokenizer), tmp_path / "base")
+    with pytest.raises(UserError, match=f"shares weights with one of fingerprint {base.fingerprint}"):
+        load_model(str(tmp_path / "run"))
 
 
 @pytest.mark.slow

@@ -1,0 +1,110 @@
+"""Bases that share some weights with another one, such as embeddings: config.json says with which, and names the rest.
+
+config.json           as in a Hugging Face directory, and what is shared: see `Shared`
+adapter.safetensors   or another file: the weights of its own, as `storage.pack` stores them
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import flax.traverse_util
+import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from jaxspec.config import ModelConfig
+from jaxspec.errors import UserError
+from jaxspec.files import read_json, write_atomically
+from jaxspec.model.decoder import abstract_params, param_dtype
+from jaxspec.weights.hf import hf_config, read_config
+from jaxspec.weights.storage import unpack
+
+_KEY = "jaxspec_shared"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """What a base shares.
+
+    Attributes:
+      base: the other one, as `load_model` takes it.
+      base_fingerprint: which it must have.
+      tensors: the shared parameters, by path.
+      weights: the file of those that are its own.
+      fingerprint: of the whole base.
+    """
+
+    base: str
+    base_fingerprint: str
+    tensors: Sequence[str]
+    weights: str
+    fingerprint: str
+
+
+def is_sharing(folder: Path) -> bool:
+    """Whether a folder holds such a base."""
+    file = folder / "config.json"
+    return file.exists() and _KEY in read_json(file)
+
+
+def write_sharing(folder: Path, config: ModelConfig, shared: Shared) -> None:
+    """Write config.json beside the weights; another base on this machine is named as seen from the folder."""
+    if Path(shared.base).exists():
+        shared = dataclasses.replace(shared, base=os.path.relpath(shared.base, folder))
+    content = hf_config(config) | {_KEY: dataclasses.asdict(shared)}
+    write_atomically(folder / "config.json", json.dumps(content, indent=2).encode())
+
+
+def read_shared(folder: Path) -> Shared:
+    """What the base in a folder shares. Raises UserError where config.json does not say it."""
+    file = folder / "config.json"
+    try:
+        shared = Shared(**read_json(file)[_KEY])
+    except TypeError as error:
+        raise UserError(f"{file}: {_KEY} does not fit: {error}") from None
+    there = folder / shared.base
+    return dataclasses.replace(shared, base=str(there)) if there.exists() else shared
+
+
+def join_shared(
+    folder: Path, shared: Shared, other: dict, fingerprint: str, dtype: jnp.dtype
+) -> tuple[ModelConfig, dict, str]:
+    """Config, parameters and fingerprint of a base that shares parameters of another one.
+
+    Args:
+      folder: where it is.
+      shared: of `read_shared`.
+      other: the other base's parameters, on the devices that this one is for.
+      fingerprint: of the other base.
+      dtype: of the weights.
+
+    Raises:
+      UserError: the other base has other weights, or a tensor is missing, unknown or misshapen.
+    """
+    if fingerprint != shared.base_fingerprint:
+        raise UserError(
+            f"{folder}: this base shares weights with one of fingerprint {shared.base_fingerprint}; {shared.base!r} "
+            f"has {fingerprint}"
+        )
+    config, file = read_config(folder), folder / shared.weights
+    try:
+        own = unpack(safetensors.numpy.load_file(file))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise UserError(f"{file}: not a complete file of weights ({error})") from None
+    wanted = flax.traverse_util.flatten_dict(abstract_params(config, dtype), sep="/")
+    theirs = flax.traverse_util.flatten_dict(other, sep="/")
+    params = {}
+    for path, like in wanted.items():
+        source = theirs if path in shared.tensors else own
+        if path not in source or source[path].shape != like.shape:
+            found = "missing" if path not in source else f"of shape {list(source[path].shape)}"
+            raise UserError(f"{file}: tensor {path!r} is {found}, the configuration needs {list(like.shape)}")
+        value = source[path]
+        params[path] = value.astype(param_dtype(path, dtype)) if isinstance(value, np.ndarray) else value
+    return config, flax.traverse_util.unflatten_dict(params, sep="/"), shared.fingerprint
