@@ -1,6 +1,6 @@
 """What to compare, as a user writes it: `METHOD[+METHOD...] [tree=SPEC] [vocabulary=N] [adapter=DIR]`.
 
-A draft model is given as `[draft=MODEL]`.
+A draft model is given as `[draft=MODEL] [draft-adapter=DIR]`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from jaxspec.methods import METHODS, method_names
 
 REFERENCE = "autoregressive"
 AGAIN = f"{REFERENCE} again"  # against itself: how far two ways differ that do not
-_FORM = "METHOD[+METHOD...] [tree=SPEC] [vocabulary=N] [adapter=DIR] [draft=MODEL]"
-_SETTINGS = ("tree", "vocabulary", "adapter", "draft")
+_FORM = "METHOD[+METHOD...] [tree=SPEC] [vocabulary=N] [adapter=DIR] [draft=MODEL] [draft-adapter=DIR]"
+_SETTINGS = ("tree", "vocabulary", "adapter", "draft", "draft-adapter")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Run:
       vocabulary: how many tokens may be drafted, 0 is all; None for the adapter's own.
       adapter: folder; None for the one that ships.
       draft: a draft model, as `load_drafter` takes it; None for the one that ships.
+      draft_adapter: folder of an adapter for it.
     """
 
     method: str
@@ -37,6 +38,7 @@ class Run:
     vocabulary: int | None = None
     adapter: str | None = None
     draft: str | None = None
+    draft_adapter: str | None = None
 
     @property
     def text(self) -> str:

@@ -65,12 +65,12 @@ def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
     runs = config.runs or [name for name in METHODS if ships(name, model)]
 
     @functools.cache
-    def load(method: str, adapter: str | None, draft: str | None) -> Drafter:
-        return load_drafter(method, model, adapter, draft_model=draft)
+    def load(method: str, adapter: str | None, draft: str | None, draft_adapter: str | None) -> Drafter:
+        return load_drafter(method, model, adapter, draft_model=draft, draft_adapter=draft_adapter)
 
     ways: dict[str, Way] = {}
     for name, run in name_runs(runs).items():
-        drafter = _with_tree(load(run.method, run.adapter, run.draft), run, config)
+        drafter = _with_tree(load(run.method, run.adapter, run.draft, run.draft_adapter), run, config)
         info = _describe(drafter) if drafter.drafts else {}
         if drafter.model is not model:  # its text must match that of the base that the method has tuned
             info["reference"] = f"{REFERENCE}, base of {Run(run.method, adapter=run.adapter).text}"

@@ -44,6 +44,7 @@ class Options:
       adapter: folder of a trained adapter; default the one that ships for this method and model.
       draft_model: of the method draft_model: a smaller base, named like the model, or the folder of one that train.py
         made of this model's layers; default the one that ships for this model.
+      draft_adapter: folder of an adapter of PPD for the draft model, which then makes its own draft in fewer passes.
       tree: draft tree: auto (what tune.py chose for this machine), BUILDER:NUMBERS (sparse:16, dynamic:60, stripped:60,
         chain:3, straightforward:3, cartesian:3,2, efficient:5, medusa:64, random:16), best:ROWS (the best nodes of all
         methods, chosen in every step; best:1@21,5@26 also their number, by its milliseconds) or a JSON file; default
@@ -84,6 +85,7 @@ class Options:
     model: str = ""
     adapter: str = ""
     draft_model: str = ""
+    draft_adapter: str = ""
     tree: str = ""
     draft_vocabulary: int | None = None
     prompt: str = ""
@@ -129,7 +131,7 @@ class Options:
     @property
     def run(self) -> Run:
         """The first way to decode."""
-        folders = (name or None for name in (self.adapter, self.draft_model))
+        folders = (name or None for name in (self.adapter, self.draft_model, self.draft_adapter))
         return Run(self.method, self.tree or None, self.draft_vocabulary, *folders)
 
     @property
@@ -201,6 +203,7 @@ def choose_drafter(options: Options, run: Run, model: Model) -> Drafter:
     """The method with the tree that was asked for; says on stderr how it was chosen and what it decodes on."""
     circumstances = {"batch_size": options.batch_size, "temperature": options.temperature}
     settings = {"tree": run.tree, "draft_vocabulary": run.vocabulary, "draft_model": run.draft}
+    settings |= {"draft_adapter": run.draft_adapter}
     drafter = load_drafter(run.method, model, run.adapter, **settings, **circumstances)
     if run.tree is None and run.vocabulary is None and drafter.drafts:
         drafter = tuned_or_own(drafter, **circumstances)

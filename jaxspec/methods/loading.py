@@ -24,6 +24,7 @@ from jaxspec.methods.bita import BiTA
 from jaxspec.methods.dflash import DFlash
 from jaxspec.methods.draft_model import DraftModel
 from jaxspec.methods.draft_source import draft_source
+from jaxspec.methods.draft_steps import with_steps
 from jaxspec.methods.eagle import Eagle
 from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.methods.hydra import Hydra
@@ -37,6 +38,7 @@ from jaxspec.methods.space import SPACE
 from jaxspec.methods.suffix import Suffix
 from jaxspec.methods.token_recycling import TokenRecycling
 from jaxspec.weights.load import Model
+from jaxspec.weights.params import params_fingerprint
 
 _TRAINED = (PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista, Eagle, DFlash, DraftModel)
 _ALL = (Method, *_TRAINED, PromptLookup, Suffix, Rest, TokenRecycling, Lookahead, Jacobi, SelfSpeculative)
@@ -53,6 +55,7 @@ def load_drafter(
     batch_size: int = 1,
     temperature: float = 0.0,
     draft_model: Model | str | Path | None = None,
+    draft_adapter: str | Path | None = None,
 ) -> Drafter:
     """A method, or a union of several, ready to decode on a base.
 
@@ -71,12 +74,13 @@ def load_drafter(
       temperature: of sampling, for `auto`; 0 is greedy.
       draft_model: of the method `draft_model`: a base, as `load_model` takes or returns it; or the folder of what
         train.py made of this one's layers. Default the one that ships for this base.
+      draft_adapter: folder of an adapter of PPD, or of another method with probes, for the draft model.
 
     Raises:
       UserError: an unknown method, methods that cannot be joined, no adapter, one of another method or base, a draft
         model with other tokens, or a tree that does not fit.
     """
-    drafter = _join(parse_methods(name), model, adapter, draft_model)
+    drafter = _join(parse_methods(name), model, adapter, draft_model, draft_adapter)
     if tree != "auto":
         return drafter.with_tree(tree, draft_vocabulary, drafter.note)
     if draft_vocabulary is not None:
@@ -143,13 +147,15 @@ def _join(
     model: Model,
     adapter: str | Path | None,
     draft_model: Model | str | Path | None,
+    draft_adapter: str | Path | None,
 ) -> Drafter:
     """The methods with their adapters, on the base that they decode on."""
     names = [method.name for method in methods]
     note, trained = "", [name for name in names if METHODS[name].trainable]
     folders = {} if adapter is None else {_owner(names, Path(adapter)): adapter}
-    if draft_model is not None and DraftModel.name not in names:
-        raise UserError(f"{'+'.join(names)}: a draft model is for the method {DraftModel.name}")
+    for what, given in {"draft model": draft_model, "draft adapter": draft_adapter}.items():
+        if given is not None and DraftModel.name not in names:
+            raise UserError(f"{'+'.join(names)}: a {what} is for the method {DraftModel.name}")
     if draft_model is not None:
         if DraftModel.name in folders:
             raise UserError(f"{DraftModel.name} takes an adapter or a draft model, not both; got {str(adapter)!r} too")
@@ -173,7 +179,21 @@ def _join(
             )
         own = own if decodes is model else decodes
         sources.append(Source(method, trainable, loaded))
+    if draft_adapter is not None:
+        sources = [_stepped(source, Path(draft_adapter), model) for source in sources]
     return Drafter(tuple(sources), own, from_paths([]), note)
+
+
+def _stepped(source: Source, folder: Path, model: Model) -> Source:
+    """A draft model that drafts in steps of the adapter in a folder; any other source as it is."""
+    if not isinstance(source.method, DraftModel):
+        return source
+    draft, declared = source.method.second_base(source.trainable, model.base), _declared(folder)
+    config, wanted = draft.decoder.config, declared.get("fingerprint")
+    if wanted != params_fingerprint(config, draft.params):
+        whose = "the base" if wanted == model.fingerprint else f"another base ({declared.get('base')!r})"
+        raise UserError(f"{folder}: a draft adapter belongs to the draft model, and this one to {whose}")
+    return with_steps(source, load_adapter(folder, config))
 
 
 def _owner(names: Sequence[str], adapter: Path) -> str:

@@ -60,9 +60,9 @@ def test_what_makes_no_sense_is_refused(runs, message):
 def test_a_draft_model_is_part_of_a_runs_name(tmp_path):
     """And its folders are named without the way to them."""
     (tmp_path / "small").mkdir()
-    run = parse_run(f"draft_model draft={tmp_path}/small tree=chain:4")
-    assert run == Run("draft_model", "chain:4", draft=f"{tmp_path}/small")
-    assert run.name == "draft_model tree=chain:4 draft=small"
+    run = parse_run(f"draft_model draft={tmp_path}/small draft-adapter=owner/ppd tree=chain:4")
+    assert run == Run("draft_model", "chain:4", draft=f"{tmp_path}/small", draft_adapter="owner/ppd")
+    assert run.name == "draft_model tree=chain:4 draft=small draft-adapter=owner/ppd"
 
 
 def test_an_adapter_is_loaded_once(files, model, monkeypatch):

@@ -62,6 +62,7 @@ def refuses(capsys, monkeypatch):
         (["--prompt", "x", "--model", "smollm2-135"], "did you mean 'smollm2-135m'?"),
         (["--prompt", "x", "--tree", "auto", "--draft-vocabulary", "9"], "leave --draft-vocabulary out"),
         (["--prompt", "x", "--draft-model", "y"], "a draft model is for the method draft_model"),
+        (["--prompt", "x", "--draft-adapter", "y"], "a draft adapter is for the method draft_model"),
         (["--prompt", "x", "--config", "bita_7b"], "--config and --topology go with --dry-run"),
         (["--dry-run", "--prompt", "x"], "--dry-run decodes nothing: it does not go with --"),
     ],
