@@ -118,6 +118,7 @@ OPTIONS = {
     Eagle: {
         "depth": (3, 2),
         "reads": ((), (1, 3)),
+        "direct": (False, True),
         "even": (False, True),
         "own_head": (False, True),
     },
@@ -180,9 +181,9 @@ def pairwise(options):
     return chosen
 
 
-def variants(combine):
+def variants(combine, options_of=OPTIONS):
     """Methods with how tokens are drawn, and how many prompts at a time: two more options."""
-    for method, options in OPTIONS.items():
+    for method, options in options_of.items():
         for settings in combine({"sampling": (GREEDY, SAMPLING), "batch_size": (1, 4)} | options):
             sampling, batch_size = settings.pop("sampling"), settings.pop("batch_size")
             settings |= {"distances": len(settings["layers"])} if method is HiddenTransfer else {}
@@ -190,7 +191,10 @@ def variants(combine):
 
 
 EVERY_VALUE = list(variants(each_value))
-EVERY_PAIR = [variant for variant in variants(pairwise) if variant not in EVERY_VALUE]
+# The options of these do not touch each other: their defaults meet every way to draw and every number of prompts.
+APART = (DFlash, DraftModel, Lookahead, SelfSpeculative, Suffix, Rest)
+MEETING = {m: {name: values[:1] for name, values in o.items()} if m in APART else o for m, o in OPTIONS.items()}
+EVERY_PAIR = [variant for variant in variants(pairwise, MEETING) if variant not in EVERY_VALUE]
 # Of every method two variants are fast: its defaults, greedy and alone; all other values, sampled and batched.
 FAST = [v for method in OPTIONS for v in [v for v in EVERY_VALUE if isinstance(v[0], method)][:2]]
 REST = [variant for variant in EVERY_VALUE + EVERY_PAIR if variant not in FAST]
