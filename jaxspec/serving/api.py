@@ -157,12 +157,17 @@ class Api:
         """Put everything that is asked for into the queue, or nothing."""
         seed = secrets.randbits(31) if asked.seed is None else asked.seed
         choices: list[Choice] = []
+        wanted, most = asked.n * len(asked.prompts), self._engine.limits.queue + self._engine.limits.slots
+        if wanted > most:
+            raise ApiError(400, f"n answers to each prompt are {wanted}, and this server holds {most} at most", "n")
         try:
             for prompt in asked.prompts:
                 ids = await asyncio.to_thread(self._encode, asked, prompt)
-                longest = asked.max_tokens
-                answers = [
-                    self._engine.submit(
+                longest, text = asked.max_tokens, ""
+                if asked.echo:
+                    text = prompt if isinstance(prompt, str) else self._engine.model.decode(ids)
+                for i in range(asked.n):
+                    answer = self._engine.submit(
                         ids,
                         self._engine.max_length - len(ids) if longest is None else longest,
                         sampling=asked.sampling,
@@ -172,10 +177,7 @@ class Api:
                         logprobs=asked.logprobs is not None,
                         prompt_logprobs=asked.logprobs is not None and asked.echo,
                     )
-                    for i in range(asked.n)
-                ]
-                text = self._engine.model.decode(ids) if asked.echo else ""
-                choices += [Choice(answer, text) for answer in answers]
+                    choices.append(Choice(answer, text))
         except Exception as error:
             for choice in choices:
                 choice.answer.cancel()
