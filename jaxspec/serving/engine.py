@@ -106,7 +106,7 @@ class Engine:
         self._decode = _decoder(self.model)
         self._waiting: deque[Answer] = deque()
         self._running: dict[int, Answer] = {}  # by the identity of their requests
-        self._read: tuple[Answer, PromptReader] | None = None
+        self._read: tuple[Answer, PromptReader | None] | None = None  # no reader yet: it is to be made
         self._wake, self._closing = threading.Condition(), False
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
@@ -123,10 +123,9 @@ class Engine:
 
     @property
     def full(self) -> bool:
-        """Whether a further request would be refused: as many wait as may, and no slot is free for them."""
-        waiting = len(self._waiting)
+        """Whether a further request would be refused: as many wait as may, beside those that a slot is free for."""
         free = self._slots.free - (self._read is not None)
-        return waiting >= self.limits.queue and waiting >= free
+        return len(self._waiting) >= self.limits.queue + free
 
     @property
     def alive(self) -> bool:
@@ -213,8 +212,8 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.close(float("inf") if kind is None else 0)
 
     # The thread
 
@@ -223,24 +222,40 @@ class Engine:
         return [*self._waiting, *reading, *self._running.values()]
 
     def _work(self) -> None:
-        while True:
+        try:
+            while self._wait():
+                self._turn()
+        except Exception as error:  # nothing works any more: nobody shall wait for it
+            _log.exception("the engine ends")
             with self._wake:
-                while not self._all() and not self._closing:
-                    self._wake.wait()
-                if not self._all():
-                    return
-            try:
-                self._drop_unwanted()
-                self._read_on()
-                if self._running:
-                    self._slots.advance(self.limits.steps_per_chunk)
-                    self._hand_out()
-            except Exception as error:  # of the devices: what all rows share is lost
-                _log.exception("requests failed")
+                self._closing = True
+                for answer in self._all():
+                    answer.put(error)
+                self._waiting, self._read, self._running = deque(), None, {}
+
+    def _wait(self) -> bool:
+        """Wait until there is work; False where there will be none."""
+        with self._wake:
+            while not self._all() and not self._closing:
+                self._wake.wait()
+            return bool(self._all())
+
+    def _turn(self) -> None:
+        """Read a chunk of a prompt, and decode a few steps."""
+        try:
+            self._drop_unwanted()
+            if self._read_on():
+                self._hand_out()
+            if self._running:
+                self._slots.advance(self.limits.steps_per_chunk)
+                self._hand_out()
+        except Exception as error:  # of the devices: what all rows share is lost
+            _log.exception("requests failed")
+            with self._wake:
                 for answer in self._running.values():
                     answer.put(error)
                 self._running = {}
-                self._slots.clear()
+            self._slots.clear()
 
     def _drop_unwanted(self) -> None:
         """End what was cancelled or took too long."""
@@ -259,32 +274,37 @@ class Engine:
 
     def _leave(self, requests: Sequence[Request]) -> None:
         """Free the slots of these requests."""
-        for request in requests:
-            self._running.pop(id(request), None)
+        with self._wake:
+            for request in requests:
+                self._running.pop(id(request), None)
         self._slots.release(requests)
 
-    def _read_on(self) -> None:
-        """Read a chunk of a prompt; once it is whole, its request gets a slot."""
+    def _read_on(self) -> bool:
+        """Read a chunk of a prompt; once it is whole, its request gets a slot and has its first token: True then."""
         if self._read is None and self._waiting and self._slots.free:
             with self._wake:
-                answer = self._waiting.popleft()
-                self._read = (answer, self._slots.reader(answer.request))
-            answer.times.read = time.monotonic()
+                self._read = (self._waiting.popleft(), None)
+            self._read[0].times.read = time.monotonic()
         if self._read is None:
-            return
+            return False
         answer, reader = self._read
         try:
+            reader = reader or self._slots.reader(answer.request)
             self._slots.read_on(reader)
+            answer.prompt_scores = [score for part in reader.scores for score in token_scores(part)]
         except Exception as error:  # of this prompt alone
             _log.exception("a prompt could not be read")
             answer.put(error)
             self._read = None
-            return
-        if reader.finished:
-            answer.prompt_scores = [score for part in reader.scores for score in token_scores(part)]
+            return False
+        if not reader.finished:
+            self._read = (answer, reader)
+            return False
+        with self._wake:  # it must be found in one of both
             self._read, self._running[id(answer.request)] = None, answer
-            self._slots.place(answer.request, reader)
-            answer.times.decoded = time.monotonic()
+        self._slots.place(answer.request, reader)
+        answer.times.decoded = time.monotonic()
+        return True
 
     def _hand_out(self) -> None:
         """Give every answer what it has got, and free the slots of those that end."""
