@@ -95,8 +95,9 @@ class Slots:
 
     @property
     def memory(self) -> int:
-        """Bytes of the state with all slots in use, of one prompt being read and of the shared prefixes."""
-        rows = self._count + 1 + self._num_prefixes
+        """Bytes at most: all slots and, while rows are added, the former ones; a prompt and the shared prefixes."""
+        former = _fewer(self._count) if self._count > 1 else 0
+        rows = self._count + former + 1 + self._num_prefixes
         return rows * sum(x.nbytes for x in jax.tree.leaves(self._state)) // len(self._requests)
 
     def reader(self, request: Request) -> PromptReader:
