@@ -6,7 +6,6 @@ import dataclasses
 import importlib.util
 import logging
 import os
-import signal
 import sys
 import time
 from typing import Literal
@@ -15,6 +14,7 @@ from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import MeshConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES
+from jaxspec.drafting.budget import Budget
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.methods import load_drafter
 from jaxspec.serving.engine import Engine, Limits
@@ -31,7 +31,9 @@ class Options:
       method: how to draft; several joined by a + draft together, as in hidden_transfer+prompt_lookup.
       model: a Hugging Face directory or hub name, a base that train.py or export.py made, or a GGUF file.
       adapter: folder of a trained adapter; default the one that ships for this method and model.
-      tree: draft tree, as decode.py takes it; best:1@21,5@26 chooses in every step, by load and acceptance.
+      tree: draft tree, as decode.py takes it; best:4@1,8@1 chooses a size in every step, by load and acceptance, with
+        the milliseconds that are measured at the start; default for several methods that draft together: such sizes,
+        from no draft on.
       draft_vocabulary: draft only so many of the tokens that the base itself uses most; 0 drafts all; default the
         adapter's own.
       template: a chat template by name: llama2, llama2-short, vicuna, vicuna-short or falcon; default the tokenizer's.
@@ -41,7 +43,7 @@ class Options:
       mesh: devices that share the work.
       limits: what is held at most.
       host: address to listen at; 0.0.0.0 for all.
-      port: to listen at.
+      port: to listen at; 0 takes a free one.
       name: of the model for clients; default the model's.
       api_key: what clients must show; default the environment variable JAXSPEC_API_KEY, which other users of the
         machine cannot see; empty: nothing.
@@ -76,7 +78,7 @@ def main(args: list[str]) -> None:
 
 def check(options: Options) -> None:
     """Raise UserError for options that make no sense, before anything is loaded."""
-    check_at_least(options, {"port": 1, "most_bytes": 1, "grace": 0})
+    check_at_least(options, {"port": 0, "most_bytes": 1, "grace": 0})
     if options.port > 65535:
         raise UserError(f"port must be at most 65535, got {options.port}")
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
@@ -85,32 +87,33 @@ def check(options: Options) -> None:
 
 def serve(options: Options) -> None:
     """Load, compile, and answer until SIGTERM; what runs then is finished first."""
-    import uvicorn
-
     from jaxspec.serving.api import make_app
+    from jaxspec.serving.server import bind, run
 
     enable_compilation_cache()
     _log_to_stderr()
     began = time.monotonic()
+    sock = bind(options.host, options.port)
     model = load_model(options.model, options.dtype or None, options.mesh, options.template)
     settings = {"tree": options.tree or None, "draft_vocabulary": options.draft_vocabulary}
     drafter = load_drafter(options.method, model, options.adapter or None, **settings)
+    if not options.tree and isinstance(drafter.shape, Budget):
+        drafter = dataclasses.replace(drafter, shape=drafter.shape.with_sizes(drafter.sources))
     engine = Engine(model, drafter, options.limits, ACCEPTANCES[options.accept]())
     engine.warm_up()
     key = options.api_key or os.environ.get("JAXSPEC_API_KEY", "")
     name = options.name or model.name
     app = make_app(engine, name, key, options.most_bytes, options.grace)
-    limits, grace = options.limits, max(int(options.grace), 1)
-    print(
-        f"{name} with {drafter.name}: {limits.slots} slots of {engine.max_length} tokens, {engine.memory / 1e6:.0f} MB "
-        f"beside the weights; ready after {time.monotonic() - began:.0f} s at http://{options.host}:{options.port}",
-        file=sys.stderr,
-    )
-    # uvicorn raises the signal once more when it has ended well: that is no reason to die of it
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    uvicorn.run(
-        app, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=grace, ws="none"
-    )
+
+    def ready() -> None:
+        print(
+            f"{name} with {drafter.name}: {options.limits.slots} slots of {engine.max_length} tokens, "
+            f"{engine.memory / 1e6:.0f} MB beside the weights; ready after {time.monotonic() - began:.0f} s at "
+            f"http://{options.host}:{sock.getsockname()[1]}",
+            file=sys.stderr,
+        )
+
+    run(app, sock, options.grace, ready)
 
 
 def _log_to_stderr() -> None:

@@ -50,6 +50,15 @@ class Budget:
             raise UserError(f"tree {self.spec}: the smallest size needs {least} rows, the root and {added}")
         return nodes, owners, distances
 
+    def with_sizes(self, sources: Sequence[Source]) -> Budget:
+        """The same with smaller sizes, from no draft on, where it has but one.
+
+        Their milliseconds are yet to be measured: all the same, which chooses the largest.
+        """
+        least = 1 + self.rows - self.divided(sources)[0]
+        sizes = sorted({least, (least + self.rows) // 2, self.rows})
+        return self if self.sizes else Budget(self.rows, tuple((rows, 1.0) for rows in sizes))
+
     def on_device(self, sources: Sequence[Source]) -> Best:
         """What the jitted loop takes."""
         nodes, owners, distances = self.divided(sources)

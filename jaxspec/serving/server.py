@@ -1,0 +1,58 @@
+"""The process that serves: an address of its own from the start, and a good end at SIGTERM."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from starlette.applications import Starlette
+
+from jaxspec.errors import UserError
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at an address, to which nobody can connect before it is served; port 0 takes a free one.
+
+    Raises:
+      UserError: the address is no good, or taken.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name at all
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot listen at {host}:{port} ({reason}); choose another --host or --port") from None
+    return sock
+
+
+def run(app: Starlette, sock: socket.socket, grace: float, ready: Callable[[], None]) -> None:
+    """Answer until SIGTERM or SIGINT.
+
+    Args:
+      app: what answers.
+      sock: where; of `bind`.
+      grace: seconds that running requests have at the end.
+      ready: called once clients are admitted.
+    """
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                ready()
+
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=max(int(grace), 1), ws="none")
+    server = Server(config)
+
+    def end(*_: object) -> None:
+        server.should_exit = True
+
+    # Before the server has its own handlers, and once more when it has ended well: it raises the signal again.
+    signal.signal(signal.SIGTERM, end)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[sock])
