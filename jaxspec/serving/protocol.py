@@ -238,6 +238,10 @@ def _usage(fields: Fields, streams: bool) -> bool:
         return False
     if not streams:
         raise ApiError(400, "stream_options needs stream to be true", "stream_options")
+    known = {"include_usage", "include_obfuscation"}  # the latter pads what is sent, and changes nothing else
+    for name in options.keys() - known:
+        message = f"unknown field {name!r} in stream_options{suggest(name, known)}"
+        raise ApiError(400, message, f"stream_options.{name}", "unknown_parameter")
     wanted = options.get("include_usage") or False
     if not isinstance(wanted, bool):
         raise ApiError(400, f"include_usage must be true or false, got {_shown(wanted)}", "stream_options")
