@@ -20,6 +20,9 @@ class TextStream:
         self.tokens: list[int] = []
         self.sent = ""
         self.stopped: str | None = None
+        # Decoders look at what is before a token, so the last tokens of whole text are decoded again before new ones.
+        self._before, self._context = "", ""  # text of all tokens up to the second place, and between both
+        self._places = 0, 0
 
     def add(self, tokens: Sequence[int], final: bool) -> str:
         """Take further tokens, up to the first one that completes a stop text, and return the text they add.
@@ -30,16 +33,27 @@ class TextStream:
         """
         known = len(self.tokens)
         self.tokens += tokens
-        text = self._decode(self.tokens)
+        text = self._text(len(self.tokens))
         if any(stop in text for stop in self._stop):
             # Token by token, so that the end does not depend on how many come at once.
             for count in range(known + 1, len(self.tokens) + 1):
-                text = self._decode(self.tokens[:count])
+                text = self._text(count)
                 if found := [(text.index(stop), -len(stop), stop) for stop in self._stop if stop in text]:
                     place, _, self.stopped = min(found)
                     self.tokens = self.tokens[:count]
                     return self._send(text[:place])
+        self._move(text)
         return self._send(text if final else text[: self._whole(text)])
+
+    def _text(self, count: int) -> str:
+        """The text of the first tokens, at least those whose text is whole."""
+        return self._before + self._decode(self.tokens[self._places[0] : count])[len(self._context) :]
+
+    def _move(self, text: str) -> None:
+        """Decode from the newest tokens on from now on, where the text ends whole with something of theirs."""
+        context = self._decode(self.tokens[self._places[1] :])
+        if context.strip() and not text.endswith(_HALF):
+            self._places, self._before, self._context = (self._places[1], len(self.tokens)), text, context
 
     def _send(self, text: str) -> str:
         new = text[len(self.sent) :]

@@ -12,6 +12,11 @@ def decode(tokens):
     return bytes(tokens).decode(errors="replace")
 
 
+def decode_words(tokens):
+    """Tokens of whole words, whose leading space is lost at the beginning, and without the special one, 0."""
+    return "".join(f" {word}" for word in tokens if word).removeprefix(" ")
+
+
 def stream(text, size, stop=()):
     """The pieces of a text whose bytes come `size` at a time, and what ended it."""
     tokens, made, pieces = list(text.encode()), TextStream(decode, stop), []
@@ -56,3 +61,25 @@ def test_what_may_start_a_stop_text_waits():
     assert pieces == ["a", "b", "", "", "<en"]
     grown = list(itertools.accumulate(stream("a<e b", 1, ["<end>"])[0]))
     assert grown == ["a", "a", "a", "a<e ", "a<e b"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_what_a_decoder_makes_of_the_beginning_is_made_of_the_beginning_alone(size):
+    tokens = [0, "once", 0, "upon", "a", 0, 0, "time"]
+    made = TextStream(decode_words)
+    for first in range(0, len(tokens), size):
+        made.add(tokens[first : first + size], final=False)
+    assert made.sent == "once upon a time"
+
+
+def test_long_texts_are_not_decoded_again_and_again():
+    lengths = []
+
+    def counted(tokens):
+        lengths.append(len(tokens))
+        return decode(tokens)
+
+    made = TextStream(counted, ["never"])
+    for _ in range(100):
+        made.add(list(b"abcd"), final=False)
+    assert made.sent == "abcd" * 100 and max(lengths) <= 8
