@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,12 +20,13 @@ from tests.helpers.cli import named
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--port", "0"], "port must be at least 1"),
+        (["--port", "-1"], "port must be at least 0"),
         (["--port", "70000"], "port must be at most 65535"),
         (["--grace", "-1"], "grace must be at least 0"),
         (["--limits.slots", "0"], "slots must be at least 1"),
         (["--limits.top-logprobs", "-2"], "top-logprobs must be at least -1"),
         (["--acept", "match"], "did you mean '--accept'"),
+        (["--host", "no such host"], "cannot listen at no such host:8000 .* choose another --host or --port"),
     ],
 )
 def test_bad_options_are_refused(options, message):
@@ -38,11 +40,17 @@ def test_what_is_missing_is_named(monkeypatch):
         serve.main([])
 
 
+def test_a_taken_port_is_told_before_anything_is_loaded(monkeypatch):
+    monkeypatch.delattr(serve, "load_model")
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="Address already in use"):
+        serve.main(["--port", str(taken.getsockname()[1])])
+
+
 @pytest.mark.slow
 def test_from_the_start_to_sigterm(files):
     """Ready once warm; what runs when SIGTERM comes is finished, and the exit is clean."""
     options = ["--limits.slots", "2", "--limits.max-length", "200", "--method", "ppd", *named(files)]
-    command = [sys.executable, "serve.py", "--port", "18431", "--name", "tiny", *options]
+    command = [sys.executable, "serve.py", "--port", "0", "--name", "tiny", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(serve.__file__).parents[2])
     log = []
     for line in process.stderr:

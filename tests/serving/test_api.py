@@ -15,6 +15,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import generate
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.serving.api import make_app
+from jaxspec.serving.request import Busy
 from tests.helpers.serving import idle
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -204,6 +205,8 @@ def test_logprobs_of_a_chat(app, engine):
         (CHAT, {"stop": ["a", ""]}, "stop", "none of them empty"),
         (CHAT, {"stop": list("abcdefghijklmnopqrs")}, "stop", "at most 16"),
         (CHAT, {"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
+        (CHAT, {"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "unknown field 'usage'"),
+        (CHAT, {"n": 37}, "n", "holds 36 at most"),
         (CHAT, {"tools": [{"type": "function"}]}, "tools", "not supported"),
         (CHAT, {"model": 5}, "model", "a string"),
         (TEXT, {"prompt": None}, "prompt", "missing"),
@@ -264,6 +267,21 @@ def test_a_full_queue_asks_to_come_back(app, engine, monkeypatch):
     assert refused and len(refused) < 30
     assert {response.status_code for response in responses} == {200, 429}
     assert all(int(r.headers["retry-after"]) > 0 and r.json()["error"]["type"] == "rate_limit_error" for r in refused)
+
+
+def test_what_is_refused_midway_leaves_nothing_behind(app, engine, monkeypatch):
+    submit, queued = engine.submit, []
+
+    def submit_two(*arguments, **settings):
+        if len(queued) == 2:
+            raise Busy("no room")
+        queued.append(submit(*arguments, **settings))
+        return queued[-1]
+
+    monkeypatch.setattr(engine, "submit", submit_two)
+    assert post(app, TEXT, {"prompt": "hello", "max_tokens": 100, "n": 3}).status_code == 429
+    assert [answer.cancelled for answer in queued] == [True, True]
+    asyncio.run(idle(engine))
 
 
 def test_a_request_that_takes_too_long(app, engine, monkeypatch):

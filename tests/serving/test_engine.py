@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import functools
+import threading
 
 import jax
 import numpy as np
@@ -13,8 +14,10 @@ from jaxspec.decoding.generate import generate
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.errors import UserError
 from jaxspec.serving import reader
+from jaxspec.serving.engine import Engine, Limits
 from jaxspec.serving.reading import read
-from jaxspec.serving.request import Busy
+from jaxspec.serving.request import Busy, Closed
+from jaxspec.serving.slots import Slots
 from tests.helpers.serving import answer, idle, letters
 
 SAMPLINGS = [SamplingConfig(), SamplingConfig(1.1), SamplingConfig(1.4, top_k=60, top_p=0.9, min_p=0.01)]
@@ -164,6 +167,69 @@ def test_what_fails_in_one_request_fails_that_one_alone(engine, monkeypatch):
         return text
 
     assert asyncio.run(with_a_failure()) == alone(engine.model, "abc", 20, SamplingConfig(), 0)[1]
+
+
+@pytest.mark.parametrize(("name", "failing"), [("reader", 1), ("advance", 4)])
+def test_what_fails_once_on_the_device_fails_those_it_was_for(engine, monkeypatch, name, failing):
+    """Making a reader is for one request; a step is for all that run, not for those that wait."""
+    whole, calls = getattr(Slots, name), []
+
+    def fails_once(*arguments):
+        calls.append(arguments)
+        if len(calls) == failing:
+            raise RuntimeError("once")
+        return whole(*arguments)
+
+    async def ask():
+        answering = (answer(engine, "abc", max_new_tokens=40, seed=seed, sampling=SAMPLINGS[1]) for seed in range(8))
+        found = await asyncio.gather(*answering, return_exceptions=True)
+        await idle(engine)
+        return found
+
+    monkeypatch.setattr(Slots, name, fails_once)
+    found = asyncio.run(ask())
+    failed = [one for one in found if isinstance(one, RuntimeError)]
+    assert len(failed) == 1 if name == "reader" else 1 <= len(failed) <= 4
+    for seed, one in enumerate(found):
+        if one not in failed:
+            assert one.tokens == alone(engine.model, "abc", 40, SAMPLINGS[1], seed)[0]
+    assert engine.alive
+
+
+def test_an_engine_that_ends_leaves_nobody_waiting(drafter, monkeypatch):
+    asked = threading.Event()
+
+    def fails(*arguments):
+        asked.wait(10)
+        raise RuntimeError("lost")
+
+    async def ask(engine):
+        answers = [engine.submit("abc", 20) for _ in range(3)]
+        asked.set()
+        return await asyncio.gather(*(anext(one) for one in answers), return_exceptions=True)
+
+    with Engine(drafter.model, drafter, Limits(slots=1, max_length=64)) as engine:
+        monkeypatch.setattr(Slots, "release", fails)
+        monkeypatch.setattr(Slots, "clear", fails)
+        assert {str(one) for one in asyncio.run(ask(engine))} == {"lost"}
+        with pytest.raises(Closed):
+            asyncio.run(ask(engine))
+    assert not engine.alive
+
+
+def test_an_exception_inside_the_context_ends_what_runs(drafter):
+    async def fail(answers):
+        with Engine(drafter.model, drafter, Limits(slots=1, max_length=64)) as engine:
+            answers += [engine.submit("abc", 50) for _ in range(3)]
+            raise RuntimeError("inside")
+
+    async def ends():
+        answers = []
+        with pytest.raises(RuntimeError, match="inside"):
+            await fail(answers)
+        return [[piece async for piece in one][-1].finish for one in answers]
+
+    assert asyncio.run(ends())[-1] == "cancelled"
 
 
 def test_a_request_that_takes_too_long_ends(engine, monkeypatch):
