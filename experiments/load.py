@@ -124,6 +124,8 @@ def main(args: list[str]) -> None:
         raise UserError(f"url must be one of this machine, got {options.url}")
     prompts = read_prompts(options.prompts, options.column)
     results: list[dict[str, Any]] = []
+    for drafting in (True, False):  # to warm up: prompts come for the first time, rows are added
+        asyncio.run(run(options, prompts, max(options.concurrency), drafting))
     for concurrency in options.concurrency:
         for number in range(options.rounds):
             for drafting in (False, True) if number % 2 else (True, False):
