@@ -291,7 +291,8 @@ class Engine:
         try:
             reader = reader or self._slots.reader(answer.request)
             self._slots.read_on(reader)
-            answer.prompt_scores = [score for part in reader.scores for score in token_scores(part)]
+            if reader.finished:
+                answer.prompt_scores = [score for part in reader.scores for score in token_scores(part)]
         except Exception as error:  # of this prompt alone
             _log.exception("a prompt could not be read")
             answer.put(error)
