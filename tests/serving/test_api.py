@@ -160,7 +160,12 @@ def test_logprobs_of_a_completion_with_its_prompt(app, engine):
     assert told["text_offset"][:6] == list(range(6))
     streamed = events(post(app, TEXT, body | {"stream": True}))
     parts = [chunk["choices"][0]["logprobs"] for chunk in streamed]
-    assert {name: [x for part in parts for x in part[name]] for name in told} == told
+    same = {name: [x for part in parts for x in part[name]] for name in told}
+    assert all(same[name] == told[name] for name in ("tokens", "text_offset"))
+    # Another number of rows may have been there, which rounds differently.
+    np.testing.assert_allclose(same["token_logprobs"][1:], told["token_logprobs"][1:], atol=1e-4)
+    for one, other in zip(same["top_logprobs"][1:], told["top_logprobs"][1:], strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
     scored = post(app, TEXT, body | {"max_tokens": 0}).json()["choices"][0]
     assert scored["text"] == "hello" and scored["logprobs"]["tokens"] == list("hello")
     np.testing.assert_allclose(scored["logprobs"]["token_logprobs"][1:], own[:4], atol=1e-4)
