@@ -26,6 +26,7 @@ from jaxspec.methods import (
     Amphista,
     BiTA,
     DFlash,
+    Eagle,
     DraftModel,
     HiddenTransfer,
     Hydra,
@@ -53,7 +54,7 @@ SLOW = pytest.mark.slow
 MASKS, MEDUSA = SPACE(distances=3, tuning="none"), Medusa(heads=3)
 DRAFT_MODEL = DraftModel(layers=(0, 2), length=3)
 METHODS = [PPD(), BiTA(prompts=2), MASKS, HiddenTransfer(layers=(0, 1, 2))]
-METHODS += [MEDUSA, Hydra(heads=3), Amphista(heads=3), DFlash(block=3, layers=2, markov_rank=4)]
+METHODS += [MEDUSA, Hydra(heads=3), Amphista(heads=3), DFlash(block=3, layers=2, markov_rank=4), Eagle(depth=3)]
 METHODS += [PromptLookup(), Suffix(), Rest(size=300), TokenRecycling(), DRAFT_MODEL]
 METHODS += [Lookahead(), Jacobi(), SelfSpeculative(skip_attention=(1,), skip_mlp=(1,), threshold=0.3)]
 
