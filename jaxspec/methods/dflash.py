@@ -22,18 +22,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import ModelConfig
 from jaxspec.drafting.draft import Drafting, Offer, PyTree, offer_ranked
 from jaxspec.drafting.levels import Parents, offer_levels
 from jaxspec.drafting.method import Batch, Method, Seen, check_choices
 from jaxspec.errors import UserError
+from jaxspec.methods.context_layer import DraftLayer, copied_layer
 from jaxspec.methods.heads import beside, init_beside
 from jaxspec.methods.losses import check_decay, check_weights, future_loss
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product
 from jaxspec.model.cache import Cache, commit, empty_cache
-from jaxspec.model.decoder import MLP, Linear, RMSNorm, attend
-from jaxspec.model.rope import rope_angles, rotate
+from jaxspec.model.decoder import RMSNorm
+from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers
 
 _LONGEST = 16  # rows of a block in the paper
@@ -319,45 +319,6 @@ class DFlash(Method):
         return offer_levels(drafting, expand, best=not drafting.fixed)
 
 
-class DraftLayer(nn.Module):
-    """A decoder layer whose rows see a context by keys and values that its own projections make of it.
-
-    Queries, and keys with values, are two products: the context has no queries.
-    """
-
-    config: ModelConfig
-    head_norms: bool = False
-
-    def setup(self) -> None:
-        c = self.config
-        self.q = Linear(c.num_heads * c.head_dim, c.qkv_bias)
-        self.kv = Linear(2 * c.num_kv_heads * c.head_dim, c.qkv_bias)
-        self.o = Linear(c.hidden_size)
-        self.mlp = MLP(c)
-        self.attention_norm, self.mlp_norm = RMSNorm(c.rms_norm_eps), RMSNorm(c.rms_norm_eps)
-        if self.head_norms:
-            self.q_norm, self.k_norm = RMSNorm(c.rms_norm_eps), RMSNorm(c.rms_norm_eps)
-
-    def keys_values(self, x: jax.Array, angles: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Normalised states [B, R, D] to rotated keys and values, [B, R, K, Dh]."""
-        kv = self.kv(x).reshape(*x.shape[:2], self.config.num_kv_heads, 2, -1)
-        k, v = kv[..., 0, :], kv[..., 1, :]
-        return rotate(self.k_norm(k) if self.head_norms else k, angles), v
-
-    def remember(self, context: jax.Array, angles: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Keys and values [B, K, T, Dh] of context [B, T, D], which is normalised already."""
-        k, v = self.keys_values(context, angles)
-        return k.swapaxes(1, 2), v.swapaxes(1, 2)
-
-    def __call__(self, x: jax.Array, angles: jax.Array, *context: tuple | jax.Array | None) -> jax.Array:
-        """Rows [B, R, D] after the layer; `context` is what `attend` takes after q, k and v."""
-        y = self.attention_norm(x)
-        q = self.q(y).reshape(*x.shape[:2], self.config.num_heads, -1)
-        q = rotate(self.q_norm(q) if self.head_norms else q, angles)
-        x = x + self.o(attend(q, *self.keys_values(y, angles), *context).reshape(*x.shape[:2], -1))
-        return x + self.mlp(self.mlp_norm(x))
-
-
 def _cast(trainable: PyTree, base: Base) -> PyTree:
     return jax.tree.map(lambda x: x.astype(base.dtype), trainable)
 
@@ -365,19 +326,3 @@ def _cast(trainable: PyTree, base: Base) -> PyTree:
 def _unit(x: jax.Array, epsilon: float) -> jax.Array:
     """States [..., D] of root mean square 1."""
     return RMSNorm(epsilon).apply({"params": {"scale": jnp.ones(x.shape[-1])}}, x)
-
-
-def copied_layer(c: ModelConfig, params: PyTree) -> PyTree:
-    """A layer of the base as that of a `DraftLayer`: its one product for queries, keys and values is taken apart."""
-
-    def part(leaf: jax.Array, rows: slice) -> jax.Array:  # [..., K * (H / K + 2) * Dh]
-        heads = leaf.reshape(*leaf.shape[:-1], c.num_kv_heads, -1, c.head_dim)[..., rows, :]
-        return heads.reshape(*leaf.shape[:-1], -1)
-
-    qkv, split = params["attention"]["qkv"], c.num_heads // c.num_kv_heads
-    return {
-        "q": {name: part(leaf, slice(None, split)) for name, leaf in qkv.items()},
-        "kv": {name: part(leaf, slice(split, None)) for name, leaf in qkv.items()},
-        "o": params["attention"]["o"],
-        **{name: params[name] for name in ("mlp", "attention_norm", "mlp_norm")},
-    }

@@ -1,4 +1,4 @@
-"""EAGLE-3 (Li et al., 2025): one decoder layer that goes on in the base's place, on what the base was thinking.
+"""EAGLE-3 (Li et al., 2025): one decoder layer that drafts in the base's place, from what the base was thinking.
 
 The row at position t reads the base's hidden states at t, of a low, a middle and a high layer, beside the embedding of
 the token at t + 1, and its output gives the token at t + 2 and stands for the base's states at t + 1, so that the same

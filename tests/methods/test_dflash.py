@@ -12,7 +12,7 @@ from jaxspec.drafting.method import Batch
 from jaxspec.drafting.tree import from_paths
 from jaxspec.errors import UserError
 from jaxspec.methods import DFlash
-from jaxspec.methods.dflash import DraftLayer, copied_layer
+from jaxspec.methods.context_layer import DraftLayer, copied_layer
 from jaxspec.model.decoder import causal_context, causal_mask
 from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers
