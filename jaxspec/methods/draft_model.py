@@ -28,7 +28,7 @@ from jaxspec.drafting.draft import Drafting, Offer, PyTree
 from jaxspec.drafting.levels import Parents, offer_levels
 from jaxspec.drafting.method import Batch, Method, Seen
 from jaxspec.errors import UserError, check_at_least
-from jaxspec.methods.losses import future_loss
+from jaxspec.methods.losses import check_weights, future_loss
 from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.blocks import columns
 from jaxspec.model.cache import Cache, commit, empty_cache
@@ -72,11 +72,7 @@ class DraftModel(Method):
             raise UserError(f"draft_model: confidence must be between 0 and 1, got {self.confidence}")
         if not self.layers or list(self.layers) != sorted({*self.layers}):
             raise UserError(f"draft_model: layers must rise, each once, got {', '.join(map(str, self.layers))}")
-        if min(self.alignment, self.labels) < 0 or not self.alignment + self.labels > 0:
-            raise UserError(
-                f"draft_model: alignment and labels must not be negative and not both 0, got {self.alignment} and "
-                f"{self.labels}"
-            )
+        check_weights(self.name, self.alignment, self.labels)
 
     @property
     def max_distance(self) -> int:

@@ -28,7 +28,7 @@ from jaxspec.drafting.draft import Drafting, Offer, PyTree
 from jaxspec.drafting.levels import Parents, offer_levels
 from jaxspec.drafting.method import Batch, Method, Seen, check_choices
 from jaxspec.errors import UserError
-from jaxspec.methods.heads import beside, init_beside
+from jaxspec.methods.heads import beside, init_beside, root_mean_square
 from jaxspec.methods.losses import check_decay, targets
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
@@ -168,7 +168,7 @@ class Eagle(Method):
         """The base's states before each of `taps`, [B, R, D] each, as one [B, R, D], from the highest down."""
         x = jnp.stack([states[layer] for layer in sorted(states, reverse=True)], axis=-2)  # [B, R, n, D]
         if self.even:
-            size = jnp.sqrt(jnp.mean(jnp.square(x.astype(wide(x))), axis=-1, keepdims=True))
+            size = root_mean_square(x)
             x = (x * (size[..., :1, :] / jnp.maximum(size, 1e-6))).astype(x.dtype)
         return product(x.reshape(*x.shape[:-2], -1), trainable["fc"]["kernel"])
 

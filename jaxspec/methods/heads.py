@@ -255,12 +255,12 @@ def beside(x: jax.Array, embeddings: jax.Array) -> jax.Array:
     A hidden state can be hundreds of times larger than an embedding, and a matrix that starts without the embeddings
     would take as much longer to learn from them: they are brought to the size of the state.
     """
-    scale = _size(x)[..., None, :] / jnp.maximum(_size(embeddings), 1e-6)
+    scale = root_mean_square(x)[..., None, :] / jnp.maximum(root_mean_square(embeddings), 1e-6)
     scaled = (embeddings * scale).astype(x.dtype)
     return jnp.concatenate([x[..., None, :], scaled], axis=-2).reshape(*x.shape[:-1], -1)
 
 
-def _size(x: jax.Array) -> jax.Array:
+def root_mean_square(x: jax.Array) -> jax.Array:
     """Root mean square of states [..., D]: [..., 1]."""
     return jnp.sqrt(jnp.mean(jnp.square(x.astype(wide(x))), axis=-1, keepdims=True))
 
