@@ -30,7 +30,7 @@ from jaxspec.methods.context_layer import DraftLayer, copied_layer
 from jaxspec.methods.heads import beside, init_beside
 from jaxspec.methods.losses import check_decay, check_weights, future_loss
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import product
+from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.decoder import RMSNorm
 from jaxspec.model.rope import rope_angles
@@ -149,7 +149,7 @@ class DFlash(Method):
             before = c.hidden_size**-0.5 * jax.random.normal(for_markov, (c.hidden_size, self.markov_rank))
             after = jnp.zeros((self.markov_rank, c.hidden_size))
             trainable["markov"] = {"before": {"kernel": before}, "after": {"kernel": after}}
-        return jax.tree.map(lambda x: x.astype(jnp.float32), trainable)
+        return jax.tree.map(lambda x: x.astype(wide(x)), trainable)
 
     def _checked_taps(self, layers: int) -> tuple[int, ...]:
         """Those of a base of so many layers. Raises UserError where they, or the layers to copy, are not there."""

@@ -112,6 +112,8 @@ def few_layers(config, monkeypatch):
     if isinstance(getattr(method, "layers", None), tuple):
         layers = len(method.layers) + 1
         method = dataclasses.replace(method, layers=tuple(range(1, layers)))
+    if getattr(method, "reads", ()):
+        method = dataclasses.replace(method, reads=())
     if getattr(method, "shapes", None):
         method = dataclasses.replace(method, shapes=dataclasses.replace(method.shapes, num_layers=2))
     monkeypatch.setitem(SHAPES, "few-layers", dataclasses.replace(config.shapes, num_layers=layers))

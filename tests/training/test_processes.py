@@ -73,7 +73,7 @@ def test_two_processes_are_as_one(folder, whole):
 def test_two_processes_learn_to_draft_the_same_tokens(folder):
     """Of a method that learns the most frequent ones alone, on a projection of its own."""
     settings = ["--method.vocabulary", "64", "--draft-vocabulary", "64", "--method.own-head"]
-    settings += ["--train.steps", "6", "--train.eval-every", "0"]
+    settings += ["--method.reads", "0", "1", "--train.steps", "6", "--train.eval-every", "0"]
     finish(start(command(folder, "eagle", *settings, config="eagle_smollm2")))
     for process in start_two(folder, "two-eagle", *settings, config="eagle_smollm2"):
         finish(process)
