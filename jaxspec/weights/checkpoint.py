@@ -10,7 +10,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
 from jaxspec.config import ModelConfig
@@ -33,6 +32,8 @@ def is_checkpoint(folder: Path) -> bool:
 
 def save_checkpoint(folder: Path, config: ModelConfig, params: dict, eos: tuple[int, ...] = ()) -> None:
     """Write config.json and params/ into a folder."""
+    import orbax.checkpoint as ocp  # here and below, since whoever only decodes would wait for it
+
     folder.mkdir(parents=True, exist_ok=True)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((folder / _PARAMS).resolve(), params)
@@ -49,6 +50,8 @@ def load_checkpoint(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) ->
     Raises:
       UserError: a file is missing or damaged, or the parameters do not match the config.
     """
+    import orbax.checkpoint as ocp
+
     file = folder / "config.json"
     content = read_json(file)
     if not isinstance(content.get(_FINGERPRINT), str):

@@ -25,6 +25,19 @@ _DIGIT_TRIPLES = (
 )
 
 
+class _Reader(GGUFReader):
+    """Reads through a plain array: every one of a hundred thousand slices of a memory map is three times as slow."""
+
+    @property
+    def data(self) -> np.ndarray:
+        """The bytes of the file."""
+        return self._data
+
+    @data.setter
+    def data(self, mapped: np.memmap) -> None:
+        self._data = mapped.view(np.ndarray)
+
+
 class GGUFFile:
     """An opened GGUF file.
 
@@ -35,7 +48,7 @@ class GGUFFile:
     def __init__(self, path: Path):
         self.path = path
         try:
-            self._reader = GGUFReader(path)
+            self._reader = _Reader(path)
         except Exception as error:  # the reader raises whatever its parsing trips over
             raise UserError(f"{path}: not a complete GGUF file ({error})") from None
         self.architecture = self.get("general.architecture")
