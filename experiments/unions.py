@@ -20,7 +20,8 @@ from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.cli.tune import unseen_by_all
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
-from jaxspec.decoding.loop import Decoding, decode, prefill, start
+from jaxspec.decoding.loop import decode, prefill, start
+from jaxspec.decoding.state import Decoding
 from jaxspec.drafting.draft import Draft
 from jaxspec.drafting.drafter import Drafter
 from jaxspec.drafting.sampling import make_sampler

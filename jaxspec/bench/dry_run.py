@@ -15,7 +15,8 @@ from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, readabl
 from jaxspec.config import MeshConfig, ModelConfig, SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.job import bucket, cache_capacity
-from jaxspec.decoding.loop import Decoding, decode, prefill, start, state_names
+from jaxspec.decoding.loop import decode, prefill, start
+from jaxspec.decoding.state import Decoding, state_names
 from jaxspec.drafting.drafter import DeviceDrafter
 from jaxspec.drafting.method import Batch
 from jaxspec.drafting.sampling import make_sampler

@@ -11,8 +11,9 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Acceptance
-from jaxspec.decoding.loop import DecodeState, Decoding, decode, prefill, start
+from jaxspec.decoding.loop import decode, prefill, start
 from jaxspec.decoding.prompts import pad_tokens
+from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafting.drafter import Drafter
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.machine import Stopwatch

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from jaxspec.decoding.loop import DecodeState, Decoding
 from jaxspec.decoding.scores import Scores
+from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.model.base import Base
 from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.reading import Chunk, End, nothing_read, prompt_scores, read, ready

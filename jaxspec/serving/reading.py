@@ -8,8 +8,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxspec.decoding.loop import DecodeState, Decoding, begin
+from jaxspec.decoding.loop import begin
 from jaxspec.decoding.scores import Scores, score
+from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafting.draft import PyTree
 from jaxspec.drafting.method import Seen
 from jaxspec.model.base import Base

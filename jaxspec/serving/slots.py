@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoding.acceptance import Acceptance
-from jaxspec.decoding.loop import DecodeState, Decoding, decode, insert
+from jaxspec.decoding.loop import decode, insert
 from jaxspec.decoding.scores import Scores
+from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafting.drafter import Drafter
 from jaxspec.drafting.sampling import make_row_sampler
 from jaxspec.parallel.sharding import in_mesh, mesh_of, put_beside

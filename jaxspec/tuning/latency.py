@@ -13,7 +13,8 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
-from jaxspec.decoding.loop import Decoding, decode, prefill, start
+from jaxspec.decoding.loop import decode, prefill, start
+from jaxspec.decoding.state import Decoding
 from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import State, TreePlan, chain, from_paths, make_plan

@@ -25,8 +25,9 @@ from jax import lax
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.job import PREFILL_CHUNK, bucket
-from jaxspec.decoding.loop import DecodeState, Decoding, prefill, start
+from jaxspec.decoding.loop import prefill, start
 from jaxspec.decoding.prompts import pad_tokens
+from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafting.budget import smallest_draft
 from jaxspec.drafting.draft import Accepted, Draft, Offer
 from jaxspec.drafting.drafter import DeviceDrafter, Drafter

@@ -5,7 +5,8 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
-from jaxspec.decoding.loop import Decoding, prefill, start
+from jaxspec.decoding.loop import prefill, start
+from jaxspec.decoding.state import Decoding
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.parallel.sharding import in_mesh, mesh_of, put_beside
 

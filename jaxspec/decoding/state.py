@@ -1,0 +1,146 @@
+"""What the decoding loop works on: constants, the prompts after prefill, and what changes from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxspec.decoding.acceptance import Acceptance
+from jaxspec.decoding.scores import Scores
+from jaxspec.decoding.stats import Stats
+from jaxspec.drafting.draft import Draft, Drafting, Offer, Pace, PyTree
+from jaxspec.drafting.drafter import DeviceDrafter
+from jaxspec.drafting.sampling import Sampler
+from jaxspec.drafting.shape import Best
+from jaxspec.drafting.tree import Tree
+from jaxspec.model.base import Base
+from jaxspec.model.cache import Cache
+from jaxspec.parallel.sharding import divided
+
+
+@flax.struct.dataclass
+class Decoding:
+    """What stays as it is from the first step to the last; always an argument, never closed over.
+
+    Attributes:
+      base: the frozen decoder.
+      drafter: method, adapter and trees.
+      sampler: how tokens are drawn.
+      eos: [E] int32, ids that end a text.
+      acceptance: which candidates survive (static); chooses the first token too.
+      drafts: [B] bool, rows that draft; None: all.
+      scored: [B] bool, rows whose log-probabilities are kept; None: the state has no room for any.
+    """
+
+    base: Base
+    drafter: DeviceDrafter
+    sampler: Sampler
+    eos: jax.Array
+    acceptance: Acceptance = flax.struct.field(pytree_node=False)
+    drafts: jax.Array | None = None
+    scored: jax.Array | None = None
+
+    def first_token(self, logits: jax.Array, seeds: jax.Array, lengths: jax.Array) -> jax.Array:
+        """The token [B] after prompts of some lengths [B], from the base's logits there [B, V]."""
+        noise = self.sampler.noise(seeds, lengths[:, None], jnp.arange(self.base.vocab_size))[:, 0]
+        return self.acceptance.choose(logits, noise, self.sampler)
+
+    def offers(self, draftings: Sequence[Drafting], states: Sequence[PyTree]) -> list[Offer]:
+        """What every source says may come, in rows that draft."""
+        offers = self.drafter.offer(draftings, states)
+        if self.drafts is None:
+            return offers
+        return [offer.replace(known=offer.known & self.drafts[:, None, None]) for offer in offers]
+
+    def draftings(
+        self, trees: Sequence[Tree], seeds: jax.Array, root: jax.Array, position: jax.Array, cache: Cache
+    ) -> list[Drafting]:
+        """What every source drafts with; nothing without sources, whose tree is a root alone."""
+        shape, sampler = self.drafter.shape, self.acceptance.drafting(self.sampler)
+        fixed = not isinstance(shape, Best)
+        if not fixed:  # candidates chosen among those drawn are no longer drawn: they are point masses
+            sampler = sampler.replace(independent=False)
+        return [
+            Drafting(
+                trainable=source.trainable,
+                base=self.base.replace(draft_vocabulary=source.draft_vocabulary),
+                tree=tree,
+                sampler=sampler,
+                seeds=seeds,
+                root=root,
+                position=position,
+                width=shape.width,
+                depth=shape.depth,
+                fixed=fixed,
+                cache=cache,
+            )
+            for source, tree in zip(self.drafter.sources, trees, strict=False)
+        ]
+
+
+@flax.struct.dataclass
+class Prompt:
+    """The prompts after prefill.
+
+    Attributes:
+      tokens: [B, T] int32, padded on the right.
+      lengths: [B] int32.
+      hidden: [B, T, D], hidden states of all positions, before the final norm.
+      taps: {layer: hidden states [B, T, D] before it}, of the layers asked for.
+      logits: [B, V] float32, the base's own after each prompt.
+      chunk: positions to run at once, a divisor of T (static).
+    """
+
+    tokens: jax.Array
+    lengths: jax.Array
+    hidden: jax.Array
+    taps: dict[int, jax.Array]
+    logits: jax.Array
+    chunk: int = flax.struct.field(pytree_node=False)
+
+
+@flax.struct.dataclass
+class DecodeState:
+    """Everything that changes from step to step; donated to the loop.
+
+    Attributes:
+      cache: keys and values of all tokens but the newest; capacity S.
+      lengths: [B] int32, valid slots of the cache: the position of the root.
+      tokens: [B, W] int32, tokens emitted, the prompt not included; W leaves room for one step too many.
+      drafted_by: [B, W] int32, the sources that offered a token, a bit each; 0 where the base emitted it itself.
+      counts: [B] int32, tokens emitted.
+      limits: [B] int32, tokens to emit at most.
+      done: [B] bool: the limit or an end-of-text token was reached.
+      draft: what the next step verifies.
+      method_states: what each source remembers.
+      seeds: [B] uint32, of sampling.
+      stats: counters.
+      pace: how fast rows have been of late; None where steps have but one size.
+      scores: log-probabilities of what was emitted, [B, W]; None where nobody may ask for them.
+    """
+
+    cache: Cache
+    lengths: jax.Array
+    tokens: jax.Array
+    drafted_by: jax.Array
+    counts: jax.Array
+    limits: jax.Array
+    done: jax.Array
+    draft: Draft
+    method_states: list[PyTree]
+    seeds: jax.Array
+    stats: Stats
+    pace: Pace | None
+    scores: Scores | None = None
+
+
+def state_names(x: jax.Array) -> tuple[str, ...]:
+    """How a leaf of the state lies on a mesh: by batch, and caches, the only ones of four dimensions, by heads too."""
+    return ("batch", "heads") if x.ndim == 4 else ("batch",)
+
+
+def divided_state(state: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: divided(x, *state_names(x)), state)
