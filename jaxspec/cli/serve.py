@@ -31,6 +31,8 @@ class Options:
       method: how to draft; several joined by a + draft together, as in hidden_transfer+prompt_lookup.
       model: a Hugging Face directory or hub name, a base that train.py or export.py made, or a GGUF file.
       adapter: folder of a trained adapter; default the one that ships for this method and model.
+      draft_model: of the method draft_model: a smaller base, as decode.py takes it.
+      draft_adapter: folder of an adapter of PPD for the draft model.
       tree: draft tree, as decode.py takes it; best:4@1,8@1 chooses a size in every step, by load and acceptance, with
         the milliseconds that are measured at the start; default for several methods that draft together: such sizes,
         from no draft on.
@@ -54,6 +56,8 @@ class Options:
     method: str = "hidden_transfer+prompt_lookup"
     model: str = DEFAULT_MODEL
     adapter: str = ""
+    draft_model: str = ""
+    draft_adapter: str = ""
     tree: str = ""
     draft_vocabulary: int | None = None
     template: str = ""
@@ -96,6 +100,7 @@ def serve(options: Options) -> None:
     sock = bind(options.host, options.port)
     model = load_model(options.model, options.dtype or None, options.mesh, options.template)
     settings = {"tree": options.tree or None, "draft_vocabulary": options.draft_vocabulary}
+    settings |= {"draft_model": options.draft_model or None, "draft_adapter": options.draft_adapter or None}
     drafter = load_drafter(options.method, model, options.adapter or None, **settings)
     if not options.tree and isinstance(drafter.shape, Budget):
         drafter = dataclasses.replace(drafter, shape=drafter.shape.with_sizes(drafter.sources))

@@ -47,6 +47,8 @@ class Options(TuneConfig):
       model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made,
         or a GGUF file.
       adapter: folder of a trained adapter; default the one that ships for this method and model.
+      draft_model: of the method draft_model: a smaller base, as decode.py takes it.
+      draft_adapter: folder of an adapter of PPD for the draft model.
       prompts: a JSONL file of prompts, no benchmark; empty takes the small set that ships. Of the file that the
         adapter was trained on, only what training set aside is used.
       column: field of that file that holds the prompt.
@@ -62,6 +64,8 @@ class Options(TuneConfig):
     method: str = "ppd"
     model: str = DEFAULT_MODEL
     adapter: str = ""
+    draft_model: str = ""
+    draft_adapter: str = ""
     prompts: str = ""
     column: str = "prompt"
     template: str = ""
@@ -103,7 +107,8 @@ def build(options: Options) -> None:
 def choose(options: Options) -> None:
     """Choose the fastest draft tree, and of a union the sources that pay."""
     model = load_model(options.model, options.dtype or None, template=options.template)
-    drafter = load_drafter(options.method, model, options.adapter or None)
+    drafts = {"draft_model": options.draft_model or None, "draft_adapter": options.draft_adapter or None}
+    drafter = load_drafter(options.method, model, options.adapter or None, **drafts)
     if not drafter.drafts:
         raise UserError(choose_tree(drafter).note)
     prompts = unseen_by_all(drafter, options.prompts, options.column)
