@@ -71,6 +71,7 @@ def test_a_plain_text_is_one_text(files, written, build):
     assert texts_in(folder, load_model(str(files / "model"))) == ["one", "two\n\nthree ½" + 300 * " four"]
 
 
+@pytest.mark.slow
 def test_what_it_builds_drafts(files, written, build, capsys):
     """A base that has answered before drafts its answer from there, alone and beside what looks at the text at hand."""
     ask = ["--model", str(files / "model"), "--prompt", "one", "--max-new-tokens", "20", "--json"]

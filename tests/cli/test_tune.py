@@ -3,6 +3,8 @@
 import json
 import shutil
 
+import pytest
+
 from jaxspec.cli import decode, tune
 from tests.helpers.cli import arguments, named
 
@@ -38,6 +40,7 @@ def test_tune_measures_and_tries_and_decode_takes_its_choice(files, tmp_path, ca
     assert "warning: " in err
 
 
+@pytest.mark.slow
 def test_a_union_is_tuned_and_decode_takes_what_was_chosen(files, tmp_path, capsys, monkeypatch):
     """Whatever wins on this machine, the union is asked for and what was chosen of it decodes."""
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -166,10 +166,10 @@ def test_every_method_that_samples_is_covered():
     assert {method.name for method in METHODS} | {"autoregressive"} == set(methods.METHODS)
 
 
-# One of each family draws fast, PPD and Medusa below; the others draw by the same code of their family.
+# One that drafts along paths is fast, and PPD and Medusa below; the others draw by the same code.
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(m, id=m.name, marks=() if m.name in ("hydra", "self_speculative") else SLOW) for m in METHODS],
+    [pytest.param(m, id=m.name, marks=() if m.name == "hydra" else SLOW) for m in METHODS],
 )
 def test_every_method_keeps_the_distribution(model, exact, method):
     """Fewer texts than below: what is the methods' own is what they say their candidates were drawn from."""
@@ -214,6 +214,7 @@ def test_a_draft_vocabulary_changes_nothing(model, exact):
     assert accepted > 0 and p_value(texts[:, :3], exact(SamplingConfig(0.9)).sum(axis=3)) > 1e-3
 
 
+@SLOW
 def test_trees_that_depend_on_probes(model, exact):
     """PPD's dynamic tree: states of unequal depth and probes, borrowed ones too."""
     method = PPD()
@@ -235,6 +236,7 @@ def test_the_hand_worked_example():
     np.testing.assert_allclose(left, [[0, 2 / 3, 1 / 3]], rtol=1e-6)
 
 
+@SLOW
 def test_greedy_is_exact_matching(model):
     model = dataclasses.replace(model, eos=(5,))
     prompts = make_prompts(4, V)

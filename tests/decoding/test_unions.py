@@ -132,7 +132,7 @@ def name_of(value):
     return "+".join(method.name for method in value) if isinstance(value, tuple) else value.name
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLING], ids=name_of)
+@pytest.mark.parametrize("sampling", [pytest.param(GREEDY, marks=pytest.mark.slow), SAMPLING], ids=name_of)
 def test_offers_at_random_change_nothing(tiny, sampling):
     """Rejections, ends of text inside a draft, token 0, limits, ties and empty offers, through one program."""
     drafter = union([Guesses(0), Others(1, joined=True, distances=6)], tiny, 9)
@@ -185,8 +185,8 @@ def test_a_size_chosen_per_step_changes_nothing(tiny):
 @pytest.mark.parametrize(
     ("methods", "batch_size"),
     [
-        pytest.param((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), 4, id="late"),
-        pytest.param((PPD(ensemble=2), TOKEN_RECYCLING), 1, id="early", marks=pytest.mark.slow),
+        pytest.param((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), 4, id="late", marks=pytest.mark.slow),
+        pytest.param((PPD(ensemble=2), TOKEN_RECYCLING), 1, id="early"),
     ],
 )
 def test_all_sizes_have_the_probes(tiny, methods, batch_size):
@@ -200,13 +200,9 @@ def test_every_method_is_here():
 
 
 # all others are joined below, which leaves fewer programs to compile
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(m, marks=() if m.name == "amphista" else pytest.mark.slow, id=m.name)
-        for m in ALONE
-        if m.name in ("amphista", "eagle", "hidden_transfer", "draft_model")
-    ],
+    "method", [m for m in ALONE if m.name in ("amphista", "eagle", "hidden_transfer", "draft_model")], ids=name_of
 )
 def test_a_source_alone(tiny, method):
     check(union([method], tiny, 8), make_prompts(8), GREEDY, 4)
@@ -216,10 +212,7 @@ def test_a_source_alone(tiny, method):
     ("methods", "sampling", "batch_size"),
     [
         ((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), GREEDY, 1),
-        ((Medusa(heads=3), LOOKUP, REST), SAMPLING, 4),
-        ((Hydra(heads=3), TOKEN_RECYCLING), GREEDY, 4),
-        ((Lookahead(), LOOKUP), GREEDY, 4),
-        ((SELF, LOOKUP), SAMPLING, 4),
+        ((Hydra(heads=3), TOKEN_RECYCLING), SAMPLING, 4),
         *(
             pytest.param(methods, *setting, marks=pytest.mark.slow)
             for methods, setting in zip(every_pair(ALONE), itertools.cycle([(GREEDY, 4), (SAMPLING, 1)]), strict=False)
@@ -242,6 +235,7 @@ def test_a_union_drafts_what_any_of_its_sources_does(tiny):
     assert steps[2] < min(steps[:2])
 
 
+@pytest.mark.slow
 def test_rows_that_are_refilled_begin_anew(tiny):
     drafter, prompts = union([HiddenTransfer(layers=(0, 1, 2)), LOOKUP], tiny, 8), make_prompts(7)
     plain = [a.tokens for a in generate(autoregressive(tiny), prompts, 24)]

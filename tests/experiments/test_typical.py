@@ -40,6 +40,7 @@ def test_greedy_texts_are_one_whatever_the_rule(drafter, same):
     assert found["match"]["rouge_l"]["value"] == 1
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_texts(drafter, same):
     model, sampling = drafter.model, SamplingConfig(0.7)
     found = measure(drafter, PROMPTS, 0.7, TOKENS, 2)

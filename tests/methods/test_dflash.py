@@ -25,7 +25,7 @@ MARKOV = DFlash(block=3, layers=2, tapped=(1, 3), markov_rank=4)
 PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)]
 PROMPTS = make_prompts(2)
 
-both = pytest.mark.parametrize("method", [PLAIN, MARKOV], ids=settings)
+both = pytest.mark.parametrize("method", [pytest.param(PLAIN, marks=pytest.mark.slow), MARKOV], ids=settings)
 
 
 def run(method, tiny, paths, steps, chunk=8):
@@ -101,6 +101,7 @@ def test_blocks_do_not_see_each_other_nor_what_comes_later(tiny, method):
         np.testing.assert_array_equal(moved, (later <= 7) | ((before == later) if method.markov_rank else False))
 
 
+@pytest.mark.slow
 def test_a_block_sees_what_is_strictly_before_its_anchor(tiny):
     """The state of the anchor itself is not known yet when the block is drafted."""
     method, base = PLAIN, tiny.base
@@ -147,6 +148,7 @@ def test_training_moves_every_part_and_learns(tiny, method):
     assert last < 0.8 * first
 
 
+@pytest.mark.slow
 def test_a_learned_vocabulary_teaches_its_tokens_alone(tiny):
     """Logits of other tokens are -inf, and where the text has one of these there is nothing to learn."""
     ids, text = jnp.array([7, 0, 3, 12, 5, 9]), sequence(tiny, 24)
