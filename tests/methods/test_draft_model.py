@@ -81,6 +81,7 @@ def following(base, texts):
     return [logits[len(text) - 1] for logits, text in zip(plain(base, padded), texts, strict=True)]
 
 
+@pytest.mark.slow
 def test_it_remembers_the_text_and_nothing_else(endless):
     """After steps as after prefill: keys and values of all tokens, the newest one's state, no candidate's."""
     prompts = make_prompts(3)

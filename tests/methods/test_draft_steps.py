@@ -35,16 +35,17 @@ def stepped(drafter, adapter):
     return dataclasses.replace(drafter, sources=(with_steps(drafter.source, adapter),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tree", "method", "sampling", "acceptance"),
     [
         ("chain:5", PPD(), SAMPLING, Match()),
-        pytest.param("chain:5", PPD(ensemble=2), SAMPLING, Rejection(), marks=pytest.mark.slow),
-        pytest.param("best:9", PPD(), SAMPLING, Match(), marks=pytest.mark.slow),
-        pytest.param("chain:4", PPD(prefix_tokens=2, multi_exit=2), GREEDY, Match(), marks=pytest.mark.slow),
-        pytest.param("chain:4", PPD(entry=1, distances=2), SAMPLING, Match(), marks=pytest.mark.slow),
-        pytest.param("chain:4", BiTA(prompts=3), SAMPLING, Match(), marks=pytest.mark.slow),
-        pytest.param("best:6", HiddenTransfer(layers=(0, 1, 1)), GREEDY, Match(), marks=pytest.mark.slow),
+        ("chain:5", PPD(ensemble=2), SAMPLING, Rejection()),
+        ("best:9", PPD(), SAMPLING, Match()),
+        ("chain:4", PPD(prefix_tokens=2, multi_exit=2), GREEDY, Match()),
+        ("chain:4", PPD(entry=1, distances=2), SAMPLING, Match()),
+        ("chain:4", BiTA(prompts=3), SAMPLING, Match()),
+        ("best:6", HiddenTransfer(layers=(0, 1, 1)), GREEDY, Match()),
     ],
 )
 def test_the_same_drafts_in_fewer_passes(tiny, draft, tree, method, sampling, acceptance):

@@ -162,6 +162,7 @@ def test_hydra_by_hand(tiny):
             np.testing.assert_allclose(logits[0, g, d - 1], expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_dropout_leaves_values_out_of_updates_alone(tiny):
     """A new head of one block passes on the state, which is dropped from twice; its projection shows half of it."""
     method, base, batch = Hydra(heads=2, lm_head="full", dropout=0.2), tiny.base, two_texts(tiny)

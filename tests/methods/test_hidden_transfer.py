@@ -86,6 +86,7 @@ def test_an_untrained_map_copies_its_owners_state(tiny):
     np.testing.assert_array_equal(pseudo, owners)
 
 
+@pytest.mark.slow
 def test_a_stage_computes_its_own_step_and_those_before(tiny):
     """The loss of stage i is that of step i alone, and later maps play no part in it (3.3)."""
     base, method = Base(tiny.params, tiny.decoder), HiddenTransfer(distances=2, layers=(0, 1))

@@ -61,7 +61,9 @@ def look_ahead(method, say, text, window, pool):
     return [*window[1:], newest]
 
 
-@pytest.mark.parametrize("sizes", [(3, 4, 2), (1, 3, 2), (4, 2, 3)])
+@pytest.mark.parametrize(
+    "sizes", [(3, 4, 2), *(pytest.param(s, marks=pytest.mark.slow) for s in [(1, 3, 2), (4, 2, 3)])]
+)
 def test_window_and_pool_are_those_of_the_plain_algorithm(model, say, sizes):
     method, prompts = Lookahead(*sizes), [[3, 1, 4, 1, 5], [9, 2, 6]]
     drafter = union([method], model, method.usual_rows)
@@ -120,6 +122,7 @@ def test_jacobis_guesses_are_what_the_base_said_behind_the_last_ones(model, say)
     assert most > 0
 
 
+@pytest.mark.slow
 def test_rows_are_counted_and_sizes_leave_the_window_whole(model):
     drafter = load_drafter("lookahead:window=4,ngram=3,guesses=2", model)
     assert (drafter.num_nodes, drafter.num_rows, drafter.shape.spec) == (1 + 2 * 2, 1 + 2 * 2 + 7, "best:12")
