@@ -244,6 +244,7 @@ def test_greedy_is_exact_matching(model):
     assert [a.tokens for a in ours] == [a.tokens for a in generate(autoregressive(model), prompts, 20)]
 
 
+@SLOW
 def test_the_text_is_fixed_by_the_seed(model):
     drafter, settings = (
         drafter_of(PPD(), model, SMALL_TREE),

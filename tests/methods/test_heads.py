@@ -41,7 +41,7 @@ METHODS = [
 PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0), (0, 0, 0, 0)]
 
 
-FAST = [METHODS[2], METHODS[4], METHODS[5]]
+FAST = [METHODS[2], METHODS[4]]
 every_method = pytest.mark.parametrize(
     "method", [pytest.param(m, id=settings(m), marks=() if m in FAST else pytest.mark.slow) for m in METHODS]
 )
@@ -246,11 +246,12 @@ def recomputed(method, trainable, base, tokens):
 OWN_LAYERS = [m for m in METHODS if m.own_layers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "chunk"),
     [
         pytest.param(Amphista(), 8, id="amphista-8"),
-        *(pytest.param(m, 32, id=settings(m), marks=pytest.mark.slow) for m in OWN_LAYERS),
+        *(pytest.param(m, 32, id=settings(m)) for m in OWN_LAYERS),
     ],
 )
 def test_the_drafters_own_cache_is_what_its_tokens_make_it(tiny, method, chunk):

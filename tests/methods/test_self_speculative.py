@@ -66,6 +66,7 @@ def test_it_drafts_what_its_parts_say_behind_the_bases_own_keys_and_values(model
     assert (jnp.argmax(base.logits(unskipped), axis=-1) != offer.tokens[..., 0]).any()
 
 
+@pytest.mark.slow
 def test_without_nearly_everything_the_text_is_the_same(model):
     least = SelfSpeculative(skip_attention=(0, 1, 2), skip_mlp=(0, 1, 2), threshold=0.0)
     prompts = make_prompts(6)

@@ -70,10 +70,10 @@ def test_every_mesh_trains_like_one_device(tiny):
 
 OTHERS = (Medusa(lm_head="full"), BiTA(), HiddenTransfer(layers=(0, 1, 1), training="joint"), Amphista(), SPACE())
 OTHERS += (Eagle(unroll=2, own_head=True), DFlash(block=3, layers=1, markov_rank=4))
-SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in OTHERS]
 
 
-@pytest.mark.parametrize("method", [PPD(), *SLOW], ids=lambda method: method.name)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [PPD(), *OTHERS], ids=lambda method: method.name)
 def test_every_method_trains_on_a_mesh_like_on_one_device(tiny, method):
     assert_alike(train(tiny, method, TRAIN), train(tiny, method, TRAIN, MeshConfig(2, 2, 2)))
 

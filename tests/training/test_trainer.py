@@ -230,6 +230,7 @@ def test_heads_train_too_and_are_stored_in_16_bits(config, model, tmp_path):
     assert all(weights(tmp_path / "run")[name].dtype == np.float32 for name in stored)
 
 
+@pytest.mark.slow
 def test_a_draft_model_is_made_of_the_bases_layers(config, model, tmp_path):
     """It learns; its folder holds an adapter that drafts, and a base that `load_model` takes, without embeddings."""
     save_model(model, tmp_path / "base")

@@ -15,10 +15,9 @@ from jaxspec.tuning.replay import replay
 from tests.helpers.methods import union
 from tests.helpers.tiny import make_prompts
 
-SAMPLING = pytest.param(SamplingConfig(1.2), id="sampling", marks=pytest.mark.slow)
 
-
-@pytest.mark.parametrize("sampling", [pytest.param(SamplingConfig(), id="greedy"), SAMPLING])
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.2)], ids=["greedy", "sampling"])
 def test_a_replay_takes_the_steps_that_decoding_takes(tiny, sampling):
     """A source alone and joined with another, at two sizes, from one recording of three."""
     model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(6)

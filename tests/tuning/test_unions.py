@@ -102,6 +102,7 @@ def test_a_number_of_rows_is_replayed_with_just_that_many(tiny):
     assert found == {rows: pytest.approx(59 / -(-59 // rows)) for rows in (2, 3, 4, 5, 6, 8)}
 
 
+@pytest.mark.slow
 def test_all_probes_are_part_of_the_smallest_of_several_sizes(tiny):
     """With sixteen rows two nodes carry probes, with eight one."""
     prompts = make_prompts(1)
