@@ -25,7 +25,7 @@ from jaxspec.files import write_atomically
 from jaxspec.markdown import table
 from jaxspec.training.examples import read_prompts
 
-_HERE = ("127.0.0.1", "localhost", "::1")
+HERE = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +120,7 @@ def main(args: list[str]) -> None:
     """Measure, print, write."""
     options = parse(Options, args)
     check_at_least(options, {"concurrency": 1, "requests": 1, "tokens": 1, "rounds": 1})
-    if urlsplit(options.url).hostname not in _HERE:
+    if urlsplit(options.url).hostname not in HERE:
         raise UserError(f"url must be one of this machine, got {options.url}")
     prompts = read_prompts(options.prompts, options.column)
     results: list[dict[str, Any]] = []

@@ -21,6 +21,7 @@ class Stats:
       accepted: [B, 1 + S, P] int32, steps that accepted a candidate at depth d + 1.
       expected: [B, 1 + S, P] float32, steps that should have, by the candidates' own chances; 0 in fixed trees.
       draft_passes: [B] int32, of draft models after prefill.
+      drafted: [B] int32, valid candidates in all steps, wherever they stood.
     """
 
     steps: jax.Array
@@ -28,13 +29,14 @@ class Stats:
     accepted: jax.Array
     expected: jax.Array
     draft_passes: jax.Array
+    drafted: jax.Array
 
     @classmethod
     def zero(cls, batch: int, sources: int, depth: int) -> Stats:
         """Nothing counted yet."""
         count = jnp.zeros((batch, 1 + sources, depth), jnp.int32)
         none = jnp.zeros(batch, jnp.int32)
-        return cls(none, count, count, count.astype(jnp.float32), none)
+        return cls(none, count, count, count.astype(jnp.float32), none, none)
 
     def with_offers(self, offers: Sequence[Offer], active: jax.Array) -> Stats:
         """Count what the offers to active rows [B] took."""
@@ -62,4 +64,5 @@ def count(stats: Stats, draft: Draft, accepted: Accepted, active: jax.Array) -> 
         offered=stats.offered + (reached & jnp.any(is_child & candidates, axis=-1)),
         accepted=stats.accepted + (active & taken & (depth < accepted.length[:, None, None])),
         expected=stats.expected + jnp.where(reached, expected, 0.0),
+        drafted=stats.drafted + jnp.sum(candidate & active, axis=(1, 2)),
     )

@@ -98,7 +98,7 @@ class Answer(AsyncIterator[Piece]):
             scores=scores,
             steps=progress.steps,
             drafts=progress.drafts,
-            offered=progress.offered,
+            drafted=progress.drafted,
             finish=finish,
             stop=stream.stopped,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from jaxspec.serving.answer import Answer
 from jaxspec.serving.engine import Engine
@@ -24,6 +24,7 @@ class Metrics:
 
     def __init__(self, engine: Engine, model: str):
         self._registry, self._model = CollectorRegistry(), model
+        ProcessCollector(registry=self._registry)
         for name, what, value in (
             ("num_requests_running", "Requests being decoded or read.", lambda: engine.running),
             ("num_requests_waiting", "Requests in the queue.", lambda: engine.waiting),
@@ -34,9 +35,7 @@ class Metrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens of answers.")
         self._drafts = self._counter("spec_decode_num_drafts", "Steps that had a candidate.")
-        self._draft_tokens = self._counter(
-            "spec_decode_num_draft_tokens", "Depths at which a candidate stood below the accepted path."
-        )
+        self._draft_tokens = self._counter("spec_decode_num_draft_tokens", "Candidates verified.")
         self._accepted = self._counter("spec_decode_num_accepted_tokens", "Tokens of answers that were drafted.")
         self._accepted_at = self._counter(
             "spec_decode_num_accepted_tokens_per_pos", "The same by depth from 0.", "position"
@@ -88,7 +87,7 @@ class Metrics:
             self._prefill.observe(times.decoded - times.read)
             self._decode.observe(now - times.decoded)
         self._drafts.inc(piece.drafts)
-        self._draft_tokens.inc(piece.offered)
+        self._draft_tokens.inc(piece.drafted)
         depth = 0
         for sources in drafted_by:
             depth = depth + 1 if sources else 0

@@ -26,7 +26,7 @@ class Choice:
       prompt: its text, where it is echoed.
       text: of the answer.
       tokens: of the answer.
-      drafted: how many of them were drafted.
+      accepted: how many of them were drafted.
       piece: the last one.
       offset: of the next token's text, for log-probabilities.
     """
@@ -35,7 +35,7 @@ class Choice:
     prompt: str = ""
     text: str = ""
     tokens: list[int] = dataclasses.field(default_factory=list)
-    drafted: int = 0
+    accepted: int = 0
     piece: Piece = Piece()
     offset: int = 0
 
@@ -43,7 +43,7 @@ class Choice:
         """Take a further piece."""
         self.text += piece.text
         self.tokens += piece.tokens
-        self.drafted += sum(sources > 0 for sources in piece.drafted_by)
+        self.accepted += sum(sources > 0 for sources in piece.drafted_by)
         self.piece = piece
 
 
@@ -104,15 +104,16 @@ class Replies:
         """Tokens, each prompt's once."""
         prompt = sum(len(choice.answer.request.ids) for choice in choices[:: self._asked.n])
         completion = sum(len(choice.tokens) for choice in choices)
-        accepted = sum(choice.drafted for choice in choices)
-        offered = sum(choice.piece.offered for choice in choices)
-        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": max(offered - accepted, 0)}
+        accepted = sum(choice.accepted for choice in choices)
+        drafted = sum(choice.piece.drafted for choice in choices)
+        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "completion_tokens_details": details,
             "decoding_steps": sum(choice.piece.steps for choice in choices),
+            "drafted_tokens": drafted,
         }
 
     @property

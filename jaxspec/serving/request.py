@@ -69,7 +69,7 @@ class Piece:
       scores: per token, where log-probabilities were asked for.
       steps: forward passes so far.
       drafts: steps so far that had a candidate.
-      offered: depths so far, over all steps, at which a candidate stood below the accepted path.
+      drafted: candidates verified so far, in all steps.
       finish: why the answer ends here: `stop` at an end-of-text token or a stop text, `length`, `cancelled` or
         `timeout`; None where it goes on.
       stop: the stop text that ended it.
@@ -81,6 +81,6 @@ class Piece:
     scores: list[TokenScore] = dataclasses.field(default_factory=list)
     steps: int = 0
     drafts: int = 0
-    offered: int = 0
+    drafted: int = 0
     finish: Finish | None = None
     stop: str | None = None

@@ -40,7 +40,7 @@ class Progress:
       scores: of the tokens, host arrays; None where nobody may ask for them.
       steps: forward passes so far.
       drafts: steps that had a candidate.
-      offered: depths, over all steps, at which a candidate stood below the accepted path.
+      drafted: candidates verified, over all steps.
     """
 
     done: bool
@@ -49,7 +49,7 @@ class Progress:
     scores: Scores | None
     steps: int
     drafts: int
-    offered: int
+    drafted: int
 
 
 class Slots:
@@ -131,8 +131,8 @@ class Slots:
         """How far each request has come."""
         state = self._state
         scored = any(request is not None and request.logprobs for request in self._requests)
-        wanted = (state.done, state.counts, state.tokens, state.drafted_by, state.stats.steps, state.stats.offered)
-        done, counts, tokens, drafted_by, steps, offered = jax.device_get(wanted)
+        wanted = (state.done, state.counts, state.tokens, state.drafted_by, state.stats)
+        done, counts, tokens, drafted_by, stats = jax.device_get(wanted)
         scores = jax.device_get(state.scores) if scored else None
         for row, request in enumerate(self._requests):
             if request is None:
@@ -145,9 +145,9 @@ class Slots:
                     tokens=tokens[row, here].tolist(),
                     drafted_by=drafted_by[row, here].tolist(),
                     scores=jax.tree.map(lambda x, row=row, here=here: x[row, here], scores),
-                    steps=int(steps[row]),
-                    drafts=int(offered[row, 0, :1].sum()),
-                    offered=int(offered[row, 0].sum()),
+                    steps=int(stats.steps[row]),
+                    drafts=int(stats.offered[row, 0, :1].sum()),
+                    drafted=int(stats.drafted[row]),
                 ),
             )
 

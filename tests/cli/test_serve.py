@@ -1,5 +1,7 @@
 """The program that serves: its options, and a real process from its start to SIGTERM."""
 
+import contextlib
+import http.client
 import json
 import re
 import signal
@@ -8,6 +10,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -46,30 +49,89 @@ def test_a_taken_port_is_told_before_anything_is_loaded(monkeypatch):
         serve.main(["--port", str(taken.getsockname()[1])])
 
 
+class Served:
+    """A process that serves, from when it is ready; killed at the end where it has not ended by itself."""
+
+    def __init__(self, files, *options):
+        command = [sys.executable, "serve.py", "--name", "tiny", "--method", "ppd", *named(files), *options]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(serve.__file__).parents[2])
+        self.log, self._ready = [], threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stderr:
+            self.log.append(line)
+            if "ready after" in line:
+                self._ready.set()
+        self._ready.set()
+
+    def __enter__(self):
+        self._ready.wait()
+        assert self.process.poll() is None, self.log
+        self.url = re.search(r"ready after .*(http://\S+)", "".join(self.log))[1]
+        return self
+
+    def __exit__(self, *error):
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+
+    def get(self, path):
+        return urllib.request.urlopen(self.url + path).read().decode()
+
+    def complete(self, **body):
+        return urllib.request.urlopen(f"{self.url}/v1/completions", json.dumps(body).encode())
+
+    def memory(self):
+        """Bytes."""
+        return float(re.search(r"^process_resident_memory_bytes (\S+)$", self.get("/metrics"), re.MULTILINE)[1])
+
+
 @pytest.mark.slow
 def test_from_the_start_to_sigterm(files):
     """Ready once warm; what runs when SIGTERM comes is finished, and the exit is clean."""
-    options = ["--limits.slots", "2", "--limits.max-length", "200", "--method", "ppd", *named(files)]
-    command = [sys.executable, "serve.py", "--port", "0", "--name", "tiny", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(serve.__file__).parents[2])
-    log = []
-    for line in process.stderr:
-        log.append(line)
-        if "ready after" in line:
-            break
-    assert process.poll() is None, log
-    url = re.search(r"http://\S+", log[-1])[0]
-    assert json.load(urllib.request.urlopen(f"{url}/v1/models"))["data"][0]["id"] == "tiny"
-    body = {"prompt": "hello", "max_tokens": 150, "temperature": 1.0, "n": 6, "stream": True}
-    stream = urllib.request.urlopen(f"{url}/v1/completions", json.dumps(body).encode())
-    first = stream.readline()
-    process.send_signal(signal.SIGTERM)
-    reader = threading.Thread(target=lambda: log.extend(process.stderr))
-    reader.start()
-    events = [json.loads(line[6:]) for line in [first, *stream] if line.startswith(b"data: {")]
-    assert process.wait(60) == 0
-    reader.join()
+    with Served(files, "--port", "0", "--limits.slots", "2", "--limits.max-length", "200") as served:
+        assert json.loads(served.get("/v1/models"))["data"][0]["id"] == "tiny"
+        stream = served.complete(prompt="hello", max_tokens=150, temperature=1.0, n=6, stream=True)
+        first = stream.readline()
+        served.process.send_signal(signal.SIGTERM)
+        events = [json.loads(line[6:]) for line in [first, *stream] if line.startswith(b"data: {")]
+        assert served.process.wait(60) == 0
     ends = [choice for event in events for choice in event["choices"] if choice["finish_reason"]]
     assert sorted(choice["index"] for choice in ends) == list(range(6))
-    assert any("/v1/completions 200 prompt 5 new" in line for line in log)
-    assert "Traceback" not in "".join(log)
+    assert any("/v1/completions 200 prompt 5 new" in line for line in served.log)
+    assert "Traceback" not in "".join(served.log)
+
+
+def flood(url, count):
+    """Status and Retry-After of so many requests over one connection."""
+    connection, body = http.client.HTTPConnection(url.removeprefix("http://")), b'{"prompt": "a", "max_tokens": 90}'
+    with contextlib.closing(connection):
+        for _ in range(count):
+            connection.request("POST", "/v1/completions", body)
+            response = connection.getresponse()
+            response.read()
+            yield response.status, response.headers["retry-after"]
+
+
+@pytest.mark.slow
+def test_a_kill_leaves_the_port_free_and_a_flood_the_memory_flat(files):
+    small = ("--limits.slots", "1", "--limits.queue", "0", "--limits.max-length", "100")
+    with Served(files, "--port", "0", *small) as killed:
+        text = json.load(killed.complete(prompt="a", max_tokens=50, seed=3))["choices"][0]["text"]
+        killed.complete(prompt="a", max_tokens=90, stream=True).readline()
+        killed.process.send_signal(signal.SIGKILL)
+        assert killed.process.wait(10) == -signal.SIGKILL
+    with Served(files, "--port", killed.url.rpartition(":")[2], *small) as served:
+        assert json.load(served.complete(prompt="a", max_tokens=50, seed=3))["choices"][0]["text"] == text
+        taken = []
+        for count in (200, 1050):
+            with ThreadPoolExecutor(8) as pool:
+                each = pool.map(list, [flood(served.url, count) for _ in range(8)])
+                answers = [answer for of_one in each for answer in of_one]
+            assert {*answers} == {(200, None), (429, "1")} and answers.count((429, "1")) > len(answers) / 2
+            taken.append(served.memory())
+        assert taken[1] < 1.02 * taken[0]
+        assert json.load(served.complete(prompt="a", max_tokens=50, seed=3))["choices"][0]["text"] == text
+    assert "Traceback" not in "".join(served.log)

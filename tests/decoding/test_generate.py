@@ -82,6 +82,18 @@ def test_statistics_add_up(tiny, ppd):
         assert answer.tokens_per_step == (answer.new_tokens - 1) / answer.steps
 
 
+def test_candidates_are_counted_wherever_they_stand(tiny, ppd):
+    """All nodes but the root that a step verified, of rows that were not done."""
+    decoding, state = begin(on(tiny, ppd), make_prompts(3), 12)
+    expected = np.zeros(3, int)
+    for _ in range(8):
+        draft, done = state.draft, np.asarray(state.done)
+        expected += ~done * np.sum(np.asarray(draft.valid) & (np.asarray(draft.tree.depth) > 0), axis=1)
+        state = decode(decoding, state, np.int32(1))
+    np.testing.assert_array_equal(state.stats.drafted, expected)
+    assert np.all(expected > state.stats.offered[:, 0].sum(axis=1))  # a tree has more nodes than levels
+
+
 def test_streaming_gives_the_same_answer_in_growing_pieces(tiny, ppd):
     prompt, model = make_prompts(1)[0], dataclasses.replace(tiny, eos=())
     pieces = [a.tokens for a in stream(on(model, ppd), prompt, 20, steps_per_chunk=2)]

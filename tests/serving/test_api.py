@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import hmac
 import itertools
 import json
 
@@ -84,6 +85,7 @@ def test_a_completion_is_what_decode_answers(app, engine, temperature):
     assert usage["total_tokens"] == 5 + expected.new_tokens
     details = usage["completion_tokens_details"]
     assert 0 <= details["accepted_prediction_tokens"] < expected.new_tokens
+    assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] == usage["drafted_tokens"] > 0
     off = post(app, TEXT, body | {"drafting": False}).json()
     assert off["choices"][0]["text"] == expected.text
     assert off["usage"]["completion_tokens_details"] == {
@@ -254,14 +256,23 @@ def test_unknown_paths_and_methods(app):
     assert get(app, TEXT).status_code == 405
 
 
-def test_the_key_guards_what_answers(engine):
-    app = make_app(engine, "tiny", api_key="geheim-ü")
+def test_a_prompt_of_a_megabyte_is_refused_by_its_length(engine):
+    body = {"prompt": "a" * 1_000_000, "max_tokens": 1}
+    response = post(make_app(engine, "tiny"), TEXT, body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "prompt") and "exceeds max-length" in error["message"]
+
+
+def test_the_key_guards_what_answers(engine, monkeypatch):
+    app, compared, compare = make_app(engine, "tiny", api_key="geheim-ü"), [], hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda *both: compared.append(both) or compare(*both))
     body = {"prompt": "a", "max_tokens": 1}
     for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "geheim-ü".encode()}):
         response = post(app, TEXT, body, headers=header)
         assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
     assert post(app, TEXT, body, headers={"authorization": "Bearer geheim-ü".encode()}).status_code == 200
     assert [get(app, path).status_code for path in ("/", "/health", "/metrics", "/v1/models")] == [200, 200, 200, 401]
+    assert compared == [(given.encode(), "geheim-ü".encode()) for given in ("wrong", "geheim-ü")]  # in constant time
 
 
 def test_a_full_queue_asks_to_come_back(app, engine, monkeypatch):
@@ -302,7 +313,7 @@ def measured(app):
     samples = {}
     for family in text_string_to_metric_families(get(app, "/metrics").text):
         for sample in family.samples:
-            assert sample.labels["model_name"] == "tiny"
+            assert sample.labels["model_name"] == "tiny" or sample.name.startswith("process_")
             rest = [value for name, value in sample.labels.items() if name != "model_name"]
             samples[":".join([sample.name, *rest])] = sample.value
     return samples
@@ -323,10 +334,12 @@ def test_metrics_agree_with_the_answers(app, engine):
     assert sum(per_position) == accepted
     drafts = grown["vllm:spec_decode_num_drafts_total"]
     assert 0 < drafts <= sum(usage["decoding_steps"] for usage in usages)
-    assert grown["vllm:spec_decode_num_draft_tokens_total"] >= max(drafts, accepted)
+    drafted = sum(usage["drafted_tokens"] for usage in usages)
+    assert grown["vllm:spec_decode_num_draft_tokens_total"] == drafted > max(drafts, accepted)
     ended = [v for n, v in grown.items() if n.startswith("vllm:request_success_total")]
     assert sum(ended) == grown["vllm:e2e_request_latency_seconds_count"] == 4
     assert grown["vllm:time_to_first_token_seconds_count"] == grown["vllm:request_decode_time_seconds_count"] == 4
     between = grown["vllm:inter_token_latency_seconds_count"]
     assert 0 < between < grown["vllm:generation_tokens_total"]
+    assert after["process_resident_memory_bytes"] > 1e7
     assert after["vllm:num_requests_running"] == after["vllm:num_requests_waiting"] == 0

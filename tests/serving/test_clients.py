@@ -88,7 +88,9 @@ def connection(port, body):
     """A socket that has sent a request."""
     content = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: {len(content)}"
-    with socket.create_connection(("127.0.0.1", port)) as sock:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)  # what is not read waits with the server
+        sock.connect(("127.0.0.1", port))
         sock.sendall(head.encode() + b"\r\n\r\n" + content)
         yield sock
 
@@ -105,10 +107,14 @@ def test_who_goes_frees_the_slot(port, engine, stream):
 
 
 def test_a_slow_reader_holds_up_nobody(port, engine, client):
-    with connection(port, {"prompt": "abc", "max_tokens": 100, "n": 30, "stream": True}):
+    with connection(port, {"prompt": "abc", "max_tokens": 100, "n": 30, "stream": True}) as sock:
         answer = client.completions.create(model="tiny", prompt="abc", max_tokens=5)
         assert answer.usage.completion_tokens
         asyncio.run(idle(engine))
+        text = b""
+        while not text.endswith(b"0\r\n\r\n") and (new := sock.recv(2**20)):  # up to the last chunk
+            text += new
+    assert b"data: [DONE]" in text and text.count(b'"finish_reason": "') == 30
 
 
 def test_many_rounds(engine):
