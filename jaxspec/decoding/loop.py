@@ -104,7 +104,7 @@ def begin(
     counts = jnp.minimum(limits, 1)
     done = (counts >= limits) | jnp.isin(first, decoding.eos)
     pace = None if shape.costs is None else Pace.begin(~done, shape.costs[0])
-    offers = decoding.offers(decoding.draftings(trees, seeds, first, lengths, cache), states)
+    offers = decoding.offers(decoding.draftings(trees, seeds, first, lengths, cache), states, done, pace)
     state = DecodeState(
         cache=cache,
         lengths=lengths,
@@ -182,8 +182,9 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     state = _emit(state, draft, accepted, text[:, 1:], decoding.eos)
     pace = state.pace
     if pace is not None:
-        pace = pace.after(accepted.length + 1, shape.costs[size], ~state.done)
-    offers = decoding.offers(draftings, memory)
+        drafted = (size > 0) | (shape.sizes[0] > 1)
+        pace = pace.after(accepted.length + 1, shape.costs[size], ~state.done, drafted)
+    offers = decoding.offers(draftings, memory, state.done, pace)
     new_draft = shape.draft(trees, accepted.bonus, offers, pace)
     state = state.replace(
         cache=cache,

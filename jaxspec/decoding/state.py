@@ -48,12 +48,22 @@ class Decoding:
         noise = self.sampler.noise(seeds, lengths[:, None], jnp.arange(self.base.vocab_size))[:, 0]
         return self.acceptance.choose(logits, noise, self.sampler)
 
-    def offers(self, draftings: Sequence[Drafting], states: Sequence[PyTree]) -> list[Offer]:
-        """What every source says may come, in rows that draft."""
-        offers = self.drafter.offer(draftings, states)
-        if self.drafts is None:
-            return offers
-        return [offer.replace(known=offer.known & self.drafts[:, None, None]) for offer in offers]
+    def offers(
+        self, draftings: Sequence[Drafting], states: Sequence[PyTree], done: jax.Array, pace: Pace | None
+    ) -> list[Offer]:
+        """What every source says may come, in rows that draft and are not done [B].
+
+        Where no draft has paid of late, methods that draft by passes of their own rest, and are tried again now and
+        then: what they would offer is not known before.
+        """
+        if self.drafts is None and pace is None:
+            return self.drafter.offer(draftings, states)
+        wanted = ~done if self.drafts is None else self.drafts & ~done
+        rests = jnp.bool_(False) if pace is None else pace.rests
+        passes = [source.method.own_passes for source in self.drafter.sources]
+        each = [d.replace(active=wanted & ~(rests & own)) for d, own in zip(draftings, passes, strict=True)]
+        offers = self.drafter.offer(each, states)
+        return [o.replace(known=o.known & d.active[:, None, None]) for o, d in zip(offers, each, strict=True)]
 
     def draftings(
         self, trees: Sequence[Tree], seeds: jax.Array, root: jax.Array, position: jax.Array, cache: Cache
@@ -72,6 +82,7 @@ class Decoding:
                 seeds=seeds,
                 root=root,
                 position=position,
+                active=jnp.ones(len(root), bool),
                 width=shape.width,
                 depth=shape.depth,
                 fixed=fixed,

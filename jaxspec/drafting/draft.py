@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxspec.drafting.sampling import Sampler
 from jaxspec.drafting.tree import Tree
@@ -15,6 +17,7 @@ from jaxspec.model.cache import Cache
 
 PyTree = Any
 _MEMORY = 0.9  # how much the pace of one step counts after another
+_LONGEST_REST = 16  # steps
 
 
 @flax.struct.dataclass
@@ -85,21 +88,31 @@ class Pace:
       tokens: [B] float32, emitted.
       time: [B] float32, taken, in the unit of a shape's costs.
       active: [B] bool, rows that are not done.
+      idle: [B] int32, steps in a row that had no draft, the same in all rows but new ones.
     """
 
     tokens: jax.Array
     time: jax.Array
     active: jax.Array
+    idle: jax.Array
 
     @classmethod
     def begin(cls, active: jax.Array, cost: jax.Array) -> Pace:
         """One token per step of a cost."""
         steps = jnp.full(active.shape, 1 / (1 - _MEMORY), jnp.float32)
-        return cls(steps, steps * cost, active)
+        return cls(steps, steps * cost, active, jnp.zeros(active.shape, jnp.int32))
 
-    def after(self, emitted: jax.Array, cost: jax.Array, active: jax.Array) -> Pace:
-        """The pace after a step that emitted some tokens [B] at a cost."""
-        return Pace(_MEMORY * self.tokens + emitted, _MEMORY * self.time + cost, active)
+    def after(self, emitted: jax.Array, cost: jax.Array, active: jax.Array, drafted: jax.Array | bool = True) -> Pace:
+        """The pace after a step that emitted some tokens [B] at a cost, with a draft or without."""
+        idle = jnp.where(drafted, 0, jnp.max(jnp.where(self.active, self.idle, 0)) + 1)
+        tokens, time = _MEMORY * self.tokens + emitted, _MEMORY * self.time + cost
+        return Pace(tokens, time, active, jnp.full_like(self.idle, idle))
+
+    @property
+    def rests(self) -> jax.Array:
+        """Whether no draft has paid of late and none is due to be tried: after 1, 2, 4, 8, 16, 32, 48 ... steps."""
+        idle = jnp.max(jnp.where(self.active, self.idle, 0))
+        return (jnp.bitwise_and(idle, idle - 1) != 0) & (idle % _LONGEST_REST != 0)
 
 
 @flax.struct.dataclass
@@ -114,6 +127,7 @@ class Drafting:
       seeds: [B] uint32.
       root: [B] int32, the newest token.
       position: [B] int32, where it is.
+      active: [B] bool, rows that want candidates. What is offered to others is dropped, and need not be worked out.
       width: W, candidates that are wanted at each distance (static).
       depth: M', distances that are wanted (static).
       fixed: the draft is that tree; otherwise it takes the best of all candidates, wherever they stand (static).
@@ -128,6 +142,7 @@ class Drafting:
     seeds: jax.Array
     root: jax.Array
     position: jax.Array
+    active: jax.Array
     width: int = flax.struct.field(pytree_node=False)
     depth: int = flax.struct.field(pytree_node=False)
     fixed: bool = flax.struct.field(pytree_node=False, default=True)
@@ -178,6 +193,12 @@ class Offer:
     def above(self) -> jax.Array:
         """[B, M, W] int32, `parent` with the root's place, 0, above all candidates at the first distance."""
         return self.parent.at[:, 0].set(0)
+
+
+def run_if(wanted: jax.Array, run: Callable[[], PyTree]) -> PyTree:
+    """What `run` returns, or zeros without running it."""
+    shapes = jax.eval_shape(run)
+    return lax.cond(wanted, run, lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
 
 
 def calibrated(offer: Offer, calibration: jax.Array) -> Offer:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 from jaxspec.drafting.adapter import Adapter
 from jaxspec.drafting.budget import Budget, parse_budget
-from jaxspec.drafting.draft import Draft, Drafting, Offer, PyTree, calibrated
+from jaxspec.drafting.draft import Draft, Drafting, Offer, PyTree, calibrated, run_if
 from jaxspec.drafting.method import Method, Seen
 from jaxspec.drafting.shape import Best, StaticTree
 from jaxspec.drafting.source import DeviceSource, Source
@@ -58,7 +59,12 @@ class DeviceDrafter:
         for source, drafting, state in zip(self.sources, draftings, states, strict=True):
             greedy, sampled = source.calibration[:, None]
             calibration = drafting.sampler.pick(sampled, greedy)
-            offers.append(calibrated(source.method.offer(drafting, state), calibration))
+
+            def offer(method: Method = source.method, drafting: Drafting = drafting, state: PyTree = state) -> Offer:
+                return method.offer(drafting, state)
+
+            found = run_if(jnp.any(drafting.active), offer) if source.method.own_passes else offer()
+            offers.append(calibrated(found, calibration))
         return offers
 
 

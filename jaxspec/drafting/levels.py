@@ -63,9 +63,10 @@ def offer_levels(
     """
     tree, B, K = drafting.tree, len(drafting.root), min(drafting.width, drafting.base.num_drafts)
     rows, has_children = jnp.arange(B)[:, None], _has_children(tree)
+    at_root = jnp.where(drafting.active, 0.0, -jnp.inf)[:, None]
     place = jnp.zeros_like(tree.depth)  # of every node of the tree among the candidates of its level
     # of the level's candidates: their paths [B, X, level + 1], their parents' ancestors and chances of the whole path
-    paths, lineages, total = drafting.root[:, None, None], jnp.zeros((B, 1, 0), jnp.int32), jnp.zeros((B, 1))
+    paths, lineages, total = drafting.root[:, None, None], jnp.zeros((B, 1, 0), jnp.int32), at_root
     levels, log_q, drawn_before = [], [], 0
     for level, width in enumerate(tree.inner):
         if best:

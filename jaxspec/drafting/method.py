@@ -102,6 +102,7 @@ class Method:
 
     name: ClassVar[str] = "autoregressive"
     trainable: ClassVar[bool] = False
+    own_passes: ClassVar[bool] = False  # `offer` runs layers, and rests where no row wants a draft or none pays
     calibration: ClassVar[Mapping[str, Calibration]] = {}  # of methods without adapter: `greedy` and `sampled`
     built_with: ClassVar[str] = ""  # the program that makes its adapter, where it has one that is built and not trained
     kernels: ClassVar[tuple[str, ...]] = ("kernel",)  # leaves of the trainable pytree that `product` multiplies with

@@ -64,6 +64,7 @@ class DFlash(Method):
 
     name: ClassVar[str] = "dflash"
     trainable: ClassVar[bool] = True
+    own_passes: ClassVar[bool] = True
 
     block: int = 8
     layers: int = 3

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxspec.config import ModelConfig, RopeScaling
-from jaxspec.drafting.draft import Drafting, Offer, PyTree
+from jaxspec.drafting.draft import Drafting, Offer, PyTree, run_if
 from jaxspec.drafting.levels import Parents, offer_levels
 from jaxspec.drafting.method import Batch, Method, Seen
 from jaxspec.errors import UserError, check_at_least
@@ -54,6 +53,7 @@ class DraftModel(Method):
 
     name: ClassVar[str] = "draft_model"
     trainable: ClassVar[bool] = True
+    own_passes: ClassVar[bool] = True
     kernels: ClassVar[tuple[str, ...]] = ("kernel", "lm_head")
 
     length: int = 8
@@ -192,7 +192,7 @@ class DraftModel(Method):
                 hidden, rows = model.rows(model.embed(parents.tokens), context)
                 return logits(hidden), rows
 
-            found, rows = run() if drafting.fixed else _run_if(jnp.any(parents.known), run)
+            found, rows = run() if drafting.fixed else run_if(jnp.any(parents.known), run)
             return found, (*levels, rows)
 
         if drafting.fixed:
@@ -212,12 +212,6 @@ def _path(parents: Parents, levels: tuple[Cache, ...]) -> tuple[Cache | None, ja
     places = jnp.moveaxis(parents.ancestors[..., 1:], -1, 0)
     seen = [jax.nn.one_hot(at, rows.keys[0].shape[2], dtype=bool) for at, rows in zip(places, levels, strict=True)]
     return jax.tree.map(lambda *rows: jnp.concatenate(rows, axis=2), *levels), jnp.concatenate(seen, axis=-1)
-
-
-def _run_if(wanted: jax.Array, run: Any) -> Any:
-    """What `run` returns, or zeros without running it."""
-    shapes = jax.eval_shape(run)
-    return lax.cond(wanted, run, lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
 
 
 def _shapes(given: ModelConfig | dict | None) -> ModelConfig | None:

@@ -149,7 +149,7 @@ class SteppedDraftModel(DraftModel):
 
         def active(chain: Chain) -> jax.Array:
             at = jnp.minimum(chain.count, n)[:, None]
-            return (chain.count < n) & jnp.take_along_axis(chain.follows(least), at, axis=1)[:, 0]
+            return drafting.active & (chain.count < n) & jnp.take_along_axis(chain.follows(least), at, axis=1)[:, 0]
 
         def verify(chain: Chain) -> Chain:
             going, at = active(chain), jnp.minimum(chain.count, n)

@@ -63,6 +63,7 @@ class Eagle(Method):
 
     name: ClassVar[str] = "eagle"
     trainable: ClassVar[bool] = True
+    own_passes: ClassVar[bool] = True
     kernels: ClassVar[tuple[str, ...]] = ("kernel", "lm_head")
 
     depth: int = 4

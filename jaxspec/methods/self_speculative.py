@@ -45,6 +45,7 @@ class SelfSpeculative(UntrainedMethod):
 
     name: ClassVar[str] = "self_speculative"
     built_with: ClassVar[str] = "tune.py"
+    own_passes: ClassVar[bool] = True
 
     length: int = 8
     skip_attention: tuple[int, ...] = ()
@@ -135,7 +136,7 @@ class SelfSpeculative(UntrainedMethod):
         shape = (B, M, W)
         log_q = jnp.zeros((B, M, base.vocab_size)) if drafting.sampler.independent else None
         levels = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.float32), log_q)
-        start = (jnp.int32(0), drafting.root, jnp.ones(B, bool), no_rows, levels)
+        start = (jnp.int32(0), drafting.root, drafting.active, no_rows, levels)
         tokens, known, log_p, log_q = jax.lax.while_loop(unfinished, next_token, start)[-1]
         place = jnp.broadcast_to(jnp.arange(M)[:, None], shape)
         return Offer(tokens, known, log_p, jnp.zeros_like(tokens), None if log_q is None else Drawn(log_q, place))

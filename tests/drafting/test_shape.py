@@ -129,7 +129,9 @@ def test_a_step_has_the_size_that_is_worth_most(milliseconds):
     chosen = set()
     for _ in range(12):
         offers = [marginals(rng), trie(rng)]
-        pace = Pace(jnp.array(rng.uniform(8, 24, B)), jnp.full(B, 200.0), jnp.array([True, False, True]))
+        pace = Pace(
+            jnp.array(rng.uniform(8, 24, B)), jnp.full(B, 200.0), jnp.array([True, False, True]), jnp.zeros(B, int)
+        )
         draft, full = sized(best, offers, pace), choose(whole, offers)
         p, price = np.exp(full.log_p), np.asarray(pace.tokens / pace.time)
         worth = [
@@ -151,6 +153,16 @@ def test_the_pace_of_late_forgets():
         pace = pace.after(jnp.array([3, 1]), jnp.float32(30.0), jnp.array([True, False]))
     np.testing.assert_allclose(pace.tokens / pace.time, [3 / 30, 1 / 30], rtol=0.01)
     assert pace.active.tolist() == [True, False]
+
+
+def test_drafting_that_does_not_pay_is_tried_less_and_less():
+    active = jnp.array([True, False])
+    pace, tried = Pace.begin(active, jnp.float32(20.0)), []
+    for step in range(1, 50):
+        pace = pace.after(jnp.array([1, 1]), jnp.float32(20.0), active, jnp.bool_(False))
+        tried += [] if pace.rests else [step]
+    assert tried == [1, 2, 4, 8, 16, 32, 48]
+    assert not pace.after(jnp.array([1, 1]), jnp.float32(20.0), active, jnp.bool_(True)).rests
 
 
 def test_ancestors_follow_from_parents():

@@ -27,7 +27,8 @@ def drafting_of(tree, root, position, trainable=None, base=None, sampling=Sampli
     sizes = {"width": tree.max_rank, "depth": tree.max_depth} | sizes if tree is not None else sizes
     seeds, sampler = jnp.zeros(len(root), jnp.uint32), make_sampler(sampling)
     root, position = jnp.asarray(root, jnp.int32), jnp.asarray(position, jnp.int32)
-    return Drafting(trainable or {}, base, tree, sampler, seeds, root, position, **sizes)
+    active = jnp.ones(len(root), bool)
+    return Drafting(trainable or {}, base, tree, sampler, seeds, root, position, active, **sizes)
 
 
 def offered_after(method, text, depth=3, trainable=None):

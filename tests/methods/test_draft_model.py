@@ -65,6 +65,25 @@ def test_confidence_decides_how_far_it_drafts(endless):
     assert offered[0] > offered[1] > 0
 
 
+def test_where_no_draft_pays_it_hardly_drafts(endless):
+    """It is tried after 1, 2, 4, 8 and 16 steps without a draft; the first draft is made before any step."""
+    drafter = load_drafter("draft_model", endless, draft_model=endless, tree="best:1@1,4@1000")
+    answers = generate(drafter, make_prompts(2), 25, batch_size=2)
+    assert [a.tokens for a in answers] == [a.tokens for a in generate(autoregressive(endless), make_prompts(2), 25)]
+    decoding, state = begin(drafter, make_prompts(2), 25)
+    state = decode(decoding, state, 20)
+    assert all(6 <= passes <= 6 * 3 < 21 for passes in state.stats.draft_passes.tolist())
+    assert not state.stats.drafted.any()
+
+
+def test_rows_that_draft_nothing_take_no_pass(endless):
+    drafter = load_drafter("draft_model", endless, draft_model=endless, tree="best:4")
+    decoding, state = begin(drafter, make_prompts(2), 25)
+    before = np.asarray(state.stats.draft_passes)
+    state = decode(decoding.replace(drafts=np.zeros(2, bool)), state, 9)
+    np.testing.assert_array_equal(state.stats.draft_passes, before)
+
+
 PATHS = [(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 1, 0)]
 
 

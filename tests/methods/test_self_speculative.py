@@ -53,7 +53,8 @@ def test_it_drafts_what_its_parts_say_behind_the_bases_own_keys_and_values(model
     _, kv = base.rows(base.embed(text[:, :-1]), causal_context(2, 6))
     cache = commit(empty_cache(TINY, 2, 16, base.dtype), kv, jnp.zeros(2, jnp.int32))
     drafting = drafting_of(None, text[:, -1], [6, 6], base=base, width=2, depth=M, cache=cache)
-    offer = jax.jit(lambda d: PARTS.offer(d, PARTS.empty_state(base, 2, 16)))(drafting)
+    draft = jax.jit(lambda d: PARTS.offer(d, PARTS.empty_state(base, 2, 16)))
+    offer = draft(drafting)
     drafted = jnp.concatenate([text[:, -1:], offer.tokens[..., 0]], axis=1)
     mask = jnp.broadcast_to(jnp.tri(M, dtype=bool), (2, 1, M, M))
     context = Context(jnp.broadcast_to(6 + jnp.arange(M), (2, M)), mask, cache, jnp.full((2, 1), 6))
@@ -62,6 +63,7 @@ def test_it_drafts_what_its_parts_say_behind_the_bases_own_keys_and_values(model
     np.testing.assert_array_equal(offer.tokens, best)
     np.testing.assert_allclose(offer.log_p, log_p, rtol=1e-4, atol=1e-5)
     assert offer.known.all()
+    assert draft(drafting.replace(active=jnp.array([False, True]))).known.any(axis=(1, 2)).tolist() == [False, True]
     unskipped, _ = base.rows(base.embed(drafted[:, :-1]), context)
     assert (jnp.argmax(base.logits(unskipped), axis=-1) != offer.tokens[..., 0]).any()
 

@@ -4,37 +4,21 @@ import asyncio
 import contextlib
 import json
 import socket
-import threading
 import time
 
 import numpy as np
 import openai
 import pytest
-import uvicorn
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import generate
 from jaxspec.drafting.drafter import autoregressive
-from jaxspec.serving.api import make_app
+from jaxspec.serving.engine import Engine, Limits
 from tests.helpers.serving import idle
 from tests.serving.test_engine import check_round, random_requests
 
 pytestmark = pytest.mark.slow
 HELLO = [{"role": "user", "content": "hello there"}]
-
-
-@pytest.fixture(scope="module")
-def port(engine):
-    """A server in a thread of this process."""
-    config = uvicorn.Config(make_app(engine, "tiny", api_key="secret"), port=0, log_level="warning", lifespan="off")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +99,12 @@ def test_a_slow_reader_holds_up_nobody(port, engine, client):
         while not text.endswith(b"0\r\n\r\n") and (new := sock.recv(2**20)):  # up to the last chunk
             text += new
     assert b"data: [DONE]" in text and text.count(b'"finish_reason": "') == 30
+
+
+def test_64_requests_over_8_slots(drafter):
+    with Engine(drafter.model, drafter, Limits(slots=8, queue=64, max_length=120, prompt_chunk=16)) as engine:
+        rng = np.random.default_rng(8)
+        asyncio.run(check_round(engine, list(random_requests(rng, 64)), rng))
 
 
 def test_many_rounds(engine):
