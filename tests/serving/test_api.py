@@ -313,7 +313,7 @@ def measured(app):
     samples = {}
     for family in text_string_to_metric_families(get(app, "/metrics").text):
         for sample in family.samples:
-            assert sample.labels["model_name"] == "tiny" or sample.name.startswith("process_")
+            assert sample.name.startswith("process_") or sample.labels["model_name"] == "tiny"
             rest = [value for name, value in sample.labels.items() if name != "model_name"]
             samples[":".join([sample.name, *rest])] = sample.value
     return samples
