@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
+import shutil
 import socket
+import subprocess
 import time
 
 import numpy as np
@@ -13,8 +16,11 @@ import pytest
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.generate import generate
 from jaxspec.drafting.drafter import autoregressive
+from jaxspec.methods import DraftModel, PromptLookup
 from jaxspec.serving.engine import Engine, Limits
+from tests.helpers.methods import union
 from tests.helpers.serving import idle
+from tests.helpers.tiny import make_text_model
 from tests.serving.test_engine import check_round, random_requests
 
 pytestmark = pytest.mark.slow
@@ -67,6 +73,22 @@ def test_completions_models_and_errors(client):
         client.with_options(api_key="wrong").models.list()
 
 
+@pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl")
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"{", 400, "not valid JSON"),
+        (b'{"prompt": "\xff"}', 400, "not valid UTF-8"),
+        (b'{"prompt": "a"}', 200, "choices"),
+    ],
+)
+def test_curl_sends_raw_bodies(port, body, status, said):
+    options = ["-s", "-w", "\n%{http_code}", "-H", "Authorization: Bearer secret", "--data-binary", "@-"]
+    command = ["curl", *options, f"http://127.0.0.1:{port}/v1/completions"]
+    answer, code = subprocess.run(command, input=body, capture_output=True, check=True).stdout.decode().rsplit("\n", 1)
+    assert int(code) == status and said in answer and json.loads(answer)
+
+
 @contextlib.contextmanager
 def connection(port, body):
     """A socket that has sent a request."""
@@ -101,8 +123,12 @@ def test_a_slow_reader_holds_up_nobody(port, engine, client):
     assert b"data: [DONE]" in text and text.count(b'"finish_reason": "') == 30
 
 
-def test_64_requests_over_8_slots(drafter):
+def test_64_requests_over_8_slots():
+    """With steps of several sizes, and passes of a draft model that rest where they do not pay."""
+    drafter = union([DraftModel(), PromptLookup()], make_text_model(num_layers=1), 6)
+    drafter = dataclasses.replace(drafter, shape=drafter.shape.with_sizes(drafter.sources))
     with Engine(drafter.model, drafter, Limits(slots=8, queue=64, max_length=120, prompt_chunk=16)) as engine:
+        engine.warm_up()
         rng = np.random.default_rng(8)
         asyncio.run(check_round(engine, list(random_requests(rng, 64)), rng))
 
