@@ -123,14 +123,19 @@ def test_a_slow_reader_holds_up_nobody(port, engine, client):
     assert b"data: [DONE]" in text and text.count(b'"finish_reason": "') == 30
 
 
-def test_64_requests_over_8_slots():
-    """With steps of several sizes, and passes of a draft model that rest where they do not pay."""
-    drafter = union([DraftModel(), PromptLookup()], make_text_model(num_layers=1), 6)
-    drafter = dataclasses.replace(drafter, shape=drafter.shape.with_sizes(drafter.sources))
+def test_64_requests_over_8_slots(drafter):
     with Engine(drafter.model, drafter, Limits(slots=8, queue=64, max_length=120, prompt_chunk=16)) as engine:
-        engine.warm_up()
         rng = np.random.default_rng(8)
         asyncio.run(check_round(engine, list(random_requests(rng, 64)), rng))
+
+
+def test_steps_of_measured_sizes_and_a_draft_model_that_rests():
+    drafter = union([DraftModel(), PromptLookup()], make_text_model(num_layers=1), 4)
+    drafter = dataclasses.replace(drafter, shape=drafter.shape.with_sizes(drafter.sources))
+    with Engine(drafter.model, drafter, Limits(slots=2, queue=24, max_length=120, prompt_chunk=16)) as engine:
+        engine.warm_up()
+        rng = np.random.default_rng(9)
+        asyncio.run(check_round(engine, list(random_requests(rng, 24)), rng))
 
 
 def test_many_rounds(engine):
