@@ -65,6 +65,7 @@ def test_confidence_decides_how_far_it_drafts(endless):
     assert offered[0] > offered[1] > 0
 
 
+@pytest.mark.slow
 def test_where_no_draft_pays_it_hardly_drafts(endless):
     """It is tried after 1, 2, 4, 8 and 16 steps without a draft; the first draft is made before any step."""
     drafter = load_drafter("draft_model", endless, draft_model=endless, tree="best:1@1,4@1000")
@@ -76,6 +77,7 @@ def test_where_no_draft_pays_it_hardly_drafts(endless):
     assert not state.stats.drafted.any()
 
 
+@pytest.mark.slow
 def test_rows_that_draft_nothing_take_no_pass(endless):
     drafter = load_drafter("draft_model", endless, draft_model=endless, tree="best:4")
     decoding, state = begin(drafter, make_prompts(2), 25)
