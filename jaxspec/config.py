@@ -51,8 +51,9 @@ class ModelConfig:
       rms_norm_eps: epsilon inside RMSNorm.
       tie_embeddings: the vocabulary projection is the transposed embedding.
       qkv_bias: query, key and value projections carry a bias (Qwen2).
+      head_norms: queries and keys are normalised per head, before they are rotated (Qwen3).
       sliding_window: a row sees at most this many newest positions, itself included (Mistral); None: all.
-      first_window_layer: layers below this index see everything in spite of `sliding_window` (Qwen2).
+      first_window_layer: layers below this index see everything in spite of `sliding_window` (Qwen2 and 3).
     """
 
     vocab_size: int
@@ -68,6 +69,7 @@ class ModelConfig:
     rms_norm_eps: float = 1e-5
     tie_embeddings: bool = False
     qkv_bias: bool = False
+    head_norms: bool = False
     sliding_window: int | None = None
     first_window_layer: int = 0
 

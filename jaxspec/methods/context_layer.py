@@ -18,7 +18,6 @@ class DraftLayer(nn.Module):
     """
 
     config: ModelConfig
-    head_norms: bool = False
 
     def setup(self) -> None:
         c = self.config
@@ -27,14 +26,14 @@ class DraftLayer(nn.Module):
         self.o = Linear(c.hidden_size)
         self.mlp = MLP(c)
         self.attention_norm, self.mlp_norm = RMSNorm(c.rms_norm_eps), RMSNorm(c.rms_norm_eps)
-        if self.head_norms:
+        if c.head_norms:
             self.q_norm, self.k_norm = RMSNorm(c.rms_norm_eps), RMSNorm(c.rms_norm_eps)
 
     def keys_values(self, x: jax.Array, angles: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Normalised states [B, R, D] to rotated keys and values, [B, R, K, Dh]."""
         kv = self.kv(x).reshape(*x.shape[:2], self.config.num_kv_heads, 2, -1)
         k, v = kv[..., 0, :], kv[..., 1, :]
-        return rotate(self.k_norm(k) if self.head_norms else k, angles), v
+        return rotate(self.k_norm(k) if self.config.head_norms else k, angles), v
 
     def remember(self, context: jax.Array, angles: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Keys and values [B, K, T, Dh] of context [B, T, D], which is normalised already."""
@@ -45,7 +44,7 @@ class DraftLayer(nn.Module):
         """Rows [B, R, D] after the layer; `context` is what `attend` takes after q, k and v."""
         y = self.attention_norm(x)
         q = self.q(y).reshape(*x.shape[:2], self.config.num_heads, -1)
-        q = rotate(self.q_norm(q) if self.head_norms else q, angles)
+        q = rotate(self.q_norm(q) if self.config.head_norms else q, angles)
         x = x + self.o(attend(q, *self.keys_values(y, angles), *context).reshape(*x.shape[:2], -1))
         return x + self.mlp(self.mlp_norm(x))
 
@@ -61,6 +60,6 @@ def copied_layer(c: ModelConfig, params: PyTree) -> PyTree:
     return {
         "q": {name: part(leaf, slice(None, split)) for name, leaf in qkv.items()},
         "kv": {name: part(leaf, slice(split, None)) for name, leaf in qkv.items()},
-        "o": params["attention"]["o"],
+        **{name: leaf for name, leaf in params["attention"].items() if name != "qkv"},
         **{name: params[name] for name in ("mlp", "attention_norm", "mlp_norm")},
     }

@@ -53,7 +53,7 @@ class DFlash(Method):
         one at its own place (DFlash), and the anchor's row predicts nothing.
       from_newest: the rows of a block start from the newest token's deepest tapped state; the embedding of the anchor
         or the mask is read beside it, by a matrix that is zero at first. Off in the paper, whose rows are embeddings.
-      head_norms: queries and keys are normalised per head, as in Qwen3.
+      head_norms: queries and keys are normalised per head, as in Qwen3, also where the base's are not.
       start: the layers start as copies of the base's last ones, or at random.
       vocabulary: V', learn to draft only so many of the base's most frequent tokens; 0: all.
       markov_rank: r of the Markov term; 0 leaves it out. It starts as zero.
@@ -141,7 +141,7 @@ class DFlash(Method):
             first = c.num_layers - self.layers
             own = [base.params[f"layers_{first + i}"] for i in range(self.layers)]
             for i, params in enumerate(own):
-                trainable[f"layer{i + 1}"] |= copied_layer(c, params)  # norms of heads stay as they are
+                trainable[f"layer{i + 1}"] |= copied_layer(c, params)  # norms of heads that the base lacks stay
             trainable["fuse"] = {"kernel": jnp.eye(len(taps) * c.hidden_size, c.hidden_size)}
             trainable["fuse_norm"] = own[0]["attention_norm"]
         if self.from_newest:
@@ -242,8 +242,8 @@ class DFlash(Method):
         return max(self.taps(base.decoder.config.num_layers))
 
     def _layer(self, base: Base) -> DraftLayer:
-        kind = nn.remat(DraftLayer, methods=["__call__"]) if base.decoder.remat else DraftLayer
-        return kind(base.decoder.config, self.head_norms)
+        kind, c = nn.remat(DraftLayer, methods=["__call__"]) if base.decoder.remat else DraftLayer, base.decoder.config
+        return kind(dataclasses.replace(c, head_norms=c.head_norms or self.head_norms))
 
     def _norm(self, params: PyTree, base: Base, x: jax.Array) -> jax.Array:
         return RMSNorm(base.decoder.config.rms_norm_eps).apply({"params": params}, x)

@@ -33,8 +33,8 @@ from jaxspec.methods.losses import check_decay, targets
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache, commit, empty_cache
-from jaxspec.model.decoder import MLP, Layer, Linear, RMSNorm
-from jaxspec.model.rope import rope_angles, rotate
+from jaxspec.model.decoder import MLP, Attention, Layer, Linear, RMSNorm
+from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers
 
 KeyValue = tuple[jax.Array, jax.Array]
@@ -186,11 +186,8 @@ class Eagle(Method):
         c, layer, norm = base.decoder.config, trainable["layer"], RMSNorm(base.decoder.config.rms_norm_eps)
         embedding = norm.apply({"params": trainable["embedding_norm"]}, base.embed(following))
         x = jnp.concatenate([embedding, norm.apply({"params": layer["attention_norm"]}, state)], axis=-1)
-        B, R, K, Dh = *following.shape, c.num_kv_heads, c.head_dim
-        linear = Linear((c.num_heads + 2 * K) * Dh, c.qkv_bias)
-        qkv = linear.apply({"params": layer["attention"]["qkv"]}, x).reshape(B, R, K, -1, Dh)
-        qk = rotate(qkv[..., :-1, :].reshape(B, R, -1, Dh), rope_angles(c, positions)).reshape(B, R, K, -1, Dh)
-        return qk[..., :-1, :].reshape(B, R, -1, Dh), qk[..., -1, :], qkv[..., -1, :]
+        attention, angles = {"params": layer["attention"]}, rope_angles(c, positions)
+        return Attention(c).apply(attention, x, angles, method="queries_keys_values")
 
     def _after(self, trainable: PyTree, base: Base, state: jax.Array, attended: jax.Array) -> jax.Array:
         """The rest of the layer: states [B, R, D] with what they attended to, [B, R, H * Dh]."""

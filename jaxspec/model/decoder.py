@@ -172,17 +172,29 @@ class Attention(nn.Module):
 
     config: ModelConfig
 
-    @nn.compact
+    def setup(self) -> None:
+        c = self.config
+        self.qkv = Linear((c.num_heads + 2 * c.num_kv_heads) * c.head_dim, c.qkv_bias)
+        self.o = Linear(c.hidden_size)
+        if c.head_norms:
+            self.q_norm, self.k_norm = RMSNorm(c.rms_norm_eps), RMSNorm(c.rms_norm_eps)
+
+    def queries_keys_values(self, x: jax.Array, angles: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Normalised states [B, R, D] to rotated queries [B, R, H, Dh], rotated keys and values [B, R, K, Dh]."""
+        (B, R, _), K, Dh = x.shape, self.config.num_kv_heads, self.config.head_dim
+        qkv = self.qkv(x).reshape(B, R, K, -1, Dh)
+        qk = qkv[..., :-1, :]
+        if self.config.head_norms:
+            qk = jnp.concatenate([self.q_norm(qk[..., :-1, :]), self.k_norm(qk[..., -1:, :])], axis=-2)
+        qk = rotate(qk.reshape(B, R, -1, Dh), angles).reshape(B, R, K, -1, Dh)
+        return qk[..., :-1, :].reshape(B, R, -1, Dh), qk[..., -1, :], qkv[..., -1, :]
+
     def __call__(
         self, x: jax.Array, angles: jax.Array, *context: tuple | jax.Array | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        c, (B, R, _) = self.config, x.shape
-        K, Dh = c.num_kv_heads, c.head_dim
-        qkv = Linear((c.num_heads + 2 * K) * Dh, c.qkv_bias, name="qkv")(x).reshape(B, R, K, -1, Dh)
-        qk = rotate(qkv[..., :-1, :].reshape(B, R, -1, Dh), angles).reshape(B, R, K, -1, Dh)
-        q, k, v = qk[..., :-1, :].reshape(B, R, -1, Dh), qk[..., -1, :], qkv[..., -1, :]
-        out = attend(q, k, v, *context).reshape(B, R, -1)
-        return Linear(c.hidden_size, name="o")(out), (k.swapaxes(1, 2), v.swapaxes(1, 2))
+        q, k, v = self.queries_keys_values(x, angles)
+        out = attend(q, k, v, *context).reshape(*x.shape[:2], -1)
+        return self.o(out), (k.swapaxes(1, 2), v.swapaxes(1, 2))
 
 
 class MLP(nn.Module):

@@ -18,6 +18,7 @@ from jaxspec.model.rope import llama3_frequencies
 from jaxspec.weights.params import GGUF_NAMES, load_params
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types of the format
+_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _DIVISORS = "rope_freqs.weight"
 _DIGIT_TRIPLES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -52,10 +53,9 @@ class GGUFFile:
         except Exception as error:  # the reader raises whatever its parsing trips over
             raise UserError(f"{path}: not a complete GGUF file ({error})") from None
         self.architecture = self.get("general.architecture")
-        if self.architecture not in ("llama", "qwen2"):
-            raise UserError(
-                f"{path}: GGUF architecture {self.architecture!r} is not supported; supported: llama, qwen2"
-            )
+        if self.architecture not in _ARCHITECTURES:
+            supported = ", ".join(_ARCHITECTURES)
+            raise UserError(f"{path}: GGUF architecture {self.architecture!r} is not supported; supported: {supported}")
 
     def get(self, key: str, default: object = None) -> object:
         """A metadata value, or `default` where the file has none."""
@@ -92,6 +92,7 @@ class GGUFFile:
             rms_norm_eps=float(self._required(f"{self.architecture}.attention.layer_norm_rms_epsilon")),
             tie_embeddings="output.weight" not in names,
             qkv_bias="blk.0.attn_q.bias" in names,
+            head_norms="blk.0.attn_q_norm.weight" in names,
             sliding_window=self._of_model("attention.sliding_window") or None,
         )
 

@@ -20,7 +20,7 @@ from jaxspec.errors import UserError, first_line
 from jaxspec.files import read_json
 from jaxspec.weights.params import HF_NAMES, load_params, split_qkv, stored_transposed, tensor_names
 
-_FAMILIES = ("llama", "mistral", "qwen2")
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _SHARD_BYTES = 5 * 10**9
 
@@ -58,8 +58,9 @@ def parse_config(hf: dict, where: str = "config.json") -> ModelConfig:
             rms_norm_eps=hf.get("rms_norm_eps", 1e-6),
             tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
             qkv_bias=family == "qwen2",
+            head_norms=family == "qwen3",
             sliding_window=window,
-            first_window_layer=hf.get("max_window_layers", 28) if window and family == "qwen2" else 0,
+            first_window_layer=hf.get("max_window_layers", 28) if window and family in ("qwen2", "qwen3") else 0,
         )
     except KeyError as error:
         raise UserError(f"{where}: key {error.args[0]!r} is missing") from None
@@ -109,10 +110,11 @@ def hf_config(config: ModelConfig) -> dict:
         if s.kind == "llama3":
             rope["original_max_position_embeddings"] = s.original_max_positions
             rope |= {"low_freq_factor": s.low_freq_factor, "high_freq_factor": s.high_freq_factor}
-    family = "qwen2" if config.qkv_bias else "mistral" if config.sliding_window else "llama"
+    family = "mistral" if config.sliding_window else "llama"
+    family = "qwen3" if config.head_norms else "qwen2" if config.qkv_bias else family
     return {
         "model_type": family,
-        "architectures": [{"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}[family] + "ForCausalLM"],
+        "architectures": [f"{family.capitalize()}ForCausalLM"],
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,

@@ -82,6 +82,19 @@ QWEN15_14B = ModelConfig(
     rms_norm_eps=1e-6,
     qkv_bias=True,
 )
+QWEN3_8B = ModelConfig(
+    vocab_size=151936,
+    hidden_size=4096,
+    intermediate_size=12288,
+    num_layers=36,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    max_positions=40960,
+    rope_theta=1e6,
+    rms_norm_eps=1e-6,
+    head_norms=True,
+)
 
 SHAPES: dict[str, ModelConfig] = {  # by the name that `load_model` takes
     "smollm2-135m": SMOLLM2_135M,
@@ -99,4 +112,5 @@ SHAPES: dict[str, ModelConfig] = {  # by the name that `load_model` takes
     "meta-llama/Llama-2-70b-chat-hf": LLAMA2_70B,
     "meta-llama/Llama-3.1-8B-Instruct": LLAMA31_8B,
     "Qwen/Qwen1.5-14B": QWEN15_14B,
+    "Qwen/Qwen3-8B": QWEN3_8B,
 }

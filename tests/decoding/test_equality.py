@@ -330,8 +330,8 @@ def unstack(tree):
         ),
         pytest.param(
             {"sliding_window": 6, "first_window_layer": 1, "qkv_bias": True, "tie_embeddings": True}
-            | {"rope_scaling": RopeScaling("dynamic", 4.0, 16)},
-            id="late-window-bias-tied-dynamic-rope",
+            | {"head_norms": True, "rope_scaling": RopeScaling("dynamic", 4.0, 16)},
+            id="late-window-bias-tied-head-norms-dynamic-rope",
         ),
     ],
 )

@@ -44,6 +44,7 @@ VARIANTS = {
     "mistral": tiny_config(sliding_window=5),
     "qwen2": tiny_config(tie_embeddings=True, qkv_bias=True, rms_norm_eps=1e-6, rope_theta=1e6),
     "qwen2_window": tiny_config(qkv_bias=True, sliding_window=5, first_window_layer=1),
+    "qwen3": tiny_config(head_norms=True, rms_norm_eps=1e-6, rope_theta=1e6),
 }
 
 
@@ -160,13 +161,13 @@ def write_gguf(
 
     Args:
       path: where to.
-      config: shapes; with `qkv_bias` the architecture is qwen2, else llama.
+      config: shapes; with `head_norms` the architecture is qwen3, with `qkv_bias` qwen2, else llama.
       params: the parameters.
       tokenizer: adds the tokenizer's metadata to the writer.
       quantization: type of the matrices; default float32.
       metadata: further keys, dots written as double underscores.
     """
-    architecture = "qwen2" if config.qkv_bias else "llama"
+    architecture = "qwen3" if config.head_norms else "qwen2" if config.qkv_bias else "llama"
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(config.max_positions)
     writer.add_embedding_length(config.hidden_size)

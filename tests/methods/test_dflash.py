@@ -18,7 +18,8 @@ from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers
 from tests.helpers.decoding import begin
 from tests.helpers.methods import batch_of, loss_and_gradient, predict, sequence, settings, trained, untrained_drafter
-from tests.helpers.tiny import TINY, make_prompts, make_tiny
+from tests.helpers.model import random_base
+from tests.helpers.tiny import TINY, make_prompts
 
 PLAIN = DFlash(block=4, layers=2, tapped=(1, 3), sample_from_anchor=False, from_newest=False, head_norms=True)
 MARKOV = DFlash(block=3, layers=2, tapped=(1, 3), markov_rank=4)
@@ -117,12 +118,12 @@ def test_a_block_sees_what_is_strictly_before_its_anchor(tiny):
         assert bool(jnp.any(jnp.abs(states - expected) > 1e-5)) == sees
 
 
-@pytest.mark.parametrize("changes", [{}, {"qkv_bias": True}], ids=["plain", "bias"])
-def test_a_copied_layer_is_the_bases(changes):
+@pytest.mark.parametrize("changes", [{}, {"qkv_bias": True}, {"head_norms": True}], ids=["plain", "bias", "norms"])
+def test_a_copied_layer_is_the_bases(tiny, changes):
     """With the base's own normed states as its context."""
-    model = make_tiny(dataclasses.replace(TINY, **changes))
-    base, config = model.base, model.config
-    x, angles = base.embed(sequence(model, 9)), rope_angles(config, jnp.arange(9)[None])
+    config = dataclasses.replace(TINY, **changes)
+    base = random_base(config)
+    x, angles = base.embed(sequence(tiny, 9)), rope_angles(config, jnp.arange(9)[None])
     expected, _ = base.rows(x, causal_context(1, 9), layers=(2, 3))
     params, layer = copied_layer(config, base.params["layers_2"]), DraftLayer(config)
     normed = layer.apply({"params": params}, x[:, :6], method=lambda layer, x: layer.attention_norm(x))

@@ -21,7 +21,7 @@ from jaxspec.model.rows import read_layers
 from tests.helpers.decoding import begin
 from tests.helpers.drafting import drafting_of
 from tests.helpers.methods import batch_of, predict, sequence, trained
-from tests.helpers.model import plain
+from tests.helpers.model import plain, random_base
 from tests.helpers.tiny import TINY, make_prompts
 
 EAGLE = Eagle(depth=3, unroll=3, reads=(1, 3), even=True)
@@ -97,8 +97,9 @@ def test_the_most_probable_nodes_of_each_level_expand(tiny):
 def test_it_starts_as_the_bases_last_layer(tiny):
     """On the states before it alone: the base's own distribution of the token after, which it has yet to look past."""
     method, batch = Eagle(reads=(TINY.num_layers - 1,), depth=1), batch_of(sequence(tiny), [[3, 8, 15]])
-    logits = predict(method, method.init(jax.random.key(0), tiny.base), tiny.base, batch)
-    np.testing.assert_allclose(logits[0, :, 0], plain(tiny.base, batch.tokens)[0, batch.points[0]], atol=1e-4)
+    base = random_base(dataclasses.replace(TINY, head_norms=True))
+    logits = predict(method, method.init(jax.random.key(0), base), base, batch)
+    np.testing.assert_allclose(logits[0, :, 0], plain(base, batch.tokens)[0, batch.points[0]], atol=1e-4)
 
 
 def test_a_prediction_reads_the_text_up_to_its_own_token(tiny):

@@ -23,6 +23,7 @@ FEATURES = {
     "mistral": {"sliding_window": None},
     "qwen2": {"qkv_bias": False},
     "qwen2_window": {"first_window_layer": 0},
+    "qwen3": {"head_norms": False},
 }
 
 

@@ -96,7 +96,7 @@ def test_what_an_axis_does_not_divide_stays_whole(mesh):
 
 
 def test_the_base_gives_the_same_logits_on_every_mesh():
-    model = make_tiny()
+    model = make_tiny(dataclasses.replace(TINY, head_norms=True))
     tokens = jnp.arange(24).reshape(8, 3) % 16
     expected = model.decoder.apply({"params": model.params}, tokens)
     for config in (MeshConfig(data=8), MeshConfig(fsdp=8), MeshConfig(tensor=8), MeshConfig(2, 2, 2)):

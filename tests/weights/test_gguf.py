@@ -32,6 +32,7 @@ MODELS = {
     "llama_tied_linear": tiny_config(vocab_size=V, tie_embeddings=True, rope_scaling=RopeScaling("linear", 4.0)),
     "llama3": tiny_config(vocab_size=V, rope_theta=5e5, rope_scaling=RopeScaling("llama3", 8.0, 8192)),
     "qwen2": tiny_config(vocab_size=V, tie_embeddings=True, qkv_bias=True, rope_theta=1e6),
+    "qwen3": tiny_config(vocab_size=V, head_norms=True, rope_theta=1e6),
 }
 
 

@@ -164,7 +164,7 @@ def test_missing_rope_factor_is_named():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported: llama, mistral, qwen2"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported: llama, mistral, qwen2, qwen3"),
         ({"model_type": None}, "model_type None is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling 'yarn' is not supported"),
@@ -194,8 +194,9 @@ def test_defaults_of_left_out_keys():
     assert (config.rms_norm_eps, config.tie_embeddings, config.sliding_window) == (1e-6, False, None)
 
 
-def test_sliding_window_counts_only_where_it_is_used():
-    qwen = LLAMA | {"model_type": "qwen2", "sliding_window": 8, "max_window_layers": 1}
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_sliding_window_counts_only_where_it_is_used(family):
+    qwen = LLAMA | {"model_type": family, "sliding_window": 8, "max_window_layers": 1}
     assert parse_config(qwen | {"use_sliding_window": False}).sliding_window is None
     used = parse_config(qwen | {"use_sliding_window": True})
     assert (used.window(0), used.window(1)) == (None, 8)

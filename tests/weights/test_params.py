@@ -22,7 +22,7 @@ def load(config, tensors, names=HF_NAMES, dtype=jnp.float32):
 
 
 @both_formats
-@pytest.mark.parametrize("variant", ["llama", "llama3", "qwen2", "qwen2_window"])
+@pytest.mark.parametrize("variant", ["llama", "llama3", "qwen2", "qwen2_window", "qwen3"])
 def test_named_tensors_become_the_parameters_they_came_from(variant, names):
     config = VARIANTS[variant]
     params = random_params(config)
