@@ -9,6 +9,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.drafting.draft import PyTree
 from jaxspec.model.decoder import MLP, Linear, RMSNorm, attend
 from jaxspec.model.rope import rotate
+from jaxspec.parallel.sharding import divided
 
 
 class DraftLayer(nn.Module):
@@ -45,7 +46,7 @@ class DraftLayer(nn.Module):
         y = self.attention_norm(x)
         q = self.q(y).reshape(*x.shape[:2], self.config.num_heads, -1)
         q = rotate(self.q_norm(q) if self.config.head_norms else q, angles)
-        x = x + self.o(attend(q, *self.keys_values(y, angles), *context).reshape(*x.shape[:2], -1))
+        x = divided(x + self.o(attend(q, *self.keys_values(y, angles), *context).reshape(*x.shape[:2], -1)), "batch")
         return x + self.mlp(self.mlp_norm(x))
 
 

@@ -36,6 +36,7 @@ from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.decoder import MLP, Attention, Layer, Linear, RMSNorm
 from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers
+from jaxspec.parallel.sharding import divided
 
 KeyValue = tuple[jax.Array, jax.Array]
 _MASKED = -1e30
@@ -187,14 +188,15 @@ class Eagle(Method):
         embedding = norm.apply({"params": trainable["embedding_norm"]}, base.embed(following))
         x = jnp.concatenate([embedding, norm.apply({"params": layer["attention_norm"]}, state)], axis=-1)
         attention, angles = {"params": layer["attention"]}, rope_angles(c, positions)
-        return Attention(c).apply(attention, x, angles, method="queries_keys_values")
+        return Attention(c).apply(attention, divided(x, "batch"), angles, method="queries_keys_values")
 
     def _after(self, trainable: PyTree, base: Base, state: jax.Array, attended: jax.Array) -> jax.Array:
         """The rest of the layer: states [B, R, D] with what they attended to, [B, R, H * Dh]."""
         c, layer = base.decoder.config, trainable["layer"]
-        state = state + Linear(c.hidden_size).apply({"params": layer["attention"]["o"]}, attended)
+        attended = Linear(c.hidden_size).apply({"params": layer["attention"]["o"]}, attended)
+        state = divided(state + attended, "batch")
         normed = RMSNorm(c.rms_norm_eps).apply({"params": layer["mlp_norm"]}, state)
-        return state + MLP(c).apply({"params": layer["mlp"]}, normed)
+        return divided(state + MLP(c).apply({"params": layer["mlp"]}, normed), "batch")
 
     def _normed(self, trainable: PyTree, base: Base, state: jax.Array) -> jax.Array:
         return RMSNorm(base.decoder.config.rms_norm_eps).apply({"params": trainable["norm"]}, state)
