@@ -5,6 +5,8 @@ and how many answers a batch holds, we have not been able to check: the prompts 
 is ours.
 """
 
+import dataclasses
+
 from jaxspec.config import DataConfig, TextSource, TrainConfig
 from jaxspec.methods import DFlash
 from jaxspec.training.run_config import RunConfig
@@ -12,44 +14,55 @@ from jaxspec.training.run_config import RunConfig
 _ANSWERS, _BATCH = 800000, 64
 _UPDATES = 6 * _ANSWERS // _BATCH
 
-RUNS: dict[str, RunConfig] = {
-    "dflash_llama3_8b": RunConfig(
-        model="meta-llama/Llama-3.1-8B-Instruct",
+DATA = DataConfig(
+    mixture=(
+        TextSource("Aeala/ShareGPT_Vicuna_unfiltered", column="conversations", regenerate=True, weight=68000),
+        TextSource("HuggingFaceH4/ultrachat_200k", "train_sft", column="messages", regenerate=True, weight=464000),
+    ),
+    answers=_ANSWERS,
+    max_prompt_tokens=2048,
+    max_answer_tokens=1024,
+    held_out_tokens=1024,
+)
+SHORT = dataclasses.replace(DATA, template="vicuna", max_prompt_tokens=1536, max_answer_tokens=512, held_out_tokens=512)
+
+
+def paper_run(model: str, block: int, decay: float, data: DataConfig = DATA) -> RunConfig:
+    """A run as the paper describes it, on texts as long as the data's prompts and answers."""
+    return RunConfig(
+        model=model,
         method=DFlash(
-            block=10,
+            block=block,
             layers=5,
             taps_count=5,
             sample_from_anchor=False,
             from_newest=False,
             head_norms=True,
             start="random",
-            decay=0.819,  # exp(-1 / 5)
+            decay=decay,
         ),
-        tree="chain:9",
-        data=DataConfig(
-            mixture=(
-                TextSource("Aeala/ShareGPT_Vicuna_unfiltered", column="conversations", regenerate=True, weight=68000),
-                TextSource(
-                    "HuggingFaceH4/ultrachat_200k", "train_sft", column="messages", regenerate=True, weight=464000
-                ),
-            ),
-            answers=_ANSWERS,
-            max_prompt_tokens=2048,
-            max_answer_tokens=1024,
-            held_out_tokens=1024,
-        ),
+        tree=f"chain:{block - 1}",
+        data=data,
         train=TrainConfig(
             steps=_UPDATES,
             batch_size=_BATCH,
             microbatch=1,
-            sequence_length=3072,
+            sequence_length=data.max_prompt_tokens + data.max_answer_tokens,
             insertions=512,
             learning_rate=6e-4,
             warmup=_UPDATES // 25,
             clip=1.0,
             remat=True,
         ),
-    ),
+    )
+
+
+RUNS: dict[str, RunConfig] = {
+    "dflash_qwen3_8b": paper_run("Qwen/Qwen3-8B", 16, 0.867),  # exp(-1 / 7)
+    "dflash_llama3_8b": paper_run("meta-llama/Llama-3.1-8B-Instruct", 10, 0.819),  # exp(-1 / 5)
+    # Not in the paper: as LLaMA-3.1, within the 2,048 positions of these bases.
+    "dflash_vicuna_7b": paper_run("lmsys/vicuna-7b-v1.3", 10, 0.819, SHORT),
+    "dflash_vicuna_13b": paper_run("lmsys/vicuna-13b-v1.3", 10, 0.819, SHORT),
     # Trains on a laptop, with DSpark's block and Markov term.
     "dflash_smollm2": RunConfig(
         model="smollm2-135m",

@@ -48,6 +48,7 @@ def script_run(model: str, vocabulary: int, template: str = "") -> RunConfig:
 
 RUNS: dict[str, RunConfig] = {
     "eagle_llama3_8b": script_run("meta-llama/Llama-3.1-8B-Instruct", 32000),
+    "eagle_qwen3_8b": script_run("Qwen/Qwen3-8B", 32000),  # as LLaMA-3.1
     "eagle_vicuna_7b": script_run("lmsys/vicuna-7b-v1.3", 0, "vicuna"),
     "eagle_vicuna_13b": script_run("lmsys/vicuna-13b-v1.3", 0, "vicuna"),
     # Trains on a laptop, on the base's own projection.

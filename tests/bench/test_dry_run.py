@@ -126,7 +126,7 @@ def kinds():
     for name, config in load_configs().items():
         shapes = config.shapes
         settings = dataclasses.asdict(config.method) | {"layers": None}
-        base = (shapes.num_heads // shapes.num_kv_heads, shapes.qkv_bias, shapes.tie_embeddings)
+        base = (shapes.num_heads // shapes.num_kv_heads, shapes.qkv_bias, shapes.head_norms, shapes.tie_embeddings)
         first.setdefault((repr(settings), base, config.draft_vocabulary > 0, config.train.remat), name)
     return first.values()
 
