@@ -202,11 +202,25 @@ def test_settings_that_make_no_sense(tiny, tmp_path):
         read_adapter(tmp_path, TINY, METHODS)
 
 
-def test_against_a_reference(tiny):
-    """Three unrolled steps and the cache, with every key and mask written out, in double precision."""
+def in_numpy(*given):
+    """The layer with every key and mask written out."""
+    return Reference(*given)
+
+
+def in_torch(*given):
+    """The layer of PyTorch's own modules."""
+    pytest.importorskip("torch")
+    from tests.helpers.torch_eagle import EagleLayer
+
+    return EagleLayer(TINY, *given).unrolled
+
+
+@pytest.mark.parametrize("make", [in_numpy, pytest.param(in_torch, marks=pytest.mark.slow)])
+def test_against_a_reference(tiny, make):
+    """Three unrolled steps and the cache, in double precision."""
     trainable, tokens = trained(EAGLE, tiny.base), sequence(tiny, 24)
     _, _, states = jax.jit(read_layers, static_argnums=2)(tiny.base, tokens, (1, 3))
-    reference = Reference(trainable, tiny.params, {k: np.asarray(v)[0] for k, v in states.items()})
+    reference = make(trainable, tiny.params, [np.asarray(states[layer])[0] for layer in (3, 1)])
     logits, keys, values = reference(np.asarray(tokens)[0], 3)
 
     points = list(range(2, 20))
@@ -245,7 +259,7 @@ class Reference:
         """Logits [count][T, V], and the keys and values [K, T, Dh] of the first unroll."""
         t, layer = self.trainable, self.trainable["layer"]
         T, H, K, Dh = len(tokens), TINY.num_heads, TINY.num_kv_heads, TINY.head_dim
-        low, high = self.states[1], self.states[3]
+        high, low = self.states
         low = low * np.sqrt(np.mean(high**2, -1, keepdims=True) / np.mean(low**2, -1, keepdims=True))
         h = np.concatenate([high, low], -1) @ t["fc"]["kernel"]
         logits, keys, values, masks = [], [], [], []
