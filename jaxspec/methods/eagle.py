@@ -60,6 +60,7 @@ class Eagle(Method):
       decay: unroll k counts decay ** k in the loss.
       features: weight in the loss of the distance from the base's last hidden states, as the final norm leaves them
         (EAGLE-1); 0 in EAGLE-3.
+      top_k: the base's so many likeliest tokens count once more in the loss (HASS, whose K is 10); 0 in EAGLE-3.
     """
 
     name: ClassVar[str] = "eagle"
@@ -77,13 +78,14 @@ class Eagle(Method):
     start: Literal["base", "random"] = "base"
     decay: float = 0.8
     features: float = 0.0
+    top_k: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reads", tuple(self.reads))  # a list, where the settings come from JSON
         for setting in ("depth", "unroll"):
             if getattr(self, setting) < 1:
                 raise UserError(f"eagle: {setting} must be at least 1, got {getattr(self, setting)}")
-        for setting in ("vocabulary", "features"):
+        for setting in ("vocabulary", "features", "top_k"):
             if getattr(self, setting) < 0:
                 raise UserError(f"eagle: {setting} must not be negative, got {getattr(self, setting)}")
         if list(self.reads) != sorted(set(self.reads)):
@@ -257,7 +259,12 @@ class Eagle(Method):
         log_p = jax.nn.log_softmax(teacher)
         p = jax.lax.optimization_barrier(jnp.exp(log_p))  # or every prediction would compute it again
         entropy = -jnp.sum(p * log_p, axis=-1)
-        each = jax.nn.logsumexp(student, axis=-1) - jnp.sum(p[at] * student, axis=-1) - entropy[at]
+        total = jax.nn.logsumexp(student, axis=-1)
+        each = total - jnp.sum(p[at] * student, axis=-1) - entropy[at]
+        if self.top_k:
+            likeliest, ids = jax.lax.top_k(p, min(self.top_k, p.shape[-1]))  # [B, T, k]
+            chosen = jnp.take_along_axis(student, ids[at], axis=-1)
+            each += jnp.sum(likeliest[at] * (total[..., None] - chosen), axis=-1)
         loss = jnp.sum(each * weights * covered[at])
         if self.features:
             apart = optax.huber_loss(self._normed(trainable, base, states), base.normed(frozen)[at])

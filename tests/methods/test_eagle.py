@@ -21,7 +21,7 @@ from jaxspec.model.rows import read_layers
 from tests.helpers.decoding import begin
 from tests.helpers.drafting import drafting_of
 from tests.helpers.methods import batch_of, predict, sequence, trained
-from tests.helpers.model import plain, random_base
+from tests.helpers.model import plain, quick_jit, random_base
 from tests.helpers.tiny import TINY, make_prompts
 
 EAGLE = Eagle(depth=3, unroll=3, reads=(1, 3), even=True)
@@ -138,7 +138,10 @@ def test_training_moves_every_part(tiny, method):
 
 
 def test_the_loss_by_hand(tiny):
-    """KL to the base's softmax over the draft vocabulary, where the base's best token lies in it; half of the next."""
+    """KL to the base's softmax over the draft vocabulary, where the base's best token lies in it; half of the next.
+
+    HASS adds the cross-entropy with the base's two likeliest tokens.
+    """
     method = dataclasses.replace(OWN, decay=0.5)
     base = tiny.base.drafting(jnp.asarray(IDS[:6]))
     tokens, points = sequence(tiny, 24), [[2, 5, 9, 14, 21, -1]]  # the last point's third token lies beyond the text
@@ -146,19 +149,23 @@ def test_the_loss_by_hand(tiny):
     student = np.asarray(predict(method, trainable, base, batch), np.float64)[0]
     assert np.isneginf(np.delete(student, IDS[:6], axis=-1)).all()
     teacher = np.asarray(plain(tiny.base, tokens), np.float64)[0]
-    expected, left_out = np.zeros(3), 0
+    expected, likeliest, left_out = np.zeros(3), np.zeros(3), 0
     for d in (1, 2, 3):
-        each = []
+        each, best = [], []
         for g, point in enumerate(points[0][:5]):
             if point + d + 1 < 24:
                 row = teacher[point + d]
                 p, q = (np.exp(x[IDS[:6]]) / np.exp(x[IDS[:6]]).sum() for x in (row, student[g, d - 1]))
                 covered = np.argmax(row) in IDS[:6]
                 each.append(np.sum(p * np.log(p / q)) if covered else 0.0)
+                best.append(-np.sum((p * np.log(q))[np.argsort(-p)[:2]]) if covered else 0.0)
                 left_out += not covered
-        expected[d - 1] = 0.5 ** (d - 1) * np.mean(each)
+        expected[d - 1], likeliest[d - 1] = (0.5 ** (d - 1) * np.mean(x) for x in (each, best))
     assert len(each) == 4 and 0 < left_out < 14
-    np.testing.assert_allclose(method.loss(trainable, base, batch)[0], expected.sum(), rtol=1e-4)
+    both = (method, dataclasses.replace(method, top_k=2))
+    losses = quick_jit(lambda trainable, base, batch: [m.loss(trainable, base, batch)[0] for m in both])
+    by_hand = [expected.sum(), (expected + likeliest).sum()]
+    np.testing.assert_allclose(losses(trainable, base, batch), by_hand, rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -184,6 +191,7 @@ def test_settings_that_make_no_sense(tiny, tmp_path):
         ({"unroll": 0}, "unroll must be at least 1, got 0"),
         ({"vocabulary": -1}, "vocabulary must not be negative, got -1"),
         ({"features": -0.5}, "features must not be negative, got -0.5"),
+        ({"top_k": -1}, "top_k must not be negative, got -1"),
         ({"reads": (2, 1)}, r"reads must be different and in ascending order, got \[2, 1\]"),
         ({"decay": 0}, "decay must be above 0"),
         ({"start": "zero"}, "start must be one of base, random, got 'zero'"),
