@@ -54,7 +54,7 @@ class DeviceConfig:
     Attributes:
       minutes: time limit, loading and compiling included; 0 for none.
       dtypes: of the default model's weights, in turn.
-      shapes: 7b, 1b, 13b, or smollm2-135m: random weights of these shapes.
+      shapes: 7b, 1b, 13b, smollm2-135m, or tiny to try the command: random weights of these shapes.
       drafters: methods whose adapter comes with jaxspec; default the best of each kind, then the others.
       trees: rows of a step of each drafter.
       limit: prompts.

@@ -13,6 +13,7 @@ from jaxspec.markdown import table
 from jaxspec.plotting import picture
 
 Figure = dict[str, Any]
+_STYLES = ("o-", "s--", "^:")  # of a dtype's lines
 
 
 def write_device_report(results: dict[str, Any], folder: Path) -> Path:
@@ -89,7 +90,7 @@ def steps(results: dict[str, Any]) -> list[str]:
             else f"{figure['milliseconds']:.1f} ({figure['share_of_bandwidth']:.0%})"
             for figure in curve.values()
         ]
-        sizes = [f"{rows} rows" for rows in curve]
+        sizes = [f"{rows} row{'s' * (rows > 1)}" for rows in curve]
         lines += [f"**{name}, {batch}**", "", *table(sizes, [cells]), ""]
     streams = [
         [name, f"{figure['tokens_per_second']:.0f}", f"{figure['streaming_gigabytes_per_second']:.0f}"]
@@ -156,19 +157,21 @@ def _draw(results: dict[str, Any], file: Path) -> bool:
         key: {rows: f for rows, f in curve.items() if "error" not in f} for key, curve in _curves(results).items()
     }
     curves = {key: curve for key, curve in curves.items() if curve}
-    speeds: dict[str, dict[int, float]] = {}
+    speeds: dict[tuple[str, str], dict[int, float]] = {}
     for (dtype, name, _), figure in _of_kind(results, "decode"):
         if "speedup" in figure:
-            speeds.setdefault(f"{name}, {dtype}", {})[figure["rows"]] = figure["speedup"]
+            speeds.setdefault((name, dtype), {})[figure["rows"]] = figure["speedup"]
     if not curves and not speeds:
         return False
-    with picture(file, 1, 3, (15, 4), dpi=100) as (times, shares, gains):
+    with picture(file, 1, 3, (16, 4), dpi=100) as (times, shares, gains):
         for (name, batch), curve in curves.items():
             label = f"{name}, {batch}"
             times.plot(list(curve), [f["milliseconds"] for f in curve.values()], marker=".", label=label)
             shares.plot(list(curve), [f["share_of_bandwidth"] for f in curve.values()], marker=".", label=label)
-        for label, by_rows in speeds.items():
-            gains.plot(list(by_rows), list(by_rows.values()), marker=".", label=label)
+        names, dtypes = (list(dict.fromkeys(key[i] for key in speeds)) for i in (0, 1))
+        for (name, dtype), by_rows in speeds.items():
+            style, color = _STYLES[dtypes.index(dtype) % len(_STYLES)], f"C{names.index(name)}"
+            gains.plot(list(by_rows), list(by_rows.values()), style, color=color, label=f"{name}, {dtype}")
         gains.axhline(1, color="gray", linewidth=1)
         times.set(xlabel="rows", ylabel="milliseconds per step", ylim=(0, None), title="time of a step")
         shares.set(xlabel="rows", ylabel="share", ylim=(0, None), title="share of the streaming bandwidth")
@@ -176,5 +179,6 @@ def _draw(results: dict[str, Any], file: Path) -> bool:
         for axes in (times, shares, gains):
             axes.set_xscale("log", base=2)
             if axes.get_legend_handles_labels()[0]:
-                axes.legend(fontsize=7)
+                beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if axes is gains else {}  # many drafters
+                axes.legend(fontsize=7, **beside)
     return True

@@ -32,7 +32,18 @@ from jaxspec.versions import code_version
 from jaxspec.weights.load import DEFAULT_MODEL, Model, check_dtype, load_model, load_shapes
 from jaxspec.weights.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B
 
-SHAPES = {"1b": MOBILELLAMA_1_4B, "7b": LLAMA_7B, "13b": LLAMA_13B}
+TINY = ModelConfig(
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=8,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_positions=2048,
+    rms_norm_eps=1e-5,
+)
+SHAPES = {"1b": MOBILELLAMA_1_4B, "7b": LLAMA_7B, "13b": LLAMA_13B, "tiny": TINY}  # the last to try a command with
 LATENCY = "latency.json"
 _HEAD = ("device", "jax", "settings", "shapes", "code", "bytes_per_second", "began", "curves")
 _CURVE = ("model", "dtype", "batch_size", "cache_length", "seconds", "memory_seconds")
@@ -43,7 +54,7 @@ class LatencyConfig:
     """What to measure.
 
     Attributes:
-      models: smollm2-135m, 1b, 7b, 13b (random weights of these shapes), or what `load_model` takes.
+      models: smollm2-135m, 1b, 7b, 13b, tiny (random weights of these shapes), or what `load_model` takes.
       rows: rows of a step, the root included.
       batch_sizes: prompts decoded together.
       cache_lengths: slots of the cache.
