@@ -26,7 +26,7 @@ from jaxspec.parallel.sharding import in_mesh, mesh_of
 from jaxspec.tuning.steps import LATENCY, LatencyConfig, latency_table, measure_steps, read_latency, write_latency
 from jaxspec.weights.load import load_model
 
-_AROUND = 6.0  # seconds of starting Python and of a report: a time limit counts them too
+_AROUND = 10.0  # seconds of starting Python and of a report: a time limit counts them too
 
 
 @dataclasses.dataclass(frozen=True)
