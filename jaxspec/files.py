@@ -143,11 +143,21 @@ def read_whole_lines(file: Path, fields: Collection[str] = ()) -> list[dict[str,
     return rows
 
 
+def read_text(path: Path) -> str:
+    """The text of a file. Raises UserError naming the file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
 def read_json(path: Path) -> dict:
     """A JSON object from a file. Raises UserError naming the file."""
     try:
-        content = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        content = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
         raise UserError(f"{path}: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(content).__name__}")

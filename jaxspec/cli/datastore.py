@@ -10,7 +10,7 @@ from typing import Any
 from jaxspec.cli.options import parse
 from jaxspec.drafting.adapter import WEIGHTS, Adapter, save_adapter
 from jaxspec.errors import UserError
-from jaxspec.files import known_as, new_folder
+from jaxspec.files import known_as, new_folder, read_text
 from jaxspec.methods.rest import Rest, build
 from jaxspec.training.examples import read_jsonl
 from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
@@ -65,10 +65,7 @@ def read_texts(options: Options, model: Model) -> Iterator[list[int]]:
         for number, row in read_jsonl(Path(options.answers)):
             yield from texts_of(f"{options.answers}:{number}", row, options.column, model)
     if options.text:
-        try:
-            yield encode(Path(options.text).read_text(encoding="utf-8"), model)
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{options.text}: {error}") from None
+        yield encode(read_text(Path(options.text)), model)
 
 
 def texts_of(where: str, row: dict[str, Any], column: str, model: Model) -> Iterator[list[int]]:

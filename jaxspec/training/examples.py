@@ -21,6 +21,7 @@ import numpy as np
 
 from jaxspec.config import DataConfig, TextSource
 from jaxspec.errors import UserError
+from jaxspec.files import read_text
 from jaxspec.weights.load import Model
 
 SHIPPED_PROMPTS = Path(__file__).parent / "prompts.jsonl"
@@ -61,10 +62,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict]]:
     Raises:
       UserError: the file cannot be read or a line (an element) is no JSON object; names file and number.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {error}") from None
+    text = read_text(path)
     if text.lstrip().startswith("["):  # as ShareGPT and Alpaca are published
         rows = enumerate(_parse(path, 1, text), 1)
     else:

@@ -90,7 +90,7 @@ def test_what_it_builds_drafts(files, written, build, capsys):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        (None, [], "answers.jsonl: [Errno 2] No such file"),
+        (None, [], "answers.jsonl: cannot be read (No such file"),
         ("", [], "answers.jsonl: holds no text"),
         ("{", [], "answers.jsonl:1: not JSON"),
         ([{"text": "one"}], [], "answers.jsonl:1: no text in column 'answer'; columns: text"),
@@ -99,7 +99,7 @@ def test_what_it_builds_drafts(files, written, build, capsys):
         ([{"answer_tokens": ["1"]}], [], "answer_tokens are no tokens of a vocabulary of 257"),
         ([{"answer": "one"}], ["--output", "."], "give a new directory with --output, got '.'"),
         ([{"answer": "one"}], ["--longest", "0"], "longest must be at least 1, got 0"),
-        ([{"answer": "one"}], ["--text", "nowhere.txt"], "nowhere.txt: [Errno 2] No such file"),
+        ([{"answer": "one"}], ["--text", "nowhere.txt"], "nowhere.txt: cannot be read (No such file"),
     ],
 )
 def test_what_cannot_be_built_is_refused(written, build, tmp_path, content, options, message):

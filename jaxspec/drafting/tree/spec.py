@@ -19,6 +19,7 @@ from jaxspec.drafting.tree.dynamic import dynamic_sparse_tree
 from jaxspec.drafting.tree.plan import TreePlan, plan_from_json, plan_to_json
 from jaxspec.drafting.tree.stripped import stripped_tree
 from jaxspec.errors import UserError, suggest
+from jaxspec.files import read_text
 
 RANKS = 10  # candidates per distance that accuracies are measured for
 # builder: how many numbers it takes (None: one per level), and what they are
@@ -124,8 +125,8 @@ def load_plan(file: File, method: str) -> TreePlan:
       UserError: not such a file, or one of another method.
     """
     try:
-        content = json.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        content = json.loads(read_text(file))
+    except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{file}: {error}") from None
     if isinstance(content, dict):
         if content.get("method") != method:
