@@ -125,7 +125,7 @@ def kinds():
     first = {}
     for name, config in load_configs().items():
         shapes = config.shapes
-        settings = dataclasses.asdict(config.method) | {"layers": None}
+        settings = dataclasses.asdict(config.method) | dict.fromkeys(("layers", "block", "decay"))
         base = (shapes.num_heads // shapes.num_kv_heads, shapes.qkv_bias, shapes.head_norms, shapes.tie_embeddings)
         first.setdefault((repr(settings), base, config.draft_vocabulary > 0, config.train.remat), name)
     return first.values()
