@@ -121,14 +121,16 @@ def few_layers(config, monkeypatch):
 
 
 def kinds():
-    """A config of each kind: others have bases of other sizes, or another number of steps and learning rate."""
+    """A config of each kind of method, and of each kind of base: others have other sizes, or train for longer."""
     first = {}
     for name, config in load_configs().items():
         shapes = config.shapes
         settings = dataclasses.asdict(config.method) | dict.fromkeys(("layers", "block", "decay"))
         base = (shapes.num_heads // shapes.num_kv_heads, shapes.qkv_bias, shapes.head_norms, shapes.tie_embeddings)
-        first.setdefault((repr(settings), base, config.draft_vocabulary > 0, config.train.remat), name)
-    return first.values()
+        method = (config.method.name, repr(settings), config.draft_vocabulary > 0, config.train.remat)
+        for kind in (method, base):
+            first.setdefault(kind, name)
+    return dict.fromkeys(first.values())
 
 
 @pytest.mark.slow
