@@ -125,9 +125,8 @@ def kinds():
     first = {}
     for name, config in load_configs().items():
         shapes = config.shapes
-        settings = dataclasses.asdict(config.method) | dict.fromkeys(("layers", "block", "decay"))
         base = (shapes.num_heads // shapes.num_kv_heads, shapes.qkv_bias, shapes.head_norms, shapes.tie_embeddings)
-        method = (config.method.name, repr(settings), config.draft_vocabulary > 0, config.train.remat)
+        method = (config.method.name, config.draft_vocabulary > 0, config.train.remat)
         for kind in (method, base):
             first.setdefault(kind, name)
     return dict.fromkeys(first.values())
