@@ -159,7 +159,7 @@ OPTIONS = {
     },
 }
 OF_TRAINING = {"initial", "objective", "direction", "decay", "alignment", "labels", "weighting", "p_ar", "training"}
-OF_TRAINING |= {"train_visibility", "dropout", "unroll", "start", "features"}
+OF_TRAINING |= {"train_visibility", "dropout", "unroll", "start", "features", "top_k"}
 OF_SHAPES = {"rank", "targets", "vocabulary"}  # of what a loaded adapter holds
 
 
