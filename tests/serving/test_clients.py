@@ -143,7 +143,7 @@ def test_many_rounds(engine):
 
     known = [list(random_requests(np.random.default_rng(seed), 24)) for seed in range(4)]
 
-    async def rounds(seconds=45):
+    async def rounds(seconds=120):
         began = time.monotonic()
         for number in range(100):
             await check_round(engine, known[number % len(known)], np.random.default_rng(number))
