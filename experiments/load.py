@@ -25,7 +25,7 @@ from jaxspec.files import write_atomically
 from jaxspec.markdown import table
 from jaxspec.training.examples import read_prompts
 
-HERE = ("127.0.0.1", "localhost", "::1")
+_HERE = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +63,12 @@ class Timing:
     whole: float
     tokens: int
     steps: int
+
+
+def check_local(url: str) -> None:
+    """Raise UserError for a server that is not on this machine."""
+    if urlsplit(url).hostname not in _HERE:
+        raise UserError(f"url must be one of this machine, got {url}")
 
 
 async def ask(client: httpx.AsyncClient, options: Options, prompt: str, drafting: bool) -> Timing:
@@ -120,8 +126,7 @@ def main(args: list[str]) -> None:
     """Measure, print, write."""
     options = parse(Options, args)
     check_at_least(options, {"concurrency": 1, "requests": 1, "tokens": 1, "rounds": 1})
-    if urlsplit(options.url).hostname not in HERE:
-        raise UserError(f"url must be one of this machine, got {options.url}")
+    check_local(options.url)
     prompts = read_prompts(options.prompts, options.column)
     results: list[dict[str, Any]] = []
     for drafting in (True, False):  # to warm up: prompts come for the first time, rows are added

@@ -12,13 +12,12 @@ import dataclasses
 import json
 import time
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from experiments.load import HERE
+from experiments.load import check_local
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import run_main
 from jaxspec.errors import UserError, check_at_least
@@ -128,8 +127,7 @@ def main(args: list[str]) -> None:
     """Ask, and print."""
     options = parse(Options, args)
     check_at_least(options, {"minutes": 0, "concurrency": 1, "tokens": 2})
-    if urlsplit(options.url).hostname not in HERE:
-        raise UserError(f"url must be one of this machine, got {options.url}")
+    check_local(options.url)
     try:
         came_of, taken = asyncio.run(run(options))
     except httpx.ConnectError:

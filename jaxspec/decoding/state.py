@@ -154,4 +154,5 @@ def state_names(x: jax.Array) -> tuple[str, ...]:
 
 
 def divided_state(state: PyTree) -> PyTree:
+    """The state, each leaf laid over the mesh."""
     return jax.tree.map(lambda x: divided(x, *state_names(x)), state)

@@ -59,10 +59,7 @@ class DeviceDrafter:
         for source, drafting, state in zip(self.sources, draftings, states, strict=True):
             greedy, sampled = source.calibration[:, None]
             calibration = drafting.sampler.pick(sampled, greedy)
-
-            def offer(method: Method = source.method, drafting: Drafting = drafting, state: PyTree = state) -> Offer:
-                return method.offer(drafting, state)
-
+            offer = functools.partial(source.method.offer, drafting, state)
             found = run_if(jnp.any(drafting.active), offer) if source.method.own_passes else offer()
             offers.append(calibrated(found, calibration))
         return offers

@@ -242,7 +242,8 @@ class DFlash(Method):
         return max(self.taps(base.decoder.config.num_layers))
 
     def _layer(self, base: Base) -> DraftLayer:
-        kind, c = nn.remat(DraftLayer, methods=["__call__"]) if base.decoder.remat else DraftLayer, base.decoder.config
+        kind = nn.remat(DraftLayer, methods=["__call__"]) if base.decoder.remat else DraftLayer
+        c = base.decoder.config
         return kind(dataclasses.replace(c, head_norms=c.head_norms or self.head_norms))
 
     def _norm(self, params: PyTree, base: Base, x: jax.Array) -> jax.Array:

@@ -33,7 +33,7 @@ from jaxspec.methods.losses import check_decay, targets
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache, commit, empty_cache
-from jaxspec.model.decoder import MLP, Attention, Layer, Linear, RMSNorm
+from jaxspec.model.decoder import Attention, Layer, Linear, RMSNorm
 from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers
 from jaxspec.parallel.sharding import divided
@@ -197,8 +197,7 @@ class Eagle(Method):
         c, layer = base.decoder.config, trainable["layer"]
         attended = Linear(c.hidden_size).apply({"params": layer["attention"]["o"]}, attended)
         state = divided(state + attended, "batch")
-        normed = RMSNorm(c.rms_norm_eps).apply({"params": layer["mlp_norm"]}, state)
-        return divided(state + MLP(c).apply({"params": layer["mlp"]}, normed), "batch")
+        return divided(Layer(c).apply({"params": layer}, state, method="feed"), "batch")
 
     def _normed(self, trainable: PyTree, base: Base, state: jax.Array) -> jax.Array:
         return RMSNorm(base.decoder.config.rms_norm_eps).apply({"params": trainable["norm"]}, state)

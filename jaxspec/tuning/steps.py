@@ -30,20 +30,9 @@ from jaxspec.tuning.latency import bare, step_times
 from jaxspec.tuning.memory import bandwidth, cache_bytes, device_memory, step_bytes
 from jaxspec.versions import code_version
 from jaxspec.weights.load import DEFAULT_MODEL, Model, check_dtype, load_model, load_shapes
-from jaxspec.weights.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B
+from jaxspec.weights.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B, TINY
 
-TINY = ModelConfig(
-    vocab_size=512,
-    hidden_size=64,
-    intermediate_size=128,
-    num_layers=8,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_positions=2048,
-    rms_norm_eps=1e-5,
-)
-SHAPES = {"1b": MOBILELLAMA_1_4B, "7b": LLAMA_7B, "13b": LLAMA_13B, "tiny": TINY}  # the last to try a command with
+SHAPES = {"1b": MOBILELLAMA_1_4B, "7b": LLAMA_7B, "13b": LLAMA_13B, "tiny": TINY}
 LATENCY = "latency.json"
 _HEAD = ("device", "jax", "settings", "shapes", "code", "bytes_per_second", "began", "curves")
 _CURVE = ("model", "dtype", "batch_size", "cache_length", "seconds", "memory_seconds")

@@ -95,6 +95,17 @@ QWEN3_8B = ModelConfig(
     rms_norm_eps=1e-6,
     head_norms=True,
 )
+TINY = ModelConfig(  # no model that there is: to try a command with
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=8,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_positions=2048,
+    rms_norm_eps=1e-5,
+)
 
 SHAPES: dict[str, ModelConfig] = {  # by the name that `load_model` takes
     "smollm2-135m": SMOLLM2_135M,
