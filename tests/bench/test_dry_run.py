@@ -92,6 +92,7 @@ def test_zero_2_holds_weights_whole(mesh):
 SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in (SPACE(), HiddenTransfer(layers=(0, 1, 1)))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [PPD(), *SLOW], ids=lambda method: method.name)
 def test_steps_of_1_16_and_64_rows(mesh, method):
     run = dataclasses.replace(RUN, method=method, draft_vocabulary=12)

@@ -205,6 +205,7 @@ def test_long_conversations_are_left_out(files, model):
     assert [q.id for q in fit] == [3, 4] and [q.id for q in long] == [1, 2, 5]
 
 
+@pytest.mark.slow
 def test_a_method_with_a_base_of_its_own_is_compared_with_that(files, model, tmp_path, quickly):
     save_untrained(tmp_path / "space", SPACE(distances=2, rank=2), model, 0.1)
     config = config_of(files, "ppd")

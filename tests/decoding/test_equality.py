@@ -296,6 +296,7 @@ def random_plan(rng, method):
     return make_plan(states)
 
 
+@pytest.mark.slow
 def test_trees_of_all_kinds_share_a_program(tiny):
     """Random states and ways between them, and the papers' trees: the same text, and nothing compiled after the first.
 

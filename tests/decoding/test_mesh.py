@@ -23,13 +23,14 @@ def model():
     return make_tiny(dataclasses.replace(TINY, num_kv_heads=4), seed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "shape"),
     [
-        pytest.param(None, "tensor 2", marks=pytest.mark.slow),
+        (None, "tensor 2"),
         (PPD(distances=2), "tensor 4"),
-        pytest.param(PPD(distances=2), "2 x 2 x 2", marks=pytest.mark.slow),
-        pytest.param(Amphista(heads=2), "tensor 2", marks=pytest.mark.slow),
+        (PPD(distances=2), "2 x 2 x 2"),
+        (Amphista(heads=2), "tensor 2"),
     ],
     ids=["autoregressive", "ppd", "ppd", "amphista"],
 )

@@ -166,11 +166,9 @@ def test_every_method_that_samples_is_covered():
     assert {method.name for method in METHODS} | {"autoregressive"} == set(methods.METHODS)
 
 
-# One that drafts along paths is fast, and PPD and Medusa below; the others draw by the same code.
-@pytest.mark.parametrize(
-    "method",
-    [pytest.param(m, id=m.name, marks=() if m.name == "hydra" else SLOW) for m in METHODS],
-)
+# PPD and Medusa below are fast; the others draw by the same code.
+@SLOW
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_every_method_keeps_the_distribution(model, exact, method):
     """Fewer texts than below: what is the methods' own is what they say their candidates were drawn from."""
     assert check(model, exact, method, SMALL_TREE, SamplingConfig(0.9), count=FEWER) > 1e-3

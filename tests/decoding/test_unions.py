@@ -132,7 +132,8 @@ def name_of(value):
     return "+".join(method.name for method in value) if isinstance(value, tuple) else value.name
 
 
-@pytest.mark.parametrize("sampling", [pytest.param(GREEDY, marks=pytest.mark.slow), SAMPLING], ids=name_of)
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLING], ids=name_of)
 def test_offers_at_random_change_nothing(tiny, sampling):
     """Rejections, ends of text inside a draft, token 0, limits, ties and empty offers, through one program."""
     drafter = union([Guesses(0), Others(1, joined=True, distances=6)], tiny, 9)

@@ -64,6 +64,7 @@ def test_the_draft_is_what_training_would_predict(tiny, method):
     check_draft(method, method, tiny, PATHS)
 
 
+@pytest.mark.slow
 @both
 def test_a_shallow_tree_drafts_a_shorter_block(tiny, method):
     """Which is what a method of that block predicts with the same weights."""
@@ -133,7 +134,12 @@ def test_a_copied_layer_is_the_bases(tiny, changes):
 
 
 @pytest.mark.parametrize(
-    "method", [dataclasses.replace(PLAIN, start="random"), dataclasses.replace(MARKOV, alignment=1.0)], ids=settings
+    "method",
+    [
+        pytest.param(dataclasses.replace(PLAIN, start="random"), marks=pytest.mark.slow),
+        dataclasses.replace(MARKOV, alignment=1.0),
+    ],
+    ids=settings,
 )
 def test_training_moves_every_part_and_learns(tiny, method):
     batch = batch_of(sequence(tiny, 24), [[2, 5, 8, 11, 14]])

@@ -53,6 +53,7 @@ def test_one_that_says_the_opposite_is_never_right(endless):
         assert answer.tokens_per_step == 1 and not any(answer.accepted) and answer.offered[0] == answer.steps
 
 
+@pytest.mark.slow
 def test_confidence_decides_how_far_it_drafts(endless):
     """In some steps it reads its own candidates; in others it only reads the text, which gives the first distance."""
     drafter = load_drafter("draft_model", endless, draft_model=endless, tree="best:4")
@@ -137,6 +138,7 @@ def test_candidates_are_read_behind_their_own_path(endless):
             assert tokens[row, node] == np.argsort(-np.asarray(logits))[path[-1]]
 
 
+@pytest.mark.slow
 def test_few_tokens_have_a_part_of_its_own_projection(tiny):
     shapes, frequent = dataclasses.replace(TINY, num_layers=1), np.arange(16, dtype=np.int32)
     method = DraftModel(length=3, shapes=shapes)

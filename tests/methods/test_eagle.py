@@ -48,7 +48,7 @@ def run(drafter, prompts, steps, chunk=32):
     return decode(decoding, state, np.int32(steps))
 
 
-@pytest.mark.parametrize("tree", [PATHS, "best:9"], ids=["fixed", "best"])
+@pytest.mark.parametrize("tree", [pytest.param(PATHS, marks=pytest.mark.slow), "best:9"], ids=["fixed", "best"])
 def test_the_draft_is_what_training_would_predict(tiny, tree):
     """Three levels on real and own states: every node is among the best by the logits of training for its path."""
     [prompt], model = make_prompts(1), dataclasses.replace(tiny, eos=())
@@ -137,6 +137,7 @@ def test_training_moves_every_part(tiny, method):
     assert set(metrics) == {"top1@1", "top1@2", "top1@3"}
 
 
+@pytest.mark.slow
 def test_the_loss_by_hand(tiny):
     """KL to the base's softmax over the draft vocabulary, where the base's best token lies in it; half of the next.
 

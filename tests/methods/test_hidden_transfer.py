@@ -68,6 +68,7 @@ def test_pseudo_states_are_those_of_the_paper(tiny, layers, options):
     np.testing.assert_allclose(predicted, layer_by_layer(method, trainable, base, tokens, p)[0], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_accuracies_are_those_of_decoding_whatever_training_saw(tiny):
     base, batch = Base(tiny.params, tiny.decoder), batch_of(sequence(tiny), [[3, 9]])
     ours = HiddenTransfer(distances=2, layers=(0, 1))

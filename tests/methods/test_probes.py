@@ -43,7 +43,7 @@ METHODS = [
 
 
 # the defaults, and what joins late with all that a probe can have
-FAST = [PPD(), METHODS[2], BiTA(prompts=4), METHODS[7], METHODS[9], METHODS[10]]
+FAST = [PPD(), METHODS[2], BiTA(prompts=4), METHODS[10]]
 every_method = pytest.mark.parametrize(
     "method", [pytest.param(m, id=settings(m), marks=() if m in FAST else pytest.mark.slow) for m in METHODS]
 )
@@ -232,7 +232,11 @@ def test_loss_by_hand(tiny, method):
         ),
         pytest.param(HiddenTransfer(layers=(0, 1, 2), training="joint"), 0, marks=pytest.mark.slow),
         pytest.param(HiddenTransfer(layers=(0, 1, 2), training="joint", masked=True), 0, marks=pytest.mark.slow),
-        (HiddenTransfer(layers=(0, 1, 2), training="joint", train_visibility="real", direction="reverse"), 0),
+        pytest.param(
+            HiddenTransfer(layers=(0, 1, 2), training="joint", train_visibility="real", direction="reverse"),
+            0,
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda value: settings(value) if isinstance(value, Method) else str(value),
 )

@@ -37,7 +37,11 @@ def drafter(model, method):
     return untrained_drafter(method, model, chain(method.length))
 
 
-@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.0)], ids=["greedy", "sampling"])
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingConfig(), pytest.param(SamplingConfig(1.0), marks=pytest.mark.slow)],
+    ids=["greedy", "sampling"],
+)
 def test_the_whole_base_is_always_right(model, sampling):
     """A chain of four makes five tokens per step, whatever is drawn: the first and eight steps are 41."""
     whole = SelfSpeculative(length=4, threshold=0.0)
@@ -46,6 +50,7 @@ def test_the_whole_base_is_always_right(model, sampling):
         assert answer.accepted == answer.offered == [8] * 4
 
 
+@pytest.mark.slow
 def test_it_drafts_what_its_parts_say_behind_the_bases_own_keys_and_values(model):
     """A draft made token by token is what the parts say, in one pass, of the newest token and of the draft."""
     text = jnp.array([[3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8, 2, 8, 1]])

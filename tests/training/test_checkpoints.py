@@ -53,6 +53,7 @@ def test_a_full_disk_ends_in_one_line(tmp_path):
     assert message in text.splitlines()[-1] and "Traceback" not in text and "ERROR" not in text
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_last_good_checkpoint(config, model, whole, tmp_path, monkeypatch):
     real, run = ocp.CheckpointManager.save, tmp_path / "run"
 

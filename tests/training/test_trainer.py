@@ -81,6 +81,7 @@ def test_a_killed_run_resumes_to_the_same_adapter(config, model, whole, tmp_path
     assert_same_run(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 def test_a_run_with_dropout_resumes_to_the_same_adapter(config, model, tmp_path):
     """What is random and the rate depend on the update alone, which a resumed run counts on from."""
     config = dataclasses.replace(config, method=Hydra(heads=2, dropout=0.3))
@@ -213,6 +214,7 @@ def test_a_base_of_other_shapes_is_refused(config, model, tmp_path):
         check_config(dataclasses.replace(config, method=Method()))
 
 
+@pytest.mark.slow
 def test_heads_train_too_and_are_stored_in_16_bits(config, model, tmp_path):
     """What is measured is what is stored; what only concerns the adapter's file may change when a run is resumed."""
     run = with_train(config, learning_rate=3e-3, eval_every=0)

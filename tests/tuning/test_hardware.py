@@ -27,6 +27,7 @@ def test_options_are_sorted_and_count_what_a_step_costs(probes, probe_rows):
         )
 
 
+@pytest.mark.slow
 def test_free_rows_call_for_the_largest_trees_and_dear_ones_for_the_smallest():
     free = rank_options(ACCURACY, fit_latency({1: 1.0, 64: 1.0}), 12, 3, 1)[0]
     dear = rank_options(ACCURACY, fit_latency({1: 1.0, 2: 2.0, 64: 64.0}), 12, 3, 1)[0]

@@ -35,6 +35,7 @@ def recorded(tiny):
     return drafter, record(drafter, [(p, a.tokens) for p, a in zip(prompts, answers, strict=True)])
 
 
+@pytest.mark.slow
 def test_every_part_is_ranked_by_tokens_over_seconds(recorded):
     """Four rows are free here and more are dear: no part takes more, and the fastest comes first."""
     drafter, recordings = recorded
