@@ -29,7 +29,8 @@ class BenchConfig:
       data: question files with commas between.
       model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made,
         or a GGUF file.
-      dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
+      dtype: of the weights, or exact: bfloat16 weights, with all else as exact as in float32; default float32 on CPU,
+        bfloat16 elsewhere.
       limit: questions, the same number from every category; 0 is all. A folder may be resumed with a larger one,
         where questions are asked one at a time.
       max_new_tokens: per turn.

@@ -37,6 +37,7 @@ from jaxspec.parallel.sharding import (
 from jaxspec.training.checkpoints import state_shardings
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.step import first_state, pass_size, train_step
+from jaxspec.weights.load import weights_dtype
 
 ROWS = (1, 16, 64)
 _PROMPT = 32
@@ -72,7 +73,7 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
         "weights_bytes": device_bytes(base.params),
         "trainable_bytes": device_bytes((state.trainable, state.average)),
         "optimizer_bytes": device_bytes(state.optimizer),
-        "answers_cache_bytes": _cache_bytes(config.shapes, prompts, cache_capacity(longest, 0), dtype, mesh),
+        "answers_cache_bytes": _cache_bytes(config.shapes, prompts, cache_capacity(longest, 0), base.dtype, mesh),
         "step": measure_needs(lowered, chip, passes, device_bytes(base.params), device_bytes(state.trainable)),
     }
 
@@ -100,7 +101,7 @@ def dry_run_decoding(
         "parameters": size(base.params),
         "trainable": size(jax.eval_shape(lambda base: config.method.init(jax.random.key(0), base), base)),
         "weights_bytes": device_bytes(base.params),
-        "cache_bytes": _cache_bytes(config.shapes, batch_size, capacity, dtype, mesh),
+        "cache_bytes": _cache_bytes(config.shapes, batch_size, capacity, base.dtype, mesh),
         "steps": {
             _rows(drafter): measure_needs(_lower_decoding(base, drafter, mesh, batch_size, capacity), chip)
             for drafter in drafters
@@ -142,15 +143,15 @@ def _ints(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
 
 
 def _abstract_base(shapes: ModelConfig, dtype: str, mesh: Mesh, remat: bool = False) -> Base:
-    params = abstract_params(shapes, dtype)
-    return Base(with_shardings(params, tree_shardings(mesh, params)), Decoder(shapes, remat=remat))
+    params = abstract_params(shapes, weights_dtype(dtype))
+    return Base(with_shardings(params, tree_shardings(mesh, params)), Decoder(shapes, remat, dtype == "exact"))
 
 
 def _drafting(base: Base, count: int) -> Base:
     """A base with a draft vocabulary of so many tokens; 0: all."""
     if not count:
         return base
-    columns = jax.ShapeDtypeStruct((base.decoder.config.hidden_size, count), base.dtype)
+    columns = jax.ShapeDtypeStruct((base.decoder.config.hidden_size, count), base.params["lm_head"].dtype)
     return base.replace(draft_vocabulary=DraftVocabulary(_ints((count,)), columns))
 
 
@@ -199,8 +200,8 @@ def _lower_decoding(base: Base, drafter: DeviceDrafter, mesh: Mesh, batch_size: 
         return decode.lower(decoding, with_shardings(state, places), _ints(()))
 
 
-def _cache_bytes(shapes: ModelConfig, batch_size: int, capacity: int, dtype: str, mesh: Mesh) -> int:
+def _cache_bytes(shapes: ModelConfig, batch_size: int, capacity: int, dtype: jnp.dtype, mesh: Mesh) -> int:
     """Bytes per device of all layers' keys and values."""
     shape = (batch_size, shapes.num_kv_heads, capacity, shapes.head_dim)
     shard = NamedSharding(mesh, partition(mesh, shape, ("batch", "heads"))).shard_shape(shape)
-    return 2 * shapes.num_layers * math.prod(shard) * jnp.dtype(dtype).itemsize
+    return 2 * shapes.num_layers * math.prod(shard) * dtype.itemsize

@@ -104,7 +104,7 @@ def describe(benchmark: Benchmark) -> dict[str, Any]:
     found = {
         "model": known_as(model.name),
         "fingerprint": model.fingerprint,
-        "dtype": str(model.dtype),
+        "dtype": model.precision,
         "device": device_name(),
         "settings": settings,
         "ways": {name: way.info for name, way in benchmark.ways.items()},

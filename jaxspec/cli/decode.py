@@ -67,7 +67,8 @@ class Options:
         distribution; typical, when sampling, is lossy.
       epsilon: typical acceptance, largest threshold.
       delta: typical acceptance, factor of the entropy-dependent threshold.
-      dtype: of the weights; default float32 on CPU, bfloat16 elsewhere and in a dry run.
+      dtype: of the weights, or exact: bfloat16 weights, with all else as exact as in float32; default float32 on CPU,
+        bfloat16 elsewhere and in a dry run.
       batch_size: prompts decoded together.
       compare: also decode autoregressively and say whether the outputs are identical.
       beside: decode in this way, too, and compare all, as in --beside "medusa+suffix tree=best:5 vocabulary=8192"; may

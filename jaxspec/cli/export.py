@@ -11,7 +11,7 @@ from jaxspec.drafting.drafter import Drafter
 from jaxspec.errors import UserError
 from jaxspec.files import new_folder
 from jaxspec.methods import load_drafter
-from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model, save_model
+from jaxspec.weights.load import DEFAULT_MODEL, WEIGHTS, Model, check_dtype, load_model, save_model
 from jaxspec.weights.params import params_fingerprint
 
 
@@ -44,6 +44,8 @@ def main(args: list[str]) -> None:
     output = new_folder(options.output)
     if options.adapter and not options.method:
         raise UserError("--adapter needs --method, the method it belongs to")
+    if options.dtype:
+        check_dtype(options.dtype, WEIGHTS)
     model = load_model(options.model, options.dtype or None)
     if not options.method:
         export(model, output)

@@ -41,7 +41,8 @@ class Options:
       template: a chat template by name: llama2, llama2-short, vicuna, vicuna-short or falcon; default the tokenizer's.
       accept: match gives the text that a request's seed has alone; rejection, when sampling, another text of the same
         distribution; typical, when sampling, is lossy.
-      dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
+      dtype: of the weights, or exact: bfloat16 weights, with all else as exact as in float32; default float32 on CPU,
+        bfloat16 elsewhere.
       mesh: devices that share the work.
       limits: what is held at most.
       host: address to listen at; 0.0.0.0 for all.

@@ -22,7 +22,7 @@ from jaxspec.training.examples import check_files
 from jaxspec.training.folder import check_output
 from jaxspec.training.run_config import RunConfig, check_config, describe
 from jaxspec.training.trainer import Stopped, Trainer
-from jaxspec.weights.load import check_dtype, load_model
+from jaxspec.weights.load import WEIGHTS, check_dtype, load_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +80,8 @@ def parse_run(name: str, args: list[str]) -> tuple[Options, RunConfig]:
     fields = {field.name: getattr(named, field.name) for field in dataclasses.fields(named)}
     options = parse(Options, args, Options(**fields), prog=f"{program()} --config {name}")
     config = RunConfig(**{field: getattr(options, field) for field in fields})
+    if options.dtype:
+        check_dtype(options.dtype, WEIGHTS)
     if (options.topology or options.json) and not options.dry_run:
         raise UserError("--topology and --json go with --dry-run")
     local_folder(config.data.cache)  # or an error
@@ -90,9 +92,7 @@ def dry_run(name: str, config: RunConfig, options: Options) -> None:
     """Compile an update for devices that need not exist, and print what it needs."""
     mesh, chip = absent_mesh(config.mesh, options.topology)  # before JAX looks for devices
     check_config(config)
-    dtype = options.dtype or "bfloat16"
-    check_dtype(dtype)
-    found = dry_run_training(config, mesh, chip, dtype)
+    found = dry_run_training(config, mesh, chip, options.dtype or "bfloat16")
     print(json.dumps(found, indent=1) if options.json else "\n".join(training_lines(name, config, found)))
 
 

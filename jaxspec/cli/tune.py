@@ -54,7 +54,8 @@ class Options(TuneConfig):
       column: field of that file that holds the prompt.
       template: a chat template by name, where not the tokenizer's own: llama2, llama2-short, vicuna, vicuna-short or
         falcon.
-      dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
+      dtype: of the weights, or exact: bfloat16 weights, with all else as exact as in float32; default float32 on CPU,
+        bfloat16 elsewhere.
       trials: settings to try in a search of them.
       output: folder for tuned.json, tuning.png and the tree as tree.json; default the adapter's, for a union one in the
         user's cache. A search of settings needs a new one, for the adapter.

@@ -87,7 +87,7 @@ def find_choice(
       UserError: a damaged file.
     """
     choices = _read(folder, choice_name(drafter)) if folder else []
-    here = (this_machine(), str(drafter.model.dtype)) if choices else ()
+    here = (this_machine(), drafter.model.precision) if choices else ()
     near = [
         choice
         for choice in reversed(choices)

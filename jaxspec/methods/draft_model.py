@@ -118,7 +118,7 @@ class DraftModel(Method):
             vocabulary = DraftVocabulary(vocabulary.ids, own)
         if self.shapes is None:
             params |= {name: base.params[name] for name in _EMBEDDINGS if name in base.params}
-        return Base(params, Decoder(self.config(base), base.decoder.remat), vocabulary)
+        return Base(params, base.decoder.clone(config=self.config(base)), vocabulary)
 
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
         """In the base's dtype, and with its own part of the projection where few tokens may be drafted."""

@@ -30,7 +30,7 @@ def draft_source(draft: Model | str | Path, model: Model) -> tuple[Source, str]:
     """
     if not isinstance(draft, Model):
         mesh = mesh_of(model.params)
-        draft = load_model(str(draft), str(model.dtype), MeshConfig(**mesh.shape) if mesh else MeshConfig())
+        draft = load_model(str(draft), model.precision, MeshConfig(**mesh.shape) if mesh else MeshConfig())
     _check_vocabulary(draft, model)
     warning = ""
     if _size(draft) >= _size(model):

@@ -29,7 +29,6 @@ from jaxspec.methods.ppd import PPD
 from jaxspec.methods.probes import ProbeMethod
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit
-from jaxspec.model.decoder import Decoder
 from jaxspec.model.rows import run_rows
 
 
@@ -90,7 +89,7 @@ class SteppedDraftModel(DraftModel):
     def empty_state(self, base: Base, batch: int, capacity: int) -> PyTree:
         """And the newest token's probes; the cache has room for a draft and what its last pass verifies."""
         state = super().empty_state(base, batch, capacity + self.length + self.inner.max_distance + 1)
-        own = base.replace(decoder=Decoder(self.config(base)))
+        own = base.replace(decoder=base.decoder.clone(config=self.config(base)))
         return state | {"probes": self.inner.empty_state(own, batch, capacity)}
 
     def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:

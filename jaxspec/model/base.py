@@ -50,8 +50,8 @@ class Base:
 
     @property
     def dtype(self) -> jnp.dtype:
-        """dtype of the weights (norms are float32)."""
-        return self.params["lm_head"].dtype
+        """dtype of hidden states, caches and, unless the decoder is `exact`, weights (norms are float32)."""
+        return jnp.dtype("float32") if self.decoder.exact else self.params["lm_head"].dtype
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Token ids [B, R] to embeddings [B, R, D]."""

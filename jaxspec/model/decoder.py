@@ -242,10 +242,12 @@ class Decoder(nn.Module):
     Attributes:
       config: shapes and constants.
       remat: recompute activations in the backward pass.
+      exact: everything but the weights is float32, and products are as exact as with weights in float32.
     """
 
     config: ModelConfig
     remat: bool = False
+    exact: bool = False
 
     def setup(self) -> None:
         c = self.config
@@ -262,9 +264,8 @@ class Decoder(nn.Module):
         Tied models keep the one matrix as [D, V], the layout the vocabulary projection wants: gathering a
         few columns costs microseconds, a projection through [V, D] milliseconds.
         """
-        if self.config.tie_embeddings:
-            return columns(self.lm_head, tokens)
-        return self.embedding[tokens]
+        x = columns(self.lm_head, tokens) if self.config.tie_embeddings else self.embedding[tokens]
+        return x.astype(jnp.float32) if self.exact else x
 
     def rows(
         self, x: jax.Array, context: Context, layers: tuple[int, int] | None = None, skip: Skip = Skip()

@@ -69,7 +69,7 @@ def step_bytes(model: Model, batch_size: int, cache_length: int) -> int:
     c, params = model.config, model.params
     embedding = 0 if c.tie_embeddings else params["embedding"].nbytes
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) - embedding
-    return weights + cache_bytes(c, batch_size, cache_length, model.dtype.itemsize)
+    return weights + cache_bytes(c, batch_size, cache_length, model.base.dtype.itemsize)
 
 
 def cache_bytes(config: ModelConfig, batch_size: int, cache_length: int, itemsize: int) -> int:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig, command_line
 from jaxspec.errors import UserError, check_at_least, suggest
@@ -29,7 +28,7 @@ from jaxspec.plotting import picture
 from jaxspec.tuning.latency import bare, step_times
 from jaxspec.tuning.memory import bandwidth, cache_bytes, device_memory, step_bytes
 from jaxspec.versions import code_version
-from jaxspec.weights.load import DEFAULT_MODEL, Model, check_dtype, load_model, load_shapes
+from jaxspec.weights.load import DEFAULT_MODEL, Model, check_dtype, load_model, load_shapes, weights_dtype
 from jaxspec.weights.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B, TINY
 
 SHAPES = {"1b": MOBILELLAMA_1_4B, "7b": LLAMA_7B, "13b": LLAMA_13B, "tiny": TINY}
@@ -78,7 +77,7 @@ def check_latency(config: LatencyConfig) -> None:
 
 def check_fits(name: str, shapes: ModelConfig, dtype: str, config: LatencyConfig) -> None:
     """Raise UserError for shapes whose weights and caches do not fit in the device's memory."""
-    itemsize, rows = jnp.dtype(dtype).itemsize, min(config.rows) * min(config.batch_sizes)
+    itemsize, rows = weights_dtype(dtype).itemsize, min(config.rows) * min(config.batch_sizes)
     copies = 2 if jax.default_backend() == "cpu" and rows <= FEW_ROWS else 1  # a second layout, for few rows on CPU
     needed = copies * sum(leaf.size for leaf in jax.tree.leaves(abstract_params(shapes))) * itemsize
     largest = cache_bytes(shapes, max(config.batch_sizes), max(config.cache_lengths), itemsize)
@@ -93,10 +92,10 @@ def random_model(name: str, config: ModelConfig, dtype: str) -> Model:
 
     @functools.partial(jax.jit, static_argnums=1)
     def fill(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        return 0.02 * jax.random.normal(key, shape, dtype)
+        return 0.02 * jax.random.normal(key, shape, weights_dtype(dtype))
 
     params = jax.tree.map(lambda leaf: fill(jax.random.key(leaf.size), leaf.shape), abstract_params(config))
-    return Model(name, config, params, "random")
+    return Model(name, config, params, "random", exact=dtype == "exact")
 
 
 def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
@@ -166,7 +165,7 @@ def _measure_curve(model: Model, batch_size: int, cache_length: int, config: Lat
     seconds = step_times(drafters, cache_length, config.rounds, batch_size)
     return {
         "model": known_as(model.name),
-        "dtype": str(model.dtype),
+        "dtype": model.precision,
         "batch_size": batch_size,
         "cache_length": cache_length,
         "seconds": {str(rows): value for rows, value in seconds.items()},

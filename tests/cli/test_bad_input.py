@@ -159,6 +159,10 @@ def test_tune_refuses_bad_input_on_one_line(files, refuses, options, message):
         (["--config", "bita_7b", "--data.templates", "lama2"], "unknown template 'lama2' (did you mean 'llama2'?)"),
         (["--config", "ppd_smollm2", "--output", "gs://bucket/run"], "gs://bucket/run: not a folder; mount the bucket"),
         (["--config", "ppd_smollm2", "--model", "/no/such/model"], "no such file or directory"),
+        (
+            ["--config", "ppd_smollm2", "--dtype", "exact"],
+            "'exact' is for decoding; use one of float32, bfloat16, float16",
+        ),
     ],
 )
 def test_train_refuses_bad_input_on_one_line(refuses, options, message):

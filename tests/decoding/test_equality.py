@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from jaxspec.drafting.tree import (
     make_plan,
     pad_tree,
     random_tree,
+    sparse_tree,
     stack_trees,
     straightforward,
 )
@@ -44,6 +46,7 @@ from jaxspec.methods import (
 )
 from tests.helpers.methods import settings as settings_of
 from tests.helpers.methods import untrained_drafter
+from tests.helpers.model import plain
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
 GREEDY = SamplingConfig()
@@ -294,6 +297,20 @@ def random_plan(rng, method):
         paths = [path for path in random_tree(M, 4, 9, int(rng.integers(1e6))).states[0].paths if len(path) <= needs]
         states.append(State(tuple(paths), tuple(rng.integers(0, M + 1, len(paths) + 1).tolist()), needs))
     return make_plan(states)
+
+
+def test_exact_with_weights_of_16_bits(tiny):
+    """As with the same weights in float32, logits, texts and caches; drafted or not."""
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.ndim > 1 else x, tiny.params)
+    exact = dataclasses.replace(tiny, params=rounded, exact=True)
+    wide = dataclasses.replace(tiny, params=jax.tree.map(lambda x: x.astype(jnp.float32), rounded))
+    tokens = jnp.array([[3, 0, 15, 7, 7]])
+    np.testing.assert_allclose(plain(exact.base, tokens), plain(wide.base, tokens), rtol=1e-5, atol=1e-4)
+    prompts = make_prompts(4)
+    texts = [answer.tokens for answer in generate(autoregressive(wide), prompts, 24)]
+    for draft in (autoregressive(exact), untrained_drafter(PPD(), exact, sparse_tree([[0.5, 0.3]] * 3, 5))):
+        assert draft.model.precision == "exact"
+        assert [answer.tokens for answer in generate(draft, prompts, 24, batch_size=4)] == texts
 
 
 @pytest.mark.slow

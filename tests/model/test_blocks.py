@@ -68,3 +68,16 @@ def test_a_decoder_in_blocks(tied):
 
     for few, whole in map(logits, (base, model.base)):
         np.testing.assert_allclose(few, np.asarray(whole)[:, ids], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("block", [0, 16])
+def test_rows_in_float32_times_a_kernel_in_bfloat16(rows, block):
+    """As exact as float32 allows, whatever the compiler would like to leave out; rounded rows are far from that."""
+    x, held = 30 * jax.random.normal(jax.random.key(1), (rows, 256)), kernel(256, 48).astype(jnp.bfloat16)
+    blocked = in_blocks({"kernel": held}, block)["kernel"]
+    wanted = np.asarray(x, np.float64) @ np.asarray(held, np.float64)
+    scale = np.abs(np.asarray(x, np.float64)) @ np.abs(np.asarray(held, np.float64))
+    found, rounded = jax.jit(product)(x, blocked), jax.jit(product)(x.astype(jnp.bfloat16), blocked)
+    assert found.dtype == jnp.float32 and np.max(np.abs(found - wanted) / scale) < 1e-6
+    assert np.max(np.abs(rounded - wanted) / scale) > 1e-4
