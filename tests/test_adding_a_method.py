@@ -27,7 +27,9 @@ def bigram():
 
 
 @pytest.mark.parametrize(
-    ("sampling", "batch_size"), [(SamplingConfig(), 1), (SamplingConfig(0.8), 4)], ids=["greedy", "sampling"]
+    ("sampling", "batch_size"),
+    [(SamplingConfig(), 1), pytest.param(SamplingConfig(0.8), 4, marks=pytest.mark.slow)],
+    ids=["greedy", "sampling"],
 )
 def test_the_method_is_lossless_and_drafts(tiny, sampling, batch_size):
     prompts = make_prompts(8)

@@ -137,7 +137,7 @@ def test_bad_input(tmp_path, monkeypatch):
         read_device(tmp_path)
 
 
-@pytest.mark.parametrize(("method", "rows"), [(PPD(), 12), (Medusa(heads=3), 9)])
+@pytest.mark.parametrize(("method", "rows"), [pytest.param(PPD(), 12, marks=pytest.mark.slow), (Medusa(heads=3), 9)])
 def test_trees_fill_the_rows_there_are(tiny, method, rows):
     drafter = untrained_drafter(method, tiny, autoregressive(tiny).plan)
     drafter.source.adapter.info["accuracy"] = [[0.5, 0.2, 0.1], [0.3, 0.1, 0.1], [0.2, 0.1, 0.05]]

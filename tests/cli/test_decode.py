@@ -40,8 +40,8 @@ KEYS = {
 @pytest.mark.parametrize(
     "sampling",
     [
-        pytest.param([], id="greedy", marks=pytest.mark.slow),
-        pytest.param(["--temperature", "0.8", "--seed", "7"], id="sampling"),
+        pytest.param([], id="greedy"),
+        pytest.param(["--temperature", "0.8", "--seed", "7"], id="sampling", marks=pytest.mark.slow),
     ],
 )
 def test_json_is_one_object_per_prompt(decode_rows, all_prompts, sampling):
@@ -63,6 +63,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr(decode_rows, decode_text, str
     assert "identical: yes" in err and "autoregressive:" in err
 
 
+@pytest.mark.slow
 def test_other_ways_stand_beside(decode_rows, decode_text):
     ways = ["suffix tree=best:3", "prompt_lookup tree=best:4"]
     options = ["--prompt", "hello", *(word for way in ways for word in ("--beside", way))]

@@ -59,6 +59,7 @@ def test_a_union_is_tuned_and_decode_takes_what_was_chosen(files, tmp_path, caps
         assert json.loads(out)["method"] == "ppd+token_recycling" and "no tree of ppd+token_recycling pays" in err
 
 
+@pytest.mark.slow
 def test_what_to_skip_is_searched_and_kept_as_an_adapter(files, tmp_path, capsys):
     out = tmp_path / "skipped"
     base, prompts = named(files)[:2], ["--prompts", str(files / "prompts.jsonl"), "--accuracy-prompts", "2"]

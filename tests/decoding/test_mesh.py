@@ -72,6 +72,7 @@ def test_few_rows_are_divided_too(model, monkeypatch):
     assert 4 * caches[-1].sharding.shard_shape(caches[-1].shape)[0] == caches[-1].shape[0]
 
 
+@pytest.mark.slow
 def test_prompts_do_not_wait_until_a_row_is_free_in_every_part(model, monkeypatch):
     """Four rows in four parts, two of which have short answers: those make room while the others go on."""
     taken, insert = [], generate_module.insert

@@ -175,6 +175,7 @@ def test_draft_vocabularies_that_cannot_be(tiny, folder, counted):
         assert "frequent_tokens must hold different token ids of the vocabulary of 16" in message("medusa", counted)
 
 
+@pytest.mark.slow
 def test_a_method_decodes_on_the_base_that_it_has_tuned(tiny, tmp_path):
     """However it is asked: one prompt or many, streamed, or tuned to draft nothing."""
     method = SPACE(distances=2, rank=2)

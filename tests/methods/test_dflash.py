@@ -72,6 +72,7 @@ def test_a_shallow_tree_drafts_a_shorter_block(tiny, method):
     check_draft(method, dataclasses.replace(method, block=method.block - 1), tiny, paths)
 
 
+@pytest.mark.slow
 def test_what_it_remembers_is_what_its_tokens_make_it(tiny):
     """After accepted paths, in every row, however the prompt was cut into chunks."""
     method, base = PLAIN, tiny.base

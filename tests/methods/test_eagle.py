@@ -114,7 +114,11 @@ def test_a_prediction_reads_the_text_up_to_its_own_token(tiny):
         np.testing.assert_array_equal(moved, np.arange(1, 4) >= later - at)
 
 
-@pytest.mark.parametrize("method", [EAGLE, dataclasses.replace(OWN, features=0.3)], ids=["whole", "own_head"])
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(EAGLE, marks=pytest.mark.slow), dataclasses.replace(OWN, features=0.3)],
+    ids=["whole", "own_head"],
+)
 def test_training_moves_every_part(tiny, method):
     base = jax.jit(type(tiny.base).drafting)(tiny.base, IDS[: method.vocabulary]) if method.vocabulary else tiny.base
     tokens = jnp.concatenate([sequence(tiny, 18, seed) for seed in (0, 1)])

@@ -307,12 +307,12 @@ def test_padding_drafts_nothing(tiny):
 
 RESTRICTED = [*METHODS[1:5], Amphista(), PPD(), BiTA(), HiddenTransfer(layers=(0, 1, 2))]
 RESTRICTED += [Hydra(lm_head="full"), Amphista(lm_head="low_rank", rank=2)]
-FAST = [BiTA()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "method"),
-    [pytest.param(*one, marks=() if one[1] in FAST else pytest.mark.slow) for one in enumerate(RESTRICTED)],
+    enumerate(RESTRICTED),
     ids=lambda x: "" if isinstance(x, int) else settings(x),
 )
 def test_a_draft_vocabulary_is_lossless_and_drafts_nothing_else(tiny, number, method):

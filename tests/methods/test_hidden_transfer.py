@@ -51,9 +51,9 @@ def predict_in_training(method, trainable, base, batch):
 @pytest.mark.parametrize(
     ("layers", "options"),
     [
-        ((1, 1, 2), {}),
+        pytest.param((1, 1, 2), {}, marks=pytest.mark.slow),
         ((0, 1, 2), {"masked": True}),
-        ((0, 1, 2), {"train_visibility": "real"}),
+        pytest.param((0, 1, 2), {"train_visibility": "real"}, marks=pytest.mark.slow),
         pytest.param((0, 1, 2), {}, marks=pytest.mark.slow),
         pytest.param((2, 2, 2), {}, marks=pytest.mark.slow),
         pytest.param((0, 1, 2), {"train_visibility": "real", "masked": True}, marks=pytest.mark.slow),

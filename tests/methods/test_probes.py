@@ -42,8 +42,7 @@ METHODS = [
 ]
 
 
-# the defaults, and what joins late with all that a probe can have
-FAST = [PPD(), METHODS[2], BiTA(prompts=4), METHODS[10]]
+FAST = [PPD(), BiTA(prompts=4), METHODS[10]]
 every_method = pytest.mark.parametrize(
     "method", [pytest.param(m, id=settings(m), marks=() if m in FAST else pytest.mark.slow) for m in METHODS]
 )
@@ -202,7 +201,7 @@ def loss_by_hand(method, trainable, base, batch):
         pytest.param(PPD(), marks=pytest.mark.slow),
         PPD(direction="reverse", decay=0.5),
         pytest.param(PPD(objective="hard", distances=2), marks=pytest.mark.slow),
-        BiTA(prompts=2),
+        pytest.param(BiTA(prompts=2), marks=pytest.mark.slow),
         pytest.param(BiTA(prompts=2, objective="distillation"), marks=pytest.mark.slow),
         HiddenTransfer(layers=(0, 1, 2), training="joint"),
     ],

@@ -82,6 +82,7 @@ def test_without_nearly_everything_the_text_is_the_same(model):
     assert sum(sum(a.accepted) for a in ours) < sum(sum(a.offered) for a in ours)
 
 
+@pytest.mark.slow
 def test_drafting_stops_behind_a_token_that_it_is_unsure_of(model):
     """A chain has one token at least. Where nothing need be accepted, the threshold never rises."""
 

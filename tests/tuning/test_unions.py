@@ -48,6 +48,7 @@ def test_every_part_is_ranked_by_tokens_over_seconds(recorded):
         assert fixed[name].predicted == pytest.approx(fixed[name].tokens / (1 + extra), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_batch_takes_the_steps_of_its_slowest_row(recorded):
     drafter, recordings = recorded
     alone, together = (replay(recordings, drafter, batch_size=size) for size in (1, 2))
