@@ -41,7 +41,7 @@ def find_entry(word: str, rate: float | None = None) -> Entry:
     """What a command line names: a method, a config of one for the embedded model, or `FILE.py:CLASS`.
 
     Args:
-      word: the name. A method has the settings of its config `<name>_smollm2` where there is one.
+      word: the name. A method has the settings of its first config for the embedded model, where there is one.
       rate: the middle one of the learning rates to try; default the config's.
 
     Raises:
@@ -49,13 +49,13 @@ def find_entry(word: str, rate: float | None = None) -> Entry:
     """
     configs = {name: run for name, run in load_configs().items() if run.model == DEFAULT_MODEL}
     file, colon, class_name = word.rpartition(":")
-    usual = f"{word}_smollm2"
+    usual = next((run for run in configs.values() if run.method.name == word), None)
     if colon:
         method = _own_method(Path(file), class_name)
         run = RunConfig(DEFAULT_MODEL, method, train=TrainConfig(learning_rate=1e-3, clip=1.0))
         entry = Entry(method.name, run, digest(Path(file).read_bytes()))
-    elif usual in configs or word in configs:
-        entry = Entry(word, configs.get(word) or configs[usual])
+    elif word in configs or usual:
+        entry = Entry(word, configs.get(word) or usual)
     elif word in METHODS:
         entry = Entry(word, RunConfig(DEFAULT_MODEL, METHODS[word]()))
     else:
@@ -106,4 +106,4 @@ def _check_entry(entry: Entry) -> None:
     if method.replaces_base:
         raise UserError(f"{entry.name} trains a base of its own, and the leaderboard is about drafting for one base")
     if method.built_with:
-        raise UserError(f"{entry.name} drafts from what {method.built_with} builds, and nobody else has yours")
+        raise UserError(f"{entry.name} drafts from what {method.built_with} builds, which is not trained")

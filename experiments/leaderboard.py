@@ -14,12 +14,14 @@ from experiments.prompts import prompts_digest
 from experiments.rows import Terms, data_of, enter
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
+from jaxspec.errors import UserError
 from jaxspec.files import alone_in, writable
 from jaxspec.training.data import prepare_answers
 from jaxspec.training.examples import select_prompts
 from jaxspec.weights.load import Model, load_model
 
 _ROWS = "leaderboard"  # folder of the rows, beside the page
+_DTYPE = "float32"  # on accelerators, too: rounding is to decide nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +79,7 @@ def answers(options: Answers) -> None:
     """Make what is not there yet."""
     enable_compilation_cache()
     terms = Terms()
-    make_answers(terms, load_model(terms.model), writable(Path(options.output)))
+    make_answers(terms, load_model(terms.model, _DTYPE), writable(Path(options.output)))
     print(f"prompts {prompts_digest()}, answers in {options.output}")
 
 
@@ -92,11 +94,13 @@ def enter_one(options: Enter) -> None:
     entry, terms = find_entry(options.entry, options.learning_rate), Terms().times(options.multiple)
     if options.name:
         entry = dataclasses.replace(entry, name=options.name)
+    if Path(entry.name).name != entry.name:
+        raise UserError(f"--name {entry.name!r}: give the name of a file, without folders")
     docs, output = Path(options.docs), writable(Path(options.output))
     rows = writable(docs / _ROWS)
     with alone_in(writable(output / entry.name)):
         enable_compilation_cache()
-        enter(entry, terms, load_model(terms.model), output, rows, options.time)
+        enter(entry, terms, load_model(terms.model, _DTYPE), output, rows, options.time)
     print(f"written to {rows / entry.name}.json and {write_page(rows, docs)}")
 
 

@@ -113,8 +113,8 @@ def _tables(rows: Rows) -> list[str]:
         ),
         *_section(
             "Fixed trees",
-            f"With {FIXED} nodes: the same tree for all, the first nodes of Medusa's published one; and each one's "
-            "best by its own accuracies, for methods without training a chain.",
+            f"With {FIXED} nodes: the same tree for all, the first nodes of Medusa's published one, as far as a method "
+            "drafts; and each one's best by its own accuracies, for methods without training a chain.",
             ["method", "same tree", "own tree"],
             trees,
         ),

@@ -13,7 +13,7 @@ from jaxspec.drafting.budget import Budget
 from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.drafting.method import Method
 from jaxspec.drafting.source import Source
-from jaxspec.drafting.tree import medusa
+from jaxspec.drafting.tree import chain, medusa
 from jaxspec.errors import UserError
 from jaxspec.machine import device_name
 from jaxspec.progress import Progress
@@ -53,8 +53,9 @@ def score(drafter: Drafter, data: DataConfig) -> dict[str, Any]:
         budgets = {nodes: with_sources(drafter, sources, f"best:{rows_of(nodes, sources)}") for nodes in NODES}
         found[name] = {nodes: _replayed(recordings, best, chosen) for nodes, best in budgets.items()}
     alone = with_sources(drafter, drafter.sources[:1], f"best:{rows_of(FIXED, drafter.sources[:1])}")
-    own = f"sparse:{FIXED}" if alone.source.accuracy else None
-    for name, tree in (("same", same_tree(alone.source.method)), ("own", own)):
+    method = alone.source.method
+    own = f"sparse:{FIXED}" if alone.source.accuracy else chain(method.usual_depth)
+    for name, tree in (("same", same_tree(method)), ("own", own)):
         found[name] = _replayed(recordings, alone.with_tree(tree), [0])
     return found
 

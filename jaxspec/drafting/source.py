@@ -48,7 +48,7 @@ class Source:
       adapter: what it was made from; None for a method that takes none, or where other weights took its place.
       draft_vocabulary: V', how many of the base's most frequent tokens it may draft; 0: all.
       calibration: `greedy` or `sampled`, in place of the adapter's and the method's own.
-      weights: names those that took the place of an adapter.
+      weights: names those that came to the adapter's, or took its place.
     """
 
     method: Method
@@ -67,7 +67,7 @@ class Source:
     def digest(self) -> str:
         """Names what it drafts with: weights, or settings that are not the defaults; empty without any."""
         if self.adapter or self.weights:
-            return self.adapter.digest if self.adapter else self.weights
+            return "+".join(filter(None, (self.adapter and self.adapter.digest, self.weights)))
         return self.method.spec if self.method.spec != self.method.name else ""
 
     @property

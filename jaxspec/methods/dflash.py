@@ -315,8 +315,8 @@ class DFlash(Method):
         if not self.markov_rank:
             return offer_ranked(drafting, logits, jnp.ones(logits.shape[:2], bool))
 
-        def expand(parents: Parents, memory: Any) -> tuple[jax.Array, Any]:
-            return logits[:, parents.level, None] + self._markov(trainable, base.embed(parents.tokens)), memory
+        def expand(parents: Parents, nothing: Any) -> tuple[jax.Array, Any]:
+            return logits[:, parents.level, None] + self._markov(trainable, base.embed(parents.tokens)), nothing
 
         return offer_levels(drafting, expand, best=not drafting.fixed)
 

@@ -71,7 +71,9 @@ class DraftModel(Method):
         if not 0 < self.confidence < 1:
             raise UserError(f"draft_model: confidence must be between 0 and 1, got {self.confidence}")
         if not self.layers or list(self.layers) != sorted({*self.layers}):
-            raise UserError(f"draft_model: layers must rise, each once, got {', '.join(map(str, self.layers))}")
+            raise UserError(
+                f"draft_model: layers must be different and in ascending order, got {', '.join(map(str, self.layers))}"
+            )
         check_weights(self.name, self.alignment, self.labels)
 
     @property
@@ -122,9 +124,10 @@ class DraftModel(Method):
 
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
         """In the base's dtype, and with its own part of the projection where few tokens may be drafted."""
+        weights = base.params["lm_head"].dtype
 
         def typed(path: tuple, x: jax.Array) -> jax.Array:
-            return x.astype(param_dtype(jax.tree_util.keystr(path, simple=True, separator="/"), base.dtype))
+            return x.astype(param_dtype(jax.tree_util.keystr(path, simple=True, separator="/"), weights))
 
         params = jax.tree.map_with_path(typed, trainable)
         if self.shapes is not None and base.draft_vocabulary is not None:

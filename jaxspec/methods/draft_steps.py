@@ -218,7 +218,7 @@ def with_steps(source: Source, adapter: Adapter) -> Source:
         raise UserError(f"draft-adapter: {adapter.method.name} has no probes; PPD has, and every method like it")
     settings = {field.name: getattr(source.method, field.name) for field in dataclasses.fields(DraftModel)}
     method = SteppedDraftModel(**settings, inner=adapter.method)
-    weights = f"{source.weights}+{adapter.digest}"
+    weights = "+".join(filter(None, (source.weights, adapter.digest)))
     return dataclasses.replace(
         source, method=method, trainable=source.trainable | {"inner": adapter.trainable}, weights=weights
     )

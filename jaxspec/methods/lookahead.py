@@ -202,4 +202,4 @@ class Jacobi(UntrainedMethod):
         """The guesses, one after the other."""
         tokens = guesses[:, : self.distances(drafting), None]
         log_p = jnp.full(tokens.shape, jnp.log(_CHANCE), jnp.float32)
-        return knowing_noise(drafting, Offer(tokens, tokens >= 0, log_p, jnp.zeros_like(tokens)))
+        return knowing_noise(drafting, Offer(tokens, jnp.ones(tokens.shape, bool), log_p, jnp.zeros_like(tokens)))

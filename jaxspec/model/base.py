@@ -69,7 +69,7 @@ class Base:
 
     def project(self, x: jax.Array) -> jax.Array:
         """Normalised hidden states [..., D] to float32 logits [..., V]."""
-        return self.decoder.apply({"params": self.params}, x, method="project")
+        return self.decoder.apply({"params": self.params}, x.astype(self.dtype), method="project")
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Hidden states [..., D] of the last layer to float32 logits [..., V]."""
@@ -83,7 +83,7 @@ class Base:
         """Normalised hidden states [..., D] to float32 logits of the tokens that may be drafted, [..., V']."""
         if self.draft_vocabulary is None:
             return self.project(x)
-        return product(x, self.draft_vocabulary.columns, preferred_element_type=wide(x))
+        return product(x.astype(self.dtype), self.draft_vocabulary.columns, preferred_element_type=wide(x))
 
     def draft_part(self, x: jax.Array) -> jax.Array:
         """What concerns the tokens that may be drafted: [..., V] to [..., V']."""

@@ -47,7 +47,8 @@ class LatencyConfig:
       batch_sizes: prompts decoded together.
       cache_lengths: slots of the cache.
       rounds: measurements of each step, all sizes in turn.
-      dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
+      dtype: of the weights, or exact: bfloat16 weights, with all else as exact as in float32; default float32 on CPU,
+        bfloat16 elsewhere.
     """
 
     models: tuple[str, ...] = (DEFAULT_MODEL,)
@@ -80,7 +81,8 @@ def check_fits(name: str, shapes: ModelConfig, dtype: str, config: LatencyConfig
     itemsize, rows = weights_dtype(dtype).itemsize, min(config.rows) * min(config.batch_sizes)
     copies = 2 if jax.default_backend() == "cpu" and rows <= FEW_ROWS else 1  # a second layout, for few rows on CPU
     needed = copies * sum(leaf.size for leaf in jax.tree.leaves(abstract_params(shapes))) * itemsize
-    largest = cache_bytes(shapes, max(config.batch_sizes), max(config.cache_lengths), itemsize)
+    in_cache = 4 if dtype == "exact" else itemsize
+    largest = cache_bytes(shapes, max(config.batch_sizes), max(config.cache_lengths), in_cache)
     needed += (len(config.rows) + 1) * largest  # every number of rows has a state of its own, and a copy is at work
     if needed > 0.9 * device_memory():
         sizes = f"{needed / 2**30:.1f} GiB and the device has {device_memory() / 2**30:.1f} GiB"

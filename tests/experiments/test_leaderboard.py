@@ -10,6 +10,7 @@ import pytest
 import experiments.leaderboard
 import experiments.rows
 from experiments.entries import Entry, find_entry
+from experiments.leaderboard import Enter, enter_one
 from experiments.leaderboard_page import read_rows, write_page
 from experiments.prompts import prompts_digest
 from experiments.rows import Row, Terms, enter, run_of, try_rate
@@ -137,6 +138,9 @@ def test_what_cannot_enter(tmp_path):
     }.items():
         with pytest.raises(UserError, match=message):
             find_entry(word)
+    with pytest.raises(UserError, match="--name 'a/b': give the name of a file, without folders"):
+        enter_one(Enter("suffix", name="a/b", output=str(tmp_path), docs=str(tmp_path)))
+    assert find_entry("draft_model").method.layers == (0, 1, 29)
 
 
 def test_a_row_is_of_one_entry(tmp_path):

@@ -13,8 +13,9 @@ from jaxspec.decoding.loop import decode
 from jaxspec.drafting.adapter import Adapter
 from jaxspec.drafting.drafter import autoregressive, make_drafter
 from jaxspec.errors import UserError
-from jaxspec.methods import DraftModel, load_drafter
+from jaxspec.methods import PPD, DraftModel, load_drafter
 from jaxspec.methods.draft_source import draft_source
+from jaxspec.methods.draft_steps import with_steps
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.weights.load import save_model
@@ -200,8 +201,8 @@ def test_windows_stay_with_their_layers():
     [
         ({"layers": (0, 3)}, "layers must be among 0 to 2 of this base, got 0, 3"),
         ({"layers": (-1, 2)}, "layers must be among 0 to 2"),
-        ({"layers": (2, 0)}, "layers must rise, each once, got 2, 0"),
-        ({"layers": ()}, "layers must rise"),
+        ({"layers": (2, 0)}, "layers must be different and in ascending order, got 2, 0"),
+        ({"layers": ()}, "layers must be different"),
         ({"confidence": 0}, "confidence must be between 0 and 1, got 0"),
         ({"confidence": 1.0}, "confidence must be between 0 and 1, got 1.0"),
         ({"beam": 0}, "beam must be at least 1"),
@@ -264,5 +265,7 @@ def test_one_no_smaller_than_the_base_is_only_warned_of(tiny):
 
 def test_choices_are_of_one_draft_model(tiny):
     """What tune.py found for one says nothing of another."""
-    digests = {load_drafter("draft_model", tiny, draft_model=make_tiny(seed=seed)).digest for seed in (1, 2)}
-    assert len(digests) == 2
+    sources = [load_drafter("draft_model", tiny, draft_model=make_tiny(seed=seed)).source for seed in (1, 2)]
+    sources.append(dataclasses.replace(sources[0], weights="", adapter=Adapter(DraftModel(), {}, "base", {})))
+    stepped = [with_steps(source, Adapter(PPD(), {}, "draft", {})) for source in sources]
+    assert len({source.digest for source in [*sources, *stepped]}) == 6
