@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.drafting.adapter import Adapter
-from jaxspec.drafting.draft import Accepted, Draft, Drafting, Drawn, Offer, PyTree, rank
-from jaxspec.drafting.method import Seen, Step
+from jaxspec.drafting.draft import Draft, Drafting, Drawn, Offer, PyTree, rank
+from jaxspec.drafting.method import Seen
 from jaxspec.drafting.source import Source
 from jaxspec.drafting.tree import Tree
 from jaxspec.errors import UserError
@@ -100,7 +100,7 @@ class SteppedDraftModel(DraftModel):
         states, rows = self._run(drafting, draft, cache, seen.first)
         new = {
             "newest": states[last][jnp.arange(len(seen.length)), seen.length],
-            "probes": self._probes(drafting, draft, states, seen.length, method_state["probes"]),
+            "probes": self._probes(drafting, draft, states, seen.length),
         }
 
         def read(new: jax.Array, old: jax.Array) -> jax.Array:
@@ -119,13 +119,10 @@ class SteppedDraftModel(DraftModel):
         own = jax.tree.map(lambda x: x[:, :, : draft.tokens.shape[1]], kv)
         return {layer: x[:, 0] for layer, x in states.items()}, own
 
-    def _probes(
-        self, drafting: Drafting, draft: Draft, states: dict[int, jax.Array], node: jax.Array, old: PyTree
-    ) -> PyTree:
+    def _probes(self, drafting: Drafting, draft: Draft, states: dict[int, jax.Array], node: jax.Array) -> PyTree:
         """What the inner method remembers of the probes behind one node [B] of a chain."""
-        step = Step(draft, states, None, Accepted(None, None, node, None))
-        own = drafting.replace(base=self.second_base(drafting.trainable, drafting.base))
-        return self.inner.observe(own, Seen(draft.tokens, None, node, None, {}, step), old)
+        own = self.second_base(drafting.trainable, drafting.base)
+        return self.inner.behind(own, draft.tree, states, node)
 
     def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
         """A chain and what is ranked beside it, in as few passes as the probes allow."""
@@ -162,7 +159,7 @@ class SteppedDraftModel(DraftModel):
             return chain.write(at, levels).replace(
                 cache=commit(chain.cache, rows, position + at),
                 count=jnp.where(going, chain.count + taken + 1, chain.count),
-                probes=self._probes(drafting, draft, states, taken, chain.probes),
+                probes=self._probes(drafting, draft, states, taken),
                 passes=chain.passes + jnp.any(going),
             )
 

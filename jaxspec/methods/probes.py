@@ -21,7 +21,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -30,6 +30,7 @@ import numpy as np
 
 from jaxspec.drafting.draft import Draft, Drafting, Offer, PyTree, offer_ranked
 from jaxspec.drafting.method import Batch, Method, Seen, check_choices
+from jaxspec.drafting.tree import Tree
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_decay, future_loss
 from jaxspec.model.base import Base
@@ -314,10 +315,21 @@ class ProbeMethod(Method, abc.ABC):
         """The probes of the last accepted node; a prompt has none."""
         if seen.step is None:
             return method_state
-        tree, B, n = seen.step.draft.tree, len(seen.first), self.probe_rows
-        probes = tree.probe_of[jnp.arange(B), seen.step.accepted.node]  # [B, M]
+        return self.behind(drafting.base, seen.step.draft.tree, seen.step.states, seen.step.accepted.node)
+
+    def behind(self, base: Base, tree: Tree, states: Mapping[int, jax.Array], node: jax.Array) -> PyTree:
+        """What is remembered of the probes behind one node of every batch row.
+
+        Args:
+          base: the decoder that ran them.
+          tree: whose nodes and probes they were.
+          states: {layer: hidden states [B, R, D]} of the rows.
+          node: [B] int32.
+        """
+        B, n = len(node), self.probe_rows
+        probes = tree.probe_of[jnp.arange(B), node]  # [B, M]
         rows = tree.num_nodes + jnp.maximum(probes, 0)[..., None] * n + np.arange(n)  # [B, M, n]
-        exits = (seen.step.states[at][jnp.arange(B)[:, None, None], rows] for at in self.exit_layers(drafting.base))
+        exits = (states[at][jnp.arange(B)[:, None, None], rows] for at in self.exit_layers(base))
         return {
             "exits": tuple(x.reshape(B, self.distances, -1) for x in exits),
             "distance": jnp.take_along_axis(tree.probe_distance, jnp.maximum(probes, 0), axis=1),
