@@ -16,7 +16,7 @@ from jaxspec.config import MeshConfig, ModelConfig, SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.job import bucket, cache_capacity
 from jaxspec.decoding.loop import decode, prefill, start
-from jaxspec.decoding.state import Decoding, state_names
+from jaxspec.decoding.state import DecodeState, Decoding, state_names
 from jaxspec.drafting.drafter import DeviceDrafter
 from jaxspec.drafting.method import Batch
 from jaxspec.drafting.sampling import make_sampler
@@ -97,15 +97,16 @@ def dry_run_decoding(
     capacity = cache_capacity(length, config.method.max_distance)
     drafters = [DeviceDrafter((), StaticTree(from_paths([]).arrays(0)))]
     drafters += [_abstract_drafter(config, base, mesh, tree) for rows in ROWS[1:] if (tree := _tree(config, rows))]
+    begun = {_rows(drafter): _begun(base, drafter, mesh, batch_size, capacity) for drafter in drafters}
+    decoding, state = list(begun.values())[-1]
     return {
         "parameters": size(base.params),
         "trainable": size(jax.eval_shape(lambda base: config.method.init(jax.random.key(0), base), base)),
         "weights_bytes": device_bytes(base.params),
         "cache_bytes": _cache_bytes(config.shapes, batch_size, capacity, base.dtype, mesh),
-        "steps": {
-            _rows(drafter): measure_needs(_lower_decoding(base, drafter, mesh, batch_size, capacity), chip)
-            for drafter in drafters
-        },
+        "drafter_bytes": device_bytes([source.trainable for source in decoding.drafter.sources]),
+        "drafter_state_bytes": device_bytes(state.method_states),
+        "steps": {rows: measure_needs(_lower_decoding(*both, mesh), chip) for rows, both in begun.items()},
     }
 
 
@@ -124,7 +125,8 @@ def decoding_lines(name: str, config: RunConfig, mesh: MeshConfig, found: dict[s
     """The figures of `dry_run_decoding` for people."""
     return [
         *_head(name, config, mesh, found),
-        f"per device  weights {readable(found['weights_bytes'])}, cache {readable(found['cache_bytes'])}",
+        f"per device  weights {readable(found['weights_bytes'])}, cache {readable(found['cache_bytes'])}; "
+        f"of the drafter weights {readable(found['drafter_bytes'])}, state {readable(found['drafter_state_bytes'])}",
         *(f"{rows:>3} row{'s' if rows > 1 else ' '}    {needs_text(step)}" for rows, step in found["steps"].items()),
     ]
 
@@ -184,8 +186,10 @@ def _rows(drafter: DeviceDrafter) -> int:
     return tree.num_nodes + sum(tree.num_probes * method.probe_rows + method.further_rows for method in methods)
 
 
-def _lower_decoding(base: Base, drafter: DeviceDrafter, mesh: Mesh, batch_size: int, capacity: int) -> Lowered:
-    """One step of the decoding loop."""
+def _begun(
+    base: Base, drafter: DeviceDrafter, mesh: Mesh, batch_size: int, capacity: int
+) -> tuple[Decoding, DecodeState]:
+    """What the decoding loop takes."""
     tokens, lengths = _ints((batch_size, _PROMPT)), _ints((batch_size,))
     decoding = Decoding(base, drafter, make_sampler(SamplingConfig()), jnp.zeros(1, jnp.int32), Match())
 
@@ -196,8 +200,13 @@ def _lower_decoding(base: Base, drafter: DeviceDrafter, mesh: Mesh, batch_size: 
 
     state = jax.eval_shape(begin, decoding, tokens, lengths)
     places = jax.tree.map(lambda x: NamedSharding(mesh, partition(mesh, x.shape, state_names(x))), state)
+    return decoding, with_shardings(state, places)
+
+
+def _lower_decoding(decoding: Decoding, state: DecodeState, mesh: Mesh) -> Lowered:
+    """One step of the decoding loop."""
     with in_mesh(mesh):
-        return decode.lower(decoding, with_shardings(state, places), _ints(()))
+        return decode.lower(decoding, state, _ints(()))
 
 
 def _cache_bytes(shapes: ModelConfig, batch_size: int, capacity: int, dtype: jnp.dtype, mesh: Mesh) -> int:

@@ -15,7 +15,7 @@ from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, readabl
 from jaxspec.config import DataConfig, MeshConfig, TrainConfig
 from jaxspec.decoding.loop import prefill
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, SPACE, HiddenTransfer
+from jaxspec.methods import PPD, SPACE, DraftModel, HiddenTransfer
 from jaxspec.model.base import Base
 from jaxspec.parallel.chips import CHIPS, absent_mesh
 from jaxspec.training.configs import load_config, load_configs
@@ -89,11 +89,11 @@ def test_zero_2_holds_weights_whole(mesh):
     assert "unread weights" in training_lines("tiny", run, three)[-1]
 
 
-SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in (SPACE(), HiddenTransfer(layers=(0, 1, 1)))]
+METHODS = [PPD(), SPACE(), HiddenTransfer(layers=(0, 1, 1)), DraftModel(layers=(0, 2))]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [PPD(), *SLOW], ids=lambda method: method.name)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_steps_of_1_16_and_64_rows(mesh, method):
     run = dataclasses.replace(RUN, method=method, draft_vocabulary=12)
     found = dry_run_decoding(run, mesh, CHIPS["v5e"], 2, 128)
@@ -103,6 +103,8 @@ def test_steps_of_1_16_and_64_rows(mesh, method):
     assert found["trainable"] == size(method.abstract(TINY))
     words = f"{found['parameters']:,} of the base, {found['trainable']:,} trainable"
     assert words in decoding_lines("tiny", run, MESH, found)[1]
+    assert (found["drafter_state_bytes"] > found["cache_bytes"] / 2) == isinstance(method, DraftModel)  # 2 of 3 layers
+    assert most["arguments"] - one["arguments"] > 0.9 * (found["drafter_bytes"] + found["drafter_state_bytes"])
     assert all(step["fits"] for step in found["steps"].values())
     assert one["memory_seconds"] == one["arguments"] / CHIPS["v5e"].bandwidth
 
