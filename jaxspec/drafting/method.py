@@ -106,6 +106,7 @@ class Method:
     calibration: ClassVar[Mapping[str, Calibration]] = {}  # of methods without adapter: `greedy` and `sampled`
     built_with: ClassVar[str] = ""  # the program that makes its adapter, where it has one that is built and not trained
     kernels: ClassVar[tuple[str, ...]] = ("kernel",)  # leaves of the trainable pytree that `product` multiplies with
+    adjustable: ClassVar[tuple[str, ...]] = ()  # settings that decoding may change where an adapter brings the others
 
     @classmethod
     def takes_adapter(cls) -> bool:

@@ -55,6 +55,7 @@ class DraftModel(Method):
     trainable: ClassVar[bool] = True
     own_passes: ClassVar[bool] = True
     kernels: ClassVar[tuple[str, ...]] = ("kernel", "lm_head")
+    adjustable: ClassVar[tuple[str, ...]] = ("confidence", "beam")
 
     length: int = 8
     layers: tuple[int, ...] = (0,)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import jax
 
@@ -18,12 +21,15 @@ from jaxspec.weights.load import Model, load_model
 _LENGTH = 16  # tokens of a draft at most
 
 
-def draft_source(draft: Model | str | Path, model: Model) -> tuple[Source, str]:
+def draft_source(
+    draft: Model | str | Path, model: Model, settings: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Source, str]:
     """A base that drafts for another one, and a warning, if there is one.
 
     Args:
       draft: the draft model, or its name or path, to be loaded on the same devices and in the same dtype.
       model: whom it drafts for.
+      settings: of `DraftModel`, other than the defaults.
 
     Raises:
       UserError: there is no such base, or it has another vocabulary or tokenizer; the message says which tokens differ.
@@ -32,10 +38,15 @@ def draft_source(draft: Model | str | Path, model: Model) -> tuple[Source, str]:
         mesh = mesh_of(model.params)
         draft = load_model(str(draft), model.precision, MeshConfig(**mesh.shape) if mesh else MeshConfig())
     _check_vocabulary(draft, model)
-    warning = ""
+    warning, reads = "", draft.config.max_positions
     if _size(draft) >= _size(model):
         warning = f"warning: draft model {draft.name!r} is no smaller than the base: it will not pay"
-    return Source(DraftModel(length=_LENGTH, shapes=draft.config), draft.params, weights=draft.fingerprint), warning
+    elif reads < model.config.max_positions:
+        warning = (
+            f"warning: draft model {draft.name!r} has learned texts of {reads} tokens, and drafts badly behind that"
+        )
+    method = DraftModel(**{"length": _LENGTH, "shapes": draft.config} | dict(settings))
+    return Source(method, draft.params, weights=draft.fingerprint), warning
 
 
 def _size(model: Model) -> int:

@@ -61,7 +61,8 @@ def load_drafter(
 
     Args:
       name: a key of `METHODS`; for a union several of them, as a list or joined as in `medusa+prompt_lookup`. One
-        without adapter may have settings: `lookahead:window=5,ngram=4`.
+        without adapter may have settings: `lookahead:window=5,ngram=4`; one with an adapter those that its class calls
+        `adjustable`: `draft_model:confidence=0.5`.
       model: the base.
       adapter: folder of a trained adapter, or of a datastore; default the one that ships for this method and base. In a
         union it goes to the method that it belongs to.
@@ -80,7 +81,7 @@ def load_drafter(
       UserError: an unknown method, methods that cannot be joined, no adapter, one of another method or base, a draft
         model with other tokens, or a tree that does not fit.
     """
-    drafter = _join(parse_methods(name), model, adapter, draft_model, draft_adapter)
+    drafter = _join(_parsed(name), model, adapter, draft_model, draft_adapter)
     if tree != "auto":
         return drafter.with_tree(tree, draft_vocabulary, drafter.note)
     if draft_vocabulary is not None:
@@ -94,18 +95,19 @@ def _check_known(name: str) -> None:
 
 
 def method_names(name: str | Sequence[str]) -> list[str]:
-    """The names of a union's methods, or of the one; as `parse_methods`."""
-    return [method.name for method in parse_methods(name)]
-
-
-def parse_methods(name: str | Sequence[str]) -> list[Method]:
-    """The methods of a union, or the one, with their settings, as in `lookahead:window=5,ngram=4+suffix`.
+    """The names of a union's methods, or of the one.
 
     Raises:
       UserError: an unknown one, settings that it does not have, or some that cannot be joined.
     """
+    return [method.name for method, _ in _parsed(name)]
+
+
+def _parsed(name: str | Sequence[str]) -> list[tuple[Method, dict[str, Any]]]:
+    """The methods of a union, or the one, with their settings, as in `lookahead:window=5,ngram=4+suffix`."""
     texts = name.split("+") if isinstance(name, str) else list(name)
-    methods = [_parse_method(text) for text in texts]
+    parsed = [_parse_method(text) for text in texts]
+    methods = [method for method, _ in parsed]
     joined, names = "+".join(texts), [method.name for method in methods]
     for method in methods:
         if names.count(method.name) > 1:
@@ -117,17 +119,19 @@ def parse_methods(name: str | Sequence[str]) -> list[Method]:
         raise UserError(f"{joined}: only one method of a union can have probes or a window, got {' and '.join(adding)}")
     if not names:
         raise UserError("a union needs at least one method")
-    return methods
+    return parsed
 
 
-def _parse_method(text: str) -> Method:
-    """A method by its name, with the settings behind it. Raises UserError for what it does not have."""
+def _parse_method(text: str) -> tuple[Method, dict[str, Any]]:
+    """A method by its name, and the settings behind it. Raises UserError for what it does not have."""
     name, _, given = text.partition(":")
     _check_known(name)
     cls, settings = METHODS[name], {}
-    if given and cls.takes_adapter():
-        raise UserError(f"{text}: the settings of {name} are those of its adapter")
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    if cls.takes_adapter():
+        defaults = {setting: defaults[setting] for setting in cls.adjustable}
+        if given and not defaults:
+            raise UserError(f"{text}: the settings of {name} are those of its adapter")
     for part in given.split(",") if given else []:
         setting, _, value = part.partition("=")
         if setting not in defaults:
@@ -139,18 +143,18 @@ def _parse_method(text: str) -> Method:
         except ValueError:
             kinds = {int: "a whole number", float: "a number"}
             raise UserError(f"{text}: {setting} must be {kinds[kind]}, got {value!r}") from None
-    return cls(**settings)
+    return cls(**settings), settings
 
 
 def _join(
-    methods: Sequence[Method],
+    parsed: Sequence[tuple[Method, dict[str, Any]]],
     model: Model,
     adapter: str | Path | None,
     draft_model: Model | str | Path | None,
     draft_adapter: str | Path | None,
 ) -> Drafter:
     """The methods with their adapters, on the base that they decode on."""
-    names = [method.name for method in methods]
+    names = [method.name for method, _ in parsed]
     note, trained = "", [name for name in names if METHODS[name].trainable]
     folders = {} if adapter is None else {_owner(names, Path(adapter)): adapter}
     for what, given in {"draft model": draft_model, "draft adapter": draft_adapter}.items():
@@ -162,13 +166,13 @@ def _join(
         if not isinstance(draft_model, Model) and (Path(draft_model) / "adapter.json").exists():
             folders[DraftModel.name], draft_model = draft_model, None
     sources, own = [], model
-    for plain in methods:
+    for plain, settings in parsed:
         name = plain.name
         if not plain.takes_adapter():
             sources.append(Source(plain, {}))
             continue
         if draft_model is not None and name == DraftModel.name:
-            source, note = draft_source(draft_model, model)
+            source, note = draft_source(draft_model, model, settings)
             sources.append(source)
             continue
         loaded = open_adapter(name, model, folders.get(name))
@@ -178,7 +182,7 @@ def _join(
                 f"{'+'.join(names)}: {name} tunes the base, and the other adapters are of the base as it was"
             )
         own = own if decodes is model else decodes
-        sources.append(Source(method, trainable, loaded))
+        sources.append(Source(dataclasses.replace(method, **settings), trainable, loaded))
     if draft_adapter is not None:
         sources = [_stepped(source, Path(draft_adapter), model) for source in sources]
     return Drafter(tuple(sources), own, from_paths([]), note)

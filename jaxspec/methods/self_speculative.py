@@ -46,6 +46,7 @@ class SelfSpeculative(UntrainedMethod):
     name: ClassVar[str] = "self_speculative"
     built_with: ClassVar[str] = "tune.py"
     own_passes: ClassVar[bool] = True
+    adjustable: ClassVar[tuple[str, ...]] = ("threshold", "acceptance")
 
     length: int = 8
     skip_attention: tuple[int, ...] = ()

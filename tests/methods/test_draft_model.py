@@ -263,6 +263,21 @@ def test_one_no_smaller_than_the_base_is_only_warned_of(tiny):
     assert drafter.note == "warning: draft model 'tiny' is no smaller than the base: it will not pay"
 
 
+def test_one_that_has_learned_shorter_texts_is_warned_of(tiny):
+    draft = make_tiny(dataclasses.replace(TINY, num_layers=1, max_positions=64))
+    note = load_drafter("draft_model", tiny, draft_model=draft).note
+    assert note == "warning: draft model 'tiny' has learned texts of 64 tokens, and drafts badly behind that"
+
+
+def test_confidence_and_beam_are_settings_of_decoding(tiny):
+    draft = make_tiny(dataclasses.replace(TINY, num_layers=1))
+    method = load_drafter("draft_model:confidence=0.6,beam=2", tiny, draft_model=draft).source.method
+    assert (method.confidence, method.beam, method.shapes) == (0.6, 2, draft.config)
+    for name, message in (("draft_model:layers=1", "no setting 'layers'"), ("draft_model:beam=0", "beam must be at")):
+        with pytest.raises(UserError, match=message):
+            load_drafter(name, tiny, draft_model=draft)
+
+
 def test_choices_are_of_one_draft_model(tiny):
     """What tune.py found for one says nothing of another."""
     sources = [load_drafter("draft_model", tiny, draft_model=make_tiny(seed=seed)).source for seed in (1, 2)]
