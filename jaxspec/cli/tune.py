@@ -113,7 +113,7 @@ def choose(options: Options) -> None:
     if not drafter.drafts:
         raise UserError(choose_tree(drafter).note)
     prompts = unseen_by_all(drafter, options.prompts, options.column)
-    one = len(drafter.sources) == 1 and drafter.source.trained
+    one = len(drafter.sources) == 1 and drafter.source.trained and not drafter.source.method.chains
     check, measure = (check_tuning, tune) if one else (check_union, tune_union)
     check(options, drafter, prompts)
     output = writable(Path(options.output) if options.output else choice_folder(drafter))

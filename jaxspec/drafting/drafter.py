@@ -231,4 +231,7 @@ def _plan(source: Source, layers: int, tree: str | TreePlan | Sequence[Path] | N
         raise UserError(f"a tree of {method.name} is 1 to {method.max_distance} candidates deep, not {plan.depth}")
     if len(plan.states) > 1 and not method.probe_distances:
         raise UserError(f"{method.name} has no probes: it takes one tree, not {len(plan.states)} that depend on them")
+    followed = {path[:-1] for state in plan.states for path in state.paths}
+    if method.chains and len(followed) > plan.depth:
+        raise UserError(f"{method.name}: it drafts a chain here: give the tree chain:N or best:N")
     return plan

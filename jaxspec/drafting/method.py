@@ -104,6 +104,7 @@ class Method:
     trainable: ClassVar[bool] = False
     own_passes: ClassVar[bool] = False  # `offer` runs layers, and rests where no row wants a draft or none pays
     calibration: ClassVar[Mapping[str, Calibration]] = {}  # of methods without adapter: `greedy` and `sampled`
+    chains: ClassVar[bool] = False  # a fixed draft of it is a chain, beside which no other candidates are followed
     built_with: ClassVar[str] = ""  # the program that makes its adapter, where it has one that is built and not trained
     kernels: ClassVar[tuple[str, ...]] = ("kernel",)  # leaves of the trainable pytree that `product` multiplies with
     adjustable: ClassVar[tuple[str, ...]] = ()  # settings that decoding may change where an adapter brings the others

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import flax.struct
 import jax
@@ -75,6 +76,8 @@ class SteppedDraftModel(DraftModel):
       inner: that method, whose prepared pytree is the entry `inner`.
     """
 
+    chains: ClassVar[bool] = True
+
     inner: ProbeMethod = PPD()
 
     def second_base(self, trainable: PyTree, base: Base) -> Base:
@@ -126,8 +129,6 @@ class SteppedDraftModel(DraftModel):
 
     def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
         """A chain and what is ranked beside it, in as few passes as the probes allow."""
-        if drafting.fixed and max(drafting.tree.inner) > 1:
-            raise UserError("draft_model: with a draft adapter it drafts a chain: give --tree chain:N or best:N")
         n, m = min(drafting.depth, self.length), self.inner.max_distance
         least = -math.inf if drafting.fixed else math.log(self.confidence)
         model = self.second_base(drafting.trainable, drafting.base)

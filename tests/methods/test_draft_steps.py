@@ -76,9 +76,10 @@ def test_adapters_that_do_not_fit(tiny, draft, tmp_path):
 
 
 def test_it_drafts_a_chain(tiny, draft):
-    drafter = load_drafter("draft_model", tiny, draft_model=draft, tree=[(0,), (1,), (0, 0), (1, 0)])
-    with pytest.raises(UserError, match="it drafts a chain: give --tree chain:N or best:N"):
-        generate(stepped(drafter, adapter_of(PPD(), draft)), make_prompts(1), 4)
+    drafter = stepped(load_drafter("draft_model", tiny, draft_model=draft), adapter_of(PPD(), draft))
+    assert drafter.with_tree([(0,), (1,), (0, 0)]).num_rows == 4  # what nothing follows may stand beside it
+    with pytest.raises(UserError, match="draft_model: it drafts a chain here: give the tree chain:N or best:N"):
+        drafter.with_tree([(0,), (1,), (0, 0), (1, 0)])
 
 
 def test_an_adapter_of_the_draft_model_is_found_by_its_fingerprint(tiny, tmp_path):
