@@ -75,7 +75,8 @@ def load_drafter(
       temperature: of sampling, for `auto`; 0 is greedy.
       draft_model: of the method `draft_model`: a base, as `load_model` takes or returns it; or the folder of what
         train.py made of this one's layers. Default the one that ships for this base.
-      draft_adapter: folder of an adapter of PPD, or of another method with probes, for the draft model.
+      draft_adapter: folder of an adapter of PPD, or of another method with probes, for the draft model; or the name of
+        the method, for the adapter of it that ships for the draft model.
 
     Raises:
       UserError: an unknown method, methods that cannot be joined, no adapter, one of another method or base, a draft
@@ -184,17 +185,22 @@ def _join(
         own = own if decodes is model else decodes
         sources.append(Source(dataclasses.replace(method, **settings), trainable, loaded))
     if draft_adapter is not None:
-        sources = [_stepped(source, Path(draft_adapter), model) for source in sources]
+        sources = [_stepped(source, draft_adapter, model) for source in sources]
     return Drafter(tuple(sources), own, from_paths([]), note)
 
 
-def _stepped(source: Source, folder: Path, model: Model) -> Source:
-    """A draft model that drafts in steps of the adapter in a folder; any other source as it is."""
+def _stepped(source: Source, adapter: str | Path, model: Model) -> Source:
+    """A draft model that drafts in steps of an adapter, given like `draft_adapter`; any other source as it is."""
     if not isinstance(source.method, DraftModel):
         return source
-    draft, declared = source.method.second_base(source.trainable, model.base), _declared(folder)
-    config, wanted = draft.decoder.config, declared.get("fingerprint")
-    if wanted != params_fingerprint(config, draft.params):
+    draft = source.method.second_base(source.trainable, model.base)
+    config, fingerprint = draft.decoder.config, params_fingerprint(draft.decoder.config, draft.params)
+    folder = find_shipped(adapter, fingerprint) if adapter in METHODS else Path(adapter)
+    if folder is None:
+        raise UserError(f"no adapter of {adapter} ships for this draft model: train one, or give its folder")
+    declared = _declared(folder)
+    wanted = declared.get("fingerprint")
+    if wanted != fingerprint:
         whose = "the base" if wanted == model.fingerprint else f"another base ({declared.get('base')!r})"
         raise UserError(f"{folder}: a draft adapter belongs to the draft model, and this one to {whose}")
     return with_steps(source, load_adapter(folder, config))

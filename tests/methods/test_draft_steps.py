@@ -82,8 +82,12 @@ def test_it_drafts_a_chain(tiny, draft):
         drafter.with_tree([(0,), (1,), (0, 0), (1, 0)])
 
 
-def test_an_adapter_of_the_draft_model_is_found_by_its_fingerprint(tiny, tmp_path):
+def test_an_adapter_of_the_draft_model_is_found_by_its_fingerprint(tiny, tmp_path, monkeypatch):
     draft = make_tiny(dataclasses.replace(TINY, num_layers=2), seed=1)
     save_adapter(tmp_path, adapter_of(PPD(), draft))
     drafter = load_drafter("draft_model", tiny, draft_model=draft, draft_adapter=tmp_path)
     assert drafter.source.method.inner == PPD() and "inner" in drafter.on_device.sources[0].trainable
+    with pytest.raises(UserError, match="no adapter of ppd ships for this draft model"):
+        load_drafter("draft_model", tiny, draft_model=draft, draft_adapter="ppd")
+    monkeypatch.setattr("jaxspec.methods.loading.find_shipped", lambda name, fingerprint: tmp_path)
+    assert load_drafter("draft_model", tiny, draft_model=draft, draft_adapter="ppd").source.method.inner == PPD()
