@@ -7,7 +7,6 @@ they are what the chip will use.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -16,41 +15,6 @@ from jax.stages import Lowered
 
 from jaxspec.errors import first_line
 from jaxspec.parallel.chips import Chip
-
-
-@dataclasses.dataclass(frozen=True)
-class Needs:
-    """What a compiled step needs of each device.
-
-    Attributes:
-      arguments: bytes of what goes in: weights, state, batch.
-      unread: bytes of the base's weights where a step does without them, because it trains others in their place; they
-        stay on the device.
-      temporaries: bytes of what it makes on the way, and of results that do not take the place of an argument.
-      repeated: bytes of the arguments that every pass reads: the weights.
-      passes: how often it repeats what the next two figures count: forward and backward passes of one update.
-      flops: operations.
-      bytes: read and written, as the compiler counts them: what it copies to faster memory first counts every time.
-    """
-
-    arguments: int
-    unread: int
-    temporaries: int
-    repeated: int
-    passes: int
-    flops: float
-    bytes: float
-
-    def fits(self, chip: Chip) -> bool:
-        """Whether the chip's memory holds it all."""
-        return self.arguments + self.unread + self.temporaries <= chip.memory
-
-    def limits(self, chip: Chip) -> dict[str, float]:
-        """The least seconds that reading all arguments takes, weights in every pass, and the arithmetic."""
-        return {
-            "memory_seconds": (self.arguments + (self.passes - 1) * self.repeated) / chip.bandwidth,
-            "compute_seconds": self.passes * self.flops / chip.flops,
-        }
 
 
 def measure_needs(
@@ -66,7 +30,17 @@ def measure_needs(
       trained: bytes of the trainable pytree.
 
     Returns:
-      The fields of `Needs`; with a chip also `fits` and its limits, or `fits` and the `reason` why not.
+      arguments: bytes of what goes in: weights, state, batch.
+      unread: bytes of the base's weights where a step does without them, because it trains others in their place; they
+        stay on the device.
+      temporaries: bytes of what it makes on the way, and of results that do not take the place of an argument.
+      repeated: bytes of the arguments that every pass reads: the weights.
+      passes: how often it repeats what the next two figures count: forward and backward passes of one update.
+      flops: operations.
+      bytes: read and written, as the compiler counts them: what it copies to faster memory first counts every time.
+      fits: with a chip, whether its memory holds it all; where not, there may be nothing else but the `reason`.
+      memory_seconds: with a chip, the least time that reading all arguments takes, weights in every pass.
+      compute_seconds: with a chip, the least time that the arithmetic takes.
     """
     try:
         compiled = lowered.compile()
@@ -76,17 +50,22 @@ def measure_needs(
         return {"fits": False, "reason": first_line(error)}
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     unread = 0 if jax.tree.leaves(compiled.input_shardings[0][0]) else weights  # without a sharding: not an input
-    needs = Needs(
-        arguments=memory.argument_size_in_bytes,
-        unread=unread,
-        temporaries=memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        repeated=weights - unread + trained,
-        passes=passes,
-        flops=cost.get("flops", 0.0),
-        bytes=cost.get("bytes accessed", 0.0),
-    )
-    figures = dataclasses.asdict(needs)
-    return figures if chip is None else figures | {"fits": needs.fits(chip)} | needs.limits(chip)
+    needs = {
+        "arguments": memory.argument_size_in_bytes,
+        "unread": unread,
+        "temporaries": memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        "repeated": weights - unread + trained,
+        "passes": passes,
+        "flops": cost.get("flops", 0.0),
+        "bytes": cost.get("bytes accessed", 0.0),
+    }
+    if chip is None:
+        return needs
+    return needs | {
+        "fits": needs["arguments"] + unread + needs["temporaries"] <= chip.memory,
+        "memory_seconds": (needs["arguments"] + (passes - 1) * needs["repeated"]) / chip.bandwidth,
+        "compute_seconds": passes * needs["flops"] / chip.flops,
+    }
 
 
 def needs_text(step: dict[str, Any]) -> str:
