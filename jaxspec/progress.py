@@ -37,12 +37,6 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def skip(self, done: int) -> None:
-        """Say that `done` units were finished before this began, so that they count in no rate."""
-        self._first = self._done = done
-        if self._bar is not None:
-            self._bar.initial = self._bar.n = done
-
     def update(self, done: int, note: str = "") -> None:
         """Report that `done` units are finished in all, with a short note on how it goes."""
         if self._bar is not None:

@@ -99,18 +99,18 @@ def _answers(model: Model, data: DataConfig, prompts: dict[int, Selected], limit
     path = cache_file(model, data, limit)
     done = _cached(path, prompts)
     if len(done) < len(prompts):
-        with _opened(path) as file, Progress(label, len(prompts), "answers") as progress:
+        with _opened(path) as file:
             done = _cached(path, prompts)  # another run may have added to them
-            progress.skip(len(done))
             missing = {i: prompt for i, prompt in prompts.items() if i not in done}
             began, generated = time.monotonic(), 0
-            for i, answer in _make(model, data, missing, limit):
-                done[i] = answer
-                row = {"index": i, "prompt": prompts[i].text, "answer": model.decode(answer.answer_tokens)}
-                file.write(json.dumps(row | dataclasses.asdict(answer), ensure_ascii=False) + "\n")
-                file.flush()
-                generated += len(answer.answer_tokens)
-                progress.update(len(done), f"{generated / (time.monotonic() - began):.0f} tokens/s")
+            with Progress(label, len(prompts), "answers", len(done)) as progress:
+                for i, answer in _make(model, data, missing, limit):
+                    done[i] = answer
+                    row = {"index": i, "prompt": prompts[i].text, "answer": model.decode(answer.answer_tokens)}
+                    file.write(json.dumps(row | dataclasses.asdict(answer), ensure_ascii=False) + "\n")
+                    file.flush()
+                    generated += len(answer.answer_tokens)
+                    progress.update(len(done), f"{generated / (time.monotonic() - began):.0f} tokens/s")
     return [done[i] for i in prompts]
 
 
