@@ -161,17 +161,16 @@ def _with_answer(question: Question, around: str) -> str:
     return question.turns[0] + around.replace("{}", question.row[reference[0]])
 
 
-def stratified(questions: Sequence[Question], limit: int, seed: int = 0) -> list[Question]:
+def stratified(questions: Sequence[Question], limit: int) -> list[Question]:
     """At most `limit` questions, the same number from every category where there are enough, in their order.
 
     Args:
       questions: all.
-      limit: how many; 0 is all.
-      seed: of the choice within a category. A smaller choice is part of every larger one.
+      limit: how many; 0 is all. A smaller choice is part of every larger one.
     """
     if not limit or limit >= len(questions):
         return list(questions)
-    shuffled = np.random.default_rng(seed).permutation(len(questions))
+    shuffled = np.random.default_rng(0).permutation(len(questions))
     groups: dict[str, dict[str, list[int]]] = {}
     for index in shuffled:
         question = questions[index]

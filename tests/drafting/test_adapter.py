@@ -11,12 +11,12 @@ from jaxspec.decoding.generate import generate, generate_many, stream
 from jaxspec.drafting.adapter import Adapter, save_adapter
 from jaxspec.drafting.choice import Choice, save_choice
 from jaxspec.drafting.drafter import autoregressive, make_drafter
-from jaxspec.drafting.tree import tree_paths
 from jaxspec.errors import UserError
 from jaxspec.machine import this_machine
 from jaxspec.methods import PPD, SPACE, Medusa, load_adapter, load_drafter
 from jaxspec.model.base import Base
 from tests.helpers.tiny import make_prompts, make_tiny
+from tests.helpers.trees import tree_paths
 
 ACCURACY = [[0.5, 0.2, 0.1], [0.3, 0.1, 0.1], [0.2, 0.1, 0.0]]
 

@@ -1,4 +1,4 @@
-"""Random trees, and random accuracies to build them from."""
+"""Random trees, random accuracies to build them from, and what a tree was built from."""
 
 import random
 
@@ -21,3 +21,11 @@ def random_accuracy(seed, distances, ranks):
     """[M, K], not sorted by rank, which nothing promises; now and then no candidate is right."""
     rng = np.random.default_rng([seed, distances, ranks])
     return rng.dirichlet(np.full(ranks + 1, 0.7), size=distances)[:, :ranks]
+
+
+def tree_paths(tree):
+    """The paths a tree was built from, padding left out."""
+    paths = [()]
+    for node in range(1, tree.num_nodes):
+        paths.append((*paths[tree.parent[node]], int(tree.rank[node])))
+    return [path for path, live in zip(paths, tree.live, strict=True) if live and path]

@@ -21,7 +21,6 @@ from jaxspec.drafting.tree.tree import (
     pad_tree,
     select_trees,
     stack_trees,
-    tree_paths,
 )
 
 __all__ = [
@@ -49,5 +48,4 @@ __all__ = [
     "stack_trees",
     "straightforward",
     "stripped_tree",
-    "tree_paths",
 ]

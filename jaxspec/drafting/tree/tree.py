@@ -228,11 +228,3 @@ def stack_trees(trees: Sequence[Tree]) -> Tree:
 def select_trees(stack: Tree, state: jax.Array) -> Tree:
     """One tree of a stack per batch row: state [B] int32 to arrays with a batch axis."""
     return jax.tree.map(lambda x: jnp.asarray(x)[state], stack)
-
-
-def tree_paths(tree: Tree) -> list[Path]:
-    """The paths a tree was built from, padding left out."""
-    paths: list[Path] = [()]
-    for node in range(1, tree.num_nodes):
-        paths.append((*paths[tree.parent[node]], int(tree.rank[node])))
-    return [path for path, live in zip(paths, tree.live, strict=True) if live and path]

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from jaxspec.drafting.tree import State, chain, expected, from_paths, make_plan, tree_paths
+from jaxspec.drafting.tree import State, chain, expected, from_paths, make_plan
 from jaxspec.drafting.tree.plan import check_accuracy, plan_from_json, plan_to_json
 from jaxspec.errors import UserError
-from tests.helpers.trees import random_accuracy, random_paths
+from tests.helpers.trees import random_accuracy, random_paths, tree_paths
 
 THREE = (
     State(((0,), (1,)), (3, 2, 1), 1),

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.drafting.tree import build_tree, check_paths, pad_tree, select_trees, stack_trees, tree_paths
+from jaxspec.drafting.tree import build_tree, check_paths, pad_tree, select_trees, stack_trees
 from jaxspec.errors import UserError
-from tests.helpers.trees import random_paths
+from tests.helpers.trees import random_paths, tree_paths
 
 
 @pytest.mark.parametrize("seed", range(20))
