@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from jaxspec import DataConfig, TrainConfig, UserError, load_model
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.errors import check_at_least, suggest
-from jaxspec.files import alone_in, read_json, writable, write_atomically
+from jaxspec.files import alone_in, read_json, writable, write_json
 from jaxspec.machine import device_name
 from jaxspec.methods import PPD, load_drafter, open_adapter
 from jaxspec.training.data import prepare_answers
@@ -184,7 +183,7 @@ def main(args: list[str]) -> None:
             left = [label for label in SAMPLED if label not in results["acceptance"]]  # hours: resumes behind the last
             for part, figures in measure(options, names, left or SAMPLED):
                 results[part] |= figures
-                write_atomically(file, json.dumps(results, indent=1).encode())
+                write_json(file, results)
         print(f"written to {write_report(results, docs)}")
 
 

@@ -12,7 +12,7 @@ import json
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.config import SamplingConfig
-from jaxspec.files import read_json, write_atomically
+from jaxspec.files import read_json, write_json
 from jaxspec.methods import METHODS, load_drafter, ships
 from jaxspec.training.calibration import IDENTITY
 from jaxspec.training.examples import unseen_prompts
@@ -61,7 +61,7 @@ def main(args: list[str]) -> None:
         print(name, json.dumps(found), flush=True)
         if adapter:
             file = adapter.folder / "adapter.json"
-            write_atomically(file, json.dumps(read_json(file) | {"calibration": found}, indent=1).encode())
+            write_json(file, read_json(file) | {"calibration": found})
 
 
 if __name__ == "__main__":

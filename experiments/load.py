@@ -21,7 +21,7 @@ import numpy as np
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import run_main
 from jaxspec.errors import UserError, check_at_least
-from jaxspec.files import write_atomically
+from jaxspec.files import write_json
 from jaxspec.markdown import table
 from jaxspec.training.examples import read_prompts
 
@@ -137,7 +137,7 @@ def main(args: list[str]) -> None:
                 figures = asyncio.run(run(options, prompts, concurrency, drafting))
                 results.append({"concurrency": concurrency, "drafting": drafting} | figures)
     options.output.mkdir(parents=True, exist_ok=True)
-    write_atomically(options.output / "load.json", json.dumps(results, indent=1).encode())
+    write_json(options.output / "load.json", results)
     print(report(results))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from jaxspec.bench.results import Results, load_results, summary_of
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import run_main
 from jaxspec.errors import UserError
-from jaxspec.files import read_json, writable, write_atomically
+from jaxspec.files import read_json, writable, write_atomically, write_json
 from jaxspec.markdown import table
 from jaxspec.tuning.steps import LATENCY, latency_table, plot_latency, read_latency
 
@@ -94,7 +93,7 @@ def write_results(folders: Sequence[Path], output: Path) -> Path:
     heads = ["method", "base", "device", "speed against autoregressive decoding", "source"]
     lines += ["## What the papers report, on theirs", "", *table(heads, PAPERS), ""]
     summaries = {name: summary_of(results) for name, results in benchmarks.items()} | latencies
-    write_atomically(output / "results.json", json.dumps(summaries, indent=1).encode())
+    write_json(output / "results.json", summaries)
     write_atomically(output / "results.md", "\n".join(lines).encode())
     return output / "results.md"
 

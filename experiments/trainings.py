@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from experiments.studies import Study, Training
-from jaxspec.files import locked, read_json, write_atomically
+from jaxspec.files import locked, read_json, write_json
 from jaxspec.training.data import cache_file
 from jaxspec.training.run_config import RunConfig, describe, training_settings
 from jaxspec.training.trainer import Trainer
@@ -73,7 +73,7 @@ def train_variant(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
     with locked(folder / ".variant.lock"):  # several processes may need the same variant
         if not result.exists():
             figures = _train(run, model, folder)
-            write_atomically(result, json.dumps(figures).encode())
+            write_json(result, figures)
             shutil.rmtree(folder / "checkpoints")
             if figures["parameters"] > LARGE:
                 (folder / "adapter.safetensors").unlink()

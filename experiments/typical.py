@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from jaxspec.decoding.acceptance import Match, Typical
 from jaxspec.decoding.generate import Generation, generate
 from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError, check_at_least
-from jaxspec.files import read_json, writable, write_atomically
+from jaxspec.files import read_json, writable, write_json
 from jaxspec.machine import make_room_for_programs
 from jaxspec.markdown import table
 from jaxspec.methods import load_drafter
@@ -103,7 +102,7 @@ def measure_all(options: Options, drafter: Drafter, prompts: Sequence[str], file
     for temperature in options.temperatures:
         if str(temperature) not in found:
             found[str(temperature)] = measure(drafter, prompts, temperature, options.tokens, options.samples)
-            write_atomically(file, json.dumps(kept, indent=1).encode())
+            write_json(file, kept)
     return {temperature: found[temperature] for temperature in sorted(found, key=float)}
 
 

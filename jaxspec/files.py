@@ -22,6 +22,11 @@ def write_atomically(path: Path, content: bytes) -> None:
     os.replace(temporary, path)
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file as `write_atomically` does."""
+    write_atomically(path, json.dumps(value, indent=1).encode())
+
+
 def swap_folder(new: Path, folder: Path) -> None:
     """Put a finished folder in the place of another, which stays until then."""
     restore_folder(folder)
@@ -153,12 +158,14 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path}: {error}") from None
 
 
-def read_json(path: Path) -> dict:
-    """A JSON object from a file. Raises UserError naming the file."""
+def read_json(path: Path, fields: Collection[str] = ()) -> dict[str, Any]:
+    """A JSON object from a file. Raises UserError naming the file, also where it lacks one of the fields."""
     try:
         content = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(content).__name__}")
+    if lacking := [name for name in fields if name not in content]:
+        raise UserError(f"{path}: {lacking[0]} is missing; another program or version has written it")
     return content

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import signal
 import time
@@ -30,7 +29,7 @@ from jaxspec.bench.device_figures import (
     training_figure,
 )
 from jaxspec.errors import UserError, check_at_least, first_line, suggest
-from jaxspec.files import alone_in, known_as, read_json, writable, write_atomically
+from jaxspec.files import alone_in, known_as, read_json, writable, write_json
 from jaxspec.machine import Stopwatch, device_name, this_machine
 from jaxspec.training.examples import read_prompts
 from jaxspec.tuning.steps import SHAPES
@@ -183,7 +182,7 @@ def measure_device(config: DeviceConfig, folder: Path, began: float, say: Callab
                     forget_models()
                     group = task.group
                 figures[task.key] = _measure(task)
-                write_atomically(folder / DEVICE, json.dumps(results, indent=1).encode())
+                write_json(folder / DEVICE, results)
                 say(f"{task.key}: {summary(figures[task.key])}")
         if left_out := [task.key for task in missing if task.key not in figures]:
             say(f"left out, as {config.minutes:g} minutes are up: {', '.join(left_out)}")
@@ -282,12 +281,5 @@ def driver() -> str:
 
 def read_device(folder: Path) -> dict[str, Any]:
     """What `measure_device` has written there. Raises UserError for anything else."""
-    results = read_json(folder / DEVICE)
-    lacking = [
-        name
-        for name in ("device", "machine", "jax", "driver", "code", "date", "figures", "settings")
-        if name not in results
-    ]
-    if lacking:
-        raise UserError(f"{folder}/{DEVICE}: {lacking[0]} is missing; give another folder")
-    return results
+    fields = ("device", "machine", "jax", "driver", "code", "date", "figures", "settings")
+    return read_json(folder / DEVICE, fields)

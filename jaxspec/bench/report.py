@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from jaxspec.bench.results import ALL, Results, compared, control_of, reference_
 from jaxspec.bench.runs import REFERENCE
 from jaxspec.config import command_line
 from jaxspec.decoding.divergence import NEAR_TIE
-from jaxspec.files import write_atomically
+from jaxspec.files import write_atomically, write_json
 from jaxspec.markdown import table
 
 CLOSE_SPEED = 0.03  # ratios of speeds this close to 1 are none: what autoregressive decoding against itself may come to
@@ -38,7 +37,7 @@ _HOW_TO_READ = (
 
 def write_bench_report(results: Results, folder: Path) -> Path:
     """Write summary.json, report.md and its plots into a benchmark's folder. Returns the report."""
-    write_atomically(folder / "summary.json", json.dumps(summary_of(results), indent=1).encode())
+    write_json(folder / "summary.json", summary_of(results))
     lines = ["# Benchmark", "", *sections(results, "##")]
     if plot_bench(results, folder / "report.png"):
         lines += ["![speedup, tokens per step, acceptance](report.png)"]

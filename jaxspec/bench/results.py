@@ -13,7 +13,7 @@ from jaxspec.bench.metrics import FEWEST, Estimate, Figures, figures
 from jaxspec.bench.quality import SCORED
 from jaxspec.bench.questions import MT_BENCH, group_of
 from jaxspec.bench.runs import AGAIN, REFERENCE
-from jaxspec.bench.setting import read_setting, read_written
+from jaxspec.bench.setting import read_setting
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, read_whole_lines
 
@@ -58,7 +58,7 @@ def load_results(folder: Path) -> Results:
     if REFERENCE not in found:
         raise UserError(f"{folder}: no question has an answer of more than one token yet")
     memory, overhead = (
-        read_written(folder / name, fields) if (folder / name).exists() else {} for name, fields in _BESIDE.items()
+        read_json(folder / name, fields) if (folder / name).exists() else {} for name, fields in _BESIDE.items()
     )
     return Results(setting, rows, found, _read_scores(folder, list(rows)), memory, overhead)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,9 +19,9 @@ from jaxspec.bench.conversations import batches, converse, divergences
 from jaxspec.bench.overhead import measure_overhead
 from jaxspec.bench.quality import Talks, score_answers
 from jaxspec.bench.questions import Question
-from jaxspec.bench.setting import claim_folder, read_written
+from jaxspec.bench.setting import claim_folder
 from jaxspec.bench.ways import Way
-from jaxspec.files import alone_in, known_as, writable, write_atomically
+from jaxspec.files import alone_in, known_as, read_json, writable, write_json
 from jaxspec.machine import make_room_for_programs
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
@@ -69,7 +68,7 @@ def run_bench(
         score_answers(talks, benchmark.questions, output / "scores.jsonl", run_code, say)
         if perplexities:
             found = {way: _perplexity(benchmark, talks[way]) for way in benchmark.ways}
-            write_atomically(output / "perplexity.json", json.dumps(found).encode())
+            write_json(output / "perplexity.json", found)
 
 
 def shuffled(questions: Sequence[Question]) -> list[Question]:
@@ -125,9 +124,9 @@ def ask(benchmark: Benchmark, batch: Sequence[Question], answers: Answers, numbe
 
 def _note_memory(file: Path, ways: dict[str, Way]) -> None:
     """The most memory that any process of this benchmark has used, and what each way needs in addition to the base."""
-    before = read_written(file, ("peak_bytes",))["peak_bytes"] if file.exists() else 0
+    before = read_json(file, ("peak_bytes",))["peak_bytes"] if file.exists() else 0
     found = {"peak_bytes": max(before, peak_memory()), "method_bytes": {name: way.bytes for name, way in ways.items()}}
-    write_atomically(file, json.dumps(found).encode())
+    write_json(file, found)
 
 
 def _write_overhead(benchmark: Benchmark, file: Path) -> None:
@@ -135,7 +134,7 @@ def _write_overhead(benchmark: Benchmark, file: Path) -> None:
     if not file.exists():
         drafters = {name: way.drafter for name, way in benchmark.ways.items() if way.drafter and way.drafter.drafts}
         found = measure_overhead(benchmark.model, drafters, benchmark.config.batch_size)
-        write_atomically(file, json.dumps({"code": code_version(), "ways": found}).encode())
+        write_json(file, {"code": code_version(), "ways": found})
 
 
 def _read_talks(benchmark: Benchmark, answers: Answers) -> dict[str, Talks]:

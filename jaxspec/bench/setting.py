@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from jaxspec.bench.benchmark import Benchmark, select_questions
 from jaxspec.bench.config import BenchConfig
 from jaxspec.bench.runs import parse_run
 from jaxspec.errors import UserError, differences
-from jaxspec.files import known_as, read_json, write_atomically
+from jaxspec.files import known_as, read_json, write_json
 from jaxspec.machine import device_name
 from jaxspec.versions import code_version
 
@@ -28,21 +27,12 @@ _WRITTEN = ("model", "fingerprint", "dtype", "device", "settings", "ways", "ques
 _WRITTEN += ("code", "began")
 
 
-def read_written(file: Path, fields: Collection[str]) -> dict[str, Any]:
-    """A JSON object that a benchmark wrote. Raises UserError for a file that lacks one of the fields."""
-    content = read_json(file)
-    lacking = [name for name in fields if name not in content]
-    if lacking:
-        raise UserError(f"{file}: not what a benchmark writes ({lacking[0]} is missing)")
-    return content
-
-
 def read_setting(folder: Path) -> dict[str, Any]:
     """What bench.json says of a benchmark. Raises UserError where there is none, or none of this version."""
     file = folder / _FILE
     if not file.exists():
         raise UserError(f"{folder}: no benchmark there ({_FILE} is missing)")
-    setting = read_written(file, _WRITTEN)
+    setting = read_json(file, _WRITTEN)
     if not isinstance(setting["settings"], dict):
         raise UserError(f"{file}: not what a benchmark writes (settings is {setting['settings']!r})")
     known, found = (flatten_dict(s, sep=".").keys() for s in (dataclasses.asdict(BenchConfig()), setting["settings"]))
@@ -66,7 +56,7 @@ def claim_folder(benchmark: Benchmark, folder: Path, complete: bool) -> None:
     if not file.exists():
         if any(not path.name.startswith(".") for path in folder.iterdir()):
             raise UserError(f"{folder} holds other files; give another --output")
-        write_atomically(file, json.dumps(now | {"began": time.strftime("%Y-%m-%d")}, indent=1).encode())
+        write_json(file, now | {"began": time.strftime("%Y-%m-%d")})
         return
     before = read_setting(folder)
     limit = before["settings"]["limit"]
@@ -87,7 +77,7 @@ def claim_folder(benchmark: Benchmark, folder: Path, complete: bool) -> None:
     if wider:
         (folder / "perplexity.json").unlink(missing_ok=True)  # of fewer answers
         kept = {name: before[name] for name in ("began", "code")}
-        write_atomically(file, json.dumps(now | kept, indent=1).encode())
+        write_json(file, now | kept)
 
 
 def describe(benchmark: Benchmark) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from jaxspec.drafting.method import Calibration
 from jaxspec.drafting.tree import TreePlan
 from jaxspec.drafting.tree.plan import plan_from_json, plan_to_json
 from jaxspec.errors import UserError
-from jaxspec.files import read_json, write_atomically
+from jaxspec.files import read_json, write_json
 from jaxspec.machine import this_machine
 
 _FILE = "tuned.json"
@@ -59,7 +58,7 @@ def save_choice(folder: Path, method: str, choice: Choice) -> Path:
         dataclasses.asdict(c) | {"tree": plan_to_json(c.tree) if isinstance(c.tree, TreePlan) else c.tree}
         for c in [*kept, choice]
     ]
-    write_atomically(folder / _FILE, json.dumps({"method": method, "choices": rows}, indent=1).encode())
+    write_json(folder / _FILE, {"method": method, "choices": rows})
     return folder / _FILE
 
 

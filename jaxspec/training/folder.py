@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxspec.drafting.adapter import OWN_MODEL
 from jaxspec.errors import UserError
-from jaxspec.files import alone_in, known_as, read_json, restore_folder, writable, write_atomically
+from jaxspec.files import alone_in, known_as, read_json, restore_folder, writable, write_json
 from jaxspec.parallel.processes import as_leader, check_alike, leader_in
 from jaxspec.training.batches import ORDER
 from jaxspec.training.data import cache_file
@@ -67,4 +67,4 @@ def _begin(output: Path, identity: dict[str, Any]) -> None:
     """Undo a half-finished swap, and write down which run the folder holds."""
     for name in (BEST, OWN_MODEL):
         restore_folder(output / name)
-    write_atomically(output / "run.json", json.dumps(identity, indent=1).encode())
+    write_json(output / "run.json", identity)

@@ -19,7 +19,7 @@ import jax
 
 from jaxspec.config import ModelConfig, command_line
 from jaxspec.errors import UserError, check_at_least, suggest
-from jaxspec.files import alone_in, known_as, read_json, writable, write_atomically
+from jaxspec.files import alone_in, known_as, read_json, writable, write_atomically, write_json
 from jaxspec.machine import device_name
 from jaxspec.markdown import table
 from jaxspec.model.blocks import FEW_ROWS
@@ -34,7 +34,7 @@ from jaxspec.weights.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B, TINY
 SHAPES = {"1b": MOBILELLAMA_1_4B, "7b": LLAMA_7B, "13b": LLAMA_13B, "tiny": TINY}
 LATENCY = "latency.json"
 _HEAD = ("device", "jax", "settings", "shapes", "code", "bytes_per_second", "began", "curves")
-_CURVE = ("model", "dtype", "batch_size", "cache_length", "seconds", "memory_seconds")
+_CURVE = {"model", "dtype", "batch_size", "cache_length", "seconds", "memory_seconds"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,18 +177,16 @@ def _measure_curve(model: Model, batch_size: int, cache_length: int, config: Lat
 def read_latency(folder: Path) -> dict[str, Any]:
     """What `measure_steps` has written there. Raises UserError for a file that lacks some of it."""
     file = folder / LATENCY
-    results = read_json(file)
-    parts = [(results, _HEAD), *((curve, _CURVE) for curve in results.get("curves", []))]
-    lacking = [name for part, names in parts for name in names if name not in part]
-    if lacking or not results["curves"] or results["settings"].keys() != vars(LatencyConfig()).keys():
-        missing = f"{lacking[0]} is missing" if lacking else "other settings, or no curve"
-        raise UserError(f"{file}: not what `bench.py latency` writes now: {missing}; give another folder")
+    results = read_json(file, _HEAD)
+    whole = [curve.keys() >= _CURVE for curve in results["curves"]]
+    if not whole or not all(whole) or results["settings"].keys() != vars(LatencyConfig()).keys():
+        raise UserError(f"{file}: other settings or curves than `bench.py latency` writes now; give another folder")
     return results
 
 
 def write_latency(results: dict[str, Any], folder: Path) -> None:
     """Write latency.json, latency.md and latency.png."""
-    write_atomically(folder / LATENCY, json.dumps(results, indent=1).encode())
+    write_json(folder / LATENCY, results)
     plot_latency(results, folder / "latency.png")
     lines = ["# Milliseconds of a step by rows", "", *latency_table(results), "", "![latency](latency.png)", ""]
     write_atomically(folder / "latency.md", "\n".join(lines).encode())

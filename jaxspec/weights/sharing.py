@@ -7,7 +7,6 @@ adapter.safetensors   or another file: the weights of its own, as `storage.pack`
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from safetensors import SafetensorError
 
 from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
-from jaxspec.files import read_json, write_atomically
+from jaxspec.files import read_json, write_json
 from jaxspec.model.decoder import abstract_params, param_dtype
 from jaxspec.weights.hf import hf_config, read_config
 from jaxspec.weights.storage import unpack
@@ -58,7 +57,7 @@ def write_sharing(folder: Path, config: ModelConfig, shared: Shared) -> None:
     if Path(shared.base).exists():
         shared = dataclasses.replace(shared, base=os.path.relpath(shared.base, folder))
     content = hf_config(config) | {_KEY: dataclasses.asdict(shared)}
-    write_atomically(folder / "config.json", json.dumps(content, indent=2).encode())
+    write_json(folder / "config.json", content)
 
 
 def read_shared(folder: Path) -> Shared:

@@ -115,7 +115,7 @@ def test_a_folder_with_other_results_is_left_alone(files, model, folder, tmp_pat
         run(config_of(files, max_new_tokens=9), model, folder)
     assert (folder / "bench.json").read_text() == before
     (folder / "bench.json").write_text("{}")
-    with pytest.raises(UserError, match="not what a benchmark writes"):
+    with pytest.raises(UserError, match="model is missing"):
         run(config_of(files), model, folder)
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="cannot be written"):
