@@ -14,7 +14,7 @@ import tyro
 
 from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding
 from jaxspec.bench.runs import Run, parse_run
-from jaxspec.cli.options import parse
+from jaxspec.cli.options import DrafterOptions, parse
 from jaxspec.cli.printing import JsonPrinter, Result, TextPrinter
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.cli.sides import Side
@@ -30,21 +30,16 @@ from jaxspec.methods import choose_tree, load_drafter, tuned_choice
 from jaxspec.parallel.chips import absent_mesh
 from jaxspec.training.configs import load_config
 from jaxspec.training.examples import read_prompts
-from jaxspec.weights.load import DEFAULT_MODEL, Model, check_dtype, load_model
+from jaxspec.weights.load import Model, check_dtype
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(DrafterOptions):
     """Answer prompts with one method, optionally beside autoregressive decoding.
 
     Attributes:
-      method: how to draft; several joined by a + draft together, as in medusa+prompt_lookup.
       model: a Hugging Face directory or hub name, a base that train.py or export.py made, or a GGUF file; default
         smollm2-135m (embedded), in a dry run the config's.
-      adapter: folder of a trained adapter; default the one that ships for this method and model.
-      draft_model: of the method draft_model: a smaller base, named like the model, or the folder of one that train.py
-        made of this model's layers; default the one that ships for this model.
-      draft_adapter: folder of an adapter of PPD for the draft model, which then makes its own draft in fewer passes.
       tree: draft tree: auto (what tune.py chose for this machine), BUILDER:NUMBERS (sparse:16, dynamic:60, stripped:60,
         chain:3, straightforward:3, cartesian:3,2, efficient:5, medusa:64, random:16), best:ROWS (the best nodes of all
         methods, chosen in every step; best:1@21,5@26 also their number, by its milliseconds) or a JSON file; default
@@ -54,8 +49,7 @@ class Options:
       prompt: one prompt.
       prompts: a JSONL file with a prompt per line, instead.
       column: field of that file that holds the prompt.
-      chat: wrap prompts in the tokenizer's chat template, where it has one.
-      template: another one by name: llama2, llama2-short, vicuna, vicuna-short or falcon.
+      chat: wrap prompts in the chat template, where there is one.
       max_new_tokens: stop there or at an end-of-text token.
       max_length: longest prompt and answer together, in tokens; 0 takes the model's context, in a dry run at most 2048.
       temperature: 0 is greedy.
@@ -67,8 +61,6 @@ class Options:
         distribution; typical, when sampling, is lossy.
       epsilon: typical acceptance, largest threshold.
       delta: typical acceptance, factor of the entropy-dependent threshold.
-      dtype: of the weights, or exact: bfloat16 weights, with all else as exact as in float32; default float32 on CPU,
-        bfloat16 elsewhere and in a dry run.
       batch_size: prompts decoded together.
       compare: also decode autoregressively and say whether the outputs are identical.
       beside: decode in this way, too, and compare all, as in --beside "medusa+suffix tree=best:5 vocabulary=8192"; may
@@ -76,24 +68,19 @@ class Options:
       stream: print the text while it is made, even when the output is no terminal.
       json: print one JSON object per prompt, or the figures of a dry run as one.
       mesh: devices that share the work.
-      dry_run: from shapes alone, compile a decoding step of 1, 16 and 64 rows and print what it needs per device; no
-        such devices are needed.
+      dry_run: from shapes alone, compile a decoding step of 1, 16 and 64 rows, by default in bfloat16, and print what
+        it needs per device; no such devices are needed.
       config: of a dry run: the named training run that gives the method and the base's shapes; default ppd_smollm2.
       topology: of a dry run: compile for this slice of TPUs, like v5e:2x2x1 (needs the package libtpu).
     """
 
-    method: str = "ppd"
     model: str = ""
-    adapter: str = ""
-    draft_model: str = ""
-    draft_adapter: str = ""
     tree: str = ""
     draft_vocabulary: int | None = None
     prompt: str = ""
     prompts: str = ""
     column: str = "prompt"
     chat: bool = True
-    template: str = ""
     max_new_tokens: int = 128
     max_length: int = 0
     temperature: float = 0.0
@@ -104,7 +91,6 @@ class Options:
     accept: Literal["match", "rejection", "typical"] = "match"
     epsilon: float = Typical.epsilon
     delta: float = Typical.delta
-    dtype: str = ""
     batch_size: int = 1
     compare: bool = False
     beside: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WAY"), tyro.conf.UseAppendAction] = ()
@@ -190,7 +176,7 @@ def decode(options: Options) -> None:
     """Load, answer, print."""
     prompts = [options.prompt] if options.prompt else read_prompts(options.prompts, options.column)
     enable_compilation_cache()
-    model = load_model(options.model or DEFAULT_MODEL, options.dtype or None, options.mesh, options.template)
+    model = options.load_model(options.mesh)
     drafter = choose_drafter(options, options.run, model)
     beside = {way: choose_drafter(options, parse_run(way), model) for way in options.beside}
     if different := [way for way, other in beside.items() if other.model is not drafter.model]:

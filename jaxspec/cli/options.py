@@ -1,4 +1,4 @@
-"""From a command line to a dataclass; what does not fit becomes a sentence."""
+"""From a command line to a dataclass; what does not fit becomes a sentence. Options that programs share."""
 
 from __future__ import annotations
 
@@ -9,13 +9,53 @@ import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import tyro
 
+from jaxspec.config import MeshConfig
+from jaxspec.drafting.drafter import Drafter
 from jaxspec.errors import UserError, suggest
+from jaxspec.methods import load_drafter
+from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
 
 T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterOptions:
+    """What decodes: a base, and the methods that draft for it.
+
+    Attributes:
+      model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made, or a
+        GGUF file.
+      method: how to draft; several joined by a + draft together, as in medusa+prompt_lookup.
+      adapter: folder of a trained adapter; default the one that ships for this method and model.
+      draft_model: of the method draft_model: a smaller base, named like the model, or the folder of one that train.py
+        made of this model's layers; default the one that ships for this model.
+      draft_adapter: folder of an adapter of PPD for the draft model, which then makes its own draft in fewer passes.
+      template: a chat template by name, where not the tokenizer's own: llama2, llama2-short, vicuna, vicuna-short or
+        falcon.
+      dtype: of the weights, or exact: bfloat16 weights, with all else as exact as in float32; default float32 on CPU,
+        bfloat16 elsewhere.
+    """
+
+    model: str = DEFAULT_MODEL
+    method: str = "ppd"
+    adapter: str = ""
+    draft_model: str = ""
+    draft_adapter: str = ""
+    template: str = ""
+    dtype: str = ""
+
+    def load_model(self, mesh: MeshConfig = MeshConfig()) -> Model:
+        """The base, on a mesh."""
+        return load_model(self.model or DEFAULT_MODEL, self.dtype or None, mesh, self.template)
+
+    def load_drafter(self, model: Model, **settings: Any) -> Drafter:
+        """The methods on a base; further settings as `load_drafter` takes them."""
+        folders = {name: getattr(self, name) or None for name in ("adapter", "draft_model", "draft_adapter")}
+        return load_drafter(self.method, model, **folders, **settings)
 
 
 def program() -> str:

@@ -10,39 +10,29 @@ import sys
 import time
 from typing import Literal
 
-from jaxspec.cli.options import parse
+from jaxspec.cli.options import DrafterOptions, parse
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import MeshConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES
 from jaxspec.drafting.budget import Budget
 from jaxspec.errors import UserError, check_at_least
-from jaxspec.methods import load_drafter
 from jaxspec.serving.engine import Engine, Limits
-from jaxspec.weights.load import DEFAULT_MODEL, load_model
 
 _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(DrafterOptions):
     """Serve a model to clients of the OpenAI interface, and a chat at /.
 
     Attributes:
-      method: how to draft; several joined by a + draft together, as in hidden_transfer+prompt_lookup.
-      model: a Hugging Face directory or hub name, a base that train.py or export.py made, or a GGUF file.
-      adapter: folder of a trained adapter; default the one that ships for this method and model.
-      draft_model: of the method draft_model: a smaller base, as decode.py takes it.
-      draft_adapter: folder of an adapter of PPD for the draft model.
       tree: draft tree, as decode.py takes it; best:4@1,8@1 chooses a size in every step, by load and acceptance, with
         the milliseconds that are measured at the start; default for several methods that draft together: such sizes,
         from no draft on.
       draft_vocabulary: draft only so many of the tokens that the base itself uses most; 0 drafts all; default the
         adapter's own.
-      template: a chat template by name: llama2, llama2-short, vicuna, vicuna-short or falcon; default the tokenizer's.
       accept: match gives the text that a request's seed has alone; rejection, when sampling, another text of the same
         distribution; typical, when sampling, is lossy.
-      dtype: of the weights, or exact: bfloat16 weights, with all else as exact as in float32; default float32 on CPU,
-        bfloat16 elsewhere.
       mesh: devices that share the work.
       limits: what is held at most.
       host: address to listen at; 0.0.0.0 for all.
@@ -55,15 +45,9 @@ class Options:
     """
 
     method: str = "hidden_transfer+prompt_lookup"
-    model: str = DEFAULT_MODEL
-    adapter: str = ""
-    draft_model: str = ""
-    draft_adapter: str = ""
     tree: str = ""
     draft_vocabulary: int | None = None
-    template: str = ""
     accept: Literal["match", "rejection", "typical"] = "match"
-    dtype: str = ""
     mesh: MeshConfig = MeshConfig()
     limits: Limits = Limits()
     host: str = "127.0.0.1"
@@ -99,10 +83,8 @@ def serve(options: Options) -> None:
     _log_to_stderr()
     began = time.monotonic()
     sock = bind(options.host, options.port)
-    model = load_model(options.model, options.dtype or None, options.mesh, options.template)
-    settings = {"tree": options.tree or None, "draft_vocabulary": options.draft_vocabulary}
-    settings |= {"draft_model": options.draft_model or None, "draft_adapter": options.draft_adapter or None}
-    drafter = load_drafter(options.method, model, options.adapter or None, **settings)
+    model = options.load_model(options.mesh)
+    drafter = options.load_drafter(model, tree=options.tree or None, draft_vocabulary=options.draft_vocabulary)
     if not options.tree and isinstance(drafter.shape, Budget):
         drafter = dataclasses.replace(drafter, shape=drafter.shape.with_sizes(drafter.sources))
     engine = Engine(model, drafter, options.limits, ACCEPTANCES[options.accept]())

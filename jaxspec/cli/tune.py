@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jaxspec.cli.options import parse
+from jaxspec.cli.options import DrafterOptions, parse
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import SamplingConfig
 from jaxspec.drafting.adapter import Adapter, save_adapter
@@ -18,7 +18,7 @@ from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import TreePlan, save_plan
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import known_as, new_folder, writable, write_atomically
-from jaxspec.methods import METHODS, choice_folder, choose_tree, load_drafter
+from jaxspec.methods import METHODS, choice_folder, choose_tree
 from jaxspec.progress import Progress
 from jaxspec.training.examples import unseen_prompts
 from jaxspec.tuning.plot import plot_tuning
@@ -31,46 +31,29 @@ from jaxspec.tuning.tune import (
     tune,
     tune_union,
 )
-from jaxspec.weights.load import DEFAULT_MODEL, load_model
 
 PROGRAM = "tune.py"  # as methods name it that are built with it
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(TuneConfig):
+class Options(DrafterOptions, TuneConfig):
     """Measure this machine, search trees, try the best few, and write the choice beside the adapter.
 
-    Of a method whose adapter is made here, self_speculative, search its settings, unless an adapter is given.
+    Of several methods, choose those that pay together. Of one whose adapter is made here, self_speculative, search its
+    settings, unless an adapter is given.
 
     Attributes:
-      method: what drafts; of several joined by a + those are chosen that pay together.
-      model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made,
-        or a GGUF file.
-      adapter: folder of a trained adapter; default the one that ships for this method and model.
-      draft_model: of the method draft_model: a smaller base, as decode.py takes it.
-      draft_adapter: folder of an adapter of PPD for the draft model.
       prompts: a JSONL file of prompts, no benchmark; empty takes the small set that ships. Of the file that the
         adapter was trained on, only what training set aside is used.
       column: field of that file that holds the prompt.
-      template: a chat template by name, where not the tokenizer's own: llama2, llama2-short, vicuna, vicuna-short or
-        falcon.
-      dtype: of the weights, or exact: bfloat16 weights, with all else as exact as in float32; default float32 on CPU,
-        bfloat16 elsewhere.
       trials: settings to try in a search of them.
       output: folder for tuned.json, tuning.png and the tree as tree.json; default the adapter's, for a union one in the
         user's cache. A search of settings needs a new one, for the adapter.
       json: print the result as one JSON object.
     """
 
-    method: str = "ppd"
-    model: str = DEFAULT_MODEL
-    adapter: str = ""
-    draft_model: str = ""
-    draft_adapter: str = ""
     prompts: str = ""
     column: str = "prompt"
-    template: str = ""
-    dtype: str = ""
     trials: int = 200
     output: str = ""
     json: bool = False
@@ -93,7 +76,7 @@ def build(options: Options) -> None:
     """Search the settings of a method on answers of the base, and write them as its adapter."""
     output = new_folder(options.output)
     check_at_least(options, {"trials": 1, "max_new_tokens": 2, "accuracy_prompts": 0})
-    model = load_model(options.model, options.dtype or None, template=options.template)
+    model = options.load_model()
     prompts = unseen_prompts(model, {}, options.prompts, options.column)
     method, texts = METHODS[options.method](), answers_to_search(model, prompts, options)
     with Progress("searching", options.trials, "settings") as progress:
@@ -107,9 +90,8 @@ def build(options: Options) -> None:
 
 def choose(options: Options) -> None:
     """Choose the fastest draft tree, and of a union the sources that pay."""
-    model = load_model(options.model, options.dtype or None, template=options.template)
-    drafts = {"draft_model": options.draft_model or None, "draft_adapter": options.draft_adapter or None}
-    drafter = load_drafter(options.method, model, options.adapter or None, **drafts)
+    model = options.load_model()
+    drafter = options.load_drafter(model)
     if not drafter.drafts:
         raise UserError(choose_tree(drafter).note)
     prompts = unseen_by_all(drafter, options.prompts, options.column)
