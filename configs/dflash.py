@@ -7,18 +7,16 @@ is ours.
 
 import dataclasses
 
-from jaxspec.config import DataConfig, TextSource, TrainConfig
+from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import DFlash
 from jaxspec.training.run_config import RunConfig
+from jaxspec.training.sources import CONVERSATIONS
 
 _ANSWERS, _BATCH = 800000, 64
 _UPDATES = 6 * _ANSWERS // _BATCH
 
 DATA = DataConfig(
-    mixture=(
-        TextSource("Aeala/ShareGPT_Vicuna_unfiltered", column="conversations", regenerate=True, weight=68000),
-        TextSource("HuggingFaceH4/ultrachat_200k", "train_sft", column="messages", regenerate=True, weight=464000),
-    ),
+    mixture=CONVERSATIONS,
     answers=_ANSWERS,
     max_prompt_tokens=2048,
     max_answer_tokens=1024,

@@ -7,15 +7,13 @@ of 16 conversations; that is what is here.
 
 import dataclasses
 
-from jaxspec.config import DataConfig, TextSource, TrainConfig
+from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import Eagle
 from jaxspec.training.run_config import RunConfig
+from jaxspec.training.sources import CONVERSATIONS
 
 DATA = DataConfig(
-    mixture=(
-        TextSource("Aeala/ShareGPT_Vicuna_unfiltered", column="conversations", regenerate=True, weight=68000),
-        TextSource("HuggingFaceH4/ultrachat_200k", "train_sft", column="messages", regenerate=True, weight=464000),
-    ),
+    mixture=CONVERSATIONS,
     answers=532000,
     max_prompt_tokens=1536,
     max_answer_tokens=512,

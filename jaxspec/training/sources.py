@@ -37,6 +37,13 @@ LIMA = TextSource("64bits/lima_vicuna_format", column="conversations", regenerat
 CIP = TextSource("alespalla/chatbot_instruction_prompts", weight=50000)
 
 
+# What EAGLE-3 trains on, for the base to answer
+CONVERSATIONS = (
+    TextSource(SHAREGPT.prompts, column="conversations", regenerate=True, weight=68000),
+    TextSource("HuggingFaceH4/ultrachat_200k", "train_sft", column="messages", regenerate=True, weight=464000),
+)
+
+
 def answered(source: TextSource) -> TextSource:
     """A set with the answers that it gives itself."""
     return dataclasses.replace(source, answer_column="" if source.regenerate else "output", regenerate=False)
