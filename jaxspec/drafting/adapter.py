@@ -14,7 +14,6 @@ import flax.traverse_util
 import jax
 import numpy as np
 import safetensors.numpy
-from safetensors import SafetensorError
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafting.draft import PyTree
@@ -22,7 +21,7 @@ from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, shipped_folder, write_atomically
 from jaxspec.parallel.processes import as_leader, host
-from jaxspec.weights.storage import pack, unpack
+from jaxspec.weights.storage import pack, read_weights
 
 WEIGHTS = "adapter.safetensors"
 OWN_MODEL = "model"  # folder, beside an adapter, of a base that was trained with it
@@ -119,17 +118,10 @@ def read_adapter(folder: Path, config: ModelConfig, methods: Mapping[str, type[M
     except TypeError as error:
         raise UserError(f"{folder}/adapter.json: settings do not fit {name}: {error}") from None
     file = folder / WEIGHTS
-    try:
-        tensors = safetensors.numpy.load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{file}: not a complete safetensors file ({error})") from None
-    frequent = tensors.pop(_FREQUENT, None)
+    flat = read_weights(file)
+    frequent = flat.pop(_FREQUENT, None)
     if frequent is not None and not _are_tokens(frequent, config.vocab_size):
         raise UserError(f"{file}: {_FREQUENT} must hold different token ids of the vocabulary of {config.vocab_size}")
-    try:
-        flat = unpack(tensors)
-    except ValueError as error:
-        raise UserError(f"{file}: {error}") from None
     for key in sorted(expected.keys() | flat.keys()):
         if key not in flat:
             raise UserError(f"{file}: tensor {key!r} is missing")

@@ -14,15 +14,13 @@ from pathlib import Path
 import flax.traverse_util
 import jax.numpy as jnp
 import numpy as np
-import safetensors.numpy
-from safetensors import SafetensorError
 
 from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, write_json
 from jaxspec.model.decoder import abstract_params, param_dtype
 from jaxspec.weights.hf import hf_config, read_config
-from jaxspec.weights.storage import unpack
+from jaxspec.weights.storage import read_weights
 
 _KEY = "jaxspec_shared"
 
@@ -92,10 +90,7 @@ def join_shared(
             f"has {fingerprint}"
         )
     config, file = read_config(folder), folder / shared.weights
-    try:
-        own = unpack(safetensors.numpy.load_file(file))
-    except (OSError, SafetensorError, ValueError) as error:
-        raise UserError(f"{file}: not a complete file of weights ({error})") from None
+    own = read_weights(file)
     wanted = flax.traverse_util.flatten_dict(abstract_params(config, dtype), sep="/")
     theirs = flax.traverse_util.flatten_dict(other, sep="/")
     params = {}

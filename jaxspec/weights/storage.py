@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError
 
 from jaxspec.errors import UserError
 from jaxspec.parallel.processes import host
@@ -52,6 +55,14 @@ def unpack(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             raise ValueError(f"tensor {name!r} is int8, and its scales are missing or misshapen")
         weights[name] = _dequantize(values, scale, identity)
     return weights | {name: value if _is_whole(value) else value.astype(np.float32) for name, value in rest.items()}
+
+
+def read_weights(file: Path) -> dict[str, np.ndarray]:
+    """The weights in a file by name, as `unpack` has them. Raises UserError naming the file."""
+    try:
+        return unpack(safetensors.numpy.load_file(file))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise UserError(f"{file}: not a complete safetensors file ({error})") from None
 
 
 def as_stored(trainable: PyTree, dtype: str) -> PyTree:
