@@ -11,7 +11,7 @@ from jaxspec.bench.results import load_results
 from jaxspec.cli.bench import main
 from jaxspec.cli.program import run_main
 from jaxspec.errors import UserError
-from tests.helpers.bench import read_rows, write_rows
+from tests.helpers.files import read_jsonl, write_jsonl
 
 
 def test_the_report_is_made_from_the_files_alone(finished, capsys):
@@ -38,10 +38,10 @@ def test_categories_of_mt_bench_have_columns_of_their_own(finished, tmp_path):
     """Where there are enough questions of them for an interval; here six of writing, and one of mathematics."""
     folder = shutil.copytree(finished[0], tmp_path / "bench")
     for file in (folder / "answers" / "run_1").iterdir():
-        rows = read_rows(file)
+        rows = read_jsonl(file)
         (writing,) = (row for row in rows if row["category"] == "writing")
         more = [writing | {"question_id": id, "batch": [["questions.jsonl", id]]} for id in range(10, 15)]
-        write_rows(file, [*rows, *more])
+        write_jsonl(file, [*rows, *more])
     results = load_results(folder)
     assert list(results.figures["medusa"]) == ["all", "mt_bench", "qa", "rag", "writing"]
     lines = sections(results, "##")
@@ -60,11 +60,11 @@ def test_a_step_is_taken_apart(finished):
 def test_a_divergence_is_listed_with_its_gap(finished, tmp_path):
     folder = shutil.copytree(finished[0], tmp_path / "bench")
     file = folder / "answers/run_1/medusa.jsonl"
-    rows = read_rows(file)
+    rows = read_jsonl(file)
     found = ({"index": 2, "tokens": [1, 2], "gap": 3e-5}, {"index": 0, "tokens": [1, -1], "gap": None})
     for row, divergence in zip(rows, (*found, {"index": 0, "tokens": [1, 2], "gap": None}), strict=False):
         row["choices"][0]["divergence"] = [divergence]
-    write_rows(file, rows)
+    write_jsonl(file, rows)
     text = write_bench_report(load_results(folder), folder).read_text()
     assert "turn 1, run 1, from token 3 on; gap 3e-05, a near-tie" in text
     assert "from token 1 on; one answer ends where the other continues" in text

@@ -14,7 +14,8 @@ from jaxspec.bench.results import load_results
 from jaxspec.cli.program import run_main
 from jaxspec.errors import UserError
 from jaxspec.files import alone_in
-from tests.helpers.bench import change, config_of, read_rows, run, texts_of, write_rows
+from tests.helpers.bench import config_of, run, texts_of
+from tests.helpers.files import change_json, read_jsonl, write_jsonl
 
 
 @pytest.fixture
@@ -32,9 +33,9 @@ def test_a_killed_benchmark_resumes_where_it_stopped(files, model, finished, fol
     kept = json.loads(lines[0])["answer_id"]
     assert len(answers.read(1)["ppd tree=chain:2"]) == 2
     assert "**Unfinished: 2 of 4 answers are there.**" in write_bench_report(load_results(folder), folder).read_text()
-    change(folder / "memory.json", peak_bytes=10**15)
+    change_json(folder / "memory.json", peak_bytes=10**15)
     assert run(config_of(files), model, folder).memory["peak_bytes"] == 10**15
-    again = read_rows(file)
+    again = read_jsonl(file)
     assert sorted(row["question_id"] for row in again) == [1, 2, 3, 4] and again[0]["answer_id"] == kept
     assert texts_of(folder, "medusa") == texts_of(finished[0], "medusa")
     file.write_bytes(b"{broken\n" + file.read_bytes())
@@ -79,9 +80,9 @@ def test_batches_are_whole_and_do_not_grow(files, model, tmp_path):
     config = config_of(files, "autoregressive", batch_size=2, limit=4)
     run(config, model, tmp_path)
     answers = Answers(tmp_path, ["autoregressive"])
-    rows = read_rows(answers.file("autoregressive", 1))
+    rows = read_jsonl(answers.file("autoregressive", 1))
     assert [len(row["batch"]) for row in rows if row["category"] in ("writing", "math")] == [2, 2]
-    write_rows(answers.file("autoregressive", 1), [row for row in rows if row["category"] != "math"])
+    write_jsonl(answers.file("autoregressive", 1), [row for row in rows if row["category"] != "math"])
     assert {row["category"] for row in answers.read(1)["autoregressive"]} == {"qa", "rag"}
     with pytest.raises(UserError, match="holds 4 questions, in batches that more questions would change"):
         run(dataclasses.replace(config, limit=0), model, tmp_path)
@@ -125,9 +126,9 @@ def test_a_folder_with_other_results_is_left_alone(files, model, folder, tmp_pat
 
 
 def test_answers_of_other_code_are_reported_but_not_added_to(files, model, folder):
-    change(folder / "bench.json", code="older")
+    change_json(folder / "bench.json", code="older")
     run(config_of(files), model, folder)
     file = Answers(folder, []).file("medusa", 1)
-    write_rows(file, read_rows(file)[:-1])
+    write_jsonl(file, read_jsonl(file)[:-1])
     with pytest.raises(UserError, match=r"holds answers of another version of the code \(older\): resume with that"):
         run(config_of(files), model, folder)

@@ -21,7 +21,8 @@ from jaxspec.cli.options import parse
 from jaxspec.decoding.divergence import first_divergence
 from jaxspec.errors import UserError
 from jaxspec.methods import SPACE
-from tests.helpers.bench import config_of, read_rows, run, save_untrained, texts_of, write_rows
+from tests.helpers.bench import config_of, run, save_untrained, texts_of
+from tests.helpers.files import read_jsonl, write_jsonl
 from tests.helpers.model import plain
 from tests.helpers.tiny import on_mesh
 
@@ -55,7 +56,7 @@ def test_answers_are_in_spec_benchs_format(finished):
     folder, _ = finished
     speeds = {}
     for way in ("autoregressive", "medusa"):
-        rows = read_rows(Answers(folder, [way]).file(way, 1))
+        rows = read_jsonl(Answers(folder, [way]).file(way, 1))
         assert sorted(row["question_id"] for row in rows) == [1, 2, 3, 4]
         assert {row["model_id"] for row in rows} == {f"tiny-{way}"}
         choices = [row["choices"][0] for row in rows]
@@ -123,7 +124,7 @@ def test_batches_share_turns_and_temperature():
 
 
 def test_questions_are_asked_in_an_order_of_their_own(finished):
-    rows = read_rows(finished[0] / "answers/run_1/medusa.jsonl")
+    rows = read_jsonl(finished[0] / "answers/run_1/medusa.jsonl")
     asked = [Question(row["data"], row["question_id"], "", (), "turns", {}) for row in rows]
     in_order = sorted(asked, key=lambda question: (question.data, str(question.id)))
     assert shuffled(asked) == shuffled(in_order) == asked != in_order
@@ -165,12 +166,12 @@ def test_the_command_repeats_the_benchmark(files, model, tmp_path, quickly):
 @pytest.mark.slow
 def test_scores_stand_beside_speeds_and_text_may_be_another(files, model, tmp_path, quickly):
     rows = [{"document": "A long one.", "summary": "x"}, {"document": "Another.", "summary": "x"}]
-    write_rows(tmp_path / "news.jsonl", rows)
+    write_jsonl(tmp_path / "news.jsonl", rows)
     changes = {"data": f"{tmp_path}/news.jsonl", "temperature": 1.0, "max_new_tokens": 24}
     typical = run(config_of(files, "medusa", **changes, accept="typical"), model, tmp_path / "t")
     assert "**lossy**" in write_bench_report(typical, tmp_path / "t").read_text()
     texts = texts_of(tmp_path / "t", "autoregressive")  # the reference is sampled as ever
-    write_rows(tmp_path / "news.jsonl", [row | {"summary": texts[f"line {i}"][-1]} for i, row in enumerate(rows, 1)])
+    write_jsonl(tmp_path / "news.jsonl", [row | {"summary": texts[f"line {i}"][-1]} for i, row in enumerate(rows, 1)])
     results = run(config_of(files, "medusa", **changes, accept="rejection"), model, tmp_path / "b")
     assert texts_of(tmp_path / "b", "autoregressive") == texts
     assert results.scores["autoregressive"]["xsum ROUGE-1"] == 1 > results.scores["medusa"]["xsum ROUGE-1"]

@@ -1,7 +1,5 @@
 """Adapters on disk: round trip, and every way a file can be wrong."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ from jaxspec.errors import UserError
 from jaxspec.machine import this_machine
 from jaxspec.methods import PPD, SPACE, Medusa, load_adapter, load_drafter
 from jaxspec.model.base import Base
+from tests.helpers.files import change_json
 from tests.helpers.tiny import make_prompts, make_tiny
 from tests.helpers.trees import tree_paths
 
@@ -30,8 +29,7 @@ def folder(tiny, tmp_path):
 
 
 def edit(folder, **changes):
-    file = folder / "adapter.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    change_json(folder / "adapter.json", **changes)
 
 
 def test_a_saved_adapter_loads_as_it_was(tiny, folder):

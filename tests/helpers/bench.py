@@ -1,7 +1,5 @@
 """A small benchmark: its questions, adapters and settings, and what it holds."""
 
-import json
-
 import jax
 import pytest
 
@@ -12,6 +10,7 @@ from jaxspec.bench.results import load_results
 from jaxspec.bench.run import run_bench
 from jaxspec.drafting.adapter import Adapter, save_adapter
 from jaxspec.methods import PPD, Medusa
+from tests.helpers.files import read_jsonl, write_jsonl
 from tests.helpers.tiny import make_text_model
 
 QUESTIONS = [
@@ -32,7 +31,7 @@ def model():
 def files(tmp_path_factory, model):
     """A question file, and adapters of two methods."""
     folder = tmp_path_factory.mktemp("bench")
-    write_rows(folder / "questions.jsonl", QUESTIONS)
+    write_jsonl(folder / "questions.jsonl", QUESTIONS)
     for method in (PPD(), Medusa()):
         save_untrained(folder / method.name, method, model)
     return folder
@@ -59,21 +58,6 @@ def save_untrained(folder, method, model, shift=0.0):
     save_adapter(folder, Adapter(method, trainable, model.fingerprint, info))
 
 
-def write_rows(file, rows):
-    """JSON lines."""
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def read_rows(file):
-    """Likewise."""
-    return [json.loads(line) for line in file.open()]
-
-
-def change(file, **changes):
-    """Other values in a JSON object on disk."""
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
 def config_of(files, *runs, **changes):
     """Settings; methods take the adapters of `files`, where there are any."""
     runs = runs or ("ppd tree=chain:2", "medusa")
@@ -90,7 +74,7 @@ def run(config, model, folder, **settings):
 
 def texts_of(folder, way, run=1):
     """What a way said to every question, turn by turn."""
-    rows = read_rows(Answers(folder, [way]).file(way, run))
+    rows = read_jsonl(Answers(folder, [way]).file(way, run))
     return {row["question_id"]: row["choices"][0]["turns"] for row in rows}
 
 

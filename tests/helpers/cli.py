@@ -1,13 +1,12 @@
 """A model on disk, an adapter for it, and how a user names them."""
 
-import json
-
 import jax
 
 from jaxspec.drafting.adapter import Adapter, save_adapter
 from jaxspec.methods import PPD
 from jaxspec.weights.hf import save_directory
 from jaxspec.weights.load import load_model
+from tests.helpers.files import write_jsonl
 
 
 def save_with_adapter(folder, tiny):
@@ -34,5 +33,4 @@ def arguments(files, *more):
 
 def write_prompts(file, *prompts):
     """A prompt per line; the option that names the file."""
-    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-    return ["--prompts", str(file)]
+    return ["--prompts", write_jsonl(file, [{"prompt": prompt} for prompt in prompts])]

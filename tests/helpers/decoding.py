@@ -6,6 +6,7 @@ import numpy as np
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.loop import prefill, start
+from jaxspec.decoding.prompts import pad_tokens
 from jaxspec.decoding.state import Decoding
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.parallel.sharding import in_mesh, mesh_of, put_beside
@@ -27,10 +28,7 @@ def begin(drafter, prompts, limit, sampling=SamplingConfig(), acceptance=Match()
     model = drafter.model
     rest = (drafter.on_device, make_sampler(sampling), jnp.array(model.eos or (-1,), jnp.int32))
     decoding = Decoding(model.base, *put_beside(model.params, rest), acceptance)
-    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    tokens = np.zeros((len(prompts), 32 if chunk else max(lengths)), np.int32)
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)] = prompt
+    tokens, lengths = pad_tokens(prompts, 32 if chunk else max(map(len, prompts)))
     seeds, limits = np.broadcast_to(np.uint32(seeds), len(prompts)), np.full(len(prompts), limit, np.int32)
     with in_mesh(mesh_of(model.params)):
         taps, chunk = drafter.on_device.taps(model.config.num_layers), chunk or tokens.shape[1]

@@ -1,6 +1,5 @@
 """Small studies and their trainings, and benchmarks by hand."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from jaxspec.bench.runs import REFERENCE
 from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import METHODS, PPD
 from jaxspec.training.run_config import RunConfig
+from tests.helpers.files import write_jsonl
 
 RATE = {"learning_rate": 1e-2}
 SMALL = (  # two tables that share a training
@@ -24,10 +24,9 @@ SMALL = (  # two tables that share a training
 
 def small_run(folder: Path) -> RunConfig:
     """What small trainings share: four updates, on answers to prompts that are written into a folder."""
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(12)))
+    prompts = write_jsonl(folder / "prompts.jsonl", [{"prompt": f"question {i}"} for i in range(12)])
     data = DataConfig(
-        prompts=str(prompts), answers=8, held_out=3, max_prompt_tokens=16, max_answer_tokens=24,
+        prompts=prompts, answers=8, held_out=3, max_prompt_tokens=16, max_answer_tokens=24,
         held_out_tokens=24, batch_size=4, cache=str(folder / "cache"),
     )  # fmt: skip
     train = TrainConfig(steps=4, batch_size=2, sequence_length=40, insertions=8, save_every=2, eval_every=0)

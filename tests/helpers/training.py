@@ -8,7 +8,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,18 +19,13 @@ from jaxspec.training.checkpoints import Checkpoints
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.step import TrainState
 from jaxspec.weights.load import save_model
+from tests.helpers.files import read_jsonl, write_jsonl
 from tests.helpers.tiny import make_text_model
 
 
 def with_train(config: RunConfig, **changes) -> RunConfig:
     """The run with other settings in `train`."""
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
-
-
-def write_jsonl(file: Path, rows: Iterable[dict]) -> str:
-    """The file's name."""
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
 
 
 @contextlib.contextmanager
@@ -50,8 +45,7 @@ def weights(folder: Path) -> dict:
 
 
 def _log(folder: Path, name: str) -> dict[int, float | list[float]]:
-    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return {row["step"]: row[name] for row in rows if name in row}
+    return {row["step"]: row[name] for row in read_jsonl(folder / "log.jsonl") if name in row}
 
 
 def losses(folder: Path) -> dict[int, float]:

@@ -9,8 +9,8 @@ from jaxspec.methods import PPD
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.trainer import Trainer
 from jaxspec.weights.shapes import SHAPES
+from tests.helpers.files import write_jsonl
 from tests.helpers.tiny import TINY, TINY_TEXT, make_tiny, make_tokenizer
-from tests.helpers.training import write_jsonl
 
 SHAPES["shallow-text"] = dataclasses.replace(TINY_TEXT, num_layers=2)  # which compiles faster
 

@@ -1,7 +1,6 @@
 """Prompts, the cache of self-generated answers, and batches that depend on the step alone."""
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 
@@ -17,7 +16,8 @@ from jaxspec.files import locked
 from jaxspec.training.batches import TrainingData, insertion_points
 from jaxspec.training.data import Answer, cache_file, frequent_tokens, prepare_answers
 from jaxspec.training.examples import select_prompts
-from tests.helpers.training import files_of_at_most, write_jsonl
+from tests.helpers.files import read_jsonl, write_jsonl
+from tests.helpers.training import files_of_at_most
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_cache_cut_short_by_a_kill_is_continued(model, data):
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:5]) + lines[5][:20])
     assert answers_to(model, data) == whole
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = read_jsonl(file)
     assert sorted(row["index"] for row in rows) == list(range(4, 16))  # nothing twice, nothing missing
     assert all(row["answer"] == model.decode(row["answer_tokens"]) for row in rows)
 

@@ -17,8 +17,8 @@ from jaxspec.training.examples import (
     select_prompts,
     unseen_prompts,
 )
+from tests.helpers.files import write_jsonl
 from tests.helpers.tiny import make_tokenizer
-from tests.helpers.training import write_jsonl
 
 
 @pytest.fixture

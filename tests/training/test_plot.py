@@ -1,10 +1,9 @@
 """The picture of a training."""
 
-import json
-
 import pytest
 
 from jaxspec.training.plot import plot_training
+from tests.helpers.files import write_jsonl
 
 
 @pytest.fixture
@@ -15,7 +14,7 @@ def drawn(tmp_path, monkeypatch):
 
     def draw(*rows, panel=2):
         log = tmp_path / "log.jsonl"
-        log.write_text("".join(json.dumps(row) + "\n" for row in [{"step": 1, "loss": 2.0}, *rows]))
+        write_jsonl(log, [{"step": 1, "loss": 2.0}, *rows])
         plot_training(log, tmp_path / "training.png")
         return [list(map(tuple, line.get_xydata())) for line in figures[-1].axes[panel].lines]
 

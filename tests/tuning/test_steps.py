@@ -13,7 +13,7 @@ from jaxspec.tuning.memory import bandwidth, step_bytes
 from jaxspec.tuning.steps import SHAPES, LatencyConfig, check_latency, measure_steps, random_model
 from jaxspec.versions import code_version
 from jaxspec.weights.load import save_model
-from tests.helpers.bench import change
+from tests.helpers.files import change_json
 from tests.helpers.tiny import TINY, make_text_model
 
 CONFIG = LatencyConfig(models=("1b", "7b"), rows=(1, 4), cache_lengths=(64,), rounds=1)
@@ -67,7 +67,7 @@ def test_curves_hold_seconds_and_the_memory_limit(measured):
 def test_what_was_measured_stays_and_the_rest_follows(folder, monkeypatch, capsys):
     file = folder / "latency.json"
     whole = json.loads(file.read_text())
-    change(file, curves=whole["curves"][:1], bytes_per_second=4e9)
+    change_json(file, curves=whole["curves"][:1], bytes_per_second=4e9)
     main(["report", str(folder)])
     assert "**Unfinished: 1 of 2 curves are there.**" in (folder / "latency.md").read_text()
     capsys.readouterr()
@@ -85,20 +85,20 @@ def test_what_was_measured_stays_and_the_rest_follows(folder, monkeypatch, capsy
 
 def test_finished_curves_are_shown_whatever_the_code_and_unfinished_ones_need_the_same(folder, monkeypatch):
     file = folder / "latency.json"
-    change(file, code="older")
+    change_json(file, code="older")
     older = json.loads(file.read_text())
     assert measure_steps(CONFIG, folder) == older
-    change(file, curves=older["curves"][:1])
+    change_json(file, curves=older["curves"][:1])
     with pytest.raises(UserError, match=OTHERS):
         measure_steps(CONFIG, folder)
-    change(file, **older | {"code": code_version()})
+    change_json(file, **older | {"code": code_version()})
     monkeypatch.setitem(SHAPES, "7b", dataclasses.replace(TINY, num_layers=1))
     with pytest.raises(UserError, match=OTHERS):
         measure_steps(CONFIG, folder)
 
 
 def test_what_is_no_latency_is_refused(folder, tmp_path):
-    change(folder / "latency.json", curves=[])
+    change_json(folder / "latency.json", curves=[])
     with pytest.raises(UserError, match="other settings or curves than"):
         main(["report", str(folder)])
     (folder / "latency.json").write_text("{}")
