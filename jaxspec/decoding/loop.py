@@ -19,10 +19,10 @@ from jaxspec.decoding.stats import Stats, count
 from jaxspec.drafting.draft import Accepted, Draft, Drafting, Pace, PyTree
 from jaxspec.drafting.drafter import DeviceDrafter
 from jaxspec.drafting.method import Seen, Step
+from jaxspec.model.attention import Context
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows, laid_out
 from jaxspec.model.chunks import run_in_chunks
-from jaxspec.model.decoder import Context
 from jaxspec.model.rows import read_layers, run_rows
 
 

@@ -18,10 +18,11 @@ from jaxspec.config import ModelConfig
 from jaxspec.drafting.draft import PyTree
 from jaxspec.errors import UserError
 from jaxspec.methods.heads import Features, HeadMethod, beside, init_beside, init_layer, run_layer
+from jaxspec.model.attention import Context
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product
 from jaxspec.model.cache import Cache
-from jaxspec.model.decoder import Attention, Context, RMSNorm
+from jaxspec.model.decoder import Attention, RMSNorm
 
 
 @dataclasses.dataclass(frozen=True)

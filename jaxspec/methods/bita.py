@@ -20,9 +20,9 @@ import numpy as np
 from jaxspec.drafting.draft import PyTree
 from jaxspec.errors import UserError
 from jaxspec.methods.probes import ProbeMethod, init_prefix, prefix_cache, text_states
+from jaxspec.model.attention import causal_context
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache
-from jaxspec.model.decoder import causal_context
 
 
 @dataclasses.dataclass(frozen=True)

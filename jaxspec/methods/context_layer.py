@@ -7,7 +7,8 @@ import jax
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafting.draft import PyTree
-from jaxspec.model.decoder import MLP, Linear, RMSNorm, attend
+from jaxspec.model.attention import attend
+from jaxspec.model.decoder import MLP, Linear, RMSNorm
 from jaxspec.model.rope import rotate
 from jaxspec.parallel.sharding import divided
 

@@ -28,10 +28,11 @@ from jaxspec.drafting.levels import Parents, offer_levels
 from jaxspec.drafting.method import Batch, Method, Seen
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.methods.losses import check_weights, future_loss
+from jaxspec.model.attention import Context, causal_context, causal_mask
 from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.blocks import columns
 from jaxspec.model.cache import Cache, commit, empty_cache
-from jaxspec.model.decoder import Context, Decoder, causal_context, causal_mask, param_dtype
+from jaxspec.model.decoder import Decoder, param_dtype
 
 _EMBEDDINGS = ("embedding", "lm_head")
 

@@ -28,10 +28,11 @@ from jaxspec.drafting.draft import Drafting, Offer, PyTree, offer_ranked
 from jaxspec.drafting.method import Batch, Method, Seen, check_choices
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_decay, check_weights, future_loss
+from jaxspec.model.attention import Context, causal_context, causal_mask
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import wide
 from jaxspec.model.cache import Cache, commit, empty_cache
-from jaxspec.model.decoder import Context, Layer, causal_context, causal_mask
+from jaxspec.model.decoder import Layer
 from jaxspec.model.rope import rope_angles
 
 Features = tuple[jax.Array, ...]

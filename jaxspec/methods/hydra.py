@@ -19,10 +19,10 @@ from jaxspec.drafting.draft import Drafting, Offer, PyTree
 from jaxspec.drafting.levels import Parents, offer_levels
 from jaxspec.errors import UserError
 from jaxspec.methods.heads import Features, HeadMethod, beside, init_beside, init_layer, run_layer
+from jaxspec.model.attention import Context
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product
 from jaxspec.model.cache import Cache
-from jaxspec.model.decoder import Context
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.model.attention import Context, causal_context
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache
-from jaxspec.model.decoder import Context, Skip, abstract_params, causal_context
+from jaxspec.model.decoder import Skip, abstract_params
 
 Text = tuple[Sequence[int], Sequence[int]]  # ids of a prompt and of its answer
 _PLACES = 12  # of every answer that are drafted from

@@ -33,9 +33,9 @@ from jaxspec.drafting.method import Batch, Method, Seen, check_choices
 from jaxspec.drafting.tree import Tree
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_decay, future_loss
+from jaxspec.model.attention import causal_context
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache
-from jaxspec.model.decoder import causal_context
 from jaxspec.model.rows import Join, Rows, read_layers, run_rows
 
 

@@ -23,9 +23,10 @@ from jaxspec.drafting.method import Seen
 from jaxspec.errors import UserError
 from jaxspec.methods.layer_search import Text, search_layers
 from jaxspec.methods.untrained import UntrainedMethod
+from jaxspec.model.attention import Context
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit
-from jaxspec.model.decoder import Context, Skip
+from jaxspec.model.decoder import Skip
 
 _STEP = 0.01  # epsilon, what the threshold moves by
 _ACCEPTANCE_MEMORY, _THRESHOLD_MEMORY = 0.5, 0.9  # beta_1 and beta_2

@@ -6,9 +6,10 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxspec.model.attention import Context
 from jaxspec.model.blocks import columns, product, wide
 from jaxspec.model.cache import Cache
-from jaxspec.model.decoder import Context, Decoder, Skip
+from jaxspec.model.decoder import Decoder, Skip
 
 
 @flax.struct.dataclass

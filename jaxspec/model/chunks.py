@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.model.attention import Context, causal_mask
 from jaxspec.model.cache import Cache, commit
-from jaxspec.model.decoder import Context, causal_mask
 
 
 def run_in_chunks(

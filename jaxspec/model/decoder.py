@@ -10,39 +10,15 @@ import dataclasses
 import functools
 
 import flax.linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
+from jaxspec.model.attention import Context, attend, causal_context, masks_of, of_layer
 from jaxspec.model.blocks import columns, product, wide
 from jaxspec.model.cache import Cache
 from jaxspec.model.rope import rope_angles, rotate
 from jaxspec.parallel.sharding import divided
-
-_MASKED = -1e30
-
-
-@flax.struct.dataclass
-class Context:
-    """Where rows stand and what they see besides themselves.
-
-    Attributes:
-      positions: [B, R] int32, absolute.
-      mask: [B, G, r, r] bool, which rows see which, themselves included; R = G * r (see `attend`).
-      cache: older keys and values, L x [B, K, S, Dh]; None: there are none.
-      visible: [B, 1 or R] int32, how many slots of the cache a row sees.
-      prefix: further keys and values, whose positions are their own affair (no window applies), L x [K, P, Dh], the
-        same for the whole batch, or [B, K, P, Dh].
-      sees_prefix: [1 or B, R, P] bool, which rows see which of them.
-    """
-
-    positions: jax.Array
-    mask: jax.Array
-    cache: Cache | None = None
-    visible: jax.Array | None = None
-    prefix: Cache | None = None
-    sees_prefix: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,16 +32,6 @@ class Skip:
 
     attention: tuple[int, ...] = ()
     mlp: tuple[int, ...] = ()
-
-
-def causal_mask(batch: int, length: int) -> jax.Array:
-    """[B, 1, T, T] bool: every token sees itself and what is older."""
-    return jnp.broadcast_to(jnp.tri(length, dtype=bool), (batch, 1, length, length))
-
-
-def causal_context(batch: int, length: int) -> Context:
-    """Whole sequences [B, T] from position 0 on."""
-    return Context(jnp.broadcast_to(jnp.arange(length), (batch, length)), causal_mask(batch, length))
 
 
 class RMSNorm(nn.Module):
@@ -98,69 +64,6 @@ def held(module: nn.Module, name: str, shape: tuple[int, int]) -> jax.Array:
     if module.has_variable("params", name):
         return module.get_variable("params", name)
     return module.param(name, nn.initializers.normal(0.02), shape)
-
-
-def attend(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: jax.Array,
-    cached: tuple[jax.Array, jax.Array] | None = None,
-    cached_mask: jax.Array | None = None,
-    prefix: tuple[jax.Array, jax.Array] | None = None,
-) -> jax.Array:
-    """Grouped-query attention over the rows themselves, over the cache and over a prefix, softmaxed together.
-
-    Scores of the cache and of what is near (the prefix, then the rows) are computed apart and share one maximum and
-    one sum, so that no [R, S + P + R] mask is built. Query heads and rows of one key/value head are folded into one
-    matrix.
-
-    Args:
-      q: [B, R, H, Dh], rotated.
-      k: [B, R, K, Dh], rotated.
-      v: [B, R, K, Dh].
-      mask: [B, G, r, P + r] bool, the prefix first; the R = G * r rows come in G groups that do not see each other.
-      cached: keys and values [B, K, S, Dh].
-      cached_mask: [B, 1 or R, S] bool.
-      prefix: keys and values [K, P, Dh] or [B, K, P, Dh] that stand before every group; P is 0 without.
-
-    Returns:
-      [B, R, H, Dh].
-    """
-    B, R, H, Dh = q.shape
-    K, (G, r, near) = k.shape[2], mask.shape[1:]  # near = P + r
-    q = q.reshape(B, G, r, K, H // K, Dh).transpose(0, 3, 1, 4, 2, 5)  # [B, K, G, H/K, r, Dh]
-    k = k.reshape(B, G, r, K, Dh).transpose(0, 3, 1, 2, 4)  # [B, K, G, r, Dh]
-    v = v.reshape(B, G, r, K, Dh).transpose(0, 3, 1, 2, 4)
-    if prefix is not None:
-        k, v = (
-            jnp.concatenate([jnp.broadcast_to(x[..., None, :, :], (B, K, G, *x.shape[-2:])).astype(y.dtype), y], axis=3)
-            for x, y in zip(prefix, (k, v), strict=True)
-        )
-    folded = q.reshape(B, K, G, -1, Dh) * Dh**-0.5
-
-    dot = dict(preferred_element_type=wide(q))
-    scores = jnp.einsum("bkgqd,bkgrd->bkgqr", folded, k, **dot).reshape(B, K, G, -1, r, near)
-    scores = jnp.where(mask[:, None, :, None], scores, _MASKED)
-    top = jnp.max(scores, axis=-1, keepdims=True)
-    if cached is not None:
-        old = jnp.einsum("bkqd,bksd->bkqs", folded.reshape(B, K, -1, Dh), cached[0], **dot)
-        old = old.reshape(B, K, G, H // K, r, -1)
-        seen = jnp.broadcast_to(cached_mask, (B, R, cached_mask.shape[-1])) if G > 1 else cached_mask
-        old = jnp.where(seen.reshape(B, 1, G, 1, -1, seen.shape[-1]), old, _MASKED)
-        top = jnp.maximum(top, jnp.max(old, axis=-1, keepdims=True))
-
-    weights = jnp.exp(scores - top)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    weights = weights.astype(v.dtype).reshape(B, K, G, -1, near)
-    out = jnp.einsum("bkgqr,bkgrd->bkgqd", weights, v, **dot)
-    if cached is not None:
-        weights = jnp.exp(old - top)
-        total = total + jnp.sum(weights, axis=-1, keepdims=True)
-        weights = weights.astype(v.dtype).reshape(B, K, -1, weights.shape[-1])
-        out = out + jnp.einsum("bkqs,bksd->bkqd", weights, cached[1], **dot).reshape(out.shape)
-    out = out.reshape(B, K, G, -1, r, Dh) / total
-    return out.transpose(0, 2, 4, 1, 3, 5).reshape(B, R, H, Dh).astype(q.dtype)
 
 
 class Attention(nn.Module):
@@ -290,9 +193,9 @@ class Decoder(nn.Module):
         for i in range(first, last):
             window = self.config.window(i)
             if window not in masks:
-                masks[window] = _masks(context, window)
+                masks[window] = masks_of(context, window)
             own, old = masks[window]
-            cached, prefix = _layer(context.cache, i), _layer(context.prefix, i)
+            cached, prefix = of_layer(context.cache, i), of_layer(context.prefix, i)
             layer, seen, k, v = self.layers[i], (angles, own, cached, old, prefix), None, None
             x = divided(x, "batch")
             if i not in (*skip.attention, *skip.mlp):
@@ -317,28 +220,6 @@ class Decoder(nn.Module):
         """Logits [B, T, V] of whole sequences [B, T] without a cache: the plain forward pass."""
         x, _ = self.rows(self.embed(tokens), causal_context(*tokens.shape))
         return self.project(self.final_norm(x))
-
-
-def _layer(cache: Cache | None, layer: int) -> tuple[jax.Array, jax.Array] | None:
-    """Keys and values of one layer."""
-    return None if cache is None else (cache.keys[layer], cache.values[layer])
-
-
-def _masks(context: Context, window: int | None) -> tuple[jax.Array, jax.Array | None]:
-    """A layer's masks, its window applied: rows to prefix and rows [B, G, r, P + r], rows to cache [B, 1 or R, S]."""
-    mask, positions, old = context.mask, context.positions, None
-    if context.cache is not None:
-        slots = jnp.arange(context.cache.capacity)
-        old = slots < context.visible[..., None]
-        if window is not None:
-            old = old & (slots > positions[..., None] - window)
-    if window is not None:
-        groups = positions.reshape(positions.shape[0], mask.shape[1], -1)
-        mask = mask & (groups[..., None, :] > groups[..., :, None] - window)
-    if context.prefix is not None:
-        seen = jnp.broadcast_to(context.sees_prefix, (len(mask), *context.sees_prefix.shape[1:]))
-        mask = jnp.concatenate([seen.reshape(*mask.shape[:3], -1), mask], axis=-1)
-    return mask, old
 
 
 @functools.lru_cache(maxsize=16)

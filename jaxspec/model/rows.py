@@ -17,9 +17,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxspec.model.attention import Context, causal_context
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache
-from jaxspec.model.decoder import Context, causal_context
 
 
 @dataclasses.dataclass(frozen=True)

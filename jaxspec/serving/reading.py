@@ -13,9 +13,9 @@ from jaxspec.decoding.scores import Scores, score
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafting.draft import PyTree
 from jaxspec.drafting.method import Seen
+from jaxspec.model.attention import Context, causal_mask
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache
-from jaxspec.model.decoder import Context, causal_mask
 from jaxspec.model.rows import read_layers
 
 

@@ -24,7 +24,7 @@ from jaxspec.drafting.drafter import make_drafter
 from jaxspec.drafting.method import Batch
 from jaxspec.drafting.tree import chain
 from jaxspec.methods import PPD, SPACE, HiddenTransfer
-from jaxspec.model.decoder import causal_context
+from jaxspec.model.attention import causal_context
 from jaxspec.training.data import Answer
 from jaxspec.versions import code_version
 from tests.helpers.methods import trained as perturbed

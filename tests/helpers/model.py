@@ -16,8 +16,9 @@ import safetensors.numpy
 from tokenizers.pre_tokenizers import ByteLevel
 
 from jaxspec.config import ModelConfig, RopeScaling
+from jaxspec.model.attention import Context
 from jaxspec.model.base import Base
-from jaxspec.model.decoder import Context, Decoder
+from jaxspec.model.decoder import Decoder
 from jaxspec.weights.params import (
     GGUF_NAMES,
     HF_NAMES,

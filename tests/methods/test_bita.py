@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxspec.methods import BiTA
+from jaxspec.model.attention import Context, causal_context
 from jaxspec.model.base import Base
-from jaxspec.model.decoder import Context, causal_context
 from tests.helpers.methods import batch_of, predict, sequence, trained
 from tests.helpers.model import run_layers
 

@@ -13,7 +13,7 @@ from jaxspec.drafting.tree import from_paths
 from jaxspec.errors import UserError
 from jaxspec.methods import DFlash
 from jaxspec.methods.context_layer import DraftLayer, copied_layer
-from jaxspec.model.decoder import causal_context, causal_mask
+from jaxspec.model.attention import causal_context, causal_mask
 from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers
 from tests.helpers.decoding import begin

@@ -18,8 +18,9 @@ from jaxspec.drafting.method import Batch
 from jaxspec.drafting.tree import build_tree, from_paths, pad_tree, stack_trees
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
+from jaxspec.model.attention import causal_context, causal_mask
 from jaxspec.model.base import Base
-from jaxspec.model.decoder import Layer, causal_context, causal_mask
+from jaxspec.model.decoder import Layer
 from jaxspec.model.rope import rope_angles
 from tests.helpers.decoding import begin
 from tests.helpers.methods import predict, settings, trained, untrained_drafter

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxspec.methods import HiddenTransfer
+from jaxspec.model.attention import Context
 from jaxspec.model.base import Base
-from jaxspec.model.decoder import Context
 from tests.helpers.methods import batch_of, loss_and_gradient, predict, sequence, trained
 
 

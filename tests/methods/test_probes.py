@@ -17,9 +17,9 @@ from jaxspec.drafting.tree import build_tree, parse_tree, select_trees, stack_tr
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE, BiTA, HiddenTransfer
 from jaxspec.methods.probes import text_states
+from jaxspec.model.attention import causal_context
 from jaxspec.model.base import Base
 from jaxspec.model.cache import commit, empty_cache
-from jaxspec.model.decoder import causal_context
 from jaxspec.model.rows import run_rows
 from tests.helpers.drafting import draft_of, drafting_of
 from tests.helpers.methods import batch_of, loss_and_gradient, predict, sequence, settings, trained

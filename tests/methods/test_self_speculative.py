@@ -18,8 +18,9 @@ from jaxspec.drafting.tree import build_tree, chain
 from jaxspec.errors import UserError
 from jaxspec.methods import SelfSpeculative, load_drafter
 from jaxspec.methods.layer_search import LayerReplay, search_layers
+from jaxspec.model.attention import Context, causal_context
 from jaxspec.model.cache import commit, empty_cache
-from jaxspec.model.decoder import Context, Skip, causal_context
+from jaxspec.model.decoder import Skip
 from tests.helpers.decoding import begin
 from tests.helpers.drafting import batched, draft_of, drafting_of
 from tests.helpers.methods import untrained_drafter

@@ -13,8 +13,8 @@ from jaxspec.drafting.drafter import tuned
 from jaxspec.drafting.method import Batch
 from jaxspec.errors import UserError
 from jaxspec.methods import SPACE
+from jaxspec.model.attention import causal_context
 from jaxspec.model.base import Base
-from jaxspec.model.decoder import causal_context
 from tests.helpers.methods import batch_of, loss_and_gradient, predict, sequence, trained
 from tests.helpers.model import plain, quick_jit
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from jaxspec.drafting.tree import build_tree
+from jaxspec.model.attention import Context, causal_context, causal_mask
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
-from jaxspec.model.decoder import Context, Decoder, Skip, causal_context, causal_mask
+from jaxspec.model.decoder import Decoder, Skip
 from jaxspec.model.rope import rope_angles
 from tests.helpers.model import VARIANTS, plain, quick_jit, random_base, random_tokens, run_layers, tiny_config
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.model.attention import Context, causal_context
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache
-from jaxspec.model.decoder import Context, causal_context
 from jaxspec.model.rows import Join, Rows, read_layers, run_rows
 from tests.helpers.model import run_layers
 from tests.helpers.tiny import make_tiny
