@@ -22,15 +22,7 @@ from jaxspec.methods import METHODS, choice_folder, choose_tree
 from jaxspec.progress import Progress
 from jaxspec.training.examples import unseen_prompts
 from jaxspec.tuning.plot import plot_tuning
-from jaxspec.tuning.tune import (
-    TuneConfig,
-    Tuning,
-    answers_to_search,
-    check_tuning,
-    check_union,
-    tune,
-    tune_union,
-)
+from jaxspec.tuning.tune import TuneConfig, Tuning, answers_to_search, tune, tune_union
 
 PROGRAM = "tune.py"  # as methods name it that are built with it
 
@@ -96,8 +88,7 @@ def choose(options: Options) -> None:
         raise UserError(choose_tree(drafter).note)
     prompts = unseen_by_all(drafter, options.prompts, options.column)
     one = len(drafter.sources) == 1 and drafter.source.trained and not drafter.source.method.chains
-    check, measure = (check_tuning, tune) if one else (check_union, tune_union)
-    check(options, drafter, prompts)
+    measure = tune if one else tune_union
     output = writable(Path(options.output) if options.output else choice_folder(drafter))
     find_choice(output, drafter)  # refuses a damaged file before anything is measured
     tuning = measure(drafter, prompts, options)

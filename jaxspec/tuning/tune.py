@@ -81,7 +81,7 @@ class Tuning:
     trials: list[Trial]
 
 
-def check_tuning(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -> None:
+def _check_tuning(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -> None:
     """Raise UserError for settings that cannot be measured, before anything is."""
     _check(drafter, prompts, config, 2 * (1 + drafter.source.method.probe_rows))
     for count in _vocabularies(config, drafter):
@@ -125,7 +125,7 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
     Raises:
       UserError: settings or prompts that cannot be measured.
     """
-    check_tuning(config, drafter, prompts)
+    _check_tuning(config, drafter, prompts)
     source, vocabularies, sampling = drafter.source, _vocabularies(config, drafter), SamplingConfig(config.temperature)
     measured, tried = _counts(config)
     if measured:
@@ -143,14 +143,12 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
         name = in_words(option.name, count)
         finalists.append(dataclasses.replace(option, name=name))
         drafters[name] = drafter.with_tree(option.shape, count)
-    chosen = prompts[measured : measured + tried]
-    trials = race(drafter.model, drafters, chosen, config.max_new_tokens, sampling, config.batch_size)
-    figures = _figures(latency, finalists, trials) | {
+    figures = {
         "drafting_milliseconds": [round(1e3 * seconds, 3) for seconds in latency.drafting],
         "accuracy": np.round(accuracy, 5).tolist(),
     }
-    choice = _choice(drafter, config, drafters, trials, figures)
-    return Tuning(choice, latency, [*ranked, *also, *finalists], trials)
+    tried_on, options = prompts[measured : measured + tried], [*ranked, *also, *finalists]
+    return _raced(drafter, tried_on, config, latency, options, drafters, figures)
 
 
 def tune_union(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning:
@@ -165,7 +163,7 @@ def tune_union(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> 
     Raises:
       UserError: settings or prompts that cannot be measured.
     """
-    check_union(config, drafter, prompts)
+    _check_union(config, drafter, prompts)
     model, sampling, batch_size = drafter.model, SamplingConfig(config.temperature), config.batch_size
     measured, tried = _counts(config, replayed=True)
     texts = _long_enough(own_answers(model, prompts[:measured], sampling, 2 * config.max_new_tokens))
@@ -180,13 +178,37 @@ def tune_union(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> 
     everyone = range(len(drafter.sources))
     also = [predict.expect(everyone, tree) for predict in predictors for tree in config.also]
     drafters = {option.name: made for option, made in [*ranked[: config.finalists], *also]}
-    tried_on = prompts[measured : measured + tried]
-    trials = race(model, drafters, tried_on, config.max_new_tokens, sampling, batch_size)
-    options = {option.name: option for option, _ in [*ranked, *also]}
-    figures = _figures(costs.latency, [options[name] for name in drafters], trials)
+    tried_on, options = prompts[measured : measured + tried], {option.name: option for option, _ in [*ranked, *also]}
     drafting = {in_words(*key): round(1e3 * value, 3) for key, value in costs.drafting.items()}
-    choice = _choice(drafter, config, drafters, trials, figures | {"drafting_milliseconds": drafting})
-    return Tuning(choice, costs.latency, list(options.values()), trials)
+    figures = {"drafting_milliseconds": drafting}
+    return _raced(drafter, tried_on, config, costs.latency, list(options.values()), drafters, figures)
+
+
+def _raced(
+    drafter: Drafter,
+    prompts: Sequence[str],
+    config: TuneConfig,
+    latency: Latency,
+    options: list[Option],
+    drafters: Mapping[str, Drafter],
+    figures: dict[str, Any],
+) -> Tuning:
+    """Try drafters, each of them one of the options by its name, and choose; the figures go with the choice."""
+    sampling = SamplingConfig(config.temperature)
+    trials = race(drafter.model, drafters, prompts, config.max_new_tokens, sampling, config.batch_size)
+    named = {option.name: option for option in options}
+    tried = [named[name] for name in drafters]
+    info = {
+        "processor": processor(),
+        "trials": [dataclasses.asdict(trial) for trial in trials],
+        "expected_tokens": {o.name: round(o.tokens, 4) for o in tried},
+        "predicted_tokens_per_second": {o.name: round(o.predicted, 2) for o in tried},
+        "rows_of": {o.name: o.rows for o in tried},
+        "rows": list(latency.rows),
+        "milliseconds": [round(1e3 * seconds, 3) for seconds in latency.seconds],
+        **figures,
+    }
+    return Tuning(_choice(drafter, config, drafters, trials, info), latency, options, trials)
 
 
 def answers_to_search(model: Model, prompts: Sequence[str], config: TuneConfig) -> list[Text]:
@@ -242,7 +264,7 @@ def _with_vocabularies(drafter: Drafter, config: TuneConfig) -> list[Drafter]:
     return [drafter.with_tree(budget, count) for count in config.draft_vocabularies or (None,)]
 
 
-def check_union(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -> None:
+def _check_union(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -> None:
     """Raise UserError for settings of a union that cannot be measured, before anything is."""
     least = smallest_draft(drafter.sources)
     _check(drafter, prompts, config, least, replayed=True)
@@ -255,19 +277,6 @@ def check_union(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) ->
         if not tree.startswith("best:"):
             raise UserError(f"{drafter.name}: a union takes a tree of best:ROWS, got {tree!r}")
         whole.with_tree(tree)
-
-
-def _figures(latency: Latency, finalists: Sequence[Option], trials: Sequence[Trial]) -> dict[str, Any]:
-    """What a choice is based on, as plain values."""
-    return {
-        "processor": processor(),
-        "trials": [dataclasses.asdict(trial) for trial in trials],
-        "expected_tokens": {o.name: round(o.tokens, 4) for o in finalists},
-        "predicted_tokens_per_second": {o.name: round(o.predicted, 2) for o in finalists},
-        "rows_of": {o.name: o.rows for o in finalists},
-        "rows": list(latency.rows),
-        "milliseconds": [round(1e3 * seconds, 3) for seconds in latency.seconds],
-    }
 
 
 def measure_accuracy(drafter: Drafter, prompts: Sequence[str], sampling: SamplingConfig, tokens: int) -> Accuracy:
