@@ -26,7 +26,7 @@ from jaxspec.decoding.prompts import encode_prompts
 from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.errors import UserError, check_at_least
-from jaxspec.methods import choose_tree, load_drafter, tuned_choice
+from jaxspec.methods import as_chosen, load_drafter, tuned_choice
 from jaxspec.parallel.chips import absent_mesh
 from jaxspec.training.configs import load_config
 from jaxspec.training.examples import read_prompts
@@ -204,9 +204,8 @@ def choose_drafter(options: Options, run: Run, model: Model) -> Drafter:
 def tuned_or_own(drafter: Drafter, batch_size: int, temperature: float) -> Drafter:
     """What tune.py chose for this machine where that drafts, else the drafter as it is."""
     try:
-        if tuned_choice(drafter, batch_size, temperature) is None:
-            return drafter
-        chosen = choose_tree(drafter, batch_size, temperature)
+        choice = tuned_choice(drafter, batch_size, temperature)
+        chosen = as_chosen(drafter, choice) if choice else drafter
     except UserError as error:
         return dataclasses.replace(drafter, note=f"warning: {error}")
     if chosen.drafts:

@@ -9,6 +9,7 @@ from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.methods.hydra import Hydra
 from jaxspec.methods.loading import (
     METHODS,
+    as_chosen,
     choice_folder,
     choose_tree,
     load_adapter,
@@ -47,6 +48,7 @@ __all__ = [
     "SelfSpeculative",
     "Suffix",
     "TokenRecycling",
+    "as_chosen",
     "choice_folder",
     "choose_tree",
     "load_adapter",

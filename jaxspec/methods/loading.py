@@ -236,8 +236,13 @@ def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0)
         words = own.shape.spec if isinstance(own.shape, Budget) else "its own tree"
         line = f"{name} was never tuned for this machine and batch size (tune.py does it): {words}"
         return dataclasses.replace(own, note=line)
+    return as_chosen(drafter, choice)
+
+
+def as_chosen(drafter: Drafter, choice: Choice) -> Drafter:
+    """The drafter as `tuned_choice` has it: with that tree and the sources it is of, or autoregressive decoding."""
     if choice.tree is None:
-        note = f"no tree of {name} pays on this machine: autoregressive decoding"
+        note = f"no tree of {drafter.name} pays on this machine: autoregressive decoding"
         return autoregressive(drafter.model).with_tree(None, note=note)
     where = "this machine" if choice.machine == this_machine() else "another machine"
     line = f"tuned for {where}: {choice.name} (batch {choice.batch_size}, temperature {choice.temperature:g})"
