@@ -10,8 +10,11 @@ from jaxspec.methods import METHODS
 from jaxspec.training.evaluate import top
 
 ROOT = Path(__file__).parents[1]
+ADAPTERS = {file.parent.name: json.loads(file.read_text()) for file in ROOT.glob("adapters/*/adapter.json")}
 SHIPPED = {
-    file.parent.name.split("-")[0]: json.loads(file.read_text()) for file in ROOT.glob("adapters/*/adapter.json")
+    name.split("-")[0]: adapter
+    for name, adapter in ADAPTERS.items()
+    if name.endswith("-smollm2-135m") and METHODS[adapter["method"]].trainable
 }
 PROTOTYPE = {1: (0.419, 0.235, 0.162), 5: (0.727, 0.551, 0.436), 10: (0.814, 0.664, 0.571)}  # of BiTA, in an hour
 
