@@ -33,7 +33,8 @@ class DrafterOptions:
       adapter: folder of a trained adapter; default the one that ships for this method and model.
       draft_model: of the method draft_model: a smaller base, named like the model, or the folder of one that train.py
         made of this model's layers; default the one that ships for this model.
-      draft_adapter: folder of an adapter of PPD for the draft model, which then makes its own draft in fewer passes.
+      draft_adapter: folder of an adapter of PPD for the draft model, which then makes its own draft in fewer passes; or
+        ppd, for the one that ships.
       template: a chat template by name, where not the tokenizer's own: llama2, llama2-short, vicuna, vicuna-short or
         falcon.
       dtype: of the weights, or exact: bfloat16 weights, with all else as exact as in float32; default float32 on CPU,
