@@ -313,7 +313,7 @@ RESTRICTED += [Hydra(lm_head="full"), Amphista(lm_head="low_rank", rank=2)]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "method"),
-    enumerate(RESTRICTED),
+    list(enumerate(RESTRICTED)),
     ids=lambda x: "" if isinstance(x, int) else settings(x),
 )
 def test_a_draft_vocabulary_is_lossless_and_drafts_nothing_else(tiny, number, method):
