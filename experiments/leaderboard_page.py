@@ -16,6 +16,7 @@ from jaxspec.markdown import table
 from jaxspec.training.evaluate import top
 
 _RANKED_BY = 16  # nodes
+_DISTANCES = 8  # whose accuracies are shown
 Rows = Sequence[Mapping[str, Any]]
 
 _TERMS = Terms()
@@ -176,7 +177,8 @@ def _fixed(row: Mapping[str, Any], part: str) -> str:
 
 
 def _tops(row: Mapping[str, Any], k: int) -> str:
-    return " / ".join(f"{value:.3f}".lstrip("0") for value in top(row["scores"]["accuracy"], k))
+    values = [f"{value:.3f}".lstrip("0") for value in top(row["scores"]["accuracy"], k)]
+    return " / ".join(values[:_DISTANCES] + ["..."] * (len(values) > _DISTANCES))
 
 
 def _training(found: Mapping[str, Any]) -> list[str]:

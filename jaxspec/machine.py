@@ -61,7 +61,7 @@ def device_name() -> str:
     """The accelerators, or the processor with as many cores as this process may use."""
     machine = this_machine()
     if machine["platform"] == "cpu":
-        return f"{machine['cores']} cores of {processor()}"
+        return f"{machine['cores']} core{'s' if machine['cores'] > 1 else ''} of {processor()}"
     return f"{len(jax.devices())} x {machine['device']}"
 
 
