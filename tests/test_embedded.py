@@ -13,7 +13,7 @@ from jaxspec.training.examples import read_prompts
 
 PROMPTS, TOKENS = 6, 40
 ADAPTERS = Path(__file__).parents[1] / "adapters"
-SHIPPED = sorted(file.parent.name.split("-")[0] for file in ADAPTERS.glob("*/adapter.json"))
+SHIPPED = sorted(file.parent.name.split("-")[0] for file in ADAPTERS.glob("*-smollm2-135m/adapter.json"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 

@@ -85,7 +85,7 @@ def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
 def _with_tree(drafter: Drafter, run: Run, config: BenchConfig) -> Drafter:
     if run.tree == "auto":
         return choose_tree(drafter, config.batch_size, config.temperature)
-    return drafter.with_tree(run.tree, run.vocabulary)
+    return drafter.with_tree(run.tree, run.vocabulary, drafter.note)
 
 
 def _decoding(drafter: Drafter, info: dict[str, Any], config: BenchConfig) -> Way:
