@@ -42,8 +42,14 @@ def test_the_embedded_model_answers_a_question_and_stops(model):
     assert "Paris" in answer.text and answer.tokens[-1] in model.eos
 
 
-@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.8)], ids=["greedy", "sampling"])
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize(
+    ("name", "sampling"),
+    [
+        *((name, SamplingConfig()) for name in SHIPPED),
+        *((name, SamplingConfig(0.8)) for name in ("draft_model", "hydra")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "sampling" if value.temperature else "greedy",
+)
 def test_adapters_that_ship_are_lossless_and_draft_well(model, plain, name, sampling):
     """Differences are allowed where two tokens tie to within rounding, and nowhere else."""
     prompts = read_prompts("")[:PROMPTS]
