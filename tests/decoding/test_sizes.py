@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.bench.dry_run import _abstract_base, _lower_decoding
+from jaxspec.bench.dry_run import _abstract_base, _begun, _lower_decoding
 from jaxspec.config import MeshConfig
 from jaxspec.decoding.loop import decode
 from jaxspec.drafting.drafter import DeviceDrafter
@@ -47,7 +47,8 @@ def test_no_branch_copies_a_cache(batch):
         trees = (chain(3).arrays(0),)
         return DeviceDrafter((source,), Best(trees, 16, 0, 0, 15, (1, 4, 16), jnp.ones(3)))
 
-    hlo = _lower_decoding(base, jax.eval_shape(make), mesh, batch, CAPACITY).compile().as_text()
+    begun = _begun(base, jax.eval_shape(make), mesh, batch, CAPACITY)
+    hlo = _lower_decoding(*begun, mesh).compile().as_text()
     bodies = {part.split(" ", 1)[0]: part for part in re.split(r"\n(?=%|ENTRY)", hlo)}
     [names] = re.findall(r"branch_computations=\{([^}]*)\}", hlo)
     cache = f"bf16\\[{batch},{shapes.num_kv_heads},{CAPACITY},{shapes.head_dim}\\]"
