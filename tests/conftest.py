@@ -45,7 +45,7 @@ SHAPES.update({"tiny": TINY, "tiny-text": TINY_TEXT})  # so that a RunConfig can
 
 
 def pytest_collection_finish():
-    """What is loaded by now stays; looking through it for garbage took a twentieth of all time."""
+    """What is loaded by now stays: no need to look through it for garbage again and again."""
     gc.freeze()
     gc.set_threshold(20_000)
 
