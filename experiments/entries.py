@@ -49,13 +49,13 @@ def find_entry(word: str, rate: float | None = None) -> Entry:
     """
     configs = {name: run for name, run in load_configs().items() if run.model == DEFAULT_MODEL}
     file, colon, class_name = word.rpartition(":")
-    usual = next((run for run in configs.values() if run.method.name == word), None)
+    configured = configs.get(word) or next((run for run in configs.values() if run.method.name == word), None)
     if colon:
         method = _own_method(Path(file), class_name)
         run = RunConfig(DEFAULT_MODEL, method, train=TrainConfig(learning_rate=1e-3, clip=1.0))
         entry = Entry(method.name, run, digest(Path(file).read_bytes()))
-    elif word in configs or usual:
-        entry = Entry(word, configs.get(word) or usual)
+    elif configured:
+        entry = Entry(word, configured)
     elif word in METHODS:
         entry = Entry(word, RunConfig(DEFAULT_MODEL, METHODS[word]()))
     else:

@@ -174,13 +174,11 @@ def load_peers(model: Model, assistant: str = "") -> dict[str, Peer]:
             "--peers: this PyTorch sees no GPU, and its speed on the CPU would say nothing; install it with CUDA"
         )
 
+    dtype = getattr(torch, str(model.base.dtype))
+
     def load(path: str) -> Any:
         try:
-            return (
-                AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, str(model.base.dtype)))
-                .eval()
-                .to(device)
-            )
+            return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval().to(device)
         except Exception as error:  # transformers raises many kinds
             reason = first_line(error)
             raise UserError(f"peers: {path}: transformers cannot load it ({reason})") from None

@@ -271,7 +271,7 @@ class DFlash(Method):
         if "markov" in trainable:  # in front of the projection: decoding adds it behind
             before = base.embed(path.reshape(B, -1)).reshape(states.shape)
             states += self._markov(trainable, before)
-        return base.draft_logits(states.astype(base.dtype)), frozen
+        return base.draft_logits(states), frozen
 
     def _markov(self, trainable: PyTree, embeddings: jax.Array) -> jax.Array:
         """What the tokens before, embedded as [..., D], say of those after them."""

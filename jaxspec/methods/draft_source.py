@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -21,9 +19,7 @@ from jaxspec.weights.load import Model, load_model
 _LENGTH = 16  # tokens of a draft at most
 
 
-def draft_source(
-    draft: Model | str | Path, model: Model, settings: Mapping[str, Any] = MappingProxyType({})
-) -> tuple[Source, str]:
+def draft_source(draft: Model | str | Path, model: Model, **settings: Any) -> tuple[Source, str]:
     """A base that drafts for another one, and a warning, if there is one.
 
     Args:
@@ -45,7 +41,7 @@ def draft_source(
         warning = (
             f"warning: draft model {draft.name!r} has learned texts of {reads} tokens, and drafts badly behind that"
         )
-    method = DraftModel(**{"length": _LENGTH, "shapes": draft.config} | dict(settings))
+    method = DraftModel(length=_LENGTH, shapes=draft.config, **settings)
     return Source(method, draft.params, weights=draft.fingerprint), warning
 
 

@@ -30,6 +30,7 @@ from jaxspec.drafting.method import Batch, Method, Seen, check_choices
 from jaxspec.errors import UserError
 from jaxspec.methods.heads import beside, init_beside, root_mean_square
 from jaxspec.methods.losses import check_decay, targets
+from jaxspec.model.attention import MASKED
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache, commit, empty_cache
@@ -39,7 +40,6 @@ from jaxspec.model.rows import read_layers
 from jaxspec.parallel.sharding import divided
 
 KeyValue = tuple[jax.Array, jax.Array]
-_MASKED = -1e30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -336,7 +336,7 @@ def _attend(q: jax.Array, cached: KeyValue, seen: jax.Array, path: list[KeyValue
     dot = dict(preferred_element_type=wide(q))
     grouped = q.reshape(B, R, K, H // K, Dh) * Dh**-0.5
     scores = jnp.einsum("brkgd,bksd->brkgs", grouped, cached[0].astype(q.dtype), **dot)
-    scores = [jnp.where(seen[:, :, None, None], scores, _MASKED)]
+    scores = [jnp.where(seen[:, :, None, None], scores, MASKED)]
     scores += [jnp.einsum("brkgd,brkd->brkg", grouped, k, **dot)[..., None] for k, _ in path]
     weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1)).astype(q.dtype)
     out = jnp.einsum("brkgs,bksd->brkgd", weights[..., :S], cached[1].astype(q.dtype), **dot)

@@ -173,7 +173,7 @@ def _join(
             sources.append(Source(plain, {}))
             continue
         if draft_model is not None and name == DraftModel.name:
-            source, note = draft_source(draft_model, model, settings)
+            source, note = draft_source(draft_model, model, **settings)
             sources.append(source)
             continue
         loaded = open_adapter(name, model, folders.get(name))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxspec.model.blocks import wide
 from jaxspec.model.cache import Cache
 
-_MASKED = -1e30
+MASKED = -1e30  # the score of what a row does not see
 
 
 @flax.struct.dataclass
@@ -85,13 +85,13 @@ def attend(
 
     dot = dict(preferred_element_type=wide(q))
     scores = jnp.einsum("bkgqd,bkgrd->bkgqr", folded, k, **dot).reshape(B, K, G, -1, r, near)
-    scores = jnp.where(mask[:, None, :, None], scores, _MASKED)
+    scores = jnp.where(mask[:, None, :, None], scores, MASKED)
     top = jnp.max(scores, axis=-1, keepdims=True)
     if cached is not None:
         old = jnp.einsum("bkqd,bksd->bkqs", folded.reshape(B, K, -1, Dh), cached[0], **dot)
         old = old.reshape(B, K, G, H // K, r, -1)
         seen = jnp.broadcast_to(cached_mask, (B, R, cached_mask.shape[-1])) if G > 1 else cached_mask
-        old = jnp.where(seen.reshape(B, 1, G, 1, -1, seen.shape[-1]), old, _MASKED)
+        old = jnp.where(seen.reshape(B, 1, G, 1, -1, seen.shape[-1]), old, MASKED)
         top = jnp.maximum(top, jnp.max(old, axis=-1, keepdims=True))
 
     weights = jnp.exp(scores - top)
