@@ -115,7 +115,7 @@ def training(results: dict[str, Any]) -> list[str]:
         else [
             *key,
             f"{figure['groups_per_second']:.0f}",
-            f"{figure['seconds_per_update']:.2f}",
+            f"{figure['seconds_per_update']:.3f}",
             f"{figure['gigabytes']:.1f}",
         ]
         for key, figure in _of_kind(results, "train")
@@ -171,7 +171,8 @@ def _draw(results: dict[str, Any], file: Path) -> bool:
         names, dtypes = (list(dict.fromkeys(key[i] for key in speeds)) for i in (0, 1))
         for (name, dtype), by_rows in speeds.items():
             style, color = _STYLES[dtypes.index(dtype) % len(_STYLES)], f"C{names.index(name)}"
-            gains.plot(list(by_rows), list(by_rows.values()), style, color=color, label=f"{name}, {dtype}")
+            rows, values = zip(*sorted(by_rows.items()), strict=True)
+            gains.plot(rows, values, style, color=color, label=f"{name}, {dtype}")
         gains.axhline(1, color="gray", linewidth=1)
         times.set(xlabel="rows", ylabel="milliseconds per step", ylim=(0, None), title="time of a step")
         shares.set(xlabel="rows", ylabel="share", ylim=(0, None), title="share of the streaming bandwidth")

@@ -130,10 +130,12 @@ def _read_prompt(
     tokens = jnp.pad(prompt.tokens, ((0, 0), (0, 1))).at[jnp.arange(B), prompt.lengths].set(first)
     pairs = zip(drafter.sources, draftings, strict=True)
     empty = [source.method.empty_state(drafting.base, B, capacity) for source, drafting in pairs]
+    # 0, which XLA does not know, or it works out at compile time what a prompt of one chunk sees of an empty cache. A
+    # barrier would do on CPUs, but on GPUs XLA tries to compute those of long prompts ahead of time, and fails.
+    zero = jnp.minimum(jnp.min(prompt.lengths), 0)
 
     def read(chunk: jax.Array, states: list[PyTree]) -> list[PyTree]:
-        # Behind a barrier, or XLA works out at compile time what a prompt of one chunk sees of an empty cache.
-        start = lax.optimization_barrier(chunk * W)
+        start = chunk * W + zero
         text = lax.dynamic_slice_in_dim(tokens, start, W + 1, axis=1)
         hidden, taps = jax.tree.map(
             lambda x: lax.dynamic_slice_in_dim(x, start, W, axis=1), (prompt.hidden, prompt.taps)
