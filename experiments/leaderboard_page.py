@@ -183,7 +183,7 @@ def _tops(row: Mapping[str, Any], k: int) -> str:
 
 def _training(found: Mapping[str, Any]) -> list[str]:
     shown: dict[str, Callable[[Any], str]] = {
-        "parameters": lambda count: f"{count / 1e6:.2f} M",
+        "parameters": lambda count: f"{count:,}",
         "updates": str,
         "learning_rate": lambda rate: f"{rate:g}",
         "seconds": lambda seconds: f"{seconds / 60:.1f}",

@@ -115,7 +115,7 @@ def test_the_report_needs_no_device(tmp_path):
     page = write_device_report(read_device(tmp_path), tmp_path).read_text()
     assert "| float32 | ppd | 8 | 1.50 | 30 | 1.20 | 1.25 | 11 of 12 | 0.003 |" in page
     assert (
-        "| 20.0 (80%) |" in page and "| tiny | 5000 | 3000 |" in page and "| tiny | ppd | 100 | 0.60 | 30.0 |" in page
+        "| 20.0 (80%) |" in page and "| tiny | 5000 | 3000 |" in page and "| tiny | ppd | 100 | 0.600 | 30.0 |" in page
     )
     assert (tmp_path / "device.png").stat().st_size > 5000
 
