@@ -180,6 +180,5 @@ def _draw(results: dict[str, Any], file: Path) -> bool:
         for axes in (times, shares, gains):
             axes.set_xscale("log", base=2)
             if axes.get_legend_handles_labels()[0]:
-                beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if axes is gains else {}  # many drafters
-                axes.legend(fontsize=7, **beside)
+                axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))  # beside the lines, of which there are many
     return True

@@ -130,8 +130,9 @@ def _read_prompt(
     tokens = jnp.pad(prompt.tokens, ((0, 0), (0, 1))).at[jnp.arange(B), prompt.lengths].set(first)
     pairs = zip(drafter.sources, draftings, strict=True)
     empty = [source.method.empty_state(drafting.base, B, capacity) for source, drafting in pairs]
-    # 0, which XLA does not know, or it works out at compile time what a prompt of one chunk sees of an empty cache. A
-    # barrier would do on CPUs, but on GPUs XLA tries to compute those of long prompts ahead of time, and fails.
+    # Always 0, but XLA cannot know it. If it did, it would work out at compile time what a prompt of one chunk sees of
+    # an empty cache. `optimization_barrier` prevents that on CPUs only: for GPUs XLA evaluates the barrier itself at
+    # compile time, and fails when the prompt is long.
     zero = jnp.minimum(jnp.min(prompt.lengths), 0)
 
     def read(chunk: jax.Array, states: list[PyTree]) -> list[PyTree]:
