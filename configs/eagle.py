@@ -52,7 +52,7 @@ RUNS: dict[str, RunConfig] = {
     # Trains on a laptop, on the base's own projection.
     "eagle_smollm2": RunConfig(
         model="smollm2-135m",
-        method=Eagle(depth=5, unroll=4, reads=(2, 15, 29), direct=True, even=True, vocabulary=8192),
+        method=Eagle(depth=5, unroll=4, reads=(2, 15, 29), direct=True, even=True, vocabulary=8192, confidence=0.3),
         tree="sparse:8",
         draft_vocabulary=8192,
         data=DataConfig(answers=3500),

@@ -180,5 +180,5 @@ def _draw(results: dict[str, Any], file: Path) -> bool:
         for axes in (times, shares, gains):
             axes.set_xscale("log", base=2)
             if axes.get_legend_handles_labels()[0]:
-                axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))  # beside the lines, of which there are many
+                axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))  # beside the lines
     return True

@@ -18,13 +18,14 @@ expand (EAGLE-2).
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxspec.drafting.draft import Drafting, Offer, PyTree
+from jaxspec.drafting.draft import Drafting, Offer, PyTree, run_if
 from jaxspec.drafting.levels import Parents, offer_levels
 from jaxspec.drafting.method import Batch, Method, Seen, check_choices
 from jaxspec.errors import UserError
@@ -61,12 +62,15 @@ class Eagle(Method):
       features: weight in the loss of the distance from the base's last hidden states, as the final norm leaves them
         (EAGLE-1); 0 in EAGLE-3.
       top_k: the base's so many likeliest tokens count once more in the loss (HASS, whose K is 10); 0 in EAGLE-3.
+      confidence: where drafts are chosen per step, paths less probable than this are not followed, and a level without
+        others takes no time; 0 in EAGLE-3, which drafts all levels in every step.
     """
 
     name: ClassVar[str] = "eagle"
     trainable: ClassVar[bool] = True
     own_passes: ClassVar[bool] = True
     kernels: ClassVar[tuple[str, ...]] = ("kernel", "lm_head")
+    adjustable: ClassVar[tuple[str, ...]] = ("confidence",)
 
     depth: int = 4
     unroll: int = 4
@@ -79,6 +83,7 @@ class Eagle(Method):
     decay: float = 0.8
     features: float = 0.0
     top_k: int = 0
+    confidence: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reads", tuple(self.reads))  # a list, where the settings come from JSON
@@ -90,6 +95,8 @@ class Eagle(Method):
                 raise UserError(f"eagle: {setting} must not be negative, got {getattr(self, setting)}")
         if list(self.reads) != sorted(set(self.reads)):
             raise UserError(f"eagle: reads must be different and in ascending order, got {list(self.reads)}")
+        if not 0 <= self.confidence < 1:
+            raise UserError(f"eagle: confidence must be at least 0 and below 1, got {self.confidence}")
         check_decay(self.name, self.decay)
         check_choices(self)
 
@@ -305,18 +312,28 @@ class Eagle(Method):
         def expand(parents: Parents, levels: list[Any]) -> tuple[jax.Array, list[Any]]:
             """`levels` holds, of the nodes that expanded at each, outputs [B, W, D], keys and values [B, W, K, Dh]."""
             if parents.level == 0:
-                state, own = method_state["state"][:, None], None
-            else:
-                above, place = levels[-1][0], parents.ancestors
+                state = method_state["state"][:, None]
+                return self._logits(trainable, base, state), [(state, None)]
+            above, place = levels[-1][0], parents.ancestors
+
+            def run() -> tuple[jax.Array, tuple[jax.Array, KeyValue]]:
                 position = drafting.position[:, None] - 1 + parents.level
                 state = self._entered(trainable, base, above[rows, place[..., -1]], parents.tokens)
                 q, *own = self._qkv(trainable, base, state, parents.tokens, position)
                 path = [tuple(x[rows, place[..., i]] for x in levels[i][1]) for i in range(1, parents.level)]
                 attended = _attend(q, (cache.keys[0], cache.values[0]), visible, [*path, tuple(own)])
                 state = self._after(trainable, base, state, attended)
-            return self._logits(trainable, base, state), [*levels, (state, own)]
+                return self._logits(trainable, base, state), (state, tuple(own))
 
-        return offer_levels(drafting, expand, [], best=not drafting.fixed)
+            logits, level = run_if(jnp.any(parents.known), run) if self._stops(drafting) else run()
+            return logits, [*levels, level]
+
+        least = math.log(self.confidence) if self._stops(drafting) else -math.inf
+        return offer_levels(drafting, expand, [], best=not drafting.fixed, least=least)
+
+    def _stops(self, drafting: Drafting) -> bool:
+        """Whether a draft may end before its last level."""
+        return self.confidence > 0 and not drafting.fixed
 
 
 def _attend(q: jax.Array, cached: KeyValue, seen: jax.Array, path: list[KeyValue]) -> jax.Array:

@@ -124,6 +124,7 @@ OPTIONS = {
         "direct": (False, True),
         "even": (False, True),
         "own_head": (False, True),
+        "confidence": (0.0,),  # which counts where drafts are chosen per step
     },
     PromptLookup: {
         "length": (16, 2),

@@ -94,6 +94,18 @@ def test_the_most_probable_nodes_of_each_level_expand(tiny):
     np.testing.assert_allclose(np.asarray(state.draft.log_p)[0, 1:], best, atol=1e-3)
 
 
+def test_with_confidence_it_follows_only_probable_paths(tiny):
+    model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(3)
+    whole, careful = (
+        generate(drafter_of(dataclasses.replace(EAGLE, confidence=c), model, "best:9"), prompts, 25, batch_size=3)
+        for c in (0, 0.3)
+    )
+    assert [a.tokens for a in careful] == [a.tokens for a in generate(autoregressive(model), prompts, 25)]
+    assert all(a.offered[0] == a.steps for a in careful)  # the first level costs no pass
+    far, less = (sum(a.offered[1] for a in answers) / sum(a.steps for a in answers) for answers in (whole, careful))
+    assert 0 < less < far
+
+
 def test_it_starts_as_the_bases_last_layer(tiny):
     """On the states before it alone: the base's own distribution of the token after, which it has yet to look past."""
     method, batch = Eagle(reads=(TINY.num_layers - 1,), depth=1), batch_of(sequence(tiny), [[3, 8, 15]])
@@ -199,6 +211,7 @@ def test_settings_that_make_no_sense(tiny, tmp_path):
         ({"top_k": -1}, "top_k must not be negative, got -1"),
         ({"reads": (2, 1)}, r"reads must be different and in ascending order, got \[2, 1\]"),
         ({"decay": 0}, "decay must be above 0"),
+        ({"confidence": 1}, "confidence must be at least 0 and below 1, got 1"),
         ({"start": "zero"}, "start must be one of base, random, got 'zero'"),
     ]:
         with pytest.raises(UserError, match=message):
