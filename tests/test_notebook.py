@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 NOTEBOOK = Path("docs/colab.ipynb")
-SHORTER = {"STEPS = 200": "STEPS = 4", "ANSWERS = 500": "ANSWERS = 8"}
+SHORTER = {
+    "STEPS = 200": "STEPS = 4",
+    "ANSWERS = 500": "ANSWERS = 8",
+    "--num-prompts 4 --max-new-tokens 32": "--num-prompts 2 --max-new-tokens 8",
+    "--max-rows 16 --finalists 2": "--max-rows 8 --finalists 1",
+}
 
 
 def run_line(line, names):
