@@ -4,20 +4,22 @@
     level 1        a     b     c                 expands a, b
     level 2      d e f  g h i                    expands d, g; the others are leaves
 
-A method says how a level's nodes come to logits; which nodes expand, and what is offered of their children, is here.
+A method says how a level's nodes come to logits; which nodes expand, and what is offered of their children, is here. So
+is where a draft ends: a level without nodes that are probable enough costs nothing.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafting.draft import Drafting, Drawn, Offer, rank
+from jaxspec.drafting.draft import Drafting, Drawn, Offer, rank, run_if
 from jaxspec.drafting.tree import Tree
 
 
@@ -44,22 +46,20 @@ class Parents:
         return self.path[..., -1]
 
 
-Expand = Callable[[Parents, Any], tuple[jax.Array, Any]]
+Expand = Callable[[Parents, Sequence[Any]], tuple[jax.Array, Any]]
 
 
-def offer_levels(
-    drafting: Drafting, expand: Expand, memory: Any = (), best: bool = False, least: float = -math.inf
-) -> Offer:
+def offer_levels(drafting: Drafting, expand: Expand, best: bool = False, confidence: float = 0.0) -> Offer:
     """Level by level along the tree.
 
     Args:
       drafting: what to draft with.
-      expand: of the nodes of a level, and what it remembers of those above, to logits [B, W, V'] of what follows each
-        and what to remember for the level below.
-      memory: what it remembers at the root.
+      expand: of the nodes of a level, and what it has returned of every level above, to logits [B, W, V'] of what
+        follows each and what the levels below need of them.
       best: the most probable nodes of each level expand, as many as the tree has inner ones there, in place of the
         tree's own (EAGLE-2, section 4.1): for drafts that do not keep to the tree.
-      least: of these only those whose whole path is more probable than this, a logarithm.
+      confidence: of these only those whose whole path is more probable than this; below the root, a level without any
+        is not expanded.
     """
     tree, B, K = drafting.tree, len(drafting.root), min(drafting.width, drafting.base.num_drafts)
     rows, has_children = jnp.arange(B)[:, None], _has_children(tree)
@@ -67,7 +67,8 @@ def offer_levels(
     place = jnp.zeros_like(tree.depth)  # of every node of the tree among the candidates of its level
     # of the level's candidates: their paths [B, X, level + 1], their parents' ancestors and chances of the whole path
     paths, lineages, total = drafting.root[:, None, None], jnp.zeros((B, 1, 0), jnp.int32), at_root
-    levels, log_q, drawn_before = [], [], 0
+    levels, log_q, drawn_before, expanded = [], [], 0, []
+    least = math.log(confidence) if confidence else -math.inf
     for level, width in enumerate(tree.inner):
         if best:
             log_p, above = jax.lax.top_k(total, min(width, total.shape[1]))
@@ -78,7 +79,9 @@ def offer_levels(
             above = jnp.take_along_axis(place, parents, axis=1)
             known = jnp.arange(width) < jnp.sum(expands, axis=1)[:, None]
         W, path, ancestors = above.shape[1], paths[rows, above], lineages[rows, above]
-        logits, memory = expand(Parents(path, ancestors, known, level), memory)
+        run = functools.partial(expand, Parents(path, ancestors, known, level), tuple(expanded))
+        logits, needed = run_if(jnp.any(known), run) if best and level and confidence else run()
+        expanded.append(needed)
         tokens, log_p, q = rank(drafting, logits, drafting.position[:, None] + level + 1)
         follows = jnp.broadcast_to(path[:, :, None], (B, W, K, level + 1))
         paths = jnp.concatenate([follows, tokens[..., None]], axis=-1).reshape(B, W * K, level + 2)

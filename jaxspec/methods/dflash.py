@@ -15,7 +15,8 @@ back some dependence: a low-rank term per pair of neighbours (a Markov term) is 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -315,8 +316,8 @@ class DFlash(Method):
         if not self.markov_rank:
             return offer_ranked(drafting, logits, jnp.ones(logits.shape[:2], bool))
 
-        def expand(parents: Parents, nothing: Any) -> tuple[jax.Array, Any]:
-            return logits[:, parents.level, None] + self._markov(trainable, base.embed(parents.tokens)), nothing
+        def expand(parents: Parents, _: Sequence[None]) -> tuple[jax.Array, None]:
+            return logits[:, parents.level, None] + self._markov(trainable, base.embed(parents.tokens)), None
 
         return offer_levels(drafting, expand, best=not drafting.fixed)
 

@@ -16,14 +16,14 @@ may be a tree, and where drafts are chosen per step the draft model stops once n
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig, RopeScaling
-from jaxspec.drafting.draft import Drafting, Offer, PyTree, run_if
+from jaxspec.drafting.draft import Drafting, Offer, PyTree
 from jaxspec.drafting.levels import Parents, offer_levels
 from jaxspec.drafting.method import Batch, Method, Seen
 from jaxspec.errors import UserError, check_at_least
@@ -184,33 +184,28 @@ class DraftModel(Method):
         def logits(hidden: jax.Array) -> jax.Array:
             return model.draft_logits(model.normed(hidden))
 
-        def expand(parents: Parents, levels: tuple[Cache, ...]) -> tuple[jax.Array, tuple[Cache, ...]]:
-            """`levels` holds the keys and values of the nodes that expanded at each, L x [B, K, W, Dh]."""
+        def expand(parents: Parents, levels: Sequence[Cache | None]) -> tuple[jax.Array, Cache | None]:
+            """`levels` holds keys and values of the nodes that expanded at each but the first, L x [B, K, W, Dh]."""
             if parents.level == 0:
-                return logits(method_state["newest"][:, None]), levels
+                return logits(method_state["newest"][:, None]), None
             B, W = parents.tokens.shape
             own = jnp.broadcast_to(jnp.eye(W, dtype=bool), (B, 1, W, W))
             at = jnp.broadcast_to(position + parents.level, (B, W))
-            context = Context(at, own, cache, position + 1, *_path(parents, levels))
-
-            def run() -> tuple[jax.Array, Cache]:
-                hidden, rows = model.rows(model.embed(parents.tokens), context)
-                return logits(hidden), rows
-
-            found, rows = run() if drafting.fixed else run_if(jnp.any(parents.known), run)
-            return found, (*levels, rows)
+            context = Context(at, own, cache, position + 1, *_path(parents, levels[1:]))
+            hidden, rows = model.rows(model.embed(parents.tokens), context)
+            return logits(hidden), rows
 
         if drafting.fixed:
             offer = offer_levels(drafting, expand)
         else:  # of the tree only how many nodes of each level expand
             inner = (1, *[self.beam] * (min(drafting.depth, self.length) - 1))
             wide = drafting.replace(tree=drafting.tree.replace(inner=inner))
-            offer = offer_levels(wide, expand, best=True, least=math.log(self.confidence))
+            offer = offer_levels(wide, expand, best=True, confidence=self.confidence)
         levels = jnp.any(offer.known, axis=(0, 2))  # those that a pass has made, the first of which `observe` has
         return offer.replace(passes=jnp.broadcast_to(jnp.sum(levels), len(drafting.root)))
 
 
-def _path(parents: Parents, levels: tuple[Cache, ...]) -> tuple[Cache | None, jax.Array | None]:
+def _path(parents: Parents, levels: Sequence[Cache]) -> tuple[Cache | None, jax.Array | None]:
     """What was read of the levels between the newest token and some nodes, and which of it lies on each one's path."""
     if not levels:
         return None, None

@@ -18,14 +18,14 @@ expand (EAGLE-2).
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxspec.drafting.draft import Drafting, Offer, PyTree, run_if
+from jaxspec.drafting.draft import Drafting, Offer, PyTree
 from jaxspec.drafting.levels import Parents, offer_levels
 from jaxspec.drafting.method import Batch, Method, Seen, check_choices
 from jaxspec.errors import UserError
@@ -309,31 +309,21 @@ class Eagle(Method):
         visible = jnp.arange(cache.capacity) < drafting.position[:, None, None]
         rows = jnp.arange(len(drafting.root))[:, None]
 
-        def expand(parents: Parents, levels: list[Any]) -> tuple[jax.Array, list[Any]]:
+        def expand(parents: Parents, levels: Sequence[Any]) -> tuple[jax.Array, Any]:
             """`levels` holds, of the nodes that expanded at each, outputs [B, W, D], keys and values [B, W, K, Dh]."""
             if parents.level == 0:
-                state = method_state["state"][:, None]
-                return self._logits(trainable, base, state), [(state, None)]
-            above, place = levels[-1][0], parents.ancestors
-
-            def run() -> tuple[jax.Array, tuple[jax.Array, KeyValue]]:
+                state, own = method_state["state"][:, None], None
+            else:
+                above, place = levels[-1][0], parents.ancestors
                 position = drafting.position[:, None] - 1 + parents.level
                 state = self._entered(trainable, base, above[rows, place[..., -1]], parents.tokens)
                 q, *own = self._qkv(trainable, base, state, parents.tokens, position)
                 path = [tuple(x[rows, place[..., i]] for x in levels[i][1]) for i in range(1, parents.level)]
                 attended = _attend(q, (cache.keys[0], cache.values[0]), visible, [*path, tuple(own)])
                 state = self._after(trainable, base, state, attended)
-                return self._logits(trainable, base, state), (state, tuple(own))
+            return self._logits(trainable, base, state), (state, own)
 
-            logits, level = run_if(jnp.any(parents.known), run) if self._stops(drafting) else run()
-            return logits, [*levels, level]
-
-        least = math.log(self.confidence) if self._stops(drafting) else -math.inf
-        return offer_levels(drafting, expand, [], best=not drafting.fixed, least=least)
-
-    def _stops(self, drafting: Drafting) -> bool:
-        """Whether a draft may end before its last level."""
-        return self.confidence > 0 and not drafting.fixed
+        return offer_levels(drafting, expand, best=not drafting.fixed, confidence=self.confidence)
 
 
 def _attend(q: jax.Array, cached: KeyValue, seen: jax.Array, path: list[KeyValue]) -> jax.Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import ClassVar
 
 import jax
@@ -109,9 +110,9 @@ class Hydra(HeadMethod):
         """Level by level along the tree: the candidates below a node come from the head that reads the node's path."""
         hidden = drafting.base.normed(method_state["features"][0])
 
-        def expand(parents: Parents, memory: tuple) -> tuple[jax.Array, tuple]:
+        def expand(parents: Parents, _: Sequence[None]) -> tuple[jax.Array, None]:
             at = jnp.broadcast_to(hidden[:, None], (*parents.tokens.shape, hidden.shape[-1]))
-            return self.head(drafting.trainable, drafting.base, at, parents.path), memory
+            return self.head(drafting.trainable, drafting.base, at, parents.path), None
 
         return offer_levels(drafting, expand)
 
