@@ -154,7 +154,7 @@ class Decoder(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        layer = nn.remat(Layer) if self.remat else Layer
+        layer = nn.remat(Layer) if self.remat else nn.jit(Layer)  # alike layers are traced and lowered once
         self.layers = [layer(c) for _ in range(c.num_layers)]
         self.norm = RMSNorm(c.rms_norm_eps)
         self.lm_head = held(self, "lm_head", (c.hidden_size, c.vocab_size))
