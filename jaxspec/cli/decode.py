@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 
 import tyro
 
-from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding
 from jaxspec.bench.runs import Run, parse_run
 from jaxspec.cli.options import DrafterOptions, parse
 from jaxspec.cli.printing import JsonPrinter, Result, TextPrinter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -38,6 +39,7 @@ def run_main(main: Callable[[list[str]], None]) -> None:
     _say_errors_once()
     try:
         main(sys.argv[1:])
+        gc.freeze()  # or Python would look through millions of objects again before it ends
     except BrokenPipeError:  # the reader of our output has gone away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _exit(1)

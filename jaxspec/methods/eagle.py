@@ -23,7 +23,6 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxspec.drafting.draft import Drafting, Offer, PyTree
 from jaxspec.drafting.levels import Parents, offer_levels
@@ -273,6 +272,8 @@ class Eagle(Method):
             each += jnp.sum(likeliest[at] * (total[..., None] - chosen), axis=-1)
         loss = jnp.sum(each * weights * covered[at])
         if self.features:
+            import optax  # slow to import, and decoding has no use for it
+
             apart = optax.huber_loss(self._normed(trainable, base, states), base.normed(frozen)[at])
             loss += self.features * jnp.sum(jnp.mean(apart, axis=-1) * weights)
         labels = batch.tokens[rows, at[1] + 1]

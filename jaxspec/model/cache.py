@@ -53,7 +53,13 @@ def gather_rows(rows: Cache, index: jax.Array) -> Cache:
     Returns:
       L x [B, K, P, Dh].
     """
-    return jax.tree.map(lambda x: jnp.take_along_axis(x, index[:, None, :, None], axis=2), rows)
+    return jax.tree.map(lambda x: _pick(x, index), rows)
+
+
+@jax.jit  # one trace for all layers
+def _pick(x: jax.Array, index: jax.Array) -> jax.Array:
+    """[B, K, R, Dh] and [B, P] to [B, K, P, Dh]."""
+    return jnp.take_along_axis(x, index[:, None, :, None], axis=2)
 
 
 def commit(cache: Cache, rows: Cache, lengths: jax.Array) -> Cache:
@@ -70,11 +76,14 @@ def commit(cache: Cache, rows: Cache, lengths: jax.Array) -> Cache:
     Returns:
       The cache with P slots of every batch row overwritten.
     """
+    return jax.tree.map(lambda buffer, new: _write(buffer, new, lengths), cache, rows)
 
-    def write(buffer: jax.Array, new: jax.Array, length: jax.Array) -> jax.Array:
-        return lax.dynamic_update_slice(buffer, new.astype(buffer.dtype), (0, length, 0))
 
-    return jax.tree.map(lambda buffer, new: jax.vmap(write)(buffer, new, lengths), cache, rows)
+@jax.jit  # one trace for all layers
+@jax.vmap
+def _write(buffer: jax.Array, new: jax.Array, length: jax.Array) -> jax.Array:
+    """[K, S, Dh] with [K, P, Dh] written at a slot."""
+    return lax.dynamic_update_slice(buffer, new.astype(buffer.dtype), (0, length, 0))
 
 
 def laid_out(cache: Cache, rows: Cache) -> tuple[Cache, Cache]:

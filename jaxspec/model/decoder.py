@@ -224,13 +224,16 @@ class Decoder(nn.Module):
 
 @functools.lru_cache(maxsize=16)
 def abstract_params(config: ModelConfig, dtype: str | jnp.dtype = "float32") -> dict:
-    """Shapes and dtypes of the parameters: tracing dozens of layers takes a second."""
+    """Shapes and dtypes of the parameters."""
 
     def typed(path: tuple, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         return jax.ShapeDtypeStruct(x.shape, param_dtype(name, dtype))
 
-    params = jax.eval_shape(Decoder(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    one_layer = Decoder(dataclasses.replace(config, num_layers=1))
+    params = jax.eval_shape(one_layer.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    layer = params.pop("layers_0")  # they are all alike, and tracing dozens takes time
+    params |= {f"layers_{i}": layer for i in range(config.num_layers)}
     return jax.tree.map_with_path(typed, params)
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from safetensors import SafetensorError
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.errors import UserError, first_line, suggest
@@ -225,6 +225,8 @@ def _load_sharing(name: str, folder: Path, dtype: str, mesh: MeshConfig, templat
 
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer  # looks through all models that transformers knows
+
     try:
         return AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # transformers raises many kinds

@@ -177,7 +177,7 @@ def _is_part(path: str) -> bool:
 def _placed(array: np.ndarray, path: str, mesh: Mesh | None) -> jax.Array:
     """A parameter on its device or devices. Waits for the copy, until which the host would hold the array."""
     if mesh is None:
-        return jnp.asarray(array)
+        return jax.device_put(array)  # several times as fast as `jnp.asarray`
     tree = {path: array}
     return jax.block_until_ready(put(tree, tree_shardings(mesh, tree))[path])
 

@@ -53,7 +53,7 @@ def test_only_kernels_that_divide_are_put_in_blocks():
 def test_a_decoder_in_blocks(tied):
     model = make_tiny(dataclasses.replace(TINY, tie_embeddings=tied, qkv_bias=True))
     tokens = jnp.array([[3, 0, 15, 7, 7]])
-    base = Base(jax.jit(in_blocks, static_argnums=1)(model.params, 8), model.decoder)
+    base = Base(in_blocks(model.params, 8), model.decoder)
     assert [model.block_for(rows) for rows in (1, 16, 17)] == [8, 8, 0]
     assert [model.base_for(rows) is model.base for rows in (1, 16, 17)] == [False, False, True]
     assert {leaf.ndim for path, leaf in jax.tree.leaves_with_path(base.params) if path[-1].key == "kernel"} == {3}
