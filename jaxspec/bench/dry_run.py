@@ -33,6 +33,7 @@ from jaxspec.parallel.sharding import (
     parts_of_batch,
     tree_shardings,
     with_shardings,
+    with_usual_layout,
 )
 from jaxspec.training.checkpoints import state_shardings
 from jaxspec.training.run_config import RunConfig
@@ -93,12 +94,9 @@ def dry_run_decoding(
       length: of prompt and answer together, in tokens.
       dtype: of the base.
     """
-    base = _abstract_base(config.shapes, dtype, mesh)
-    capacity = cache_capacity(length, config.method.max_distance)
-    drafters = [DeviceDrafter((), StaticTree(from_paths([]).arrays(0)))]
-    drafters += [_abstract_drafter(config, base, mesh, tree) for rows in ROWS[1:] if (tree := _tree(config, rows))]
-    begun = {_rows(drafter): _begun(base, drafter, mesh, batch_size, capacity) for drafter in drafters}
+    begun = _decodings(config, mesh, batch_size, length, dtype)
     decoding, state = list(begun.values())[-1]
+    base, capacity = decoding.base, state.cache.capacity
     return {
         "parameters": size(base.params),
         "trainable": size(jax.eval_shape(lambda base: config.method.init(jax.random.key(0), base), base)),
@@ -108,6 +106,14 @@ def dry_run_decoding(
         "drafter_state_bytes": device_bytes(state.method_states),
         "steps": {rows: measure_needs(_lower_decoding(*both, mesh), chip) for rows, both in begun.items()},
     }
+
+
+def lowered_loops(
+    config: RunConfig, mesh: Mesh, batch_size: int, length: int, dtype: str = "bfloat16"
+) -> dict[int, Lowered]:
+    """The decoding loop of each number of rows; the arguments of `dry_run_decoding`."""
+    begun = _decodings(config, mesh, batch_size, length, dtype)
+    return {rows: _lower_decoding(*both, mesh) for rows, both in begun.items()}
 
 
 def training_lines(name: str, config: RunConfig, found: dict[str, Any]) -> list[str]:
@@ -146,7 +152,8 @@ def _ints(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
 
 def _abstract_base(shapes: ModelConfig, dtype: str, mesh: Mesh, remat: bool = False) -> Base:
     params = abstract_params(shapes, weights_dtype(dtype))
-    return Base(with_shardings(params, tree_shardings(mesh, params)), Decoder(shapes, remat, dtype == "exact"))
+    places = jax.tree.map(lambda x, s: with_usual_layout(s, x.ndim), params, tree_shardings(mesh, params))
+    return Base(with_shardings(params, places), Decoder(shapes, remat, dtype == "exact"))
 
 
 def _drafting(base: Base, count: int) -> Base:
@@ -155,6 +162,17 @@ def _drafting(base: Base, count: int) -> Base:
         return base
     columns = jax.ShapeDtypeStruct((base.decoder.config.hidden_size, count), base.params["lm_head"].dtype)
     return base.replace(draft_vocabulary=DraftVocabulary(_ints((count,)), columns))
+
+
+def _decodings(
+    config: RunConfig, mesh: Mesh, batch_size: int, length: int, dtype: str
+) -> dict[int, tuple[Decoding, DecodeState]]:
+    """What the decoding loop takes, by rows of a step."""
+    base = _abstract_base(config.shapes, dtype, mesh)
+    capacity = cache_capacity(length, config.method.max_distance)
+    drafters = [DeviceDrafter((), StaticTree(from_paths([]).arrays(0)))]
+    drafters += [_abstract_drafter(config, base, mesh, tree) for rows in ROWS[1:] if (tree := _tree(config, rows))]
+    return {_rows(drafter): _begun(base, drafter, mesh, batch_size, capacity) for drafter in drafters}
 
 
 def _tree(config: RunConfig, rows: int) -> TreePlan | None:

@@ -267,6 +267,8 @@ def answers(
 
 def dry_run(options: Options) -> None:
     """Compile steps for devices that need not exist, and print what they need."""
+    from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding  # brings what only training needs
+
     mesh, chip = absent_mesh(options.mesh, options.topology)  # before JAX looks for devices
     name, dtype = options.config or "ppd_smollm2", options.dtype or "bfloat16"
     config = load_config(name)

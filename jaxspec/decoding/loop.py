@@ -160,10 +160,7 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     # These are the lengths, whatever the bonus. Making them depend on it keeps XLA from writing the rows of a tree of
     # one node before all layers have read the cache, for which it would copy the cache (barriers are gone by then).
     at = jnp.maximum(state.lengths, jnp.minimum(accepted.bonus, 0))
-    cache = state.cache
-    if draft.size is not None:
-        cache, kv = laid_out(cache, kv)
-    cache = commit(cache, kv, at)
+    cache = commit(*laid_out(state.cache, kv), at)
     lengths = state.lengths + accepted.length + 1
 
     text = jnp.concatenate([draft.tokens[:, :1], _new_tokens(draft, accepted)], axis=1)  # [B, P + 2]

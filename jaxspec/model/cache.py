@@ -9,6 +9,8 @@ are valid; what lies beyond is garbage that the next commit overwrites:
 
 from __future__ import annotations
 
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -87,18 +89,23 @@ def _write(buffer: jax.Array, new: jax.Array, length: jax.Array) -> jax.Array:
 
 
 def laid_out(cache: Cache, rows: Cache) -> tuple[Cache, Cache]:
-    """A cache and what will be written into it, in layouts that spare copies where branches of a program read it.
+    """A cache and what will be written into it, in layouts that spare copies of the cache.
 
-    XLA gives the cache the layout that the branches return and copies all of it in every step: on TPUs into the layout
-    that attention reads, slots along the lanes, and on CPUs to look at what is overwritten. Seen for v5e and on CPU.
+    On TPUs XLA would give the cache another layout within the loop, and copy all of it in every call. On CPUs, where
+    branches of a program read the cache, it would copy all of it in every step to look at what is overwritten.
     """
-
-    def place(tree: Cache, *order: int) -> Cache:
-        return jax.tree.map(lambda x: with_layout_constraint(x, Layout(order)), tree)
-
     return lax.platform_dependent(
         cache,
         rows,
-        tpu=lambda cache, rows: (place(cache, 0, 1, 3, 2), rows),
-        default=lambda cache, rows: (cache, place(rows, 0, 1, 2, 3)),
+        tpu=lambda cache, rows: (_usual(cache), rows),
+        default=lambda cache, rows: (cache, _usual(rows)),
     )
+
+
+def usual_on_tpu(x: jax.Array) -> jax.Array:
+    """An array in the usual layout, its last dimension along the lanes, where XLA for TPUs would choose another."""
+    return lax.platform_dependent(x, tpu=_usual, default=lambda x: x)
+
+
+def _usual(tree: Any) -> Any:
+    return jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), tree)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxspec.config import ModelConfig
 from jaxspec.model.attention import Context, attend, causal_context, masks_of, of_layer
 from jaxspec.model.blocks import columns, product, wide
-from jaxspec.model.cache import Cache
+from jaxspec.model.cache import Cache, usual_on_tpu
 from jaxspec.model.rope import rope_angles, rotate
 from jaxspec.parallel.sharding import divided
 
@@ -85,7 +85,7 @@ class Attention(nn.Module):
     def queries_keys_values(self, x: jax.Array, angles: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Normalised states [B, R, D] to rotated queries [B, R, H, Dh], rotated keys and values [B, R, K, Dh]."""
         (B, R, _), K, Dh = x.shape, self.config.num_kv_heads, self.config.head_dim
-        qkv = self.qkv(x).reshape(B, R, K, -1, Dh)
+        qkv = usual_on_tpu(self.qkv(x)).reshape(B, R, K, -1, Dh)  # or the kernel would be copied into another layout
         qk = qkv[..., :-1, :]
         if self.config.head_norms:
             qk = jnp.concatenate([self.q_norm(qk[..., :-1, :]), self.k_norm(qk[..., -1:, :])], axis=-2)

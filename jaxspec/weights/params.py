@@ -21,7 +21,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
 from jaxspec.model.decoder import abstract_params, param_dtype
 from jaxspec.parallel.processes import host
-from jaxspec.parallel.sharding import put, tree_shardings
+from jaxspec.parallel.sharding import put, tree_shardings, with_usual_layout
 
 _SAMPLES = 64
 
@@ -178,8 +178,8 @@ def _placed(array: np.ndarray, path: str, mesh: Mesh | None) -> jax.Array:
     """A parameter on its device or devices. Waits for the copy, until which the host would hold the array."""
     if mesh is None:
         return jax.device_put(array)  # several times as fast as `jnp.asarray`
-    tree = {path: array}
-    return jax.block_until_ready(put(tree, tree_shardings(mesh, tree))[path])
+    sharding = tree_shardings(mesh, {path: array})[path]
+    return jax.block_until_ready(put(array, with_usual_layout(sharding, array.ndim)))
 
 
 def tensor_digest(array: np.ndarray | jax.Array) -> str:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 
@@ -10,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding, dry_run_training, training_lines
+from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding, dry_run_training, lowered_loops, training_lines
 from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, readable, size
 from jaxspec.config import DataConfig, MeshConfig, TrainConfig
 from jaxspec.decoding.loop import prefill
@@ -24,6 +26,7 @@ from jaxspec.weights.shapes import SHAPES
 from tests.helpers.tiny import TINY, make_tiny, on_mesh
 
 MESH = MeshConfig(2, 2, 2)
+NAMES = {"bf16": "bfloat16", "f32": "float32", "s32": "int32", "u32": "uint32", "pred": "bool"}  # HLO's and JAX's
 RUN = RunConfig(
     model="tiny", method=PPD(), mesh=MESH, data=DataConfig(batch_size=4, max_prompt_tokens=64),
     train=TrainConfig(batch_size=8, microbatch=4, sequence_length=96, insertions=8),
@@ -220,6 +223,30 @@ def test_compiling_for_tpus_that_are_not_here(command):
     found = dry_run(f"{command} --topology v5e:2x2x1", **quickly)
     steps = found["steps"].values() if "steps" in found else [found["step"]]
     assert all(step["fits"] for step in steps)
+
+
+COPY = re.compile(r"= (\w+)\[([\d,]+)\]\S* (?:copy|transpose)\(")  # not those into fast memory, which are asynchronous
+
+
+def copied(loop):
+    """Bytes of every array over 1 MB that a compiled program copies or transposes."""
+    found = COPY.findall(loop.compile().as_text())
+    sizes = [math.prod(map(int, shape.split(","))) * jnp.dtype(NAMES.get(kind, kind)).itemsize for kind, shape in found]
+    return [size for size in sizes if size > 2**20]
+
+
+@pytest.mark.slow
+@pytest.mark.optimized
+def test_loops_compiled_for_tpus_copy_neither_weights_nor_caches(monkeypatch):
+    pytest.importorskip("libtpu")
+    monkeypatch.setitem(SHAPES, "three layers", dataclasses.replace(SHAPES["lmsys/vicuna-7b-v1.3"], num_layers=3))
+    config = dataclasses.replace(load_config("ppd_vicuna_7b"), model="three layers")
+    mesh, _ = absent_mesh(MeshConfig(tensor=4), "v5e:2x2x1")
+    loops = lowered_loops(config, mesh, 1, 2000)
+    assert len(loops) == 3 and not any(map(copied, loops.values()))
+    monkeypatch.setattr("jaxspec.decoding.loop.laid_out", lambda cache, rows: (cache, rows))
+    jax.clear_caches()  # of what was traced with the layouts
+    assert all(len(copied(loop)) >= 12 for loop in lowered_loops(config, mesh, 1, 2000).values())  # both ways
 
 
 @pytest.mark.parametrize(
