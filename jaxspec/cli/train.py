@@ -123,6 +123,7 @@ def report(adapter: Adapter, output: Path) -> None:
     accuracy = adapter.info["accuracy"]
     for distance, ranks in enumerate(accuracy, 1):
         print(f"distance {distance}: top-1 {ranks[0]:.3f}  top-5 {sum(ranks[:5]):.3f}  top-10 {sum(ranks):.3f}")
+    print(f"tokens per step: {adapter.info['tokens_per_step']} with the run's tree, by replay of held-out answers")
     if lost := lost_distances(accuracy):
         print(
             f"what predicts distance {' and '.join(map(str, lost))} was lost in training: try a lower "

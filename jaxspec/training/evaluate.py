@@ -37,11 +37,14 @@ class Accuracy:
       by_rank: [M, 10], how often the rank-k candidate at distance m + 1 is the token that follows.
       positions: insertion points counted at distance 1.
       calibration: [M][2], what makes the drafter's scores probabilities; see `jaxspec.training.calibration`.
+      ranks: of every answer, the shortest first, [P, M] int: at each of its P insertion points the rank of the token
+        that follows at each distance, from 0; -1 where none follows or it is never drafted.
     """
 
     by_rank: np.ndarray
     positions: int
     calibration: list[list[float]]
+    ranks: list[np.ndarray]
 
     def top(self, k: int) -> np.ndarray:
         """[M], how often the token is among the k best candidates."""
@@ -67,7 +70,10 @@ def lost_distances(by_rank: Sequence[Sequence[float]]) -> list[int]:
 def _counts(
     method: Method, trainable: PyTree, base: Base, batch: Batch, sampler: Sampler, seed: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """Of every distance: hits by rank [M, 10], positions [M], and by log-probability candidates and hits [M, X]."""
+    """Of every distance: hits by rank [M, 10], positions [M], and by log-probability candidates and hits [M, X].
+
+    And the rank of every token that follows, [B, G, M], -1 where it is never drafted.
+    """
     logits = method.predictions(trainable, base, batch)  # [B, G, M, V]
     target = batch.points[..., None] + 1 + np.arange(1, method.max_distance + 1)  # [B, G, M]
     counted = (batch.points[..., None] >= 0) & (target < batch.lengths[:, None, None])
@@ -87,7 +93,8 @@ def _counts(
     place = jnp.where(reached[..., None], jnp.floor(-log_p * BINS_PER_NAT), -1).astype(jnp.int32)
     in_bin = place[..., None] == np.arange(NATS * BINS_PER_NAT)  # [B, G, M, 10, X]
     right = hits[..., : best.shape[-1], None] & in_bin
-    return *(jnp.sum(x, axis=(0, 1)) for x in (hits, counted)), *(jnp.sum(x, axis=(0, 1, 3)) for x in (in_bin, right))
+    sums = *(jnp.sum(x, axis=(0, 1)) for x in (hits, counted)), *(jnp.sum(x, axis=(0, 1, 3)) for x in (in_bin, right))
+    return *sums, jnp.where(possible, rank, -1)
 
 
 def evaluate(
@@ -112,16 +119,21 @@ def evaluate(
       sampling: how the answers were drawn.
       seed: with which seed.
     """
-    sampler, counts = make_sampler(sampling), None
+    sampler, counts, ranks = make_sampler(sampling), None, []
     for done, batch in _batches(answers, base):
-        parts = -(-batch.points.shape[1] // _POINTS)
+        parts, by_part = -(-batch.points.shape[1] // _POINTS), []
         for points in np.split(batch.points, parts, axis=1):
             part = put_batch(batch.replace(points=points), mesh_of(base.params))
-            new = [host(x).astype(float) for x in _counts(method, trainable, base, part, sampler, np.uint32(seed))]
+            found = _counts(method, trainable, base, part, sampler, np.uint32(seed))
+            *new, rank = (host(x) for x in found)
+            new = [x.astype(float) for x in new]
             counts = [old + more for old, more in zip(counts, new, strict=True)] if counts else new
+            by_part.append(rank)
+        whole = np.concatenate(by_part, axis=1)
+        ranks += [row[points >= 0] for row, points in zip(whole, batch.points, strict=True)]
         progress(done)
     hits, counted, tried, right = counts
-    return Accuracy(hits / np.maximum(counted, 1)[:, None], int(counted[0]), fit(tried, right))
+    return Accuracy(hits / np.maximum(counted, 1)[:, None], int(counted[0]), fit(tried, right), ranks[: len(answers)])
 
 
 def _batches(answers: Sequence[Answer], base: Base) -> Iterator[tuple[int, Batch]]:

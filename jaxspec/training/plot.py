@@ -36,7 +36,7 @@ def _draw(
     way = list({r["step"]: r for r in way if r["held_out"] == way[0]["held_out"]}.values())
     middle.plot([r["step"] for r in way], [r["tokens_per_step"] for r in way], marker=".")
     middle.plot(final["step"], final["tokens_per_step"], "x", color="C0")
-    middle.set(xlabel="step", ylabel="tokens", title="tokens to expect of a step with the run's tree", xlim=(0, None))
+    middle.set(xlabel="step", ylabel="tokens", title="tokens per step of the run's tree, by replay", xlim=(0, None))
     for k, style in ((1, "-"), (10, "--")):
         for distance, accuracy in enumerate(final[f"top{k}"]):
             series, colour = [r[f"top{k}"][distance] for r in way], f"C{distance}"

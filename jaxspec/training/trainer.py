@@ -19,7 +19,7 @@ from jaxspec.drafting.draft import PyTree
 from jaxspec.drafting.drafter import method_plan, tuned
 from jaxspec.drafting.method import Method
 from jaxspec.drafting.source import learning
-from jaxspec.drafting.tree.plan import TreePlan, expected, plan_to_json
+from jaxspec.drafting.tree.plan import TreePlan, plan_to_json, replayed
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, swap_folder
 from jaxspec.model.base import Base
@@ -123,8 +123,7 @@ class Trainer:
         with Progress("training", train.steps, "steps", done=first) as progress:
             for step in range(first, train.steps):
                 if step and train.eval_every and step % train.eval_every == 0:  # repeated by a run that resumes here
-                    accuracy = self._evaluate(step, state)
-                    progress.message(f"step {step}, held-out top-1 {np.round(accuracy.top(1), 3).tolist()}")
+                    progress.message(self._evaluate(step, state))
                 if stage != stage_of(method, train.steps, step):
                     stage += 1
                     state = enter_stage(method, train, stage, state.best(train))
@@ -167,19 +166,23 @@ class Trainer:
             self._checkpoints.finish()
             raise Stopped(f"stopped after update {step} of {self.config.train.steps}; continue with --resume")
 
-    def _evaluate(self, step: int, state: TrainState) -> Accuracy:
-        """Evaluate during training. The best adapter so far goes to best/, unless its base is trained too."""
+    def _evaluate(self, step: int, state: TrainState) -> str:
+        """Evaluate during training, and say how it went.
+
+        The best adapter so far goes to best/, unless its base is trained too.
+        """
         method, trainable, answers = self.config.method, state.best(self.config.train), self._held_out[:_QUICK]
         stop = functools.partial(self._stop_if_asked, step, state)
         accuracy = evaluate(method, trainable, self.base, answers, stop)
-        self._log.write(self._row(step, answers, accuracy))
+        row = self._row(step, answers, accuracy)
+        self._log.write(row)
         score = float(accuracy.top(1).mean())
         if score > self._best and not method.replaces_base:
             self._best, new = score, self.output / f".{BEST}.tmp"
             info = self._provenance(step, accuracy) | {"score": score, "step": step}
             self._save(new, self._adapter(method, trainable, self.model), info)
             as_leader(functools.partial(swap_folder, new, self.output / BEST))
-        return accuracy
+        return f"step {step}, held-out top-1 {row['top1']}, tokens per step {row['tokens_per_step']}"
 
     def _finish(self, trainable: PyTree) -> Adapter:
         """Evaluate the trained weights and write them, next to the new base if the method replaces it."""
@@ -238,16 +241,18 @@ class Trainer:
         return adapter
 
     def _tree(self, accuracy: Accuracy) -> TreePlan:
-        """The run's draft tree for measured accuracies, with the tokens to expect of a step with it."""
+        """The run's draft tree for measured accuracies."""
         known = np.maximum(accuracy.by_rank, 1e-6).tolist()  # a drafter that is never right has a tree too
-        plan = method_plan(self.config.method, self.config.shapes.num_layers, self.config.tree, known)
-        return expected(plan, np.array(known))
+        return method_plan(self.config.method, self.config.shapes.num_layers, self.config.tree, known)
+
+    def _tokens_per_step(self, accuracy: Accuracy) -> float:
+        """What the run's tree makes of the held-out answers, by replay."""
+        return round(replayed(self._tree(accuracy), accuracy.ranks), 3)
 
     def _row(self, step: int, answers: list[Answer], accuracy: Accuracy) -> dict[str, Any]:
         """An evaluation, for the log."""
         tops = {f"top{k}": np.round(accuracy.top(k), 4).tolist() for k in (1, 5, 10)}
-        tokens = {"tokens_per_step": round(self._tree(accuracy).expected_tokens, 3)}
-        return {"step": step, "held_out": len(answers)} | tops | tokens
+        return {"step": step, "held_out": len(answers), "tokens_per_step": self._tokens_per_step(accuracy)} | tops
 
     def _provenance(self, step: int, accuracy: Accuracy) -> dict[str, Any]:
         """What adapter.json says about where an adapter after `step` updates comes from."""
@@ -260,6 +265,7 @@ class Trainer:
         return {
             "base": run["model"],
             "tree": plan_to_json(self._tree(accuracy)),
+            "tokens_per_step": self._tokens_per_step(accuracy),
             "draft_vocabulary": config.draft_vocabulary,
             "training": run["train"],
             "data": run["data"] | size,

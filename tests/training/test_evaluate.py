@@ -18,18 +18,22 @@ def test_evaluation_counts_every_position(tiny):
     points = [list(range(len(a.prompt_tokens), len(a.prompt_tokens + a.answer_tokens) - 2)) for a in answers]
     trainable = method.init(jax.random.key(0), tiny.base)
     logits = quick_jit(method.predictions)(trainable, tiny.base, make_batch(answers, points, 300, 300))
-    hits, counted = np.zeros((3, 10)), np.zeros(3)
+    hits, counted, ranks = np.zeros((3, 10)), np.zeros(3), []
     for answer, at, predicted in zip(answers, points, np.asarray(logits), strict=True):
+        ranks.append(np.full((len(at), 3), -1))
         text = answer.prompt_tokens + answer.answer_tokens
         for p, by_distance in zip(at, predicted, strict=False):
             for d in range(1, min(3, len(text) - p - 2) + 1):
                 rank = list(np.argsort(-by_distance[d - 1])).index(text[p + d + 1])
                 counted[d - 1] += 1
+                ranks[-1][p - at[0], d - 1] = rank
                 if rank < 10:
                     hits[d - 1, rank] += 1
     accuracy = evaluate(method, trainable, tiny.base, answers)
     assert accuracy.positions == counted[0] == 288 + 7
     np.testing.assert_allclose(accuracy.by_rank, hits / counted[:, None], atol=1e-6)
+    for found, counted_by_hand in zip(accuracy.ranks, sorted(ranks, key=len), strict=True):
+        np.testing.assert_array_equal(found, counted_by_hand)
 
 
 def test_perplexity_by_hand(tiny):

@@ -21,6 +21,7 @@ from jaxspec.training.step import stage_ends, train_step
 from jaxspec.training.trainer import Stopped, Trainer
 from jaxspec.weights.load import load_model, save_model
 from jaxspec.weights.params import params_fingerprint
+from tests.helpers.files import read_jsonl
 from tests.helpers.model import assert_same_params
 from tests.helpers.tiny import make_tiny, on_mesh
 from tests.helpers.training import (
@@ -53,6 +54,8 @@ def test_a_run_learns_and_writes_an_adapter_that_decodes(config, model, whole):
     head = json.loads((whole / "adapter.json").read_text())
     assert head["training"]["steps"] == 12 and head["data"]["prompts"] == "prompts.jsonl"
     assert head["data"]["answers"] == head["data"]["answers_seen"] == 8 and np.array(head["accuracy"]).shape == (3, 10)
+    rows = read_jsonl(whole / "log.jsonl")
+    assert [r["tokens_per_step"] for r in rows if "top1" in r][-1] == head["tokens_per_step"] > 1
     (state,) = head["tree"]
     assert state["paths"][0] == [0] and len(state["paths"]) == 2 and config.data.cache not in json.dumps(head)
     assert load_drafter("ppd", model, whole).source.trainable["embeddings"].shape == (3, 2, 32)

@@ -10,7 +10,7 @@ from jaxspec.drafting.tree.builders import (
     straightforward,
 )
 from jaxspec.drafting.tree.dynamic import dynamic_sparse_tree
-from jaxspec.drafting.tree.plan import State, TreePlan, expected, from_paths, make_plan
+from jaxspec.drafting.tree.plan import State, TreePlan, expected, from_paths, make_plan, replayed
 from jaxspec.drafting.tree.spec import load_plan, parse_tree, save_plan
 from jaxspec.drafting.tree.stripped import stripped_tree
 from jaxspec.drafting.tree.tree import (
@@ -42,6 +42,7 @@ __all__ = [
     "pad_tree",
     "parse_tree",
     "random_tree",
+    "replayed",
     "save_plan",
     "select_trees",
     "sparse_tree",

@@ -155,6 +155,27 @@ def expected(plan: TreePlan, accuracy: np.ndarray) -> TreePlan:
     return dataclasses.replace(plan, expected_tokens=1 + float(rate), transition=transition)
 
 
+def replayed(plan: TreePlan, texts: Sequence[np.ndarray]) -> float:
+    """Tokens per step that a plan makes of texts of which it is known what was drafted everywhere.
+
+    Args:
+      plan: the trees.
+      texts: [P, M] int each, for P places that follow each other the ranks of the tokens drafted there that are right,
+        by distance; -1 where none is.
+    """
+    known = [dict(zip(((), *state.paths), state.known, strict=True)) for state in plan.states]
+    steps = 0
+    for ranks in texts:
+        at, accepted, state = 0, 0, plan.next_state(plan.states[0].probes[0])  # behind a root alone
+        while at < len(ranks):
+            served = accepted if plan.states[state].borrows else 0  # of the last root's distances
+            right = tuple(ranks[at - served, served:].tolist())
+            accepted = max(n for n in range(len(right) + 1) if right[:n] in known[state])
+            state = plan.next_state(known[state][right[:accepted]])
+            at, steps = at + accepted + 1, steps + 1
+    return sum(map(len, texts)) / max(steps, 1)
+
+
 def endings(
     paths: Sequence[Path], accuracy: np.ndarray, served: int = 0
 ) -> tuple[dict[Path, float], dict[Path, float]]:

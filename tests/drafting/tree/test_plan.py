@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxspec.drafting.tree import State, chain, expected, from_paths, make_plan
+from jaxspec.drafting.tree import State, chain, expected, from_paths, make_plan, replayed, straightforward
 from jaxspec.drafting.tree.plan import check_accuracy, plan_from_json, plan_to_json
 from jaxspec.errors import UserError
 from tests.helpers.trees import random_accuracy, random_paths, tree_paths
@@ -66,6 +66,23 @@ def test_expected_tokens_of_one_tree_by_hand():
     plan = from_paths([(0,), (1,), (0, 1)], accuracy)
     assert plan.expected_tokens == pytest.approx(1 + 0.5 + 0.25 + 0.5 * 0.2)
     np.testing.assert_allclose(plan.transition, [[1]])
+
+
+def test_a_replay_accepts_what_is_right_and_goes_on_behind_it():
+    """Steps begin at 0, 3 and 5 of the first text."""
+    plan = from_paths([(0,), (1,), (0, 1)])
+    first = np.array([[0, 1], [1, -1], [0, 1], [0, 0], [1, 1], [0, -1]])
+    assert replayed(plan, [first[:3]]) == 3 / 1 and replayed(plan, [first]) == 6 / 3
+    assert replayed(plan, [first, np.array([[-1, -1]]), np.empty((0, 2), int)]) == 7 / 4
+
+
+@pytest.mark.parametrize("plan", [random_plan(1), random_plan(5), straightforward(3)], ids=["1", "5", "borrowing"])
+def test_a_replay_comes_to_what_accuracies_let_expect(plan):
+    """Where they are independent, each text drawn from them."""
+    accuracy, rng = random_accuracy(0, 3, 3), np.random.default_rng(0)
+    chances = np.column_stack([accuracy, 1 - accuracy.sum(axis=1)])
+    ranks = np.stack([rng.choice([0, 1, 2, -1], 20_000, p=p) for p in chances], axis=1)
+    assert replayed(plan, [ranks]) == pytest.approx(expected(plan, accuracy).expected_tokens, rel=0.01)
 
 
 def test_candidates_without_a_known_accuracy_are_never_right():
