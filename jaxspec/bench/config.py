@@ -46,7 +46,8 @@ class BenchConfig:
       wording: of what a file holds without instructions: plain, or as the papers or their released code say it.
       shots: questions of a file to show with their answers in front of each of the others.
       chat: ask inside the tokenizer's chat template, where it has one.
-      template: another one by name: llama2, llama2-short, vicuna, vicuna-short or falcon.
+      template: another one by name, llama2, llama2-short, vicuna, vicuna-short or falcon; or variables of the
+        tokenizer's own, as in enable_thinking=false.
       mesh: devices that share the work.
       peers: also ask Hugging Face transformers on PyTorch, greedily and with prompt lookup; one question at a time.
       assistant: and with assisted generation by this smaller model.

@@ -36,7 +36,7 @@ class DrafterOptions:
       draft_adapter: folder of an adapter of PPD for the draft model, which then makes its own draft in fewer passes; or
         ppd, for the one that ships.
       template: a chat template by name, where not the tokenizer's own: llama2, llama2-short, vicuna, vicuna-short or
-        falcon.
+        falcon; or variables of its own, as in enable_thinking=false.
       dtype: of the weights, or exact: bfloat16 weights, with all else as exact as in float32; default float32 on CPU,
         bfloat16 elsewhere.
     """

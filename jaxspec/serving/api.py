@@ -9,7 +9,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from jaxspec.serving.metrics import Metrics
 from jaxspec.serving.protocol import ApiError, Asked, Prompt, parse
 from jaxspec.serving.replies import Choice, Replies
 from jaxspec.serving.request import Busy, Closed, Piece
+from jaxspec.weights.templates import with_variables
 
 MOST_BYTES = 4 * 2**20  # of a body
 _PAGE = Path(__file__).parent / "page.html"
@@ -195,7 +196,7 @@ class Api:
     def _encode(self, asked: Asked, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, which leave room for an answer."""
         if asked.chat:
-            prompt = chat_ids(self._engine, prompt)
+            prompt = chat_ids(self._engine, prompt, asked.variables)
         return self._engine.encode(prompt, asked.max_tokens or 1, chat=False)
 
     async def _whole(
@@ -296,8 +297,13 @@ class Api:
         return JSONResponse(error.body(), error.status, error.headers)
 
 
-def chat_ids(engine: Engine, messages: list[dict[str, str]]) -> list[int]:
+def chat_ids(engine: Engine, messages: list[dict[str, str]], variables: Mapping[str, Any]) -> list[int]:
     """Token ids of a conversation; of one message of the user the same as `Model.encode`.
+
+    Args:
+      engine: whose tokenizer to use.
+      messages: role and content of each.
+      variables: of the template, and their values.
 
     Raises:
       UserError: the template refuses it.
@@ -306,7 +312,10 @@ def chat_ids(engine: Engine, messages: list[dict[str, str]]) -> list[int]:
     if not tokenizer.chat_template:
         return tokenizer.encode("\n\n".join(message["content"] for message in messages))
     try:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        template = with_variables(tokenizer.get_chat_template(), variables)
+        return tokenizer.apply_chat_template(
+            messages, chat_template=template, add_generation_prompt=True, return_dict=False
+        )
     except Exception as error:  # templates raise what they like, such as that roles must alternate
         raise UserError(f"the model's chat template refuses these messages: {error}") from None
 

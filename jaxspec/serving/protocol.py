@@ -16,7 +16,7 @@ _MOST_CHOICES = 128
 _MOST_STOPS = 16
 _COMMON = {"model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "stream"}
 _COMMON |= {"stream_options", "logprobs", "drafting", "sources"}
-_CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs"}
+_CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
 _COMPLETION = _COMMON | {"prompt", "echo"}
 _IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
 # What would change the answer and is not offered is accepted with the values that change nothing.
@@ -71,6 +71,7 @@ class Asked:
       chat: whether it is one of a chat.
       model: the base that is wanted; None: whichever there is.
       prompts: what to answer.
+      variables: of the chat template, and their values.
       max_tokens: of each answer; None: as many as there is room for.
       sampling: how tokens are drawn.
       seed: None: any.
@@ -87,6 +88,7 @@ class Asked:
     chat: bool
     model: str | None
     prompts: Sequence[Prompt]
+    variables: Mapping[str, Any]
     max_tokens: int | None
     sampling: SamplingConfig
     seed: int | None
@@ -121,6 +123,7 @@ def parse(body: bytes, chat: bool, best: int) -> Asked:
         chat=chat,
         model=fields.text("model"),
         prompts=[_messages(fields)] if chat else _prompts(fields),
+        variables=_template_variables(fields),
         max_tokens=longest,
         sampling=SamplingConfig(
             temperature=fields.number("temperature", 1.0, 0, 1e6),
@@ -246,6 +249,14 @@ def _usage(fields: Fields, streams: bool) -> bool:
     if not isinstance(wanted, bool):
         raise ApiError(400, f"include_usage must be true or false, got {_shown(wanted)}", "stream_options")
     return wanted
+
+
+def _template_variables(fields: Fields) -> dict[str, Any]:
+    variables = fields.take("chat_template_kwargs", dict, "an object", {})
+    for name in variables:
+        if not name.isidentifier():
+            raise ApiError(400, f"{_shown(name)} names no variable of a template", "chat_template_kwargs")
+    return variables
 
 
 def _prompts(fields: Fields) -> list[Prompt]:

@@ -28,7 +28,7 @@ from jaxspec.weights.gguf import GGUFFile
 from jaxspec.weights.hf import eos_tokens, load_directory, read_config, save_directory
 from jaxspec.weights.shapes import SHAPES
 from jaxspec.weights.sharing import is_sharing, join_shared, read_shared
-from jaxspec.weights.templates import TEMPLATES, check_template
+from jaxspec.weights.templates import check_template, chosen_template
 
 DEFAULT_MODEL = "smollm2-135m"
 WEIGHTS = ("float32", "bfloat16", "float16")
@@ -97,18 +97,17 @@ class Model:
     def encode(self, prompt: str | Sequence[str], chat: bool = True, template: str = "") -> list[int]:
         """Token ids of a prompt, or of a conversation: turns of the user and of the base, the user's first and last.
 
-        They come inside the chat template where `chat` and the tokenizer has one, else with blank lines between. The
-        name of another `template` takes the place of the tokenizer's.
-        Raises UserError for an unknown template and for text that is no valid Unicode: bytes of another encoding, or
-        JSON's half pairs.
+        They come inside the chat template where `chat` and the tokenizer has one, else with blank lines between.
+        Another `template`, as `load_model` takes it, takes the place of the tokenizer's.
+        Raises UserError for a template that makes no sense and for text that is no valid Unicode: bytes of another
+        encoding, or JSON's half pairs.
         """
         turns = [prompt] if isinstance(prompt, str) else prompt
         for turn in turns:
             if any("\ud800" <= letter <= "\udfff" for letter in turn):
                 raise UserError(f"prompt {turn[:40]!r}: not valid Unicode; give it in UTF-8")
-        if template:
-            check_template(template)
-        written = TEMPLATES[template] if template else self.tokenizer.chat_template
+        own = self.tokenizer.chat_template
+        written = chosen_template(template, own) if template else own
         if chat and written:
             messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
             return self.tokenizer.apply_chat_template(
@@ -191,7 +190,8 @@ def load_model(
       dtype: `float32`, `bfloat16`, `float16`, or `exact`: weights in bfloat16, and everything else as exact as in
         float32. Default float32 on CPU (where 16 bits are 10 to 20 times slower in XLA) and bfloat16 elsewhere.
       mesh: the devices that share the weights, and afterwards the work; default one device.
-      template: name of a chat template (see `jaxspec.weights.templates`); default the tokenizer's own.
+      template: name of a chat template (see `jaxspec.weights.templates`), or variables of the tokenizer's own, as in
+        `enable_thinking=false`; default its own as it is.
 
     Raises:
       UserError: fewer devices than that, or not found, truncated, unsupported, or its tensors do not match its config.
@@ -211,7 +211,7 @@ def load_model(
         load = load_checkpoint if is_checkpoint(path) else load_directory
         weights, eos, tokenizer = load(path, weights_dtype(dtype), devices), eos_tokens(path), _load_tokenizer(path)
     if template:
-        tokenizer.chat_template = TEMPLATES[template]
+        tokenizer.chat_template = chosen_template(template, tokenizer.chat_template)
     return Model(name_or_path, *weights, eos, tokenizer, dtype == "exact")
 
 

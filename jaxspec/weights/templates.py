@@ -1,6 +1,12 @@
-"""Chat templates by name, for bases whose tokenizer comes without one, or to train on another (BiTA, Table 6)."""
+"""Chat templates: by name, for bases whose tokenizer comes without one or to train on another (BiTA, Table 6), or the
+tokenizer's own with variables set, as in `enable_thinking=false`.
+"""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
 
 from jaxspec.errors import UserError, suggest
 
@@ -47,7 +53,43 @@ TEMPLATES = {
 }
 
 
-def check_template(name: str) -> None:
-    """Raise UserError for a name that no template has."""
-    if name not in TEMPLATES:
-        raise UserError(f"unknown template {name!r}{suggest(name, TEMPLATES)}; templates: {', '.join(TEMPLATES)}")
+def check_template(template: str) -> None:
+    """Raise UserError for neither the name of a template nor variables of one, `NAME=VALUE` with commas between."""
+    if "=" in template:
+        _variables(template)
+    elif template not in TEMPLATES:
+        raise UserError(
+            f"unknown template {template!r}{suggest(template, TEMPLATES)}; templates: {', '.join(TEMPLATES)}; or "
+            "variables of the tokenizer's own, as in enable_thinking=false"
+        )
+
+
+def chosen_template(template: str, own: str | None) -> str:
+    """Jinja of a template by name, or of the tokenizer's own with variables set. Raises UserError where it has none."""
+    check_template(template)
+    if template in TEMPLATES:
+        return TEMPLATES[template]
+    if not own:
+        raise UserError(f"template {template!r}: the tokenizer has no chat template of its own to set variables in")
+    return with_variables(own, _variables(template))
+
+
+def with_variables(template: str, variables: Mapping[str, Any]) -> str:
+    """A Jinja template in which variables have values, plain ones as in JSON, wherever nobody gives them others."""
+    for name, value in variables.items():  # the line break is one that transformers has Jinja drop
+        template = f"{{% if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}\n{template}"
+    return template
+
+
+def _variables(text: str) -> dict[str, Any]:
+    """Values are those of JSON, and what is none is text."""
+    found = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not (name.isidentifier() and equals and value):
+            raise UserError(f"template {text!r}: write NAME=VALUE, several with commas between")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found

@@ -104,6 +104,19 @@ def test_a_chat_is_what_decode_answers(app, engine):
     assert same["choices"] == answer["choices"]
 
 
+def test_a_chat_sets_variables_of_the_template(app, engine, monkeypatch):
+    """As clients of vLLM turn thinking off."""
+    monkeypatch.setattr(
+        engine.model.tokenizer, "chat_template", "{{ messages[0].content }}{{ '' if think else '...' }}"
+    )
+    body = {"messages": HELLO, "max_tokens": 1, "temperature": 0}
+    counts = [
+        post(app, CHAT, body | {"chat_template_kwargs": variables}).json()["usage"]["prompt_tokens"]
+        for variables in ({}, {"think": False}, {"think": True})
+    ]
+    assert counts == [14, 14, 11]
+
+
 def test_several_choices_have_seeds_in_a_row(app, engine):
     body = {"prompt": ["one", [116, 119, 111]], "max_tokens": 12, "n": 3, "seed": 40, "temperature": 1.1}
     answer = post(app, TEXT, body).json()
@@ -209,6 +222,8 @@ def test_logprobs_of_a_chat(app, engine):
         (CHAT, {"seed": "x"}, "seed", "a whole number"),
         (CHAT, {"max_tokens": 119}, "messages", "exceeds max-length"),
         (CHAT, {"max_completion_tokens": -1}, "max_completion_tokens", "between 0"),
+        (CHAT, {"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs", "names no variable"),
+        (TEXT, {"chat_template_kwargs": {}}, "chat_template_kwargs", "unknown field"),
         (CHAT, {"stop": ["a", ""]}, "stop", "none of them empty"),
         (CHAT, {"stop": list("abcdefghijklmnopqrs")}, "stop", "at most 16"),
         (CHAT, {"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),

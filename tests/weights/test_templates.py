@@ -1,10 +1,12 @@
 """Chat templates by name."""
 
+import dataclasses
+
 import pytest
 
 from jaxspec.errors import UserError
 from jaxspec.weights.load import load_model, save_model
-from jaxspec.weights.templates import TEMPLATES
+from jaxspec.weights.templates import TEMPLATES, chosen_template
 from tests.helpers.tiny import make_text_model, make_tokenizer
 
 TALK = [
@@ -37,6 +39,28 @@ def test_the_system_message_comes_once(name):
     assert text.count("helpful") == (2 if name == "llama2" else 1) and text.startswith("<s>")
     short = tokenizer.apply_chat_template(TALK[2:], tokenize=False, chat_template=TEMPLATES[f"{name}-short"])
     assert text.endswith(short.removeprefix("<s>") if name == "vicuna" else short)
+
+
+def test_variables_of_the_tokenizers_own_are_set():
+    """As Qwen3's template reads them. In front of another setting the first one wins, and text stays as it is."""
+    model = make_text_model()
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = (
+        "\n{{ messages[0].content }}{% if thinking is defined and not thinking %}!{% endif %}{{ effort or '' }}"
+    )
+    model = dataclasses.replace(model, tokenizer=tokenizer)
+
+    def written(template=""):
+        return model.decode(model.encode("Hi", template=template))
+
+    assert [written(), written("thinking=true"), written("thinking=false")] == ["\nHi", "\nHi", "\nHi!"]
+    assert written("thinking=false,effort=it's {% low %}") == "\nHi!it's {% low %}"
+    tokenizer.chat_template = chosen_template("thinking=false", tokenizer.chat_template)
+    assert [written(), written("thinking=true")] == ["\nHi!", "\nHi"]
+    with pytest.raises(UserError, match="write NAME=VALUE"):
+        written("thinking=false,")
+    with pytest.raises(UserError, match="no chat template of its own"):
+        chosen_template("thinking=false", None)
 
 
 def test_a_base_takes_one(tmp_path):
