@@ -30,7 +30,7 @@ from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_decay, check_weights, future_loss
 from jaxspec.model.attention import Context, causal_context, causal_mask
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import wide
+from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.decoder import Layer
 from jaxspec.model.rope import rope_angles
@@ -153,13 +153,13 @@ class HeadMethod(Method, abc.ABC):
 
     def project(self, trainable: PyTree, base: Base, x: jax.Array, first: int = 0) -> jax.Array:
         """States [..., M', D] of the heads from `first` on to float32 logits [..., M', V']."""
-        heads, dot = slice(first, first + x.shape[-2]), dict(preferred_element_type=wide(x))
+        heads = slice(first, first + x.shape[-2])
         if self.lm_head == "full":
-            return jnp.einsum("...md,mdv->...mv", x, trainable["lm_head"][heads], **dot)
+            return _projected(x, trainable["lm_head"][heads])
         logits = base.draft_logits(x)
         if self.lm_head == "low_rank":
             thin = jnp.einsum("...md,mdr->...mr", x, trainable["down"][heads])
-            logits += jnp.einsum("...mr,mrv->...mv", thin, trainable["up"][heads], **dot)
+            logits += _projected(thin, trainable["up"][heads])
         return logits
 
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
@@ -221,6 +221,15 @@ class HeadMethod(Method, abc.ABC):
         depth = min(drafting.depth, self.heads)
         logits = self.predict(drafting.trainable, drafting.base, method_state["features"], depth)
         return offer_ranked(drafting, logits, jnp.ones(logits.shape[:2], bool))
+
+
+def _projected(x: jax.Array, kernels: jax.Array) -> jax.Array:
+    """States [..., M', D] times a kernel each, [M', D, V]: float32 logits [..., M', V].
+
+    One by one: a batched product of 16 bits with a wider result is beyond XLA's CPU backend.
+    """
+    each = [product(x[..., m, :], kernel, preferred_element_type=wide(x)) for m, kernel in enumerate(kernels)]
+    return jnp.stack(each, axis=-2)
 
 
 def init_layer(key: jax.Array, base: Base) -> PyTree:

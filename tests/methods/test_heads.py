@@ -365,6 +365,16 @@ def test_tied_embeddings_and_bfloat16(method):
     assert {x.dtype for x in jax.tree.leaves(state.method_states)} <= {jnp.dtype(jnp.bfloat16)}
 
 
+def test_a_projection_of_16_bits_gives_logits_of_32(tiny):
+    """Of many rows, too, whose batched product XLA's CPU backend does not know."""
+    method, base = Medusa(heads=2, lm_head="full"), tiny.base
+    trainable, x = method.init_heads(jax.random.key(0), base, 0), jnp.ones((3, 5, 2, TINY.hidden_size))
+    short = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (trainable, x))
+    logits = method.project(short[0], base, short[1])
+    assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, method.project(trainable, base, x), rtol=0.02, atol=0.05)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
