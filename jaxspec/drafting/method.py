@@ -245,7 +245,7 @@ class Method:
         """Scalar loss and float32 metrics of one batch; gradients flow to `trainable` alone.
 
         Args:
-          trainable: the pytree of `init`.
+          trainable: the pytree of `init`, in the base's dtype but for norms.
           base: the frozen decoder.
           batch: sequences with insertion points.
           stage: index into `stages`.
@@ -253,7 +253,7 @@ class Method:
         raise TypeError(f"{self.name} has nothing to train")
 
     def predictions(self, trainable: PyTree, base: Base, batch: Batch) -> jax.Array:
-        """Logits [B, G, M, V] that the drafter gives at every insertion point, for evaluation."""
+        """Logits [B, G, M, V] of the drafter at every insertion point, for evaluation; arguments as in `loss`."""
         raise TypeError(f"{self.name} predicts nothing ahead")
 
     def empty_state(self, base: Base, batch: int, capacity: int) -> PyTree:

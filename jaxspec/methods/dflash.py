@@ -165,7 +165,7 @@ class DFlash(Method):
 
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
         """All in the base's dtype; the Markov term multiplied with the vocabulary projection, [r, V']."""
-        trainable = _cast(trainable, base)
+        trainable = jax.tree.map(lambda x: x.astype(base.dtype), trainable)
         if "markov" in trainable:
             after = base.draft_logits(trainable["markov"]["after"]["kernel"]).astype(base.dtype)
             trainable["markov"] |= {"after": {"kernel": after}}
@@ -261,7 +261,7 @@ class DFlash(Method):
 
     def _predictions(self, trainable: PyTree, base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """And the base's final hidden states of the texts, [B, T, D]."""
-        trainable, (B, T) = _cast(trainable, base), batch.tokens.shape
+        B, T = batch.tokens.shape
         frozen, _, read = read_layers(base, batch.tokens, self.taps(base.decoder.config.num_layers))
         places = jnp.broadcast_to(jnp.arange(T), (B, T))
         memory = self.remember(trainable, base, read, places)
@@ -320,10 +320,6 @@ class DFlash(Method):
             return logits[:, parents.level, None] + self._markov(trainable, base.embed(parents.tokens)), None
 
         return offer_levels(drafting, expand, best=not drafting.fixed)
-
-
-def _cast(trainable: PyTree, base: Base) -> PyTree:
-    return jax.tree.map(lambda x: x.astype(base.dtype), trainable)
 
 
 def _unit(x: jax.Array, epsilon: float) -> jax.Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -234,6 +235,15 @@ def abstract_params(config: ModelConfig, dtype: str | jnp.dtype = "float32") -> 
     params = jax.eval_shape(one_layer.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
     layer = params.pop("layers_0")  # they are all alike, and tracing dozens takes time
     params |= {f"layers_{i}": layer for i in range(config.num_layers)}
+    return jax.tree.map_with_path(typed, params)
+
+
+def for_products(params: Any, dtype: jnp.dtype) -> Any:
+    """A pytree of float parameters as products in `dtype` take them; norms stay as they are."""
+
+    def typed(path: tuple, x: jax.Array) -> jax.Array:
+        return x if "norm" in jax.tree_util.keystr(path) else x.astype(dtype)
+
     return jax.tree.map_with_path(typed, params)
 
 

@@ -18,6 +18,7 @@ from jaxspec.drafting.sampling import Sampler, make_sampler
 from jaxspec.drafting.tree.spec import RANKS
 from jaxspec.methods.losses import answer_entropy
 from jaxspec.model.base import Base
+from jaxspec.model.decoder import for_products
 from jaxspec.model.rows import read_layers
 from jaxspec.parallel.processes import host
 from jaxspec.parallel.sharding import mesh_of, parts_of_batch, put_batch
@@ -74,7 +75,7 @@ def _counts(
 
     And the rank of every token that follows, [B, G, M], -1 where it is never drafted.
     """
-    logits = method.predictions(trainable, base, batch)  # [B, G, M, V]
+    logits = method.predictions(for_products(trainable, base.dtype), base, batch)  # [B, G, M, V]
     target = batch.points[..., None] + 1 + np.arange(1, method.max_distance + 1)  # [B, G, M]
     counted = (batch.points[..., None] >= 0) & (target < batch.lengths[:, None, None])
     rows = jnp.arange(target.shape[0])[:, None, None]

@@ -15,6 +15,7 @@ from jaxspec.config import TrainConfig
 from jaxspec.drafting.draft import PyTree
 from jaxspec.drafting.method import Batch, Method
 from jaxspec.model.base import Base
+from jaxspec.model.decoder import for_products
 from jaxspec.parallel.sharding import divided, divided_as, parts_of_batch
 
 
@@ -107,15 +108,16 @@ def train_step(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One update in a stage of the method: the new state, and metrics with `loss` and `gradient_norm`.
 
-    The state is donated. With `whole` a mesh does not divide weights over `fsdp`, only gradients and the optimizer's
-    state.
+    The state is donated. It stays in float32, as gradients are, while the method computes in the base's dtype. With
+    `whole` a mesh does not divide weights over `fsdp`, only gradients and the optimizer's state.
     """
     size = pass_size(train, parts_of_batch())
     parts = jax.tree.map(lambda x: divided(x.reshape(-1, size, *x.shape[1:]), None, "batch"), batch)
     trained = moving(method, state.trainable, stage)
 
     def loss(trained: PyTree, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return method.loss(state.trainable | trained, base, batch, stage)
+        trainable = for_products(state.trainable | trained, base.dtype)
+        return method.loss(trainable, base, batch, stage)
 
     def part(batch: Batch) -> tuple[PyTree, dict[str, jax.Array]]:
         (value, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(trained, batch)

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 from jaxspec.config import TrainConfig
-from jaxspec.methods import PPD, SPACE, HiddenTransfer
+from jaxspec.methods import PPD, SPACE, Eagle, HiddenTransfer
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.training.batches import TrainingData
@@ -92,16 +93,24 @@ def test_an_update_moves_what_its_stage_trains_and_nothing_else(tiny, method, st
         assert jax.tree.leaves(same) == [name not in trained] * len(jax.tree.leaves(same)), name
 
 
-def test_a_base_of_16_bits_trains_an_adapter_of_32(tiny):
-    """Beside float32's: the same loss but for rounding, and nothing of what is trained is in 16 bits."""
-    found = {}
-    for dtype in ("float32", "bfloat16"):
+def test_a_base_of_16_bits_trains_an_adapter_of_32(tiny, monkeypatch):
+    """Beside float32's: the same loss but for rounding. Products are in 16 bits, and nothing of what is trained."""
+    found, multiplied, method = {}, {}, Eagle(depth=2, unroll=2)
+
+    def loss(eagle, trainable, *args, real=Eagle.loss):
+        names = flatten_dict(jax.tree.map(lambda x: x.dtype, trainable), sep="/")
+        multiplied[args[0].dtype] = {dtype for name, dtype in names.items() if "norm" not in name}
+        return real(eagle, trainable, *args)
+
+    monkeypatch.setattr(Eagle, "loss", loss)
+    for dtype in (jnp.dtype("float32"), jnp.dtype("bfloat16")):
         base = Base(jax.tree.map(lambda x, d=dtype: x.astype(d), tiny.params), tiny.decoder)
-        state, data = begin(PPD(), TRAIN, base, 4)
-        found[dtype] = train_step(PPD(), TRAIN, 0, base, state, data.batch(0))
+        state, data = begin(method, TRAIN, base, 4)
+        found[dtype.name] = train_step(method, TRAIN, 0, base, state, data.batch(0))
+        assert multiplied[dtype] == {dtype}
     (state, metrics), (_, whole) = found["bfloat16"], found["float32"]
     floats = [x for x in jax.tree.leaves((state.trainable, state.optimizer)) if jnp.issubdtype(x.dtype, jnp.floating)]
-    assert len(floats) == 3 and all(x.dtype == jnp.float32 for x in floats)
+    assert len(floats) == 3 * len(jax.tree.leaves(state.trainable)) and all(x.dtype == jnp.float32 for x in floats)
     assert metrics["loss"] != whole["loss"]
     np.testing.assert_allclose(metrics["loss"], whole["loss"], rtol=0.02)
     np.testing.assert_allclose(metrics["gradient_norm"], whole["gradient_norm"], rtol=0.1)
