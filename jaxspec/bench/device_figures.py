@@ -16,7 +16,7 @@ import numpy as np
 from jaxspec.config import ModelConfig, TrainConfig
 from jaxspec.decoding.divergence import first_divergence
 from jaxspec.decoding.generate import Generation, generate
-from jaxspec.decoding.job import bucket, cache_capacity
+from jaxspec.decoding.job import buffer_sizes
 from jaxspec.decoding.loop import prefill
 from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.drafting.method import Method
@@ -76,7 +76,7 @@ def _reference(dtype: str, own_base: str, config: DeviceConfig) -> tuple[Model, 
 
 def of_one_size(prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
     """The prompts of the most frequent size of buffers: every drafter compiles one set of programs for all of them."""
-    sizes = [(bucket(len(prompt)), cache_capacity(len(prompt) + max_new_tokens, _DEPTH)) for prompt in prompts]
+    sizes = [buffer_sizes(len(prompt), max_new_tokens, _DEPTH) for prompt in prompts]
     most = max(sizes, key=sizes.count)
     return [prompt for prompt, size in zip(prompts, sizes, strict=True) if size == most]
 

@@ -19,8 +19,6 @@ from jaxspec.drafting.sampling import make_sampler
 from jaxspec.machine import Stopwatch
 from jaxspec.parallel.sharding import in_mesh, mesh_of, put_beside
 
-PREFILL_CHUNK = 512
-
 
 def bucket(length: int, smallest: int = 32, largest_step: int = 512) -> int:
     """The next power of two from `smallest`, and multiples of `largest_step` beyond it: few shapes, little waste."""
@@ -32,7 +30,23 @@ def bucket(length: int, smallest: int = 32, largest_step: int = 512) -> int:
 
 def cache_capacity(length: int, max_depth: int) -> int:
     """S, slots of a cache for texts of so many tokens, and for the last step's rows below a path of such a depth."""
-    return bucket(length + max_depth + 1, 128, 128)
+    return bucket(length + max_depth + 1, 128, 256)
+
+
+def prefill_chunk() -> int:
+    """Prompt tokens to run at once: on CPUs more make none of them faster."""
+    return 128 if jax.default_backend() == "cpu" else 512
+
+
+def buffer_sizes(longest_prompt: int, max_new_tokens: int, max_depth: int) -> tuple[int, int, int]:
+    """Prompt length, output width and cache capacity.
+
+    Prompts of several chunks are padded to the capacity: chunks of padding are not run, and such prompts of any length
+    have one program.
+    """
+    capacity, chunk = cache_capacity(longest_prompt + max_new_tokens, max_depth), prefill_chunk()
+    padded = bucket(longest_prompt if longest_prompt <= chunk else capacity, 32, chunk)
+    return padded, bucket(max_new_tokens, 64), max(padded, capacity)
 
 
 @dataclasses.dataclass
@@ -69,7 +83,7 @@ class Job:
         """Prefill a batch of prompts, padded to `padded` tokens, and make the first draft."""
         tokens, lengths = pad_tokens(prompts, padded)
         seeds = np.full(len(prompts), self._seed % 2**32, np.uint32)
-        chunk = min(padded, PREFILL_CHUNK)
+        chunk = min(padded, prefill_chunk())
         taps = self._decoding.drafter.taps(self.model.config.num_layers)
         with in_mesh(self.mesh), Stopwatch() as watch:
             cache, prompt = prefill(self.model.base, tokens, lengths, capacity=capacity, chunk=chunk, taps=taps)
@@ -85,7 +99,5 @@ class Job:
         run.decode_seconds += watch.seconds
 
     def sizes(self, longest_prompt: int, max_new_tokens: int) -> tuple[int, int, int]:
-        """Bucketed prompt length, output width and cache capacity."""
-        padded = bucket(longest_prompt)
-        capacity = cache_capacity(longest_prompt + max_new_tokens, self._decoding.drafter.shape.depth)
-        return padded, bucket(max_new_tokens, 64), max(padded, capacity)
+        """Of `buffer_sizes`, for this drafter."""
+        return buffer_sizes(longest_prompt, max_new_tokens, self._decoding.drafter.shape.depth)

@@ -50,7 +50,7 @@ def prefill(
         hidden, kv, read = read_layers(base, tokens, taps, context)
         return (hidden, read), kv
 
-    (hidden, read), cache = run_in_chunks(run, tokens, cache, chunk)
+    (hidden, read), cache = run_in_chunks(run, tokens, cache, chunk, _chunks(lengths, chunk))
     logits = base.logits(hidden[jnp.arange(B), lengths - 1])
     return divided_state(cache), Prompt(tokens, lengths, hidden, read, logits, chunk)
 
@@ -126,17 +126,13 @@ def _read_prompt(
     drafter: DeviceDrafter, draftings: Sequence[Drafting], prompt: Prompt, first: jax.Array, capacity: int
 ) -> list[PyTree]:
     """What every source remembers of the prompts and of the first token after them [B], read chunk by chunk."""
-    (B, T), W = prompt.tokens.shape, prompt.chunk
+    B, W = len(prompt.tokens), prompt.chunk
     tokens = jnp.pad(prompt.tokens, ((0, 0), (0, 1))).at[jnp.arange(B), prompt.lengths].set(first)
     pairs = zip(drafter.sources, draftings, strict=True)
     empty = [source.method.empty_state(drafting.base, B, capacity) for source, drafting in pairs]
-    # Always 0, but XLA cannot know it. If it did, it would work out at compile time what a prompt of one chunk sees of
-    # an empty cache. `optimization_barrier` prevents that on CPUs only: for GPUs XLA evaluates the barrier itself at
-    # compile time, and fails when the prompt is long.
-    zero = jnp.minimum(jnp.min(prompt.lengths), 0)
 
     def read(chunk: jax.Array, states: list[PyTree]) -> list[PyTree]:
-        start = chunk * W + zero
+        start = chunk * W
         text = lax.dynamic_slice_in_dim(tokens, start, W + 1, axis=1)
         hidden, taps = jax.tree.map(
             lambda x: lax.dynamic_slice_in_dim(x, start, W, axis=1), (prompt.hidden, prompt.taps)
@@ -144,7 +140,14 @@ def _read_prompt(
         seen = Seen(text, hidden, jnp.full(B, start), jnp.clip(prompt.lengths - start, 0, W), taps)
         return drafter.observe(draftings, seen, states)
 
-    return lax.fori_loop(0, T // W, read, empty)
+    # XLA does not know the number of chunks. If it knew that it is 1, it would work out at compile time what a prompt
+    # sees of an empty cache.
+    return lax.fori_loop(0, _chunks(prompt.lengths, W), read, empty)
+
+
+def _chunks(lengths: jax.Array, width: int) -> jax.Array:
+    """How many chunks it takes to read the longest of some prompts [B]."""
+    return lax.div(jnp.max(lengths) + width - 1, width)
 
 
 def step(decoding: Decoding, state: DecodeState) -> DecodeState:

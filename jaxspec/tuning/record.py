@@ -24,7 +24,7 @@ from jax import lax
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
-from jaxspec.decoding.job import PREFILL_CHUNK, bucket
+from jaxspec.decoding.job import bucket, prefill_chunk
 from jaxspec.decoding.loop import prefill, start
 from jaxspec.decoding.prompts import pad_tokens
 from jaxspec.decoding.state import DecodeState, Decoding
@@ -113,7 +113,7 @@ def _offers(drafter: Drafter, decoding: Decoding, texts: Sequence[Text], seed: i
     prompts, answers = zip(*texts, strict=True)
     padded, most = bucket(max(map(len, prompts))), bucket(max(map(len, answers)), 64, 64)
     (tokens, lengths), (forced, _) = pad_tokens(prompts, padded), pad_tokens(answers, most)
-    chunk = min(padded, PREFILL_CHUNK)
+    chunk = min(padded, prefill_chunk())
     capacity = bucket(padded + most + 1, 128, 128)
     taps = drafter.on_device.taps(drafter.model.config.num_layers)
     cache, prompt = prefill(drafter.model.base, tokens, lengths, capacity=capacity, chunk=chunk, taps=taps)

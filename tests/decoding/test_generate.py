@@ -58,7 +58,7 @@ def test_tokens_are_those_of_the_plain_forward_pass(tiny, plain, temperature):
 def test_long_prompts_are_prefilled_in_chunks(tiny, plain, monkeypatch):
     prompts = [(make_prompts(1, seed=s)[0] * 300)[:length] for s, length in enumerate((130, 40, 97))]
     whole = generate(plain, prompts, 12, batch_size=3)
-    monkeypatch.setattr("jaxspec.decoding.job.PREFILL_CHUNK", 32)
+    monkeypatch.setattr("jaxspec.decoding.job.prefill_chunk", lambda: 32)
     chunked = generate(plain, prompts, 12, batch_size=3)
     assert [a.tokens for a in whole] == [a.tokens for a in chunked]
 
@@ -199,3 +199,9 @@ def test_buckets_cover_and_waste_little():
     for length in range(1, 3000, 7):
         assert length <= bucket(length) <= max(32, 2 * length)
     assert bucket(600) == 1024 and bucket(1025) == 1536
+
+
+def test_long_prompts_of_any_length_have_one_program(tiny, plain):
+    prompts = [(make_prompts(1, seed=s)[0] * 300)[:length] for s, length in enumerate((130, 180, 220))]
+    answers = [generate(plain, [prompt], 12)[0] for prompt in prompts]
+    assert answers[0].compile_seconds > 0 and [a.compile_seconds for a in answers[1:]] == [0, 0]

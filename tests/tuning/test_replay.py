@@ -62,5 +62,5 @@ def test_a_fixed_tree_is_replayed_too(tiny, method):
     drafter = union([method], model, 8).with_tree(paths if not method.probe_distances else straightforward(2))
     replayed = replay(record(drafter, texts, batch_size=4), drafter)
     live = np.array([answer.steps for answer in generate(drafter, prompts, 40)])
-    assert np.abs(replayed.steps - live).max() <= 1 and abs(replayed.steps.sum() - live.sum()) <= 2
+    assert np.abs(replayed.steps - live).max() <= 1 and abs(replayed.steps.sum() - live.sum()) <= 3
     assert replayed.steps.sum() < replayed.tokens.sum() and not replayed.tried.any()
