@@ -134,7 +134,7 @@ def learning(base: Base, method: Method, frequent: np.ndarray | None) -> Base:
       frequent: token ids by how often the base writes them.
     """
     count = method.learned_tokens
-    return jax.jit(Base.drafting)(base, frequent[:count]) if count else base
+    return base.drafting(jnp.asarray(frequent[:count])) if count else base
 
 
 def check_drafts(count: int, most: int) -> None:

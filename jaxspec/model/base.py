@@ -78,7 +78,7 @@ class Base:
 
     def drafting(self, ids: jax.Array) -> Base:
         """This base with a draft vocabulary: ids [V'] int32."""
-        return self.replace(draft_vocabulary=DraftVocabulary(ids, columns(self.params["lm_head"], ids).T))
+        return self.replace(draft_vocabulary=DraftVocabulary(ids, _projection(self.params["lm_head"], ids)))
 
     def draft_logits(self, x: jax.Array) -> jax.Array:
         """Normalised hidden states [..., D] to float32 logits of the tokens that may be drafted, [..., V']."""
@@ -106,3 +106,9 @@ class Base:
             return tokens
         ids = self.draft_vocabulary.ids
         return jnp.full(self.vocab_size, -1, jnp.int32).at[ids].set(jnp.arange(len(ids)))[tokens]
+
+
+@jax.jit
+def _projection(lm_head: jax.Array, ids: jax.Array) -> jax.Array:
+    """The columns [D, V'] of some tokens [V']."""
+    return columns(lm_head, ids).T

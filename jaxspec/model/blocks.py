@@ -10,7 +10,9 @@ different numbers of rows do.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import flax.struct
@@ -131,10 +133,12 @@ def _side_by_side(arrays: Any) -> Any:
     leaves, treedef = jax.tree.flatten(arrays)
     room = [-(-leaf.nbytes // _ALIGNED) * _ALIGNED for leaf in leaves]
     memory = np.empty(sum(room) + _ALIGNED, np.uint8)
-    start, placed = -memory.ctypes.data % _ALIGNED, []
-    for leaf, size in zip(leaves, room, strict=True):
+    starts = itertools.accumulate(room[:-1], initial=-memory.ctypes.data % _ALIGNED)
+
+    def place(leaf: np.ndarray, start: int) -> jax.Array:
         copy = memory[start : start + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
         np.copyto(copy, leaf)
-        placed.append(jax.device_put(copy, may_alias=True))
-        start += size
-    return treedef.unflatten(placed)
+        return jax.device_put(copy, may_alias=True)
+
+    with ThreadPoolExecutor() as pool:
+        return treedef.unflatten(pool.map(place, leaves, starts))
