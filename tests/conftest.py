@@ -17,7 +17,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # what one worker has compiled the 
 import jax
 import pytest
 
-import jaxspec.weights.load
+import jaxspec.weights.layouts
 from jaxspec.machine import make_room_for_programs
 from jaxspec.weights.shapes import SHAPES
 from tests.helpers.tiny import TINY, TINY_TEXT, make_tiny
@@ -38,7 +38,7 @@ def pytest_configure(config):
         if jax.__version_info__ < (0, 11):  # later ones end a process that is given this flag
             quick += " --xla_cpu_use_fusion_emitters=false"
         os.environ["XLA_FLAGS"] += f" {quick}"
-        jaxspec.weights.load.BLOCK = 8  # which divides the kernels of tiny models
+        jaxspec.weights.layouts.BLOCK = 8  # which divides the kernels of tiny models
 
 
 SHAPES.update({"tiny": TINY, "tiny-text": TINY_TEXT})  # so that a RunConfig can name them
@@ -60,6 +60,14 @@ def pytest_runtest_teardown():
         make_room_for_programs()
     if number % 30 == 0 and sys.platform != "linux":
         jax.clear_caches()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_remembered(tmp_path_factory):
+    """Tests neither read nor write layouts in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jaxspec.weights.layouts, "FILE", tmp_path_factory.mktemp("cache") / "layouts.json")
+        yield
 
 
 @pytest.fixture(scope="session")

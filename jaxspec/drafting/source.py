@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import flax.struct
@@ -103,7 +104,8 @@ class Source:
         trainable = method.prepared(jax.tree.map(jnp.asarray, self.trainable), base)
         source = DeviceSource(trainable, jnp.asarray(self.calibrations()), method, base.draft_vocabulary)
         # A prompt's drafts are made from about as many rows as there are distances, however many nodes the tree has.
-        return in_blocks(source, model.block_for(method.max_distance), (*method.kernels, "columns"))
+        block = functools.partial(model.block_for, method.max_distance)
+        return in_blocks(source, block, (*method.kernels, "columns"))
 
     def calibrations(self) -> np.ndarray:
         """[2, M, 2] float32, of greedy decoding and of sampling, which takes the former where it was not measured."""

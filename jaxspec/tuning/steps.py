@@ -11,6 +11,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ from jaxspec.errors import UserError, check_at_least, suggest
 from jaxspec.files import alone_in, known_as, read_json, writable, write_atomically, write_json
 from jaxspec.machine import device_name
 from jaxspec.markdown import table
-from jaxspec.model.blocks import FEW_ROWS
+from jaxspec.model.blocks import kernels_by_shape
 from jaxspec.model.decoder import abstract_params
 from jaxspec.plotting import picture
 from jaxspec.tuning.latency import bare, step_times
 from jaxspec.tuning.memory import bandwidth, cache_bytes, device_memory, step_bytes
 from jaxspec.versions import code_version
+from jaxspec.weights.layouts import block_for, read_layouts
 from jaxspec.weights.load import DEFAULT_MODEL, Model, check_dtype, load_model, load_shapes, weights_dtype
 from jaxspec.weights.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B, TINY
 
@@ -78,15 +80,27 @@ def check_latency(config: LatencyConfig) -> None:
 
 def check_fits(name: str, shapes: ModelConfig, dtype: str, config: LatencyConfig) -> None:
     """Raise UserError for shapes whose weights and caches do not fit in the device's memory."""
-    itemsize, rows = weights_dtype(dtype).itemsize, min(config.rows) * min(config.batch_sizes)
-    copies = 2 if jax.default_backend() == "cpu" and rows <= FEW_ROWS else 1  # a second layout, for few rows on CPU
-    needed = copies * sum(leaf.size for leaf in jax.tree.leaves(abstract_params(shapes))) * itemsize
+    itemsize = weights_dtype(dtype).itemsize
+    loaded = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(shapes)))
+    needed = (loaded + _copied(shapes, dtype, config)) * itemsize
     in_cache = 4 if dtype == "exact" else itemsize
     largest = cache_bytes(shapes, max(config.batch_sizes), max(config.cache_lengths), in_cache)
     needed += (len(config.rows) + 1) * largest  # every number of rows has a state of its own, and a copy is at work
     if needed > 0.9 * device_memory():
         sizes = f"{needed / 2**30:.1f} GiB and the device has {device_memory() / 2**30:.1f} GiB"
         raise UserError(f"{name} in {dtype} needs {sizes}")
+
+
+def _copied(shapes: ModelConfig, dtype: str, config: LatencyConfig) -> int:
+    """Weights that are copied to other layouts for steps of these sizes; none but on a CPU."""
+    if jax.default_backend() != "cpu":
+        return 0
+    layouts, sizes = read_layouts(dtype), [rows * batch for rows in config.rows for batch in config.batch_sizes]
+    copied = 0
+    for shape, kernels in kernels_by_shape(abstract_params(shapes)).items():
+        copies = {block_for(layouts, rows, shape) for rows in sizes} - {0}
+        copied += len(copies) * len(kernels) * math.prod(shape)
+    return copied
 
 
 def random_model(name: str, config: ModelConfig, dtype: str) -> Model:

@@ -19,13 +19,14 @@ from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.errors import UserError, first_line, suggest
 from jaxspec.files import swap_folder
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import BLOCK, FEW_ROWS, in_blocks
+from jaxspec.model.blocks import Copies, in_blocks, kernels_by_shape
 from jaxspec.model.decoder import Decoder
 from jaxspec.parallel.processes import is_leader, wait_for_all
 from jaxspec.parallel.sharding import make_mesh, mesh_of, put_beside
 from jaxspec.weights.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
 from jaxspec.weights.gguf import GGUFFile
 from jaxspec.weights.hf import eos_tokens, load_directory, read_config, save_directory
+from jaxspec.weights.layouts import Layouts, block_for, read_layouts
 from jaxspec.weights.shapes import SHAPES
 from jaxspec.weights.sharing import is_sharing, join_shared, read_shared
 from jaxspec.weights.templates import check_template, chosen_template
@@ -71,18 +72,42 @@ class Model:
         return Base(self.params, self.decoder)
 
     @functools.cached_property
-    def decoding_base(self) -> Base:
-        """A copy for a few rows on one CPU: its kernels are in blocks, and it doubles the memory."""
-        return Base(in_blocks(self.params, BLOCK), self.decoder)
+    def on_one_cpu(self) -> bool:
+        """Whether the layout of its kernels matters."""
+        return jax.default_backend() == "cpu" and mesh_of(self.params) is None
 
-    def block_for(self, rows: int) -> int:
-        """Columns per block of the kernels that are fastest with that many rows; 0 for plain ones."""
-        on_cpu = jax.default_backend() == "cpu" and mesh_of(self.params) is None
-        return BLOCK if on_cpu and rows <= FEW_ROWS else 0
+    @functools.cached_property
+    def layouts(self) -> Layouts:
+        """What tune.py has measured on this machine."""
+        return read_layouts(self.precision)
+
+    def block_for(self, rows: int, shape: tuple[int, int]) -> int:
+        """Columns per block of a kernel [in, out] that is fastest with that many rows; 0 for a plain one."""
+        return block_for(self.layouts, rows, shape) if self.on_one_cpu else 0
 
     def base_for(self, rows: int) -> Base:
-        """The faster of the two for passes of that many rows, those of a whole batch together."""
-        return self.decoding_base if self.block_for(rows) else self.base
+        """For passes of that many rows, those of a whole batch together, with every kernel in its fastest layout.
+
+        A kernel is copied once for each layout but the plain one; where all are plain it is `base`.
+        """
+        blocks = {shape: self.block_for(rows, shape) for shape in self._shapes}
+        key = tuple(blocks.values())
+        if key not in self._bases:
+            params = in_blocks(self.params, blocks.__getitem__, made=self._copies)
+            self._bases[key] = self.base if params is self.params else Base(params, self.decoder)
+        return self._bases[key]
+
+    @functools.cached_property
+    def _shapes(self) -> list[tuple[int, int]]:
+        return list(kernels_by_shape(self.params))
+
+    @functools.cached_property
+    def _bases(self) -> dict[tuple[int, ...], Base]:
+        return {}
+
+    @functools.cached_property
+    def _copies(self) -> Copies:
+        return {}
 
     @property
     def dtype(self) -> jnp.dtype:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxspec.weights.load
+import jaxspec.weights.layouts
 from jaxspec.config import RopeScaling, SamplingConfig
 from jaxspec.decoding.generate import generate
 from jaxspec.drafting.drafter import autoregressive
@@ -253,7 +253,7 @@ def test_same_tokens_as_autoregressive(tiny, method, sampling, batch_size, monke
 
     Kernels are in blocks for one row alone, so that the two sides multiply in different orders, or for all rows.
     """
-    monkeypatch.setattr(jaxspec.weights.load, "FEW_ROWS", 1 if batch_size == 1 else 400)
+    monkeypatch.setattr(jaxspec.weights.layouts, "FEW_ROWS", 1 if batch_size == 1 else 400)
     model = dataclasses.replace(tiny, eos=(-1, 5))  # the first never comes
     answers = check(in_states(method, model), make_prompts(12), sampling, 3, batch_size)
     accepted, offered = taken(answers)

@@ -17,12 +17,17 @@ def kernel(width, features, seed=0):
     return jax.random.normal(jax.random.key(seed), (width, features))
 
 
+def in_columns(plain_kernel, block):
+    """A kernel in blocks of so many columns."""
+    return in_blocks({"kernel": plain_kernel}, lambda _: block)["kernel"]
+
+
 @pytest.mark.parametrize("shape", [(1, 24), (3, 24), (2, 5, 24), (200, 24), (24,)])
 @pytest.mark.parametrize("block", [8, 16, 48])
 def test_a_product_is_the_same_in_either_layout(shape, block):
     """Also of so many rows that the blocks are put together first, and of none that divide them."""
     plain_kernel, x = kernel(24, 48), jax.random.normal(jax.random.key(1), shape)
-    blocked = in_blocks({"kernel": plain_kernel}, block)["kernel"]
+    blocked = in_columns(plain_kernel, block)
     assert blocked.shape == (48 // block, 24, block)
     np.testing.assert_allclose(product(x, blocked), x @ plain_kernel, atol=1e-5)
     half = product(x.astype(jnp.bfloat16), blocked.astype(jnp.bfloat16), preferred_element_type=jnp.float32)
@@ -30,32 +35,33 @@ def test_a_product_is_the_same_in_either_layout(shape, block):
 
 
 def test_a_row_alone_is_multiplied_like_one_of_two():
-    x, blocks = jax.random.normal(jax.random.key(1), (2, 48)), in_blocks({"kernel": kernel(48, 32)}, 16)["kernel"]
+    x, blocks = jax.random.normal(jax.random.key(1), (2, 48)), in_columns(kernel(48, 32), 16)
     np.testing.assert_array_equal(product(x[:1], blocks), product(x, blocks)[:1])
 
 
 def test_columns_are_found_in_either_layout():
     plain_kernel, index = kernel(24, 48), jnp.array([[0, 47, 8], [7, 16, 31]])
-    blocked = in_blocks({"kernel": plain_kernel}, 8)["kernel"]
+    blocked = in_columns(plain_kernel, 8)
     for held in (plain_kernel, blocked):
         np.testing.assert_array_equal(columns(held, index), np.asarray(plain_kernel).T[np.asarray(index)])
 
 
-def test_only_kernels_that_divide_are_put_in_blocks():
-    tree = {"a": {"kernel": kernel(4, 12), "bias": jnp.zeros(12)}, "lm_head": kernel(4, 10), "embedding": kernel(8, 16)}
-    found = in_blocks(tree, 4)
-    assert found["a"]["kernel"].shape == (3, 4, 4) and found["a"]["bias"].shape == (12,)
-    assert found["lm_head"].shape == (4, 10) and found["embedding"].shape == (8, 16)
-    assert in_blocks(tree, 0)["a"]["kernel"].shape == (4, 12)
+def test_only_kernels_are_put_in_blocks_and_each_layout_is_made_once():
+    tree = {"a": {"kernel": kernel(4, 12), "bias": jnp.zeros(12)}, "lm_head": kernel(4, 10), "embedding": kernel(4, 12)}
+    made = {}
+    found = in_blocks(tree, {(4, 12): 4, (4, 10): 0}.get, made=made)
+    assert found["a"]["kernel"].shape == (3, 4, 4) and found["a"]["bias"] is tree["a"]["bias"]
+    assert found["lm_head"] is tree["lm_head"] and found["embedding"] is tree["embedding"]
+    again = in_blocks(tree, {(4, 12): 4, (4, 10): 5}.get, made=made)
+    assert again["a"]["kernel"] is found["a"]["kernel"] and again["lm_head"].shape == (2, 4, 5) and len(made) == 2
+    assert in_blocks(tree, lambda _: 0) is tree
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_decoder_in_blocks(tied):
     model = make_tiny(dataclasses.replace(TINY, tie_embeddings=tied, qkv_bias=True))
     tokens = jnp.array([[3, 0, 15, 7, 7]])
-    base = Base(in_blocks(model.params, 8), model.decoder)
-    assert [model.block_for(rows) for rows in (1, 16, 17)] == [8, 8, 0]
-    assert [model.base_for(rows) is model.base for rows in (1, 16, 17)] == [False, False, True]
+    base = Base(in_blocks(model.params, lambda _: 8), model.decoder)
     assert {leaf.ndim for path, leaf in jax.tree.leaves_with_path(base.params) if path[-1].key == "kernel"} == {3}
     np.testing.assert_allclose(plain(base, tokens), plain(model.base, tokens), rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(base.embed(tokens), model.base.embed(tokens))
@@ -75,7 +81,7 @@ def test_a_decoder_in_blocks(tied):
 def test_rows_in_float32_times_a_kernel_in_bfloat16(rows, block):
     """As exact as float32 allows, whatever the compiler would like to leave out; rounded rows are far from that."""
     x, held = 30 * jax.random.normal(jax.random.key(1), (rows, 256)), kernel(256, 48).astype(jnp.bfloat16)
-    blocked = in_blocks({"kernel": held}, block)["kernel"]
+    blocked = in_columns(held, block)
     wanted = np.asarray(x, np.float64) @ np.asarray(held, np.float64)
     scale = np.abs(np.asarray(x, np.float64)) @ np.abs(np.asarray(held, np.float64))
     found, rounded = jax.jit(product)(x, blocked), jax.jit(product)(x.astype(jnp.bfloat16), blocked)

@@ -1,5 +1,6 @@
 """Step times against rows: every case is measured, and the memory a step must read is counted right."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -10,8 +11,9 @@ from jaxspec.cli.bench import main
 from jaxspec.errors import UserError
 from jaxspec.tuning import steps
 from jaxspec.tuning.memory import bandwidth, step_bytes
-from jaxspec.tuning.steps import SHAPES, LatencyConfig, check_latency, measure_steps, random_model
+from jaxspec.tuning.steps import SHAPES, LatencyConfig, check_fits, check_latency, measure_steps, random_model
 from jaxspec.versions import code_version
+from jaxspec.weights import layouts
 from jaxspec.weights.load import save_model
 from tests.helpers.files import change_json
 from tests.helpers.tiny import TINY, make_text_model
@@ -129,6 +131,32 @@ def test_nothing_is_measured_before_everything_is_known_to_fit(monkeypatch, tmp_
     with pytest.raises(UserError, match=r"in float32 needs 0\.0 GiB"):
         measure_steps(CONFIG, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_layouts_that_steps_read_must_fit(monkeypatch, tmp_path):
+    """Kernels in blocks for few rows are copies; what is remembered may ask for more of them, or for none."""
+    monkeypatch.setattr(layouts, "FILE", tmp_path / "layouts.json")
+    monkeypatch.setattr(layouts, "BLOCK", 16)
+    monkeypatch.setattr(steps, "cache_bytes", lambda *args: 0)
+    weights, kernels = (
+        3 * (32 * 64 + 32 * 32 + 3 * 32 * 48 + 64) + 32 + 2 * 32 * 16,
+        3 * (32 * 64 + 32 * 32 + 3 * 32 * 48),
+    )
+
+    def least(*rows):
+        """Bytes below which these rows are refused."""
+        config = dataclasses.replace(CONFIG, rows=rows)
+        for copies in range(4):
+            needed = 4 * (weights + copies * (kernels + 32 * 16))
+            monkeypatch.setattr(steps, "device_memory", lambda needed=needed: (needed + 1) / 0.9)
+            with contextlib.suppress(UserError):
+                check_fits("tiny", TINY, "float32", config)
+                return copies
+
+    assert [least(64), least(1), least(1, 64)] == [0, 1, 1]
+    shapes = [(32, 64), (32, 32), (32, 48), (48, 32), (32, 16)]
+    layouts.write_layouts("float32", {shape: {1: 8, 4: 16, 8: 0} for shape in shapes})
+    assert [least(8), least(1, 8), least(1, 4)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

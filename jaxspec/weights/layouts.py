@@ -1,0 +1,76 @@
+"""The layout in which a kernel is multiplied fastest on this machine's CPU (see `jaxspec.model.blocks`).
+
+tune.py measures it by shapes of kernels and numbers of rows, and remembers it in the user's cache. The default is what
+two cores of an AMD EPYC have measured (JAX 0.12).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxspec.errors import UserError
+from jaxspec.files import read_json, writable, write_json
+from jaxspec.machine import this_machine
+
+FILE = Path(os.path.expanduser("~/.cache/jaxspec/layouts.json"))
+BLOCK = 64  # columns
+FEW_ROWS = 48  # of a pass; with more, plain kernels are faster
+_FEW_OF_MANY = 16  # the same for a kernel of many blocks
+_MANY_BLOCKS = 512  # as vocabularies have
+
+Layouts = dict[tuple[int, int], dict[int, int]]  # by a kernel's [in, out] and rows, columns per block; 0 is plain
+
+
+def block_for(layouts: Layouts, rows: int, shape: tuple[int, int]) -> int:
+    """Columns per block of a kernel: as measured with the fewest rows that are enough, else the default."""
+    enough = [measured for measured in layouts.get(shape, {}) if measured >= rows]
+    return layouts[shape][min(enough)] if enough else default_block(rows, shape)
+
+
+def default_block(rows: int, shape: tuple[int, int]) -> int:
+    """Columns per block of a kernel that was not measured with so many rows."""
+    blocks, rest = divmod(shape[1], BLOCK)
+    most = FEW_ROWS if blocks < _MANY_BLOCKS else _FEW_OF_MANY
+    return 0 if rest or rows > most else BLOCK
+
+
+def read_layouts(precision: str) -> Layouts:
+    """What was measured on a machine like this one, with this JAX, for bases of this precision.
+
+    Nothing where the file is damaged: decoding goes on with the default, and tune.py writes the file anew.
+    """
+    try:
+        return dict(_parsed(*row) for row in _content().get(_circumstances(precision), {}).items())
+    except (AttributeError, TypeError, ValueError):
+        return {}
+
+
+def write_layouts(precision: str, measured: Layouts) -> None:
+    """Remember layouts beside those of other shapes. Raises UserError where they cannot be written."""
+    writable(FILE.parent)
+    rows = {f"{shape[0]}x{shape[1]}": blocks for shape, blocks in (read_layouts(precision) | measured).items()}
+    write_json(FILE, _content() | {_circumstances(precision): rows})
+
+
+def _content() -> dict[str, Any]:
+    try:
+        return read_json(FILE)
+    except UserError:  # none, or damaged
+        return {}
+
+
+def _circumstances(precision: str) -> str:
+    here = this_machine() | {"jax": jax.__version__, "precision": precision}
+    return ", ".join(f"{name} {value}" for name, value in here.items())
+
+
+def _parsed(shape: str, blocks: dict[str, int]) -> tuple[tuple[int, int], dict[int, int]]:
+    """An entry of the file. Raises ValueError where a block does not divide the columns."""
+    size, width = map(int, shape.split("x"))
+    if any(n and width % n for n in blocks.values()):
+        raise ValueError(f"{shape}: {blocks}")
+    return (size, width), {int(rows): n for rows, n in blocks.items()}
