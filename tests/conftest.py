@@ -17,8 +17,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # what one worker has compiled the 
 import jax
 import pytest
 
+import jaxspec.tuning.layouts
 import jaxspec.weights.layouts
 from jaxspec.machine import make_room_for_programs
+from jaxspec.tuning.layouts import ROWS
 from jaxspec.weights.shapes import SHAPES
 from tests.helpers.tiny import TINY, TINY_TEXT, make_tiny
 
@@ -68,6 +70,14 @@ def nothing_remembered(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jaxspec.weights.layouts, "FILE", tmp_path_factory.mktemp("cache") / "layouts.json")
         yield
+
+
+@pytest.fixture
+def equal_layouts(tmp_path, monkeypatch):
+    """All layouts are found equally fast, and a file of the test's own remembers the default."""
+    monkeypatch.setattr(jaxspec.weights.layouts, "FILE", tmp_path / "layouts.json")
+    times = {(rows, n): [1.0] * 3 for rows in ROWS for n in (0, jaxspec.weights.layouts.BLOCK)}
+    monkeypatch.setattr(jaxspec.tuning.layouts, "measure_products", lambda kernels, dtype: times)
 
 
 @pytest.fixture(scope="session")

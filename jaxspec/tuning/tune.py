@@ -25,6 +25,7 @@ from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import Accuracy, evaluate
 from jaxspec.tuning.hardware import Latency, Option, make_option, rank_options
 from jaxspec.tuning.latency import measure_latency
+from jaxspec.tuning.layouts import tune_layouts
 from jaxspec.tuning.race import Trial, race
 from jaxspec.tuning.record import Text, record
 from jaxspec.tuning.unions import Candidate, Predictor, calibrate, in_words, measure_costs
@@ -114,7 +115,7 @@ def _counts(config: TuneConfig, replayed: bool = False) -> tuple[int, int]:
 
 
 def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning:
-    """Measure step times, search trees for the most tokens per second, and try the best few.
+    """Measure layouts of kernels and step times, search trees for the most tokens per second, and try the best few.
 
     Args:
       drafter: what drafts, whatever its tree.
@@ -126,6 +127,7 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
       UserError: settings or prompts that cannot be measured.
     """
     _check_tuning(config, drafter, prompts)
+    tune_layouts(drafter.model)
     source, vocabularies, sampling = drafter.source, _vocabularies(config, drafter), SamplingConfig(config.temperature)
     measured, tried = _counts(config)
     if measured:
@@ -152,7 +154,7 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
 
 
 def tune_union(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning:
-    """Choose sources, rows and calibration by replaying recorded answers, and try the best few.
+    """Measure layouts of kernels, choose sources, rows and calibration by replaying answers, and try the best few.
 
     Args:
       drafter: the union to take sources of.
@@ -164,6 +166,7 @@ def tune_union(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> 
       UserError: settings or prompts that cannot be measured.
     """
     _check_union(config, drafter, prompts)
+    tune_layouts(drafter.model)
     model, sampling, batch_size = drafter.model, SamplingConfig(config.temperature), config.batch_size
     measured, tried = _counts(config, replayed=True)
     texts = _long_enough(own_answers(model, prompts[:measured], sampling, 2 * config.max_new_tokens))

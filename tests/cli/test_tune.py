@@ -8,6 +8,8 @@ import pytest
 from jaxspec.cli import decode, tune
 from tests.helpers.cli import arguments, named
 
+pytestmark = pytest.mark.usefixtures("equal_layouts")
+
 
 def test_tune_measures_and_tries_and_decode_takes_its_choice(files, tmp_path, capsys):
     files = shutil.copytree(files, tmp_path / "files")
@@ -21,6 +23,7 @@ def test_tune_measures_and_tries_and_decode_takes_its_choice(files, tmp_path, ca
     assert all(trial["identical"] == 2 for trial in result["trials"])
     assert result["rows"][0] == 1 and "measuring: " in err
     assert (tmp_path / "tuned" / "tuning.png").stat().st_size > 5000
+    assert "layouts: " in err and (tmp_path / "layouts.json").exists()
 
     def decode_with(*options):
         decode.main(arguments(files, "--prompt", "some words", "--json", *options))

@@ -80,6 +80,7 @@ def test_latency_covers_the_sizes_and_a_race_is_lossless(capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("equal_layouts")
 def test_heads_are_tuned_with_what_depth_costs_and_with_draft_vocabularies(tmp_path):
     """Every tree is tried with every vocabulary; the choice remembers its own."""
     model = make_text_model()

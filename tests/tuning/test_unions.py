@@ -129,6 +129,7 @@ def text_union(model, *methods):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("equal_layouts")
 def test_a_union_is_tuned_with_a_draft_vocabulary_and_a_budget_of_ones_own():
     config = TuneConfig(
         cache_length=64, max_new_tokens=8, num_prompts=2, accuracy_prompts=2, max_rows=4, finalists=2,
