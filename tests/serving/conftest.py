@@ -8,8 +8,9 @@ import uvicorn
 
 from jaxspec.methods import PPD, PromptLookup
 from jaxspec.serving.api import make_app
-from jaxspec.serving.engine import Engine, Limits
+from jaxspec.serving.engine import Engine
 from tests.helpers.methods import union
+from tests.helpers.serving import LIMITS
 from tests.helpers.tiny import make_text_model
 
 
@@ -21,8 +22,7 @@ def drafter():
 
 @pytest.fixture(scope="session")
 def engine(drafter):
-    """Four slots, chunks of prompts that most prompts need two of."""
-    with Engine(drafter.model, drafter, Limits(slots=4, queue=32, max_length=120, prompt_chunk=16)) as engine:
+    with Engine(drafter.model, drafter, LIMITS) as engine:
         yield engine
 
 

@@ -7,7 +7,6 @@ import itertools
 import json
 
 import httpx
-import jax
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,7 +16,7 @@ from jaxspec.decoding.generate import generate
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.serving.api import make_app
 from jaxspec.serving.request import Busy
-from tests.helpers.serving import idle
+from tests.helpers.serving import idle, log_probabilities
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello there"}]
@@ -155,19 +154,12 @@ def test_parts_tell_where_the_text_came_from(app):
     assert {("base",)} < kinds <= allowed
 
 
-def log_probabilities(engine, ids):
-    """Of the plain forward pass, [T - 1, V]."""
-    model = engine.model
-    logits = model.decoder.apply({"params": model.params}, np.array([ids]))
-    return np.asarray(jax.nn.log_softmax(logits))[0, :-1]
-
-
 def test_logprobs_of_a_completion_with_its_prompt(app, engine):
     body = {"prompt": "hello", "max_tokens": 10, "logprobs": 2, "echo": True, "temperature": 0}
     [choice] = post(app, TEXT, body).json()["choices"]
     expected = alone(engine, "hello", 10)
     told, ids = choice["logprobs"], [*engine.model.encode("hello", chat=False), *expected.tokens]
-    own = log_probabilities(engine, ids)[np.arange(len(ids) - 1), ids[1:]]
+    own = log_probabilities(engine.model, ids)[np.arange(len(ids) - 1), ids[1:]]
     assert choice["text"] == "hello" + expected.text
     assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
     np.testing.assert_allclose(told["token_logprobs"][1:], own, atol=1e-4)
@@ -191,7 +183,7 @@ def test_logprobs_of_a_chat(app, engine):
     [choice] = post(app, CHAT, body).json()["choices"]
     ids = engine.model.encode("hello there")
     tokens = alone(engine, "hello there", 8, SamplingConfig(1.0), 1, chat=True).tokens
-    expected = log_probabilities(engine, ids + tokens)[len(ids) - 1 :]
+    expected = log_probabilities(engine.model, ids + tokens)[len(ids) - 1 :]
     told = choice["logprobs"]["content"]
     np.testing.assert_allclose([each["logprob"] for each in told], expected[np.arange(len(tokens)), tokens], atol=1e-4)
     best = [[one["logprob"] for one in each["top_logprobs"]] for each in told]

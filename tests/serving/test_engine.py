@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import threading
 
-import jax
 import numpy as np
 import pytest
 
@@ -14,11 +13,11 @@ from jaxspec.decoding.generate import generate
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.errors import UserError
 from jaxspec.serving import reader
-from jaxspec.serving.engine import Engine, Limits
+from jaxspec.serving.engine import Engine
 from jaxspec.serving.reading import read
 from jaxspec.serving.request import Busy, Closed
 from jaxspec.serving.slots import Slots
-from tests.helpers.serving import answer, idle, letters
+from tests.helpers.serving import LIMITS, answer, idle, letters, log_probabilities
 
 SAMPLINGS = [SamplingConfig(), SamplingConfig(1.1), SamplingConfig(1.4, top_k=60, top_p=0.9, min_p=0.01)]
 
@@ -87,15 +86,15 @@ def test_answers_do_not_depend_on_who_shares_the_slots(engine):
 
 
 def test_logprobs_are_those_of_the_plain_forward_pass(engine):
-    model, prompt = engine.model, "a prompt of two chunks, or three"
+    prompt = "a prompt of two chunks, or three"
     settings = {"sampling": SamplingConfig(1.2), "seed": 4, "logprobs": True, "prompt_logprobs": True}
     found = asyncio.run(answer(engine, prompt, max_new_tokens=20, **settings))
     ids = found.answer.request.ids
-    text = np.array([ids + found.tokens])
-    expected = np.asarray(jax.nn.log_softmax(model.decoder.apply({"params": model.params}, text)))[0, :-1]
+    text = [*ids, *found.tokens]
+    expected = log_probabilities(engine.model, text)
     scores = [*found.answer.prompt_scores, *found.scores]
     assert len(scores) == len(expected)
-    np.testing.assert_allclose([s.logprob for s in scores], expected[np.arange(len(expected)), text[0, 1:]], atol=1e-4)
+    np.testing.assert_allclose([s.logprob for s in scores], expected[np.arange(len(expected)), text[1:]], atol=1e-4)
     best = np.sort(expected, axis=-1)[:, ::-1][:, :5]
     np.testing.assert_allclose([[p for _, p in s.best] for s in scores], best, atol=1e-4)
     assert all(expected[i, token] == pytest.approx(p, abs=1e-4) for i, s in enumerate(scores) for token, p in s.best)
@@ -204,11 +203,11 @@ def test_an_engine_that_ends_leaves_nobody_waiting(drafter, monkeypatch):
         raise RuntimeError("lost")
 
     async def ask(engine):
-        answers = [engine.submit("abc", 20) for _ in range(3)]
+        answers = [engine.submit("abc", 20) for _ in range(6)]  # in four slots
         asked.set()
         return await asyncio.gather(*(anext(one) for one in answers), return_exceptions=True)
 
-    with Engine(drafter.model, drafter, Limits(slots=1, max_length=64)) as engine:
+    with Engine(drafter.model, drafter, LIMITS) as engine:
         monkeypatch.setattr(Slots, "release", fails)
         monkeypatch.setattr(Slots, "clear", fails)
         assert {str(one) for one in asyncio.run(ask(engine))} == {"lost"}
@@ -219,8 +218,8 @@ def test_an_engine_that_ends_leaves_nobody_waiting(drafter, monkeypatch):
 
 def test_an_exception_inside_the_context_ends_what_runs(drafter):
     async def fail(answers):
-        with Engine(drafter.model, drafter, Limits(slots=1, max_length=64)) as engine:
-            answers += [engine.submit("abc", 50) for _ in range(3)]
+        with Engine(drafter.model, drafter, LIMITS) as engine:
+            answers += [engine.submit("abc", 50) for _ in range(6)]
             raise RuntimeError("inside")
 
     async def ends():
