@@ -124,17 +124,13 @@ def read_layers(
       base: the frozen decoder.
       tokens: [B, T] int32.
       layers: before which of them to read; the number of layers reads after the last one.
-      context: where the tokens stand; default whole sequences.
+      context: where the tokens stand, one group of rows; default whole sequences.
 
     Returns:
       Final hidden states [B, T, D], the keys and values of all layers, and {layer: hidden states [B, T, D]}.
     """
     context, last = context or causal_context(*tokens.shape), base.decoder.config.num_layers
-    x, done, keys, values = base.embed(tokens), 0, (), ()
-    read: dict[int, jax.Array] = {}
-    for layer in (*sorted(set(layers)), last):
-        if layer > done:
-            x, kv = base.rows(x, context, layers=(done, layer))
-            keys, values, done = keys + kv.keys, values + kv.values, layer
-        read[layer] = x
-    return read[last], Cache(keys, values), {layer: read[layer] for layer in sorted(set(layers))}
+    visible = None if context.visible is None else context.visible[:, None]
+    rows = Rows(base.embed(tokens)[:, None], context.positions[:, None], context.mask, taps=layers)
+    states, kv = run_rows(base, rows, context.cache, visible)
+    return states[last][:, 0], kv, {layer: states[layer][:, 0] for layer in sorted(set(layers))}
