@@ -6,6 +6,7 @@ import numpy as np
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.divergence import first_divergence
 from jaxspec.drafting.sampling import make_sampler
+from tests.helpers.model import log_probabilities
 
 
 def test_identical_answers_do_not_diverge(tiny):
@@ -14,17 +15,17 @@ def test_identical_answers_do_not_diverge(tiny):
 
 def test_the_gap_is_between_the_two_tokens(tiny):
     prompt, reference = [1, 2, 3], [4, 5, 6, 7]
-    logits = tiny.decoder.apply({"params": tiny.params}, jnp.array([prompt + reference[:2]]))[0, -1]
+    log_p = log_probabilities(tiny, prompt + reference[:3])[-1]
     found = first_divergence(tiny, prompt, [4, 5, 0, 7], reference)
     assert found.index == 2 and found.tokens == (0, 6)
-    np.testing.assert_allclose(found.gap, abs(logits[0] - logits[6]), rtol=1e-4)
+    np.testing.assert_allclose(found.gap, abs(log_p[0] - log_p[6]), rtol=1e-4)
 
 
 def test_with_sampling_the_noise_counts(tiny):
     sampling, prompt = SamplingConfig(0.5), [1, 2, 3]
-    logits = tiny.decoder.apply({"params": tiny.params}, jnp.array([prompt]))[0, -1] / 0.5
+    log_p = log_probabilities(tiny, [*prompt, 8])[-1]
     noise = make_sampler(sampling).noise(jnp.array([9], jnp.uint32), jnp.array([[3]]), jnp.arange(16))[0, 0]
-    scores = logits + noise
+    scores = log_p / 0.5 + noise
     found = first_divergence(tiny, prompt, [2], [8], sampling, 9)
     np.testing.assert_allclose(found.gap, abs(scores[2] - scores[8]), rtol=1e-4)
 

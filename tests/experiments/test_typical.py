@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
 
@@ -14,13 +13,15 @@ from jaxspec.drafting.tree import from_paths
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD
 from tests.helpers.methods import untrained_drafter
+from tests.helpers.model import log_probabilities
+from tests.helpers.tiny import make_text_model
 
 PROMPTS, TOKENS = ["a longer question", "another", "third"], 12
 
 
 @pytest.fixture(scope="module")
-def drafter(model):
-    return untrained_drafter(PPD(), model, from_paths([(0,), (1,), (0, 0)]))
+def drafter():
+    return untrained_drafter(PPD(), make_text_model(num_layers=1), from_paths([(0,), (1,), (0, 0)]))
 
 
 @pytest.fixture
@@ -46,18 +47,16 @@ def test_figures_are_those_of_the_texts(drafter, same):
     found = measure(drafter, PROMPTS, 0.7, TOKENS, 2)
     for name, rule in typical.RULES.items():
         said = generate(drafter, PROMPTS, TOKENS, sampling=sampling, acceptance=rule)
-        likely = np.concatenate([log_probabilities(model, model.encode(a.prompt), a.tokens) for a in said])
+        likely = np.concatenate([likelihoods(model, model.encode(a.prompt), a.tokens) for a in said])
         assert found[name]["log_likelihood"]["value"] == pytest.approx(likely.mean(), rel=1e-4)
         made, steps = sum(a.new_tokens - 1 for a in said), sum(a.steps for a in said)
         assert found[name]["tokens_per_step"]["value"] == pytest.approx(made / steps)
     assert found["match"]["identical"] == 3 and found["match"]["rouge_l"]["value"] == 0  # other seeds, other texts
 
 
-def log_probabilities(model, prompt, answer):
-    """[n], of every token of an answer at temperature 1, by a plain forward pass."""
-    logits = model.decoder.apply({"params": model.params}, np.array([prompt + answer]))[0]
-    log_p = np.asarray(jax.nn.log_softmax(logits))[len(prompt) - 1 : -1]
-    return log_p[np.arange(len(answer)), answer]
+def likelihoods(model, prompt, answer):
+    """[n], log-probabilities of the tokens of an answer at temperature 1."""
+    return log_probabilities(model, prompt + answer)[len(prompt) - 1 :][np.arange(len(answer)), answer]
 
 
 def test_the_same_command_continues_and_another_is_refused(tmp_path, monkeypatch):

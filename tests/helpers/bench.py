@@ -24,7 +24,7 @@ QUESTIONS = [
 
 @pytest.fixture(scope="session")
 def model():
-    return make_text_model()
+    return make_text_model(num_layers=1)
 
 
 @pytest.fixture(scope="session")

@@ -84,6 +84,13 @@ def plain(base: Base, tokens: jax.Array) -> jax.Array:
     return base.decoder.apply({"params": base.params}, tokens)
 
 
+def log_probabilities(model, ids):
+    """Of every token but the first, by the plain forward pass, [T - 1, V]."""
+    padded = np.zeros((1, 64), np.int32)  # of one length: a program for all texts
+    padded[0, : len(ids)] = ids
+    return np.asarray(jax.nn.log_softmax(plain(model.base, padded)))[0, : len(ids) - 1]
+
+
 @functools.partial(quick_jit, static_argnames="layers")
 def run_layers(base: Base, x: jax.Array, context: Context, layers: tuple[int, int] | None = None) -> tuple:
     """`Base.rows`, compiled."""

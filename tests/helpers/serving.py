@@ -4,13 +4,9 @@ import asyncio
 import dataclasses
 from typing import Any
 
-import jax
-import numpy as np
-
 from jaxspec.serving.answer import Answer
 from jaxspec.serving.engine import Limits
 from jaxspec.serving.request import TokenScore
-from tests.helpers.model import plain
 
 # Four slots, chunks of prompts that most prompts need two of: every engine of these shapes takes the same programs.
 LIMITS = Limits(slots=4, queue=32, max_length=120, prompt_chunk=16)
@@ -54,13 +50,6 @@ async def idle(engine):
             return
         await asyncio.sleep(0.01)
     raise AssertionError(f"{engine.running} requests are still running, {engine.waiting} waiting")
-
-
-def log_probabilities(model, ids):
-    """Of every token but the first, by the plain forward pass, [T - 1, V]."""
-    padded = np.zeros((1, 64), np.int32)  # of one length: a program for all texts
-    padded[0, : len(ids)] = ids
-    return np.asarray(jax.nn.log_softmax(plain(model.base, padded)))[0, : len(ids) - 1]
 
 
 def letters(rng, count):

@@ -59,7 +59,7 @@ def test_only_kernels_are_put_in_blocks_and_each_layout_is_made_once():
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_decoder_in_blocks(tied):
-    model = make_tiny(dataclasses.replace(TINY, tie_embeddings=tied, qkv_bias=True))
+    model = make_tiny(dataclasses.replace(TINY, num_layers=1, tie_embeddings=tied, qkv_bias=True))
     tokens = jnp.array([[3, 0, 15, 7, 7]])
     base = Base(in_blocks(model.params, lambda _: 8), model.decoder)
     assert {leaf.ndim for path, leaf in jax.tree.leaves_with_path(base.params) if path[-1].key == "kernel"} == {3}

@@ -16,7 +16,8 @@ from jaxspec.decoding.generate import generate
 from jaxspec.drafting.drafter import autoregressive
 from jaxspec.serving.api import make_app
 from jaxspec.serving.request import Busy
-from tests.helpers.serving import idle, log_probabilities
+from tests.helpers.model import log_probabilities
+from tests.helpers.serving import idle
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello there"}]

@@ -17,7 +17,8 @@ from jaxspec.serving.engine import Engine
 from jaxspec.serving.reading import read
 from jaxspec.serving.request import Busy, Closed
 from jaxspec.serving.slots import Slots
-from tests.helpers.serving import LIMITS, answer, idle, letters, log_probabilities
+from tests.helpers.model import log_probabilities
+from tests.helpers.serving import LIMITS, answer, idle, letters
 
 SAMPLINGS = [SamplingConfig(), SamplingConfig(1.1), SamplingConfig(1.4, top_k=60, top_p=0.9, min_p=0.01)]
 
