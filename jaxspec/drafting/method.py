@@ -285,3 +285,10 @@ def check_choices(method: Method) -> None:
         if get_origin(kind) is Literal and getattr(method, name) not in get_args(kind):
             choices = ", ".join(map(str, get_args(kind)))
             raise UserError(f"{method.name}: {name} must be one of {choices}, got {getattr(method, name)!r}")
+
+
+def check_least(method: Method, **least: float) -> None:
+    """Raise UserError for a setting that is too small; `least` by its name."""
+    for name, value in least.items():
+        if getattr(method, name) < value:
+            raise UserError(f"{method.name}: {name} must be at least {value}, got {getattr(method, name)}")

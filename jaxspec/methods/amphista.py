@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafting.draft import PyTree
+from jaxspec.drafting.method import check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.heads import Features, HeadMethod, beside, init_beside, init_layer, run_layer
 from jaxspec.model.attention import Context
@@ -53,8 +54,7 @@ class Amphista(HeadMethod):
             raise UserError(f"amphista: adaptation_layers must be 0, 1 or 2, got {self.adaptation_layers}")
         if self.adaptation_layers == 2 and self.heads < 2:
             raise UserError("amphista: two adaptation layers need at least 2 heads, got 1")
-        if self.self_attention_layers < 0:
-            raise UserError(f"amphista: self_attention_layers must not be negative, got {self.self_attention_layers}")
+        check_least(self, self_attention_layers=0)
 
     @property
     def own_layers(self) -> int:

@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxspec.drafting.draft import Drafting, Offer, PyTree, offer_ranked
 from jaxspec.drafting.levels import Parents, offer_levels
-from jaxspec.drafting.method import Batch, Method, Seen, check_choices
+from jaxspec.drafting.method import Batch, Method, Seen, check_choices, check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.context_layer import DraftLayer, copied_layer
 from jaxspec.methods.heads import beside, init_beside
@@ -86,9 +86,7 @@ class DFlash(Method):
         least = 1 if self.sample_from_anchor else 2
         if not least <= self.block <= _LONGEST:
             raise UserError(f"{self.name}: block must be {least} to {_LONGEST}, got {self.block}")
-        for setting, least in (("layers", 1), ("taps_count", 1), ("vocabulary", 0), ("markov_rank", 0)):
-            if getattr(self, setting) < least:
-                raise UserError(f"{self.name}: {setting} must be at least {least}, got {getattr(self, setting)}")
+        check_least(self, layers=1, taps_count=1, vocabulary=0, markov_rank=0)
         if len(set(self.tapped)) < len(self.tapped):
             raise UserError(f"{self.name}: tapped names a layer twice, got {', '.join(map(str, self.tapped))}")
         check_decay(self.name, self.decay)

@@ -25,8 +25,8 @@ import jax.numpy as jnp
 from jaxspec.config import ModelConfig, RopeScaling
 from jaxspec.drafting.draft import Drafting, Offer, PyTree
 from jaxspec.drafting.levels import Parents, offer_levels
-from jaxspec.drafting.method import Batch, Method, Seen
-from jaxspec.errors import UserError, check_at_least
+from jaxspec.drafting.method import Batch, Method, Seen, check_least
+from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_weights, future_loss
 from jaxspec.model.attention import Context, causal_context, causal_mask
 from jaxspec.model.base import Base, DraftVocabulary
@@ -69,7 +69,7 @@ class DraftModel(Method):
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))  # a list, where the settings come from JSON
         object.__setattr__(self, "shapes", _shapes(self.shapes))
-        check_at_least(self, {"length": 1, "beam": 1})
+        check_least(self, length=1, beam=1)
         if not 0 < self.confidence < 1:
             raise UserError(f"draft_model: confidence must be between 0 and 1, got {self.confidence}")
         if not self.layers or list(self.layers) != sorted({*self.layers}):

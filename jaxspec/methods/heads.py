@@ -25,8 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.drafting.draft import Drafting, Offer, PyTree, offer_ranked
-from jaxspec.drafting.method import Batch, Method, Seen, check_choices
-from jaxspec.errors import UserError
+from jaxspec.drafting.method import Batch, Method, Seen, check_choices, check_least
 from jaxspec.methods.losses import check_decay, check_weights, future_loss
 from jaxspec.model.attention import Context, causal_context, causal_mask
 from jaxspec.model.base import Base
@@ -64,9 +63,7 @@ class HeadMethod(Method, abc.ABC):
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        for setting in ("heads", "blocks", "rank"):
-            if getattr(self, setting) < 1:
-                raise UserError(f"{self.name}: {setting} must be at least 1, got {getattr(self, setting)}")
+        check_least(self, heads=1, blocks=1, rank=1)
         check_decay(self.name, self.decay)
         check_weights(self.name, self.alignment, self.labels)
         check_choices(self)

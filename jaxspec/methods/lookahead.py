@@ -28,9 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.drafting.draft import Draft, Drafting, Offer, PyTree, knowing_noise
-from jaxspec.drafting.method import Method, Seen
+from jaxspec.drafting.method import Method, Seen, check_least
 from jaxspec.drafting.sampling import best
-from jaxspec.errors import UserError
 from jaxspec.methods.lookup import join
 from jaxspec.methods.untrained import UntrainedMethod
 from jaxspec.model.base import Base
@@ -60,9 +59,7 @@ class Lookahead(Method):
     guesses: int = 3
 
     def __post_init__(self) -> None:
-        for setting, least in (("window", 1), ("ngram", 2), ("guesses", 1)):
-            if getattr(self, setting) < least:
-                raise UserError(f"lookahead: {setting} must be at least {least}, got {getattr(self, setting)}")
+        check_least(self, window=1, ngram=2, guesses=1)
 
     @property
     def levels(self) -> int:

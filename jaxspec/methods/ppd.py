@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.drafting.draft import PyTree
-from jaxspec.drafting.method import Stage
+from jaxspec.drafting.method import Stage, check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.probes import ProbeMethod, init_prefix, mean_normed, prefix_cache, text_states
 from jaxspec.model.base import Base
@@ -66,9 +66,7 @@ class PPD(ProbeMethod):
         if not isinstance(self.initial, tuple | list) or any(type(token) is not int for token in self.initial):
             raise UserError(f"ppd: initial must be token ids, as `model.encode` makes them, got {self.initial!r}")
         object.__setattr__(self, "initial", tuple(self.initial))  # a list, where the settings come from JSON
-        for setting, least in (("ensemble", 1), ("multi_exit", 1), ("prefix_tokens", 0)):
-            if getattr(self, setting) < least:
-                raise UserError(f"ppd: {setting} must be at least {least}, got {getattr(self, setting)}")
+        check_least(self, ensemble=1, multi_exit=1, prefix_tokens=0)
 
     @property
     def probe_rows(self) -> int:

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.drafting.draft import Draft, Drafting, Offer, PyTree, offer_ranked
-from jaxspec.drafting.method import Batch, Method, Seen, check_choices
+from jaxspec.drafting.method import Batch, Method, Seen, check_choices, check_least
 from jaxspec.drafting.tree import Tree
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_decay, future_loss
@@ -77,8 +77,7 @@ class ProbeMethod(Method, abc.ABC):
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.distances < 1:
-            raise UserError(f"{self.name}: distances must be at least 1, got {self.distances}")
+        check_least(self, distances=1)
         check_decay(self.name, self.decay)
         check_choices(self)
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.drafting.draft import Drafting, Offer, PyTree, knowing_noise
-from jaxspec.errors import check_at_least
+from jaxspec.drafting.method import check_least
 from jaxspec.methods.lookup import LookupMethod, by_match, join
 from jaxspec.model.base import Base
 
@@ -46,7 +46,7 @@ class Rest(LookupMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, {"size": 1, "continuations": 1})
+        check_least(self, size=1, continuations=1)
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
         """An empty datastore; `build` makes a full one.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.drafting.draft import Drafting, Offer, knowing_noise
-from jaxspec.errors import check_at_least
+from jaxspec.drafting.method import check_least
 from jaxspec.methods.lookup import LookupMethod, by_match, join
 
 # What all occurrences are weighed against, for what followed none of them, by how many tokens match: one alone is right
@@ -39,7 +39,7 @@ class Suffix(LookupMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, {"occurrences": 1})
+        check_least(self, occurrences=1)
 
     def offer(self, drafting: Drafting, text: jax.Array) -> Offer:
         """What followed the occurrences, as a tree: paths that begin alike are one."""

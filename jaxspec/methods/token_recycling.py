@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.drafting.draft import Drafting, Offer, knowing_noise
-from jaxspec.drafting.method import Calibration, Seen
-from jaxspec.errors import check_at_least
+from jaxspec.drafting.method import Calibration, Seen, check_least
 from jaxspec.methods.untrained import UntrainedMethod
 from jaxspec.model.base import Base
 
@@ -44,7 +43,7 @@ class TokenRecycling(UntrainedMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, {"successors": 1})
+        check_least(self, successors=1)
 
     def empty_state(self, base: Base, batch: int, capacity: int) -> jax.Array:
         """The table [B, V, k] int32, the most probable successor first; -1 for none."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxspec.drafting.draft import Drafting
-from jaxspec.drafting.method import Method
-from jaxspec.errors import check_at_least
+from jaxspec.drafting.method import Method, check_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +19,7 @@ class UntrainedMethod(Method):
     length: int = 16
 
     def __post_init__(self) -> None:
-        check_at_least(self, {"length": 1})
+        check_least(self, length=1)
 
     @property
     def max_distance(self) -> int:

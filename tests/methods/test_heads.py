@@ -387,7 +387,7 @@ def test_a_projection_of_16_bits_gives_logits_of_32(tiny):
         (lambda: Medusa(labels=0), "not both 0"),
         (lambda: Amphista(adaptation_layers=3), "must be 0, 1 or 2, got 3"),
         (lambda: Amphista(heads=1), "at least 2 heads"),
-        (lambda: Amphista(self_attention_layers=-1), "must not be negative"),
+        (lambda: Amphista(self_attention_layers=-1), "self_attention_layers must be at least 0, got -1"),
     ],
 )
 def test_settings_that_make_no_sense(make, message):
