@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from jaxspec.decoding.divergence import NEAR_TIE, Divergence
 from jaxspec.decoding.generate import Generation, SourceStats
+from jaxspec.serving.text import TextStream
 from jaxspec.weights.load import Model
 
 _COLOURS = {"green": 32, "blue": 34, "magenta": 35, "yellow": 33, "red": 31}  # of one source after the other
@@ -101,34 +103,29 @@ class GrowingText:
     """
 
     def __init__(self, model: Model, out: TextIO | None = None):
-        self._model, self._out = model, out or sys.stdout
+        self._out = out or sys.stdout
         self._coloured = self._out.isatty()
-        self._answer: Generation | None = None
-        self._shown, self._text = 0, ""
+        self._text = TextStream(model.decode)
+        self._drafted_by: list[int] = []
 
     def show(self, answer: Generation) -> None:
         """Print what is new since the last call; a character that is still incomplete waits."""
-        self._answer = answer
-        first = self._shown + 1 if self._coloured else answer.new_tokens  # every token has its own colour
-        for count in range(first, answer.new_tokens + 1):
-            text = self._model.decode(answer.tokens[:count])
-            if not text.endswith("\ufffd"):
-                self._write(text, count)
+        self._drafted_by = answer.drafted_by
+        for token in answer.tokens[len(self._text.tokens) :]:
+            self._write([token])
         self._out.flush()
 
     def end(self) -> None:
         """Print what still waits, and finish the line."""
-        if self._answer and self._shown < self._answer.new_tokens:
-            self._write(self._answer.text, self._answer.new_tokens)
+        self._write([], final=True)
         self._out.write("\n")
         self._out.flush()
 
-    def _write(self, text: str, count: int) -> None:
-        """Print what `text`, the first `count` tokens, adds, in the colour of the last of them."""
-        piece = text[len(self._text) :]
-        sources = self._coloured and self._answer.drafted_by[count - 1]
+    def _write(self, tokens: Sequence[int], final: bool = False) -> None:
+        """Print what further tokens add, in the colour of the last of them."""
+        piece = self._text.add(tokens, final)
+        sources = piece and self._coloured and self._drafted_by[len(self._text.tokens) - 1]
         self._out.write(f"\033[{colour(sources)[1]}m{piece}\033[0m" if sources else piece)
-        self._text, self._shown = text, count
 
 
 def colour(sources: int) -> tuple[str, int]:
