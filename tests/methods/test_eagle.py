@@ -258,11 +258,11 @@ def test_against_a_reference(tiny, make):
         part, taps = jnp.array([min(8, length - first)]), {k: v[:, first : first + 8] for k, v in states.items()}
         text = tokens[:, first : min(first + 8, length) + 1]
         seen = Seen(jnp.pad(text, ((0, 0), (0, 9 - text.shape[1]))), taps[3], jnp.array([first]), part, taps)
-        memory = EAGLE.observe(drafting, seen, memory)
+        memory = quick_jit(EAGLE.observe)(drafting, seen, memory)
     np.testing.assert_allclose(memory["cache"].keys[0][0, :, :length], keys[:, :length], atol=1e-4)
     np.testing.assert_allclose(memory["cache"].values[0][0, :, :length], values[:, :length], atol=1e-4)
 
-    offer, text = EAGLE.offer(drafting, memory), np.asarray(tokens)[0].copy()
+    offer, text = quick_jit(EAGLE.offer)(drafting, memory), np.asarray(tokens)[0].copy()
     for level in range(3):  # behind the best candidate of the level above
         expected = jax.nn.log_softmax(reference(text, level + 1)[0][level][length - 1])
         best = np.argsort(-expected)
