@@ -33,7 +33,6 @@ from jaxspec.parallel.sharding import (
     parts_of_batch,
     tree_shardings,
     with_shardings,
-    with_usual_layout,
 )
 from jaxspec.training.checkpoints import state_shardings
 from jaxspec.training.run_config import RunConfig
@@ -152,8 +151,7 @@ def _ints(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
 
 def _abstract_base(shapes: ModelConfig, dtype: str, mesh: Mesh, remat: bool = False) -> Base:
     params = abstract_params(shapes, weights_dtype(dtype))
-    places = jax.tree.map(lambda x, s: with_usual_layout(s, x.ndim), params, tree_shardings(mesh, params))
-    return Base(with_shardings(params, places), Decoder(shapes, remat, dtype == "exact"))
+    return Base(with_shardings(params, tree_shardings(mesh, params)), Decoder(shapes, remat, dtype == "exact"))
 
 
 def _drafting(base: Base, count: int) -> Base:

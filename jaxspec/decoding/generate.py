@@ -215,7 +215,7 @@ def generate_many(
     batch_size = bucket(min(batch_size, len(prompts)), parts, parts)
     refill = min(refill, batch_size)
     together = bucket(refill, parts, parts)
-    longest, width, capacity = job.sizes(max(map(len, prompts)), max_new_tokens)
+    _, width, capacity = job.sizes(max(map(len, prompts)), max_new_tokens)
     run = job.begin([[0]] * batch_size, [0] * batch_size, bucket(1), width, capacity)  # all rows free
     owner: list[int | None] = [None] * batch_size
     waiting = list(range(len(prompts)))[::-1]
@@ -227,7 +227,7 @@ def generate_many(
             padding = together - len(taken)
             limits = [max_new_tokens] * len(taken) + [0] * padding
             batch = [*(prompts[i] for i in taken), *[[0]] * padding]
-            fresh = job.begin(batch, limits, min(bucket(max(map(len, batch))), longest), width, capacity)
+            fresh = job.begin(batch, limits, bucket(max(map(len, batch))), width, capacity)
             with in_mesh(job.mesh):
                 run.state = insert(run.state, fresh.state, np.array(rows + [batch_size] * padding, np.int32))
             for row, prompt in zip(rows, taken, strict=True):

@@ -34,18 +34,13 @@ def cache_capacity(length: int, max_depth: int) -> int:
 
 
 def prefill_chunk() -> int:
-    """Prompt tokens to run at once: on CPUs more make none of them faster."""
+    """Prompt tokens to run at once: on CPUs more make none of them faster, and chunks of padding are not run."""
     return 128 if jax.default_backend() == "cpu" else 512
 
 
 def buffer_sizes(longest_prompt: int, max_new_tokens: int, max_depth: int) -> tuple[int, int, int]:
-    """Prompt length, output width and cache capacity.
-
-    Prompts of several chunks are padded to the capacity: chunks of padding are not run, and such prompts of any length
-    have one program.
-    """
-    capacity, chunk = cache_capacity(longest_prompt + max_new_tokens, max_depth), prefill_chunk()
-    padded = bucket(longest_prompt if longest_prompt <= chunk else capacity, 32, chunk)
+    """Bucketed prompt length, output width and cache capacity."""
+    padded, capacity = bucket(longest_prompt), cache_capacity(longest_prompt + max_new_tokens, max_depth)
     return padded, bucket(max_new_tokens, 64), max(padded, capacity)
 
 

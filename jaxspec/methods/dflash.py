@@ -33,7 +33,7 @@ from jaxspec.methods.losses import check_decay, check_weights, future_loss
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache, commit, empty_cache
-from jaxspec.model.decoder import RMSNorm
+from jaxspec.model.decoder import RMSNorm, for_products
 from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers
 
@@ -163,7 +163,7 @@ class DFlash(Method):
 
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
         """All in the base's dtype; the Markov term multiplied with the vocabulary projection, [r, V']."""
-        trainable = jax.tree.map(lambda x: x.astype(base.dtype), trainable)
+        trainable = for_products(trainable, base.dtype)
         if "markov" in trainable:
             after = base.draft_logits(trainable["markov"]["after"]["kernel"]).astype(base.dtype)
             trainable["markov"] |= {"after": {"kernel": after}}

@@ -34,7 +34,7 @@ from jaxspec.model.attention import MASKED
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache, commit, empty_cache
-from jaxspec.model.decoder import Attention, Layer, Linear, RMSNorm
+from jaxspec.model.decoder import Attention, Layer, Linear, RMSNorm, for_products
 from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers
 from jaxspec.parallel.sharding import divided
@@ -172,7 +172,7 @@ class Eagle(Method):
             head = trainable["lm_head"]
             part = head[:, : base.num_drafts] if self.vocabulary else base.draft_part(head)
             trainable = trainable | {"lm_head": part}
-        return jax.tree.map(lambda x: x.astype(base.dtype), trainable)
+        return for_products(trainable, base.dtype)
 
     def _fused(self, trainable: PyTree, states: dict[int, jax.Array]) -> jax.Array:
         """The base's states before each of `taps`, [B, R, D] each, as one [B, R, D], from the highest down."""

@@ -31,7 +31,7 @@ from jaxspec.model.attention import Context, causal_context, causal_mask
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache, commit, empty_cache
-from jaxspec.model.decoder import Layer
+from jaxspec.model.decoder import Layer, for_products
 from jaxspec.model.rope import rope_angles
 
 Features = tuple[jax.Array, ...]
@@ -162,7 +162,7 @@ class HeadMethod(Method, abc.ABC):
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
         """Of the projections only what may be drafted, and all in the base's dtype."""
         smaller = {name: base.draft_part(trainable[name]) for name in ("lm_head", "up") if name in trainable}
-        return jax.tree.map(lambda x: x.astype(base.dtype), trainable | smaller)
+        return for_products(trainable | smaller, base.dtype)
 
     # Training
 

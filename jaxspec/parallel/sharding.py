@@ -19,8 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.experimental.layout import Format, Layout
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxspec.config import MeshConfig
 from jaxspec.errors import UserError
@@ -136,15 +135,6 @@ def _specs(mesh: Mesh, tree: Any, whole: bool) -> Any:
     return jax.tree.map_with_path(spec, tree)
 
 
-def with_usual_layout(sharding: Sharding, dimensions: int) -> Sharding | Format:
-    """On TPUs, where weights go: their last dimension along the lanes, also where another one would fill them better.
-
-    Loops with branches take no other layout, and would copy such weights in every call.
-    """
-    on_tpu = all(device.platform == "tpu" for device in sharding.device_set)
-    return Format(Layout(tuple(range(dimensions))), sharding) if on_tpu else sharding
-
-
 def put_beside(params: Any, tree: Any) -> Any:
     """A tree, put on the mesh that the parameters lie on if there is one."""
     mesh = mesh_of(params)
@@ -161,12 +151,11 @@ def put(tree: Any, shardings: Any) -> Any:
     return jax.tree.map(_put, tree, shardings)
 
 
-def _put(x: Any, place: Sharding | Format) -> jax.Array:
-    sharding = place.sharding if isinstance(place, Format) else place
+def _put(x: Any, sharding: NamedSharding) -> jax.Array:
     if sharding.is_fully_addressable:
-        return jax.device_put(x, place)
+        return jax.device_put(x, sharding)
     x = np.asarray(x)
-    return jax.make_array_from_callback(x.shape, place, lambda index: x[index])
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 
 def put_batch(batch: Any, mesh: Mesh | None) -> Any:

@@ -25,7 +25,7 @@ from jaxspec.serving.metrics import Metrics
 from jaxspec.serving.protocol import ApiError, Asked, Prompt, parse
 from jaxspec.serving.replies import Choice, Replies
 from jaxspec.serving.request import Busy, Closed, Piece
-from jaxspec.weights.templates import with_variables
+from jaxspec.weights.templates import own_template, with_variables
 
 MOST_BYTES = 4 * 2**20  # of a body
 _PAGE = Path(__file__).parent / "page.html"
@@ -309,10 +309,11 @@ def chat_ids(engine: Engine, messages: list[dict[str, str]], variables: Mapping[
       UserError: the template refuses it.
     """
     tokenizer = engine.model.tokenizer
-    if not tokenizer.chat_template:
+    template = own_template(tokenizer)
+    if not template:
         return tokenizer.encode("\n\n".join(message["content"] for message in messages))
     try:
-        template = with_variables(tokenizer.get_chat_template(), variables)
+        template = with_variables(template, variables)
         return tokenizer.apply_chat_template(
             messages, chat_template=template, add_generation_prompt=True, return_dict=False
         )

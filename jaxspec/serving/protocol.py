@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxspec.config import SamplingConfig
 from jaxspec.errors import suggest
+from jaxspec.weights.templates import is_variable
 
 Prompt = str | list[int] | list[dict[str, str]]  # text, ids, or the messages of a chat
 
@@ -254,7 +255,7 @@ def _usage(fields: Fields, streams: bool) -> bool:
 def _template_variables(fields: Fields) -> dict[str, Any]:
     variables = fields.take("chat_template_kwargs", dict, "an object", {})
     for name in variables:
-        if not name.isidentifier():
+        if not is_variable(name):
             raise ApiError(400, f"{_shown(name)} names no variable of a template", "chat_template_kwargs")
     return variables
 

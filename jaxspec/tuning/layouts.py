@@ -15,7 +15,7 @@ from jaxspec.progress import Progress
 from jaxspec.weights import layouts
 from jaxspec.weights.load import Model
 
-ROWS = (1, 4, 8, 16, 32, 64)
+ROWS = (1, 4, 8, 16, 32, 48, 64)
 ROUNDS = 9
 _ENOUGH = 1 << 27  # bytes of kernels that no cache holds: they come from memory, as in a step
 _GAIN = 1.05  # less may be noise

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from jaxspec.errors import UserError
-from jaxspec.files import read_json, writable, write_json
-from jaxspec.machine import this_machine
+from jaxspec.files import locked, read_json, writable, write_json
+from jaxspec.machine import processor, this_machine
 
 FILE = Path(os.path.expanduser("~/.cache/jaxspec/layouts.json"))
 BLOCK = 64  # columns
@@ -52,8 +52,9 @@ def read_layouts(precision: str) -> Layouts:
 def write_layouts(precision: str, measured: Layouts) -> None:
     """Remember layouts beside those of other shapes. Raises UserError where they cannot be written."""
     writable(FILE.parent)
-    rows = {f"{shape[0]}x{shape[1]}": blocks for shape, blocks in (read_layouts(precision) | measured).items()}
-    write_json(FILE, _content() | {_circumstances(precision): rows})
+    with locked(FILE.with_suffix(".lock")):
+        rows = {f"{shape[0]}x{shape[1]}": blocks for shape, blocks in (read_layouts(precision) | measured).items()}
+        write_json(FILE, _content() | {_circumstances(precision): rows})
 
 
 def _content() -> dict[str, Any]:
@@ -64,13 +65,13 @@ def _content() -> dict[str, Any]:
 
 
 def _circumstances(precision: str) -> str:
-    here = this_machine() | {"jax": jax.__version__, "precision": precision}
+    here = this_machine() | {"processor": processor(), "jax": jax.__version__, "precision": precision}
     return ", ".join(f"{name} {value}" for name, value in here.items())
 
 
 def _parsed(shape: str, blocks: dict[str, int]) -> tuple[tuple[int, int], dict[int, int]]:
     """An entry of the file. Raises ValueError where a block does not divide the columns."""
     size, width = map(int, shape.split("x"))
-    if any(n and width % n for n in blocks.values()):
+    if any(n < 0 or (n and width % n) for n in blocks.values()):
         raise ValueError(f"{shape}: {blocks}")
     return (size, width), {int(rows): n for rows, n in blocks.items()}

@@ -29,7 +29,7 @@ from jaxspec.weights.hf import eos_tokens, load_directory, read_config, save_dir
 from jaxspec.weights.layouts import Layouts, block_for, read_layouts
 from jaxspec.weights.shapes import SHAPES
 from jaxspec.weights.sharing import is_sharing, join_shared, read_shared
-from jaxspec.weights.templates import check_template, chosen_template
+from jaxspec.weights.templates import check_template, chosen_template, own_template
 
 DEFAULT_MODEL = "smollm2-135m"
 WEIGHTS = ("float32", "bfloat16", "float16")
@@ -131,7 +131,7 @@ class Model:
         for turn in turns:
             if any("\ud800" <= letter <= "\udfff" for letter in turn):
                 raise UserError(f"prompt {turn[:40]!r}: not valid Unicode; give it in UTF-8")
-        own = self.tokenizer.chat_template
+        own = own_template(self.tokenizer)
         written = chosen_template(template, own) if template else own
         if chat and written:
             messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
@@ -236,7 +236,7 @@ def load_model(
         load = load_checkpoint if is_checkpoint(path) else load_directory
         weights, eos, tokenizer = load(path, weights_dtype(dtype), devices), eos_tokens(path), _load_tokenizer(path)
     if template:
-        tokenizer.chat_template = chosen_template(template, tokenizer.chat_template)
+        tokenizer.chat_template = chosen_template(template, own_template(tokenizer))
     return Model(name_or_path, *weights, eos, tokenizer, dtype == "exact")
 
 

@@ -21,7 +21,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
 from jaxspec.model.decoder import abstract_params, param_dtype
 from jaxspec.parallel.processes import host
-from jaxspec.parallel.sharding import put, tree_shardings, with_usual_layout
+from jaxspec.parallel.sharding import put, tree_shardings
 
 _SAMPLES = 64
 
@@ -159,7 +159,7 @@ def load_params(
             raise UserError(f"{tensor} has shape {shape}, the configuration needs {wanted}")
         array = array.T if stored_transposed(path) else array
         digests[path] = tensor_digest(array)
-        waiting[path] = np.ascontiguousarray(array, param_dtype(path, dtype))
+        waiting[path] = np.array(array, param_dtype(path, dtype), order="C")  # a copy: files may be mapped into memory
         waiting = join_qkv(config, waiting)
         for whole in [path for path in waiting if not _is_part(path)]:
             params[whole] = _placed(waiting.pop(whole), whole, mesh)
@@ -175,11 +175,14 @@ def _is_part(path: str) -> bool:
 
 
 def _placed(array: np.ndarray, path: str, mesh: Mesh | None) -> jax.Array:
-    """A parameter on its device or devices. Waits for the copy, until which the host would hold the array."""
+    """A parameter on its device, or on those of a mesh.
+
+    There it waits for the copy, until which the host would hold the array.
+    """
     if mesh is None:
         return jax.device_put(array)  # several times as fast as `jnp.asarray`
-    sharding = tree_shardings(mesh, {path: array})[path]
-    return jax.block_until_ready(put(array, with_usual_layout(sharding, array.ndim)))
+    tree = {path: array}
+    return jax.block_until_ready(put(tree, tree_shardings(mesh, tree))[path])
 
 
 def tensor_digest(array: np.ndarray | jax.Array) -> str:

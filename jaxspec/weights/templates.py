@@ -5,8 +5,11 @@ tokenizer's own with variables set, as in `enable_thinking=false`.
 from __future__ import annotations
 
 import json
+import keyword
 from collections.abc import Mapping
 from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from jaxspec.errors import UserError, suggest
 
@@ -81,12 +84,22 @@ def with_variables(template: str, variables: Mapping[str, Any]) -> str:
     return template
 
 
+def is_variable(name: str) -> bool:
+    """Whether a template can have a variable of that name."""
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def own_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Jinja of the tokenizer's chat template, of several the default one; None where it has none."""
+    return tokenizer.get_chat_template() if tokenizer.chat_template else None
+
+
 def _variables(text: str) -> dict[str, Any]:
     """Values are those of JSON, and what is none is text."""
     found = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
-        if not (name.isidentifier() and equals and value):
+        if not (is_variable(name) and equals and value):
             raise UserError(f"template {text!r}: write NAME=VALUE, several with commas between")
         try:
             found[name] = json.loads(value)

