@@ -281,7 +281,7 @@ def test_bitas_trees_decode_what_the_base_would(tiny, prompting, plan, sampling)
 @pytest.mark.parametrize("method", [method for method in DEFAULTS if method.probe_distances], ids=lambda m: m.name)
 def test_straightforward_decoding(tiny, method):
     """BiTA 3.2: only the root carries probes, and what is left of them drafts again."""
-    answers = check(untrained_drafter(method, tiny, straightforward(3)), make_prompts(8), GREEDY, 3, 4)
+    answers = check(untrained_drafter(method, tiny, straightforward(3)), make_prompts(16), GREEDY, 3, 4)
     assert_shorter_after_acceptances(answers)
 
 
