@@ -41,7 +41,7 @@ def default_block(rows: int, shape: tuple[int, int]) -> int:
 def read_layouts(precision: str) -> Layouts:
     """What was measured on a machine like this one, with this JAX, for bases of this precision.
 
-    Nothing where the file is damaged: decoding goes on with the default, and tune.py writes the file anew.
+    Nothing where the file is damaged: decoding continues with the default, and tune.py writes the file anew.
     """
     try:
         return dict(_parsed(*row) for row in _content().get(_circumstances(precision), {}).items())
