@@ -6,10 +6,10 @@ What a source that depends on the text alone offers at a position does not depen
 pass over an answer says what all sources offer everywhere, and which of it would have been right is known: it is the
 answer.
 
-Some things depend on the way. Probes are recorded as if every token had all of its own, and a replay takes away those
-that its drafts would not have had. Token Recycling and Jacobi decoding also learn from refused candidates, and a
-recording has none: their replay is too low. Lookahead's window moves once per step, in a recording once per token: its
-replay is too high.
+Some things depend on the way. Probes are recorded as if every token had all of its own, and a replay takes those that
+the newest token would have had, its own or borrowed ones. Token Recycling and Jacobi decoding also learn from refused
+candidates, and a recording has none: their replay is too low. Lookahead's window moves once per step, in a recording
+once per token: its replay is too high.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ class _State:
 
     Attributes:
       at: [B] int32, place in the answer of the newest token.
-      probed: [B] int32, distances that it had probes for.
+      probed: [B, M] int32, behind which token the probes of each distance stood that it has: so many places before the
+        newest one, as nodes may borrow those of their parents; -1 where it has none.
       pace: of the rows.
       trees: the fixed tree that is filled next; empty where drafts are chosen per step.
       steps: [B] int32.
@@ -139,24 +140,23 @@ def _replay_batch(
     shape: StaticTree | Best, offers: list[Offer], answers: jax.Array, ends: jax.Array, probing: int | None
 ) -> _State:
     B, rows = len(answers), jnp.arange(len(answers))
+    M = 0 if probing is None else offers[probing].tokens.shape[2]
     costs = jnp.ones(1) if shape.costs is None else shape.costs
 
     def step(state: _State) -> _State:
         active = state.at < ends
         here = [jax.tree.map(lambda x: x[rows, state.at], offer) for offer in offers]
         if probing is not None:
-            there = jnp.arange(here[probing].tokens.shape[1])[:, None] < state.probed[:, None, None]
-            here[probing] = here[probing].replace(known=here[probing].known & there)
+            here[probing] = _of_probes(offers[probing], state)
         draft = shape.draft(state.trees, answers[rows, state.at], here, state.pace)
         following = jnp.take_along_axis(answers, state.at[:, None] + 1 + draft.tree.depth, axis=1)
         accepted = follow(draft, following)
         size = jnp.int32(0) if draft.size is None else jnp.max(jnp.where(active, draft.size, 0))
-        probes = jnp.take_along_axis(draft.tree.probe_of, accepted.node[:, None, None], axis=1)[:, 0]
         at = jnp.where(active, state.at + accepted.length + 1, state.at)
         tried, right = _outcomes(draft, following, active, len(offers))
         return _State(
             at=at,
-            probed=jnp.sum(probes >= 0, axis=1),
+            probed=_places_before(draft.tree, accepted.node)[:, :M],
             pace=state.pace.after(accepted.length + 1, costs[size], at < ends),
             trees=shape.follow(draft, accepted.node),
             steps=state.steps + active,
@@ -167,8 +167,25 @@ def _replay_batch(
 
     zero, counts = jnp.zeros(B, jnp.int32), jnp.zeros((len(offers), _BINS), jnp.int32)
     pace, trees = Pace.begin(zero < ends, jnp.min(costs)), shape.begin(B)
-    state = _State(zero, zero, pace, trees, zero, jnp.float32(0), counts, counts)
+    state = _State(zero, jnp.full((B, M), -1), pace, trees, zero, jnp.float32(0), counts, counts)
     return lax.while_loop(lambda state: jnp.any(state.at < ends), step, state)
+
+
+def _places_before(tree: Tree, node: jax.Array) -> jax.Array:
+    """How far above a node [B] the owner of each of its probes is, [B, M]; -1 where it has none."""
+    rows = jnp.arange(len(node))
+    probes = tree.probe_of[rows, node]
+    owners = jnp.take_along_axis(tree.probe_owner, jnp.maximum(probes, 0), axis=1)
+    return jnp.where(probes < 0, -1, tree.depth[rows, node][:, None] - tree.depth[rows[:, None], owners])
+
+
+def _of_probes(offer: Offer, state: _State) -> Offer:
+    """What the newest token's probes offer, [B, M, W] of [B, T, M, W]: one of n places before, what is n further."""
+    before = jnp.maximum(state.probed, 0)
+    B, M = before.shape
+    index = (jnp.arange(B)[:, None], state.at[:, None] - before, jnp.arange(M) + before)
+    here = jax.tree.map(lambda x: x[index], offer)
+    return here.replace(known=here.known & (state.probed >= 0)[..., None])
 
 
 def _outcomes(draft: Draft, following: jax.Array, active: jax.Array, sources: int) -> tuple[jax.Array, jax.Array]:

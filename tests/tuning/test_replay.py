@@ -54,13 +54,12 @@ def test_heads_that_expand_a_tree_are_recorded_with_it(tiny):
     "method", [pytest.param(Medusa(heads=3), marks=pytest.mark.slow), PPD()], ids=["heads", "probes"]
 )
 def test_a_fixed_tree_is_replayed_too(tiny, method):
-    """One tree, or with probes a stack of them that follow each other."""
+    """One tree, or with probes a stack of them that follow each other, whose nodes borrow their root's."""
     model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(6)
     plain = generate(autoregressive(model), prompts, 40)
     texts = [(prompt, answer.tokens) for prompt, answer in zip(prompts, plain, strict=True)]
     paths = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)]
     drafter = union([method], model, 8).with_tree(paths if not method.probe_distances else straightforward(2))
     replayed = replay(record(drafter, texts, batch_size=4), drafter)
-    live = np.array([answer.steps for answer in generate(drafter, prompts, 40)])
-    assert np.abs(replayed.steps - live).max() <= 1 and abs(replayed.steps.sum() - live.sum()) <= 3
+    assert replayed.steps.tolist() == [answer.steps for answer in generate(drafter, prompts, 40)]
     assert replayed.steps.sum() < replayed.tokens.sum() and not replayed.tried.any()
