@@ -53,6 +53,14 @@ class Diverged(UserError):
     """The loss or the gradient of a run is no longer finite."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Drafts:
+    """The run's draft tree for measured accuracies, and what a replay of the held-out answers makes of it."""
+
+    plan: TreePlan
+    tokens_per_step: float
+
+
 class Trainer:
     """One run in one folder: log.jsonl, checkpoints/, best/, and at the end the adapter and training.png.
 
@@ -109,7 +117,7 @@ class Trainer:
         """Open what the folder holds of this run so far."""
         self._checkpoints = Checkpoints(self.output / "checkpoints", self.config.train.keep)
         best = self.output / BEST / "adapter.json"
-        self._best = read_json(best)["score"] if best.exists() else -1.0
+        self._best = read_json(best)["tokens_per_step"] if best.exists() else -1.0
         check_alike(json.dumps([self._best, self._checkpoints.latest]).encode(), f"what {self.output} holds")
         self._log = RunLog(self.output, self.config.train.tensorboard, self._checkpoints.latest)
 
@@ -174,12 +182,12 @@ class Trainer:
         method, trainable, answers = self.config.method, state.best(self.config.train), self._held_out[:_QUICK]
         stop = functools.partial(self._stop_if_asked, step, state)
         accuracy = evaluate(method, trainable, self.base, answers, stop)
-        row = self._row(step, answers, accuracy)
+        drafts = self._drafts(accuracy)
+        row = self._row(step, answers, accuracy, drafts)
         self._log.write(row)
-        score = float(accuracy.top(1).mean())
-        if score > self._best and not method.replaces_base:
-            self._best, new = score, self.output / f".{BEST}.tmp"
-            info = self._provenance(step, accuracy) | {"score": score, "step": step}
+        if drafts.tokens_per_step > self._best and not method.replaces_base:
+            self._best, new = drafts.tokens_per_step, self.output / f".{BEST}.tmp"
+            info = self._provenance(step, accuracy, drafts) | {"step": step}
             self._save(new, self._adapter(method, trainable, self.model), info)
             as_leader(functools.partial(swap_folder, new, self.output / BEST))
         return f"step {step}, held-out top-1 {row['top1']}, tokens per step {row['tokens_per_step']}"
@@ -196,8 +204,9 @@ class Trainer:
         answers = self._held_out[: self.config.train.eval_answers or None]
         with Progress("evaluation", len(answers), "answers") as progress:
             accuracy = evaluate(method, weights, base, answers, functools.partial(self._show, progress))
-        self._log.write(self._row(steps, answers, accuracy))
-        info = self._provenance(steps, accuracy)
+        drafts = self._drafts(accuracy)
+        self._log.write(self._row(steps, answers, accuracy, drafts))
+        info = self._provenance(steps, accuracy, drafts)
         if own is not self.model:
             info |= self._perplexities(own)
         if model is not self.model:
@@ -240,21 +249,18 @@ class Trainer:
         save_adapter(folder, adapter, self.config.train.adapter_dtype)
         return adapter
 
-    def _tree(self, accuracy: Accuracy) -> TreePlan:
-        """The run's draft tree for measured accuracies."""
+    def _drafts(self, accuracy: Accuracy) -> _Drafts:
+        """What an adapter of measured accuracies drafts."""
         known = np.maximum(accuracy.by_rank, 1e-6).tolist()  # a drafter that is never right has a tree too
-        return method_plan(self.config.method, self.config.shapes.num_layers, self.config.tree, known)
+        plan = method_plan(self.config.method, self.config.shapes.num_layers, self.config.tree, known)
+        return _Drafts(plan, round(replayed(plan, accuracy.ranks), 3))
 
-    def _tokens_per_step(self, accuracy: Accuracy) -> float:
-        """What the run's tree makes of the held-out answers, by replay."""
-        return round(replayed(self._tree(accuracy), accuracy.ranks), 3)
-
-    def _row(self, step: int, answers: list[Answer], accuracy: Accuracy) -> dict[str, Any]:
+    def _row(self, step: int, answers: list[Answer], accuracy: Accuracy, drafts: _Drafts) -> dict[str, Any]:
         """An evaluation, for the log."""
         tops = {f"top{k}": np.round(accuracy.top(k), 4).tolist() for k in (1, 5, 10)}
-        return {"step": step, "held_out": len(answers), "tokens_per_step": self._tokens_per_step(accuracy)} | tops
+        return {"step": step, "held_out": len(answers), "tokens_per_step": drafts.tokens_per_step} | tops
 
-    def _provenance(self, step: int, accuracy: Accuracy) -> dict[str, Any]:
+    def _provenance(self, step: int, accuracy: Accuracy, drafts: _Drafts) -> dict[str, Any]:
         """What adapter.json says about where an adapter after `step` updates comes from."""
         run, config, answers = self._identity, self.config, self._data.given
         size = {
@@ -264,8 +270,8 @@ class Trainer:
         }
         return {
             "base": run["model"],
-            "tree": plan_to_json(self._tree(accuracy)),
-            "tokens_per_step": self._tokens_per_step(accuracy),
+            "tree": plan_to_json(drafts.plan),
+            "tokens_per_step": drafts.tokens_per_step,
             "draft_vocabulary": config.draft_vocabulary,
             "training": run["train"],
             "data": run["data"] | size,
