@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from jaxspec.drafting.draft import Drafting, Offer, PyTree
 from jaxspec.drafting.levels import Parents, offer_levels
-from jaxspec.drafting.method import Batch, Method, Seen, check_choices
+from jaxspec.drafting.method import Batch, Method, Seen, check_choices, check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.heads import beside, init_beside, root_mean_square
 from jaxspec.methods.losses import check_decay, targets
@@ -86,12 +86,7 @@ class Eagle(Method):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reads", tuple(self.reads))  # a list, where the settings come from JSON
-        for setting in ("depth", "unroll"):
-            if getattr(self, setting) < 1:
-                raise UserError(f"eagle: {setting} must be at least 1, got {getattr(self, setting)}")
-        for setting in ("vocabulary", "features", "top_k"):
-            if getattr(self, setting) < 0:
-                raise UserError(f"eagle: {setting} must not be negative, got {getattr(self, setting)}")
+        check_least(self, depth=1, unroll=1, vocabulary=0, features=0, top_k=0)
         if list(self.reads) != sorted(set(self.reads)):
             raise UserError(f"eagle: reads must be different and in ascending order, got {list(self.reads)}")
         if not 0 <= self.confidence < 1:

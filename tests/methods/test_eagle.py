@@ -204,9 +204,9 @@ def test_settings_that_make_no_sense(tiny, tmp_path):
     for settings, message in [
         ({"depth": 0}, "depth must be at least 1, got 0"),
         ({"unroll": 0}, "unroll must be at least 1, got 0"),
-        ({"vocabulary": -1}, "vocabulary must not be negative, got -1"),
-        ({"features": -0.5}, "features must not be negative, got -0.5"),
-        ({"top_k": -1}, "top_k must not be negative, got -1"),
+        ({"vocabulary": -1}, "vocabulary must be at least 0, got -1"),
+        ({"features": -0.5}, "features must be at least 0, got -0.5"),
+        ({"top_k": -1}, "top_k must be at least 0, got -1"),
         ({"reads": (2, 1)}, r"reads must be different and in ascending order, got \[2, 1\]"),
         ({"decay": 0}, "decay must be above 0"),
         ({"confidence": 1}, "confidence must be at least 0 and below 1, got 1"),
