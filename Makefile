@@ -26,7 +26,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 
-# The slower checks: the embedded model end to end, parity with PyTorch, and programs compiled for TPUs. The TPU's compiler,
+# The slower checks: the default model end to end, parity with PyTorch, and programs compiled for TPUs. The TPU's compiler,
 # the one that belongs to this JAX, lies apart: installed beside JAX it would make every start look for a TPU. Several
 # tests may compile at a time.
 LIBTPU = $$($(BIN)/python -c 'from importlib.metadata import requires as r; \

@@ -1,4 +1,4 @@
-"""Amphista (2024) with the settings of section 4.1, and for the embedded model.
+"""Amphista (2024) with the settings of section 4.1, and for the default model.
 
 The paper trains for four epochs (for ours see `training/sources.py`) at 1e-3 with Hugging Face's trainer, which by
 default clips at 1, and drafts Medusa's tree (A.1). Batch, warm-up and length are not published: the length is that of

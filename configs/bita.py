@@ -1,4 +1,4 @@
-"""BiTA (Lin et al., 2024) with the settings of section 4.1, and for the embedded model.
+"""BiTA (Lin et al., 2024) with the settings of section 4.1, and for the default model.
 
 About 150,000 questions from the five sets of Table 5, each asked under the two templates of Table 6, make about 300,000
 answers. LIMA is GAIR's gated set in a form that is open; its second questions are asked behind the first ones' answers.

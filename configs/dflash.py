@@ -1,4 +1,4 @@
-"""DFlash (2026) by its paper's recipe, and for the embedded model.
+"""DFlash (2026) by its paper's recipe, and for the default model.
 
 The paper trains for six epochs on about 800,000 answers that the base writes itself, 512 blocks in each. Which prompts,
 and how many answers a batch holds, we have not been able to check: the prompts are those that EAGLE-3 names, the batch

@@ -1,6 +1,6 @@
 """Draft models (Leviathan et al., 2023): a smaller base, made of some layers of the base or of shapes of its own.
 
-`draft_smollm2` keeps three layers of the embedded model and distils them on its own answers (as DistillSpec, Zhou et
+`draft_smollm2` keeps three layers of the default model and distils them on its own answers (as DistillSpec, Zhou et
 al., 2023, does with whole models). The other two have the shapes that the PPD thesis (6.4.2) and common practice pair;
 trained, their draft models begin from random weights. Published draft models need no training: `--draft-model NAME`.
 """
@@ -11,8 +11,8 @@ from jaxspec.training.run_config import RunConfig
 from jaxspec.weights.shapes import LLAMA2_7B, LLAMA_68M
 
 RUNS: dict[str, RunConfig] = {
-    # Layers from both ends and the middle: the first ones make of embeddings what all the others work on, the last one
-    # speaks the language of the vocabulary projection. In int8 they take about 11 MB.
+    # Layers from both ends: the first ones make of embeddings what all the others work on, the last one speaks the
+    # language of the vocabulary projection. In int8 they take about 11 MB.
     "draft_smollm2": RunConfig(
         model="smollm2-135m",
         method=DraftModel(layers=(0, 1, 29), length=5),

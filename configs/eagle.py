@@ -1,4 +1,4 @@
-"""EAGLE-3 (Li et al., 2025), as its released script trains it, and for the embedded model.
+"""EAGLE-3 (Li et al., 2025), as its released script trains it, and for the default model.
 
 It learns from answers that the base gives itself to the conversations of ShareGPT and UltraChat (for ours see
 `training/sources.py`). The script is set to 40 epochs, and its schedule ends after 800,000 updates, which are 24 epochs

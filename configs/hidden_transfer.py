@@ -1,4 +1,4 @@
-"""Hidden Transfer (Wu et al., 2024) with the paper's settings as far as they are published, and for the embedded model.
+"""Hidden Transfer (Wu et al., 2024) with the paper's settings as far as they are published, and for the default model.
 
 Maps are trained as in 3.3: at every position of prompt and answer, where pseudo states see real ones. The direction of
 its divergence is open (see `HiddenTransfer`); it is the default. Section 4.2 makes one epoch of ShareGPT, here one per

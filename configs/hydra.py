@@ -1,4 +1,4 @@
-"""Hydra++ (Ankner et al., 2024), as its released script trains it, and for the embedded model.
+"""Hydra++ (Ankner et al., 2024), as its released script trains it, and for the default model.
 
 The script (README) trains for ten epochs (for ours see `training/sources.py`), down to 0.33 of the highest rate;
 clipping at 1 is its trainer's default, of the sum of the heads' losses; here it is their mean. The later blocks of a

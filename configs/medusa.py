@@ -1,4 +1,4 @@
-"""Medusa-1 (Cai et al., 2024), as its released script trains it, and for the embedded model.
+"""Medusa-1 (Cai et al., 2024), as its released script trains it, and for the default model.
 
 The script (README, `train_legacy.py`) trains three heads for two epochs (for ours see `training/sources.py`), with
 warm-up over a tenth of the updates; clipping at 1 is the default of its trainer. It adds up the heads' losses, all

@@ -1,4 +1,4 @@
-"""PPD (Chen, 2024) with the settings of the thesis (section 6.1.2), and for the embedded model.
+"""PPD (Chen, 2024) with the settings of the thesis (section 6.1.2), and for the default model.
 
 Prompt tokens learn the distributions of the base along its own text (4.3.2). The released code cuts each conversation
 of ShareGPT at one random place within an answer and lets the base go on from there for a few tokens. Here the base

@@ -1,4 +1,4 @@
-"""SPACE (Yi et al., 2024): full fine-tuning as in the paper (4.1, A.1), and for the embedded model.
+"""SPACE (Yi et al., 2024): full fine-tuning as in the paper (4.1, A.1), and for the default model.
 
 Two epochs of the six sets of Table 3, whose numbers add up to 166,999 answers (section 4.1 says 166,993). Five are on
 the hub. Oaast-SFT is there in no form that can be read: the paper's is `oaast_sft.json` of LLaMA-Factory, with columns

@@ -1,1 +1,1 @@
-"""The papers' tables on the embedded model."""
+"""The papers' tables on the default model."""

@@ -38,10 +38,10 @@ class Entry:
 
 
 def find_entry(word: str, rate: float | None = None) -> Entry:
-    """What a command line names: a method, a config of one for the embedded model, or `FILE.py:CLASS`.
+    """What a command line names: a method, a config of one for the default model, or `FILE.py:CLASS`.
 
     Args:
-      word: the name. A method has the settings of its first config for the embedded model, where there is one.
+      word: the name. A method has the settings of its first config for the default model, where there is one.
       rate: the middle one of the learning rates to try; default the config's.
 
     Raises:

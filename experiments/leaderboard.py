@@ -40,7 +40,7 @@ class Enter:
     """Train a method under the leaderboard's terms, score it, write its row and the page. Resumes where it stopped.
 
     Attributes:
-      entry: a method, a config of one for the embedded model, or FILE.py:CLASS.
+      entry: a method, a config of one for the default model, or FILE.py:CLASS.
       name: of the row; default the method's.
       learning_rate: the middle one of three to try; default the config's, 0.001 without one.
       multiple: how many times the usual updates.

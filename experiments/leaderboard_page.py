@@ -34,7 +34,7 @@ python -m experiments.leaderboard enter path/to/file.py:Class
 ```
 
 The class is a method as in [Adding a method](adding-a-method.md). The name of a method of this project (`medusa`), or
-of a config for the embedded model (`space_smollm2_lora`), stands for that. The command makes the answers that are
+of a config for the default model (`space_smollm2_lora`), stands for that. The command makes the answers that are
 missing, trains, scores, and writes the row and this page. If it is stopped, the same command resumes it.
 CONTRIBUTING.md says how to send a row in.
 

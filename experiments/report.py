@@ -212,7 +212,7 @@ def write_report(results: Results, folder: Path) -> Path:
     """Write ablations.md and its plots into a folder. Returns the page."""
     sections, missing = sections_of(results), ", ".join(f"`{name}`" for name in not_run(results))
     parts = [introduction(results["setting"], spreads(results["trainings"].get(SEEDS, {})))]
-    parts += [f"Not run yet, or without what verdicts need: {missing}."] if missing else []
+    parts += [f"Not judged, since they were not run or recorded no intervals: {missing}."] if missing else []
     parts += ["## Which conclusions hold on this base", verdicts_table(sections), "## Tables"]
     parts += [section.markdown() for section in sections]
     pictures = plot_ablations(results, folder)

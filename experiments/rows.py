@@ -35,7 +35,7 @@ from jaxspec.tuning.memory import forget_peak, peak_memory
 from jaxspec.weights.load import DEFAULT_MODEL, Model
 
 _RATES = (1 / 3, 1.0, 3.0)  # times the middle one
-_LONGEST = 192  # tokens of a prompt: the embedded model needs no more for any of them
+_LONGEST = 192  # tokens of a prompt: the default model needs no more for any of them
 _TRIAL = 10  # a trial of a learning rate has so many times fewer updates
 
 

@@ -1,4 +1,4 @@
-"""The embedded model end to end. Slow: run by `make slow`."""
+"""The default model end to end. Slow: run by `make slow`."""
 
 import json
 from pathlib import Path

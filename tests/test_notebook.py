@@ -30,7 +30,7 @@ def run_line(line, names):
 @pytest.mark.slow
 @pytest.mark.optimized
 def test_every_cell_runs(tmp_path):
-    """On the embedded model, in a folder of its own; what clones and installs is left out."""
+    """On the default model, in a folder of its own; what clones and installs is left out."""
     assert all(said in NOTEBOOK.read_text() for said in SHORTER)
     names, printed = {}, ""
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:

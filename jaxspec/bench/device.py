@@ -1,6 +1,6 @@
 """What an accelerator can do, measured in one go: the most valuable figures first, each written as soon as it is known.
 
-1. decode  the embedded model with drafters and trees of several sizes, beside autoregressive decoding
+1. decode  the default model with drafters and trees of several sizes, beside autoregressive decoding
 2. step    random weights of larger shapes: a step's time by rows and batch, beside that of reading the weights
 3. train   updates of methods with probes on the largest of those shapes
 

@@ -71,7 +71,7 @@ def check(options: Options) -> None:
     if options.port > 65535:
         raise UserError(f"port must be at most 65535, got {options.port}")
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
-        raise UserError(f"the server needs {', '.join(missing)}; install with: pip install 'jaxspec[serve]'")
+        raise UserError(f"the server needs {', '.join(missing)}; in a clone, install with: pip install -e '.[serve]'")
 
 
 def serve(options: Options) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxspec.drafting.draft import Drafting, Offer, knowing_noise
 from jaxspec.methods.lookup import LookupMethod, by_match
 
-# The chance that a looked up token is right, by how many tokens match before it: of the embedded model's answers.
+# The chance that a looked up token is right, by how many tokens match before it: of the default model's answers.
 _CHANCES = np.array([0.26, 0.58, 0.6, 0.68, 0.69, 0.73, 0.83, 0.86, 0.88, 0.89, 0.9, 0.91, 0.92, 0.93])
 
 

@@ -24,7 +24,7 @@ SEPARATOR = -1  # stands around every text of a datastore, and is no token
 _NOTHING = -2  # before the first token of the text at hand: it is nowhere in a datastore
 
 # What k continuations are weighed against for what is none of them, by how many tokens match, as a multiple of sqrt(k):
-# one alone is right with a chance of 1 / (1 + this). Fitted to the embedded model's answers.
+# one alone is right with a chance of 1 / (1 + this). Fitted to the default model's answers.
 _UNSEEN = np.array([4.7, 3.5, 2.2, 2.2, 1.7, 1.2, 1.0, 0.7, 0.5, 0.45, 0.4, 0.4, 0.4, 0.35, 0.3, 0.2])
 
 

@@ -19,7 +19,7 @@ from jaxspec.drafting.method import check_least
 from jaxspec.methods.lookup import LookupMethod, by_match, join
 
 # What all occurrences are weighed against, for what followed none of them, by how many tokens match: one alone is right
-# with a chance of 1 / (1 + this). Fitted to the embedded model's answers.
+# with a chance of 1 / (1 + this). Fitted to the default model's answers.
 _UNSEEN = np.array([3.3, 0.65, 0.7, 0.5, 0.27, 0.34, 0.18, 0.16, 0.2, 0.17, 0.12])
 
 

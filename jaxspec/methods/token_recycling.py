@@ -19,7 +19,7 @@ from jaxspec.drafting.method import Calibration, Seen, check_least
 from jaxspec.methods.untrained import UntrainedMethod
 from jaxspec.model.base import Base
 
-# The chance that the successor of each rank is right. Measured on the embedded model's answers.
+# The chance that the successor of each rank is right. Measured on the default model's answers.
 _CHANCES = np.array([0.5, 0.105, 0.052, 0.03, 0.026, 0.015, 0.012, 0.01])
 
 
@@ -32,7 +32,7 @@ class TokenRecycling(UntrainedMethod):
     """
 
     name: ClassVar[str] = "token_recycling"
-    # By distance: greedy, and at temperature 0.8. Fitted to the embedded model's answers.
+    # By distance: greedy, and at temperature 0.8. Fitted to the default model's answers.
     calibration: ClassVar[Mapping[str, Calibration]] = {
         "greedy": [[0.93, -0.15], [1.06, 0.13], [1.21, 0.35], [1.32, 0.51], [1.45, 0.65], [1.48, 0.73]],
         "sampled": [[0.35, -0.96], [0.37, -0.78], [0.34, -0.72], [0.34, -0.66], [0.31, -0.64], [0.39, -0.44]],

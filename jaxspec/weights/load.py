@@ -151,7 +151,7 @@ def embedded_model_path() -> Path:
     spec = importlib.util.find_spec(package)
     path = Path(spec.submodule_search_locations[0]) / file if spec else None
     if path is None or not path.exists():
-        raise UserError(f"the embedded model {DEFAULT_MODEL} is not installed; install it with: {command}")
+        raise UserError(f"the default model {DEFAULT_MODEL} is not installed; install it with: {command}")
     return path
 
 
