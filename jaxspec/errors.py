@@ -22,7 +22,7 @@ def check_at_least(settings: object, least: Mapping[str, float]) -> None:
     for name, value in least.items():
         given = operator.attrgetter(name)(settings)
         smallest = min(given) if isinstance(given, tuple) else given
-        if smallest < value:
+        if not smallest >= value:  # nor is NaN
             raise UserError(f"{name.replace('_', '-')} must be at least {value}, got {smallest}")
 
 

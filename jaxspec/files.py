@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,15 @@ def restore_folder(folder: Path) -> None:
 
 def _aside(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
+
+
+def user_cache(*parts: str) -> Path:
+    """A path in jaxspec's part of the user's cache, which is among temporary files where there is no home."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        home = Path(tempfile.gettempdir())
+    return home.joinpath(".cache", "jaxspec", *parts)
 
 
 def shipped_folder(name: str) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.errors import UserError
-from jaxspec.files import alone_in, check_writable, known_as, locked, restore_folder, swap_folder
+from jaxspec.files import alone_in, check_writable, known_as, locked, restore_folder, swap_folder, user_cache
 
 
 def make(folder, content):
@@ -22,6 +22,15 @@ def test_what_is_kept_names_no_folders(tmp_path, monkeypatch):
         assert known_as(name) == "model"
     for name in ("", "owner/name", "smollm2-135m"):
         assert known_as(name) == name
+
+
+def test_without_a_home_the_cache_is_among_temporary_files(tmp_path, monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert user_cache("unions", "ppd") == tmp_path / ".cache" / "jaxspec" / "unions" / "ppd"
 
 
 @pytest.mark.parametrize("renames", [0, 1, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 import re
@@ -13,6 +14,7 @@ from typing import Any
 from jaxspec.bench.questions import Question
 from jaxspec.decoding.divergence import Divergence
 from jaxspec.decoding.generate import Generation
+from jaxspec.errors import UserError
 from jaxspec.files import read_whole_lines, write_atomically
 
 Row = dict[str, Any]
@@ -39,6 +41,9 @@ class Answers:
 
     def __init__(self, folder: Path, ways: Sequence[str]):
         self._folder, self._ways = folder, ways
+        names = collections.Counter(self.file(way, 0).name for way in ways)
+        if alike := [name for name, count in names.items() if count > 1]:
+            raise UserError(f"several runs would write {alike[0]}: give them names that differ in letters or digits")
 
     def file(self, way: str, run: int) -> Path:
         """Where the answers of one way and run are."""

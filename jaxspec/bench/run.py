@@ -153,6 +153,6 @@ def _perplexity(benchmark: Benchmark, talks: Talks) -> float:
     for question in benchmark.questions:
         for turns in talks[question.data, question.id]:
             said = [text for pair in zip(question.turns, turns, strict=True) for text in pair]
-            answer = model.tokenizer.encode(said.pop(), add_special_tokens=False)
+            answer = model.encode_plain(said.pop())
             spoken.append(Answer(model.encode(said, benchmark.config.chat), answer))
     return perplexity(answer_entropies(model.base, spoken))

@@ -65,7 +65,7 @@ def read_texts(options: Options, model: Model) -> Iterator[list[int]]:
         for number, row in read_jsonl(Path(options.answers)):
             yield from texts_of(f"{options.answers}:{number}", row, options.column, model)
     if options.text:
-        yield encode(read_text(Path(options.text)), model)
+        yield model.encode_plain(read_text(Path(options.text)))
 
 
 def texts_of(where: str, row: dict[str, Any], column: str, model: Model) -> Iterator[list[int]]:
@@ -77,16 +77,11 @@ def texts_of(where: str, row: dict[str, Any], column: str, model: Model) -> Iter
             raise UserError(f"{where}: {column}_tokens are no tokens of a vocabulary of {model.config.vocab_size}")
         yield tokens
     elif isinstance(row.get(column), str):
-        yield encode(row[column], model)
+        yield model.encode_plain(row[column])
     elif "choices" in row:
         try:
-            yield from [encode(turn, model) for choice in row["choices"] for turn in choice["turns"]]
+            yield from [model.encode_plain(turn) for choice in row["choices"] for turn in choice["turns"]]
         except (KeyError, TypeError, ValueError):
             raise UserError(f"{where}: choices without turns of text") from None
     else:
         raise UserError(f"{where}: no text in column {column!r}; columns: {', '.join(row)}")
-
-
-def encode(text: str, model: Model) -> list[int]:
-    """Token ids of a text without special tokens, of any length."""
-    return model.tokenizer.encode(text, add_special_tokens=False, verbose=False)

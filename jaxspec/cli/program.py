@@ -8,12 +8,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 
 from jaxspec.errors import UserError, first_line
+from jaxspec.files import user_cache
 
 # Found in what is raised when another process has gone, whatever carries the messages
 _LOST = ("Gloo", "coordination service", "Connection", "heartbeat", "UNAVAILABLE", "DEADLINE_EXCEEDED")
@@ -57,7 +57,7 @@ def run_main(main: Callable[[list[str]], None]) -> None:
 def enable_compilation_cache() -> None:
     """Keep compiled programs on disk, so that the second start is fast. JAX's own environment variables override it."""
     settings = {
-        "compilation_cache_dir": str(Path.home() / ".cache" / "jaxspec" / "xla"),
+        "compilation_cache_dir": str(user_cache("xla")),
         "persistent_cache_min_compile_time_secs": 0.5,
     }
     for name, value in settings.items():

@@ -15,6 +15,7 @@ import numpy as np
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.job import bucket
 from jaxspec.drafting.sampling import Sampler, make_sampler
+from jaxspec.model.attention import causal_context
 from jaxspec.model.base import Base
 from jaxspec.weights.load import Model
 
@@ -79,6 +80,7 @@ def first_divergence(
 @jax.jit
 def _scores(base: Base, sampler: Sampler, tokens: jax.Array, length: jax.Array, seed: jax.Array) -> jax.Array:
     """[V]: what decides the token behind the first `length` tokens of [1, T]."""
-    logits = base.decoder.apply({"params": base.params}, tokens)[:, length - 1]
+    hidden, _ = base.rows(base.embed(tokens), causal_context(*tokens.shape))
+    logits = base.logits(hidden[:, length - 1])
     noise = sampler.noise(seed[None], length[None, None], jnp.arange(base.vocab_size))[:, 0]
     return (sampler.filtered(logits) + noise)[0]

@@ -87,7 +87,10 @@ def parse_budget(tree: object, sources: Sequence[Source]) -> Budget | None:
     """
     usual = max(source.method.usual_rows for source in sources)
     if tree is None and (usual or len(sources) > 1):
-        return Budget(max(usual, 8, smallest_draft(sources)))
+        rows = max(usual, 8, smallest_draft(sources))
+        if rows > _MOST_ROWS:
+            raise UserError(f"a draft of {rows} rows is larger than the largest, {_MOST_ROWS}: choose smaller settings")
+        return Budget(rows)
     if not isinstance(tree, str) or not tree.startswith("best:"):
         return None
     parts = tree.removeprefix("best:").split(",")

@@ -17,7 +17,7 @@ from jaxspec.drafting.source import Source
 from jaxspec.drafting.tree import Path as TreePath
 from jaxspec.drafting.tree import TreePlan, from_paths
 from jaxspec.errors import UserError, suggest
-from jaxspec.files import read_json, shipped_folder
+from jaxspec.files import read_json, shipped_folder, user_cache
 from jaxspec.machine import this_machine
 from jaxspec.methods.amphista import Amphista
 from jaxspec.methods.bita import BiTA
@@ -280,7 +280,7 @@ def choice_folder(drafter: Drafter) -> Path | None:
     """Where tune.py keeps its choices: beside the one adapter, else in the user's cache."""
     if _keeps_beside_adapter(drafter):
         return drafter.source.adapter.folder
-    return Path.home() / ".cache" / "jaxspec" / "unions" / choice_name(drafter)
+    return user_cache("unions", choice_name(drafter))
 
 
 def _keeps_beside_adapter(drafter: Drafter) -> bool:

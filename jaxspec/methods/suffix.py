@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.drafting.draft import Drafting, Offer, knowing_noise
-from jaxspec.drafting.method import check_least
+from jaxspec.errors import UserError
 from jaxspec.methods.lookup import LookupMethod, by_match, join
 
 # What all occurrences are weighed against, for what followed none of them, by how many tokens match: one alone is right
 # with a chance of 1 / (1 + this). Fitted to the default model's answers.
 _UNSEEN = np.array([3.3, 0.65, 0.7, 0.5, 0.27, 0.34, 0.18, 0.16, 0.2, 0.17, 0.12])
+_MOST = 100  # occurrences, every two of which are compared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,10 @@ class Suffix(LookupMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, occurrences=1)
+        if not 1 <= self.occurrences <= _MOST:
+            raise UserError(f"suffix: occurrences must be between 1 and {_MOST}, got {self.occurrences}")
+        if not 0 < self.fading <= 1:
+            raise UserError(f"suffix: fading must be above 0 and at most 1, got {self.fading}")
 
     def offer(self, drafting: Drafting, text: jax.Array) -> Offer:
         """What followed the occurrences, as a tree: paths that begin alike are one."""

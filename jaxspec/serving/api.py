@@ -179,7 +179,7 @@ class Api:
                         prompt_logprobs=asked.logprobs is not None and asked.echo,
                     )
                     choices.append(Choice(answer, text))
-        except Exception as error:
+        except BaseException as error:  # a request that is cancelled, too
             for choice in choices:
                 choice.answer.cancel()
             if isinstance(error, Busy):

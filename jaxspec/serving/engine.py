@@ -124,8 +124,7 @@ class Engine:
     @property
     def full(self) -> bool:
         """Whether a further request would be refused: as many wait as may, beside those that a slot is free for."""
-        free = self._slots.free - (self._read is not None)
-        return len(self._waiting) >= self.limits.queue + free
+        return len(self._waiting) >= self.limits.queue + self.limits.slots - self.running
 
     @property
     def alive(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import socket
 from collections.abc import Callable
@@ -46,7 +47,8 @@ def run(app: Starlette, sock: socket.socket, grace: float, ready: Callable[[], N
             if self.started:
                 ready()
 
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=max(int(grace), 1), ws="none")
+    patience = None if math.isinf(grace) else max(int(grace), 1)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=patience, ws="none")
     server = Server(config)
 
     def end(*_: object) -> None:

@@ -123,7 +123,8 @@ def _cut(given: list[Answer], limit: int) -> list[Answer]:
 
 def _cached(path: Path, prompts: dict[int, Selected]) -> dict[int, Answer]:
     """Answers in the cache, by index, unless that meant another prompt when more or fewer were held out."""
-    answers = {row["index"]: Answer(row["prompt_tokens"], row["answer_tokens"]) for row in read_whole_lines(path)}
+    rows = read_whole_lines(path, ("index", "prompt_tokens", "answer_tokens"))
+    answers = {row["index"]: Answer(row["prompt_tokens"], row["answer_tokens"]) for row in rows}
     done = {i: answers[i] for i, p in prompts.items() if i in answers and answers[i].prompt_tokens == p.prompt_tokens}
     check_alike(json.dumps(sorted(done)).encode(), str(path.parent))
     return done

@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxspec.config import DataConfig, TextSource
 from jaxspec.errors import UserError
-from jaxspec.files import read_text
+from jaxspec.files import known_as, read_text
 from jaxspec.weights.load import Model
 
 SHIPPED_PROMPTS = Path(__file__).parent / "prompts.jsonl"
@@ -274,7 +274,7 @@ def unseen_prompts(model: Model, trained_on: Mapping[str, Any], source: str, col
       UserError: as `read_prompts` and `select_prompts`, or it was one of several sources: what was held out of a
         mixture follows from all of them.
     """
-    name = Path(source).name  # empty for the set that ships
+    name = known_as(source)
     if mixture := trained_on.get("mixture"):
         if name in (part["prompts"] for part in mixture):
             raise UserError(f"{source}: the adapter was trained on a mixture that has it; give prompts it has not seen")
@@ -295,4 +295,4 @@ def _select(model: Model, data: DataConfig, example: Example, template: str) -> 
     prompt = model.encode([*turns, last if templated else f"{last}\n\n"], data.chat, template)
     own = model.tokenizer.eos_token_id  # which in a chat model ends a turn, unlike other ends of text
     end = [own] if own in model.eos else model.eos[:1]
-    return Selected(last, prompt, [*model.tokenizer.encode(example.answer, add_special_tokens=False), *end])
+    return Selected(last, prompt, [*model.encode_plain(example.answer), *end])

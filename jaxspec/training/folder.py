@@ -55,7 +55,7 @@ def claim(output: Path, identity: dict[str, Any], resume: bool) -> Iterator[None
     check_alike(json.dumps([identity, there]).encode(), "the run")
     check_output(output, there, resume)
     if there:
-        check_same_run(read_json(file), identity, output)
+        check_same_run(read_json(file, identity), identity, output)
     as_leader(functools.partial(writable, output))
     with leader_in(alone_in(output)):
         as_leader(functools.partial(_begin, output, identity))

@@ -117,7 +117,7 @@ class Trainer:
         """Open what the folder holds of this run so far."""
         self._checkpoints = Checkpoints(self.output / "checkpoints", self.config.train.keep)
         best = self.output / BEST / "adapter.json"
-        self._best = read_json(best)["tokens_per_step"] if best.exists() else -1.0
+        self._best = read_json(best, ["tokens_per_step"])["tokens_per_step"] if best.exists() else -1.0
         check_alike(json.dumps([self._best, self._checkpoints.latest]).encode(), f"what {self.output} holds")
         self._log = RunLog(self.output, self.config.train.tensorboard, self._checkpoints.latest)
 

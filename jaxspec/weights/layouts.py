@@ -6,17 +6,15 @@ two cores of an AMD EPYC have measured (JAX 0.12).
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxspec.errors import UserError
-from jaxspec.files import locked, read_json, writable, write_json
+from jaxspec.files import locked, read_json, user_cache, writable, write_json
 from jaxspec.machine import processor, this_machine
 
-FILE = Path(os.path.expanduser("~/.cache/jaxspec/layouts.json"))
+FILE = user_cache("layouts.json")
 BLOCK = 64  # columns
 FEW_ROWS = 48  # of a pass; with more, plain kernels are faster
 _FEW_OF_MANY = 16  # the same for a kernel of many blocks

@@ -129,8 +129,7 @@ class Model:
         """
         turns = [prompt] if isinstance(prompt, str) else prompt
         for turn in turns:
-            if any("\ud800" <= letter <= "\udfff" for letter in turn):
-                raise UserError(f"prompt {turn[:40]!r}: not valid Unicode; give it in UTF-8")
+            _check_unicode(turn)
         own = own_template(self.tokenizer)
         written = chosen_template(template, own) if template else own
         if chat and written:
@@ -140,9 +139,21 @@ class Model:
             )
         return self.tokenizer.encode("\n\n".join(turns))
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a text of any length as it is, without special tokens. Raises UserError as `encode`."""
+        _check_unicode(text)
+        return self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+
     def decode(self, tokens: list[int]) -> str:
         """Text of token ids, special tokens left out."""
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{text[:40]!r}: not valid Unicode; give it in UTF-8") from None
 
 
 def embedded_model_path() -> Path:

@@ -76,6 +76,11 @@ def test_a_larger_limit_asks_more_questions(files, model, finished, tmp_path):
     assert not (folder / "perplexity.json").exists()
 
 
+def test_runs_whose_files_would_be_one_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"several runs would write draft_model-draft=owner-m\.jsonl"):
+        Answers(tmp_path, ["draft_model draft=owner/m", "draft_model draft=owner-m"])
+
+
 def test_batches_are_whole_and_do_not_grow(files, model, tmp_path):
     config = config_of(files, "autoregressive", batch_size=2, limit=4)
     run(config, model, tmp_path)

@@ -44,7 +44,7 @@ def refuses(capsys, monkeypatch):
         (["--prompt", "x", "--max-new-tokens", "-3"], "max-new-tokens must be at least 1"),
         (["--prompt", "x", "--temperature", "-1"], "temperature"),
         (["--prompt", "x", "--temperature", "1e-40"], "temperature must be 0 (greedy) or a number from 1e-06 on"),
-        (["--prompt", "so \ud83d"], "prompt 'so \\ud83d': not valid Unicode"),
+        (["--prompt", "so \ud83d"], "'so \\ud83d': not valid Unicode"),
         (["--prompt", "x", "--tree", "efficient:40000"], "more than 4096"),
         (["--prompt", "x", "--temperature", "warm"], "--temperature: could not convert string to float: 'warm'"),
         (["--prompt", "x", "--accept", "all"], "invalid choice 'all' for argument '--accept'"),

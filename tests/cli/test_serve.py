@@ -26,6 +26,7 @@ from tests.helpers.cli import named
         (["--port", "-1"], "port must be at least 0"),
         (["--port", "70000"], "port must be at most 65535"),
         (["--grace", "-1"], "grace must be at least 0"),
+        (["--grace", "nan"], "grace must be at least 0, got nan"),
         (["--limits.slots", "0"], "slots must be at least 1"),
         (["--limits.top-logprobs", "-2"], "top-logprobs must be at least -1"),
         (["--acept", "match"], "did you mean '--accept'"),

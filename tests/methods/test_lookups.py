@@ -74,7 +74,10 @@ def test_greedy_chances_know_of_no_noise():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Suffix(occurrences=0), "occurrences must be at least 1, got 0"),
+        (lambda: Suffix(occurrences=0), "occurrences must be between 1 and 100, got 0"),
+        (lambda: Suffix(occurrences=200), "occurrences must be between 1 and 100, got 200"),
+        (lambda: Suffix(fading=0), "fading must be above 0 and at most 1, got 0"),
+        (lambda: Suffix(fading=float("nan")), "fading must be above 0 and at most 1, got nan"),
         (lambda: TokenRecycling(successors=0), "successors must be at least 1, got 0"),
     ],
 )

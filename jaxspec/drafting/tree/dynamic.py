@@ -24,6 +24,7 @@ from jaxspec.drafting.tree.plan import State, TreePlan, check_accuracy, expected
 from jaxspec.drafting.tree.tree import Path
 from jaxspec.errors import UserError
 
+_LARGEST = 1024  # rows: the search grows with their square
 _ROUNDS = 100
 _ALMOST_ONE = 1 - 1e-6
 
@@ -77,8 +78,8 @@ def dynamic_sparse_tree(
 
 def check_budget(max_rows: int, probe_cost: float) -> Fraction:
     """The rows that a probe counts for as a fraction. Raises UserError for that or a budget out of range."""
-    if not isinstance(max_rows, int | np.integer) or max_rows < 0:
-        raise UserError(f"tree: max_rows must be a whole number, not negative, got {max_rows}")
+    if not isinstance(max_rows, int | np.integer) or not 0 <= max_rows <= _LARGEST:
+        raise UserError(f"tree: max_rows must be a whole number from 0 to {_LARGEST}, got {max_rows}")
     if not 0 < probe_cost < np.inf:
         raise UserError(f"tree: probe_cost must be a positive number, got {probe_cost}")
     return max(Fraction(probe_cost).limit_denominator(8), Fraction(1, 8))

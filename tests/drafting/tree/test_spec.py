@@ -137,7 +137,7 @@ def test_a_missing_file_is_named(tmp_path):
         ("random:-1", "at least 1"),
         ("medusa:65", r"at least 1 \(the root\) and at most 64, got 65"),
         ("medusa:64", "'medusa:64' is too deep: ppd has candidates for 3 distances"),
-        ("dynamic:-1", "whole number, not negative"),
+        ("dynamic:-1", "whole number from 0 to 1024"),
         ("chain:4", "'chain:4' is too deep: ppd has candidates for 3 distances"),
         ("efficient:2,2,2,2", "is too deep: ppd has candidates for 3 distances"),
         ("sparse:1", "'sparse:1' has no candidates"),

@@ -81,7 +81,7 @@ def test_a_candidate_that_is_always_right_is_no_trap():
 
 
 def test_bad_input_is_named():
-    with pytest.raises(UserError, match="max_rows must be a whole number, not negative, got -1"):
+    with pytest.raises(UserError, match="max_rows must be a whole number from 0 to 1024, got -1"):
         stripped_tree([[0.5]], -1)
     with pytest.raises(UserError, match="probe_cost must be a positive number, got 0"):
         stripped_tree([[0.5]], 4, probe_cost=0)
