@@ -339,13 +339,13 @@ def unstack(tree):
     return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(len(tree.parent))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
         pytest.param(
             {"sliding_window": 6, "rope_scaling": RopeScaling("llama3", 8.0, 16)},
             id="window-llama3-rope",
-            marks=pytest.mark.slow,
         ),
         pytest.param(
             {"sliding_window": 6, "first_window_layer": 1, "qkv_bias": True, "tie_embeddings": True}

@@ -142,6 +142,7 @@ def test_temperature_is_no_reason_to_recompile(tiny, ppd):
     assert generate(ppd, [prompt], 16, sampling=SamplingConfig(0.9))[0].compile_seconds == 0
 
 
+@pytest.mark.slow
 def test_typical_acceptance_takes_more_and_may_change_the_text(tiny, ppd, plain):
     model, prompts, sampling = dataclasses.replace(tiny, eos=()), make_prompts(8), SamplingConfig(1.0)
     strict = generate(on(model, ppd), prompts, 40)

@@ -90,6 +90,7 @@ def test_prompts_do_not_wait_until_a_row_is_free_in_every_part(model, monkeypatc
     assert [found[i] for i in range(12)] == [a.tokens for a in generate(autoregressive(model), prompts, 24)]
 
 
+@pytest.mark.slow
 def test_heads_that_the_mesh_does_not_divide():
     """Two key/value heads over four devices: the cache is whole, the tokens are the same."""
     model = make_tiny(seed=1)

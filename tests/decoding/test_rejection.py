@@ -199,7 +199,8 @@ class Published(Rejection):
         return p
 
 
-@pytest.mark.parametrize("paths", [pytest.param(CHAIN, id="chain"), pytest.param(TREE, id="tree", marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("paths", [CHAIN, TREE], ids=["chain", "tree"])
 def test_the_published_rule_fails(model, exact, paths):
     assert check(model, exact, MEDUSA, paths, SamplingConfig(0.9), Published()) < 1e-9
 

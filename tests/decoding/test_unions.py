@@ -184,10 +184,11 @@ def test_a_size_chosen_per_step_changes_nothing(tiny):
     assert sizes == {0, 1, 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("methods", "batch_size"),
     [
-        pytest.param((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), 4, id="late", marks=pytest.mark.slow),
+        pytest.param((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), 4, id="late"),
         pytest.param((PPD(ensemble=2), TOKEN_RECYCLING), 1, id="early"),
     ],
 )
@@ -274,6 +275,7 @@ def test_other_ways_to_accept(tiny):
         ("autoregressive+prompt_lookup", {}, "autoregressive drafts nothing, leave it out"),
         ("", {}, "unknown method ''"),
         ([], {}, "a union needs at least one method"),
+        ("lookahead:window=5000,ngram=9", {}, "a draft of 40024 rows is larger than the largest, 4096"),
         ("prompt_lookup", {"tree": "best:1"}, "write best:ROWS with 2 to 4096 rows"),
         ("prompt_lookup", {"tree": "best:0"}, "write best:ROWS with 2 to 4096 rows"),
         ("prompt_lookup", {"tree": "best:4097"}, "write best:ROWS with 2 to 4096 rows"),

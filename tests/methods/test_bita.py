@@ -51,6 +51,7 @@ def test_deep_prompts_are_learned_per_layer_and_key_value_head(tiny, base):
         assert np.std(leaf) == pytest.approx(0.02, rel=0.2)
 
 
+@pytest.mark.slow
 def test_deep_prompts_of_shallow_content_are_shallow_prompts(tiny, base):
     """The two differ in what is trained alone."""
     shallow, tokens = BiTA(prompting="shallow", prompts=4), sequence(tiny)

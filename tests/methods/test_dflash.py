@@ -59,6 +59,7 @@ def check_draft(method, predicts, tiny, paths, steps=3):
             assert drafted[path] == int(jnp.argsort(-logits[i, 0, len(path) - 1])[path[-1]])
 
 
+@pytest.mark.slow
 @both
 def test_the_draft_is_what_training_would_predict(tiny, method):
     check_draft(method, method, tiny, PATHS)
@@ -120,7 +121,11 @@ def test_a_block_sees_what_is_strictly_before_its_anchor(tiny):
         assert bool(jnp.any(jnp.abs(states - expected) > 1e-5)) == sees
 
 
-@pytest.mark.parametrize("changes", [{}, {"qkv_bias": True}, {"head_norms": True}], ids=["plain", "bias", "norms"])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({}, marks=pytest.mark.slow), {"qkv_bias": True}, {"head_norms": True}],
+    ids=["plain", "bias", "norms"],
+)
 def test_a_copied_layer_is_the_bases(tiny, changes):
     """With the base's own normed states as its context."""
     config = dataclasses.replace(TINY, **changes)

@@ -34,9 +34,8 @@ def endless(tiny):
     return dataclasses.replace(tiny, eos=())
 
 
-@pytest.mark.parametrize(
-    "sampling", [pytest.param(GREEDY, id="greedy"), pytest.param(SAMPLING, id="sampling", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLING], ids=["greedy", "sampling"])
 def test_a_draft_model_equal_to_the_base_is_always_right(endless, sampling):
     """Every step takes the whole chain and the bonus: 24 tokens after the first one in 24 / (n + 1) steps."""
     drafter = load_drafter("draft_model", endless, draft_model=endless, tree="chain:3")

@@ -39,7 +39,6 @@ def stepped(drafter, adapter):
 @pytest.mark.parametrize(
     ("tree", "method", "sampling", "acceptance"),
     [
-        ("chain:5", PPD(), SAMPLING, Match()),
         ("chain:5", PPD(ensemble=2), SAMPLING, Rejection()),
         ("best:9", PPD(), SAMPLING, Match()),
         ("chain:4", PPD(prefix_tokens=2, multi_exit=2), GREEDY, Match()),

@@ -94,6 +94,7 @@ def test_the_most_probable_nodes_of_each_level_expand(tiny):
     np.testing.assert_allclose(np.asarray(state.draft.log_p)[0, 1:], best, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_with_confidence_it_follows_only_probable_paths(tiny):
     """Without it every step drafts all levels; the first one costs no pass."""
     model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(3)

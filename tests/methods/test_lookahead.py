@@ -103,6 +103,7 @@ def test_a_row_sees_the_first_level_up_to_its_column_and_its_column_up_to_its_le
     ]
 
 
+@pytest.mark.slow
 def test_jacobis_guesses_are_what_the_base_said_behind_the_last_ones(model, say):
     method, prompts = Jacobi(length=4), [[3, 1, 4, 1, 5], [9, 2, 6]]
     drafter = union([method], model, 5).with_tree("chain:4")

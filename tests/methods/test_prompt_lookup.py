@@ -46,6 +46,7 @@ def test_longest_bounds_the_match():
     assert draft_after(PromptLookup(longest=2, length=2), text) == [5, 6]
 
 
+@pytest.mark.slow
 def test_it_needs_no_adapter_and_rows_that_are_refilled_begin_anew(tiny):
     drafter, prompts = load_drafter("prompt_lookup", tiny), make_prompts(7)
     assert drafter.plan == chain(3) and drafter.num_rows == 4

@@ -48,6 +48,7 @@ def test_halving_finds_what_a_brute_force_search_finds(vocab_size, longest):
     assert {0, longest} <= lengths
 
 
+@pytest.mark.slow
 def test_texts_do_not_run_into_each_other():
     texts = [[1, 2], [3, 4], [3, 5]]
     assert build(texts)[1]["tokens"].tolist() == [SEPARATOR, 1, 2, SEPARATOR, 3, 4, SEPARATOR, 3, 5, SEPARATOR]

@@ -38,11 +38,8 @@ def drafter(model, method):
     return untrained_drafter(method, model, chain(method.length))
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [SamplingConfig(), pytest.param(SamplingConfig(1.0), marks=pytest.mark.slow)],
-    ids=["greedy", "sampling"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.0)], ids=["greedy", "sampling"])
 def test_the_whole_base_is_always_right(model, sampling):
     """A chain of four makes five tokens per step, whatever is drawn: the first and eight steps are 41."""
     whole = SelfSpeculative(length=4, threshold=0.0)

@@ -241,7 +241,7 @@ def test_rope_scaling_bends_the_angles_only_where_it_should(kind):
         assert (np.diff(ratio) > -1e-4).all() and ((ratio > 1.1) & (ratio < 7.9)).any()
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen2_window"])
+@pytest.mark.parametrize("variant", ["llama", pytest.param("qwen2_window", marks=pytest.mark.slow)])
 def test_a_prefix_is_what_rows_see_before_themselves(variant):
     """Keys and values of two tokens, given as a prefix instead of as rows; who does not see them feels nothing."""
     base = random_base(dataclasses.replace(VARIANTS[variant], sliding_window=None))

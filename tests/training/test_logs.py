@@ -34,6 +34,7 @@ def shown(monkeypatch):
     return shown
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_every_update_once(config, model, tmp_path, shown, monkeypatch):
     """Killed behind update 7 and an evaluation, resumed from the checkpoint of update 4."""
     write_at_once(monkeypatch)

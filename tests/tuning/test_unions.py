@@ -56,6 +56,7 @@ def test_a_batch_takes_the_steps_of_its_slowest_row(recorded):
     assert together.time == alone.steps.reshape(2, 2).max(axis=1).sum()
 
 
+@pytest.mark.slow
 def test_steps_of_several_sizes_take_their_costs(recorded):
     """Where rows are free a step has all of them; where they are dear it has one."""
     drafter, recordings = recorded
