@@ -1,6 +1,6 @@
 """Every knob that is not a method's own: the base's shapes, how to sample, how to train.
 
-Frozen dataclasses without behaviour. A method's settings are the method itself (`jaxspec.methods`).
+Frozen dataclasses. A method's settings are the method itself (`jaxspec.methods`).
 """
 
 from __future__ import annotations

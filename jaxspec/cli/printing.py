@@ -197,7 +197,7 @@ def summary(name: str, answer: Generation) -> str:
     if rates:
         parts.append(f"accepted {'/'.join(rates)} at depth {'/'.join(str(d + 1) for d in range(len(rates)))}")
     if answer.draft_passes:
-        parts.append(f"{answer.draft_passes} passes of the draft model")
+        parts.append(f"{answer.draft_passes} drafting passes")
     parts.append(f"prefill {answer.prefill_seconds:.2f} s, compile {answer.compile_seconds:.1f} s")
     return ", ".join(parts)
 

@@ -1,4 +1,4 @@
-"""The two ways to decode that are compared, each answering the same prompts."""
+"""The ways to decode that are compared, each answering the same prompts."""
 
 from __future__ import annotations
 

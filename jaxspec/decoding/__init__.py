@@ -1,1 +1,1 @@
-"""Prefill, step, acceptance, sampling, the jitted loop, streaming."""
+"""Prefill, step, acceptance, the jitted loop, streaming."""

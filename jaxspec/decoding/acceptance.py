@@ -31,7 +31,7 @@ class Acceptance(abc.ABC):
 
     def same_text(self, temperature: float) -> bool:
         """Whether at a temperature the text is that of autoregressive decoding, token by token."""
-        return True
+        return not (self.remark and temperature)
 
     @abc.abstractmethod
     def choose(self, logits: jax.Array, noise: jax.Array, sampler: Sampler) -> jax.Array:
@@ -91,10 +91,6 @@ class Rejection(Match):
     """
 
     remark: ClassVar[str] = "rejection sampling: another text than the seed's own, of the same distribution"
-
-    def same_text(self, temperature: float) -> bool:
-        """Only where nothing is drawn."""
-        return not temperature
 
     def drafting(self, sampler: Sampler) -> Sampler:
         """From a stream of their own: candidates that knew the text's noise would bias it."""
@@ -181,10 +177,6 @@ class Typical(Acceptance):
     def __post_init__(self) -> None:
         if not (self.epsilon > 0 and self.delta > 0):
             raise UserError(f"epsilon and delta must be positive, got {self.epsilon} and {self.delta}")
-
-    def same_text(self, temperature: float) -> bool:
-        """Only where nothing is drawn."""
-        return not temperature
 
     def drafting(self, sampler: Sampler) -> Sampler:
         """The most likely candidates, whatever the temperature (PPD 5.1): no noise speaks for what is plausible."""

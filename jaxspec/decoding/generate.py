@@ -52,7 +52,8 @@ class Generation:
       decode_seconds: wall time of all steps, compilation excluded; likewise.
       compile_seconds: time spent compiling for this batch's shapes; 0 when they were known.
       sources: what each source did, by the name of its method.
-      draft_passes: passes of a draft model after prefill, for drafts that were verified; 0 without one.
+      draft_passes: passes of a draft model, or of the part of the base that drafts, after prefill, for drafts that were
+        verified; 0 without one.
     """
 
     prompt: str

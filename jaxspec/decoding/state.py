@@ -27,7 +27,7 @@ class Decoding:
 
     Attributes:
       base: the frozen decoder.
-      drafter: method, adapter and trees.
+      drafter: sources and the shape of their drafts.
       sampler: how tokens are drawn.
       eos: [E] int32, ids that end a text.
       acceptance: which candidates survive (static); chooses the first token too.

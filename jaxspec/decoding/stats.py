@@ -20,7 +20,7 @@ class Stats:
       offered: [B, 1 + S, P] int32, steps that had a valid candidate at depth d + 1 below the accepted path.
       accepted: [B, 1 + S, P] int32, steps that accepted a candidate at depth d + 1.
       expected: [B, 1 + S, P] float32, steps that should have, by the candidates' own chances; 0 in fixed trees.
-      draft_passes: [B] int32, of draft models after prefill.
+      draft_passes: [B] int32, of draft models, or of the part of the base that drafts, after prefill.
       drafted: [B] int32, valid candidates in all steps, wherever they stood.
     """
 

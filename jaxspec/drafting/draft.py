@@ -160,8 +160,8 @@ class Offer:
       parent: [B, M, W] int32, the place of each one's parent among the candidates one distance nearer, anything at the
         first; None where a candidate may follow whatever stands before it, so that paths are products.
       drawn: None unless candidates were drawn independently of the text's noise.
-      passes: [B] int32, of a draft model: one over what the base has read, and those that made the draft; None where
-        there is no such model.
+      passes: [B] int32, of a draft model or a part of the base: those that made the draft, and of a draft model one
+        over what the base has read; None where candidates take no passes.
     """
 
     tokens: jax.Array

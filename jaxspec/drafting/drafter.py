@@ -136,9 +136,14 @@ class Drafter:
     def on_device(self) -> DeviceDrafter:
         """What the jitted loop takes."""
         sources = tuple(source.on_device(self.model) for source in self.sources if source.method.max_distance)
+        return DeviceDrafter(sources, self.device_shape)
+
+    @property
+    def device_shape(self) -> StaticTree | Best:
+        """What makes drafts of offers there."""
         if isinstance(self.shape, Budget):
-            return DeviceDrafter(sources, self.shape.on_device(self.sources))
-        return DeviceDrafter(sources, StaticTree(self.shape.arrays(self.source.method.probe_distances)))
+            return self.shape.on_device(self.sources)
+        return StaticTree(self.shape.arrays(self.source.method.probe_distances))
 
     def with_tree(
         self, tree: str | TreePlan | Sequence[Path] | None, draft_vocabulary: int | None = None, note: str = ""

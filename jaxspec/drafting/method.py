@@ -12,10 +12,11 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafting.draft import Accepted, Draft, Drafting, Offer, PyTree
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, check_at_least
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder, abstract_params
 from jaxspec.model.rows import Rows
@@ -61,6 +62,18 @@ class Seen:
     length: jax.Array
     taps: dict[int, jax.Array] = flax.struct.field(default_factory=dict)
     step: Step | None = None
+
+    def last(self, states: jax.Array) -> jax.Array:
+        """Of states [B, T, ...] that of the last token read, [B, ...]."""
+        return states[jnp.arange(len(states)), jnp.maximum(self.length - 1, 0)]
+
+    def updated(self, new: PyTree, old: PyTree) -> PyTree:
+        """New arrays [B, ...] of rows that have read something, the old ones of others."""
+
+        def read(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(jnp.expand_dims(self.length > 0, range(1, new.ndim)), new, old)
+
+        return jax.tree.map(read, new, old)
 
 
 @flax.struct.dataclass
@@ -289,6 +302,4 @@ def check_choices(method: Method) -> None:
 
 def check_least(method: Method, **least: float) -> None:
     """Raise UserError for a setting that is too small; `least` by its name."""
-    for name, value in least.items():
-        if getattr(method, name) < value:
-            raise UserError(f"{method.name}: {name} must be at least {value}, got {getattr(method, name)}")
+    check_at_least(method, least, method.name)

@@ -16,6 +16,7 @@ from jax import lax
 
 from jaxspec.drafting.draft import Draft, Drawn, Offer, Pace
 from jaxspec.drafting.tree import Tree, select_trees
+from jaxspec.drafting.tree.tree import owned_probes
 
 
 @flax.struct.dataclass
@@ -171,7 +172,7 @@ class Best:
 
     def _with_probes(self, parent: jax.Array, depth: jax.Array, valid: jax.Array, log_p: jax.Array) -> Tree:
         """The topology, with probes on the nodes where the accepted path is most likely to end. Arrays [B, N]."""
-        B, N = parent.shape
+        N = parent.shape[1]
         is_parent = jax.nn.one_hot(parent, N, dtype=bool) & valid[..., None]  # [B, N, N]
         ancestors = is_parent | jnp.eye(N, dtype=bool)
         for _ in range(max(self.depth - 1, 1).bit_length()):  # each doubles how far back it looks
@@ -180,16 +181,12 @@ class Best:
         below = jnp.einsum("bn,bnm->bm", p.at[:, 0].set(0), is_parent.astype(p.dtype))  # of each node's children
         ends = jnp.where(valid, p - below, -1.0)
         owners = lax.top_k(ends, self.owners)[1]  # [B, O]
-        count = self.owners * self.distances
-        probe_of = jnp.full((B, N, self.distances), -1, jnp.int32)
-        if count:
-            numbers = jnp.arange(self.owners)[:, None] + jnp.arange(self.distances) * self.owners  # [O, M]
-            probe_of = probe_of.at[jnp.arange(B)[:, None], owners].set(numbers.astype(jnp.int32))
-            own = probe_of
-            for _ in range(min(self.depth, self.distances - 1)):  # what a node has not, its parent's may predict
-                shifted = jnp.pad(probe_of[..., 1:], ((0, 0), (0, 0), (0, 1)), constant_values=-1)
-                of_parent = jnp.take_along_axis(shifted, parent[..., None], axis=1)
-                probe_of = jnp.where(own < 0, of_parent, own)
+        probes = owned_probes(owners, self.distances, N)
+        own = probe_of = probes["probe_of"]
+        for _ in range(min(self.depth, self.distances - 1)):  # what a node has not, its parent's may predict
+            shifted = jnp.pad(probe_of[..., 1:], ((0, 0), (0, 0), (0, 1)), constant_values=-1)
+            of_parent = jnp.take_along_axis(shifted, parent[..., None], axis=1)
+            probe_of = jnp.where(own < 0, of_parent, own)
         live = jnp.take_along_axis(valid, owners, axis=1)
         return Tree(
             parent=parent,
@@ -197,15 +194,12 @@ class Best:
             rank=jnp.zeros_like(parent),
             live=valid,
             ancestors=ancestors,
-            probe_owner=jnp.tile(owners, (1, self.distances)).astype(jnp.int32),
-            probe_distance=jnp.broadcast_to(jnp.repeat(jnp.arange(1, self.distances + 1), self.owners), (B, count)),
             probe_live=jnp.tile(live, (1, self.distances)),
-            probe_of=probe_of,
             next_state=jnp.zeros_like(parent),
             max_depth=self.depth,
             max_rank=1,
-            probe_ends=tuple(self.owners * d for d in range(1, self.distances + 1)),
             inner=(),
+            **probes | {"probe_of": probe_of},
         )
 
 

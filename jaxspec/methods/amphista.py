@@ -95,9 +95,7 @@ class Amphista(HeadMethod):
 
     # Section 3.2: the auto-embedding block
 
-    def predict(
-        self, trainable: PyTree, base: Base, features: Features, count: int, path: jax.Array | None = None
-    ) -> jax.Array:
+    def predict(self, trainable: PyTree, base: Base, features: Features, count: int) -> jax.Array:
         """MLPs on their stage's state (2), positions (4), self-attention over the heads (5), projections (6).
 
         The MLPs are Medusa's residual blocks, and the self-attention is normalised before and added to its input, so

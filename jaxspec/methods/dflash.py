@@ -295,12 +295,12 @@ class DFlash(Method):
 
     def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
         """What was read becomes context."""
-        B, T = seen.hidden.shape[:2]
-        new = self.remember(drafting.trainable, drafting.base, seen.taps, seen.first[:, None] + jnp.arange(T))
-        newest = seen.taps[self._deepest(drafting.base)][jnp.arange(B), jnp.maximum(seen.length - 1, 0)]
+        positions = seen.first[:, None] + jnp.arange(seen.hidden.shape[1])
+        new = self.remember(drafting.trainable, drafting.base, seen.taps, positions)
+        newest = seen.last(seen.taps[self._deepest(drafting.base)])
         return {
             "memory": commit(method_state["memory"], new, seen.first),
-            "newest": jnp.where(seen.length[:, None] > 0, newest, method_state["newest"]),
+            "newest": seen.updated(newest, method_state["newest"]),
         }
 
     def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:

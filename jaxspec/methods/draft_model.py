@@ -173,7 +173,7 @@ class DraftModel(Method):
         newest = hidden[jnp.arange(B), seen.length]
         return {
             "cache": commit(cache, rows, seen.first),
-            "newest": jnp.where(seen.length[:, None] > 0, newest, method_state["newest"]),
+            "newest": seen.updated(newest, method_state["newest"]),
         }
 
     def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:

@@ -24,6 +24,7 @@ from jaxspec.drafting.draft import Draft, Drafting, Drawn, Offer, PyTree, rank
 from jaxspec.drafting.method import Seen
 from jaxspec.drafting.source import Source
 from jaxspec.drafting.tree import Tree
+from jaxspec.drafting.tree.tree import owned_probes
 from jaxspec.errors import UserError
 from jaxspec.methods.draft_model import DraftModel
 from jaxspec.methods.ppd import PPD
@@ -105,11 +106,7 @@ class SteppedDraftModel(DraftModel):
             "newest": states[last][jnp.arange(len(seen.length)), seen.length],
             "probes": self._probes(drafting, draft, states, seen.length),
         }
-
-        def read(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(jnp.expand_dims(seen.length > 0, range(1, new.ndim)), new, old)
-
-        kept = jax.tree.map(read, new, {name: method_state[name] for name in new})
+        kept = seen.updated(new, {name: method_state[name] for name in new})
         return {"cache": commit(cache, rows, seen.first)} | kept
 
     def _run(
@@ -185,9 +182,6 @@ def _draft(tree: Tree, tokens: jax.Array) -> Draft:
 def _chain(length: int, owners: jax.Array, distances: int) -> Tree:
     """A batch of chains of so many nodes, the first one included, with all probes behind `owners` [B, O]."""
     (B, count), nodes = owners.shape, jnp.arange(length)
-    numbers = jnp.arange(count)[:, None] + count * jnp.arange(distances)  # [O, M], by distance
-    none = jnp.full((B, length, distances), -1, jnp.int32)
-    probe_of = none.at[jnp.arange(B)[:, None], owners].set(numbers.astype(jnp.int32))
 
     def every(x: jax.Array) -> jax.Array:
         return jnp.broadcast_to(x, (B, *x.shape))
@@ -198,15 +192,12 @@ def _chain(length: int, owners: jax.Array, distances: int) -> Tree:
         rank=every(jnp.zeros_like(nodes)),
         live=every(nodes >= 0),
         ancestors=every(jnp.tri(length, dtype=bool)),
-        probe_owner=jnp.tile(owners, (1, distances)),
-        probe_distance=every(jnp.repeat(jnp.arange(1, distances + 1), count)),
         probe_live=jnp.ones((B, count * distances), bool),
-        probe_of=probe_of,
         next_state=every(jnp.zeros_like(nodes)),
         max_depth=length - 1,
         max_rank=1,
-        probe_ends=tuple(count * d for d in range(1, distances + 1)),
         inner=(),
+        **owned_probes(owners, distances, length),
     )
 
 

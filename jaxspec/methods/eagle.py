@@ -297,7 +297,7 @@ class Eagle(Method):
         visible = jnp.arange(cache.capacity) <= (seen.first[:, None] + last)[..., None]  # [B, 1, S]
         attended = _attend(q[rows, last], (cache.keys[0], cache.values[0]), visible, [])
         state = self._after(trainable, base, fused[rows, last], attended)[:, 0]
-        return {"cache": cache, "state": jnp.where(seen.length[:, None] > 0, state, method_state["state"])}
+        return {"cache": cache, "state": seen.updated(state, method_state["state"])}
 
     def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
         """Level by level: every node that expands is a row on the output of its parent's."""

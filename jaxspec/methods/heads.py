@@ -5,6 +5,7 @@ that state and predicts the token at p + d + 1. What stands between the base and
 
     adapt     decoder layers of the method's own, with a cache of their own     (Hydra++, Amphista)
     predict   adapted states to logits, one head per distance
+    along     likewise, where the tokens between are known, which heads may read    (Hydra)
 
 Hidden states are those before the base's final norm, which also stands before the heads: a head that has learned
 nothing gives the base's own next-token distribution. Training runs the base once over a text and the heads behind
@@ -27,7 +28,7 @@ import jax.numpy as jnp
 from jaxspec.drafting.draft import Drafting, Offer, PyTree, offer_ranked
 from jaxspec.drafting.method import Batch, Method, Seen, check_choices, check_least
 from jaxspec.methods.losses import check_decay, check_weights, future_loss
-from jaxspec.model.attention import Context, causal_context, causal_mask
+from jaxspec.model.attention import Context, causal_context, causal_mask, masks_of, of_layer
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache, commit, empty_cache
@@ -97,26 +98,26 @@ class HeadMethod(Method, abc.ABC):
         """
         return (hidden,), Cache((), ())
 
-    @abc.abstractmethod
-    def predict(
-        self, trainable: PyTree, base: Base, features: Features, count: int, path: jax.Array | None = None
+    def predict(self, trainable: PyTree, base: Base, features: Features, count: int) -> jax.Array:
+        """Logits [..., M', V'] of the first `count` heads, from the features [..., D] of `adapt`.
+
+        Heads that read the tokens between have `along` and `offer` of their own instead.
+        """
+        raise NotImplementedError
+
+    def along(
+        self, trainable: PyTree, base: Base, features: Features, path: jax.Array, seeds: jax.Array | None = None
     ) -> jax.Array:
-        """Logits [..., M', V'] of the first `count` heads.
+        """Logits [..., K, V'] of all heads where the tokens between are known.
 
         Args:
           trainable: the pytree.
           base: the frozen decoder.
           features: of `adapt`, arrays [..., D].
-          count: M'.
-          path: [..., M'] int32, the tokens at distances 0 to M' - 1; None where they are not known, which heads that
-            read them must not be asked for.
+          path: [..., K] int32, the tokens at distances 0 to K - 1.
+          seeds: [B] uint32, of what an update does at random; None: nothing.
         """
-
-    def predict_update(
-        self, trainable: PyTree, base: Base, features: Features, path: jax.Array, seeds: jax.Array | None
-    ) -> jax.Array:
-        """Logits of all heads for an update, which may do something at random, by seeds [B]; None: nothing."""
-        return self.predict(trainable, base, features, self.heads, path)
+        return self.predict(trainable, base, features, self.heads)
 
     # Parts that heads are made of
 
@@ -182,7 +183,7 @@ class HeadMethod(Method, abc.ABC):
         ahead = jnp.minimum(points[..., None] + 1 + jnp.arange(self.heads), T - 1)
         chosen = tuple(x[rows, points] for x in features)
         path = batch.tokens[rows[..., None], ahead]
-        return self.predict_update(trainable, base, chosen, path, seeds), frozen
+        return self.along(trainable, base, chosen, path, seeds), frozen
 
     def loss(
         self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0
@@ -206,11 +207,10 @@ class HeadMethod(Method, abc.ABC):
         (B, T), cache, first = seen.hidden.shape[:2], method_state["cache"], seen.first[:, None]
         context = Context(first + jnp.arange(T), causal_mask(B, T), cache, first)
         features, rows = self.adapt(drafting.trainable, drafting.base, seen.hidden, seen.tokens[:, 1:], context)
-        last, read = (jnp.arange(B), jnp.maximum(seen.length - 1, 0)), seen.length[:, None] > 0
-        newest = zip(features, method_state["features"], strict=True)
+        newest = jax.tree.map(seen.last, features)
         return {
             "cache": commit(cache, rows, seen.first),
-            "features": tuple(jnp.where(read, new[last], old) for new, old in newest),
+            "features": seen.updated(newest, method_state["features"]),
         }
 
     def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
@@ -247,12 +247,9 @@ def run_layer(
     Returns:
       The rows after it, and their keys and values [B, K, R, Dh].
     """
-    c, cached, seen = base.decoder.config, None, None
-    if context.cache is not None:
-        cached = (context.cache.keys[number], context.cache.values[number])
-        seen = jnp.arange(context.cache.capacity) < context.visible[..., None]  # [B, 1, S]
+    c, (mask, seen) = base.decoder.config, masks_of(context, None)
     layer = nn.remat(Layer) if base.decoder.remat else Layer
-    args = (rope_angles(c, context.positions), context.mask, cached, seen)
+    args = (rope_angles(c, context.positions), mask, of_layer(context.cache, number), seen)
     return layer(c).apply({"params": params}, x, *args)
 
 

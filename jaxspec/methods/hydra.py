@@ -88,21 +88,10 @@ class Hydra(HeadMethod):
         x = self.residual(trainable, x[..., None, :], d - 1, before=lambda x, block: drop(x, block + 1))
         return self.project(trainable, base, drop(x, self.blocks), first=d - 1)[..., 0, :]
 
-    def predict(
-        self, trainable: PyTree, base: Base, features: Features, count: int, path: jax.Array | None = None
-    ) -> jax.Array:
-        """The first heads along one path that is known: training."""
-        return self._along(trainable, base, features, path[..., :count])
-
-    def predict_update(
-        self, trainable: PyTree, base: Base, features: Features, path: jax.Array, seeds: jax.Array | None
-    ) -> jax.Array:
-        """All heads, with dropout."""
-        return self._along(trainable, base, features, path, seeds)
-
-    def _along(
+    def along(
         self, trainable: PyTree, base: Base, features: Features, path: jax.Array, seeds: jax.Array | None = None
     ) -> jax.Array:
+        """Every head reads the path up to its distance; an update drops parts of what it reads."""
         hidden, distances = base.normed(features[0]), range(1, path.shape[-1] + 1)
         return jnp.stack([self.head(trainable, base, hidden, path[..., :d], seeds) for d in distances], axis=-2)
 

@@ -163,7 +163,7 @@ def _drawn(seen: Seen, before: jax.Array) -> jax.Array:
     numbers = jax.random.bits(jax.random.key(0), flat.shape[1:]) >> 1
     place = numbers.astype(jnp.int32) % jnp.maximum(length, 1)
     drawn = jnp.take_along_axis(seen.tokens, place, axis=1)
-    return jnp.where(length > 0, drawn, flat).reshape(before.shape)
+    return seen.updated(drawn.reshape(before.shape), before)
 
 
 @dataclasses.dataclass(frozen=True)

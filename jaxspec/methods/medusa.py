@@ -32,9 +32,7 @@ class Medusa(HeadMethod):
         """The heads: blocks of zeros and their projections."""
         return self.init_heads(key, base, self.blocks)
 
-    def predict(
-        self, trainable: PyTree, base: Base, features: Features, count: int, path: jax.Array | None = None
-    ) -> jax.Array:
+    def predict(self, trainable: PyTree, base: Base, features: Features, count: int) -> jax.Array:
         """p_k = softmax(W2 (SiLU(W1 h) + h)), section 2.1.1."""
         [hidden] = features
         x = jnp.broadcast_to(base.normed(hidden)[..., None, :], (*hidden.shape[:-1], count, hidden.shape[-1]))

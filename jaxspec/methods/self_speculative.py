@@ -139,9 +139,9 @@ class SelfSpeculative(UntrainedMethod):
         log_q = jnp.zeros((B, M, base.vocab_size)) if drafting.sampler.independent else None
         levels = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.float32), log_q)
         start = (jnp.int32(0), drafting.root, drafting.active, no_rows, levels)
-        tokens, known, log_p, log_q = jax.lax.while_loop(unfinished, next_token, start)[-1]
-        place = jnp.broadcast_to(jnp.arange(M)[:, None], shape)
-        return Offer(tokens, known, log_p, jnp.zeros_like(tokens), None if log_q is None else Drawn(log_q, place))
+        passes, *_, (tokens, known, log_p, log_q) = jax.lax.while_loop(unfinished, next_token, start)
+        drawn = log_q if log_q is None else Drawn(log_q, jnp.broadcast_to(jnp.arange(M)[:, None], shape))
+        return Offer(tokens, known, log_p, jnp.zeros_like(tokens), drawn, jnp.broadcast_to(passes, (B,)))
 
     def read(
         self, base: Base, token: jax.Array, position: jax.Array, ahead: jax.Array, cache: Cache, own: Cache

@@ -1,1 +1,1 @@
-"""The frozen decoder, its cache, and how weights and tokenizers get in."""
+"""The frozen decoder, its cache, and rows that it runs."""

@@ -18,7 +18,6 @@ from jax import lax
 
 from jaxspec.decoding.acceptance import follow
 from jaxspec.decoding.job import bucket
-from jaxspec.drafting.budget import Budget
 from jaxspec.drafting.draft import Draft, Offer, Pace, calibrated
 from jaxspec.drafting.drafter import Drafter
 from jaxspec.drafting.shape import Best, StaticTree
@@ -95,7 +94,9 @@ def replay(
       batch_size: B, answers to decode together, in their order.
       sampled: whether the answers are, which decides how chances are calibrated.
     """
-    shape = _shape(drafter)
+    shape = drafter.device_shape
+    if isinstance(shape, Best):
+        shape = shape.replace(trees=())  # of what sources expand the candidates are recorded
     chosen = range(len(drafter.sources)) if sources is None else sources
     probing = next((i for i, source in enumerate(drafter.sources) if source.method.probe_distances), None)
     tables = [jnp.asarray(source.calibrations()[int(sampled)]) for source in drafter.sources]
@@ -110,35 +111,51 @@ def replay(
             row[: len(array)] = array
         return first.reshape(-1, batch_size, *first.shape[1:])
 
-    offers = [
-        calibrated(jax.tree.map(lambda *xs: batched(xs, T), *(r.offers[i] for r in recordings)), table)
-        for i, table in zip(chosen, tables, strict=True)
-    ]
+    given = [[_asked(recording.offers[i], shape.width) for recording in recordings] for i in chosen]
+    offers = [jax.tree.map(lambda *xs: batched(xs, T), *of_source) for of_source in given]
     answers = batched([r.answer for r in recordings], T + shape.depth + 2, -1)
     ends = np.pad(counts, (0, missing)).reshape(-1, batch_size)
-    done = jax.device_get(_replay(shape, offers, jnp.asarray(answers), jnp.asarray(ends), probing))
+    done = jax.device_get(_replay(shape, tables, offers, jnp.asarray(answers), jnp.asarray(ends), probing))
     steps = done.steps.reshape(-1)[: len(counts)]
     return Replay(steps, counts, float(done.time.sum()), done.tried.sum(axis=0), done.right.sum(axis=0))
 
 
-def _shape(drafter: Drafter) -> StaticTree | Best:
-    """The drafter's, without what sources expand: their candidates are recorded."""
-    if isinstance(drafter.shape, Budget):
-        return drafter.shape.on_device(drafter.sources).replace(trees=())
-    return StaticTree(drafter.shape.arrays(drafter.source.method.probe_distances))
+def _asked(offer: Offer, width: int) -> Offer:
+    """Of candidates that may follow anything, as many as the shape asks for; siblings share what chance there is."""
+    return offer if offer.parent is not None else jax.tree.map(lambda x: x[..., :width], offer)
 
 
 @functools.partial(jax.jit, static_argnames="probing")
 def _replay(
-    shape: StaticTree | Best, offers: list[Offer], answers: jax.Array, ends: jax.Array, probing: int | None
+    shape: StaticTree | Best,
+    tables: list[jax.Array],
+    offers: list[Offer],
+    answers: jax.Array,
+    ends: jax.Array,
+    probing: int | None,
 ) -> _State:
-    """The last states of all batches: offers [G, B, T, M, W], answers [G, B, T + P + 2], their last places [G, B]."""
-    return jax.vmap(lambda *batch: _replay_batch(shape, *batch, probing))(offers, answers, ends)
+    """The last states of all batches.
+
+    Args:
+      shape: what makes drafts.
+      tables: of each source, its calibration [M, 2].
+      offers: of each source, [G, B, T, M, W].
+      answers: [G, B, T + P + 2].
+      ends: [G, B], their last places.
+      probing: which source has probes, if one does.
+    """
+    return jax.vmap(lambda *batch: _replay_batch(shape, tables, *batch, probing))(offers, answers, ends)
 
 
 def _replay_batch(
-    shape: StaticTree | Best, offers: list[Offer], answers: jax.Array, ends: jax.Array, probing: int | None
+    shape: StaticTree | Best,
+    tables: list[jax.Array],
+    offers: list[Offer],
+    answers: jax.Array,
+    ends: jax.Array,
+    probing: int | None,
 ) -> _State:
+    """`_replay` of one batch, without its leading axis."""
     B, rows = len(answers), jnp.arange(len(answers))
     M = 0 if probing is None else offers[probing].tokens.shape[2]
     costs = jnp.ones(1) if shape.costs is None else shape.costs
@@ -148,6 +165,7 @@ def _replay_batch(
         here = [jax.tree.map(lambda x: x[rows, state.at], offer) for offer in offers]
         if probing is not None:
             here[probing] = _of_probes(offers[probing], state)
+        here = [calibrated(offer, table) for offer, table in zip(here, tables, strict=True)]
         draft = shape.draft(state.trees, answers[rows, state.at], here, state.pace)
         following = jnp.take_along_axis(answers, state.at[:, None] + 1 + draft.tree.depth, axis=1)
         accepted = follow(draft, following)

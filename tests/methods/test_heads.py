@@ -173,7 +173,7 @@ def test_dropout_leaves_values_out_of_updates_alone(tiny):
     )
     trainable = method.init(jax.random.key(0), base) | {"lm_head": jnp.tile(jnp.eye(32, 16), (2, 1, 1))}
     whole, once, again, other = (
-        np.asarray(method.predict_update(trainable, base, (state,), path, seeds))
+        np.asarray(method.along(trainable, base, (state,), path, seeds))
         for seeds in (None, *jnp.array([[1, 2], [2, 1], [1, 3]], jnp.uint32))
     )
     kept = once != 0

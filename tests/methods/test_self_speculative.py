@@ -45,7 +45,7 @@ def test_the_whole_base_is_always_right(model, sampling):
     whole = SelfSpeculative(length=4, threshold=0.0)
     for answer in generate(drafter(model, whole), make_prompts(4), 41, sampling=sampling, seed=3, batch_size=2):
         assert (answer.steps, answer.tokens_per_step) == (8, 5.0)
-        assert answer.accepted == answer.offered == [8] * 4
+        assert answer.accepted == answer.offered == [8] * 4 and answer.draft_passes == 4 * 8
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import flax.struct
 import jax
@@ -72,6 +73,25 @@ class Tree:
         named = {name: getattr(self, name)[:, :count] for name in _OF_NODES}
         named |= {"ancestors": self.ancestors[:, :count, :count]}
         return self.replace(**named, probe_owner=jnp.minimum(self.probe_owner, count - 1))
+
+
+def owned_probes(owners: jax.Array, distances: int, nodes: int) -> dict[str, Any]:
+    """The fields of a batch of trees that say which probes there are: one at every distance behind each of some nodes.
+
+    Args:
+      owners: [B, O] int32, those nodes.
+      distances: M.
+      nodes: N of the trees.
+    """
+    (B, count), M = owners.shape, distances
+    numbers = jnp.arange(count)[:, None] + count * jnp.arange(M)  # [O, M], by distance
+    none = jnp.full((B, nodes, M), -1, jnp.int32)
+    return {
+        "probe_owner": jnp.tile(owners, (1, M)).astype(jnp.int32),
+        "probe_distance": jnp.broadcast_to(jnp.repeat(jnp.arange(1, M + 1), count), (B, count * M)),
+        "probe_of": none.at[jnp.arange(B)[:, None], owners].set(numbers.astype(jnp.int32)),
+        "probe_ends": tuple(count * d for d in range(1, M + 1)),
+    }
 
 
 _OF_NODES = ("parent", "depth", "rank", "live", "probe_of", "next_state")
