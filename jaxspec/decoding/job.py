@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Acceptance
+from jaxspec.decoding.acceptance import Acceptance, Match
 from jaxspec.decoding.loop import decode, prefill, start
 from jaxspec.decoding.prompts import pad_tokens
 from jaxspec.decoding.state import DecodeState, Decoding
@@ -44,6 +44,19 @@ def buffer_sizes(longest_prompt: int, max_new_tokens: int, max_depth: int) -> tu
     return padded, bucket(max_new_tokens, 64), max(padded, capacity)
 
 
+def decoding_of(
+    drafter: Drafter,
+    batch_size: int,
+    sampling: SamplingConfig,
+    acceptance: Acceptance = Match(),
+    eos: Sequence[int] = (),
+) -> Decoding:
+    """What stays as it is while batches are decoded; `eos` are the ids that end a text."""
+    base = drafter.model.base_for(batch_size * drafter.least_rows)
+    rest = (drafter.on_device, make_sampler(sampling), jnp.array(eos or (-1,), jnp.int32))
+    return Decoding(base, *put_beside(base.params, rest), acceptance)
+
+
 @dataclasses.dataclass
 class Run:
     """One batch on its way: its state and its clocks."""
@@ -68,9 +81,7 @@ class Job:
     def __init__(self, drafter: Drafter, sampling: SamplingConfig, seed: int, acceptance: Acceptance, batch_size: int):
         self.model, self._seed = drafter.model, seed
         self.mesh = mesh_of(self.model.params)
-        rest = (drafter.on_device, make_sampler(sampling), jnp.array(self.model.eos or (-1,), jnp.int32))
-        base = self.model.base_for(batch_size * drafter.least_rows)
-        self._decoding = Decoding(base, *put_beside(self.model.params, rest), acceptance)
+        self._decoding = decoding_of(drafter, batch_size, sampling, acceptance, self.model.eos)
 
     def begin(
         self, prompts: Sequence[Sequence[int]], limits: Sequence[int], padded: int, width: int, capacity: int

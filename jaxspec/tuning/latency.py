@@ -12,13 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Match
+from jaxspec.decoding.job import decoding_of
 from jaxspec.decoding.loop import decode, prefill, start
-from jaxspec.decoding.state import Decoding
 from jaxspec.drafting.drafter import Drafter, autoregressive
-from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import State, TreePlan, chain, from_paths, make_plan
-from jaxspec.parallel.sharding import put_beside
 from jaxspec.progress import Progress
 from jaxspec.tuning.hardware import Latency, fit_latency
 from jaxspec.weights.load import Model
@@ -117,9 +114,8 @@ class StepTimer:
     def __init__(
         self, drafter: Drafter, batch_size: int, cache_length: int, sampling: SamplingConfig = SamplingConfig()
     ):
-        base = drafter.model.base_for(batch_size * drafter.least_rows)
-        rest = (drafter.on_device, make_sampler(sampling), jnp.array([-1], jnp.int32))
-        self._decoding = Decoding(base, *put_beside(base.params, rest), Match())
+        self._decoding = decoding_of(drafter, batch_size, sampling)
+        base = self._decoding.base
         length = min(cache_length // 2, _PROMPT)
         tokens, lengths = np.ones((batch_size, length), np.int32), np.full(batch_size, length, np.int32)
         taps = drafter.on_device.taps(drafter.model.config.num_layers)
