@@ -44,7 +44,7 @@ class Options:
     Attributes:
       studies: names; finished trainings are read, measurements are made again. Default: all that ablations.json
         lacks. `steps`, `similarity`, `acceptance` and `coverage` measure and train nothing.
-      model: smollm2-135m (embedded); the layers of some studies are made for its 30.
+      model: smollm2-135m (the default); the layers of some studies are made for its 30.
       prompts: a JSONL file of training prompts; empty takes the small set that ships.
       column: field of that file that holds the prompt.
       steps: updates of every training, where its study says nothing else.

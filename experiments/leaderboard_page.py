@@ -23,20 +23,21 @@ _TERMS = Terms()
 _INTRO = """\
 # Leaderboard
 
-Drafters for one small base, the embedded SmolLM2-135M-Instruct, all trained under the same terms and ranked by what no
-hardware changes: how many tokens a step makes on held-out answers of the base.
+Drafters for one small base, the default model SmolLM2-135M-Instruct, all trained under the same terms and ranked by
+what no hardware changes: how many tokens a step makes on held-out answers of the base.
 """
 _HOW = f"""\
 ## Enter a method
 
 ```
-python -m experiments.leaderboard enter path/to/file.py:Class
+python -m experiments.leaderboard enter path/to/file.py:Class --multiple 0.2
 ```
 
 The class is a method as in [Adding a method](adding-a-method.md). The name of a method of this project (`medusa`), or
 of a config for the default model (`space_smollm2_lora`), stands for that. The command makes the answers that are
-missing, trains, scores, and writes the row and this page. If it is stopped, the same command resumes it.
-CONTRIBUTING.md says how to send a row in.
+missing, trains, scores, and writes the row and this page. If it is stopped, the same command resumes it. The present
+rows of trained methods have a fifth of the usual updates (`--multiple 0.2`); a row with others needs a `--name` that
+says so. CONTRIBUTING.md says how to send a row in.
 
 - `--time` measures steps too, on a machine that does nothing else;
 - `--multiple 0.02` shows in minutes whether all of it works, with a folder of its own for `--docs`;

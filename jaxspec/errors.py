@@ -18,7 +18,7 @@ def check_at_least(settings: object, least: Mapping[str, float], method: str = "
     Args:
       settings: whatever has them as attributes.
       least: by name, `part.name` for one of a part; of a tuple every element must be so large.
-      method: whose settings they are, if a method's, which are named as in Python.
+      method: name of the method that the settings belong to, if any; they are then reported under their Python names.
     """
     for name, value in least.items():
         given = operator.attrgetter(name)(settings)

@@ -43,7 +43,9 @@ class Answers:
         self._folder, self._ways = folder, ways
         names = collections.Counter(self.file(way, 0).name for way in ways)
         if alike := [name for name, count in names.items() if count > 1]:
-            raise UserError(f"several runs would write {alike[0]}: give them names that differ in letters or digits")
+            raise UserError(
+                f"several runs would write {alike[0]}: rename the adapter or the draft model of one of them"
+            )
 
     def file(self, way: str, run: int) -> Path:
         """Where the answers of one way and run are."""

@@ -25,9 +25,9 @@ class BenchConfig:
     Attributes:
       runs: a method with its settings, as in --run ppd --run "bita tree=sparse:64 vocabulary=8192 adapter=DIR"; a tree
         of `auto` is what tune.py chose. Autoregressive decoding always runs; named twice it races itself. Default:
-        every method whose adapter ships for the base.
+        every method that can draft for the base: those whose adapter ships and those that need none.
       data: question files with commas between.
-      model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made,
+      model: smollm2-135m (the default), a Hugging Face directory or hub name, a base that train.py or export.py made,
         or a GGUF file.
       dtype: of the weights, or exact: bfloat16 weights, with all else as exact as in float32; default float32 on CPU,
         bfloat16 elsewhere.

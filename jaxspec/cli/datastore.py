@@ -21,8 +21,8 @@ class Options:
     """Build a datastore, which `decode.py --method rest --adapter DIR` drafts from.
 
     Attributes:
-      model: whose tokens it holds: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py
-        or export.py made, or a GGUF file.
+      model: whose tokens it holds: smollm2-135m (the default), a Hugging Face directory or hub name, a base that
+        train.py or export.py made, or a GGUF file.
       answers: a JSONL file: what train.py keeps of the base's answers, answers of bench.py or of decode.py --json, or
         any with a text per line.
       column: field of that file that holds the text. Token ids in COLUMN_tokens, behind those in prompt_tokens, are
@@ -81,7 +81,7 @@ def texts_of(where: str, row: dict[str, Any], column: str, model: Model) -> Iter
     elif "choices" in row:
         try:
             yield from [model.encode_plain(turn) for choice in row["choices"] for turn in choice["turns"]]
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             raise UserError(f"{where}: choices without turns of text") from None
     else:
         raise UserError(f"{where}: no text in column {column!r}; columns: {', '.join(row)}")

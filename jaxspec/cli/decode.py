@@ -38,7 +38,7 @@ class Options(DrafterOptions):
 
     Attributes:
       model: a Hugging Face directory or hub name, a base that train.py or export.py made, or a GGUF file; default
-        smollm2-135m (embedded), in a dry run the config's.
+        smollm2-135m (the default), in a dry run the config's.
       tree: draft tree: auto (what tune.py chose for this machine), BUILDER:NUMBERS (sparse:16, dynamic:60, stripped:60,
         chain:3, straightforward:3, cartesian:3,2, efficient:5, medusa:64, random:16), best:ROWS (the best nodes of all
         methods, chosen in every step; best:1@21,5@26 also their number, by its milliseconds) or a JSON file; default

@@ -27,8 +27,8 @@ class DrafterOptions:
     """What decodes: a base, and the methods that draft for it.
 
     Attributes:
-      model: smollm2-135m (embedded), a Hugging Face directory or hub name, a base that train.py or export.py made, or a
-        GGUF file.
+      model: smollm2-135m (the default), a Hugging Face directory or hub name, a base that train.py or export.py made,
+        or a GGUF file.
       method: how to draft; several joined by a + draft together, as in medusa+prompt_lookup.
       adapter: folder of a trained adapter; default the one that ships for this method and model.
       draft_model: of the method draft_model: a smaller base, named like the model, or the folder of one that train.py

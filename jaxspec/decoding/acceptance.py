@@ -23,7 +23,8 @@ class Acceptance(abc.ABC):
 
     Attributes:
       lossless: whether sampled text has the distribution of autoregressive decoding's. Greedy text is always the same.
-      remark: what there is to say about a text that is not autoregressive decoding's own.
+      remark: what there is to say about a sampled text that is not autoregressive decoding's own; empty where it always
+        is, which `same_text` relies on.
     """
 
     lossless: ClassVar[bool] = True

@@ -103,7 +103,7 @@ class HeadMethod(Method, abc.ABC):
 
         Heads that read the tokens between have `along` and `offer` of their own instead.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.name}: define predict, or along and offer")
 
     def along(
         self, trainable: PyTree, base: Base, features: Features, path: jax.Array, seeds: jax.Array | None = None

@@ -9,7 +9,8 @@ answer.
 Some things depend on the way. Probes are recorded as if every token had all of its own, and a replay takes those that
 the newest token would have had, its own or borrowed ones. Token Recycling and Jacobi decoding also learn from refused
 candidates, and a recording has none: their replay is too low. Lookahead's window moves once per step, in a recording
-once per token: its replay is too high.
+once per token: its replay is too high. Methods that draft along paths are recorded with 10 candidates below each node;
+where decoding asks for fewer, siblings share their chances otherwise, and the replay is approximate.
 """
 
 from __future__ import annotations

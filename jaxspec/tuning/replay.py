@@ -58,8 +58,8 @@ class _State:
 
     Attributes:
       at: [B] int32, place in the answer of the newest token.
-      probed: [B, M] int32, behind which token the probes of each distance stood that it has: so many places before the
-        newest one, as nodes may borrow those of their parents; -1 where it has none.
+      probed: [B, M] int32, for each distance how many levels above the last accepted node the owner of its probe is:
+        0 for its own probe, more for one that it borrows from an ancestor, -1 for none.
       pace: of the rows.
       trees: the fixed tree that is filled next; empty where drafts are chosen per step.
       steps: [B] int32.
@@ -121,7 +121,10 @@ def replay(
 
 
 def _asked(offer: Offer, width: int) -> Offer:
-    """Of candidates that may follow anything, as many as the shape asks for; siblings share what chance there is."""
+    """At most `width` candidates per distance, as decoding would ask for: siblings share what chance there is.
+
+    Candidates with parents stay as recorded.
+    """
     return offer if offer.parent is not None else jax.tree.map(lambda x: x[..., :width], offer)
 
 
@@ -174,7 +177,7 @@ def _replay_batch(
         tried, right = _outcomes(draft, following, active, len(offers))
         return _State(
             at=at,
-            probed=_places_before(draft.tree, accepted.node)[:, :M],
+            probed=_levels_above(draft.tree, accepted.node),
             pace=state.pace.after(accepted.length + 1, costs[size], at < ends),
             trees=shape.follow(draft, accepted.node),
             steps=state.steps + active,
@@ -189,7 +192,7 @@ def _replay_batch(
     return lax.while_loop(lambda state: jnp.any(state.at < ends), step, state)
 
 
-def _places_before(tree: Tree, node: jax.Array) -> jax.Array:
+def _levels_above(tree: Tree, node: jax.Array) -> jax.Array:
     """How far above a node [B] the owner of each of its probes is, [B, M]; -1 where it has none."""
     rows = jnp.arange(len(node))
     probes = tree.probe_of[rows, node]
@@ -198,7 +201,10 @@ def _places_before(tree: Tree, node: jax.Array) -> jax.Array:
 
 
 def _of_probes(offer: Offer, state: _State) -> Offer:
-    """What the newest token's probes offer, [B, M, W] of [B, T, M, W]: one of n places before, what is n further."""
+    """What the newest token's probes offer, [B, M, W] of [B, T, M, W].
+
+    A probe that is borrowed from n levels above was recorded n places before, as the prediction n distances further.
+    """
     before = jnp.maximum(state.probed, 0)
     B, M = before.shape
     index = (jnp.arange(B)[:, None], state.at[:, None] - before, jnp.arange(M) + before)

@@ -1,4 +1,4 @@
-"""`load_model`: the embedded default, a Hugging Face directory or hub name, an Orbax checkpoint, or a GGUF file."""
+"""`load_model`: the default model, a Hugging Face directory or hub name, an Orbax checkpoint, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def embedded_model_path() -> Path:
 
 
 def _find(name_or_path: str, files: Sequence[str], older: Sequence[str] = ()) -> Path:
-    """Where a model is: the embedded one, a file, a folder, or the folder that these files are downloaded to.
+    """Where a model is: the default one, a file, a folder, or the folder that these files are downloaded to.
 
     `older` ones are downloaded instead if given and the first ones hold no weights.
     """

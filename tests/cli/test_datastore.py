@@ -96,6 +96,8 @@ def test_what_it_builds_drafts(files, written, build, capsys):
         ([{"text": "one"}], [], "answers.jsonl:1: no text in column 'answer'; columns: text"),
         ([{"answer": "one"}, {"answer": 3}], [], "answers.jsonl:2: no text in column 'answer'"),
         ([{"answer_tokens": [1, 257]}], [], "answer_tokens are no tokens of a vocabulary of 257"),
+        ([{"choices": [{"turns": [3]}]}], [], "answers.jsonl:1: choices without turns of text"),
+        ([{"answer": "\ud800"}], [], "'\\ud800': not valid Unicode"),
         ([{"answer_tokens": ["1"]}], [], "answer_tokens are no tokens of a vocabulary of 257"),
         ([{"answer": "one"}], ["--output", "."], "give a new directory with --output, got '.'"),
         ([{"answer": "one"}], ["--longest", "0"], "longest must be at least 1, got 0"),

@@ -40,9 +40,7 @@ def test_bad_options_are_refused(options, message):
 
 def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(serve, "_NEEDED", ("starlette", "no_such_package"))
-    with pytest.raises(
-        UserError, match=r"needs no_such_package; .* pip install -e '\.\[serve\]'"
-    ):
+    with pytest.raises(UserError, match=r"needs no_such_package; .* pip install -e '\.\[serve\]'"):
         serve.main([])
 
 
