@@ -47,6 +47,7 @@ def test_probes_that_nodes_borrow_are_replayed(tiny):
     drafter = union([PPD(), PromptLookup(length=4)], model, 9).with_tree("best:5@1,9@1.2")
     replayed = replay(record(drafter, texts, batch_size=4), drafter)
     assert replayed.steps.tolist() == [answer.steps for answer in generate(drafter, prompts, 40)]
+    assert replayed.right[0].any()  # of the probes, too
 
 
 @pytest.mark.slow
