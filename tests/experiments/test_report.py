@@ -84,7 +84,7 @@ def test_a_run_writes_results_and_the_page(model, base_run, trained, tmp_path, m
     assert capsys.readouterr().out == f"written to {tmp_path / 'ablations.md'}\n"
     saved = json.loads((tmp_path / "ablations.json").read_text())
     assert saved["trainings"] == {"entry": trained[1]["entry"]} and saved["setting"]["machine"] == ""  # nothing timed
-    assert "Not run yet, or without what verdicts need: `seeds`," in (tmp_path / "ablations.md").read_text()
+    assert "or recorded no intervals: `seeds`," in (tmp_path / "ablations.md").read_text()
     with pytest.raises(UserError, match="results of another setting"):
         ablate.main([*args, "--steps", "9"])
     with alone_in(tmp_path), pytest.raises(UserError, match="another process is writing there"):
