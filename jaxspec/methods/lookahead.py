@@ -159,9 +159,8 @@ class Lookahead(Method):
 
 def _drawn(seen: Seen, before: jax.Array) -> jax.Array:
     """Tokens at random out of what was read, of the shape of those `before` [B, ...]; these, where nothing was."""
-    flat, length = before.reshape(len(before), -1), seen.length[:, None]
-    numbers = jax.random.bits(jax.random.key(0), flat.shape[1:]) >> 1
-    place = numbers.astype(jnp.int32) % jnp.maximum(length, 1)
+    numbers = jax.random.bits(jax.random.key(0), (before.size // len(before),)) >> 1
+    place = numbers.astype(jnp.int32) % jnp.maximum(seen.length[:, None], 1)
     drawn = jnp.take_along_axis(seen.tokens, place, axis=1)
     return seen.updated(drawn.reshape(before.shape), before)
 

@@ -115,7 +115,7 @@ def replay(
     offers = [jax.tree.map(lambda *xs: batched(xs, T), *of_source) for of_source in given]
     answers = batched([r.answer for r in recordings], T + shape.depth + 2, -1)
     ends = np.pad(counts, (0, missing)).reshape(-1, batch_size)
-    done = jax.device_get(_replay(shape, tables, offers, jnp.asarray(answers), jnp.asarray(ends), probing))
+    done = jax.device_get(_replay(shape, tables, probing, offers, jnp.asarray(answers), jnp.asarray(ends)))
     steps = done.steps.reshape(-1)[: len(counts)]
     return Replay(steps, counts, float(done.time.sum()), done.tried.sum(axis=0), done.right.sum(axis=0))
 
@@ -129,45 +129,35 @@ def _asked(offer: Offer, width: int) -> Offer:
 
 
 @functools.partial(jax.jit, static_argnames="probing")
+@functools.partial(jax.vmap, in_axes=(None, None, None, 0, 0, 0))
 def _replay(
     shape: StaticTree | Best,
     tables: list[jax.Array],
+    probing: int | None,
     offers: list[Offer],
     answers: jax.Array,
     ends: jax.Array,
-    probing: int | None,
 ) -> _State:
-    """The last states of all batches.
+    """The last state of a batch; of G batches, which the last three arguments and the state then have in front.
 
     Args:
       shape: what makes drafts.
       tables: of each source, its calibration [M, 2].
-      offers: of each source, [G, B, T, M, W].
-      answers: [G, B, T + P + 2].
-      ends: [G, B], their last places.
-      probing: which source has probes, if one does.
+      probing: which source has probes, if one does (static).
+      offers: of each source, [B, T, M, W].
+      answers: [B, T + P + 2].
+      ends: [B], their last places.
     """
-    return jax.vmap(lambda *batch: _replay_batch(shape, tables, *batch, probing))(offers, answers, ends)
-
-
-def _replay_batch(
-    shape: StaticTree | Best,
-    tables: list[jax.Array],
-    offers: list[Offer],
-    answers: jax.Array,
-    ends: jax.Array,
-    probing: int | None,
-) -> _State:
-    """`_replay` of one batch, without its leading axis."""
     B, rows = len(answers), jnp.arange(len(answers))
     M = 0 if probing is None else offers[probing].tokens.shape[2]
     costs = jnp.ones(1) if shape.costs is None else shape.costs
 
     def step(state: _State) -> _State:
         active = state.at < ends
-        here = [jax.tree.map(lambda x: x[rows, state.at], offer) for offer in offers]
-        if probing is not None:
-            here[probing] = _of_probes(offers[probing], state)
+        here = [
+            _of_probes(offer, state) if i == probing else jax.tree.map(lambda x: x[rows, state.at], offer)
+            for i, offer in enumerate(offers)
+        ]
         here = [calibrated(offer, table) for offer, table in zip(here, tables, strict=True)]
         draft = shape.draft(state.trees, answers[rows, state.at], here, state.pace)
         following = jnp.take_along_axis(answers, state.at[:, None] + 1 + draft.tree.depth, axis=1)
