@@ -61,6 +61,7 @@ def test_bytes_are_those_of_arrays_that_lie_there(training):
     assert "96 trainable" in training_lines("tiny", RUN, training)[1]
 
 
+@pytest.mark.slow
 def test_passes_are_counted(mesh, training):
     """Each of the four parts of the batch takes as many sequences a pass as `microbatch` says."""
     train = dataclasses.replace(RUN.train, microbatch=1)

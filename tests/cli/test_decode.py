@@ -138,6 +138,7 @@ def test_rejection_says_that_the_text_is_another(decode_rows, decode_text):
     assert row["lossless"] is True and row["accept"] == "rejection" and row["first_divergence"] is None
 
 
+@pytest.mark.slow
 def test_typical_acceptance_says_where_it_is_lossy(decode_rows, decode_text):
     options, remark = ["--prompt", "hello", "--accept", "typical"], "may differ from the base's own"
     _, err = decode_text(*options, "--temperature", "0.9")

@@ -106,7 +106,7 @@ def test_refilled_rows_answer_as_if_alone(tiny, plain, ppd):
     prompts = make_prompts(23)
     alone = [a.tokens for a in generate(plain, prompts, 17)]
     for method in (plain, ppd):
-        many = dict(generate_many(method, prompts, 17, batch_size=5, refill=2, steps_per_chunk=3))
+        many = dict(generate_many(method, prompts, 17, batch_size=3, refill=2, steps_per_chunk=3))
         assert [many[i] for i in range(len(prompts))] == alone
 
 
@@ -154,6 +154,7 @@ def test_typical_acceptance_takes_more_and_may_change_the_text(tiny, ppd, plain)
     assert [a.tokens for a in never] == [a.tokens for a in generate(on(model, plain), prompts, 40)]
 
 
+@pytest.mark.slow
 def test_typical_acceptance_draws_nothing(tiny, ppd):
     """A temperature decides what is plausible; a seed decides nothing."""
     texts = [
@@ -204,5 +205,5 @@ def test_buckets_cover_and_waste_little():
 
 def test_prompts_of_one_bucket_have_one_program(tiny, plain):
     prompts = [(make_prompts(1, seed=s)[0] * 300)[:length] for s, length in enumerate((130, 180, 220))]
-    answers = [generate(plain, [prompt], 12)[0] for prompt in prompts]
+    answers = [generate(plain, [prompt] * 3, 12, batch_size=3)[0] for prompt in prompts]
     assert [answer.compile_seconds for answer in answers[1:]] == [0, 0]

@@ -172,7 +172,7 @@ def test_expected_acceptances_are_the_chances_of_candidates(tiny):
 
 
 def test_a_size_chosen_per_step_changes_nothing(tiny):
-    drafter = union([Guesses(0), Guesses(1, joined=True, distances=6)], tiny, 9).with_tree("best:1@20,3@25,9@36")
+    drafter = union([Guesses(0)], tiny, 9).with_tree("best:1@20,3@23,9@44")
     prompts, sizes = [(prompt * 8)[:8] for prompt in make_prompts(8)], set()
     plain = generate(autoregressive(tiny), prompts, 24, sampling=SAMPLING, seed=3)
     for prompt, answer in zip(prompts, plain, strict=True):
@@ -215,7 +215,7 @@ def test_a_source_alone(tiny, method):
     ("methods", "sampling", "batch_size"),
     [
         ((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), GREEDY, 1),
-        ((Hydra(heads=3), TOKEN_RECYCLING), SAMPLING, 4),
+        ((Medusa(heads=3), TOKEN_RECYCLING), SAMPLING, 4),
         *(
             pytest.param(methods, *setting, marks=pytest.mark.slow)
             for methods, setting in zip(every_pair(ALONE), itertools.cycle([(GREEDY, 4), (SAMPLING, 1)]), strict=False)

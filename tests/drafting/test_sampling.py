@@ -7,6 +7,10 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.drafting.sampling import best, make_row_sampler, make_sampler
+from tests.helpers.model import quick_jit
+
+filtered = quick_jit(lambda sampler, logits: sampler.filtered(logits))
+noise_of = quick_jit(lambda sampler, seeds, positions, tokens: sampler.noise(seeds, positions, tokens))
 
 
 def reference(logits, config):
@@ -39,7 +43,7 @@ def reference(logits, config):
 )
 def test_filters_keep_what_sorting_keeps(config):
     logits = np.random.default_rng(0).normal(0, 3, (4, 3, 97)).astype(np.float32)
-    kept = np.isfinite(make_sampler(config).filtered(jnp.array(logits)))
+    kept = np.isfinite(filtered(make_sampler(config), logits))
     for row in np.ndindex(4, 3):
         np.testing.assert_array_equal(kept[row], reference(logits[row], config))
 
@@ -64,8 +68,8 @@ def test_greedy_leaves_logits_alone_and_has_no_noise():
 
 def test_noise_depends_on_seed_and_position_alone():
     sampler = make_sampler(SamplingConfig(1.0))
-    seeds = jnp.array([3, 3, 4], jnp.uint32)
-    noise = np.asarray(sampler.noise(seeds, jnp.array([[7, 8], [8, 9], [7, 8]]), jnp.arange(50)))
+    seeds = np.array([3, 3, 4], np.uint32)
+    noise = np.asarray(noise_of(sampler, seeds, np.array([[7, 8], [8, 9], [7, 8]]), np.arange(50)))
     np.testing.assert_array_equal(noise[0, 1], noise[1, 0])
     assert not np.allclose(noise[0, 0], noise[0, 1])
     assert not np.allclose(noise[0, 0], noise[2, 0])
@@ -86,7 +90,7 @@ def test_noise_is_that_of_jax_random():
         key = jax.random.fold_in(key, np.uint32(2**32 - 1)) if independent else key
         expected = jax.random.gumbel(jax.random.fold_in(key, position), (size,))
         drawing = sampler.replace(independent=independent)
-        noise = drawing.noise(jnp.array([seed], jnp.uint32), jnp.array([[position]]), jnp.arange(size))
+        noise = noise_of(drawing, np.array([seed], np.uint32), np.array([[position]]), np.arange(size))
         np.testing.assert_allclose(noise[0, 0], expected, rtol=1e-6, atol=1e-6)
 
 
@@ -94,10 +98,10 @@ def test_noise_of_a_token_does_not_depend_on_the_others():
     sampler = make_sampler(SamplingConfig(1.0))
 
     def noise(tokens):
-        return sampler.noise(jnp.array([7], jnp.uint32), jnp.array([[2, 3]]), tokens)
+        return np.asarray(noise_of(sampler, np.array([7], np.uint32), np.array([[2, 3]]), tokens))
 
-    some = jnp.array([41, 3, 17])
-    np.testing.assert_allclose(noise(some), noise(jnp.arange(50))[..., some], rtol=1e-6, atol=1e-6)
+    some = np.array([41, 3, 17])
+    np.testing.assert_allclose(noise(some), noise(np.arange(50))[..., some], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("independent", [False, True])
@@ -114,8 +118,8 @@ def test_noise_draws_from_the_distribution():
     """Gumbel noise on log p draws token i with probability p_i."""
     p = np.array([0.5, 0.25, 0.15, 0.1])
     sampler = make_sampler(SamplingConfig(1.0))
-    noise = sampler.noise(jnp.zeros(1, jnp.uint32), jnp.arange(8000)[None], jnp.arange(4))[0]
-    drawn = np.bincount(np.asarray(jax.numpy.argmax(jnp.log(p) + noise, axis=-1)), minlength=4) / 8000
+    noise = np.asarray(noise_of(sampler, np.zeros(1, np.uint32), np.arange(8000)[None], np.arange(4)))[0]
+    drawn = np.bincount(np.argmax(np.log(p) + noise, axis=-1), minlength=4) / 8000
     np.testing.assert_allclose(drawn, p, atol=4 * np.sqrt(0.25 / 8000))
 
 
@@ -125,15 +129,20 @@ ROWS = [SamplingConfig(), SamplingConfig(0.7, top_k=5), SamplingConfig(1.2), Sam
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:1] * 4, ROWS[2:3] * 4], ids=["mixed", "greedy", "unfiltered"])
 def test_rows_have_settings_of_their_own(rows):
     """What a row gets is what the whole batch gets where all have its settings, in whatever company."""
-    logits = jnp.asarray(np.random.default_rng(0).normal(0, 3, (4, 3, 97)), jnp.float32)
-    seeds, positions = jnp.arange(4, dtype=jnp.uint32), jnp.arange(12).reshape(4, 3)
+    logits = np.random.default_rng(0).normal(0, 3, (4, 3, 97)).astype(np.float32)
+    seeds, positions = np.arange(4, dtype=np.uint32), np.arange(12).reshape(4, 3)
+
+    @quick_jit
+    def all_of(sampler):
+        noise = jnp.broadcast_to(sampler.noise(seeds, positions, jnp.arange(97)), logits.shape)
+        return sampler.filtered(logits), noise, sampler.distribution(logits)
+
     together = make_row_sampler(rows)
+    ours = all_of(together)
     for row, config in enumerate(rows):
         alone = make_sampler(config)
-        np.testing.assert_array_equal(together.filtered(logits)[row], alone.filtered(logits)[row])
-        noise = jnp.broadcast_to(alone.noise(seeds, positions, jnp.arange(97)), logits.shape)
-        np.testing.assert_array_equal(together.noise(seeds, positions, jnp.arange(97))[row], noise[row])
-        expected = jax.nn.one_hot(logits[row].argmax(-1), 97)
-        expected = alone.distribution(logits)[row] if alone.sampling else expected
-        np.testing.assert_array_equal(together.distribution(logits)[row], expected)
-        assert together.pick(jnp.array([1]), jnp.array([0]))[row] == alone.sampling
+        filtered, noise, distribution = all_of(alone)
+        expected = distribution[row] if alone.sampling else np.eye(97)[logits[row].argmax(-1)]
+        for mine, theirs in zip(ours, (filtered[row], noise[row], expected), strict=True):
+            np.testing.assert_allclose(mine[row], theirs, rtol=1e-5)
+        assert together.pick(np.array([1]), np.array([0]))[row] == alone.sampling

@@ -10,21 +10,23 @@ import pytest
 from jaxspec.drafting.draft import Offer, Pace
 from jaxspec.drafting.shape import Best, StaticTree
 from jaxspec.drafting.tree import build_tree, stack_trees
+from tests.helpers.model import quick_jit
 
 B, DEPTH = 3, 3
 
 
 def marginals(rng, width=4, distances=DEPTH, vocabulary=6):
     """Independent candidates per distance, distinct among siblings."""
-    tokens = np.stack([rng.permutation(vocabulary)[:width] for _ in range(B * distances)]).reshape(B, distances, width)
+    tokens = np.stack([rng.permutation(vocabulary)[:width] for _ in range(B * distances)], dtype=np.int32)
+    tokens = tokens.reshape(B, distances, width)
     p = rng.dirichlet(np.ones(width), size=(B, distances)) * rng.uniform(0.5, 1.4, (B, distances, 1))
     known = rng.random((B, distances, 1)) < 0.8
-    return Offer(jnp.array(tokens), jnp.array(known), jnp.log(jnp.minimum(jnp.array(p, jnp.float32), 1.0)))
+    return Offer(tokens, known, np.log(np.minimum(p, 1.0), dtype=np.float32))
 
 
 def trie(rng, width=3, distances=DEPTH, vocabulary=6):
     """Candidates below others: siblings have distinct tokens, and some parents are not there."""
-    tokens, parent = np.zeros((2, B, distances, width), int)
+    tokens, parent = np.zeros((2, B, distances, width), np.int32)
     for b in range(B):
         for d in range(distances):
             parent[b, d] = rng.integers(0, width, width) if d else 0
@@ -33,7 +35,7 @@ def trie(rng, width=3, distances=DEPTH, vocabulary=6):
                 tokens[b, d, where] = rng.permutation(vocabulary)[: len(where)]
     p = rng.uniform(0.1, 0.9, tokens.shape)
     known = rng.random(tokens.shape) < 0.8
-    return Offer(*map(jnp.array, (tokens, known)), jnp.log(jnp.array(p, jnp.float32)), jnp.array(parent))
+    return Offer(tokens, known, np.log(p, dtype=np.float32), parent)
 
 
 def below(offer, b, depth, place):
@@ -201,9 +203,10 @@ def test_a_fixed_tree_takes_candidates_by_rank():
     """Of marginals by distance, of paths below the parent's own candidate; what is not offered stays empty."""
     paths = [(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 1, 0)]
     shape = StaticTree(stack_trees([build_tree(paths)]))
+    draft_of = quick_jit(lambda offer: shape.draft(shape.begin(B), jnp.full(B, 9), [offer]))
     rng = np.random.default_rng(4)
     for offer in (marginals(rng), trie(rng)):
-        draft = shape.draft(shape.begin(B), jnp.full(B, 9), [offer])
+        draft = draft_of(offer)
         for b in range(B):
             places = {(): 0}
             for node, path in enumerate(paths, 1):
@@ -220,7 +223,7 @@ def test_a_fixed_tree_takes_candidates_by_rank():
 
 def test_nothing_offered_is_the_root_alone():
     offer = marginals(np.random.default_rng(5))
-    none = offer.replace(known=jnp.zeros_like(offer.known))
+    none = offer.replace(known=np.zeros_like(offer.known))
     draft = choose(Best((), 6, 1, 2, DEPTH), [none])
     assert np.asarray(draft.valid).tolist() == [[True] + [False] * 5] * B
     assert np.asarray(draft.tree.probe_owner).tolist() == [[0, 0]] * B and bool(jnp.all(draft.tree.probe_live))

@@ -34,6 +34,7 @@ def values(figures):
     return {name: figures[name]["value"] for name in FIGURES if name != "speedup"}
 
 
+@pytest.mark.slow
 def test_greedy_texts_are_one_whatever_the_rule(drafter, same):
     found = measure(drafter, PROMPTS, 0.0, TOKENS, 2)
     assert values(found["match"]) == values(found["typical"])

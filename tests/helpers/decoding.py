@@ -5,6 +5,7 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
+from jaxspec.decoding.job import bucket
 from jaxspec.decoding.loop import prefill, start
 from jaxspec.decoding.prompts import pad_tokens
 from jaxspec.decoding.state import Decoding
@@ -12,8 +13,8 @@ from jaxspec.drafting.sampling import make_sampler
 from jaxspec.parallel.sharding import in_mesh, mesh_of, put_beside
 
 
-def begin(drafter, prompts, limit, sampling=SamplingConfig(), acceptance=Match(), seeds=0, capacity=128, chunk=None):
-    """What decodes, and its state after prefill.
+def begin(drafter, prompts, limit, sampling=SamplingConfig(), acceptance=Match(), seeds=0, capacity=128, chunk=32):
+    """What decodes, and its state after prefill, of the sizes that `generate` takes: both share their programs.
 
     Args:
       drafter: what drafts.
@@ -23,14 +24,14 @@ def begin(drafter, prompts, limit, sampling=SamplingConfig(), acceptance=Match()
       acceptance: which candidates survive.
       seeds: one, or one per prompt.
       capacity: of the cache.
-      chunk: of prefill, which divides 32; default all at once.
+      chunk: of prefill, which divides 32.
     """
     model = drafter.model
     rest = (drafter.on_device, make_sampler(sampling), jnp.array(model.eos or (-1,), jnp.int32))
     decoding = Decoding(model.base, *put_beside(model.params, rest), acceptance)
-    tokens, lengths = pad_tokens(prompts, 32 if chunk else max(map(len, prompts)))
+    tokens, lengths = pad_tokens(prompts, min(32, capacity))
     seeds, limits = np.broadcast_to(np.uint32(seeds), len(prompts)), np.full(len(prompts), limit, np.int32)
     with in_mesh(mesh_of(model.params)):
-        taps, chunk = drafter.on_device.taps(model.config.num_layers), chunk or tokens.shape[1]
-        cache, prompt = prefill(model.base, tokens, lengths, capacity=capacity, chunk=chunk, taps=taps)
-        return decoding, start(decoding, cache, prompt, limits, seeds, width=limit)
+        taps = drafter.on_device.taps(model.config.num_layers)
+        cache, prompt = prefill(model.base, tokens, lengths, capacity=capacity, chunk=min(chunk, capacity), taps=taps)
+        return decoding, start(decoding, cache, prompt, limits, seeds, width=bucket(limit, 64))

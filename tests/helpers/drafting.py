@@ -1,5 +1,7 @@
 """Drafts and what methods draft with, without a loop around them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.drafting.draft import Draft, Drafting
 from jaxspec.drafting.method import Seen
 from jaxspec.drafting.sampling import make_sampler
+from tests.helpers.model import quick_jit
 
 
 def batched(tree):
@@ -31,12 +34,19 @@ def drafting_of(tree, root, position, trainable=None, base=None, sampling=Sampli
     return Drafting(trainable or {}, base, tree, sampler, seeds, root, position, active, **sizes)
 
 
-def offered_after(method, text, depth=3, trainable=None):
-    """{path: chance of its last token} of what a method that looks up offers behind a text."""
-    position = jnp.array([len(text) - 1])
-    drafting = drafting_of(None, [text[-1]], position, trainable, width=8, depth=depth)
-    seen = Seen(jnp.array([text]), jnp.zeros((1, len(text) - 1, 1)), jnp.zeros(1, jnp.int32), position)
-    return paths_of(method.offer(drafting, method.observe(drafting, seen, method.empty_state(None, 1, 63))), depth)
+@functools.partial(quick_jit, static_argnames=("method", "depth", "width", "sampling"))
+def offer_after(method, text, position, trainable=None, depth=3, width=8, sampling=SamplingConfig()):
+    """What a method that looks up offers behind texts [B, T], of which `position` [B] is the last token's."""
+    root = jnp.take_along_axis(text, position[:, None], axis=1)[:, 0]
+    drafting = drafting_of(None, root, position, trainable, sampling=sampling, width=width, depth=depth)
+    seen = Seen(text, jnp.zeros((*text[:, 1:].shape, 1)), jnp.zeros_like(position), position)
+    return method.offer(drafting, method.observe(drafting, seen, method.empty_state(None, len(text), 63)))
+
+
+def offered_after(method, text, depth=3, trainable=None, width=8):
+    """{path: chance of its last token} of the same behind one text."""
+    padded = np.array([[*text, *[7] * 24][:24]], np.int32)  # of one length, so that a method is compiled once
+    return paths_of(offer_after(method, padded, np.array([len(text) - 1]), trainable, depth, width), depth)
 
 
 def paths_of(offer, depth):

@@ -18,7 +18,7 @@ from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers
 from tests.helpers.decoding import begin
 from tests.helpers.methods import batch_of, loss_and_gradient, predict, sequence, settings, trained, untrained_drafter
-from tests.helpers.model import random_base
+from tests.helpers.model import quick_jit, random_base
 from tests.helpers.tiny import TINY, make_prompts
 
 PLAIN = DFlash(block=4, layers=2, tapped=(1, 3), sample_from_anchor=False, from_newest=False, head_norms=True)
@@ -130,22 +130,22 @@ def test_a_copied_layer_is_the_bases(tiny, changes):
     """With the base's own normed states as its context."""
     config = dataclasses.replace(TINY, **changes)
     base = random_base(config)
-    x, angles = base.embed(sequence(tiny, 9)), rope_angles(config, jnp.arange(9)[None])
-    expected, _ = base.rows(x, causal_context(1, 9), layers=(2, 3))
-    params, layer = copied_layer(config, base.params["layers_2"]), DraftLayer(config)
-    normed = layer.apply({"params": params}, x[:, :6], method=lambda layer, x: layer.attention_norm(x))
-    cached = layer.apply({"params": params}, normed, angles[:, :6], method="remember")
-    rows = (x[:, 6:], angles[:, 6:], causal_mask(1, 3), cached, jnp.ones((1, 1, 6), bool))
-    np.testing.assert_allclose(layer.apply({"params": params}, *rows), expected[:, 6:], atol=1e-4)
+
+    @quick_jit
+    def both(base, tokens):
+        x, angles = base.embed(tokens), rope_angles(config, jnp.arange(9)[None])
+        params, layer = copied_layer(config, base.params["layers_2"]), DraftLayer(config)
+        normed = layer.apply({"params": params}, x[:, :6], method=lambda layer, x: layer.attention_norm(x))
+        cached = layer.apply({"params": params}, normed, angles[:, :6], method="remember")
+        rows = (x[:, 6:], angles[:, 6:], causal_mask(1, 3), cached, jnp.ones((1, 1, 6), bool))
+        return layer.apply({"params": params}, *rows), base.rows(x, causal_context(1, 9), layers=(2, 3))[0][:, 6:]
+
+    np.testing.assert_allclose(*both(base, sequence(tiny, 9)), atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(dataclasses.replace(PLAIN, start="random"), marks=pytest.mark.slow),
-        dataclasses.replace(MARKOV, alignment=1.0),
-    ],
-    ids=settings,
+    "method", [dataclasses.replace(PLAIN, start="random"), dataclasses.replace(MARKOV, alignment=1.0)], ids=settings
 )
 def test_training_moves_every_part_and_learns(tiny, method):
     batch = batch_of(sequence(tiny, 24), [[2, 5, 8, 11, 14]])

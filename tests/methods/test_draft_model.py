@@ -45,6 +45,7 @@ def test_a_draft_model_equal_to_the_base_is_always_right(endless, sampling):
     assert [(a.steps, a.tokens_per_step, a.draft_passes) for a in answers] == [(6, 4.0, 6 * 3)] * 4
 
 
+@pytest.mark.slow
 def test_one_that_says_the_opposite_is_never_right(endless):
     opposite = endless.params | {"lm_head": -endless.params["lm_head"]}
     draft = dataclasses.replace(endless, params=opposite, fingerprint="other")

@@ -105,6 +105,7 @@ def test_with_confidence_it_follows_only_probable_paths(tiny):
     assert 0 < sum(a.offered[1] for a in answers) < sum(a.steps for a in answers)
 
 
+@pytest.mark.slow
 def test_it_starts_as_the_bases_last_layer(tiny):
     """On the states before it alone: the base's own distribution of the token after, which it has yet to look past."""
     method, batch = Eagle(reads=(TINY.num_layers - 1,), depth=1), batch_of(sequence(tiny), [[3, 8, 15]])
@@ -125,11 +126,8 @@ def test_a_prediction_reads_the_text_up_to_its_own_token(tiny):
         np.testing.assert_array_equal(moved, np.arange(1, 4) >= later - at)
 
 
-@pytest.mark.parametrize(
-    "method",
-    [pytest.param(EAGLE, marks=pytest.mark.slow), dataclasses.replace(OWN, features=0.3)],
-    ids=["whole", "own_head"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [EAGLE, dataclasses.replace(OWN, features=0.3)], ids=["whole", "own_head"])
 def test_training_moves_every_part(tiny, method):
     base = jax.jit(type(tiny.base).drafting)(tiny.base, IDS[: method.vocabulary]) if method.vocabulary else tiny.base
     tokens = jnp.concatenate([sequence(tiny, 18, seed) for seed in (0, 1)])

@@ -86,6 +86,7 @@ def test_a_head_of_their_own_starts_as_the_bases(tiny):
     np.testing.assert_allclose(predict(own, louder, base, batch), 2 * a, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_exits_are_normalised_before_they_are_averaged(tiny):
     """Section 4.4.5 with two exits, against reading each exit alone."""
     base, batch = Base(tiny.params, tiny.decoder), batch_of(sequence(tiny), [[3, 11]])

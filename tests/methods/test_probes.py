@@ -199,7 +199,7 @@ def loss_by_hand(method, trainable, base, batch):
     "method",
     [
         pytest.param(PPD(), marks=pytest.mark.slow),
-        PPD(direction="reverse", decay=0.5),
+        pytest.param(PPD(direction="reverse", decay=0.5), marks=pytest.mark.slow),
         pytest.param(PPD(objective="hard", distances=2), marks=pytest.mark.slow),
         pytest.param(BiTA(prompts=2), marks=pytest.mark.slow),
         pytest.param(BiTA(prompts=2, objective="distillation"), marks=pytest.mark.slow),

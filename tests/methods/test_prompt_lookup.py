@@ -1,26 +1,20 @@
 """Prompt lookup: the longest match, of several the last, and what followed it."""
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxspec.decoding.generate import generate, generate_many
 from jaxspec.drafting.drafter import autoregressive
-from jaxspec.drafting.method import Seen
 from jaxspec.drafting.tree import chain
 from jaxspec.errors import UserError
 from jaxspec.methods import PromptLookup, load_drafter
-from tests.helpers.drafting import drafting_of
+from tests.helpers.drafting import offered_after
 from tests.helpers.tiny import make_prompts
 
 
 def draft_after(method, text):
     """The candidates that are drafted after a text, the root left out."""
-    position = jnp.array([len(text) - 1])
-    drafting = drafting_of(None, [text[-1]], position, width=1, depth=method.usual_depth)
-    seen = Seen(jnp.array([text]), jnp.zeros((1, len(text) - 1, 1)), jnp.zeros(1, jnp.int32), position)
-    offer = method.offer(drafting, method.observe(drafting, seen, method.empty_state(None, 1, 31)))
-    return np.asarray(offer.tokens)[0, :3, 0][np.asarray(offer.known)[0, :3, 0]].tolist()
+    paths = offered_after(method, text, method.usual_depth, width=1)
+    return list(max(paths, key=len, default=()))[:3]
 
 
 @pytest.mark.parametrize(

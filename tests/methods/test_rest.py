@@ -1,5 +1,6 @@
 """REST: what is found in a datastore, as a brute-force search finds it, and what is offered of it."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from jaxspec.errors import UserError
 from jaxspec.methods import Rest
 from jaxspec.methods.rest import SEPARATOR, build, spread
-from tests.helpers.drafting import drafting_of, offered_after, paths_of
+from tests.helpers.drafting import drafting_of, offer_after, offered_after, paths_of
+from tests.helpers.model import quick_jit
 
 
 def offered(texts, text, depth=3, **settings):
@@ -39,7 +41,8 @@ def test_halving_finds_what_a_brute_force_search_finds(vocab_size, longest):
     for row, each in enumerate(texts):
         text[row, : len(each)] = each
     drafting = drafting_of(None, text[:, 0], [len(each) - 1 for each in texts], datastore, width=8, depth=3)
-    found = zip(texts, *map(np.asarray, method.find(datastore, method.last(drafting, jnp.asarray(text)))), strict=True)
+    find = quick_jit(lambda drafting, text: method.find(drafting.trainable, method.last(drafting, text)))
+    found = zip(texts, *map(np.asarray, find(drafting, text)), strict=True)
     lengths = set()
     for each, first, count, matched in found:
         places, most = brute_force(datastore["tokens"], each, longest)
@@ -90,10 +93,10 @@ def test_every_row_of_a_batch_has_its_own_text():
     texts = [[1, 2, 3, 4], [2, 5], [7, 1]]
     method, datastore = build(texts)
     rows = [[1, 2], [7], [4, 4, 9, 2], [8]]
-    text = np.array([row + [6] * (8 - len(row)) for row in rows])  # garbage behind them
-    drafting = drafting_of(None, [row[-1] for row in rows], [len(row) - 1 for row in rows], datastore, width=8, depth=3)
-    offer = method.offer(drafting, jnp.asarray(text))
+    text = np.array([row + [6] * (8 - len(row)) for row in rows], np.int32)  # garbage behind them
+    offer = offer_after(method, text, np.array([len(row) - 1 for row in rows]), datastore)
     assert offer.tokens.shape == (4, 3, method.continuations)
+    offer = jax.tree.map(np.asarray, offer)
     for i, row in enumerate(rows):
         alone = type(offer)(*(x[i : i + 1] for x in (offer.tokens, offer.known, offer.log_p, offer.parent)))
         assert paths_of(alone, 3) == pytest.approx(offered(texts, row))

@@ -78,7 +78,8 @@ def test_the_loss_is_equation_4(tiny, base, p_ar):
     np.testing.assert_allclose(metrics["autoregressive"], L_AR / N, rtol=1e-4)
 
 
-@pytest.mark.parametrize("weighting", ["sums", *(pytest.param(w, marks=pytest.mark.slow) for w in ("tokens", "terms"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("weighting", ["sums", "tokens", "terms"])
 def test_texts_and_cuts_count_as_weighting_says(tiny, base, weighting):
     """Two texts of unequal lengths, three cuts and one that is none, against counting token by token."""
     method = SPACE(distances=2, p_ar=0.4, tuning="none", weighting=weighting)
@@ -119,6 +120,7 @@ def test_everything_that_is_tuned_moves(tiny, base, method):
     assert all(np.max(np.abs(leaf)) > 0 for leaf in jax.tree.leaves(gradients))
 
 
+@pytest.mark.slow
 def test_ordinary_fine_tuning_leaves_the_mask_alone(tiny, base):
     method = SPACE(distances=3, p_ar=1.0, tuning="none")
     trainable, batch = trained(method, base), batch_of(sequence(tiny), [[4, 9]])
@@ -143,6 +145,7 @@ def test_corrections_sit_where_they_are_wanted(tiny):
     assert shapes == {"mask": (32,), "lora": {f"layers_{i}": layer for i in range(3)}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", TUNINGS[:2], ids=lambda m: m.tuning)
 def test_in_16_bits_the_base_that_settles_is_the_tuned_one_rounded(tiny, method):
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.ndim > 1 else x, tiny.params)

@@ -1,6 +1,7 @@
 """Kernels in blocks of columns compute what plain ones do."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import columns, in_blocks, product
-from tests.helpers.model import plain
+from tests.helpers.model import plain, quick_jit
 from tests.helpers.tiny import TINY, make_tiny
 
 
@@ -26,11 +27,12 @@ def in_columns(plain_kernel, block):
 @pytest.mark.parametrize("block", [8, 16, 48])
 def test_a_product_is_the_same_in_either_layout(shape, block):
     """Also of so many rows that the blocks are put together first, and of none that divide them."""
-    plain_kernel, x = kernel(24, 48), jax.random.normal(jax.random.key(1), shape)
+    plain_kernel, x = kernel(24, 48), np.random.default_rng(1).standard_normal(shape).astype(np.float32)
     blocked = in_columns(plain_kernel, block)
     assert blocked.shape == (48 // block, 24, block)
-    np.testing.assert_allclose(product(x, blocked), x @ plain_kernel, atol=1e-5)
-    half = product(x.astype(jnp.bfloat16), blocked.astype(jnp.bfloat16), preferred_element_type=jnp.float32)
+    np.testing.assert_allclose(quick_jit(product)(x, blocked), x @ np.asarray(plain_kernel), atol=1e-5)
+    widened = functools.partial(product, preferred_element_type=jnp.float32)
+    half = jax.eval_shape(widened, x.astype(jnp.bfloat16), blocked.astype(jnp.bfloat16))
     assert half.dtype == jnp.float32 and half.shape == (*shape[:-1], 48)
 
 

@@ -96,17 +96,21 @@ def test_what_an_axis_does_not_divide_stays_whole(mesh):
     assert partition(mesh, (6, 3), ("batch",)) == P(None)
 
 
-def test_the_base_gives_the_same_logits_on_every_mesh():
+@pytest.mark.parametrize(
+    "config",
+    [
+        MeshConfig(2, 2, 2),
+        *(pytest.param(MeshConfig(**{axis: 8}), marks=pytest.mark.slow) for axis in ("data", "fsdp", "tensor")),
+    ],
+    ids=lambda config: f"{config.data}x{config.fsdp}x{config.tensor}",
+)
+def test_the_base_gives_the_same_logits_on_every_mesh(config):
     model = make_tiny(dataclasses.replace(TINY, num_layers=1, head_norms=True))
-    tokens = jnp.arange(24).reshape(8, 3) % 16
-    expected = plain(model.base, tokens)
-    for config in (MeshConfig(data=8), MeshConfig(fsdp=8), MeshConfig(tensor=8), MeshConfig(2, 2, 2)):
-        mesh = make_mesh(config)
-        params = on_mesh(model, config).params
-        assert mesh_of(params) == mesh
-        with in_mesh(mesh):
-            logits = plain(Base(params, model.decoder), put_batch(tokens, mesh))
-        np.testing.assert_allclose(logits, expected, rtol=2e-4, atol=2e-4)
+    mesh, params, tokens = make_mesh(config), on_mesh(model, config).params, np.arange(24).reshape(8, 3) % 16
+    assert mesh_of(params) == mesh
+    with in_mesh(mesh):
+        logits = plain(Base(params, model.decoder), put_batch(tokens, mesh))
+    np.testing.assert_allclose(logits, plain(model.base, tokens), rtol=2e-4, atol=2e-4)
 
 
 def test_weights_are_read_straight_to_their_devices(mesh, tmp_path):

@@ -93,6 +93,7 @@ def test_an_update_moves_what_its_stage_trains_and_nothing_else(tiny, method, st
         assert jax.tree.leaves(same) == [name not in trained] * len(jax.tree.leaves(same)), name
 
 
+@pytest.mark.slow
 def test_a_base_of_16_bits_trains_an_adapter_of_32(tiny, monkeypatch):
     """Beside float32's: the same loss but for rounding. Products are in 16 bits, and nothing of what is trained."""
     found, multiplied, method = {}, {}, Eagle(depth=2, unroll=2)

@@ -55,6 +55,7 @@ def test_what_another_machine_jax_or_precision_was_measured_with_does_not_count(
     assert read_layouts("float32") == {}
 
 
+@pytest.mark.slow
 def test_tokens_do_not_depend_on_layouts():
     def texts():
         drafter = load_drafter("suffix", make_tiny(), tree="chain:3")
