@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
@@ -33,6 +32,7 @@ from jaxspec.training.run_config import RunConfig, check_config, describe, train
 from jaxspec.training.trainer import Diverged, Trainer
 from jaxspec.tuning.memory import forget_peak, peak_memory
 from jaxspec.weights.load import DEFAULT_MODEL, Model
+from jaxspec.weights.params import parameter_count
 
 _RATES = (1 / 3, 1.0, 3.0)  # times the middle one
 _LONGEST = 192  # tokens of a prompt: the default model needs no more for any of them
@@ -231,7 +231,7 @@ def train_entry(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
         "learning_rate": run.train.learning_rate,
         "updates": run.train.steps,
         "answers_seen": adapter.info["data"]["answers_seen"],
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(adapter.trainable)),
+        "parameters": parameter_count(adapter.trainable),
         "seconds": round(sum(seconds.values()), 1),
         "peak_memory": peak_memory(),
         "machine": device_name(),

@@ -14,14 +14,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from experiments.studies import Study, Training
 from jaxspec.files import locked, read_json, write_json
 from jaxspec.training.data import cache_file
 from jaxspec.training.run_config import RunConfig, describe, training_settings
 from jaxspec.training.trainer import Trainer
 from jaxspec.weights.load import Model
+from jaxspec.weights.params import parameter_count
 
 LARGE = 20_000_000  # parameters of an adapter: larger ones, projections of whole vocabularies, are not kept
 
@@ -91,7 +90,7 @@ def _train(run: RunConfig, model: Model, folder: Path) -> dict[str, Any]:
         "positions": info["accuracy_positions"],
         "answers": info["data"]["answers"],
         "answers_seen": info["data"]["answers_seen"],
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(adapter.trainable)),
+        "parameters": parameter_count(adapter.trainable),
         "groups_per_second": [row["groups_per_second"] for row in rows if "loss" in row][-1],
     }
     return figures | {name: info[name] for name in ("perplexity", "answer_entropies") if name in info}

@@ -32,7 +32,7 @@ from jaxspec.errors import UserError, check_at_least, first_line, suggest
 from jaxspec.files import alone_in, known_as, read_json, writable, write_json
 from jaxspec.machine import Stopwatch, device_name, this_machine
 from jaxspec.training.examples import read_prompts
-from jaxspec.tuning.steps import SHAPES
+from jaxspec.tuning.steps import SIZES
 from jaxspec.versions import code_version
 from jaxspec.weights.load import DEFAULT_MODEL, check_dtype, embedded_model_path
 
@@ -101,7 +101,7 @@ def check_device(config: DeviceConfig) -> None:
     check_at_least(config, {"minutes": 0, "limit": 1, "max_new_tokens": 2, "trees": 2})
     for dtype in config.dtypes:
         check_dtype(dtype)
-    known = [*SHAPES, DEFAULT_MODEL]
+    known = [*SIZES, DEFAULT_MODEL]
     for name in config.shapes:
         if name not in known:
             raise UserError(f"unknown shapes {name!r}{suggest(name, known)}; shapes: {', '.join(known)}")

@@ -30,8 +30,7 @@ from jaxspec.training.examples import read_prompts
 from jaxspec.training.step import first_state, train_step
 from jaxspec.tuning.latency import StepTimer, bare
 from jaxspec.tuning.memory import bandwidth, step_bytes
-from jaxspec.tuning.steps import SHAPES as LARGE
-from jaxspec.tuning.steps import random_model
+from jaxspec.tuning.steps import SIZES, random_model
 from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
 from jaxspec.weights.shapes import SHAPES
 
@@ -48,7 +47,7 @@ _TRAIN = TrainConfig(batch_size=1, sequence_length=512, insertions=64, remat=Tru
 
 def shapes_of(name: str) -> ModelConfig:
     """The shapes that a name stands for."""
-    return LARGE.get(name) or SHAPES[name]
+    return SIZES.get(name) or SHAPES[name]
 
 
 @functools.lru_cache(maxsize=1)

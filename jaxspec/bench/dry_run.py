@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Lowered
 
-from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, readable, size
+from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, readable
 from jaxspec.config import MeshConfig, ModelConfig, SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.job import bucket, cache_capacity
@@ -38,6 +38,7 @@ from jaxspec.training.checkpoints import state_shardings
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.step import first_state, pass_size, train_step
 from jaxspec.weights.load import weights_dtype
+from jaxspec.weights.params import parameter_count
 
 ROWS = (1, 16, 64)
 _PROMPT = 32
@@ -68,8 +69,8 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
     longest = data.max_prompt_tokens + max(data.max_answer_tokens, data.held_out_tokens)
     prompts = bucket(data.batch_size, parts, parts)  # that the base answers together
     return {
-        "parameters": size(base.params),
-        "trainable": size(state.trainable),
+        "parameters": parameter_count(base.params),
+        "trainable": parameter_count(state.trainable),
         "weights_bytes": device_bytes(base.params),
         "trainable_bytes": device_bytes((state.trainable, state.average)),
         "optimizer_bytes": device_bytes(state.optimizer),
@@ -97,8 +98,8 @@ def dry_run_decoding(
     decoding, state = list(begun.values())[-1]
     base, capacity = decoding.base, state.cache.capacity
     return {
-        "parameters": size(base.params),
-        "trainable": size(jax.eval_shape(lambda base: config.method.init(jax.random.key(0), base), base)),
+        "parameters": parameter_count(base.params),
+        "trainable": parameter_count(jax.eval_shape(lambda base: config.method.init(jax.random.key(0), base), base)),
         "weights_bytes": device_bytes(base.params),
         "cache_bytes": _cache_bytes(config.shapes, batch_size, capacity, base.dtype, mesh),
         "drafter_bytes": device_bytes([source.trainable for source in decoding.drafter.sources]),

@@ -96,8 +96,3 @@ def readable(count: float, unit: str = "B") -> str:
 def device_bytes(tree: Any) -> int:
     """Bytes that arrays with a sharding take on one device."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
-def size(tree: Any) -> int:
-    """Elements of all arrays."""
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
-
-import jax
 
 from jaxspec.config import MeshConfig
 from jaxspec.drafting.source import Source
@@ -15,6 +12,7 @@ from jaxspec.methods.draft_model import DraftModel
 from jaxspec.model.decoder import abstract_params
 from jaxspec.parallel.sharding import mesh_of
 from jaxspec.weights.load import Model, load_model
+from jaxspec.weights.params import parameter_count
 
 _LENGTH = 16  # tokens of a draft at most
 
@@ -47,7 +45,7 @@ def draft_source(draft: Model | str | Path, model: Model, **settings: Any) -> tu
 
 def _size(model: Model) -> int:
     """Parameters of a base."""
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_params(model.config)))
+    return parameter_count(abstract_params(model.config))
 
 
 def _check_vocabulary(draft: Model, model: Model) -> None:

@@ -20,6 +20,7 @@ from jaxspec.model.attention import Context, causal_context
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache
 from jaxspec.model.decoder import Skip, abstract_params
+from jaxspec.weights.params import parameter_count
 
 Text = tuple[Sequence[int], Sequence[int]]  # ids of a prompt and of its answer
 _PLACES = 12  # of every answer that are drafted from
@@ -152,12 +153,8 @@ def _costs(base: Base) -> Callable[[Skip], float]:
     """The share of the weights that a pass reads which leaves something out."""
     config = base.decoder.config
     params = abstract_params(config)
-
-    def size(tree: dict) -> int:
-        return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-    attention = [size(params[f"layers_{i}"]["attention"]) for i in range(config.num_layers)]
-    mlp = [size(params[f"layers_{i}"]["mlp"]) for i in range(config.num_layers)]
+    attention = [parameter_count(params[f"layers_{i}"]["attention"]) for i in range(config.num_layers)]
+    mlp = [parameter_count(params[f"layers_{i}"]["mlp"]) for i in range(config.num_layers)]
     whole = sum(attention) + sum(mlp) + params["lm_head"].size
 
     def cost(skip: Skip) -> float:

@@ -301,22 +301,16 @@ def chat_ids(engine: Engine, messages: list[dict[str, str]], variables: Mapping[
     """Token ids of a conversation; of one message of the user the same as `Model.encode`.
 
     Args:
-      engine: whose tokenizer to use.
+      engine: whose model to ask.
       messages: role and content of each.
       variables: of the template, and their values.
 
     Raises:
       UserError: the template refuses it.
     """
-    tokenizer = engine.model.tokenizer
-    template = own_template(tokenizer)
-    if not template:
-        return tokenizer.encode("\n\n".join(message["content"] for message in messages))
+    template = own_template(engine.model.tokenizer)
     try:
-        template = with_variables(template, variables)
-        return tokenizer.apply_chat_template(
-            messages, chat_template=template, add_generation_prompt=True, return_dict=False
-        )
+        return engine.model.encode_messages(messages, with_variables(template, variables) if template else None)
     except Exception as error:  # templates raise what they like, such as that roles must alternate
         raise UserError(f"the model's chat template refuses these messages: {error}") from None
 

@@ -31,9 +31,10 @@ from jaxspec.tuning.memory import bandwidth, cache_bytes, device_memory, step_by
 from jaxspec.versions import code_version
 from jaxspec.weights.layouts import block_for, read_layouts
 from jaxspec.weights.load import DEFAULT_MODEL, Model, check_dtype, load_model, load_shapes, weights_dtype
+from jaxspec.weights.params import parameter_count
 from jaxspec.weights.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B, TINY
 
-SHAPES = {"1b": MOBILELLAMA_1_4B, "7b": LLAMA_7B, "13b": LLAMA_13B, "tiny": TINY}
+SIZES = {"1b": MOBILELLAMA_1_4B, "7b": LLAMA_7B, "13b": LLAMA_13B, "tiny": TINY}
 LATENCY = "latency.json"
 _HEAD = ("device", "jax", "settings", "shapes", "code", "bytes_per_second", "began", "curves")
 _CURVE = {"model", "dtype", "batch_size", "cache_length", "seconds", "memory_seconds"}
@@ -73,15 +74,15 @@ def check_latency(config: LatencyConfig) -> None:
     if len(set(names)) < len(names):
         raise UserError(f"models need different names, got {', '.join(names)}")
     for name in config.models:
-        if name not in SHAPES and name != DEFAULT_MODEL and "/" not in name and not Path(name).exists():
-            hint = suggest(name, [DEFAULT_MODEL, *SHAPES])
+        if name not in SIZES and name != DEFAULT_MODEL and "/" not in name and not Path(name).exists():
+            hint = suggest(name, [DEFAULT_MODEL, *SIZES])
             raise UserError(f"model {name!r}{hint}: no such shapes, file or hub name")
 
 
 def check_fits(name: str, shapes: ModelConfig, dtype: str, config: LatencyConfig) -> None:
     """Raise UserError for shapes whose weights and caches do not fit in the device's memory."""
     itemsize = weights_dtype(dtype).itemsize
-    loaded = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(shapes)))
+    loaded = parameter_count(abstract_params(shapes))
     needed = (loaded + _copied(shapes, dtype, config)) * itemsize
     in_cache = 4 if dtype == "exact" else itemsize
     largest = cache_bytes(shapes, max(config.batch_sizes), max(config.cache_lengths), in_cache)
@@ -128,8 +129,8 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
     """
     check_latency(config)
     dtype = config.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    for name in set(config.models) & set(SHAPES):
-        check_fits(name, SHAPES[name], dtype, config)
+    for name in set(config.models) & set(SIZES):
+        check_fits(name, SIZES[name], dtype, config)
     if (writable(folder) / "bench.json").exists():
         raise UserError(f"{folder} holds a benchmark; give another --output")
     with alone_in(folder):
@@ -139,7 +140,7 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
         left = _cases(results["settings"])[len(results["curves"]) :]
         for number, sizes in itertools.groupby(left, key=lambda case: case[0]):
             name = config.models[number]
-            model = random_model(name, SHAPES[name], dtype) if name in SHAPES else load_model(name, dtype)
+            model = random_model(name, SIZES[name], dtype) if name in SIZES else load_model(name, dtype)
             for _, batch_size, cache_length in sizes:
                 curve = _measure_curve(model, batch_size, cache_length, config)
                 memory_seconds = step_bytes(model, batch_size, cache_length) / results["bytes_per_second"]
@@ -158,7 +159,7 @@ def _begin(config: LatencyConfig, folder: Path) -> dict[str, Any]:
     """What the folder holds of this measurement, or all but its curves. Raises UserError for any other's."""
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(LatencyConfig)}
     settings["models"] = [known_as(name) for name in config.models]
-    shapes = repr([SHAPES.get(name) or load_shapes(name) for name in config.models])
+    shapes = repr([SIZES.get(name) or load_shapes(name) for name in config.models])
     head = {"device": device_name(), "jax": jax.__version__, "settings": settings, "code": code_version()}
     head["shapes"] = hashlib.sha256(shapes.encode()).hexdigest()[:16]
     head = json.loads(json.dumps(head))  # as a file holds it
@@ -226,8 +227,8 @@ def latency_table(results: dict[str, Any]) -> list[str]:
     ]
 
 
-def plot_latency(results: dict[str, Any], file: Path) -> bool:
-    """Draw a panel per model, with what memory alone would take. Returns that there is something to see."""
+def plot_latency(results: dict[str, Any], file: Path) -> None:
+    """Draw a panel per model, with what memory alone would take."""
     models = list(dict.fromkeys(curve["model"] for curve in results["curves"]))
     with picture(file, 1, len(models), (5.5 * len(models), 4), dpi=100) as grid:
         for axes, model in zip(grid, models, strict=True):
@@ -240,4 +241,3 @@ def plot_latency(results: dict[str, Any], file: Path) -> bool:
             axes.set(xlabel="rows", ylabel="milliseconds per step", ylim=(0, None))
             axes.set_title(f"{model} (dotted: memory alone)")
             axes.legend(fontsize=8)
-    return True

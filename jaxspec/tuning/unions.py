@@ -27,6 +27,7 @@ from jaxspec.tuning.replay import Replay, replay
 Candidate = tuple[Option, Drafter]  # what is expected of a way to decode, and the way
 _ROWS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 _TYPICAL = 5  # rows to measure drafting with
+_ROUNDS = 9  # of measuring
 _BRANCHES = 4  # sizes to choose among in every step
 _NEVER = 1e9  # cost of a size that is not to be chosen
 
@@ -54,7 +55,6 @@ def measure_costs(
     cache_length: int,
     max_rows: int,
     sampling: SamplingConfig,
-    rounds: int = 9,
 ) -> StepCosts:
     """Time steps of verification alone, and one with each source of a union, with each draft vocabulary."""
     everyone: dict[Any, Drafter] = {rows: bare(drafters[0].model, rows) for rows in _sizes(1, max_rows)}
@@ -63,7 +63,7 @@ def measure_costs(
         for source in drafter.sources:
             rows = max(_TYPICAL, smallest_draft([source]))
             everyone[_key(source)] = with_sources(drafter, [source], f"best:{rows}")
-    seconds = step_times(everyone, cache_length, rounds, batch_size, sampling)
+    seconds = step_times(everyone, cache_length, _ROUNDS, batch_size, sampling)
     latency = fit_latency({rows: seconds[rows] for rows in sizes})
     alone = {key: seconds[key] - latency(everyone[key].num_rows) for key in everyone if key not in sizes}
     return StepCosts(latency, {key: max(value, 0.0) for key, value in alone.items()})

@@ -132,12 +132,19 @@ class Model:
             _check_unicode(turn)
         own = own_template(self.tokenizer)
         written = chosen_template(template, own) if template else own
-        if chat and written:
-            messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
-            return self.tokenizer.apply_chat_template(
-                messages, chat_template=written, add_generation_prompt=True, return_dict=False
-            )
-        return self.tokenizer.encode("\n\n".join(turns))
+        messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+        return self.encode_messages(messages, written if chat else None)
+
+    def encode_messages(self, messages: Sequence[dict[str, str]], template: str | None) -> list[int]:
+        """Token ids of messages, role and content of each: inside a chat template, or with blank lines between.
+
+        A template that refuses them raises what it likes.
+        """
+        if not template:
+            return self.tokenizer.encode("\n\n".join(message["content"] for message in messages))
+        return self.tokenizer.apply_chat_template(
+            messages, chat_template=template, add_generation_prompt=True, return_dict=False
+        )
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text of any length as it is, without special tokens. Raises UserError as `encode`."""

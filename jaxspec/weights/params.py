@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 import flax.traverse_util
 import jax
@@ -60,6 +61,11 @@ GGUF_NAMES = {
     "mlp/down": "ffn_down",
     "layers": "blk",
 }
+
+
+def parameter_count(tree: Any) -> int:
+    """Elements of all arrays, abstract ones included."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def parameter_table(config: ModelConfig) -> dict[str, tuple[int, ...]]:

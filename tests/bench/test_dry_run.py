@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding, dry_run_training, lowered_loops, training_lines
-from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, readable, size
+from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, readable
 from jaxspec.config import DataConfig, MeshConfig, TrainConfig
 from jaxspec.decoding.loop import prefill
 from jaxspec.errors import UserError
@@ -22,6 +22,7 @@ from jaxspec.model.base import Base
 from jaxspec.parallel.chips import CHIPS, absent_mesh
 from jaxspec.training.configs import load_config, load_configs
 from jaxspec.training.run_config import RunConfig, check_config
+from jaxspec.weights.params import parameter_count
 from jaxspec.weights.shapes import SHAPES
 from tests.helpers.tiny import TINY, make_tiny, on_mesh
 
@@ -49,7 +50,7 @@ def test_bytes_are_those_of_arrays_that_lie_there(training):
     one = jax.devices()[0]
     real = sum(s.data.nbytes for x in jax.tree.leaves(params) for s in x.addressable_shards if s.device == one)
     assert training["weights_bytes"] == device_bytes(params) == real
-    assert training["parameters"] == size(make_tiny().params)
+    assert training["parameters"] == parameter_count(make_tiny().params)
     embeddings = 3 * 32
     assert training["trainable"] == embeddings and training["trainable_bytes"] == 4 * embeddings
     assert training["optimizer_bytes"] == 2 * 4 * embeddings + 8  # two moments, and two counts of updates
@@ -104,7 +105,7 @@ def test_steps_of_1_16_and_64_rows(mesh, method):
     assert all(rows <= most for rows, most in zip(found["steps"], (1, 16, 64), strict=True))
     one, many, most = found["steps"].values()
     assert one["flops"] < many["flops"] < most["flops"]
-    assert found["trainable"] == size(method.abstract(TINY))
+    assert found["trainable"] == parameter_count(method.abstract(TINY))
     words = f"{found['parameters']:,} of the base, {found['trainable']:,} trainable"
     assert words in decoding_lines("tiny", run, MESH, found)[1]
     assert (found["drafter_state_bytes"] > found["cache_bytes"] / 2) == isinstance(method, DraftModel)  # 2 of 3 layers

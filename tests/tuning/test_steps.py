@@ -11,7 +11,7 @@ from jaxspec.cli.bench import main
 from jaxspec.errors import UserError
 from jaxspec.tuning import steps
 from jaxspec.tuning.memory import bandwidth, step_bytes
-from jaxspec.tuning.steps import SHAPES, LatencyConfig, check_fits, check_latency, measure_steps, random_model
+from jaxspec.tuning.steps import SIZES, LatencyConfig, check_fits, check_latency, measure_steps, random_model
 from jaxspec.versions import code_version
 from jaxspec.weights import layouts
 from jaxspec.weights.load import save_model
@@ -27,7 +27,7 @@ def small():
     """Shapes that are quickly measured, with a memory whose speed is known."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("1b", "7b"):
-            patch.setitem(SHAPES, name, dataclasses.replace(TINY, num_layers=1))
+            patch.setitem(SIZES, name, dataclasses.replace(TINY, num_layers=1))
         patch.setattr(steps, "bandwidth", lambda rounds: 5e9)
         yield
 
@@ -94,7 +94,7 @@ def test_finished_curves_are_shown_whatever_the_code_and_unfinished_ones_need_th
     with pytest.raises(UserError, match=OTHERS):
         measure_steps(CONFIG, folder)
     change_json(file, **older | {"code": code_version()})
-    monkeypatch.setitem(SHAPES, "7b", TINY)
+    monkeypatch.setitem(SIZES, "7b", TINY)
     with pytest.raises(UserError, match=OTHERS):
         measure_steps(CONFIG, folder)
 
