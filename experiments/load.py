@@ -129,6 +129,7 @@ def main(args: list[str]) -> None:
     check_local(options.url)
     prompts = read_prompts(options.prompts, options.column)
     results: list[dict[str, Any]] = []
+    options.output.mkdir(parents=True, exist_ok=True)
     for drafting in (True, False):  # to warm up: prompts come for the first time, rows are added
         asyncio.run(run(options, prompts, max(options.concurrency), drafting))
     for concurrency in options.concurrency:
@@ -136,8 +137,7 @@ def main(args: list[str]) -> None:
             for drafting in (False, True) if number % 2 else (True, False):
                 figures = asyncio.run(run(options, prompts, concurrency, drafting))
                 results.append({"concurrency": concurrency, "drafting": drafting} | figures)
-    options.output.mkdir(parents=True, exist_ok=True)
-    write_json(options.output / "load.json", results)
+                write_json(options.output / "load.json", results)
     print(report(results))
 
 

@@ -108,11 +108,9 @@ def dry_run_decoding(
     }
 
 
-def lowered_loops(
-    config: RunConfig, mesh: Mesh, batch_size: int, length: int, dtype: str = "bfloat16"
-) -> dict[int, Lowered]:
-    """The decoding loop of each number of rows; the arguments of `dry_run_decoding`."""
-    begun = _decodings(config, mesh, batch_size, length, dtype)
+def lowered_loops(config: RunConfig, mesh: Mesh, batch_size: int, length: int) -> dict[int, Lowered]:
+    """The decoding loop of each number of rows, in bfloat16; the arguments of `dry_run_decoding`."""
+    begun = _decodings(config, mesh, batch_size, length, "bfloat16")
     return {rows: _lower_decoding(*both, mesh) for rows, both in begun.items()}
 
 

@@ -121,6 +121,7 @@ def score_answers(
             answers = [turns[-1] for turns in talks[way][question.data, question.id]]
             row = {"way": way, "data": question.data, "question_id": question.id, "kind": question.kind}
             out.write(json.dumps(row | {"scores": quality(question.kind, answers, question.row)}) + "\n")
+            out.flush()  # a kill loses no score
             progress.update(number)
 
 

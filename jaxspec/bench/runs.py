@@ -10,9 +10,11 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 
+from jaxspec.drafting.drafter import Drafter
 from jaxspec.errors import UserError, suggest
 from jaxspec.files import known_as
-from jaxspec.methods import METHODS, method_names
+from jaxspec.methods import METHODS, load_drafter, method_names
+from jaxspec.weights.load import Model
 
 REFERENCE = "autoregressive"
 AGAIN = f"{REFERENCE} again"  # against itself: how far two ways differ that do not
@@ -51,6 +53,13 @@ class Run:
     def name(self) -> str:
         """The same without the adapter."""
         return dataclasses.replace(self, adapter=None).text
+
+    def load(self, model: Model, batch_size: int = 1, temperature: float = 0.0) -> Drafter:
+        """What it names, ready to decode on a base; the settings and errors of `load_drafter`."""
+        return load_drafter(
+            self.method, model, self.adapter, tree=self.tree, draft_vocabulary=self.vocabulary, batch_size=batch_size,
+            temperature=temperature, draft_model=self.draft, draft_adapter=self.draft_adapter,
+        )  # fmt: skip
 
 
 def parse_run(text: str) -> Run:

@@ -19,7 +19,7 @@ from jaxspec.drafting.drafter import Drafter, autoregressive
 from jaxspec.drafting.tree import TreePlan
 from jaxspec.drafting.tree.plan import plan_to_json
 from jaxspec.errors import UserError
-from jaxspec.methods import METHODS, choose_tree, load_drafter, ships
+from jaxspec.methods import METHODS, choose_tree, ships
 from jaxspec.weights.load import Model
 
 Prompts = Sequence[Sequence[int]]  # token ids
@@ -63,14 +63,10 @@ def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
       UserError: a run that cannot be read or does not fit the base.
     """
     runs = config.runs or [name for name in METHODS if ships(name, model)]
-
-    @functools.cache
-    def load(method: str, adapter: str | None, draft: str | None, draft_adapter: str | None) -> Drafter:
-        return load_drafter(method, model, adapter, draft_model=draft, draft_adapter=draft_adapter)
-
+    load = functools.cache(lambda run: run.load(model))  # runs that differ in the tree alone share their weights
     ways: dict[str, Way] = {}
     for name, run in name_runs(runs).items():
-        drafter = _with_tree(load(run.method, run.adapter, run.draft, run.draft_adapter), run, config)
+        drafter = _with_tree(load(dataclasses.replace(run, tree=None, vocabulary=None)), run, config)
         info = _describe(drafter) if drafter.drafts else {}
         if drafter.model is not model:  # its text must match that of the base that the method has tuned
             info["reference"] = f"{REFERENCE}, base of {Run(run.method, adapter=run.adapter).text}"

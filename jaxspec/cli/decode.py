@@ -22,10 +22,10 @@ from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance, Typical
 from jaxspec.decoding.divergence import first_divergence
 from jaxspec.decoding.generate import Generation
 from jaxspec.decoding.prompts import encode_prompts
-from jaxspec.drafting.drafter import Drafter, autoregressive
+from jaxspec.drafting.drafter import Drafter, autoregressive, join_notes
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.errors import UserError, check_at_least
-from jaxspec.methods import as_chosen, load_drafter, tuned_choice
+from jaxspec.methods import as_chosen, tuned_choice
 from jaxspec.parallel.chips import absent_mesh
 from jaxspec.training.configs import load_config
 from jaxspec.training.examples import read_prompts
@@ -188,9 +188,7 @@ def decode(options: Options) -> None:
 def choose_drafter(options: Options, run: Run, model: Model) -> Drafter:
     """The method with the tree that was asked for; says on stderr how it was chosen and what it decodes on."""
     circumstances = {"batch_size": options.batch_size, "temperature": options.temperature}
-    settings = {"tree": run.tree, "draft_vocabulary": run.vocabulary, "draft_model": run.draft}
-    settings |= {"draft_adapter": run.draft_adapter}
-    drafter = load_drafter(run.method, model, run.adapter, **settings, **circumstances)
+    drafter = run.load(model, **circumstances)
     if run.tree is None and run.vocabulary is None and drafter.drafts:
         drafter = tuned_or_own(drafter, **circumstances)
     own = drafter.model is not model
@@ -206,10 +204,11 @@ def tuned_or_own(drafter: Drafter, batch_size: int, temperature: float) -> Draft
         choice = tuned_choice(drafter, batch_size, temperature)
         chosen = as_chosen(drafter, choice) if choice else drafter
     except UserError as error:
-        return dataclasses.replace(drafter, note=f"warning: {error}")
+        return dataclasses.replace(drafter, note=join_notes(drafter.note, f"warning: {error}"))
     if chosen.drafts:
         return chosen
-    return dataclasses.replace(drafter, note=f"no tree of {drafter.name} pays on this machine; try --tree auto")
+    line = f"no tree of {drafter.name} pays on this machine; try --tree auto"
+    return dataclasses.replace(drafter, note=join_notes(drafter.note, line))
 
 
 def make_printer(options: Options, drafter: Drafter) -> JsonPrinter | TextPrinter:

@@ -11,7 +11,7 @@ from jaxspec.drafting.drafter import Drafter
 from jaxspec.errors import UserError
 from jaxspec.files import new_folder
 from jaxspec.methods import load_drafter
-from jaxspec.weights.load import DEFAULT_MODEL, WEIGHTS, Model, check_dtype, load_model, save_model
+from jaxspec.weights.load import DEFAULT_MODEL, WEIGHT_DTYPES, Model, check_dtype, load_model, save_model
 from jaxspec.weights.params import params_fingerprint
 
 
@@ -45,7 +45,7 @@ def main(args: list[str]) -> None:
     if options.adapter and not options.method:
         raise UserError("--adapter needs --method, the method it belongs to")
     if options.dtype:
-        check_dtype(options.dtype, WEIGHTS)
+        check_dtype(options.dtype, WEIGHT_DTYPES)
     model = load_model(options.model, options.dtype or None)
     if not options.method:
         export(model, output)

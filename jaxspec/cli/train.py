@@ -22,7 +22,7 @@ from jaxspec.training.examples import check_files
 from jaxspec.training.folder import check_output
 from jaxspec.training.run_config import RunConfig, check_config, describe
 from jaxspec.training.trainer import Stopped, Trainer
-from jaxspec.weights.load import WEIGHTS, check_dtype, load_model
+from jaxspec.weights.load import WEIGHT_DTYPES, check_dtype, load_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ def parse_run(name: str, args: list[str]) -> tuple[Options, RunConfig]:
     options = parse(Options, args, Options(**fields), prog=f"{program()} --config {name}")
     config = RunConfig(**{field: getattr(options, field) for field in fields})
     if options.dtype:
-        check_dtype(options.dtype, WEIGHTS)
+        check_dtype(options.dtype, WEIGHT_DTYPES)
     if (options.topology or options.json) and not options.dry_run:
         raise UserError("--topology and --json go with --dry-run")
     local_folder(config.data.cache)  # or an error

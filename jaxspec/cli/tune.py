@@ -17,7 +17,7 @@ from jaxspec.drafting.drafter import Drafter
 from jaxspec.drafting.sampling import make_sampler
 from jaxspec.drafting.tree import TreePlan, save_plan
 from jaxspec.errors import UserError, check_at_least
-from jaxspec.files import known_as, new_folder, writable, write_atomically
+from jaxspec.files import alone_in, known_as, new_folder, writable, write_atomically
 from jaxspec.methods import METHODS, choice_folder, choose_tree
 from jaxspec.progress import Progress
 from jaxspec.training.examples import unseen_prompts
@@ -90,9 +90,10 @@ def choose(options: Options) -> None:
     one = len(drafter.sources) == 1 and drafter.source.trained and not drafter.source.method.chains
     measure = tune if one else tune_union
     output = writable(Path(options.output) if options.output else choice_folder(drafter))
-    find_choice(output, drafter)  # refuses a damaged file before anything is measured
-    tuning = measure(drafter, prompts, options)
-    file = save(tuning, choice_name(drafter), output)
+    with alone_in(output):
+        find_choice(output, drafter)  # refuses a damaged file before anything is measured
+        tuning = measure(drafter, prompts, options)
+        file = save(tuning, choice_name(drafter), output)
     print(json.dumps(record(options, tuning, file)) if options.json else table(tuning))
     print(f"written to {file}, plot in {output / 'tuning.png'}", file=sys.stderr)
 
@@ -108,6 +109,7 @@ def unseen_by_all(drafter: Drafter, source: str, column: str) -> list[str]:
 def save(tuning: Tuning, method: str, output: Path) -> Path:
     """Write what was chosen, the tree by itself and the plot; the file of choices."""
     file = save_choice(output, method, tuning.choice)
+    (output / "tree.json").unlink(missing_ok=True)  # of an earlier tuning
     if isinstance(tuning.choice.tree, TreePlan):
         write_atomically(output / "tree.json", json.dumps(save_plan(tuning.choice.tree, method)).encode())
     plot_tuning(tuning.latency, tuning.options, tuning.trials, output / "tuning.png")

@@ -174,7 +174,7 @@ def generate(
       drafter: from `load_drafter`.
       prompts: texts or token ids.
       max_new_tokens: stop there, or at an end-of-text token.
-      **settings: `sampling`, `seed`, `acceptance`, `batch_size`, `chat`, `max_length` as in `iterate`.
+      **settings: `sampling`, `seed`, `acceptance`, `batch_size`, `chat`, `max_length`, `max_steps` as in `iterate`.
 
     Returns:
       One `Generation` per prompt, in order.

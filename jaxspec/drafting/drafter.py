@@ -184,8 +184,13 @@ class Drafter:
         learned = source.method.learned_distance
         if tree is not None and plan.depth > learned:
             warning = f"warning: a tree of {plan.depth} levels, and {self.name} has learned {learned}"
-            drafter = dataclasses.replace(drafter, note="; ".join(filter(None, (note, warning))))
+            drafter = dataclasses.replace(drafter, note=join_notes(note, warning))
         return dataclasses.replace(drafter, shape=plan)
+
+
+def join_notes(*notes: str) -> str:
+    """One line of those that say something."""
+    return "; ".join(filter(None, notes))
 
 
 def autoregressive(model: Model) -> Drafter:

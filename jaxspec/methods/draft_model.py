@@ -28,7 +28,7 @@ from jaxspec.drafting.levels import Parents, offer_levels
 from jaxspec.drafting.method import Batch, Method, Seen, check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_weights, future_loss
-from jaxspec.model.attention import Context, causal_context, causal_mask
+from jaxspec.model.attention import Context, causal_context, continued_context
 from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.blocks import columns
 from jaxspec.model.cache import Cache, commit, empty_cache
@@ -167,10 +167,9 @@ class DraftModel(Method):
     def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
         """Read what the base has read, and the token after it."""
         model, cache = self.second_base(drafting.trainable, drafting.base), method_state["cache"]
-        (B, T), first = seen.tokens.shape, seen.first[:, None]
-        context = Context(first + jnp.arange(T), causal_mask(B, T), cache, first)
+        context = continued_context(cache, seen.first, seen.tokens.shape[1])
         hidden, rows = model.rows(model.embed(seen.tokens), context)
-        newest = hidden[jnp.arange(B), seen.length]
+        newest = hidden[jnp.arange(len(hidden)), seen.length]
         return {
             "cache": commit(cache, rows, seen.first),
             "newest": seen.updated(newest, method_state["newest"]),

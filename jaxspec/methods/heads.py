@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jaxspec.drafting.draft import Drafting, Offer, PyTree, offer_ranked
 from jaxspec.drafting.method import Batch, Method, Seen, check_choices, check_least
 from jaxspec.methods.losses import check_decay, check_weights, future_loss
-from jaxspec.model.attention import Context, causal_context, causal_mask, masks_of, of_layer
+from jaxspec.model.attention import Context, causal_context, continued_context, masks_of, of_layer
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache, commit, empty_cache
@@ -204,8 +204,8 @@ class HeadMethod(Method, abc.ABC):
 
     def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
         """The tokens that were read through the method's own layers."""
-        (B, T), cache, first = seen.hidden.shape[:2], method_state["cache"], seen.first[:, None]
-        context = Context(first + jnp.arange(T), causal_mask(B, T), cache, first)
+        cache = method_state["cache"]
+        context = continued_context(cache, seen.first, seen.hidden.shape[1])
         features, rows = self.adapt(drafting.trainable, drafting.base, seen.hidden, seen.tokens[:, 1:], context)
         newest = jax.tree.map(seen.last, features)
         return {

@@ -9,18 +9,16 @@ from typing import Any
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafting.adapter import OWN_MODEL, WEIGHTS, Adapter, find_shipped, read_adapter
-from jaxspec.drafting.budget import Budget
-from jaxspec.drafting.choice import Choice, choice_name, find_choice
-from jaxspec.drafting.drafter import Drafter, autoregressive, tuned
+from jaxspec.drafting.drafter import Drafter, tuned
 from jaxspec.drafting.method import Method
 from jaxspec.drafting.source import Source
 from jaxspec.drafting.tree import Path as TreePath
 from jaxspec.drafting.tree import TreePlan, from_paths
 from jaxspec.errors import UserError, suggest
-from jaxspec.files import read_json, shipped_folder, user_cache
-from jaxspec.machine import this_machine
+from jaxspec.files import read_json
 from jaxspec.methods.amphista import Amphista
 from jaxspec.methods.bita import BiTA
+from jaxspec.methods.choices import choose_tree
 from jaxspec.methods.dflash import DFlash
 from jaxspec.methods.draft_model import DraftModel
 from jaxspec.methods.draft_source import draft_source
@@ -87,7 +85,7 @@ def load_drafter(
         return drafter.with_tree(tree, draft_vocabulary, drafter.note)
     if draft_vocabulary is not None:
         raise UserError(f"{drafter.name}: a tree of auto brings its own draft vocabulary, got {draft_vocabulary}")
-    return choose_tree(drafter.with_tree(None), batch_size, temperature)
+    return choose_tree(drafter, batch_size, temperature)
 
 
 def _check_known(name: str) -> None:
@@ -217,74 +215,6 @@ def _owner(names: Sequence[str], adapter: Path) -> str:
     if declared not in takers:
         raise UserError(f"{adapter}: this adapter belongs to method {declared!r}, not to {' or '.join(takers)}")
     return declared
-
-
-def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0) -> Drafter:
-    """The drafter with what tune.py chose for this machine, as `load_drafter` has it with `auto`.
-
-    Args:
-      drafter: of any methods; where nothing was chosen they keep their own tree.
-      batch_size: prompts decoded together.
-      temperature: of sampling; 0 is greedy.
-    """
-    name = drafter.name
-    if not drafter.drafts:
-        return dataclasses.replace(drafter, note=f"{name} drafts nothing: there is no tree to choose")
-    choice = tuned_choice(drafter, batch_size, temperature)
-    if choice is None:
-        own = drafter.with_tree(None)
-        words = own.shape.spec if isinstance(own.shape, Budget) else "its own tree"
-        line = f"{name} was never tuned for this machine and batch size (tune.py does it): {words}"
-        return dataclasses.replace(own, note=line)
-    return as_chosen(drafter, choice)
-
-
-def as_chosen(drafter: Drafter, choice: Choice) -> Drafter:
-    """The drafter as `tuned_choice` has it: with that tree and the sources it is of, or autoregressive decoding."""
-    if choice.tree is None:
-        note = f"no tree of {drafter.name} pays on this machine: autoregressive decoding"
-        return autoregressive(drafter.model).with_tree(None, note=note)
-    where = "this machine" if choice.machine == this_machine() else "another machine"
-    line = f"tuned for {where}: {choice.name} (batch {choice.batch_size}, temperature {choice.temperature:g})"
-    chosen = chosen_sources(drafter, choice)
-    trained = any(source.trained for source in chosen.sources)
-    return chosen.with_tree(choice.tree, choice.draft_vocabulary if trained else None, line)
-
-
-def chosen_sources(drafter: Drafter, choice: Choice) -> Drafter:
-    """Those of a drafter's sources that a choice is of, calibrated as it says."""
-    kind = "sampled" if choice.temperature else "greedy"
-    sources = []
-    for source in drafter.sources:
-        name = source.method.name
-        if name in choice.calibration:
-            source = dataclasses.replace(source, calibration={kind: choice.calibration[name]})
-            source.calibrations()  # refuses a damaged one
-        if name in (choice.sources or [name]):
-            sources.append(source)
-    if not sources:
-        raise UserError(f"the choice for {drafter.name} names other methods: {', '.join(choice.sources)}")
-    return dataclasses.replace(drafter, sources=tuple(sources))
-
-
-def tuned_choice(drafter: Drafter, batch_size: int, temperature: float) -> Choice | None:
-    """What tune.py chose for this machine; of methods that are not tuned beside an adapter, else what ships."""
-    wanted = (drafter, batch_size, temperature)
-    if _keeps_beside_adapter(drafter):
-        return find_choice(drafter.source.adapter.folder, *wanted)
-    shipped = shipped_folder("adapters") / "unions" / choice_name(drafter)
-    return find_choice(choice_folder(drafter), *wanted) or find_choice(shipped, *wanted, anywhere=True)
-
-
-def choice_folder(drafter: Drafter) -> Path | None:
-    """Where tune.py keeps its choices: beside the one adapter, else in the user's cache."""
-    if _keeps_beside_adapter(drafter):
-        return drafter.source.adapter.folder
-    return user_cache("unions", choice_name(drafter))
-
-
-def _keeps_beside_adapter(drafter: Drafter) -> bool:
-    return len(drafter.sources) == 1 and drafter.source.trained
 
 
 def ships(name: str, model: Model) -> bool:

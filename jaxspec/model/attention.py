@@ -44,6 +44,12 @@ def causal_context(batch: int, length: int) -> Context:
     return Context(jnp.broadcast_to(jnp.arange(length), (batch, length)), causal_mask(batch, length))
 
 
+def continued_context(cache: Cache, first: jax.Array, length: int) -> Context:
+    """The next rows [B, T] of texts whose first tokens, `first` [B] of them, are in a cache."""
+    first = first[:, None]
+    return Context(first + jnp.arange(length), causal_mask(len(first), length), cache, first)
+
+
 def attend(
     q: jax.Array,
     k: jax.Array,

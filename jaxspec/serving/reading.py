@@ -13,7 +13,7 @@ from jaxspec.decoding.scores import Scores, score
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafting.draft import PyTree
 from jaxspec.drafting.method import Seen
-from jaxspec.model.attention import Context, causal_mask
+from jaxspec.model.attention import continued_context
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.rows import read_layers
@@ -86,8 +86,7 @@ def read(base: Base, decoding: Decoding, reading: Reading, chunk: Chunk) -> tupl
       chunk: what comes next.
     """
     W, start = chunk.tokens.shape[1] - 1, reading.length
-    positions = start[:, None] + jnp.arange(W)
-    context = Context(positions, causal_mask(1, W), reading.cache, start[:, None])
+    context = continued_context(reading.cache, start, W)
     layers = decoding.drafter.taps(base.decoder.config.num_layers)
     hidden, rows, taps = read_layers(base, chunk.tokens[:, :W], layers, context)
     cache, lengths = commit(reading.cache, rows, start), start + chunk.length

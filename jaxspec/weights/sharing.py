@@ -82,7 +82,7 @@ def join_shared(
       dtype: of the weights.
 
     Raises:
-      UserError: the other base has other weights, or a tensor is missing, unknown or misshapen.
+      UserError: the other base has other weights, or a tensor is missing or misshapen.
     """
     if fingerprint != shared.base_fingerprint:
         raise UserError(

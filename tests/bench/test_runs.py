@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-import jaxspec.bench.ways
+import jaxspec.bench.runs
 from jaxspec.bench.config import BenchConfig
 from jaxspec.bench.runs import AGAIN, REFERENCE, Run, name_runs, parse_run
 from jaxspec.bench.ways import load_ways
@@ -66,9 +66,9 @@ def test_a_draft_model_is_part_of_a_runs_name(tmp_path):
 
 
 def test_an_adapter_is_loaded_once(files, model, monkeypatch):
-    loaded, load = [], jaxspec.bench.ways.load_drafter
+    loaded, load = [], jaxspec.bench.runs.load_drafter
     monkeypatch.setattr(
-        jaxspec.bench.ways, "load_drafter", lambda *args, **more: loaded.append(args[0]) or load(*args, **more)
+        jaxspec.bench.runs, "load_drafter", lambda *args, **more: loaded.append(args[0]) or load(*args, **more)
     )
     ways = load_ways(config_of(files, "ppd", "ppd tree=cartesian:2,1", "medusa"), model)
     assert list(ways) == ["autoregressive", "ppd", "ppd tree=cartesian:2,1", "medusa"]

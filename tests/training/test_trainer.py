@@ -73,6 +73,8 @@ def test_the_best_adapter_so_far_is_kept(config, model, trained):
     Trainer(config, model, trained, resume=True).run()
     assert best(trained) == kept
     load_drafter("ppd", model, trained / "best")
+    Trainer(dataclasses.replace(config, tree="chain:1"), model, trained, resume=True).run()
+    assert best(trained)["step"] == 12  # figures of another tree do not compare
 
 
 def test_a_killed_run_resumes_to_the_same_adapter(config, model, whole, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import evaluate
 from jaxspec.tuning.latency import measure_latency
 from jaxspec.tuning.race import race
-from jaxspec.tuning.tune import TuneConfig, tune
+from jaxspec.tuning.tune import TuneConfig, own_answers, tune
 from tests.helpers.tiny import make_prompts, make_text_model
 
 
@@ -38,6 +38,14 @@ class Oracle(Method):
         hidden, _, _ = read_layers(base, batch.tokens, ())
         source = jnp.minimum(batch.points[..., None] + np.arange(1, 4), T - 1)
         return base.logits(hidden[jnp.arange(B)[:, None, None], source])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"), [(["one", " "], "prompt 2 is empty"), (["a " * 400], "exceeds the base's context of 256")]
+)
+def test_prompts_that_do_not_fit_are_refused(prompts, message):
+    with pytest.raises(UserError, match=message):
+        own_answers(make_text_model(num_layers=1), prompts, SamplingConfig(), 8)
 
 
 @pytest.mark.parametrize(
