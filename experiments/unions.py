@@ -154,18 +154,18 @@ def _heights(parent: np.ndarray, valid: np.ndarray) -> np.ndarray:
     return y
 
 
-def equal_mass(found: Replay, source: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Candidates of a replay in bins of equal mass: how many, their mean chance, and how often they are right."""
-    tried, right = found.tried[source].astype(float), found.right[source].astype(float)
+def equal_mass(found: Replay) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Candidates of one source in bins of equal mass: how many, their mean chance, and how often they are right."""
+    tried, right = found.tried[0].astype(float), found.right[0].astype(float)
     chance = (np.arange(len(tried)) + 0.5) / len(tried)
     place = np.minimum((np.cumsum(tried) - tried / 2) / max(tried.sum(), 1) * _BINS, _BINS - 1).astype(int)
     mass, said, came = (np.bincount(place, weights=w, minlength=_BINS) for w in (tried, tried * chance, right))
     return mass, said / np.maximum(mass, 1), came / np.maximum(mass, 1)
 
 
-def calibration_error(found: Replay, source: int = 0) -> float:
+def calibration_error(found: Replay) -> float:
     """The mean over candidates of how far their bin's chance is from how often it came true."""
-    mass, said, came = equal_mass(found, source)
+    mass, said, came = equal_mass(found)
     return float((mass * np.abs(said - came)).sum() / max(mass.sum(), 1))
 
 
