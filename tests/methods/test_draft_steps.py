@@ -39,11 +39,11 @@ def stepped(drafter, adapter):
 @pytest.mark.parametrize(
     ("tree", "method", "sampling", "acceptance"),
     [
-        ("chain:5", PPD(ensemble=2), SAMPLING, Rejection()),
-        ("best:9", PPD(), SAMPLING, Match()),
-        ("chain:4", PPD(prefix_tokens=2, multi_exit=2), GREEDY, Match()),
-        ("chain:4", PPD(entry=1, distances=2), SAMPLING, Match()),
-        ("chain:4", BiTA(prompts=3), SAMPLING, Match()),
+        ("chain:4", PPD(ensemble=2), SAMPLING, Rejection()),
+        ("best:7", PPD(), SAMPLING, Match()),
+        ("chain:3", PPD(prefix_tokens=2, multi_exit=2), GREEDY, Match()),
+        ("chain:3", PPD(entry=1, distances=2), SAMPLING, Match()),
+        ("chain:3", BiTA(prompts=3), SAMPLING, Match()),
         ("best:6", HiddenTransfer(layers=(0, 1, 1)), GREEDY, Match()),
     ],
 )
