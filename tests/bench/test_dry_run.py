@@ -45,6 +45,7 @@ def training(mesh):
     return dry_run_training(RUN, mesh, None, "float32")
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_arrays_that_lie_there(training):
     params = on_mesh(make_tiny(), MESH).params
     one = jax.devices()[0]

@@ -81,6 +81,7 @@ def test_runs_whose_files_would_be_one_are_refused(tmp_path):
         Answers(tmp_path, ["draft_model draft=owner/m", "draft_model draft=owner-m"])
 
 
+@pytest.mark.slow
 def test_batches_are_whole_and_do_not_grow(files, model, tmp_path):
     config = config_of(files, "autoregressive", batch_size=2, limit=4)
     run(config, model, tmp_path)

@@ -181,6 +181,7 @@ def test_scores_stand_beside_speeds_and_text_may_be_another(files, model, tmp_pa
     assert results.figures["medusa"]["all"].answers == 0  # no answer is compared
 
 
+@pytest.mark.slow
 def test_perplexity_is_the_bases_of_the_last_turns(files, model, tmp_path, quickly):
     config = config_of(files, "medusa", repeats=2)
     results = run(config, model, tmp_path, perplexities=True)

@@ -105,9 +105,8 @@ def test_of_the_longest_typical_paths_the_likeliest_wins(temperature, plausible,
     assert int(accepted.bonus[0]) == p[path[-1]].argmax()
 
 
-@pytest.mark.parametrize(
-    "rule", [pytest.param(Rejection(), marks=pytest.mark.slow), Typical(epsilon=1e-3)], ids=["rejection", "typical"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [Rejection(), Typical(epsilon=1e-3)], ids=["rejection", "typical"])
 def test_at_temperature_0_every_rule_is_exact_matching(tiny, rule):
     drafter, prompts = untrained_drafter(PPD(), tiny, from_paths([(0,), (1,), (2,), (0, 0), (0, 1)])), make_prompts(6)
     answers, matched = (generate(drafter, prompts, 24, acceptance=each) for each in (rule, Match()))

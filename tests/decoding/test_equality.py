@@ -302,7 +302,7 @@ def random_plan(rng, method):
 
 
 def test_exact_with_weights_of_16_bits(tiny):
-    """As with the same weights in float32, logits, texts and caches; drafted or not."""
+    """As with the same weights in float32, logits and drafted texts."""
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.ndim > 1 else x, tiny.params)
     exact = dataclasses.replace(tiny, params=rounded, exact=True)
     wide = dataclasses.replace(tiny, params=jax.tree.map(lambda x: x.astype(jnp.float32), rounded))
@@ -310,9 +310,9 @@ def test_exact_with_weights_of_16_bits(tiny):
     np.testing.assert_allclose(plain(exact.base, tokens), plain(wide.base, tokens), rtol=1e-5, atol=1e-4)
     prompts = make_prompts(4)
     texts = [answer.tokens for answer in generate(autoregressive(wide), prompts, 24)]
-    for draft in (autoregressive(exact), untrained_drafter(PPD(), exact, sparse_tree([[0.5, 0.3]] * 3, 5))):
-        assert draft.model.precision == "exact"
-        assert [answer.tokens for answer in generate(draft, prompts, 24, batch_size=4)] == texts
+    drafter = untrained_drafter(PPD(), exact, sparse_tree([[0.5, 0.3]] * 3, 5))
+    assert drafter.model.precision == "exact"
+    assert [answer.tokens for answer in generate(drafter, prompts, 24, batch_size=4)] == texts
 
 
 @pytest.mark.slow

@@ -143,7 +143,7 @@ def one_level(paths, acceptance, independent=True, count=100_000, log_q=LOG_Q):
     [
         pytest.param([(0,), (1,), (2,)], id="three"),
         pytest.param([(0,), (1,), (2,), (3,), (4,), (5,)], id="all", marks=SLOW),
-        pytest.param([(0,), (3,)], id="gap"),
+        pytest.param([(0,), (3,)], id="gap", marks=SLOW),
     ],
 )
 def test_one_level_of_candidates_leaves_the_bases_distribution(paths):

@@ -31,6 +31,7 @@ def test_masks_without_prompts_are_tokens_of_their_own(tiny, base):
     np.testing.assert_allclose(predicted[0, 0], behind_the_text(base, trainable["masks"]), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_shallow_prompts_are_embeddings_that_run_through_the_base(tiny, base):
     """The masks see what the prompts leave in every layer, as if they stood before the text; the text does not."""
     method, tokens, p = BiTA(prompting="shallow", prompts=3), sequence(tiny), 7

@@ -218,24 +218,19 @@ def test_loss_by_hand(tiny, method):
     assert set(metrics) == {f"top1@{d}" for d in range(1, method.distances + 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "stage"),
     [
         (PPD(ensemble=2, aggregation="learned", prefix_tokens=1, head="one_stage"), 0),
-        pytest.param(PPD(objective="hard"), 0, marks=pytest.mark.slow),
-        pytest.param(PPD(entry=1, multi_exit=2), 0, marks=pytest.mark.slow),
-        pytest.param(PPD(head="two_stage"), 1, marks=pytest.mark.slow),
-        pytest.param(BiTA(prompts=2), 0, marks=pytest.mark.slow),
-        pytest.param(
-            BiTA(prompts=2, prompting="shallow", objective="distillation", entry=1), 0, marks=pytest.mark.slow
-        ),
-        pytest.param(HiddenTransfer(layers=(0, 1, 2), training="joint"), 0, marks=pytest.mark.slow),
-        pytest.param(HiddenTransfer(layers=(0, 1, 2), training="joint", masked=True), 0, marks=pytest.mark.slow),
-        pytest.param(
-            HiddenTransfer(layers=(0, 1, 2), training="joint", train_visibility="real", direction="reverse"),
-            0,
-            marks=pytest.mark.slow,
-        ),
+        (PPD(objective="hard"), 0),
+        (PPD(entry=1, multi_exit=2), 0),
+        (PPD(head="two_stage"), 1),
+        (BiTA(prompts=2), 0),
+        (BiTA(prompts=2, prompting="shallow", objective="distillation", entry=1), 0),
+        (HiddenTransfer(layers=(0, 1, 2), training="joint"), 0),
+        (HiddenTransfer(layers=(0, 1, 2), training="joint", masked=True), 0),
+        (HiddenTransfer(layers=(0, 1, 2), training="joint", train_visibility="real", direction="reverse"), 0),
     ],
     ids=lambda value: settings(value) if isinstance(value, Method) else str(value),
 )

@@ -38,6 +38,7 @@ def read_behind(method, trainable, base, tokens):
     return own.logits(hidden)
 
 
+@pytest.mark.slow
 @every_tuning
 def test_masks_are_one_token_more(tiny, base, method):
     """Read behind the text by the tuned base: k times the same embedding, at the positions it stands for."""

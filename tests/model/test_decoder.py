@@ -191,6 +191,7 @@ def test_sliding_window_hides_old_positions_except_below_its_first_layer(first, 
     assert (gap[7] > 1e-4) == sees
 
 
+@pytest.mark.slow
 def test_remat_changes_neither_output_nor_gradient():
     base, tokens = random_base(VARIANTS["qwen2_window"]), random_tokens((2, 9))
     remat = Base(base.params, Decoder(base.decoder.config, remat=True))

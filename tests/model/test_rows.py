@@ -75,6 +75,7 @@ def test_rows_that_join_at_the_first_layer_are_ordinary_rows(base):
     np.testing.assert_allclose(last[:, 0], whole, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_groups_without_rows_skip_the_layers_below(base):
     """Training's case: nothing but late rows, each group with its own view of the text."""
     cache, _ = context(base)
@@ -106,6 +107,7 @@ def test_taps_are_the_states_before_layers(base):
     np.testing.assert_allclose(run_layers(base, tapped[2][:, 0], everyone, (2, 3))[0], last[:, 0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_late_rows_cost_nothing_below(base):
     """Floating-point operations of the compiled pass, against those of rows that are there from the start."""
 

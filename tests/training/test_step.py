@@ -74,7 +74,7 @@ def begin(method, train, base, count, stage=0):
     [
         pytest.param(PPD(head="one_stage"), 0, marks=pytest.mark.slow),
         (PPD(head="two_stage"), 0),
-        (HiddenTransfer(distances=2, layers=(0, 1)), 1),
+        pytest.param(HiddenTransfer(distances=2, layers=(0, 1)), 1, marks=pytest.mark.slow),
     ],
     ids=lambda value: settings(value) if not isinstance(value, int) else str(value),
 )

@@ -61,9 +61,8 @@ def test_heads_that_expand_a_tree_are_recorded_with_it(tiny):
     assert abs(replayed.steps.sum() - sum(a.steps for a in live)) <= 2
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(Medusa(heads=3), marks=pytest.mark.slow), PPD()], ids=["heads", "probes"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [Medusa(heads=3), PPD()], ids=["heads", "probes"])
 def test_a_fixed_tree_is_replayed_too(tiny, method):
     """One tree, or with probes a stack of them that follow each other, whose nodes borrow their root's."""
     model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(6)

@@ -133,6 +133,7 @@ def test_nothing_is_measured_before_everything_is_known_to_fit(monkeypatch, tmp_
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_layouts_that_steps_read_must_fit(monkeypatch, tmp_path):
     """Kernels in blocks for few rows are copies; what is remembered may ask for more of them, or for none."""
     monkeypatch.setattr(layouts, "FILE", tmp_path / "layouts.json")
