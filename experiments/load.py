@@ -21,7 +21,7 @@ import numpy as np
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import run_main
 from jaxspec.errors import UserError, check_at_least
-from jaxspec.files import write_json
+from jaxspec.files import writable, write_json
 from jaxspec.markdown import table
 from jaxspec.training.examples import read_prompts
 
@@ -129,7 +129,7 @@ def main(args: list[str]) -> None:
     check_local(options.url)
     prompts = read_prompts(options.prompts, options.column)
     results: list[dict[str, Any]] = []
-    options.output.mkdir(parents=True, exist_ok=True)
+    folder = writable(options.output)
     for drafting in (True, False):  # to warm up: prompts come for the first time, rows are added
         asyncio.run(run(options, prompts, max(options.concurrency), drafting))
     for concurrency in options.concurrency:
@@ -137,7 +137,7 @@ def main(args: list[str]) -> None:
             for drafting in (False, True) if number % 2 else (True, False):
                 figures = asyncio.run(run(options, prompts, concurrency, drafting))
                 results.append({"concurrency": concurrency, "drafting": drafting} | figures)
-                write_json(options.output / "load.json", results)
+                write_json(folder / "load.json", results)
     print(report(results))
 
 

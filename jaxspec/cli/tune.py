@@ -109,9 +109,11 @@ def unseen_by_all(drafter: Drafter, source: str, column: str) -> list[str]:
 def save(tuning: Tuning, method: str, output: Path) -> Path:
     """Write what was chosen, the tree by itself and the plot; the file of choices."""
     file = save_choice(output, method, tuning.choice)
-    (output / "tree.json").unlink(missing_ok=True)  # of an earlier tuning
+    tree = output / "tree.json"
     if isinstance(tuning.choice.tree, TreePlan):
-        write_atomically(output / "tree.json", json.dumps(save_plan(tuning.choice.tree, method)).encode())
+        write_atomically(tree, json.dumps(save_plan(tuning.choice.tree, method)).encode())
+    else:
+        tree.unlink(missing_ok=True)  # of an earlier tuning
     plot_tuning(tuning.latency, tuning.options, tuning.trials, output / "tuning.png")
     return file
 

@@ -50,7 +50,7 @@ from tests.helpers.model import plain
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
 GREEDY = SamplingConfig()
-SAMPLING = SamplingConfig(1.5, top_k=5)  # all filters would take long to compile, for every method alike
+SAMPLING = SamplingConfig(1.5, top_k=5)  # in the fast tests, for all filters take long to compile
 FILTERED = SamplingConfig(1.5, top_k=5, top_p=0.9, min_p=0.02)
 WIDE = [(a,) for a in range(6)] + [(a, b) for a in range(3) for b in range(4)] + [(0, 0, c) for c in range(5)]
 
@@ -203,6 +203,7 @@ EVERY_PAIR = [variant for variant in variants(pairwise, MEETING) if variant not 
 # Of every method one variant is fast: not its defaults, sampled and batched. Of PPD its defaults are, too, greedily.
 FAST = [v for method in OPTIONS for v in [v for v in EVERY_VALUE if isinstance(v[0], method)][method is not PPD : 2]]
 REST = [variant for variant in EVERY_VALUE + EVERY_PAIR if variant not in FAST]
+REST = [(method, FILTERED if sampling is SAMPLING else sampling, count) for method, sampling, count in REST]
 DEFAULTS = [method(**{name: values[0] for name, values in options.items()}) for method, options in OPTIONS.items()]
 
 
@@ -301,8 +302,9 @@ def random_plan(rng, method):
     return make_plan(states)
 
 
-def test_exact_with_weights_of_16_bits(tiny):
-    """As with the same weights in float32, logits and drafted texts."""
+@pytest.mark.parametrize("drafted", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["drafted", "plain"])
+def test_exact_with_weights_of_16_bits(tiny, drafted):
+    """As with the same weights in float32, logits, texts and caches."""
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.ndim > 1 else x, tiny.params)
     exact = dataclasses.replace(tiny, params=rounded, exact=True)
     wide = dataclasses.replace(tiny, params=jax.tree.map(lambda x: x.astype(jnp.float32), rounded))
@@ -310,7 +312,8 @@ def test_exact_with_weights_of_16_bits(tiny):
     np.testing.assert_allclose(plain(exact.base, tokens), plain(wide.base, tokens), rtol=1e-5, atol=1e-4)
     prompts = make_prompts(4)
     texts = [answer.tokens for answer in generate(autoregressive(wide), prompts, 24)]
-    drafter = untrained_drafter(PPD(), exact, sparse_tree([[0.5, 0.3]] * 3, 5))
+    tree = sparse_tree([[0.5, 0.3]] * 3, 5)
+    drafter = untrained_drafter(PPD(), exact, tree) if drafted else autoregressive(exact)
     assert drafter.model.precision == "exact"
     assert [answer.tokens for answer in generate(drafter, prompts, 24, batch_size=4)] == texts
 

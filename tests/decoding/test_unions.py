@@ -171,8 +171,16 @@ def test_expected_acceptances_are_the_chances_of_candidates(tiny):
     np.testing.assert_allclose(stats.expected, np.multiply(stats.offered, 0.5), rtol=1e-5)
 
 
-def test_a_size_chosen_per_step_changes_nothing(tiny):
-    drafter = union([Guesses(0)], tiny, 9).with_tree("best:1@20,3@23,9@44")
+@pytest.mark.parametrize(
+    ("methods", "tree"),
+    [
+        ([Guesses(0)], "best:1@20,3@23,9@44"),
+        pytest.param([Guesses(0), Guesses(1, joined=True, distances=6)], "best:1@20,3@25,9@36", marks=pytest.mark.slow),
+    ],
+    ids=["one", "two"],
+)
+def test_a_size_chosen_per_step_changes_nothing(tiny, methods, tree):
+    drafter = union(methods, tiny, 9).with_tree(tree)
     prompts, sizes = [(prompt * 8)[:8] for prompt in make_prompts(8)], set()
     plain = generate(autoregressive(tiny), prompts, 24, sampling=SAMPLING, seed=3)
     for prompt, answer in zip(prompts, plain, strict=True):
@@ -216,6 +224,7 @@ def test_a_source_alone(tiny, method):
     [
         ((HiddenTransfer(layers=(0, 1, 2)), LOOKUP), GREEDY, 1),
         ((Medusa(heads=3), TOKEN_RECYCLING), SAMPLING, 4),
+        pytest.param((Hydra(heads=3), TOKEN_RECYCLING), SAMPLING, 4, marks=pytest.mark.slow),
         *(
             pytest.param(methods, *setting, marks=pytest.mark.slow)
             for methods, setting in zip(every_pair(ALONE), itertools.cycle([(GREEDY, 4), (SAMPLING, 1)]), strict=False)

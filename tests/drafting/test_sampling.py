@@ -129,20 +129,15 @@ ROWS = [SamplingConfig(), SamplingConfig(0.7, top_k=5), SamplingConfig(1.2), Sam
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:1] * 4, ROWS[2:3] * 4], ids=["mixed", "greedy", "unfiltered"])
 def test_rows_have_settings_of_their_own(rows):
     """What a row gets is what the whole batch gets where all have its settings, in whatever company."""
-    logits = np.random.default_rng(0).normal(0, 3, (4, 3, 97)).astype(np.float32)
-    seeds, positions = np.arange(4, dtype=np.uint32), np.arange(12).reshape(4, 3)
-
-    @quick_jit
-    def all_of(sampler):
-        noise = jnp.broadcast_to(sampler.noise(seeds, positions, jnp.arange(97)), logits.shape)
-        return sampler.filtered(logits), noise, sampler.distribution(logits)
-
+    logits = jnp.asarray(np.random.default_rng(0).normal(0, 3, (4, 3, 97)), jnp.float32)
+    seeds, positions = jnp.arange(4, dtype=jnp.uint32), jnp.arange(12).reshape(4, 3)
     together = make_row_sampler(rows)
-    ours = all_of(together)
     for row, config in enumerate(rows):
         alone = make_sampler(config)
-        filtered, noise, distribution = all_of(alone)
-        expected = distribution[row] if alone.sampling else np.eye(97)[logits[row].argmax(-1)]
-        for mine, theirs in zip(ours, (filtered[row], noise[row], expected), strict=True):
-            np.testing.assert_allclose(mine[row], theirs, rtol=1e-5)
-        assert together.pick(np.array([1]), np.array([0]))[row] == alone.sampling
+        np.testing.assert_array_equal(together.filtered(logits)[row], alone.filtered(logits)[row])
+        noise = jnp.broadcast_to(alone.noise(seeds, positions, jnp.arange(97)), logits.shape)
+        np.testing.assert_array_equal(together.noise(seeds, positions, jnp.arange(97))[row], noise[row])
+        expected = jax.nn.one_hot(logits[row].argmax(-1), 97)
+        expected = alone.distribution(logits)[row] if alone.sampling else expected
+        np.testing.assert_array_equal(together.distribution(logits)[row], expected)
+        assert together.pick(jnp.array([1]), jnp.array([0]))[row] == alone.sampling
