@@ -115,12 +115,12 @@ ALONE = [*TRAINED, LOOKUP, SUFFIX, REST, TOKEN_RECYCLING, Lookahead(), Jacobi(),
 
 
 def every_pair(methods):
-    """The fewest unions of four, each with the further rows of one method at most, in which every two methods meet."""
-    pairs = {four: {*itertools.combinations(four, 2)} for four in itertools.combinations(methods, 4)}
-    pairs = {four: met for four, met in pairs.items() if sum(m.adds_rows for m in four) < 2}
+    """The fewest unions of five, each with the further rows of one method at most, in which every two methods meet."""
+    pairs = {five: {*itertools.combinations(five, 2)} for five in itertools.combinations(methods, 5)}
+    pairs = {five: met for five, met in pairs.items() if sum(m.adds_rows for m in five) < 2}
     missing, chosen = set().union(*pairs.values()), []
     while missing:
-        chosen.append(max(pairs, key=lambda four: len(pairs[four] & missing)))
+        chosen.append(max(pairs, key=lambda five: len(pairs[five] & missing)))
         missing -= pairs[chosen[-1]]
     return chosen
 
