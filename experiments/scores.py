@@ -91,28 +91,18 @@ def accuracy(recordings: Sequence[Recording], source: int) -> np.ndarray:
 
     Where candidates depend on those before them, of the positions at which the text was among those.
     """
-    distances = recordings[0].offers[source].tokens.shape[1]
-    hits, counted = np.zeros((distances, RANKS)), np.zeros(distances)
+    offer = recordings[0].offers[source]
+    depends = offer.parent is not None
+    hits, counted = np.zeros((offer.tokens.shape[1], RANKS)), np.zeros(offer.tokens.shape[1])
     for recording in recordings:
-        offer = recording.offers[source]
-        T = len(offer.tokens)
-        known = np.broadcast_to(offer.known, offer.tokens.shape)
-        answer = np.concatenate([recording.answer, np.full(distances + 1, -1)])
-        reached, above = np.ones(T, bool), np.zeros(T, int)
-        for d in range(distances):
-            wanted, here = answer[1 + d : 1 + d + T], known[:, d]
-            if offer.parent is not None and d:
-                here = here & (offer.parent[:, d] == above[:, None])
-            order = np.argsort(np.where(here, -offer.log_p[:, d], np.inf), axis=1, kind="stable")[:, :RANKS]
-            right = here & (offer.tokens[:, d] == wanted[:, None])
-            counts = reached & (wanted >= 0)
-            if offer.parent is not None and d:
-                counts &= here.any(axis=1)  # behind a leaf nothing is predicted
+        for d, (reached, here, right, log_p) in enumerate(recording.along_answer(source)):
+            counts = np.ones(len(here), bool)
+            if depends:
+                counts = reached & (here.any(axis=1) | (d == 0))  # behind a leaf nothing is predicted
+            order = np.argsort(np.where(here, -log_p, np.inf), axis=1, kind="stable")[:, :RANKS]
             ranked = np.take_along_axis(right, order, axis=1)[counts]
             hits[d, : ranked.shape[1]] += ranked.sum(axis=0)
             counted[d] += counts.sum()
-            if offer.parent is not None:
-                reached, above = reached & right.any(axis=1), right.argmax(axis=1)
     return hits / np.maximum(counted, 1)[:, None]
 
 

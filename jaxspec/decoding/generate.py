@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Acceptance, Match
-from jaxspec.decoding.job import Job, Run, bucket
+from jaxspec.decoding.job import Job, RunningBatch, bucket
 from jaxspec.decoding.loop import insert
 from jaxspec.decoding.prompts import as_text, encode_prompts
 from jaxspec.drafting.drafter import Drafter
@@ -90,7 +90,7 @@ class Generation:
         return (self.new_tokens - 1) / self.decode_seconds if self.steps else 0.0
 
 
-def _collect(drafter: Drafter, run: Run, row: int, prompt: str) -> Generation:
+def _collect(drafter: Drafter, run: RunningBatch, row: int, prompt: str) -> Generation:
     """The answer of one batch row as it stands."""
     model, state, count = drafter.model, run.state, int(run.state.counts[row])
     stats, names = state.stats, [source.method.name for source in drafter.sources if source.method.max_distance]

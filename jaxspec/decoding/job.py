@@ -58,7 +58,7 @@ def decoding_of(
 
 
 @dataclasses.dataclass
-class Run:
+class RunningBatch:
     """One batch on its way: its state and its clocks."""
 
     state: DecodeState
@@ -85,7 +85,7 @@ class Job:
 
     def begin(
         self, prompts: Sequence[Sequence[int]], limits: Sequence[int], padded: int, width: int, capacity: int
-    ) -> Run:
+    ) -> RunningBatch:
         """Prefill a batch of prompts, padded to `padded` tokens, and make the first draft."""
         tokens, lengths = pad_tokens(prompts, padded)
         seeds = np.full(len(prompts), self._seed % 2**32, np.uint32)
@@ -95,9 +95,9 @@ class Job:
             cache, prompt = prefill(self.model.base, tokens, lengths, capacity=capacity, chunk=chunk, taps=taps)
             state = start(self._decoding, cache, prompt, np.array(limits, np.int32), seeds, width=width)
             jax.block_until_ready(state)
-        return Run(state, watch.seconds, 0.0, watch.compile_seconds)
+        return RunningBatch(state, watch.seconds, 0.0, watch.compile_seconds)
 
-    def advance(self, run: Run, steps: int) -> None:
+    def advance(self, run: RunningBatch, steps: int) -> None:
         """Run some steps, or fewer where all rows are done."""
         with in_mesh(self.mesh), Stopwatch() as watch:
             run.state = jax.block_until_ready(decode(self._decoding, run.state, np.int32(steps)))

@@ -45,13 +45,13 @@ class DFlash(Method):
     """Settings; the paper's are `layers=5`, `sample_from_anchor=False`, `head_norms`, `start="random"` and no Markov.
 
     Attributes:
-      block: B, rows of a block, the anchor and B - 1 masks.
+      block: rows of a block, the anchor and the masks behind it.
       layers: decoder layers of the drafter.
       tapped: hidden states before which layers of the base it reads; empty: as many as `taps_count`, spread as the
         paper spreads them.
       taps_count: how many.
-      sample_from_anchor: row i predicts the token at anchor + i + 1 (DSpark), so that B rows give B distances; else the
-        one at its own place (DFlash), and the anchor's row predicts nothing.
+      sample_from_anchor: row i predicts the token at anchor + i + 1 (DSpark), so that there are as many distances as
+        rows; else the one at its own place (DFlash), and the anchor's row predicts nothing.
       from_newest: the rows of a block start from the newest token's deepest tapped state; the embedding of the anchor
         or the mask is read beside it, by a matrix that is zero at first. Off in the paper, whose rows are embeddings.
       head_norms: queries and keys are normalised per head, as in Qwen3, also where the base's are not.

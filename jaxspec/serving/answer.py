@@ -11,7 +11,7 @@ import jax
 
 from jaxspec.decoding.scores import Scores
 from jaxspec.serving.request import Piece, Request, TokenScore
-from jaxspec.serving.slots import Progress
+from jaxspec.serving.slots import RequestState
 from jaxspec.serving.text import TextStream
 
 
@@ -79,7 +79,7 @@ class Answer(AsyncIterator[Piece]):
         except RuntimeError:  # the loop that asked has gone
             self.cancelled = True
 
-    def extend(self, progress: Progress, eos: Sequence[int]) -> Piece:
+    def extend(self, progress: RequestState, eos: Sequence[int]) -> Piece:
         """What has been added since the last piece."""
         stream, tokens = self._text, progress.tokens
         known = len(stream.tokens)

@@ -30,7 +30,7 @@ _MEASURED = 3  # steps of each size, of which the fastest counts
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class RequestState:
     """How far a request has come.
 
     Attributes:
@@ -127,7 +127,7 @@ class Slots:
         with in_mesh(self._mesh):
             self._state = decode(self._decoding(self._requests), self._state, np.int32(steps))
 
-    def progress(self) -> Iterator[tuple[Request, Progress]]:
+    def progress(self) -> Iterator[tuple[Request, RequestState]]:
         """How far each request has come."""
         state = self._state
         scored = any(request is not None and request.logprobs for request in self._requests)
@@ -140,7 +140,7 @@ class Slots:
             here = slice(counts[row])
             yield (
                 request,
-                Progress(
+                RequestState(
                     done=bool(done[row]),
                     tokens=tokens[row, here].tolist(),
                     drafted_by=drafted_by[row, here].tolist(),

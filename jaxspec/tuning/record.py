@@ -16,7 +16,7 @@ where decoding asks for fewer, siblings share their chances otherwise, and the r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,26 @@ class Recording:
 
     answer: np.ndarray
     offers: list[Offer]
+
+    def along_answer(self, source: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+        """A source's candidates at each distance d = 0 .. M - 1, from the T - d positions behind which a token comes.
+
+        Yields:
+          `reached` [T - d] bool, whether the answer's tokens in between are all among the candidates;
+          `here` [T - d, W] bool, the candidates that continue the answer, where they depend on those before them;
+          `right` [T - d, W] bool, those of them that are the answer's token; `log_p` [T - d, W].
+        """
+        offer = self.offers[source]
+        T, M, _ = offer.tokens.shape
+        known = np.broadcast_to(offer.known, offer.tokens.shape)
+        reached, above = np.ones(T, bool), np.zeros(T, int)  # above: which candidate the answer's last token was
+        for d in range(min(M, T)):
+            reached, above, here = reached[: T - d], above[: T - d], known[: T - d, d]
+            if offer.parent is not None and d:
+                here = here & (offer.parent[: T - d, d] == above[:, None])
+            right = here & (offer.tokens[: T - d, d] == self.answer[1 + d :, None])
+            yield reached, here, right, offer.log_p[: T - d, d]
+            reached, above = reached & right.any(axis=1), right.argmax(axis=1)
 
 
 def record(
