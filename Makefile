@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 demo: setup
 	$(BIN)/python decode.py --method amphista+suffix --tree best:5 --draft-vocabulary 8192 --beside ppd --stream \
-		--prompt "Write a short story about a lighthouse keeper." --max-new-tokens 128
+		--prompt "Compare cats and dogs as pets." --max-new-tokens 128
 
 test: lint unit
 
