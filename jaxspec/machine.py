@@ -42,11 +42,11 @@ class Stopwatch:
 
 
 def this_machine() -> dict[str, Any]:
-    """Platform, kind of device, and where the device is a CPU the number of cores this process may use."""
+    """Platform, kind of device, and of a CPU the number of cores this process may use, and the processor's name."""
     device = jax.devices()[0]
     machine = {"platform": device.platform, "device": device.device_kind}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return machine | {"cores": cores} if device.platform == "cpu" else machine
+    return machine | {"cores": cores, "processor": processor()} if device.platform == "cpu" else machine
 
 
 def processor() -> str:
@@ -61,7 +61,7 @@ def device_name() -> str:
     """The accelerators, or the processor with as many cores as this process may use."""
     machine = this_machine()
     if machine["platform"] == "cpu":
-        return f"{machine['cores']} core{'s' if machine['cores'] > 1 else ''} of {processor()}"
+        return f"{machine['cores']} core{'s' if machine['cores'] > 1 else ''} of {machine['processor']}"
     return f"{len(jax.devices())} x {machine['device']}"
 
 

@@ -70,14 +70,16 @@ def choice_name(drafter: Drafter) -> str:
 def find_choice(
     folder: Path | None, drafter: Drafter, batch_size: int = 1, temperature: float = 0.0, anywhere: bool = False
 ) -> Choice | None:
-    """What was chosen on a machine like this one, for this drafter and dtype, nearest to what is asked for.
+    """What was chosen on this machine, for this drafter and dtype, nearest to what is asked for.
+
+    Where nothing was, what was chosen on one that differs in its processor alone counts, if it drafts at all.
 
     Args:
       folder: where choices are kept; None for an adapter that was not read from disk, which has none.
       drafter: whatever its shape.
       batch_size: a choice made for less than half or more than twice as many prompts does not count.
       temperature: of sampling; choices for greedy decoding do not count for sampling, nor the other way round.
-      anywhere: take one made on another machine, or for another dtype, too, if it drafts at all.
+      anywhere: nor need it be a machine like this one, or the same dtype.
 
     Returns:
       The nearest choice, the newest of several, or None.
@@ -86,17 +88,30 @@ def find_choice(
       UserError: a damaged file.
     """
     choices = _read(folder, choice_name(drafter)) if folder else []
-    here = (this_machine(), drafter.model.precision) if choices else ()
+    here = (this_machine(), drafter.model.precision) if choices else ({}, "")
+
+    def counts(choice: Choice) -> bool:
+        there = (choice.machine, choice.dtype)
+        alike = anywhere or (_kind(choice.machine), choice.dtype) == (_kind(here[0]), here[1])
+        return there == here or (alike and choice.tree is not None)
+
+    def apart(choice: Choice) -> tuple[bool, float, int]:
+        elsewhere = (choice.machine, choice.dtype) != here
+        return elsewhere, abs(choice.temperature - temperature), abs(choice.batch_size - batch_size)
+
     near = [
         choice
         for choice in reversed(choices)
         if choice.adapter == drafter.digest
-        and ((choice.machine, choice.dtype) == here or (anywhere and choice.tree is not None))
+        and counts(choice)
         and batch_size / 2 <= choice.batch_size <= batch_size * 2
         and (choice.temperature > 0) == (temperature > 0)
     ]
-    apart = [(abs(choice.temperature - temperature), abs(choice.batch_size - batch_size)) for choice in near]
-    return near[apart.index(min(apart))] if near else None
+    return min(near, key=apart, default=None)
+
+
+def _kind(machine: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in machine.items() if name != "processor"}
 
 
 def _circumstances(choice: Choice) -> tuple:

@@ -38,7 +38,7 @@ def as_chosen(drafter: Drafter, choice: Choice) -> Drafter:
     if choice.tree is None:
         note = f"no tree of {drafter.name} pays on this machine: autoregressive decoding"
         return autoregressive(drafter.model).with_tree(None, note=note)
-    where = "this machine" if choice.machine == this_machine() else "another machine"
+    where = "this machine" if choice.machine == this_machine() else "another machine (tune.py tunes for this one)"
     line = f"tuned for {where}: {choice.name} (batch {choice.batch_size}, temperature {choice.temperature:g})"
     chosen = _chosen_sources(drafter, choice)
     trained = any(source.trained for source in chosen.sources)

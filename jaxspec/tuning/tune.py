@@ -19,7 +19,7 @@ from jaxspec.drafting.source import learning
 from jaxspec.drafting.tree import chain, expected
 from jaxspec.drafting.tree.plan import check_accuracy
 from jaxspec.errors import UserError, check_at_least
-from jaxspec.machine import processor, this_machine
+from jaxspec.machine import this_machine
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import Accuracy, evaluate
@@ -203,7 +203,6 @@ def _raced(
     named = {option.name: option for option in options}
     tried = [named[name] for name in drafters]
     info = {
-        "processor": processor(),
         "trials": [dataclasses.asdict(trial) for trial in trials],
         "expected_tokens": {o.name: round(o.tokens, 4) for o in tried},
         "predicted_tokens_per_second": {o.name: round(o.predicted, 2) for o in tried},

@@ -12,7 +12,7 @@ import jax
 
 from jaxspec.errors import UserError
 from jaxspec.files import locked, read_json, user_cache, writable, write_json
-from jaxspec.machine import processor, this_machine
+from jaxspec.machine import this_machine
 
 FILE = user_cache("layouts.json")
 BLOCK = 64  # columns
@@ -63,7 +63,7 @@ def _content() -> dict[str, Any]:
 
 
 def _circumstances(precision: str) -> str:
-    here = this_machine() | {"processor": processor(), "jax": jax.__version__, "precision": precision}
+    here = this_machine() | {"jax": jax.__version__, "precision": precision}
     return ", ".join(f"{name} {value}" for name, value in here.items())
 
 

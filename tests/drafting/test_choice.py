@@ -70,6 +70,21 @@ def test_only_choices_for_this_machine_this_adapter_and_this_dtype_count(folder,
     assert find(anywhere=True).dtype == "bfloat16"  # that nothing pays elsewhere says nothing here
 
 
+def test_what_another_processor_was_tuned_with_counts_until_this_one_is(folder, choice, find, monkeypatch):
+    there = {"platform": "cpu", "device": "cpu", "cores": 2, "processor": "theirs"}
+    save_choice(folder, "ppd", choice(chain(2), machine=there))
+    monkeypatch.setattr(tuned, "this_machine", lambda: there | {"processor": "ours"})
+    assert find().tree.states == chain(2).states
+    monkeypatch.setattr(tuned, "this_machine", lambda: there | {"cores": 4})
+    assert find() is None
+    monkeypatch.setattr(tuned, "this_machine", lambda: there | {"processor": "ours"})
+    save_choice(folder, "ppd", choice(None, machine=there))
+    assert find() is None  # that nothing pays there says nothing here
+    save_choice(folder, "ppd", choice(chain(1), machine=there | {"processor": "ours"}, batch_size=2))
+    save_choice(folder, "ppd", choice(chain(2), machine=there))
+    assert find().tree.states == chain(1).states  # before what is nearer otherwise
+
+
 def test_auto_falls_back_says_so_and_takes_autoregressive_for_an_answer(tiny, folder, choice):
     def load():
         return load_drafter("ppd", tiny, folder, tree="auto")
