@@ -1,4 +1,4 @@
-"""What this machine is: for choices that hold on it alone, and for whoever reads figures measured on it."""
+"""What this machine is: for choices that were made on it, and for whoever reads figures measured on it."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Stopwatch:
 
 
 def this_machine() -> dict[str, Any]:
-    """Platform, kind of device, and of a CPU the number of cores this process may use, and the processor's name."""
+    """Platform and kind of device; of a CPU also its name and the number of cores this process may use."""
     device = jax.devices()[0]
     machine = {"platform": device.platform, "device": device.device_kind}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return machine | {"cores": cores, "processor": processor()} if device.platform == "cpu" else machine
+    return machine | {"cores": cores, "processor": _processor()} if device.platform == "cpu" else machine
 
 
-def processor() -> str:
+def _processor() -> str:
     """The name of the processor, where the system tells."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []

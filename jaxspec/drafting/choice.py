@@ -70,16 +70,16 @@ def choice_name(drafter: Drafter) -> str:
 def find_choice(
     folder: Path | None, drafter: Drafter, batch_size: int = 1, temperature: float = 0.0, anywhere: bool = False
 ) -> Choice | None:
-    """What was chosen on this machine, for this drafter and dtype, nearest to what is asked for.
+    """What was chosen on this machine for this drafter and dtype, nearest to what is asked for.
 
-    Where nothing was, what was chosen on one that differs in its processor alone counts, if it drafts at all.
+    Where there is none, one made on a machine that differs only in its processor counts, if it drafts at all.
 
     Args:
       folder: where choices are kept; None for an adapter that was not read from disk, which has none.
       drafter: whatever its shape.
       batch_size: a choice made for less than half or more than twice as many prompts does not count.
       temperature: of sampling; choices for greedy decoding do not count for sampling, nor the other way round.
-      anywhere: nor need it be a machine like this one, or the same dtype.
+      anywhere: take one made on any other machine, or for another dtype, too, if it drafts at all.
 
     Returns:
       The nearest choice, the newest of several, or None.

@@ -64,10 +64,10 @@ def load_drafter(
       model: the base.
       adapter: folder of a trained adapter, or of a datastore; default the one that ships for this method and base. In a
         union it goes to the method that it belongs to.
-      tree: the draft tree: `auto`, the fastest way to decode on this machine as far as tune.py has found out, which
-        may be autoregressive decoding; a specification like `sparse:16`; `best:8` for the best nodes of all offers,
-        chosen in every step, within so many rows; a plan; or a list of paths. Default the adapter's own, and `best:8`
-        for a union.
+      tree: the draft tree: `auto`, the fastest way to decode as far as tune.py has found out, on this machine or else
+        on one like it, which may be autoregressive decoding; a specification like `sparse:16`; `best:8` for the best
+        nodes of all offers, chosen in every step, within so many rows; a plan; or a list of paths. Default the
+        adapter's own, and `best:8` for a union.
       draft_vocabulary: draft only so many of the base's most frequent tokens; 0 drafts all; default the adapter's own.
       batch_size: prompts decoded together, for `auto`.
       temperature: of sampling, for `auto`; 0 is greedy.

@@ -57,12 +57,13 @@ class Recording:
     offers: list[Offer]
 
     def along_answer(self, source: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-        """A source's candidates at each distance d = 0 .. M - 1, from the T - d positions behind which a token comes.
+        """A source's candidates along the answer, by distance d = 0, 1, ...: of the T - d positions with a token there.
 
         Yields:
-          `reached` [T - d] bool, whether the answer's tokens in between are all among the candidates;
-          `here` [T - d, W] bool, the candidates that continue the answer, where they depend on those before them;
-          `right` [T - d, W] bool, those of them that are the answer's token; `log_p` [T - d, W].
+          `reached` [T - d] bool, whether all the answer's tokens before that one were among the candidates;
+          `here` [T - d, W] bool, which candidates there are; of those that depend on the ones before them, the ones
+          behind the answer's tokens, which means nothing where not `reached`;
+          `right` [T - d, W] bool, which of these are the answer's token; and `log_p` [T - d, W].
         """
         offer = self.offers[source]
         T, M, _ = offer.tokens.shape

@@ -175,14 +175,12 @@ def each_value(options):
 
 
 def pairwise(options):
-    """Few combinations such that with those of `each_value` every two values of two options meet."""
+    """Few combinations, the first of them all defaults, such that every two values of two options meet."""
     combinations = itertools.product(*([(name, value) for value in values] for name, values in options.items()))
     pairs = {combination: {*itertools.combinations(combination, 2)} for combination in combinations}
     missing, chosen = set().union(*pairs.values()), []
-    for settings in each_value(options):
-        missing -= pairs[tuple(settings.items())]
     while missing:
-        best = max(pairs, key=lambda combination: len(pairs[combination] & missing))
+        best = max(pairs, key=lambda c: len(pairs[c] & missing)) if chosen else next(iter(pairs))
         chosen.append(dict(best))
         missing -= pairs[best]
     return chosen
@@ -201,7 +199,7 @@ EVERY_VALUE = list(variants(each_value))
 # The options of these do not touch each other: their defaults meet every way to draw and every number of prompts.
 APART = (DFlash, DraftModel, Lookahead, PromptLookup, Rest, SelfSpeculative, Suffix, TokenRecycling)
 MEETING = {m: {name: values[:1] for name, values in o.items()} if m in APART else o for m, o in OPTIONS.items()}
-EVERY_PAIR = list(variants(pairwise, MEETING))
+EVERY_PAIR = [variant for variant in variants(pairwise, MEETING) if variant not in EVERY_VALUE]
 # Of every method one variant is fast: not its defaults, sampled and batched. Of PPD its defaults are, too, greedily.
 FAST = [v for method in OPTIONS for v in [v for v in EVERY_VALUE if isinstance(v[0], method)][method is not PPD : 2]]
 REST = [variant for variant in EVERY_VALUE + EVERY_PAIR if variant not in FAST]

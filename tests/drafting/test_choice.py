@@ -92,6 +92,11 @@ def test_auto_falls_back_says_so_and_takes_autoregressive_for_an_answer(tiny, fo
     assert load().source.method == PPD() and load().plan.num_nodes == 3 and "never tuned" in load().note
     save_choice(folder, "ppd", choice(chain(2)))
     assert load().plan.states == chain(2).states and "a tree" in load().note
+    save_choice(folder, "ppd", choice(chain(1), machine=this_machine() | {"processor": "another"}))
+    assert load().plan.states == chain(2).states and load().note.startswith("tuned for this machine")
+    (folder / "tuned.json").unlink()
+    save_choice(folder, "ppd", choice(chain(1), machine=this_machine() | {"processor": "another"}))
+    assert load().plan.states == chain(1).states and load().note.startswith("tuned for another machine")
     save_choice(folder, "ppd", choice(None))
     assert load().name == "autoregressive" and "no tree of ppd pays" in load().note
     assert "drafts nothing" in load_drafter("autoregressive", tiny, tree="auto").note
