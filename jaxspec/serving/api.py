@@ -203,12 +203,11 @@ class Api:
         self, request: Request, replies: Replies, choices: list[Choice], log: Callable[[int], None]
     ) -> Response:
         """The answer at once; given up when the client has gone."""
-        pieces: list[list[Piece]] = [[] for _ in choices]
 
         async def collect() -> None:
             async with contextlib.aclosing(self._merged(choices)) as merged:
-                async for index, piece in merged:
-                    pieces[index].append(piece)
+                async for _ in merged:
+                    pass
 
         collecting = asyncio.ensure_future(collect())
         leaving = asyncio.ensure_future(_left(request))
@@ -228,7 +227,7 @@ class Api:
                 task.cancel()
             await asyncio.gather(collecting, leaving, return_exceptions=True)
         log(200)
-        return JSONResponse(replies.whole(choices, pieces))
+        return JSONResponse(replies.whole(choices))
 
     async def _events(
         self, asked: Asked, replies: Replies, choices: list[Choice], log: Callable[[int], None]

@@ -26,7 +26,8 @@ class Choice:
       prompt: its text, where it is echoed.
       text: of the answer.
       tokens: of the answer.
-      accepted: how many of them were drafted.
+      drafted_by: per token, as in `Piece`.
+      scores: per token, where log-probabilities were asked for.
       piece: the last one.
       offset: of the next token's text, for log-probabilities.
     """
@@ -35,7 +36,8 @@ class Choice:
     prompt: str = ""
     text: str = ""
     tokens: list[int] = dataclasses.field(default_factory=list)
-    accepted: int = 0
+    drafted_by: list[int] = dataclasses.field(default_factory=list)
+    scores: list[TokenScore] = dataclasses.field(default_factory=list)
     piece: Piece = Piece()
     offset: int = 0
 
@@ -43,7 +45,8 @@ class Choice:
         """Take a further piece."""
         self.text += piece.text
         self.tokens += piece.tokens
-        self.accepted += sum(sources > 0 for sources in piece.drafted_by)
+        self.drafted_by += piece.drafted_by
+        self.scores += piece.scores
         self.piece = piece
 
 
@@ -63,23 +66,21 @@ class Replies:
         self._created = int(time.time())
         self._streams: dict[int, TextStream] = {}
 
-    def whole(self, choices: Sequence[Choice], pieces: Sequence[Sequence[Piece]]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The whole answer."""
-        made = [self._choice(i, choice, pieces[i]) for i, choice in enumerate(choices)]
+        made = [self._choice(i, choice) for i, choice in enumerate(choices)]
         kind = "chat.completion" if self._asked.chat else "text_completion"
         return self._object(kind, made) | {"usage": self.usage(choices)}
 
-    def _choice(self, index: int, choice: Choice, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         text = choice.prompt + choice.text
         if self._asked.chat:
             content: dict[str, Any] = {"message": {"role": "assistant", "content": text, "refusal": None}}
         else:
             content = {"text": text}
-        tokens = [token for piece in pieces for token in piece.tokens]
-        scores = [score for piece in pieces for score in piece.scores]
         made = {"index": index} | content | self._end(choice.piece)
-        made["logprobs"] = self._logprobs(choice, tokens, scores, first=True)
-        return made | self._sources(index, choice, tokens, [by for piece in pieces for by in piece.drafted_by])
+        made["logprobs"] = self._logprobs(choice, choice.tokens, choice.scores, first=True)
+        return made | self._sources(index, choice, choice.tokens, choice.drafted_by)
 
     def opening(self, index: int, choice: Choice) -> dict[str, Any] | None:
         """The chunk before the first token, where there is one."""
@@ -104,7 +105,7 @@ class Replies:
         """Tokens, each prompt's once."""
         prompt = sum(len(choice.answer.request.ids) for choice in choices[:: self._asked.n])
         completion = sum(len(choice.tokens) for choice in choices)
-        accepted = sum(choice.accepted for choice in choices)
+        accepted = sum(sources > 0 for choice in choices for sources in choice.drafted_by)
         drafted = sum(choice.piece.drafted for choice in choices)
         details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
         return {
