@@ -54,7 +54,7 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
       dtype: of the base.
     """
     train, method, whole = config.train, config.method, config.mesh.zero == 2
-    base = _abstract_base(config.shapes, dtype, mesh, train.remat)
+    base = abstract_base(config.shapes, dtype, mesh, train.remat)
     base = _drafting(base, method.learned_tokens)
     last = len(method.stages) - 1  # of several stages the last one runs the most
     state = jax.eval_shape(lambda base: first_state(method, train, last, base), base)
@@ -104,14 +104,14 @@ def dry_run_decoding(
         "cache_bytes": _cache_bytes(config.shapes, batch_size, capacity, base.dtype, mesh),
         "drafter_bytes": device_bytes([source.trainable for source in decoding.drafter.sources]),
         "drafter_state_bytes": device_bytes(state.method_states),
-        "steps": {rows: measure_needs(_lower_decoding(*both, mesh), chip) for rows, both in begun.items()},
+        "steps": {rows: measure_needs(lower_step(*both, mesh), chip) for rows, both in begun.items()},
     }
 
 
 def lowered_loops(config: RunConfig, mesh: Mesh, batch_size: int, length: int) -> dict[int, Lowered]:
     """The decoding loop of each number of rows, in bfloat16; the arguments of `dry_run_decoding`."""
     begun = _decodings(config, mesh, batch_size, length, "bfloat16")
-    return {rows: _lower_decoding(*both, mesh) for rows, both in begun.items()}
+    return {rows: lower_step(*both, mesh) for rows, both in begun.items()}
 
 
 def training_lines(name: str, config: RunConfig, found: dict[str, Any]) -> list[str]:
@@ -148,7 +148,15 @@ def _ints(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
-def _abstract_base(shapes: ModelConfig, dtype: str, mesh: Mesh, remat: bool = False) -> Base:
+def abstract_base(shapes: ModelConfig, dtype: str, mesh: Mesh, remat: bool = False) -> Base:
+    """A base without weights, in the shapes, dtype and places that they would have.
+
+    Args:
+      shapes: of the base.
+      dtype: as `weights_dtype` takes it.
+      mesh: what its weights are divided over.
+      remat: whether layers are computed again in the backward pass.
+    """
     params = abstract_params(shapes, weights_dtype(dtype))
     return Base(with_shardings(params, tree_shardings(mesh, params)), Decoder(shapes, remat, dtype == "exact"))
 
@@ -165,11 +173,11 @@ def _decodings(
     config: RunConfig, mesh: Mesh, batch_size: int, length: int, dtype: str
 ) -> dict[int, tuple[Decoding, DecodeState]]:
     """What the decoding loop takes, by rows of a step."""
-    base = _abstract_base(config.shapes, dtype, mesh)
+    base = abstract_base(config.shapes, dtype, mesh)
     capacity = cache_capacity(length, config.method.max_distance)
     drafters = [DeviceDrafter((), StaticTree(from_paths([]).arrays(0)))]
     drafters += [_abstract_drafter(config, base, mesh, tree) for rows in ROWS[1:] if (tree := _tree(config, rows))]
-    return {_rows(drafter): _begun(base, drafter, mesh, batch_size, capacity) for drafter in drafters}
+    return {_rows(drafter): abstract_state(base, drafter, mesh, batch_size, capacity) for drafter in drafters}
 
 
 def _tree(config: RunConfig, rows: int) -> TreePlan | None:
@@ -201,10 +209,18 @@ def _rows(drafter: DeviceDrafter) -> int:
     return tree.num_nodes + sum(tree.num_probes * method.probe_rows + method.further_rows for method in methods)
 
 
-def _begun(
+def abstract_state(
     base: Base, drafter: DeviceDrafter, mesh: Mesh, batch_size: int, capacity: int
 ) -> tuple[Decoding, DecodeState]:
-    """What the decoding loop takes."""
+    """What the decoding loop takes, without values.
+
+    Args:
+      base: from `abstract_base`.
+      drafter: abstract, too.
+      mesh: what the state is divided over.
+      batch_size: B.
+      capacity: S, slots of the cache.
+    """
     tokens, lengths = _ints((batch_size, _PROMPT)), _ints((batch_size,))
     decoding = Decoding(base, drafter, make_sampler(SamplingConfig()), jnp.zeros(1, jnp.int32), Match())
 
@@ -218,8 +234,8 @@ def _begun(
     return decoding, with_shardings(state, places)
 
 
-def _lower_decoding(decoding: Decoding, state: DecodeState, mesh: Mesh) -> Lowered:
-    """One step of the decoding loop."""
+def lower_step(decoding: Decoding, state: DecodeState, mesh: Mesh) -> Lowered:
+    """One step of the decoding loop, from what `abstract_state` returns."""
     with in_mesh(mesh):
         return decode.lower(decoding, state, _ints(()))
 

@@ -109,24 +109,28 @@ class StepTimer:
       batch_size: B.
       cache_length: S.
       sampling: how tokens are drawn.
+
+    Attributes:
+      decoding: the loop's constants.
+      state: where the steps begin.
     """
 
     def __init__(
         self, drafter: Drafter, batch_size: int, cache_length: int, sampling: SamplingConfig = SamplingConfig()
     ):
-        self._decoding = decoding_of(drafter, batch_size, sampling)
-        base = self._decoding.base
+        self.decoding = decoding_of(drafter, batch_size, sampling)
+        base = self.decoding.base
         length = min(cache_length // 2, _PROMPT)
         tokens, lengths = np.ones((batch_size, length), np.int32), np.full(batch_size, length, np.int32)
         taps = drafter.on_device.taps(drafter.model.config.num_layers)
         cache, prompt = prefill(base, tokens, lengths, capacity=cache_length, chunk=length, taps=taps)
         limits, seeds = np.full(batch_size, 2**30, np.int32), np.zeros(batch_size, np.uint32)
-        self._state = start(self._decoding, cache, prompt, limits, seeds, width=cache_length)
+        self.state = start(self.decoding, cache, prompt, limits, seeds, width=cache_length)
         self()
 
     def __call__(self) -> float:
         """Seconds per step."""
-        state = jax.block_until_ready(jax.tree.map(jnp.copy, self._state))
+        state = jax.block_until_ready(jax.tree.map(jnp.copy, self.state))
         began = time.perf_counter()
-        jax.block_until_ready(decode(self._decoding, state, np.int32(_STEPS)))
+        jax.block_until_ready(decode(self.decoding, state, np.int32(_STEPS)))
         return (time.perf_counter() - began) / _STEPS

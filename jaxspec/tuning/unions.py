@@ -117,15 +117,18 @@ class Predictor:
         parts, best = list(_parts(len(self.drafter.sources))), []
         with Progress("replaying", len(parts), "unions") as progress:
             for done, numbers in enumerate(parts, 1):
-                if fixed := list(self._of_each_size(numbers, max_rows)):
+                if fixed := list(self.of_each_size(numbers, max_rows)):
                     first = max(fixed, key=_predicted)
                     most = min(2 * first[1].num_rows, max_rows)
                     best += [first, self.expect(numbers, self._sized(first[1].sources, most))]
                 progress.update(done)
         return sorted(best, key=_predicted, reverse=True)
 
-    def _of_each_size(self, numbers: Sequence[int], max_rows: int) -> Iterator[Candidate]:
-        """With every number of rows; several are one program, whose costs leave one size to choose."""
+    def of_each_size(self, numbers: Sequence[int], max_rows: int) -> Iterator[Candidate]:
+        """What is expected of some of the sources, by their numbers, with every number of rows.
+
+        Several numbers of rows are one program, whose costs leave one size to choose.
+        """
         sources = [self.drafter.sources[i] for i in numbers]
 
         def program(rows: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.bench.dry_run import _abstract_base, _begun, _lower_decoding
+from jaxspec.bench.dry_run import abstract_base, abstract_state, lower_step
 from jaxspec.config import MeshConfig
 from jaxspec.decoding.loop import decode
 from jaxspec.drafting.drafter import DeviceDrafter
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 def test_a_step_copies_no_cache_here(tiny):
     """Nor does what writes into them look at all of what is there."""
     timer = StepTimer(union([Suffix()], tiny, 8).with_tree("best:1@1,4@2,8@3"), 1, 128)
-    hlo = decode.lower(timer._decoding, timer._state, np.int32(4)).compile().as_text()
+    hlo = decode.lower(timer.decoding, timer.state, np.int32(4)).compile().as_text()
     cache = f"f32\\[1,{tiny.config.num_kv_heads},128,{tiny.config.head_dim}\\]"
     assert re.search(f"= {cache}[^ ]* dynamic-update-slice", hlo)
     assert not re.findall(f"= \\(?{cache}[^ ]* copy", hlo)
@@ -40,15 +40,15 @@ def test_no_branch_copies_a_cache(batch):
     """With a step of each size in a branch of its own, the caches stay where and as they are."""
     mesh, _ = absent_mesh(MeshConfig(), "v5e:2x2x1")
     shapes = dataclasses.replace(load_config("ppd_smollm2").shapes, num_layers=12)  # more than fit into fast memory
-    base, lookup = _abstract_base(shapes, "bfloat16", mesh), METHODS["prompt_lookup"]()
+    base, lookup = abstract_base(shapes, "bfloat16", mesh), METHODS["prompt_lookup"]()
 
     def make():
         source = DeviceSource({}, jnp.zeros((2, lookup.max_distance, 2)), lookup)
         trees = (chain(3).arrays(0),)
         return DeviceDrafter((source,), Best(trees, 16, 0, 0, 15, (1, 4, 16), jnp.ones(3)))
 
-    begun = _begun(base, jax.eval_shape(make), mesh, batch, CAPACITY)
-    hlo = _lower_decoding(*begun, mesh).compile().as_text()
+    begun = abstract_state(base, jax.eval_shape(make), mesh, batch, CAPACITY)
+    hlo = lower_step(*begun, mesh).compile().as_text()
     bodies = {part.split(" ", 1)[0]: part for part in re.split(r"\n(?=%|ENTRY)", hlo)}
     [names] = re.findall(r"branch_computations=\{([^}]*)\}", hlo)
     cache = f"bf16\\[{batch},{shapes.num_kv_heads},{CAPACITY},{shapes.head_dim}\\]"

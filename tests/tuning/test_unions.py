@@ -101,7 +101,7 @@ def test_a_number_of_rows_is_replayed_with_just_that_many(tiny):
     certain = np.full((59, 8, 1), -1e-4, np.float32)
     offer = Offer(ahead[..., None].astype(np.int32), certain < 0, certain, np.zeros_like(ahead)[..., None])
     predict = Predictor(union([Suffix(length=8)], tiny, 8), [Recording(answer, [offer])], COSTS, 1, False)
-    found = {option.rows: option.tokens for option, _ in predict._of_each_size((0,), 8)}
+    found = {option.rows: option.tokens for option, _ in predict.of_each_size((0,), 8)}
     assert found == {rows: pytest.approx(59 / -(-59 // rows)) for rows in (2, 3, 4, 5, 6, 8)}
 
 
