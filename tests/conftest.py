@@ -65,6 +65,12 @@ def pytest_runtest_teardown():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def devices():
+    """Eight, whichever test comes first: a dry run sets their number where JAX has not begun."""
+    assert jax.device_count("cpu") == 8
+
+
+@pytest.fixture(scope="session", autouse=True)
 def nothing_remembered(tmp_path_factory):
     """Tests neither read nor write layouts in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
