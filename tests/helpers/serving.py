@@ -44,8 +44,8 @@ async def answer(engine, prompt, cancel_after: int | None = None, **settings: An
 
 
 async def idle(engine):
-    """Waits until every slot is free: none may be leaked."""
-    for _ in range(400):
+    """Waits until every slot is free: none may be leaked. A program may still have to be compiled."""
+    for _ in range(6000):
         if not engine.running and not engine.waiting:
             return
         await asyncio.sleep(0.01)
