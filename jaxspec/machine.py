@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from pathlib import Path
@@ -49,6 +50,7 @@ def this_machine() -> dict[str, Any]:
     return machine | {"cores": cores, "processor": _processor()} if device.platform == "cpu" else machine
 
 
+@functools.cache
 def _processor() -> str:
     """The name of the processor, where the system tells."""
     file = Path("/proc/cpuinfo")

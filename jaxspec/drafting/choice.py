@@ -88,29 +88,25 @@ def find_choice(
       UserError: a damaged file.
     """
     choices = _read(folder, choice_name(drafter)) if folder else []
-    here = (this_machine(), drafter.model.precision) if choices else ({}, "")
-
-    def counts(choice: Choice) -> bool:
-        there = (choice.machine, choice.dtype)
-        alike = anywhere or (_kind(choice.machine), choice.dtype) == (_kind(here[0]), here[1])
-        return there == here or (alike and choice.tree is not None)
-
-    def apart(choice: Choice) -> tuple[bool, float, int]:
-        elsewhere = (choice.machine, choice.dtype) != here
-        return elsewhere, abs(choice.temperature - temperature), abs(choice.batch_size - batch_size)
-
     near = [
         choice
         for choice in reversed(choices)
         if choice.adapter == drafter.digest
-        and counts(choice)
         and batch_size / 2 <= choice.batch_size <= batch_size * 2
         and (choice.temperature > 0) == (temperature > 0)
     ]
-    return min(near, key=apart, default=None)
+    machine, dtype = this_machine(), drafter.model.precision
+    here = [c for c in near if (c.machine, c.dtype) == (machine, dtype)]
+    alike = [c for c in near if anywhere or (_kind(c.machine), c.dtype) == (_kind(machine), dtype)]
+    return min(
+        here or [c for c in alike if c.tree is not None],
+        key=lambda c: (abs(c.temperature - temperature), abs(c.batch_size - batch_size)),
+        default=None,
+    )
 
 
 def _kind(machine: dict[str, Any]) -> dict[str, Any]:
+    """A machine without the name of its processor."""
     return {name: value for name, value in machine.items() if name != "processor"}
 
 
