@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from experiments.lab.archives import Archives, extract
-from experiments.lab.carry import empty_folder, is_hidden
+from experiments.lab.carry import disk_errors, empty_folder, is_hidden
 from experiments.lab.unpack import CARRIED, RESULTS, WORK, digest, faults
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import check_writable, read_json, writable, write_atomically, write_json
@@ -66,7 +65,7 @@ def collect(options: Collect) -> None:
     files = _new("results", results, results.rglob("*.json"), carried)
     files |= _new("work", work, work.rglob("recording*.npz"), carried)
     folder = empty_folder(options.output)
-    with _to_user(folder, "give another --output"), tempfile.TemporaryDirectory(prefix=".", dir=folder) as name:
+    with disk_errors(folder, "give another --output"), tempfile.TemporaryDirectory(prefix=".", dir=folder) as name:
         archives = Archives(Path(name), round(options.size * 1e6), options.archives)
         for file, path in files.items():
             archives.add_cut(file, path)
@@ -94,7 +93,7 @@ def merge(options: Merge) -> None:
     staged = writable(places["work"]) / ".merge"
     shutil.rmtree(staged, ignore_errors=True)  # of one that was killed
     try:
-        with _to_user(places["work"], "make room and merge again, nothing is lost"):
+        with disk_errors(places["work"], "make room and merge again, nothing is lost"):
             extract(folder, manifest["archives"], {name: manifest["files"][name] for name in new}, staged)
             # results last: whoever finds one finds the adapter that it is about
             for name in sorted(new, key=lambda name: name.startswith("results/")):
@@ -141,12 +140,3 @@ def _put(new: Path, path: Path) -> None:
         if error.errno != errno.EXDEV:
             raise
         write_atomically(path, new.read_bytes())
-
-
-@contextlib.contextmanager
-def _to_user(folder: Path, remedy: str) -> Iterator[None]:
-    """A full or read-only disk becomes one sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{error.filename or folder}: {error.strerror or error}; {remedy}") from None

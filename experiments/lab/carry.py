@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -10,7 +11,7 @@ import subprocess
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,7 +77,7 @@ def pack(options: Pack) -> None:
         packages[MODEL] = Requirement(MODEL)
     files, commit = chosen_files(options), _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").strip()
     folder = empty_folder(options.output)
-    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as name:
+    with disk_errors(folder, "give another --output"), tempfile.TemporaryDirectory(prefix=".", dir=folder) as name:
         (wheels := Path(name) / "wheels").mkdir()
         download(machine, wheels, packages)
         inner = _compressed(files, Path(name) / INNER)
@@ -214,6 +215,15 @@ def empty_folder(name: str) -> Path:
     if any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; give another --output")
     return folder
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path, remedy: str) -> Iterator[None]:
+    """A full or read-only disk becomes one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{error.filename or folder}: {error.strerror or error}; {remedy}") from None
 
 
 def _git(*command: str) -> str:
