@@ -1,1 +1,1 @@
-"""The lab: a queue of experiments that is worked off on whatever machine is at hand."""
+"""The lab: a queue of experiments, jobs as data, worked off on whatever machine is at hand."""

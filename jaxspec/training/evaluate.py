@@ -143,12 +143,14 @@ def _batches(answers: Sequence[Answer], base: Base) -> Iterator[tuple[int, Batch
     size = _BATCH if mesh is None else max(_BATCH, parts_of_batch(mesh))
     length = bucket(max(len(a.prompt_tokens) + len(a.answer_tokens) for a in answers), 64, 64)
     ordered = sorted(answers, key=lambda a: len(a.answer_tokens))
+    points = [insertion_points(a, length) for a in ordered]
+    most = 0 if jax.default_backend() == "cpu" else max(map(len, points))  # elsewhere padding is cheaper than compiling
     for first in range(0, len(ordered), size):
-        group = ordered[first : first + size]
-        done = first + len(group)
-        group += [Answer([0], [])] * (size - len(group))
-        points = [insertion_points(a, length) for a in group]
-        yield done, make_batch(group, points, length, bucket(max(map(len, points)), 32, _POINTS))
+        group, owned = ordered[first : first + size], points[first : first + size]
+        done, missing = first + len(group), size - len(group)
+        groups = bucket(max(most, *map(len, owned)), 32, _POINTS)
+        padding = [Answer([0], [])] * missing, [np.arange(0)] * missing
+        yield done, make_batch(group + padding[0], owned + padding[1], length, groups)
 
 
 @jax.jit

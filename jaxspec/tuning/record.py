@@ -10,7 +10,8 @@ Some things depend on the way. Probes are recorded as if every token had all of 
 the newest token would have had, its own or borrowed ones. Token Recycling and Jacobi decoding also learn from refused
 candidates, and a recording has none: their replay is too low. Lookahead's window moves once per step, in a recording
 once per token: its replay is too high. Methods that draft along paths are recorded with 10 candidates below each node;
-where decoding asks for fewer, siblings share their chances otherwise, and the replay is approximate.
+where decoding asks for fewer, siblings share their chances otherwise, and the replay is approximate, unless they are
+recorded with the very shape that is replayed.
 """
 
 from __future__ import annotations
@@ -85,23 +86,26 @@ def record(
     seed: int = 0,
     batch_size: int = 8,
     progress: Callable[[int], None] = lambda done: None,
+    as_drafted: bool = False,
 ) -> list[Recording]:
     """What the sources of a drafter offer along given answers, one pass of the base per token.
 
     Args:
-      drafter: its sources count, not its shape.
+      drafter: its sources count, and with `as_drafted` its shape.
       texts: prompts with answers of at least two tokens, drawn as `sampling` and `seed` say.
       sampling: ranks candidates as in decoding.
       seed: likewise.
       batch_size: texts to run together.
       progress: called with the number of texts done.
+      as_drafted: ask sources for what drafts of the drafter's own shape take, instead of as much as any shape may
+        take: for methods that draft along paths, whose replay with that shape is then exact.
 
     Returns:
       A recording per text, in order.
     """
     order = sorted(range(len(texts)), key=lambda i: len(texts[i][0]) + len(texts[i][1]))
     found: dict[int, Recording] = {}
-    decoding = _recording(drafter, sampling, batch_size)
+    decoding = _recording(drafter, sampling, batch_size, as_drafted)
     for first in range(0, len(order), batch_size):
         chosen = order[first : first + batch_size]
         batch = [texts[i] for i in chosen]
@@ -115,12 +119,14 @@ def record(
     return [found[i] for i in range(len(texts))]
 
 
-def _recording(drafter: Drafter, sampling: SamplingConfig, batch_size: int) -> Decoding:
-    """What decodes a root with all of its probes and nothing else, and asks sources as a large budget would."""
+def _recording(drafter: Drafter, sampling: SamplingConfig, batch_size: int, as_drafted: bool) -> Decoding:
+    """What decodes a root with all of its probes and nothing else, and asks sources as that shape or a large one."""
     sources = drafter.sources
-    trees = tuple(source.tree.arrays(0) for source in sources)
-    depth = max(source.method.max_distance for source in sources)
-    shape = Best(trees, _WIDTH, 0, 0, depth)
+    if as_drafted:
+        shape = drafter.device_shape
+    else:
+        trees = tuple(source.tree.arrays(0) for source in sources)
+        shape = Best(trees, _WIDTH, 0, 0, max(source.method.max_distance for source in sources))
     eos = jnp.array([-1], jnp.int32)
     raw = tuple(
         source.replace(calibration=jnp.broadcast_to(jnp.array(IDENTITY), source.calibration.shape))

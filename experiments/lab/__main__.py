@@ -1,0 +1,144 @@
+"""The lab: python -m experiments.lab list | run | page | pack | unpack | collect | merge."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments.lab.bring_back import Collect, Merge, collect, merge
+from experiments.lab.carry import Pack, Unpack, pack, unpack
+from experiments.lab.entries import Entry, own_entry
+from experiments.lab.jobs import all_jobs
+from experiments.lab.lab import Lab
+from experiments.lab.page import write_page
+from experiments.lab.queue import Queue, choose, show
+from jaxspec.cli.options import parse
+from jaxspec.cli.program import enable_compilation_cache, run_main
+from jaxspec.errors import check_at_least
+from jaxspec.files import read_json
+from jaxspec.markdown import table
+
+
+@dataclasses.dataclass(frozen=True)
+class Folders:
+    """Where a lab keeps what it has.
+
+    Attributes:
+      results: folder with a JSON file per finished job.
+      work: folder of answers, adapters, recordings and unfinished jobs.
+      enter: methods of your own to add, as FILE.py:CLASS.
+      learning_rate: of these, the middle one of those that are tried.
+    """
+
+    results: str = "experiments/results"
+    work: str = "runs/lab"
+    enter: tuple[str, ...] = ()
+    learning_rate: float = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class List(Folders):
+    """Show all jobs, in order: state, device, seconds taken or expected, and what they decide.
+
+    Attributes:
+      only: names, with wildcards; of a folder all of it. Default all.
+    """
+
+    only: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Run(Folders):
+    """Work off the list, most valuable first. Several of these may run at the same time.
+
+    Attributes:
+      minutes: begin nothing that would not end within so many; 0: no limit.
+      only: names, with wildcards; of a folder all of it. Default all.
+      alone: run the jobs that measure time, and no others; leave the machine alone while it does.
+      retry: try again what has failed.
+    """
+
+    minutes: float = 0.0
+    only: tuple[str, ...] = ()
+    alone: bool = False
+    retry: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Page(Folders):
+    """Write docs/leaderboard.md from the results.
+
+    Attributes:
+      docs: folder of the page.
+    """
+
+    docs: str = "docs"
+
+
+def main(args: list[str]) -> None:
+    """Parse, and do what the first word says."""
+    commands: dict[type, Callable[[Any], None]] = {
+        **{List: list_jobs, Run: run, Page: page},
+        **{Pack: pack, Unpack: unpack, Collect: collect, Merge: merge},
+    }
+    options = parse(List | Run | Page | Pack | Unpack | Collect | Merge, args, prog="python -m experiments.lab")
+    commands[type(options)](options)
+
+
+def list_jobs(options: List) -> None:
+    """Print the table."""
+    queue = _queue(options, options.only, None)
+    rows = []
+    for job in queue.chosen:
+        state, device, took = queue.state(job), "", queue.seconds(job)
+        if state == "done":
+            row = read_json(queue.lab.file(job.name))
+            device, took = row["device"], row["seconds"]
+        expected = "" if took is None else f"{took:.0f}" if state == "done" else f"some {took:.0f}"
+        rows.append([job.name, job.kind, state, device, expected, job.decides])
+    print("\n".join(table(["job", "kind", "state", "device", "seconds", "decides"], rows)))
+    done = sum(row[2] == "done" for row in rows)
+    print(f"\n{done} of {len(rows)} done")
+
+
+def run(options: Run) -> None:
+    """Work off the queue."""
+    check_at_least(options, {"minutes": 0})
+    enable_compilation_cache()
+    queue = _queue(options, options.only, options.alone)
+    queue.lab.check()
+    if options.retry:
+        shutil.rmtree(queue.lab.work / "failed", ignore_errors=True)
+    done = queue.run(options.minutes, show)
+    left = sum(queue.state(job) != "done" for job in queue.chosen)
+    print(f"{done} jobs done, {left} left")
+
+
+def page(options: Page) -> None:
+    """Write the page."""
+    print(f"written to {write_page(_lab(options), Path(options.docs), _entries(options))}")
+
+
+def _entries(options: Folders) -> list[Entry]:
+    return [own_entry(word, options.learning_rate) for word in options.enter]
+
+
+def _lab(options: Folders) -> Lab:
+    return Lab(Path(options.results), Path(options.work))
+
+
+def _queue(options: Folders, only: tuple[str, ...], alone: bool | None) -> Queue:
+    """The jobs that are asked for; of both kinds where `alone` is None."""
+    jobs = all_jobs(_entries(options))
+    has_accelerator = alone is None or jax.default_backend() != "cpu"
+    chosen = choose(jobs, only, alone, has_accelerator)
+    return Queue(_lab(options), jobs, chosen)
+
+
+if __name__ == "__main__":
+    run_main(main)

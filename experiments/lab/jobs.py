@@ -1,0 +1,133 @@
+"""The list of jobs, the most valuable first.
+
+    shipped      what ships, scored: no training                         PPD, Hidden Transfer, ...
+    rates        the learning rate of an entry, tried on seed 0
+    train        seed 0 of all entries, then 1, then 2
+    offers       what a trained entry offers along the held-out answers, recorded
+    score        tokens per step by replay of what was recorded
+    live         answers decoded: a check of the replay, or what replay cannot tell
+    variant      a row of the papers' ablations, trained
+    equality     are texts those of autoregressive decoding, on this device?
+    steps, race  milliseconds of steps, tokens per second: alone on the machine
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from experiments.lab.entries import DECODED, SHIPPED, TRAINED, UNTRAINED, Entry
+from experiments.lab.terms import NODES, SMALLER_VOCABULARY
+from experiments.studies import STUDIES, Training
+
+SEEDS = (0, 1, 2)
+FIRST_NODES = 16  # what is recorded first of methods that draft along paths
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """One job as data.
+
+    Attributes:
+      name: of its result, parts divided by slashes.
+      kind: what is done, a name of `KINDS`.
+      decides: what its result is for.
+      entry: what it is about; None for checks of a device.
+      seed: of the training.
+      settings: what else the kind takes, plain values.
+      needs: jobs whose results it reads.
+      alone: it measures time, and runs on a machine that does nothing else.
+      accelerator: it is too large for a CPU.
+    """
+
+    name: str
+    kind: str
+    decides: str
+    entry: Entry | None = None
+    seed: int = 0
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    alone: bool = False
+    accelerator: bool = False
+
+    @property
+    def folder(self) -> str:
+        """Where all jobs about the same adapter keep what they make."""
+        return self.name.rpartition("/")[0]
+
+
+def all_jobs(own: Iterable[Entry] = ()) -> list[Job]:
+    """Every job, in order; with the entries of the reader's own in front."""
+    rounds = [job for seed in SEEDS for entry in (*own, *TRAINED) if entry.rate for job in trained(entry, seed)]
+    return [
+        *(job for entry in (*own, *UNTRAINED) if not entry.rate for job in scored(entry, entry.name)),
+        *(job for entry in TRAINED if entry.name in SHIPPED for job in shipped(entry)),
+        *EQUALITY,
+        *rounds,
+        *variants(),
+        *TIMED,
+    ]
+
+
+def shipped(entry: Entry) -> Iterator[Job]:
+    """The adapter that ships for a method."""
+    yield from scored(entry, f"shipped/{entry.name}")
+
+
+def trained(entry: Entry, seed: int) -> Iterator[Job]:
+    """A training, the learning rate first, and its score."""
+    prefix, large = f"{entry.name}/seed-{seed}", entry.accelerator
+    rates = f"{entry.name}/rates"
+    if seed == 0:
+        yield Job(rates, "rates", "the learning rate", entry, accelerator=large)
+    yield Job(f"{prefix}/train", "train", "the leaderboard", entry, seed, needs=(rates,), accelerator=large)
+    if entry.drafts:
+        yield from scored(entry, prefix, seed, (f"{prefix}/train",), large)
+
+
+def scored(entry: Entry, prefix: str, seed: int = 0, after: tuple[str, ...] = (), large: bool = False) -> Iterator[Job]:
+    """The jobs that score a drafter; what replay cannot tell is decoded instead."""
+    shared = {"decides": "the leaderboard", "entry": entry, "seed": seed, "accelerator": large}
+    if entry.name in DECODED:
+        for nodes in NODES:
+            for part in ("alone", "joined"):
+                settings = {"nodes": nodes, "part": part, "answers": 0}
+                yield Job(f"{prefix}/decode-{part}-{nodes}", "live", settings=settings, needs=after, **shared)
+        return
+    recordings = recordings_of(entry)
+    for name in recordings:
+        settings = {"recording": name}
+        yield Job(f"{prefix}/offers-{name}", "offers", settings=settings, needs=after, **shared)
+    made = tuple(f"{prefix}/offers-{name}" for name in recordings)
+    yield Job(f"{prefix}/score", "score", needs=made, **shared)
+    settings = {"nodes": FIRST_NODES, "part": "alone", "answers": 12}
+    yield Job(f"{prefix}/live", "live", settings=settings, needs=after, **shared)
+
+
+def recordings_of(entry: Entry) -> list[str]:
+    """The recordings that an entry is scored by.
+
+    What depends on the text alone is recorded once. Methods that draft along paths are recorded with every shape that
+    they are scored with. A second column has a smaller draft vocabulary.
+    """
+    first = f"best-{FIRST_NODES}" if entry.along_paths else "all"
+    others = [f"best-{nodes}" for nodes in NODES if nodes != FIRST_NODES] + ["same", "own"]
+    smaller = [f"{first}-{SMALLER_VOCABULARY}"] if entry.rate else []
+    return [first, *(others if entry.along_paths else []), *smaller]
+
+
+def variants() -> Iterator[Job]:
+    """Rows of the papers' ablations, seed by seed."""
+    for seed in SEEDS:
+        for study in STUDIES:
+            for label, training in study.rows.items():
+                if not isinstance(training, Training) or "seed" in training.settings:
+                    continue
+                name = f"ablations/{study.name}/{label.replace('/', ' of ')}/seed-{seed}"
+                entry = Entry(label, training.method, training.settings["learning_rate"])
+                yield Job(name, "variant", study.source, entry, seed, {"study": study.name, "label": label})
+
+
+EQUALITY: tuple[Job, ...] = ()
+TIMED: tuple[Job, ...] = ()

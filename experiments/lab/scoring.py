@@ -1,0 +1,191 @@
+"""What drafters offer along the held-out answers, recorded; tokens per step by replay; and answers decoded, as a check."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.lab.jobs import FIRST_NODES, Job, recordings_of
+from experiments.lab.lab import Lab
+from experiments.lab.recordings import load_recordings, save_recordings
+from experiments.lab.terms import NODES, SMALLER_VOCABULARY, scored_texts
+from jaxspec.decoding.generate import iterate
+from jaxspec.drafting.budget import Budget
+from jaxspec.drafting.drafter import Drafter, method_plan
+from jaxspec.drafting.method import Method
+from jaxspec.drafting.source import Source
+from jaxspec.drafting.tree import chain, medusa
+from jaxspec.drafting.tree.plan import plan_to_json
+from jaxspec.errors import UserError
+from jaxspec.methods import PromptLookup, load_drafter
+from jaxspec.progress import Progress
+from jaxspec.tuning.record import Recording, record
+from jaxspec.tuning.replay import replay
+from jaxspec.tuning.unions import with_sources
+
+RANKS = 10
+_TOGETHER = 8  # answers that a CPU records or decodes together; an accelerator takes all
+
+
+def record_offers(lab: Lab, job: Job) -> dict[str, Any]:
+    """Record what an entry and prompt lookup offer, with the shape that the recording's name says, into the work folder.
+
+    Names: `all`, offers that depend on the text alone; `best-N`, of drafts of N nodes chosen per step; `same` and
+    `own`, of fixed trees. With `-8192` only the most frequent tokens are drafted.
+    """
+    kind, nodes, vocabulary = parse_recording(job.settings["recording"])
+    drafter = shaped(drafter_of(lab, job, vocabulary), kind, nodes)
+    texts = scored_texts(drafter.model, lab.data)
+    with Progress("recording", len(texts), "answers") as progress:
+        recordings = record(
+            drafter, texts, batch_size=_together(texts), progress=progress.update, as_drafted=kind != "all"
+        )
+    file = recording_file(lab, job, job.settings["recording"])
+    save_recordings(file, recordings, drafter)
+    return {"answers": len(recordings), "megabytes": round(file.stat().st_size / 1e6, 1)}
+
+
+def parse_recording(name: str) -> tuple[str, int, int]:
+    """What is recorded, of how many nodes, and with which draft vocabulary, 0 for all tokens."""
+    kind, *numbers = name.split("-")
+    vocabulary = SMALLER_VOCABULARY if str(SMALLER_VOCABULARY) in numbers else 0
+    return kind, int(numbers[0]) if kind == "best" else NODES[-1], vocabulary
+
+
+def recording_file(lab: Lab, job: Job, name: str) -> Path:
+    """Where a recording lies."""
+    return lab.folder(job) / f"recording-{name}.npz"
+
+
+def drafter_of(lab: Lab, job: Job, vocabulary: int) -> Drafter:
+    """The method, and beside it prompt lookup unless that is the method."""
+    names = list(dict.fromkeys([job.entry.method.name, PromptLookup.name]))
+    adapter = lab.folder(job) / "adapter"
+    drafter = load_drafter(names, lab.model, adapter if adapter.exists() else None)
+    trained = any(source.trained for source in drafter.sources)
+    return drafter.with_tree(None, vocabulary) if trained else drafter
+
+
+def shaped(drafter: Drafter, kind: str, nodes: int) -> Drafter:
+    """A drafter as one of the kinds of recordings has it."""
+    first, *others = drafter.sources
+    if kind in ("same", "own"):
+        own = f"sparse:{nodes}" if first.accuracy else chain(first.method.usual_depth)
+        alone = dataclasses.replace(drafter, sources=(first,))
+        tree = own if kind == "own" else same_tree(first.method, nodes)
+        return alone.with_tree(tree, 0 if first.trained else None)
+    sources = (with_own_tree(first, drafter.model.config.num_layers, nodes), *others)
+    return with_sources(drafter, sources, f"best:{rows_of(nodes, sources)}")
+
+
+def with_own_tree(source: Source, layers: int, nodes: int) -> Source:
+    """A trained source whose own tree, which it expands if it drafts along paths, has so many nodes."""
+    if not (source.adapter and source.accuracy):
+        return source
+    plan = method_plan(source.method, layers, f"sparse:{nodes}", source.accuracy)
+    info = source.adapter.info | {"tree": plan_to_json(plan)}
+    return dataclasses.replace(source, adapter=dataclasses.replace(source.adapter, info=info))
+
+
+def rows_of(nodes: int, sources: Sequence[Source]) -> int:
+    """The rows of a draft of so many nodes, probes included."""
+    return next(rows for rows in range(nodes, 100 * nodes) if nodes_of(rows, sources) == nodes)
+
+
+def nodes_of(rows: int, sources: Sequence[Source]) -> int:
+    """The nodes of a draft of so many rows; 0 where they are too few."""
+    try:
+        return Budget(rows).divided(sources)[0]
+    except UserError:
+        return 0
+
+
+def same_tree(method: Method, nodes: int) -> list[tuple[int, ...]]:
+    """The paths of the tree that all methods fill: Medusa's published one, as deep as the method drafts."""
+    return [path for path in medusa(nodes).states[0].paths if len(path) <= method.max_distance]
+
+
+def score(lab: Lab, job: Job) -> dict[str, Any]:
+    """Tokens per step of an entry by replay of its recordings.
+
+    Returns:
+      `tokens` of every answer, its first left out; `accuracy` [M][K]; and by what was drafted with, `alone-16`,
+      `joined-16`, `same-64`, `own-64`, `alone-16-8192` and so on, `rows` and `steps` of every answer.
+    """
+    found: dict[str, Any] = {"drafts": {}}
+    for name in recordings_of(job.entry):
+        kind, nodes, vocabulary = parse_recording(name)
+        recordings, drafter = load_recordings(recording_file(lab, job, name), lab.model)
+        if not vocabulary:
+            first = drafter.sources[0]
+            rounded = np.round(accuracy(recordings, 0), 4).tolist()
+            found |= {"tokens": [len(recording.answer) - 1 for recording in recordings], "accuracy": rounded}
+            found |= {"learned_tokens": first.method.learned_tokens}
+        for label, shape, sources in _replays(kind, nodes, vocabulary, len(drafter.sources)):
+            part = shaped(dataclasses.replace(drafter, sources=drafter.sources[: len(sources)]), *shape)
+            steps = replay(recordings, part, sources).steps.tolist()
+            found["drafts"][label] = {"rows": part.num_rows, "steps": steps}
+    return found
+
+
+def _replays(kind: str, nodes: int, vocabulary: int, sources: int) -> list[tuple[str, tuple[str, int], list[int]]]:
+    """What is replayed from a recording: labels, shapes and the numbers of the sources."""
+    parts = [("alone", [0]), ("joined", [0, 1])][:sources]
+    if kind in ("same", "own"):
+        return [(f"{kind}-{nodes}", (kind, nodes), [0])]
+    counts = [nodes] if kind == "best" else [FIRST_NODES] if vocabulary else NODES
+    ending = f"-{vocabulary}" if vocabulary else ""
+    found = [(f"{part}-{count}{ending}", ("best", count), numbers) for count in counts for part, numbers in parts]
+    if kind == "all" and not vocabulary:
+        found += [(f"{fixed}-{nodes}", (fixed, nodes), [0]) for fixed in ("same", "own")]
+    return found
+
+
+def accuracy(recordings: Sequence[Recording], source: int) -> np.ndarray:
+    """[M, 10], how often the candidate of each rank at each distance is the token that comes.
+
+    Where candidates depend on those before them, of the positions at which the text was among those.
+    """
+    offer = recordings[0].offers[source]
+    depends = offer.parent is not None
+    hits, counted = np.zeros((offer.tokens.shape[1], RANKS)), np.zeros(offer.tokens.shape[1])
+    for recording in recordings:
+        for d, (reached, here, right, log_p) in enumerate(recording.along_answer(source)):
+            counts = np.ones(len(here), bool)
+            if depends:
+                counts = reached & (here.any(axis=1) | (d == 0))  # behind a leaf nothing is predicted
+            order = np.argsort(np.where(here, -log_p, np.inf), axis=1, kind="stable")[:, :RANKS]
+            ranked = np.take_along_axis(right, order, axis=1)[counts]
+            hits[d, : ranked.shape[1]] += ranked.sum(axis=0)
+            counted[d] += counts.sum()
+    return hits / np.maximum(counted, 1)[:, None]
+
+
+def decode_live(lab: Lab, job: Job) -> dict[str, Any]:
+    """Decode the first answers, or all: tokens and steps of each, and how many are the base's own, token for token."""
+    nodes, part, count = (job.settings[name] for name in ("nodes", "part", "answers"))
+    drafter = drafter_of(lab, job, 0)
+    if part == "alone":
+        drafter = dataclasses.replace(drafter, sources=drafter.sources[:1])
+    drafter = shaped(drafter, "best", nodes)
+    texts = scored_texts(drafter.model, lab.data)
+    texts = texts[: count or len(texts)]
+    tokens, steps, same = [], [], 0
+    with Progress("decoding", len(texts), "answers") as progress:
+        prompts = [prompt for prompt, _ in texts]
+        answers = iterate(drafter, prompts, lab.terms.answer_tokens, batch_size=_together(texts))
+        for done, (found, (_, answer)) in enumerate(zip(answers, texts, strict=True), 1):
+            tokens.append(found.new_tokens - 1)
+            steps.append(found.steps)
+            same += found.tokens == answer
+            progress.update(done)
+    return {"nodes": nodes, "rows": drafter.num_rows, "tokens": tokens, "steps": steps, "identical": same}
+
+
+def _together(texts: Sequence[Any]) -> int:
+    return _TOGETHER if jax.default_backend() == "cpu" else len(texts)

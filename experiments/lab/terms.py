@@ -1,0 +1,134 @@
+"""The terms that all entries have in common: the base, its answers, and the budget of a training."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gzip
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from flax.traverse_util import flatten_dict
+
+from experiments.prompts import HELD_OUT, held_out_prompts, prompts_digest, training_prompts
+from jaxspec.config import DataConfig
+from jaxspec.errors import UserError, differences
+from jaxspec.files import alone_in, read_json, write_atomically, write_json
+from jaxspec.training.data import Answer, cache_file, prepare_answers
+from jaxspec.training.examples import select_prompts
+from jaxspec.weights.load import DEFAULT_MODEL, Model
+
+NODES = (4, 16, 64)  # of drafts, the root included
+SMALLER_VOCABULARY = 8192  # of the second column
+DTYPE = "float32"  # on accelerators too: rounding is to decide nothing
+SHIPPED_ANSWERS = Path(__file__).parent / "answers"
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What all entries have in common.
+
+    Attributes:
+      model: the base.
+      updates: of a training.
+      trial_updates: of the training that tries a learning rate.
+      sequences: answers per update, all in one pass.
+      insertions: insertion points per answer at most.
+      answers: training answers.
+      validation: answers by which the learning rate is chosen and chances are calibrated, never trained on.
+      held_out: answers that are scored.
+      live: of these the first so many are decoded as a check of the replay.
+      answer_tokens: answers are cut there.
+      prompt_tokens: longer prompts are left out.
+    """
+
+    model: str = DEFAULT_MODEL
+    updates: int = 500
+    trial_updates: int = 100
+    sequences: int = 4
+    insertions: int = 48
+    answers: int = 2000
+    validation: int = 32
+    held_out: int = HELD_OUT
+    live: int = 12
+    answer_tokens: int = 128
+    prompt_tokens: int = 192
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Prompts and answers of a lab, in its work folder.
+
+    Attributes:
+      training: prompts to train on and to validate with.
+      scoring: prompts whose answers are scored.
+    """
+
+    training: DataConfig
+    scoring: DataConfig
+
+
+def write_prompts(terms: Terms, work: Path) -> Data:
+    """Write the prompts into the work folder. Returns where the text comes from."""
+    files = {}
+    for name, prompts in (("training", training_prompts()), ("held_out", held_out_prompts())):
+        files[name] = str(work / f"{name}.jsonl")
+        lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+        write_atomically(Path(files[name]), lines.encode())
+    limits = {"max_prompt_tokens": terms.prompt_tokens, "max_answer_tokens": terms.answer_tokens}
+    shared = {"cache": str(work / "answers"), "held_out_tokens": terms.answer_tokens} | limits
+    training = DataConfig(files["training"], answers=terms.answers, held_out=terms.validation, **shared)
+    return Data(training, DataConfig(files["held_out"], answers=terms.held_out, held_out=0, **shared))
+
+
+@functools.lru_cache(maxsize=4)
+def _selected(model: Model, data: DataConfig) -> list:
+    return select_prompts(model, data)
+
+
+def answers_of(model: Model, data: DataConfig) -> tuple[list[Answer], list[Answer]]:
+    """Held-out and training answers of a base: the shipped ones, those of the work folder, or made now."""
+    _place_shipped(model, data)
+    return prepare_answers(model, data, _selected(model, data))
+
+
+def scored_texts(model: Model, data: Data) -> list[tuple[list[int], list[int]]]:
+    """Prompts and answers that are scored, those of one token left out: no step follows it."""
+    _, answers = answers_of(model, data.scoring)
+    return [(a.prompt_tokens, a.answer_tokens) for a in answers if len(a.answer_tokens) > 1]
+
+
+def _place_shipped(model: Model, data: DataConfig) -> None:
+    """Put the answers that ship into the work folder, if they are this base's and nothing is there yet."""
+    file = cache_file(model, data, data.max_answer_tokens)
+    shipped = SHIPPED_ANSWERS / f"{file.stem}.jsonl.gz"
+    if shipped.exists() and not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, gzip.decompress(shipped.read_bytes()))
+
+
+def describe_terms(terms: Terms, model: Model, data: Data) -> dict[str, Any]:
+    """The terms with the base and digests of prompts and answers, which are made where they are missing."""
+    digests = {}
+    for name, config in (("training", data.training), ("scoring", data.scoring)):
+        rows = [[a.prompt_tokens, a.answer_tokens] for part in answers_of(model, config) for a in part]
+        digests[f"{name}_answers"] = digest(rows)
+    base = {"fingerprint": model.fingerprint, "prompts": prompts_digest()}
+    return dataclasses.asdict(terms) | base | digests
+
+
+def check_terms(results: Path, terms: dict[str, Any]) -> None:
+    """Write the terms into a folder of results. Raises UserError where its results have other ones."""
+    file = results / "terms.json"
+    with alone_in(results):
+        if not file.exists():
+            write_json(file, terms)
+    if changed := differences(flatten_dict(read_json(file), sep="."), flatten_dict(terms, sep=".")):
+        raise UserError(f"{results} holds results of other terms ({'; '.join(changed)}); give another --results")
+
+
+def digest(value: Any) -> str:
+    """12 hex digits that name a plain value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]

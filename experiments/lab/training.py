@@ -1,0 +1,174 @@
+"""Trainings under equal terms: learning rates tried, entries and rows of the ablations trained."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.lab.entries import Entry
+from experiments.lab.jobs import Job
+from experiments.lab.lab import Lab
+from experiments.lab.terms import NODES, Data, Terms, answers_of
+from jaxspec.config import TrainConfig
+from jaxspec.drafting.adapter import Adapter
+from jaxspec.drafting.drafter import tuned
+from jaxspec.drafting.source import learning
+from jaxspec.drafting.tree import sparse_tree
+from jaxspec.files import read_json, write_json
+from jaxspec.machine import Stopwatch
+from jaxspec.progress import Progress
+from jaxspec.training.evaluate import evaluate
+from jaxspec.training.run_config import RunConfig, describe, training_settings
+from jaxspec.training.trainer import Diverged, Trainer
+from jaxspec.tuning.memory import forget_peak, peak_memory
+from jaxspec.weights.params import parameter_count
+
+_FACTORS = (1.0, 1 / 3, 3.0)  # of the learning rate in the middle
+_MOST_RATES = 5
+_JUDGED = 16  # nodes of the tree by which learning rates are compared
+
+
+def run_of(terms: Terms, data: Data, entry: Entry, seed: int, rate: float, updates: int) -> RunConfig:
+    """The training of an entry: the terms' in everything that makes budgets equal, its own recipe in the rest."""
+    on_cpu = jax.default_backend() == "cpu"
+    train = TrainConfig(
+        steps=updates, batch_size=terms.sequences, insertions=terms.insertions, learning_rate=rate,
+        warmup=updates // 20, seed=seed, eval_every=0, eval_answers=0, keep=1,
+        save_every=max(updates // 10, 1) if on_cpu else updates,  # an accelerator repeats all of it in seconds
+        lengths=4 if on_cpu else 1,  # compiling takes longer there than padding
+        **entry.recipe,
+    )  # fmt: skip
+    return RunConfig(terms.model, entry.method, f"sparse:{NODES[-1]}", 0, data.training, train)
+
+
+def recipe_of(terms: Terms, data: Data, entry: Entry, seed: int, updates: int) -> dict[str, Any]:
+    """What the weights depend on besides the learning rate, for a job's identity."""
+    recipe = training_settings(describe(run_of(terms, data, entry, seed, entry.rate, updates)))["train"]
+    return recipe | {"learning_rate": entry.rate}
+
+
+def try_rates(lab: Lab, job: Job) -> dict[str, Any]:
+    """The learning rate that does best in a short training: the middle one, a third, three times, and one further out.
+
+    Returns:
+      `rates`, by the rate the tokens per step to expect of a fixed tree, 0 where it diverged; and `learning_rate`.
+    """
+    file = lab.folder(job) / "rates.json"
+    found = read_json(file) if file.exists() else {}
+    waiting = [job.entry.rate * factor for factor in _FACTORS]
+    while waiting:
+        for rate in (f"{rate:.2g}" for rate in waiting):
+            if rate not in found:
+                found[rate] = _try_rate(lab, job, float(rate), lab.folder(job) / f"rate-{rate}")
+                write_json(file, found)
+        waiting = further_out(found) if len(found) < _MOST_RATES else []
+    best = max(found, key=found.get)
+    return {"rates": found, "learning_rate": float(best)}
+
+
+def further_out(found: dict[str, float]) -> list[float]:
+    """The next rate beyond the best one, if that is the lowest or the highest."""
+    rates = sorted(found, key=float)
+    best = max(found, key=found.get)
+    if not found[best] or best not in (rates[0], rates[-1]):
+        return []
+    return [float(best) / 3 if best == rates[0] else float(best) * 3]
+
+
+def _try_rate(lab: Lab, job: Job, rate: float, folder: Path) -> float:
+    run = run_of(lab.terms, lab.data, job.entry, job.seed, rate, lab.terms.trial_updates)
+    try:
+        accuracy = np.array(_trained(lab, run, folder).info["accuracy"])
+        expected = round(sparse_tree(accuracy, _JUDGED).expected_tokens, 4)
+    except Diverged as error:
+        print(error, file=sys.stderr)
+        expected = 0.0
+    shutil.rmtree(folder)
+    return expected
+
+
+def train(lab: Lab, job: Job) -> dict[str, Any]:
+    """Train an entry with the learning rate that was chosen; the adapter stays in the work folder."""
+    rate = lab.result(f"{job.entry.name}/rates")["learning_rate"]
+    return _train(lab, job, rate)
+
+
+def train_variant(lab: Lab, job: Job) -> dict[str, Any]:
+    """Train a row of an ablation with the learning rate that its study gives; the adapter is not kept."""
+    found = _train(lab, job, job.entry.rate)
+    shutil.rmtree(lab.folder(job) / "adapter")
+    return found
+
+
+def _train(lab: Lab, job: Job, rate: float) -> dict[str, Any]:
+    """What came of a training; what differs from machine to machine under `measured`."""
+    run = run_of(lab.terms, lab.data, job.entry, job.seed, rate, lab.terms.updates)
+    folder = lab.folder(job) / "adapter"
+    forget_peak()
+    with Stopwatch() as watch:
+        adapter = _trained(lab, run, folder)
+    found = {
+        "learning_rate": rate,
+        "updates": run.train.steps,
+        "answers_seen": adapter.info["data"]["answers_seen"],
+        "parameters": parameter_count(adapter.trainable),
+        "accuracy": held_out_accuracy(lab, adapter),
+    }
+    found |= {name: adapter.info[name] for name in ("perplexity",) if name in adapter.info}
+    for leftover in ("checkpoints", "best"):
+        shutil.rmtree(folder / leftover, ignore_errors=True)
+    seconds = update_seconds(folder)
+    return found | {
+        "measured": {
+            "updates_per_second": round(1 / statistics.median(seconds), 2),
+            "training_seconds": round(sum(seconds), 1),
+            "compile_seconds": round(watch.compile_seconds, 1),
+            "peak_memory": peak_memory(),
+        }
+    }
+
+
+def update_seconds(folder: Path) -> list[float]:
+    """Seconds of every update, from a run's log; a resumed run has logged some twice."""
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [*{row["step"]: row["seconds"] for row in rows if "seconds" in row}.values()]
+
+
+def _trained(lab: Lab, run: RunConfig, folder: Path) -> Adapter:
+    """The adapter of a run, which resumes where it stopped."""
+    answers_of(lab.model, run.data)  # places those that ship
+    return Trainer(run, lab.model, folder, resume=(folder / "run.json").exists()).run()
+
+
+def held_out_accuracy(lab: Lab, adapter: Adapter) -> list[list[float]]:
+    """[M][K], how often the candidate of each rank is right on the answers that are scored."""
+    method, trainable, own = tuned(adapter.method, adapter.trainable, lab.model)
+    _, answers = answers_of(own, lab.data.scoring)
+    base = learning(own.base, method, adapter.frequent_tokens)
+    with Progress("evaluation", len(answers), "answers") as progress:
+        accuracy = evaluate(method, trainable, base, answers, progress.update)
+    return np.round(accuracy.by_rank, 4).tolist()
+
+
+def seconds_of_updates(lab: Lab, job: Job) -> float:
+    """Seconds that a training would take on this device, by five updates of it."""
+    updates, folder = 5, lab.folder(job) / "timing"
+    shutil.rmtree(folder, ignore_errors=True)
+    run = run_of(lab.terms, lab.data, job.entry, job.seed, job.entry.rate, updates)
+    with Stopwatch() as watch:
+        _trained(lab, run, folder)
+    each = statistics.median(update_seconds(folder)[1:])
+    shutil.rmtree(folder)
+    trials = len(_FACTORS) + 1
+    total = trials * lab.terms.trial_updates if job.kind == "rates" else lab.terms.updates
+    around = max(watch.seconds - updates * each, 0.0) * (trials if job.kind == "rates" else 1)
+    return total * each + around + watch.compile_seconds
+
+
