@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from experiments.lab.entries import DECODED, SHIPPED, TRAINED, UNTRAINED, Entry
-from experiments.lab.terms import NODES, SMALLER_VOCABULARY
+from experiments.lab.terms import NODES
 from experiments.studies import STUDIES, Training
 
 SEEDS = (0, 1, 2)
@@ -113,7 +113,7 @@ def recordings_of(entry: Entry) -> list[str]:
     """
     first = f"best-{FIRST_NODES}" if entry.along_paths else "all"
     others = [f"best-{nodes}" for nodes in NODES if nodes != FIRST_NODES] + ["same", "own"]
-    smaller = [f"{first}-{SMALLER_VOCABULARY}"] if entry.rate else []
+    smaller = [f"{first}-small"] if entry.rate else []
     return [first, *(others if entry.along_paths else []), *smaller]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from experiments.lab.entries import DECODED, SHIPPED, TRAINED, UNTRAINED, Entry
 from experiments.lab.jobs import FIRST_NODES, SEEDS
 from experiments.lab.lab import Lab
-from experiments.lab.terms import NODES, SMALLER_VOCABULARY, Terms
+from experiments.lab.terms import NODES, Terms
 from experiments.prompts import HELD_OUT, TRAINING
 from jaxspec.files import read_json, writable, write_atomically
 from jaxspec.markdown import table
@@ -23,7 +23,7 @@ _DISTANCES = 8  # whose accuracies are shown
 _RESAMPLES = 2000
 _APART = 0.03  # of a live check from its replay
 _FIXED = NODES[-1]
-_SMALLER = f"alone-{FIRST_NODES}-{SMALLER_VOCABULARY}"
+_SMALL = f"alone-{FIRST_NODES}-small"
 _TERMS = Terms()
 
 _INTRO = """\
@@ -212,12 +212,12 @@ def _shipped(rows: Sequence[Row]) -> list[str]:
 
 def _labels() -> list[str]:
     chosen = [f"{part}-{nodes}" for part in ("alone", "joined") for nodes in NODES]
-    return [*chosen, f"same-{_FIXED}", f"own-{_FIXED}", _SMALLER]
+    return [*chosen, f"same-{_FIXED}", f"own-{_FIXED}", _SMALL]
 
 
 def _heads() -> list[str]:
     chosen = [f"{nodes} nodes" for nodes in NODES] + [f"{nodes}, with lookup" for nodes in NODES]
-    return [*chosen, f"same tree, {_FIXED}", f"own tree, {_FIXED}", f"{FIRST_NODES}, of {SMALLER_VOCABULARY:,} tokens"]
+    return [*chosen, f"same tree, {_FIXED}", f"own tree, {_FIXED}", f"{FIRST_NODES}, of {_TERMS.small_vocabulary:,} tokens"]
 
 
 def _cells(row: Row, rows: Sequence[Row]) -> list[str]:

@@ -30,16 +30,18 @@ KINDS: Mapping[str, Callable[[Lab, Job], dict[str, Any]]] = {
     "offers": scoring.record_offers,
     "score": scoring.score,
     "live": scoring.decode_live,
-    "equality": checks.run,
-    "steps": timings.run_steps,
-    "race": timings.run_race,
+    "equality": lambda lab, job: checks.check_equality(**job.settings),
+    "race": lambda lab, job: checks.race_unions(**job.settings),
+    "steps": lambda lab, job: timings.time_steps(**job.settings),
+    "drafter": lambda lab, job: timings.time_drafter(**job.settings),
+    "program": lambda lab, job: timings.dump_program(**job.settings, folder=str(lab.folder(job) / "programs")),
 }
 ARTIFACTS: Mapping[str, Callable[[Lab, Job], Path]] = {  # what other jobs read beside the result
     "train": lambda lab, job: lab.folder(job) / "adapter" / "adapter.json",
     "offers": lambda lab, job: scoring.recording_file(lab, job, job.settings["recording"]),
 }
 # Seconds on two cores of a server, until one of the kind is known on this device; trainings are timed first.
-_USUAL = {"offers": 240, "score": 90, "live": 180, "equality": 120, "steps": 240, "race": 300}
+_USUAL = {"offers": 240, "score": 90, "live": 180, "equality": 120, "steps": 240, "drafter": 240, "program": 240, "race": 300}
 _TRAINED = ("rates", "train", "variant")
 _PAUSE = 1.0  # seconds between two looks at what other processes have finished
 

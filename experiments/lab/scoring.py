@@ -13,7 +13,7 @@ import numpy as np
 from experiments.lab.jobs import FIRST_NODES, Job, recordings_of
 from experiments.lab.lab import Lab
 from experiments.lab.recordings import load_recordings, save_recordings
-from experiments.lab.terms import NODES, SMALLER_VOCABULARY, scored_texts
+from experiments.lab.terms import NODES, scored_texts
 from jaxspec.decoding.generate import iterate
 from jaxspec.drafting.budget import Budget
 from jaxspec.drafting.drafter import Drafter, method_plan
@@ -36,10 +36,10 @@ def record_offers(lab: Lab, job: Job) -> dict[str, Any]:
     """Record what an entry and prompt lookup offer, with the shape that the recording's name says, into the work folder.
 
     Names: `all`, offers that depend on the text alone; `best-N`, of drafts of N nodes chosen per step; `same` and
-    `own`, of fixed trees. With `-8192` only the most frequent tokens are drafted.
+    `own`, of fixed trees. With `-small` only the most frequent tokens are drafted.
     """
-    kind, nodes, vocabulary = parse_recording(job.settings["recording"])
-    drafter = shaped(drafter_of(lab, job, vocabulary), kind, nodes)
+    kind, nodes, is_small = parse_recording(job.settings["recording"])
+    drafter = shaped(drafter_of(lab, job, lab.terms.small_vocabulary if is_small else 0), kind, nodes)
     texts = scored_texts(drafter.model, lab.data)
     with Progress("recording", len(texts), "answers") as progress:
         recordings = record(
@@ -50,11 +50,10 @@ def record_offers(lab: Lab, job: Job) -> dict[str, Any]:
     return {"answers": len(recordings), "megabytes": round(file.stat().st_size / 1e6, 1)}
 
 
-def parse_recording(name: str) -> tuple[str, int, int]:
-    """What is recorded, of how many nodes, and with which draft vocabulary, 0 for all tokens."""
-    kind, *numbers = name.split("-")
-    vocabulary = SMALLER_VOCABULARY if str(SMALLER_VOCABULARY) in numbers else 0
-    return kind, int(numbers[0]) if kind == "best" else NODES[-1], vocabulary
+def parse_recording(name: str) -> tuple[str, int, bool]:
+    """What is recorded, of how many nodes, and whether with the small draft vocabulary."""
+    kind, *rest = name.split("-")
+    return kind, int(rest[0]) if kind == "best" else NODES[-1], "small" in rest
 
 
 def recording_file(lab: Lab, job: Job, name: str) -> Path:
@@ -115,33 +114,33 @@ def score(lab: Lab, job: Job) -> dict[str, Any]:
 
     Returns:
       `tokens` of every answer, its first left out; `accuracy` [M][K]; and by what was drafted with, `alone-16`,
-      `joined-16`, `same-64`, `own-64`, `alone-16-8192` and so on, `rows` and `steps` of every answer.
+      `joined-16`, `same-64`, `own-64`, `alone-16-small` and so on, `rows` and `steps` of every answer.
     """
     found: dict[str, Any] = {"drafts": {}}
     for name in recordings_of(job.entry):
-        kind, nodes, vocabulary = parse_recording(name)
+        kind, nodes, is_small = parse_recording(name)
         recordings, drafter = load_recordings(recording_file(lab, job, name), lab.model)
-        if not vocabulary:
+        if not is_small:
             first = drafter.sources[0]
             rounded = np.round(accuracy(recordings, 0), 4).tolist()
             found |= {"tokens": [len(recording.answer) - 1 for recording in recordings], "accuracy": rounded}
             found |= {"learned_tokens": first.method.learned_tokens}
-        for label, shape, sources in _replays(kind, nodes, vocabulary, len(drafter.sources)):
+        for label, shape, sources in _replays(kind, nodes, is_small, len(drafter.sources)):
             part = shaped(dataclasses.replace(drafter, sources=drafter.sources[: len(sources)]), *shape)
             steps = replay(recordings, part, sources).steps.tolist()
             found["drafts"][label] = {"rows": part.num_rows, "steps": steps}
     return found
 
 
-def _replays(kind: str, nodes: int, vocabulary: int, sources: int) -> list[tuple[str, tuple[str, int], list[int]]]:
+def _replays(kind: str, nodes: int, is_small: bool, sources: int) -> list[tuple[str, tuple[str, int], list[int]]]:
     """What is replayed from a recording: labels, shapes and the numbers of the sources."""
     parts = [("alone", [0]), ("joined", [0, 1])][:sources]
     if kind in ("same", "own"):
         return [(f"{kind}-{nodes}", (kind, nodes), [0])]
-    counts = [nodes] if kind == "best" else [FIRST_NODES] if vocabulary else NODES
-    ending = f"-{vocabulary}" if vocabulary else ""
+    counts = [nodes] if kind == "best" else [FIRST_NODES] if is_small else NODES
+    ending = "-small" if is_small else ""
     found = [(f"{part}-{count}{ending}", ("best", count), numbers) for count in counts for part, numbers in parts]
-    if kind == "all" and not vocabulary:
+    if kind == "all" and not is_small:
         found += [(f"{fixed}-{nodes}", (fixed, nodes), [0]) for fixed in ("same", "own")]
     return found
 

@@ -21,7 +21,6 @@ from jaxspec.training.examples import select_prompts
 from jaxspec.weights.load import DEFAULT_MODEL, Model
 
 NODES = (4, 16, 64)  # of drafts, the root included
-SMALLER_VOCABULARY = 8192  # of the second column
 DTYPE = "float32"  # on accelerators too: rounding is to decide nothing
 SHIPPED_ANSWERS = Path(__file__).parent / "answers"
 
@@ -42,6 +41,7 @@ class Terms:
       live: of these the first so many are decoded as a check of the replay.
       answer_tokens: answers are cut there.
       prompt_tokens: longer prompts are left out.
+      small_vocabulary: draft vocabulary of the second column; all tokens are drafted in the first.
     """
 
     model: str = DEFAULT_MODEL
@@ -55,6 +55,7 @@ class Terms:
     live: int = 12
     answer_tokens: int = 128
     prompt_tokens: int = 192
+    small_vocabulary: int = 8192
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from jaxspec.methods import PPD, Hydra, Medusa, PromptLookup
 
 SMALL = Terms(
     "tiny-text", updates=6, trial_updates=2, sequences=2, insertions=8, answers=16, validation=3, held_out=6, live=2,
-    answer_tokens=24,
+    answer_tokens=24, small_vocabulary=64,
 )  # fmt: skip
 
 
@@ -30,7 +30,6 @@ def shared(tmp_path_factory):
 @pytest.fixture
 def lab(model, tmp_path, shared, monkeypatch):
     monkeypatch.setattr("experiments.lab.lab.load_model", lambda name, dtype: model)
-    monkeypatch.setattr("experiments.lab.jobs.NODES", (4, 16))
     return Lab(tmp_path / "results", shared, SMALL)
 
 
@@ -49,3 +48,22 @@ def test_a_method_without_training_is_recorded_scored_and_checked(lab):
     assert [*score["drafts"]] == ["alone-4", "alone-16", "alone-64", "same-64", "own-64"]
     assert live["steps"] == score["drafts"]["alone-16"]["steps"][: len(live["steps"])]
     assert live["identical"] == len(live["tokens"])
+
+
+def test_an_entry_is_trained_with_the_best_rate_recorded_and_scored(lab):
+    results = worked_off(lab, list(trained(Entry("ppd", PPD(), 1e-2), 0)))
+    rates, training = results["ppd/rates"], results["ppd/seed-0/train"]
+    assert {"0.01", "0.0033", "0.03"} <= {*rates["rates"]} and len(rates["rates"]) <= 5
+    assert training["learning_rate"] == rates["learning_rate"] == float(max(rates["rates"], key=rates["rates"].get))
+    assert training["updates"] == 6 and training["answers_seen"] == 12 and training["parameters"] == 3 * 32
+    assert np.shape(training["accuracy"]) == (3, 10)
+    assert "alone-16-small" in results["ppd/seed-0/score"]["drafts"]
+
+
+@pytest.mark.slow
+def test_a_method_that_drafts_along_paths_is_recorded_with_every_shape(lab):
+    """Its replay equals decoding, answer by answer."""
+    results = worked_off(lab, list(trained(Entry("hydra", Hydra(heads=2), 1e-3, along_paths=True), 0)))
+    score, live = results["hydra/seed-0/score"], results["hydra/seed-0/live"]
+    assert {"alone-4", "alone-64", "joined-16", "same-64", "own-64", "alone-16-small"} <= {*score["drafts"]}
+    assert live["steps"] == score["drafts"]["alone-16"]["steps"][: len(live["steps"])]
