@@ -204,12 +204,15 @@ class TrainConfig:
 
     Attributes:
       steps: optimizer updates.
+      together: updates per call of the device: 0 is 1 on CPUs and 16 on accelerators. A call ends early before a batch
+        of another length, and at a checkpoint, an evaluation or a stage's end. On a mesh it is 1.
       batch_size: sequences per update.
       microbatch: sequences per forward and backward pass, which bounds the memory; 0 is all. On a mesh that divides the
         batch every part takes so many. Gradients of the passes are averaged, each with the same weight whatever its
         number of targets.
-      sequence_length: T, prompt and answer together, in tokens; cut to it. Batches of shorter ones are padded to a
-        quarter, half or three quarters of it where that suffices.
+      sequence_length: T, prompt and answer together, in tokens; cut to it.
+      lengths: lengths of batches at most, each of which is a program to compile: batches are padded to the next of so
+        many equal steps of sequence_length.
       insertions: insertion points per sequence, fewer where there are fewer: each is one group of probes in one pass. A
         pass averages over the targets it has.
       positions: where they lie: among the tokens of the `answer`, which is what decoding meets, or of the whole `text`.
@@ -233,9 +236,11 @@ class TrainConfig:
     """
 
     steps: int = 1000
+    together: int = 0
     batch_size: int = 4
     microbatch: int = 0
     sequence_length: int = 256
+    lengths: int = 4
     insertions: int = 64
     positions: Literal["answer", "text"] = "answer"
     learning_rate: float = 1e-2

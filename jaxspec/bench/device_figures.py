@@ -27,7 +27,7 @@ from jaxspec.model.decoder import Decoder
 from jaxspec.training.batches import make_batch
 from jaxspec.training.data import Answer
 from jaxspec.training.examples import read_prompts
-from jaxspec.training.step import first_state, train_step
+from jaxspec.training.step import UpdateSettings, first_state, train_step
 from jaxspec.tuning.latency import StepTimer, bare
 from jaxspec.tuning.memory import bandwidth, step_bytes
 from jaxspec.tuning.steps import SIZES, random_model
@@ -196,12 +196,13 @@ def training_figure(name: str, method_name: str) -> dict[str, Any]:
     points = np.arange(length // 2, length // 2 + groups)
     batch = jax.tree.map(jnp.asarray, make_batch([answer], [points], length, groups))
     state = first_state(method, _TRAIN, 0, base)
-    update = train_step.lower(method, _TRAIN, 0, base, state, batch).compile()
+    rate = jnp.float32(_TRAIN.learning_rate)
+    update = train_step.lower(method, UpdateSettings.of(_TRAIN), 0, base, state, batch, rate).compile()
     memory = update.memory_analysis()
-    state, _ = jax.block_until_ready(update(base, state, batch))
+    state, _ = jax.block_until_ready(update(base, state, batch, rate))
     began = time.perf_counter()
     for _ in range(_UPDATES):
-        state, _ = update(base, state, batch)
+        state, _ = update(base, state, batch, rate)
     jax.block_until_ready(state)
     seconds = (time.perf_counter() - began) / _UPDATES
     return {

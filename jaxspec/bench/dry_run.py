@@ -36,7 +36,7 @@ from jaxspec.parallel.sharding import (
 )
 from jaxspec.training.checkpoints import state_shardings
 from jaxspec.training.run_config import RunConfig
-from jaxspec.training.step import first_state, pass_size, train_step
+from jaxspec.training.step import UpdateSettings, first_state, pass_size, train_step
 from jaxspec.weights.load import weights_dtype
 from jaxspec.weights.params import parameter_count
 
@@ -62,10 +62,13 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
     shape = (train.batch_size, train.sequence_length)
     batch = Batch(*map(_ints, (shape, shape[:1], shape[:1], (shape[0], train.insertions), shape[:1])))
     batch = with_shardings(batch, batch_shardings(mesh, batch))
+    settings, rate = UpdateSettings.of(train), jax.ShapeDtypeStruct((), jnp.float32)
     with in_mesh(mesh):
-        lowered = train_step.lower(method, train, last, base, state, batch, whole=whole)
+        lowered = train_step.lower(method, settings, last, base, state, batch, rate, whole=whole)
     parts, data = parts_of_batch(mesh), config.data
-    passes = train.batch_size // pass_size(train, parts)  # the compiler counts what it repeats once
+    passes = train.batch_size // pass_size(
+        train.batch_size, train.microbatch, parts
+    )  # the compiler counts what it repeats once
     longest = data.max_prompt_tokens + max(data.max_answer_tokens, data.held_out_tokens)
     prompts = bucket(data.batch_size, parts, parts)  # that the base answers together
     return {

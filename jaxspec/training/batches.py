@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,6 @@ from jaxspec.training.data import Answer
 
 _WINDOW = 16  # batches within which answers are sorted by length
 ORDER = 2  # changes whenever the same settings give other batches: a run cannot resume with those
-_LENGTHS = 4  # of batches, at most: each is a program to compile
 
 
 def insertion_points(answer: Answer, length: int, positions: Literal["answer", "text"] = "answer") -> np.ndarray:
@@ -71,19 +70,28 @@ class TrainingData:
         """The batch of one step."""
         t = self._train
         chosen, points, seeds = [], [], []
-        for item in range(step * t.batch_size, (step + 1) * t.batch_size):
-            epoch, at = divmod(item, len(self.usable))
-            answer = self.usable[self._shuffled(epoch)[at]]
+        for epoch, at, answer in self._items(step):
             possible = self._points(answer)
             count = min(t.insertions, len(possible))
             rng = np.random.default_rng((t.seed, epoch, at))
             chosen.append(answer)
             points.append(np.sort(rng.choice(possible, count, replace=False)))
             seeds.append(rng.integers(2**32))
-        step_of_lengths = -(-t.sequence_length // _LENGTHS)
-        longest = max(map(self._length, chosen))
-        length = min(-(-longest // step_of_lengths) * step_of_lengths, t.sequence_length)
-        return make_batch(chosen, points, length, t.insertions, seeds)
+        return make_batch(chosen, points, self.length(step), t.insertions, seeds)
+
+    def length(self, step: int) -> int:
+        """T of the batch of one step: that of its longest answer, padded to one of few lengths."""
+        t = self._train
+        unit = -(-t.sequence_length // t.lengths)
+        longest = max(self._length(answer) for *_, answer in self._items(step))
+        return min(-(-longest // unit) * unit, t.sequence_length)
+
+    def _items(self, step: int) -> Iterator[tuple[int, int, Answer]]:
+        """Of every row of a step's batch the epoch, its number in that, and the answer."""
+        size = self._train.batch_size
+        for item in range(step * size, (step + 1) * size):
+            epoch, at = divmod(item, len(self.usable))
+            yield epoch, at, self.usable[self._shuffled(epoch)[at]]
 
     def _points(self, answer: Answer) -> np.ndarray:
         return insertion_points(answer, self._train.sequence_length, self._train.positions)

@@ -25,16 +25,19 @@ from jaxspec.weights.templates import check_template
 
 _EVEN = [[1 / RANKS] * RANKS]  # accuracies that make any tree
 _POSITIVE = (
-    *(f"train.{name}" for name in ("steps", "batch_size", "insertions", "save_every", "keep")),
+    *(f"train.{name}" for name in ("steps", "batch_size", "lengths", "insertions", "save_every", "keep")),
     *(f"data.{name}" for name in ("answers", "held_out", "batch_size", "max_answer_tokens", "held_out_tokens")),
 )
 _NOT_NEGATIVE = (
-    *(f"train.{name}" for name in ("microbatch", "eval_every", "eval_answers", "warmup", "clip", "seed")),
+    *(f"train.{name}" for name in ("together", "microbatch", "eval_every", "eval_answers", "warmup", "clip", "seed")),
     "data.held_out_seed",
 )
 _FREE = {  # settings that change nothing of the trained weights but their rounding
     "data": ("batch_size", "cache"),
-    "train": ("adapter_dtype", "eval_answers", "eval_every", "keep", "remat", "save_every", "tensorboard"),
+    "train": (
+        *("adapter_dtype", "eval_answers", "eval_every", "keep", "lengths", "remat", "save_every", "tensorboard"),
+        "together",
+    ),
 }
 
 
@@ -116,7 +119,7 @@ def _check_batches(config: RunConfig) -> None:
     parts = copies * shards
     if train.batch_size % parts:
         raise UserError(f"mesh: data x fsdp = {parts} must divide train.batch-size {train.batch_size}")
-    if train.batch_size % pass_size(train, parts):
+    if train.batch_size % pass_size(train.batch_size, train.microbatch, parts):
         raise UserError(
             f"train.microbatch times the {parts} part(s) of the batch must divide train.batch-size "
             f"{train.batch_size}, got {train.microbatch}"
@@ -166,9 +169,8 @@ def training_settings(run: dict[str, Any]) -> dict[str, Any]:
         kept[part] = {name: value for name, value in run[part].items() if name not in free}
     # a gradient is a mean over the targets of a pass: keep the sequences of a pass on all devices, 0 for a whole batch
     batch_size, microbatch = run["train"]["batch_size"], run["train"]["microbatch"]
-    train = TrainConfig(batch_size=batch_size, microbatch=microbatch)
-    together = pass_size(train, run["mesh"]["data"] * run["mesh"]["fsdp"])
-    kept["train"]["microbatch"] = together if together < batch_size else 0
+    size = pass_size(batch_size, microbatch, run["mesh"]["data"] * run["mesh"]["fsdp"])
+    kept["train"]["microbatch"] = size if size < batch_size else 0
     return kept
 
 

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
 from jaxspec.drafting.adapter import OWN_MODEL, WEIGHTS, Adapter, save_adapter
 from jaxspec.drafting.draft import PyTree
 from jaxspec.drafting.drafter import method_plan, tuned
-from jaxspec.drafting.method import Method
+from jaxspec.drafting.method import Batch, Method
 from jaxspec.drafting.source import learning
 from jaxspec.drafting.tree.plan import TreePlan, plan_to_json, replayed
 from jaxspec.errors import UserError
@@ -36,13 +37,23 @@ from jaxspec.training.folder import BEST, claim, identify
 from jaxspec.training.logs import RunLog, check_tensorboard
 from jaxspec.training.plot import plot_training
 from jaxspec.training.run_config import RunConfig, check_config
-from jaxspec.training.step import TrainState, enter_stage, stage_of, train_step
+from jaxspec.training.step import (
+    TrainState,
+    UpdateSettings,
+    enter_stage,
+    learning_rates,
+    stage_ends,
+    stage_of,
+    train_step,
+    train_steps,
+)
 from jaxspec.weights.load import Model, save_model
 from jaxspec.weights.params import params_fingerprint
 from jaxspec.weights.sharing import Shared, write_sharing
 from jaxspec.weights.storage import as_stored
 
 _QUICK = 16  # held-out answers of an evaluation during training
+_TOGETHER = 16  # updates per call of an accelerator
 
 
 class Stopped(Exception):
@@ -72,7 +83,7 @@ class Trainer:
       model: the base, on the mesh that the run is for.
       output: the folder.
       resume: continue the run that the folder holds.
-      stop: asked after every update, and between the batches of an evaluation, whether to stop.
+      stop: asked after every call of the device, and between the batches of an evaluation, whether to stop.
 
     Raises:
       UserError: settings that cannot train, prompts that cannot be read, or a base of other shapes.
@@ -90,6 +101,10 @@ class Trainer:
         self.base = Base(model.params, Decoder(model.config, remat=config.train.remat))
         self.mesh = mesh_of(model.params)
         self._whole = config.mesh.zero == 2
+        self._settings, self._rates = UpdateSettings.of(config.train), learning_rates(config.method, config.train)
+        self._together = config.train.together or (1 if jax.default_backend() == "cpu" else _TOGETHER)
+        if self.mesh is not None:  # batches of several updates are not divided over one
+            self._together = 1
         self._prompts = select_prompts(model, config.data)
         self._identity = identify(config, model)
 
@@ -128,33 +143,62 @@ class Trainer:
         first = self._checkpoints.latest
         stage = stage_of(method, train.steps, max(first - 1, 0))  # of the state that was saved
         state = begin(self._checkpoints, method, train, stage, self.base, self._whole)
-        began, groups = time.monotonic(), 0
+        began, groups, step = time.monotonic(), 0, first
         with Progress("training", train.steps, "steps", done=first) as progress:
-            for step in range(first, train.steps):
+            while step < train.steps:
                 if step and train.eval_every and step % train.eval_every == 0:  # repeated by a run that resumes here
                     progress.message(self._evaluate(step, state))
                 if stage != stage_of(method, train.steps, step):
                     stage += 1
-                    state = enter_stage(method, train, stage, state.best(train))
-                update_began, batch = time.monotonic(), self._data.batch(step)
-                state, metrics = train_step(
-                    method, train, stage, self.base, state, put_batch(batch, self.mesh), whole=self._whole
-                )
-                metrics = {name: float(value) for name, value in metrics.items()}
-                self._check_finite(step + 1, metrics)
-                groups += int((batch.points >= 0).sum())
+                    state = enter_stage(method, self._settings, stage, state.best(self._settings))
+                call_began, batches = time.monotonic(), [self._data.batch(i) for i in range(step, self._end(step))]
+                state, rows = self._call(stage, state, step, batches)
+                groups += sum(int((batch.points >= 0).sum()) for batch in batches)
                 now = time.monotonic()
-                rate, seconds = groups / (now - began), now - update_began
-                progress.update(step + 1, _note(metrics, rate))
+                rate, seconds = groups / (now - began), (now - call_began) / len(batches)
                 speed = {"groups_per_second": round(rate, 1), "seconds": round(seconds, 3)}
-                self._log.write({"step": step + 1} | speed | metrics)
-                if (step + 1) % train.save_every == 0 or step + 1 == train.steps:
-                    self._checkpoints.save(step + 1, state)
-                self._stop_if_asked(step + 1, state)
+                for metrics in rows:
+                    step += 1
+                    self._check_finite(step, metrics)
+                    self._log.write({"step": step} | speed | metrics)
+                progress.update(step, _note(metrics, rate))
+                if step % train.save_every == 0 or step == train.steps:
+                    self._checkpoints.save(step, state)
+                self._stop_if_asked(step, state)
         self._checkpoints.finish()
         if 0 < train.eval_every < train.steps:  # the last point of the curve, on the same answers as the others
             self._evaluate(train.steps, state)
-        return state.best(train)
+        return state.best(self._settings)
+
+    def _end(self, step: int) -> int:
+        """The update after the last one of the call that begins with `step`.
+
+        None lies beyond a checkpoint, an evaluation or the end of the stage, and their batches have one length.
+        """
+        train = self.config.train
+        ends = [step + self._together, *stage_ends(self.config.method, train.steps)]
+        ends += [(step // every + 1) * every for every in (train.save_every, train.eval_every) if every]
+        updates = range(step, min(end for end in ends if end > step))
+        length = self._data.length(step)
+        return next((update for update in updates if self._data.length(update) != length), updates.stop)
+
+    def _call(
+        self, stage: int, state: TrainState, step: int, batches: list[Batch]
+    ) -> tuple[TrainState, list[dict[str, float]]]:
+        """The updates from `step` on in one call of the device: the new state, and the metrics of every one."""
+        count, rates = len(batches), self._rates[step : step + len(batches)]
+        arguments = (self.config.method, self._settings, stage, self.base, state)
+        if self._together == 1:
+            batch = put_batch(batches[0], self.mesh)
+            state, metrics = train_step(*arguments, batch, rates[0], whole=self._whole)
+            return state, [{name: float(value) for name, value in metrics.items()}]
+        unused = self._together - count  # every call has as many batches, so that there is one program
+        stacked = jax.tree.map(lambda *parts: np.stack(parts), *batches, *[batches[-1]] * unused)
+        state, metrics = train_steps(
+            *arguments, stacked, np.pad(rates, (0, unused)), np.int32(count), whole=self._whole
+        )
+        values = {name: np.asarray(value) for name, value in metrics.items()}
+        return state, [{name: float(value[i]) for name, value in values.items()} for i in range(count)]
 
     def _check_finite(self, step: int, metrics: dict[str, float]) -> None:
         if math.isfinite(metrics["loss"] + metrics["gradient_norm"]):
@@ -180,7 +224,7 @@ class Trainer:
 
         The best adapter so far goes to best/, unless its base is trained too.
         """
-        method, trainable, answers = self.config.method, state.best(self.config.train), self._held_out[:_QUICK]
+        method, trainable, answers = self.config.method, state.best(self._settings), self._held_out[:_QUICK]
         accuracy = evaluate(method, trainable, self.base, answers, lambda evaluated: self._stop_if_asked(step, state))
         drafts = self._drafts(accuracy)
         row = self._row(step, answers, accuracy, drafts)

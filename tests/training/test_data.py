@@ -215,6 +215,20 @@ def test_batches_hold_answers_of_like_length(count):
     assert all(sorted(window) != list(window) for window in windows)  # long ones do not come last
 
 
+@pytest.mark.parametrize(("lengths", "padded"), [(1, {100}), (3, {34, 68, 100}), (5, {20, 40, 60, 80, 100})])
+def test_batches_have_as_many_lengths_as_asked_for(lengths, padded):
+    """All within the sequence length, and with the same text."""
+    answers = [Answer([1, 2], [3] * length) for length in range(3, 99)]
+    train = dataclasses.replace(TRAIN, batch_size=4, sequence_length=100)
+    data, usual = TrainingData(answers, dataclasses.replace(train, lengths=lengths)), TrainingData(answers, train)
+    batches = [data.batch(step) for step in range(24)]
+    assert [batch.tokens.shape[1] for batch in batches] == [data.length(step) for step in range(24)]
+    assert {data.length(step) for step in range(24)} == padded
+    for step, batch in enumerate(batches):
+        for name in ("lengths", "starts", "points", "seeds"):
+            np.testing.assert_array_equal(getattr(batch, name), getattr(usual.batch(step), name))
+
+
 def test_every_epoch_visits_every_usable_answer_once():
     data = TrainingData(ANSWERS, dataclasses.replace(TRAIN, batch_size=4))
     seen = sorted(start for start in data.batch(0).starts)

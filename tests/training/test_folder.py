@@ -101,7 +101,10 @@ def test_the_sources_of_a_mixture_must_match(config, model, tmp_path):
 
 @pytest.mark.parametrize(
     ("part", "changes"),
-    [("train", {"eval_every": 2, "save_every": 3, "remat": True, "keep": 5}), ("data", {"batch_size": 2})],
+    [
+        ("train", {"eval_every": 2, "save_every": 3, "remat": True, "keep": 5, "together": 4, "lengths": 1}),
+        ("data", {"batch_size": 2}),
+    ],
 )
 def test_settings_that_change_no_weights_do_not_stand_in_the_way(config, model, begun, part, changes):
     config = dataclasses.replace(config, **{part: dataclasses.replace(getattr(config, part), **changes)})

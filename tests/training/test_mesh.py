@@ -15,7 +15,7 @@ from jaxspec.parallel.sharding import in_mesh, make_mesh, put, put_batch, tree_s
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.checkpoints import state_shardings
 from jaxspec.training.data import Answer
-from jaxspec.training.step import first_state, train_step
+from jaxspec.training.step import UpdateSettings, first_state, learning_rates, train_step
 
 TRAIN = TrainConfig(
     steps=20, batch_size=8, sequence_length=32, insertions=4, learning_rate=1e-3, clip=1.0, remat=True, ema=0.9
@@ -36,9 +36,10 @@ def train(model, method, settings, mesh_config=MeshConfig(), steps=3):
         state = first_state(method, settings, 0, base)
         if mesh is not None:
             state = put(state, state_shardings(mesh, state, whole))
-        for step in range(steps):
-            batch = data.batch(step)
-            state, metrics = train_step(method, settings, 0, base, state, put_batch(batch, mesh), whole=whole)
+        arguments = (method, UpdateSettings.of(settings), 0, base)
+        for step, rate in enumerate(learning_rates(method, settings)[:steps]):
+            batch = put_batch(data.batch(step), mesh)
+            state, metrics = train_step(*arguments, state, batch, rate, whole=whole)
             losses.append(float(metrics["loss"]))
     return losses, state
 

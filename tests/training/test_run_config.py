@@ -23,6 +23,8 @@ from jaxspec.weights.shapes import SHAPES
         ("train", {"save_every": 0}, "train.save-every"),
         ("train", {"eval_every": -1}, "train.eval-every"),
         ("train", {"keep": 0}, "train.keep"),
+        ("train", {"lengths": 0}, "train.lengths must be at least 1, got 0"),
+        ("train", {"together": -1}, "train.together must be at least 0, got -1"),
         ("train", {"ema": 1.0}, "train.ema"),
         ("train", {"microbatch": -1}, "train.microbatch must be at least 0"),
         ("train", {"microbatch": 3, "batch_size": 4}, "must divide train.batch-size 4, got 3"),

@@ -1,4 +1,4 @@
-"""One update: learning rates by hand, and what it leaves alone."""
+"""Updates: learning rates by hand, what they leave alone, and how many programs they take."""
 
 import dataclasses
 import functools
@@ -7,16 +7,18 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax.traverse_util import flatten_dict
 
 from jaxspec.config import TrainConfig
+from jaxspec.drafting.method import Stage
 from jaxspec.methods import PPD, SPACE, Eagle, HiddenTransfer
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.data import Answer
-from jaxspec.training.step import first_state, moving, optimizer, stage_optimizer, train_step
+from jaxspec.training.step import UpdateSettings, first_state, learning_rates, moving, train_step, train_steps
 from tests.helpers.methods import settings
 
 SCHEDULES = {
@@ -27,39 +29,57 @@ SCHEDULES = {
 
 
 TRAIN = TrainConfig(steps=12, batch_size=4, sequence_length=32, insertions=32)
+RATE = np.float32(TRAIN.learning_rate)
 
 
-def assert_rates(adamw, rates):
-    """A gradient that is always the same moves a weight by the rate."""
-    weight, moved = jnp.zeros(()), []
-    state = adamw.init(weight)
-    for _ in rates:
-        update, state = adamw.update(jnp.ones(()), state, weight)
-        moved.append(-float(update))
-    np.testing.assert_allclose(moved, rates, rtol=1e-4, atol=1e-7)
+class Slow(PPD):
+    """At a tenth of the learning rate."""
+
+    stages = (Stage(learning_rate=0.1),)
+
+
+def assert_rates(method, train, rates):
+    found = learning_rates(method, train)
+    assert found.dtype == np.float32 and found.shape == (train.steps,)
+    np.testing.assert_allclose(found, rates, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("warmup", [0, 4])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_rates_rise_to_the_peak_and_follow_the_schedule_from_there(schedule, warmup):
-    train = TrainConfig(learning_rate=0.5, schedule=schedule, warmup=warmup)
+    train = TrainConfig(steps=20, learning_rate=0.5, schedule=schedule, warmup=warmup)
     rise = [0.05 * step / warmup for step in range(warmup)]
-    rest = [0.05 * SCHEDULES[schedule](step / (20 - warmup)) for step in range(21 - warmup)]
-    assert_rates(optimizer(train, 20, 0.1), rise + rest)
+    rest = [0.05 * SCHEDULES[schedule](step / (20 - warmup)) for step in range(20 - warmup)]
+    assert_rates(Slow(), train, rise + rest)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
 def test_a_schedule_ends_where_it_is_told_to(schedule):
-    train = TrainConfig(learning_rate=0.5, schedule=schedule, warmup=2, final_learning_rate=0.3)
-    rest = [0.05 * (0.3 + 0.7 * SCHEDULES[schedule](step / 8)) for step in range(9)]
-    assert_rates(optimizer(train, 10, 0.1), [0, 0.025, *rest, 0.015])
+    train = TrainConfig(steps=10, learning_rate=0.5, schedule=schedule, warmup=2, final_learning_rate=0.3)
+    rest = [0.05 * (0.3 + 0.7 * SCHEDULES[schedule](step / 8)) for step in range(8)]
+    assert_rates(Slow(), train, [0, 0.025, *rest])
 
 
 def test_stages_share_the_warm_up():
-    """Twelve updates in three stages: four of each, two of which rise to the peak."""
+    """Twelve updates in three stages: four of each, two of which rise to the peak. In two, with a factor for one."""
     train = TrainConfig(steps=12, learning_rate=0.5, schedule="constant", warmup=6)
-    for stage in range(3):
-        assert_rates(stage_optimizer(HiddenTransfer(layers=(0, 1, 2)), train, stage), [0, 0.25, 0.5, 0.5])
+    assert_rates(HiddenTransfer(layers=(0, 1, 2)), train, 3 * [0, 0.25, 0.5, 0.5])
+    rates = np.array([0, 0.5 / 3, 1 / 3, 0.5, 0.5, 0.5])
+    assert_rates(PPD(head="two_stage"), train, [*rates, *0.1 * rates])
+
+
+def test_updates_are_those_of_adamw():
+    """Whose schedule is a rate for each of them here."""
+    adamw = optax.adamw(lambda step: 0.1 / (1 + step), 0.8, 0.95, weight_decay=0.3)
+    settings = UpdateSettings.of(dataclasses.replace(TRAIN, weight_decay=0.3, beta1=0.8, beta2=0.95, clip=5.0))
+    ours = theirs = jnp.array([2.0, -1.0])
+    state, expected = settings.optimizer().init(ours), adamw.init(theirs)
+    for step, gradient in enumerate(jnp.array([[0.5, 3.0], [-2.0, 1.0], [0.3, -0.1]])):
+        update, state = settings.optimizer().update(gradient, state, ours)
+        ours -= 0.1 / (1 + step) * update
+        change, expected = adamw.update(gradient, expected, theirs)
+        theirs += change
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
 def begin(method, train, base, count, stage=0):
@@ -84,7 +104,7 @@ def test_an_update_moves_what_its_stage_trains_and_nothing_else(tiny, method, st
     state, data = begin(method, TRAIN, tiny.base, 8, stage)
     before = jax.tree.map(np.array, state.trainable)
     for step in range(3):
-        state, _ = train_step(method, TRAIN, stage, tiny.base, state, data.batch(step))
+        state, _ = train_step(method, UpdateSettings.of(TRAIN), stage, tiny.base, state, data.batch(step), RATE)
     jax.tree.map(np.testing.assert_array_equal, frozen, jax.tree.map(np.array, tiny.params))
     trained = moving(method, before, stage)
     assert trained.keys() <= before.keys() == state.trainable.keys()
@@ -107,7 +127,7 @@ def test_a_base_of_16_bits_trains_an_adapter_of_32(tiny, monkeypatch):
     for dtype in (jnp.dtype("float32"), jnp.dtype("bfloat16")):
         base = Base(jax.tree.map(lambda x, d=dtype: x.astype(d), tiny.params), tiny.decoder)
         state, data = begin(method, TRAIN, base, 4)
-        found[dtype.name] = train_step(method, TRAIN, 0, base, state, data.batch(0))
+        found[dtype.name] = train_step(method, UpdateSettings.of(TRAIN), 0, base, state, data.batch(0), RATE)
         assert multiplied[dtype] == {dtype}
     (state, metrics), (_, whole) = found["bfloat16"], found["float32"]
     floats = [x for x in jax.tree.leaves((state.trainable, state.optimizer)) if jnp.issubdtype(x.dtype, jnp.floating)]
@@ -127,7 +147,7 @@ def test_microbatches_average_to_the_gradient_of_the_whole_batch(tiny, method):
         train = dataclasses.replace(TRAIN, microbatch=size)
         base = Base(tiny.params, Decoder(tiny.config, remat=remat))
         state, data = begin(method, train, base, 4)
-        _, metrics = train_step(method, train, 0, base, state, data.batch(0))
+        _, metrics = train_step(method, UpdateSettings.of(train), 0, base, state, data.batch(0), RATE)
         updated.append([float(metrics[name]) for name in ("loss", "gradient_norm", "top1@1")])
     np.testing.assert_allclose(updated[1], updated[0], rtol=1e-4)
 
@@ -136,7 +156,41 @@ def test_one_gradient_is_held_however_many_are_added(tiny):
     """Gradients of microbatches are summed one by one: there is no stack of them."""
     train, method = TrainConfig(batch_size=3, microbatch=1, sequence_length=32), SPACE(distances=2, tuning="full")
     state, data = begin(method, train, tiny.base, 3)
-    update = functools.partial(train_step, method, train, 0)
-    program = str(jax.make_jaxpr(update)(tiny.base, state, data.batch(0)))
+    update = functools.partial(train_step, method, UpdateSettings.of(train), 0)
+    program = str(jax.make_jaxpr(update)(tiny.base, state, data.batch(0), RATE))
     rows, columns = state.trainable["base"]["lm_head"].shape
     assert f"f32[{rows},{columns}]" in program and f"f32[3,{rows},{columns}]" not in program
+
+
+def test_runs_of_other_rates_lengths_and_seeds_share_a_program(tiny):
+    """And calls with any number of updates. By the first one Adam moves every weight by the rate."""
+    changes = ({}, {"learning_rate": 0.5, "schedule": "linear", "warmup": 3}, {"steps": 30, "seed": 5, "eval_every": 1})
+    one, many = train_step._cache_size(), train_steps._cache_size()
+    for count, changed in enumerate(changes, 1):
+        train = dataclasses.replace(TRAIN, beta1=0.5, **changed)  # which no other test has
+        state, data = begin(PPD(), train, tiny.base, 4)
+        settings, rates = UpdateSettings.of(train), learning_rates(PPD(), train)
+        before = np.array(state.trainable["embeddings"])
+        state, _ = train_step(PPD(), settings, 0, tiny.base, state, data.batch(0), rates[3])
+        np.testing.assert_allclose(np.abs(state.trainable["embeddings"] - before), rates[3], rtol=0.01)
+        batches = jax.tree.map(lambda x: np.stack([x] * 3), data.batch(1))
+        train_steps(PPD(), settings, 0, tiny.base, state, batches, rates[1:4], np.int32(count))
+    assert train_step._cache_size() == one + 1 and train_steps._cache_size() == many + 1
+
+
+def test_several_updates_in_one_call_are_those_of_several_calls(tiny):
+    """With an average; what was asked for is done, and no more."""
+    method, settings = PPD(ensemble=2), UpdateSettings.of(dataclasses.replace(TRAIN, ema=0.5, clip=1.0, microbatch=2))
+    train = dataclasses.replace(TRAIN, ema=0.5)
+    (state, data), (other, _) = (begin(method, train, tiny.base, 12) for _ in range(2))
+    batches, rates = [data.batch(step) for step in range(3)], np.array([0.1, 0.03, 0.2], np.float32)
+    losses = []
+    for batch, rate in zip(batches[:2], rates, strict=False):
+        state, metrics = train_step(method, settings, 0, tiny.base, state, batch, rate)
+        losses.append(metrics["loss"])
+    stacked = jax.tree.map(lambda *parts: np.stack(parts), *batches)
+    other, metrics = train_steps(method, settings, 0, tiny.base, other, stacked, rates, np.int32(2))
+    assert losses[0] != losses[1] and set(metrics) >= {"loss", "gradient_norm", "top1@1"}
+    np.testing.assert_allclose(metrics["loss"], [*losses, 0], rtol=1e-5)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), state, other)
+    assert other.average.count == 2

@@ -16,8 +16,9 @@ from jaxspec.drafting.drafter import autoregressive
 from jaxspec.drafting.method import Method
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE, DraftModel, HiddenTransfer, Hydra, Medusa, load_drafter
+from jaxspec.training.batches import TrainingData
 from jaxspec.training.run_config import check_config
-from jaxspec.training.step import stage_ends, train_step
+from jaxspec.training.step import stage_ends, train_step, train_steps
 from jaxspec.training.trainer import Stopped, Trainer
 from jaxspec.weights.load import load_model, save_model
 from jaxspec.weights.params import params_fingerprint
@@ -148,9 +149,9 @@ def test_stages_train_one_map_after_the_other_and_resume(config, model, tmp_path
     assert stage_ends(method, 8) == [4, 8]
     seen = []
 
-    def spy(method, train, stage, base, state, batch, **settings):
+    def spy(method, settings, stage, base, state, batch, rate, **more):
         before = jax.tree.map(np.asarray, state.trainable)  # the step may reuse its memory
-        state, metrics = train_step(method, train, stage, base, state, batch, **settings)
+        state, metrics = train_step(method, settings, stage, base, state, batch, rate, **more)
         after = jax.tree.map(np.asarray, state.trainable)
         seen.append((stage, [name for name in after if not np.array_equal(before[name], after[name])], after))
         return state, metrics
@@ -194,6 +195,46 @@ def test_a_loss_that_is_not_finite_stops_the_run(config, model, tmp_path, monkey
             Trainer(config, model, output, resume=False).run()
         assert not (output / "adapter.json").exists()
     assert [path.name for path in (output / "checkpoints").iterdir()] == ["4"]  # whole when it is named
+
+
+def test_several_updates_in_one_call_change_nothing_of_a_run(config, model, whole, tmp_path, monkeypatch):
+    """Calls end at checkpoints and evaluations, after which a run that was stopped resumes, with other calls too."""
+    counts, lengths = [], set()
+
+    def spy(*arguments, **settings):
+        *_, batches, _, count = arguments
+        counts.append(int(count))
+        lengths.add(batches.tokens.shape)
+        return train_steps(*arguments, **settings)
+
+    monkeypatch.setattr("jaxspec.training.trainer.train_steps", spy)
+    together = with_train(config, together=3, lengths=1)
+    with pytest.raises(Stopped, match="after update 8 of 12"):
+        Trainer(together, model, tmp_path / "run", resume=False, stop=stop_after(3 + 2 + 1)).run()
+    assert counts == [3, 1, 1, 3] and lengths == {(3, 2, 40)}
+    Trainer(with_train(config, together=4), model, tmp_path / "run", resume=True).run()
+    assert sum(counts) == 12
+    assert_same_run(tmp_path / "run", whole, rtol=2e-3, atol=1e-5)
+
+
+def test_a_call_ends_where_the_length_or_the_stage_does(config, model, tmp_path, monkeypatch):
+    """Its rows are logged one by one, up to the first that is not finite."""
+    method = PPD(head="two_stage")
+    run = with_train(dataclasses.replace(config, method=method), together=16, save_every=12, eval_every=0, lengths=2)
+    padded, calls = [40, 40, 40, 40, 20, 20, 40, 40, 40, 40, 40, 40], []
+    monkeypatch.setattr(TrainingData, "length", lambda data, step: padded[step])
+
+    def diverges(*arguments, **settings):
+        stage, count = arguments[2], int(arguments[-1])
+        calls.append((stage, count))
+        state, metrics = train_steps(*arguments, **settings)
+        bad = np.arange(16) == 4
+        return state, metrics | ({"loss": np.where(bad, np.nan, metrics["loss"])} if len(calls) == 3 else {})
+
+    monkeypatch.setattr("jaxspec.training.trainer.train_steps", diverges)
+    with pytest.raises(UserError, match=r"no longer finite at step 11: .*no checkpoint was written"):
+        Trainer(run, model, tmp_path / "run", resume=False).run()
+    assert calls == [(0, 4), (0, 2), (1, 6)] and list(losses(tmp_path / "run")) == list(range(1, 11))
 
 
 def test_bad_prompts_leave_nothing_behind(config, model, tmp_path):
