@@ -73,9 +73,15 @@ def _reference(dtype: str, own_base: str, config: DeviceConfig) -> tuple[Model, 
     return base, prompts, _timed(autoregressive(base), prompts, config)
 
 
-def of_one_size(prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
-    """The prompts of the most frequent size of buffers: every drafter compiles one set of programs for all of them."""
-    sizes = [buffer_sizes(len(prompt), max_new_tokens, _DEPTH) for prompt in prompts]
+def of_one_size(prompts: list[list[int]], max_new_tokens: int, depth: int = _DEPTH) -> list[list[int]]:
+    """The prompts of the most frequent size of buffers: every drafter compiles one set of programs for all of them.
+
+    Args:
+      prompts: token ids.
+      max_new_tokens: of each answer.
+      depth: of the deepest tree.
+    """
+    sizes = [buffer_sizes(len(prompt), max_new_tokens, depth) for prompt in prompts]
     most = max(sizes, key=sizes.count)
     return [prompt for prompt, size in zip(prompts, sizes, strict=True) if size == most]
 

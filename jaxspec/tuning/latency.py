@@ -22,7 +22,7 @@ from jaxspec.weights.load import Model
 
 K = TypeVar("K", bound=Hashable)
 _SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # nodes
-_STEPS = 4  # per sample
+STEPS = 4  # per sample
 _PROMPT = 64  # tokens at most before the steps
 
 
@@ -65,6 +65,7 @@ def step_times(
     rounds: int,
     batch_size: int = 1,
     sampling: SamplingConfig = SamplingConfig(),
+    steps: int = STEPS,
 ) -> dict[K, float]:
     """Median seconds of a decoding step with each drafter.
 
@@ -76,11 +77,12 @@ def step_times(
       rounds: measurements of each.
       batch_size: B.
       sampling: how tokens are drawn.
+      steps: that a sample times together.
     """
     names, timers, samples, done = list(drafters), {}, {name: [] for name in drafters}, len(drafters)
     with Progress("measuring", len(names) * (rounds + 1), "runs") as progress:
         for number, (name, drafter) in enumerate(drafters.items(), 1):
-            timers[name] = StepTimer(drafter, batch_size, cache_length, sampling)
+            timers[name] = StepTimer(drafter, batch_size, cache_length, sampling, steps)
             progress.update(number, f"{number} of {len(names)} compiled")
         for turn in range(rounds):
             for place in np.random.default_rng(turn).permutation(len(names)):
@@ -109,6 +111,7 @@ class StepTimer:
       batch_size: B.
       cache_length: S.
       sampling: how tokens are drawn.
+      steps: timed together, few enough for the cache; on accelerators starting a program takes as long as a small step.
 
     Attributes:
       decoding: the loop's constants.
@@ -116,8 +119,14 @@ class StepTimer:
     """
 
     def __init__(
-        self, drafter: Drafter, batch_size: int, cache_length: int, sampling: SamplingConfig = SamplingConfig()
+        self,
+        drafter: Drafter,
+        batch_size: int,
+        cache_length: int,
+        sampling: SamplingConfig = SamplingConfig(),
+        steps: int = STEPS,
     ):
+        self._steps = steps
         self.decoding = decoding_of(drafter, batch_size, sampling)
         base = self.decoding.base
         length = min(cache_length // 2, _PROMPT)
@@ -132,5 +141,5 @@ class StepTimer:
         """Seconds per step."""
         state = jax.block_until_ready(jax.tree.map(jnp.copy, self.state))
         began = time.perf_counter()
-        jax.block_until_ready(decode(self.decoding, state, np.int32(_STEPS)))
-        return (time.perf_counter() - began) / _STEPS
+        jax.block_until_ready(decode(self.decoding, state, np.int32(self._steps)))
+        return (time.perf_counter() - began) / self._steps
