@@ -1,4 +1,4 @@
-"""The lab: python -m experiments.lab list | run | page | pack | unpack | collect | merge."""
+"""The lab: python -m experiments.lab list | run | answers | page | pack | unpack | collect | merge."""
 
 from __future__ import annotations
 
@@ -70,6 +70,11 @@ class Run(Folders):
 
 
 @dataclasses.dataclass(frozen=True)
+class Answers(Folders):
+    """Have the base answer all prompts, before several processes work off the list; they do it themselves otherwise."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Page(Folders):
     """Write docs/leaderboard.md from the results.
 
@@ -83,10 +88,12 @@ class Page(Folders):
 def main(args: list[str]) -> None:
     """Parse, and do what the first word says."""
     commands: dict[type, Callable[[Any], None]] = {
-        **{List: list_jobs, Run: run, Page: page},
+        **{List: list_jobs, Run: run, Answers: answers, Page: page},
         **{Pack: pack, Unpack: unpack, Collect: collect, Merge: merge},
     }
-    options = parse(List | Run | Page | Pack | Unpack | Collect | Merge, args, prog="python -m experiments.lab")
+    options = parse(
+        List | Run | Answers | Page | Pack | Unpack | Collect | Merge, args, prog="python -m experiments.lab"
+    )
     commands[type(options)](options)
 
 
@@ -117,6 +124,14 @@ def run(options: Run) -> None:
     done = queue.run(options.minutes, show)
     left = sum(queue.state(job) != "done" for job in queue.chosen)
     print(f"{done} jobs done, {left} left")
+
+
+def answers(options: Answers) -> None:
+    """Make what is missing."""
+    enable_compilation_cache()
+    lab = _lab(options)
+    lab.check()
+    print(f"answers in {lab.work / 'answers'}")
 
 
 def page(options: Page) -> None:

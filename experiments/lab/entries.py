@@ -67,6 +67,7 @@ class Entry:
         return self.method.name in METHODS
 
 
+_HYDRA_PLUS = Hydra(heads=3, blocks=4, prefix_attention=True, alignment=1.0, labels=0.0)
 _PATHS = {"along_paths": True}
 _LARGE = {"accelerator": True}
 TRAINED = (
@@ -79,7 +80,7 @@ TRAINED = (
     Entry("eagle", Eagle(depth=5, reads=(2, 15, 29), direct=True, even=True, confidence=0.3), 1e-3, _CLIPPED, **_PATHS),
     Entry("dflash", DFlash(layers=2, markov_rank=64), 1e-3, _CLIPPED, **_PATHS),
     Entry("space", SPACE(weighting="sums"), 1e-3, _CLIPPED),
-    Entry("hydra++", Hydra(heads=3, blocks=4, prefix_attention=True, alignment=1.0, labels=0.0), 1e-3, _CLIPPED, **_PATHS, **_LARGE),
+    Entry("hydra++", _HYDRA_PLUS, 1e-3, _CLIPPED, **_PATHS, **_LARGE),
     Entry("medusa_full", Medusa(heads=3, lm_head="full"), 1e-3, _CLIPPED, **_LARGE),
     Entry("early_exit", EarlyExit((10, 14, 18)), 3e-3, _CLIPPED, **_LARGE),
     Entry("space_full", SPACE(weighting="sums", tuning="full"), 5e-5, _CLIPPED, **_LARGE),

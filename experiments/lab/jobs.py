@@ -1,14 +1,15 @@
 """The list of jobs, the most valuable first.
 
-    shipped      what ships, scored: no training                         PPD, Hidden Transfer, ...
-    rates        the learning rate of an entry, tried on seed 0
-    train        seed 0 of all entries, then 1, then 2
-    offers       what a trained entry offers along the held-out answers, recorded
-    score        tokens per step by replay of what was recorded
-    live         answers decoded: a check of the replay, or what replay cannot tell
-    variant      a row of the papers' ablations, trained
-    equality     are texts those of autoregressive decoding, on this device?
-    steps, race  milliseconds of steps, tokens per second: alone on the machine
+shipped      what ships, scored: no training                         PPD, Hidden Transfer, ...
+rates        the learning rate of an entry, tried on seed 0
+train        seed 0 of all entries, then 1, then 2
+offers       what a trained entry offers along the held-out answers, recorded
+score        tokens per step by replay of what was recorded
+live         answers decoded: a check of the replay, or what replay cannot tell
+variant      a row of the papers' ablations, trained
+equality     are texts those of autoregressive decoding, on this device?
+steps, drafter, program, race
+             milliseconds and kernels of steps, tokens per second: alone on the machine
 """
 
 from __future__ import annotations
@@ -129,5 +130,44 @@ def variants() -> Iterator[Job]:
                 yield Job(name, "variant", study.source, entry, seed, {"study": study.name, "label": label})
 
 
-EQUALITY: tuple[Job, ...] = ()
-TIMED: tuple[Job, ...] = ()
+def _equal(name: str, drafter: str, tree: str | None = None, **settings: Any) -> Job:
+    """Are the texts of a drafter those of autoregressive decoding, on an accelerator?"""
+    usual = {"dtype": "float32", "temperature": 0.0, "prompt_tokens": 0, "new_tokens": 64, "prompts": 8}
+    given = {"drafter": drafter, "tree": tree} | usual | settings
+    return Job(f"device/equal/{name}", "equality", "losslessness there", settings=given, accelerator=True)
+
+
+def _timed(name: str, kind: str, **settings: Any) -> Job:
+    """Something that an accelerator does alone, so that its time can be measured."""
+    decides = "what a step costs there"
+    return Job(f"device/{name}", kind, decides, settings=settings, alone=True, accelerator=True)
+
+
+_SIZES = "best:1@1,4@1.05,8@1.1,16@1.2"
+_EMBEDDED = {"shapes": "smollm2-135m", "dtype": "bfloat16", "batch_sizes": [1], "cache_length": 512}
+_SEVEN = _EMBEDDED | {"shapes": "7b"}
+_DRAFTING = {"trees": ["best:8", "best:16", "best:32"], "dtype": "bfloat16", "cache_length": 512}
+_UNIONS = {
+    "drafters": ["hidden_transfer+suffix", "amphista+suffix", "eagle+suffix"],
+    **{"dtype": "bfloat16", "prompts": 12, "new_tokens": 128},
+}
+EQUALITY = (
+    _equal("suffix-long", "suffix", prompt_tokens=1500, prompts=2),
+    _equal("eagle+suffix-sizes", "eagle+suffix", _SIZES),
+    _equal("ppd", "ppd"),
+    _equal("hidden_transfer+suffix", "hidden_transfer+suffix", "best:16"),
+    _equal("hidden_transfer+suffix-sampled", "hidden_transfer+suffix", "best:16", temperature=0.8),
+    _equal("token_recycling", "token_recycling"),
+    _equal("lookahead", "lookahead"),
+)
+TIMED = (
+    _timed("steps/smollm2", "steps", **_EMBEDDED, rows=[1, 8, 16, 32, 64]),
+    _timed("steps/7b", "steps", **_SEVEN, rows=[1, 8, 32, 64]),
+    _timed("steps/smollm2-without-graphs", "steps", **_EMBEDDED, rows=[1, 16], without_graphs=True),
+    _timed("steps/eagle+suffix", "drafter", drafter="eagle+suffix", **_DRAFTING),
+    _timed("steps/hidden_transfer+suffix", "drafter", drafter="hidden_transfer+suffix", **_DRAFTING),
+    _timed("race/best-16", "race", tree="best:16", **_UNIONS),
+    _timed("race/best-32", "race", tree="best:32", **_UNIONS),
+    _timed("steps/7b-without-graphs", "steps", **_SEVEN, rows=[1, 8], without_graphs=True),
+    _timed("program/smollm2", "program", settings={"function": "time_steps", **_EMBEDDED, "rows": [1, 16]}),
+)

@@ -206,7 +206,9 @@ def _shipped(rows: Sequence[Row]) -> list[str]:
         "with budgets of their own, so they do not compare as methods."
     )
     heads = ["method", *_heads(), "learned tokens", "live check"]
-    lines = [[f"`{row.name}`", *_cells(row, rows), row.scores[0]["learned_tokens"] or "all", _check(row)] for row in rows]
+    lines = [
+        [f"`{row.name}`", *_cells(row, rows), row.scores[0]["learned_tokens"] or "all", _check(row)] for row in rows
+    ]
     return [_section("Adapters that ship", text, heads, lines)]
 
 
@@ -217,7 +219,12 @@ def _labels() -> list[str]:
 
 def _heads() -> list[str]:
     chosen = [f"{nodes} nodes" for nodes in NODES] + [f"{nodes}, with lookup" for nodes in NODES]
-    return [*chosen, f"same tree, {_FIXED}", f"own tree, {_FIXED}", f"{FIRST_NODES}, of {_TERMS.small_vocabulary:,} tokens"]
+    return [
+        *chosen,
+        f"same tree, {_FIXED}",
+        f"own tree, {_FIXED}",
+        f"{FIRST_NODES}, of {_TERMS.small_vocabulary:,} tokens",
+    ]
 
 
 def _cells(row: Row, rows: Sequence[Row]) -> list[str]:

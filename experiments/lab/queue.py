@@ -41,7 +41,16 @@ ARTIFACTS: Mapping[str, Callable[[Lab, Job], Path]] = {  # what other jobs read 
     "offers": lambda lab, job: scoring.recording_file(lab, job, job.settings["recording"]),
 }
 # Seconds on two cores of a server, until one of the kind is known on this device; trainings are timed first.
-_USUAL = {"offers": 240, "score": 90, "live": 180, "equality": 120, "steps": 240, "drafter": 240, "program": 240, "race": 300}
+_USUAL = {
+    "offers": 240,
+    "score": 90,
+    "live": 180,
+    "equality": 120,
+    "steps": 240,
+    "drafter": 240,
+    "program": 240,
+    "race": 300,
+}
 _TRAINED = ("rates", "train", "variant")
 _PAUSE = 1.0  # seconds between two looks at what other processes have finished
 

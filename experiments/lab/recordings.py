@@ -29,7 +29,7 @@ _INFO = ("accuracy", "calibration", "tree", "draft_vocabulary")  # of an adapter
 
 
 def save_recordings(file: Path, recordings: Sequence[Recording], drafter: Drafter) -> None:
-    """Write recordings, the answers one after the other and of each source its offers likewise, and what was recorded."""
+    """Write recordings, answer after answer, with what a replay needs of the drafter."""
     arrays = {
         "sources": np.array(json.dumps([_described(source) for source in drafter.sources])),
         "lengths": np.array([len(recording.answer) for recording in recordings], np.int32),
@@ -58,7 +58,9 @@ def load_recordings(file: Path, model: Model) -> tuple[list[Recording], Drafter]
         drafter = Drafter(tuple(map(_source, json.loads(str(arrays["sources"])))), model, from_paths([]))
         return _divided(arrays), drafter
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise UserError(f"{file}: no recording that can be read ({first_line(error)}); remove the job's result") from None
+        raise UserError(
+            f"{file}: no recording that can be read ({first_line(error)}); remove the job's result"
+        ) from None
 
 
 def _described(source: Source) -> dict[str, Any]:

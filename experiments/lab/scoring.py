@@ -1,4 +1,4 @@
-"""What drafters offer along the held-out answers, recorded; tokens per step by replay; and answers decoded, as a check."""
+"""What drafters offer along the held-out answers, recorded; tokens per step by replay; answers decoded as a check."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ _TOGETHER = 8  # answers that a CPU records or decodes together; an accelerator 
 
 
 def record_offers(lab: Lab, job: Job) -> dict[str, Any]:
-    """Record what an entry and prompt lookup offer, with the shape that the recording's name says, into the work folder.
+    """Record what an entry and prompt lookup offer, with the shape that the recording's name says.
+
+    The file goes to the work folder.
 
     Names: `all`, offers that depend on the text alone; `best-N`, of drafts of N nodes chosen per step; `same` and
     `own`, of fixed trees. With `-small` only the most frequent tokens are drafted.

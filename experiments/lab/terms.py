@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 from flax.traverse_util import flatten_dict
 
 from experiments.prompts import HELD_OUT, held_out_prompts, prompts_digest, training_prompts
@@ -79,7 +80,8 @@ def write_prompts(terms: Terms, work: Path) -> Data:
         lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
         write_atomically(Path(files[name]), lines.encode())
     limits = {"max_prompt_tokens": terms.prompt_tokens, "max_answer_tokens": terms.answer_tokens}
-    shared = {"cache": str(work / "answers"), "held_out_tokens": terms.answer_tokens} | limits
+    together = 32 if jax.default_backend() == "cpu" else 256
+    shared = {"cache": str(work / "answers"), "held_out_tokens": terms.answer_tokens, "batch_size": together} | limits
     training = DataConfig(files["training"], answers=terms.answers, held_out=terms.validation, **shared)
     return Data(training, DataConfig(files["held_out"], answers=terms.held_out, held_out=0, **shared))
 

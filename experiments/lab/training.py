@@ -170,5 +170,3 @@ def seconds_of_updates(lab: Lab, job: Job) -> float:
     total = trials * lab.terms.trial_updates if job.kind == "rates" else lab.terms.updates
     around = max(watch.seconds - updates * each, 0.0) * (trials if job.kind == "rates" else 1)
     return total * each + around + watch.compile_seconds
-
-

@@ -1,19 +1,15 @@
 """The lab's queue on a tiny base: states, resuming, waiting, limits of time, and what comes of every kind of job."""
 
-import dataclasses
-import json
 
 import numpy as np
 import pytest
 
-import experiments.lab.queue
 from experiments.lab.entries import Entry
-from experiments.lab.jobs import Job, all_jobs, scored, trained
-from experiments.lab.lab import Lab, identity_of, plain
-from experiments.lab.queue import KINDS, Queue, choose
+from experiments.lab.jobs import scored, trained
+from experiments.lab.lab import Lab
+from experiments.lab.queue import Queue
 from experiments.lab.terms import Terms
-from jaxspec.errors import UserError
-from jaxspec.methods import PPD, Hydra, Medusa, PromptLookup
+from jaxspec.methods import PPD, Hydra, PromptLookup
 
 SMALL = Terms(
     "tiny-text", updates=6, trial_updates=2, sequences=2, insertions=8, answers=16, validation=3, held_out=6, live=2,
