@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
+import math
 import sys
 import time
 import traceback
@@ -121,21 +122,29 @@ class Queue:
           minutes: begin nothing that would not end within so many; 0: no limit.
           say: is told what happens.
         """
-        end, done, left_out = time.monotonic() + 60 * minutes, 0, set()
+        end = time.monotonic() + 60 * minutes if minutes else math.inf
+        done, left_out = 0, set()
         while True:
-            states = {job: self.state(job) for job in self.chosen if job.name not in left_out}
+            states = {job: self.state(job) for job in self.chosen if job not in left_out}
             ready = [job for job, state in states.items() if state == "ready"]
             if not ready and not self._others_work(states):
                 return done
             for job in ready:
-                if minutes and (takes := self.expected(job)) > end - time.monotonic():
-                    left_out.add(job.name)
-                    say(f"{job.name}: not begun, it takes some {takes:.0f} s")
-                elif self.attempt(job, say):
-                    done += 1
-                    break
+                with self.lab.claimed(job) as free:
+                    if not free or self.is_finished(job):
+                        continue
+                    if self._fits(job, end, say):
+                        done += self._attempt(job, say)
+                        break
+                    left_out.add(job)
             else:
                 time.sleep(_PAUSE)
+
+    def _fits(self, job: Job, end: float, say: Callable[[str], None]) -> bool:
+        if end == math.inf or (takes := self.expected(job)) <= end - time.monotonic():
+            return True
+        say(f"{job.name}: not begun, it takes some {takes:.0f} s")
+        return False
 
     def _others_work(self, states: Mapping[Job, State]) -> bool:
         """Whether other processes run jobs that chosen ones wait for."""
@@ -145,27 +154,21 @@ class Queue:
     def _depends(self, job: Job, names: set[str]) -> bool:
         return any(need in names or self._depends(self._by_name[need], names) for need in job.needs)
 
-    def attempt(self, job: Job, say: Callable[[str], None]) -> bool:
-        """Run a job, unless another process has it. Returns whether it was finished here."""
-        with self.lab.claimed(job) as free:
-            if not free or self.is_finished(job):
-                return False
-            say(f"{job.name}: begins ({job.decides})")
-            began = time.monotonic()
-            try:
-                found = KINDS[job.kind](self.lab, job)
-            except (KeyboardInterrupt, SystemExit):
-                raise
-            except Exception as error:  # one job that fails must not end the others
-                self._note_failure(job, error, say)
-                return False
-            measured = found.pop("measured", {})
-            seconds = round(time.monotonic() - began, 1)
-            row = {"result": found, "measured": measured, "seconds": seconds, "device": device_name()}
-            self.lab.write(job, row | {"jax": jax.__version__, "code": code_version()})
-            say(f"{job.name}: done in {seconds:.0f} s")
-            make_room_for_programs()
-            return True
+    def _attempt(self, job: Job, say: Callable[[str], None]) -> bool:
+        """Run a job that this process has claimed. Returns whether it was finished."""
+        say(f"{job.name}: begins ({job.decides})")
+        began = time.monotonic()
+        try:
+            found = KINDS[job.kind](self.lab, job)
+        except Exception as error:  # one job that fails must not end the others
+            self._note_failure(job, error, say)
+            return False
+        measured, seconds = found.pop("measured", {}), round(time.monotonic() - began, 1)
+        row = {"result": found, "measured": measured, "seconds": seconds, "device": device_name()}
+        self.lab.write(job, row | {"jax": jax.__version__, "code": code_version()})
+        say(f"{job.name}: done in {seconds:.0f} s")
+        make_room_for_programs()
+        return True
 
     def _note_failure(self, job: Job, error: Exception, say: Callable[[str], None]) -> None:
         file = self.lab.failure(job)

@@ -1,15 +1,27 @@
 """The lab's queue on a tiny base: states, resuming, waiting, limits of time, and what comes of every kind of job."""
 
+import dataclasses
+import json
 
+import jax
 import numpy as np
 import pytest
 
 from experiments.lab.entries import Entry
-from experiments.lab.jobs import scored, trained
-from experiments.lab.lab import Lab
-from experiments.lab.queue import Queue
+from experiments.lab.jobs import Job, all_jobs, scored, trained
+from experiments.lab.lab import Lab, identity_of, plain
+from experiments.lab.queue import KINDS, Queue, choose
+from experiments.lab.recordings import load_recordings, save_recordings
 from experiments.lab.terms import Terms
-from jaxspec.methods import PPD, Hydra, PromptLookup
+from experiments.lab.training import further_out
+from jaxspec.drafting.adapter import Adapter
+from jaxspec.drafting.draft import Offer
+from jaxspec.drafting.drafter import Drafter
+from jaxspec.drafting.source import Source
+from jaxspec.drafting.tree import from_paths
+from jaxspec.errors import UserError
+from jaxspec.methods import PPD, Hydra, Medusa, PromptLookup
+from jaxspec.tuning.record import Recording
 
 SMALL = Terms(
     "tiny-text", updates=6, trial_updates=2, sequences=2, insertions=8, answers=16, validation=3, held_out=6, live=2,
@@ -63,3 +75,156 @@ def test_a_method_that_drafts_along_paths_is_recorded_with_every_shape(lab):
     score, live = results["hydra/seed-0/score"], results["hydra/seed-0/live"]
     assert {"alone-4", "alone-64", "joined-16", "same-64", "own-64", "alone-16-small"} <= {*score["drafts"]}
     assert live["steps"] == score["drafts"]["alone-16"]["steps"][: len(live["steps"])]
+
+
+# The queue, on jobs that do nothing
+
+
+@pytest.fixture
+def done(monkeypatch):
+    """Jobs of a kind that writes down that it ran; `trouble` of a job is raised instead."""
+    ran: list[str] = []
+
+    def do(lab, job):
+        ran.append(job.name)
+        if trouble := job.settings.get("trouble"):
+            raise trouble
+        return {"seed": job.seed, "measured": {"watts": 3}}
+
+    kinds = {**KINDS, "nothing": do}
+    monkeypatch.setattr("experiments.lab.queue.KINDS", kinds)
+    monkeypatch.setattr("experiments.lab.queue._USUAL", {"nothing": 50})
+    return ran
+
+
+def job(name, **settings):
+    needs = settings.pop("needs", ())
+    return Job(name, "nothing", "nothing at all", settings=settings, needs=needs)
+
+
+def work_off(lab, jobs, chosen=None, minutes=0.0):
+    said = []
+    return Queue(lab, jobs, chosen or jobs).run(minutes, said.append), said
+
+
+def test_a_job_waits_for_those_that_it_needs_and_none_runs_twice(lab, done):
+    jobs = [job("b/score", needs=("a/train",)), job("a/train"), job("c")]
+    queue = Queue(lab, jobs, jobs)
+    assert [queue.state(j) for j in jobs] == ["waiting", "ready", "ready"]
+    assert work_off(lab, jobs)[0] == 3 and done == ["a/train", "b/score", "c"]
+    assert work_off(lab, jobs)[0] == 0 and len(done) == 3
+    row = json.loads((lab.results / "a" / "train.json").read_text())
+    assert row["result"] == {"seed": 0} and row["measured"] == {"watts": 3} and row["seconds"] >= 0
+
+
+def test_a_job_that_fails_does_not_end_the_others_and_is_tried_again_when_asked(lab, done):
+    jobs = [job("a", trouble=ValueError("no such luck")), job("b", needs=("a",)), job("c")]
+    count, said = work_off(lab, jobs)
+    assert count == 1 and any("a: failed (no such luck)" in line for line in said)
+    queue = Queue(lab, jobs, jobs)
+    assert [queue.state(j) for j in jobs] == ["failed", "waiting", "done"]
+    assert "Traceback" in lab.failure(jobs[0]).read_text()
+    lab.failure(jobs[0]).unlink()
+    assert queue.state(jobs[0]) == "ready"
+
+
+def test_what_another_process_works_on_is_left_to_it(lab, done):
+    first, _ = jobs = [job("a"), job("b")]
+    queue = Queue(lab, jobs, jobs)
+    with lab.claimed(first) as free:
+        assert free and queue.state(first) == "running"
+        with lab.claimed(first) as again:
+            assert not again
+        assert work_off(lab, jobs)[0] == 1 and done == ["b"]
+    assert queue.state(first) == "ready"
+
+
+def test_nothing_begins_that_would_not_end_in_time(lab, done, monkeypatch):
+    jobs = [job("a"), job("b")]
+    count, said = work_off(lab, jobs, minutes=0.5)
+    assert count == 0 and said == [f"{name}: not begun, it takes some 50 s" for name in "ab"]
+    monkeypatch.setattr("experiments.lab.queue._USUAL", {"nothing": 20})
+    assert work_off(lab, jobs, minutes=0.5)[0] == 2  # the second by what the first has taken
+
+
+def test_a_kill_leaves_a_job_to_be_done_again(lab, done):
+    jobs = [job("a", trouble=KeyboardInterrupt())]
+    with pytest.raises(KeyboardInterrupt):
+        work_off(lab, jobs)
+    assert Queue(lab, jobs, jobs).state(jobs[0]) == "ready"
+
+
+def test_a_result_is_of_one_job(lab, done):
+    work_off(lab, [job("a", nodes=4)])
+    with pytest.raises(UserError, match=r"a.json is of another job \(settings {'nodes': 4}, not {'nodes': 16}\)"):
+        work_off(lab, [job("a", nodes=16)])
+
+
+def test_a_lost_recording_is_made_again_only_where_it_is_needed(lab, done, monkeypatch):
+    monkeypatch.setattr("experiments.lab.queue.ARTIFACTS", {"nothing": lambda lab, job: lab.results / "made"})
+    jobs = [job("a"), job("b", needs=("a",))]
+    lab.write(jobs[0], {"result": {}})
+    assert Queue(lab, jobs, jobs).state(jobs[0]) == "ready"
+    assert Queue(lab, jobs, jobs[:1]).state(jobs[0]) == "done"
+    lab.write(jobs[1], {"result": {}})
+    assert Queue(lab, jobs, jobs).state(jobs[0]) == "done"
+
+
+def test_jobs_are_chosen_by_pattern_folder_and_machine():
+    jobs = all_jobs()
+    names = {job.name for job in choose(jobs, ["hydra", "*/eagle/score"], alone=False, accelerator=False)}
+    assert {"hydra/rates", "hydra/seed-2/score", "shipped/eagle/score"} <= names
+    assert not any(name.startswith("eagle") for name in names)
+    assert not any(job.alone or job.accelerator for job in choose(jobs, [], alone=False, accelerator=False))
+    assert all(job.alone for job in choose(jobs, [], alone=True, accelerator=True))
+    with pytest.raises(UserError, match=r"no job matches 'medsua' \(did you mean 'medusa'\?\); list shows them all"):
+        choose(jobs, ["medsua"], alone=False, accelerator=False)
+
+
+def test_the_table_of_jobs_hangs_together():
+    """Every job has a kind and a name of its own, and what it needs comes before it."""
+    seen: set[str] = set()
+    for job in all_jobs():
+        assert job.kind in KINDS and job.name not in seen and {*job.needs} <= seen
+        assert plain(identity_of(job))
+        seen.add(job.name)
+
+
+def test_rates_go_on_beyond_an_edge():
+    assert further_out({"0.01": 1.2, "0.03": 1.5, "0.0033": 1.1}) == [pytest.approx(0.09)]
+    assert further_out({"0.01": 1.2, "0.03": 1.1, "0.0033": 1.3}) == [pytest.approx(0.0011)]
+    assert further_out({"0.01": 1.6, "0.03": 1.5, "0.0033": 1.1}) == []
+    assert further_out({"0.01": 0.0, "0.03": 0.0, "0.0033": 0.0}) == []
+
+
+def test_results_of_other_terms_are_refused(lab):
+    lab.check()
+    lab.check()
+    other = Lab(lab.results, lab.work, dataclasses.replace(SMALL, updates=7))
+    with pytest.raises(UserError, match=r"holds results of other terms \(updates 6, not 7\); give another --results"):
+        other.check()
+
+
+def test_recordings_are_read_as_they_were_written(tmp_path, model):
+    """Offers with parents, and others; answers of unequal lengths; and what a replay needs of the drafter."""
+    rng = np.random.default_rng(0)
+
+    def offer(places, parents):
+        tokens = rng.integers(0, 9, (places, 2, 3)).astype(np.int32)
+        parent = rng.integers(0, 3, tokens.shape).astype(np.int32) if parents else None
+        return Offer(tokens, tokens > 2, np.log(rng.random(tokens.shape)).astype(np.float32), parent)
+
+    recordings = [
+        Recording(np.arange(length), [offer(length - 1, True), offer(length - 1, False)]) for length in (3, 5)
+    ]
+    adapter = Adapter(Medusa(heads=2), {}, "", {"accuracy": [[0.5] * 10] * 2, "tree": "not needed"})
+    sources = (Source(adapter.method, {}, adapter), Source(PromptLookup(), {}))
+    save_recordings(tmp_path / "offers.npz", recordings, Drafter(sources, model, from_paths([])))
+    read, drafter = load_recordings(tmp_path / "offers.npz", model)
+    jax.tree.map(np.testing.assert_array_equal, [r.offers for r in read], [r.offers for r in recordings])
+    assert [r.answer.tolist() for r in read] == [[0, 1, 2], [0, 1, 2, 3, 4]]
+    assert [source.method for source in drafter.sources] == [Medusa(heads=2), PromptLookup()]
+    assert drafter.sources[0].accuracy == [[0.5] * 10] * 2 and drafter.sources[0].trained
+    (tmp_path / "offers.npz").write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"offers.npz: no recording that can be read .*; remove the job's result"):
+        load_recordings(tmp_path / "offers.npz", model)
