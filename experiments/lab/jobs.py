@@ -84,12 +84,12 @@ def trained(entry: Entry, seed: int) -> Iterator[Job]:
         yield Job(rates, "rates", "the learning rate", entry, accelerator=large)
     yield Job(f"{prefix}/train", "train", "the leaderboard", entry, seed, needs=(rates,), accelerator=large)
     if entry.drafts:
-        yield from scored(entry, prefix, seed, (f"{prefix}/train",), large)
+        yield from scored(entry, prefix, seed, (f"{prefix}/train",))
 
 
-def scored(entry: Entry, prefix: str, seed: int = 0, after: tuple[str, ...] = (), large: bool = False) -> Iterator[Job]:
+def scored(entry: Entry, prefix: str, seed: int = 0, after: tuple[str, ...] = ()) -> Iterator[Job]:
     """The jobs that score a drafter; what replay cannot tell is decoded instead."""
-    shared = {"decides": "the leaderboard", "entry": entry, "seed": seed, "accelerator": large}
+    shared = {"decides": "the leaderboard", "entry": entry, "seed": seed}
     if entry.name in DECODED:
         for nodes in NODES:
             for part in ("alone", "joined"):
