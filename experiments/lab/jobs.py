@@ -15,7 +15,7 @@ steps, drafter, program, race
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.lab.entries import DECODED, SHIPPED, TRAINED, UNTRAINED, Entry
@@ -72,8 +72,9 @@ def all_jobs(own: Iterable[Entry] = ()) -> list[Job]:
 
 
 def shipped(entry: Entry) -> Iterator[Job]:
-    """The adapter that ships for a method."""
-    yield from scored(entry, f"shipped/{entry.name}")
+    """The adapter that ships for a method, with drafts of 16 and 64 nodes."""
+    kept = [name for name in recordings_of(entry) if name in ("all", f"best-{FIRST_NODES}", f"best-{NODES[-1]}")]
+    yield from scored(entry, f"shipped/{entry.name}", recordings=kept)
 
 
 def trained(entry: Entry, seed: int) -> Iterator[Job]:
@@ -87,8 +88,18 @@ def trained(entry: Entry, seed: int) -> Iterator[Job]:
         yield from scored(entry, prefix, seed, (f"{prefix}/train",))
 
 
-def scored(entry: Entry, prefix: str, seed: int = 0, after: tuple[str, ...] = ()) -> Iterator[Job]:
-    """The jobs that score a drafter; what replay cannot tell is decoded instead."""
+def scored(
+    entry: Entry, prefix: str, seed: int = 0, after: tuple[str, ...] = (), recordings: Sequence[str] = ()
+) -> Iterator[Job]:
+    """The jobs that score a drafter; what replay cannot tell is decoded instead.
+
+    Args:
+      entry: what drafts.
+      prefix: of the jobs' names.
+      seed: of its training.
+      after: jobs that come before.
+      recordings: what is recorded; default all.
+    """
     shared = {"decides": "the leaderboard", "entry": entry, "seed": seed}
     if entry.name in DECODED:
         for nodes in NODES:
@@ -96,7 +107,7 @@ def scored(entry: Entry, prefix: str, seed: int = 0, after: tuple[str, ...] = ()
                 settings = {"nodes": nodes, "part": part, "answers": 0}
                 yield Job(f"{prefix}/decode-{part}-{nodes}", "live", settings=settings, needs=after, **shared)
         return
-    recordings = recordings_of(entry)
+    recordings = recordings or recordings_of(entry)
     for name in recordings:
         settings = {"recording": name}
         yield Job(f"{prefix}/offers-{name}", "offers", settings=settings, needs=after, **shared)

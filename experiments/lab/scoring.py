@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.lab.jobs import FIRST_NODES, Job, recordings_of
+from experiments.lab.jobs import FIRST_NODES, Job
 from experiments.lab.lab import Lab
 from experiments.lab.recordings import load_recordings, save_recordings
 from experiments.lab.terms import NODES, scored_texts
@@ -119,7 +119,7 @@ def score(lab: Lab, job: Job) -> dict[str, Any]:
       `joined-16`, `same-64`, `own-64`, `alone-16-small` and so on, `rows` and `steps` of every answer.
     """
     found: dict[str, Any] = {"drafts": {}}
-    for name in recordings_of(job.entry):
+    for name in (need.rpartition("/offers-")[2] for need in job.needs):
         kind, nodes, is_small = parse_recording(name)
         recordings, drafter = load_recordings(recording_file(lab, job, name), lab.model)
         if not is_small:
