@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -102,12 +104,11 @@ def list_jobs(options: List) -> None:
     queue = _queue(options, options.only, None)
     rows = []
     for job in queue.chosen:
-        state, device, took = queue.state(job), "", queue.seconds(job)
+        state, device, seconds = queue.state(job), "", f"some {queue.usual(job):.0f}"
         if state == "done":
             row = read_json(queue.lab.file(job.name))
-            device, took = row["device"], row["seconds"]
-        expected = "" if took is None else f"{took:.0f}" if state == "done" else f"some {took:.0f}"
-        rows.append([job.name, job.kind, state, device, expected, job.decides])
+            device, seconds = row["device"], f"{row['seconds']:.0f}"
+        rows.append([job.name, job.kind, state, device, seconds, job.decides])
     print("\n".join(table(["job", "kind", "state", "device", "seconds", "decides"], rows)))
     done = sum(row[2] == "done" for row in rows)
     print(f"\n{done} of {len(rows)} done")
@@ -117,6 +118,8 @@ def run(options: Run) -> None:
     """Work off the queue."""
     check_at_least(options, {"minutes": 0})
     enable_compilation_cache()
+    if not options.alone:
+        compile_quickly()
     queue = _queue(options, options.only, options.alone)
     queue.lab.check()
     if options.retry:
@@ -124,6 +127,16 @@ def run(options: Run) -> None:
     done = queue.run(options.minutes, show)
     left = sum(queue.state(job) != "done" for job in queue.chosen)
     print(f"{done} jobs done, {left} left")
+
+
+def compile_quickly() -> None:
+    """On a GPU, do without Triton's products, whose tuning in float32 takes minutes per program.
+
+    What is timed (`--alone`) has XLA's own choice.
+    """
+    flag = "--xla_gpu_enable_triton_gemm"
+    if importlib.util.find_spec("jax_plugins") and flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}=false".strip()
 
 
 def answers(options: Answers) -> None:

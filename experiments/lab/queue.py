@@ -41,16 +41,10 @@ ARTIFACTS: Mapping[str, Callable[[Lab, Job], Path]] = {  # what other jobs read 
     "train": lambda lab, job: lab.folder(job) / "adapter" / "adapter.json",
     "offers": lambda lab, job: scoring.recording_file(lab, job, job.settings["recording"]),
 }
-# Seconds on two cores of a server, until one of the kind is known on this device; trainings are timed first.
+# Seconds on two cores of a server, until one of the kind is known on this device
 _USUAL = {
-    "offers": 240,
-    "score": 90,
-    "live": 180,
-    "equality": 120,
-    "steps": 240,
-    "drafter": 240,
-    "program": 240,
-    "race": 300,
+    **{"rates": 2400, "train": 3600, "variant": 3600, "offers": 240, "score": 90, "live": 180},
+    **{"equality": 120, "steps": 240, "drafter": 240, "program": 240, "race": 300},
 }
 _TRAINED = ("rates", "train", "variant")
 _PAUSE = 1.0  # seconds between two looks at what other processes have finished
@@ -96,6 +90,11 @@ class Queue:
             return False
         return any(job.name in other.needs and not self.lab.is_done(other) for other in self.chosen)
 
+    def usual(self, job: Job) -> float:
+        """Seconds that it takes by what is known without timing anything."""
+        known = self.seconds(job)
+        return _USUAL[job.kind] if known is None else known
+
     def seconds(self, job: Job) -> float | None:
         """What such a job took on this device; None where none is known."""
         found = {}
@@ -110,10 +109,9 @@ class Queue:
 
     def expected(self, job: Job) -> float:
         """Seconds that it will presumably take; a training is timed for it where none is known."""
-        known = self.seconds(job)
-        if known is None and job.kind in _TRAINED:
+        if self.seconds(job) is None and job.kind in _TRAINED:
             return training.seconds_of_updates(self.lab, job)
-        return _USUAL[job.kind] if known is None else known
+        return self.usual(job)
 
     def run(self, minutes: float, say: Callable[[str], None]) -> int:
         """Work off the chosen jobs. Returns how many were finished.
@@ -160,6 +158,8 @@ class Queue:
         began = time.monotonic()
         try:
             found = KINDS[job.kind](self.lab, job)
+        except OSError:  # a full disk, which fails every other job too
+            raise
         except Exception as error:  # one job that fails must not end the others
             self._note_failure(job, error, say)
             return False

@@ -6,6 +6,7 @@ import json
 import shutil
 import statistics
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,21 @@ from jaxspec.drafting.adapter import Adapter
 from jaxspec.drafting.drafter import tuned
 from jaxspec.drafting.source import learning
 from jaxspec.drafting.tree import sparse_tree
+from jaxspec.errors import UserError
 from jaxspec.files import read_json, write_json
 from jaxspec.machine import Stopwatch
 from jaxspec.progress import Progress
+from jaxspec.training.batches import TrainingData
 from jaxspec.training.evaluate import evaluate
 from jaxspec.training.run_config import RunConfig, describe, training_settings
+from jaxspec.training.step import UpdateSettings, first_state, train_step
 from jaxspec.training.trainer import Diverged, Trainer
 from jaxspec.tuning.memory import forget_peak, peak_memory
 from jaxspec.weights.params import parameter_count
 
 _FACTORS = (1.0, 1 / 3, 3.0)  # of the learning rate in the middle
 _MOST_RATES = 5
+_ROUNDING = 0.01  # by which figures of the same update may differ between devices
 _JUDGED = 16  # nodes of the tree by which learning rates are compared
 
 
@@ -57,9 +62,13 @@ def recipe_of(terms: Terms, data: Data, entry: Entry, seed: int, updates: int) -
 def try_rates(lab: Lab, job: Job) -> dict[str, Any]:
     """The learning rate that does best in a short training: the middle one, a third, three times, and one further out.
 
+    Raises:
+      UserError: this device computes something else.
+
     Returns:
       `rates`, by the rate the tokens per step to expect of a fixed tree, 0 where it diverged; and `learning_rate`.
     """
+    check_device(lab, job)
     file = lab.folder(job) / "rates.json"
     found = read_json(file) if file.exists() else {}
     waiting = [job.entry.rate * factor for factor in _FACTORS]
@@ -155,6 +164,37 @@ def held_out_accuracy(lab: Lab, adapter: Adapter) -> list[list[float]]:
     with Progress("evaluation", len(answers), "answers") as progress:
         accuracy = evaluate(method, trainable, base, answers, progress.update)
     return np.round(accuracy.by_rank, 4).tolist()
+
+
+def check_device(lab: Lab, job: Job) -> None:
+    """Raise UserError where an accelerator computes the first update of an entry otherwise than the CPU beside it.
+
+    Programs for new devices can be compiled wrongly, which a loss that falls does not show.
+    """
+    if jax.default_backend() == "cpu":
+        return
+    run = run_of(lab.terms, lab.data, job.entry, job.seed, job.entry.rate, lab.terms.trial_updates)
+    _, answers = answers_of(lab.model, run.data)
+    batch, found = TrainingData(answers, run.train).batch(0), []
+    for device in (jax.devices()[0], jax.devices("cpu")[0]):
+        with jax.default_device(device):
+            base = learning(jax.device_put(lab.model.base, device), run.method, None)
+            state = first_state(run.method, run.train, 0, base)
+            _, metrics = train_step(
+                run.method, UpdateSettings.of(run.train), 0, base, state, jax.device_put(batch, device), 0.0
+            )
+        found.append({name: float(metrics[name]) for name in ("loss", "gradient_norm")})
+    compare_updates(*found)
+
+
+def compare_updates(found: Mapping[str, float], expected: Mapping[str, float]) -> None:
+    """Raise UserError where figures of one update differ by more than rounding does."""
+    for name, value in expected.items():
+        if not abs(found[name] - value) <= _ROUNDING * abs(value):
+            raise UserError(
+                f"{jax.devices()[0].device_kind} computes the first update otherwise than the CPU beside it: {name} "
+                f"{found[name]:.4g}, not {value:.4g}; train this entry on another device, or with another JAX"
+            )
 
 
 def seconds_of_updates(lab: Lab, job: Job) -> float:

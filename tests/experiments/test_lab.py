@@ -13,7 +13,7 @@ from experiments.lab.lab import Lab, identity_of, plain
 from experiments.lab.queue import KINDS, Queue, choose
 from experiments.lab.recordings import load_recordings, save_recordings
 from experiments.lab.terms import Terms
-from experiments.lab.training import further_out
+from experiments.lab.training import check_device, compare_updates, further_out
 from jaxspec.drafting.adapter import Adapter
 from jaxspec.drafting.draft import Offer
 from jaxspec.drafting.drafter import Drafter
@@ -49,7 +49,16 @@ def worked_off(lab, jobs):
     return {job.name: lab.result(job.name) for job in jobs}
 
 
-def test_a_method_without_training_is_recorded_scored_and_checked(lab):
+def test_a_method_without_training_is_recorded_and_scored(lab, monkeypatch):
+    monkeypatch.setattr("experiments.lab.scoring.NODES", (4,))
+    *jobs, _ = scored(Entry("prompt_lookup", PromptLookup()), "prompt_lookup")
+    score = worked_off(lab, jobs)["prompt_lookup/score"]
+    assert [*score["drafts"]] == ["alone-4", "same-4", "own-4"]
+    assert all(np.all(np.array(d["steps"]) <= score["tokens"]) for d in score["drafts"].values())
+
+
+@pytest.mark.slow
+def test_a_score_is_checked_by_decoding(lab):
     results = worked_off(lab, list(scored(Entry("prompt_lookup", PromptLookup()), "prompt_lookup")))
     score, live = results["prompt_lookup/score"], results["prompt_lookup/live"]
     assert len(score["tokens"]) == results["prompt_lookup/offers-all"]["answers"] <= 6
@@ -58,6 +67,7 @@ def test_a_method_without_training_is_recorded_scored_and_checked(lab):
     assert live["identical"] == len(live["tokens"])
 
 
+@pytest.mark.slow
 def test_an_entry_is_trained_with_the_best_rate_recorded_and_scored(lab):
     results = worked_off(lab, list(trained(Entry("ppd", PPD(), 1e-2), 0)))
     rates, training = results["ppd/rates"], results["ppd/seed-0/train"]
@@ -228,3 +238,14 @@ def test_recordings_are_read_as_they_were_written(tmp_path, model):
     (tmp_path / "offers.npz").write_bytes(b"PK")
     with pytest.raises(UserError, match=r"offers.npz: no recording that can be read .*; remove the job's result"):
         load_recordings(tmp_path / "offers.npz", model)
+
+
+def test_a_device_that_computes_something_else_is_refused(lab, monkeypatch):
+    """The CPU stands for both devices: the same figures pass, and others are named."""
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    check_device(lab, next(trained(Entry("ppd", PPD(), 1e-2), 0)))
+    compare_updates({"loss": 1.004, "gradient_norm": 3.0}, {"loss": 1.0, "gradient_norm": 3.0})
+    with pytest.raises(UserError, match=r"otherwise than the CPU beside it: loss 7.266, not 10.36"):
+        compare_updates({"loss": 7.266, "gradient_norm": 7.8}, {"loss": 10.36, "gradient_norm": 10.2})
+    with pytest.raises(UserError, match=r"gradient_norm nan, not 10\.2"):
+        compare_updates({"loss": 10.36, "gradient_norm": float("nan")}, {"loss": 10.36, "gradient_norm": 10.2})
