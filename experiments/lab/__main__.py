@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 import os
-import shutil
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import jax
 
 from experiments.lab.bring_back import Collect, Merge, collect, merge
-from experiments.lab.carry import Pack, Unpack, pack, unpack
+from experiments.lab.carry import Pack, Unpack, disk_errors, pack, unpack
 from experiments.lab.entries import Entry, own_entry
 from experiments.lab.jobs import all_jobs
 from experiments.lab.lab import Lab
@@ -22,7 +24,6 @@ from experiments.lab.queue import Queue, choose, show
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.errors import check_at_least
-from jaxspec.files import read_json
 from jaxspec.markdown import table
 
 
@@ -106,7 +107,7 @@ def list_jobs(options: List) -> None:
     for job in queue.chosen:
         state, device, seconds = queue.state(job), "", f"some {queue.usual(job):.0f}"
         if state == "done":
-            row = read_json(queue.lab.file(job.name))
+            row = queue.lab.row(job.name)
             device, seconds = row["device"], f"{row['seconds']:.0f}"
         rows.append([job.name, job.kind, state, device, seconds, job.decides])
     print("\n".join(table(["job", "kind", "state", "device", "seconds", "decides"], rows)))
@@ -116,17 +117,21 @@ def list_jobs(options: List) -> None:
 
 def run(options: Run) -> None:
     """Work off the queue."""
+    end = time.monotonic() + 60 * options.minutes if options.minutes else math.inf
     check_at_least(options, {"minutes": 0})
     enable_compilation_cache()
     if not options.alone:
         compile_quickly()
     queue = _queue(options, options.only, options.alone)
-    queue.lab.check()
-    if options.retry:
-        shutil.rmtree(queue.lab.work / "failed", ignore_errors=True)
-    done = queue.run(options.minutes, show)
-    left = sum(queue.state(job) != "done" for job in queue.chosen)
-    print(f"{done} jobs done, {left} left")
+    with disk_errors(queue.lab.work, "make room, and run again: what is finished is kept"):
+        queue.lab.check()
+        if options.retry:
+            for job in queue.chosen:
+                queue.lab.failure(job).unlink(missing_ok=True)
+        done = queue.run(end, show)
+    states = Counter(queue.state(job) for job in queue.chosen)
+    left = ", ".join(f"{count} {state}" for state, count in states.items() if state != "done")
+    print(f"{done} jobs done" + (f"; left: {left}" if left else ", none left"))
 
 
 def compile_quickly() -> None:

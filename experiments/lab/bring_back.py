@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
@@ -13,11 +14,13 @@ from typing import Any
 
 from experiments.lab.archives import Archives, extract
 from experiments.lab.carry import disk_errors, empty_folder, is_hidden
+from experiments.lab.terms import check_terms
 from experiments.lab.unpack import CARRIED, RESULTS, WORK, digest, faults
 from jaxspec.errors import UserError, check_at_least
-from jaxspec.files import check_writable, read_json, writable, write_atomically, write_json
+from jaxspec.files import alone_in, check_writable, read_json, writable, write_atomically, write_json
 
 MANIFEST = "collected.json"
+TERMS = "terms.json"  # of the results: those of other terms are not mixed
 WEIGHTS = "adapter.safetensors"
 
 
@@ -28,14 +31,14 @@ class Collect:
     Attributes:
       output: an empty folder for the archives.
       size: megabytes of an archive, at most.
-      archives: how many of them, at most; what does not fit stays behind, large adapters first.
+      archives: how many of them, at most; what does not fit stays behind, large adapters first. 0: no limit.
       results: folder of the results.
       work: folder of checkpoints, adapters and recordings.
     """
 
     output: str = "runs/collected"
     size: float = 15
-    archives: int = 8
+    archives: int = 0
     results: str = RESULTS
     work: str = WORK
 
@@ -59,29 +62,36 @@ class Merge:
 
 def collect(options: Collect) -> None:
     """Collect what is new, and say what was made and what stays behind."""
-    check_at_least(options, {"size": 0.01, "archives": 1})
+    check_at_least(options, {"size": 0.01, "archives": 0})
     results, work = Path(options.results), Path(options.work)
-    carried = read_json(work / CARRIED, ("commit", "results", "work")) if (work / CARRIED).exists() else {}
+    carried = read_json(work / CARRIED, ("results", "work")) if (work / CARRIED).exists() else {}
     files = _new("results", results, results.rglob("*.json"), carried)
     files |= _new("work", work, work.rglob("recording*.npz"), carried)
     folder = empty_folder(options.output)
     with disk_errors(folder, "give another --output"), tempfile.TemporaryDirectory(prefix=".", dir=folder) as name:
-        archives = Archives(Path(name), round(options.size * 1e6), options.archives)
+        archives = Archives(Path(name), round(options.size * 1e6), options.archives or sys.maxsize)
         for file, path in files.items():
             archives.add_cut(file, path)
         for adapter in _new_adapters(work, carried):
             archives.add_whole(adapter, _named("work", work, adapter.iterdir()))
         made = archives.finish(folder)
-        write_json(folder / MANIFEST, {"commit": carried.get("commit"), "archives": made, "files": archives.files})
+        terms = read_json(results / TERMS) if (results / TERMS).exists() else {}
+        write_json(folder / MANIFEST, {"terms": terms, "archives": made, "files": archives.files})
     print("\n".join(f"{made[name]['size'] / 1e6:6.1f} MB  {folder / name}" for name in made) or "nothing is new")
 
 
 def merge(options: Merge) -> None:
     """Check the archives, then put every file in place that is not there yet."""
     folder, places = Path(options.input), {"results": Path(options.results), "work": Path(options.work)}
-    manifest = read_json(folder / MANIFEST, ("archives", "files"))
+    manifest = read_json(folder / MANIFEST, ("terms", "archives", "files"))
     if found := faults(folder, manifest["archives"]):
         raise UserError(f"{folder}: {found}; copy it again")
+    check_terms(places["results"], manifest["terms"])
+    with alone_in(writable(places["work"])):
+        _merge(options, manifest, folder, places)
+
+
+def _merge(options: Merge, manifest: Mapping[str, Any], folder: Path, places: Mapping[str, Path]) -> None:
     targets = {name: _target(name, places, folder) for name in manifest["files"]}
     there = [name for name, path in targets.items() if path.is_file()]
     changed = [name for name in there if digest(targets[name]) != manifest["files"][name]["sha256"]]
@@ -90,7 +100,7 @@ def merge(options: Merge) -> None:
         raise UserError(f"here with other content: {named}; --replace takes what {folder} has")
     new = [name for name in targets if name in changed or name not in there]
     check_writable(places["results"])
-    staged = writable(places["work"]) / ".merge"
+    staged = places["work"] / ".merge"
     shutil.rmtree(staged, ignore_errors=True)  # of one that was killed
     try:
         with disk_errors(places["work"], "make room and merge again, nothing is lost"):

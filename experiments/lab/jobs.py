@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.lab.entries import DECODED, SHIPPED, TRAINED, UNTRAINED, Entry
-from experiments.lab.terms import NODES
+from experiments.lab.terms import NODES, Terms
 from experiments.studies import STUDIES, Training
 
 SEEDS = (0, 1, 2)
@@ -113,7 +113,7 @@ def scored(
         yield Job(f"{prefix}/offers-{name}", "offers", settings=settings, needs=after, **shared)
     made = tuple(f"{prefix}/offers-{name}" for name in recordings)
     yield Job(f"{prefix}/score", "score", needs=made, **shared)
-    settings = {"nodes": FIRST_NODES, "part": "alone", "answers": 12}
+    settings = {"nodes": FIRST_NODES, "part": "alone", "answers": Terms.live}
     yield Job(f"{prefix}/live", "live", settings=settings, needs=after, **shared)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,13 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from experiments.lab.jobs import Job
-from experiments.lab.terms import DTYPE, Data, Terms, check_terms, describe_terms, write_prompts
-from jaxspec.errors import UserError
-from jaxspec.files import read_json, writable, write_atomically
+from experiments.lab.terms import DTYPE, Data, Terms, check_terms, describe_terms, digest, write_prompts
+from jaxspec.errors import UserError, differences
+from jaxspec.files import locked, read_json, writable, write_atomically, write_json
 from jaxspec.weights.load import Model, load_model
+
+# What an unfinished job of a kind leaves in its folder, to resume from; of another job it is removed
+LEFT_BEHIND = {"rates": ("rates.json", "rate-*"), "train": ("adapter",), "variant": ("adapter",)}
 
 
 class Lab:
@@ -27,11 +32,12 @@ class Lab:
       terms: that all jobs have in common.
 
     Raises:
-      UserError: a folder cannot be written.
+      UserError: a folder cannot be written, or the results have other terms.
     """
 
     def __init__(self, results: Path, work: Path, terms: Terms = Terms()):
         self.results, self.work, self.terms = writable(results), writable(work), terms
+        check_terms(self.results, dataclasses.asdict(terms))
 
     @functools.cached_property
     def model(self) -> Model:
@@ -41,17 +47,20 @@ class Lab:
     @functools.cached_property
     def data(self) -> Data:
         """Where the text comes from; the prompts are written into the work folder."""
-        return write_prompts(self.terms, self.work)
+        with locked(self.work / ".prompts.lock"):
+            return write_prompts(self.terms, self.work)
 
     def check(self) -> None:
-        """Raise UserError where the results are of other terms, another base or other answers."""
-        check_terms(self.results, describe_terms(self.terms, self.model, self.data))
+        """Raise UserError where the results have another base or other answers, which are made where missing."""
+        terms = describe_terms(self.terms, self.model, self.data)
+        check_terms(self.results, terms)
+        with locked(self.results / ".lock"):
+            if not (self.results / "terms.json").exists():
+                write_json(self.results / "terms.json", terms)
 
     def folder(self, job: Job) -> Path:
-        """What the jobs about one adapter make."""
-        folder = self.work / job.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        """Of what the jobs about one adapter make."""
+        return self.work / job.folder
 
     # Results
 
@@ -59,34 +68,51 @@ class Lab:
         """Of a job's result."""
         return self.results / f"{name}.json"
 
+    def row(self, name: str) -> dict[str, Any]:
+        """The content of a result's file: `job`, `result`, `seconds`, `device` and more."""
+        try:
+            return read_json(self.file(name), ["job", "result", "seconds", "device"])
+        except UserError as error:
+            raise UserError(f"{error}; remove the file, and run does the job again") from None
+
     def is_done(self, job: Job) -> bool:
-        """Whether it has a result. Raises UserError for a result of other settings."""
-        file = self.file(job.name)
-        if not file.exists():
+        """Whether it has a result, made from the results that the jobs it needs have now.
+
+        Raises:
+          UserError: a result of other settings, or a damaged one.
+        """
+        if not self.file(job.name).exists():
             return False
-        held, identity = read_json(file, ["job", "result"])["job"], plain(identity_of(job))
-        if held != identity:
-            changed = [name for name in {**held, **identity} if held.get(name) != identity.get(name)]
-            words = "; ".join(f"{name} {held.get(name)}, not {identity.get(name)}" for name in changed)
-            raise UserError(f"{file} is of another job ({words}); remove it, or give another --results")
-        return True
+        row, identity = self.row(job.name), plain(identity_of(job))
+        if changed := differences(row["job"], identity):
+            raise UserError(
+                f"{self.file(job.name)} is of another job ({'; '.join(changed)}); remove it, or give another --results"
+            )
+        made_from = row.get("needs", {})
+        return all(digest(self.result(need)) == made_from[need] for need in made_from if self.file(need).exists())
 
     def result(self, name: str) -> dict[str, Any]:
         """What a finished job found."""
-        return read_json(self.file(name), ["result"])["result"]
+        return self.row(name)["result"]
 
     def write(self, job: Job, row: dict[str, Any]) -> None:
-        """Keep what a job found."""
+        """Keep what a job found, and what it was made from."""
         file = self.file(job.name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, (json.dumps({"job": identity_of(job)} | row, indent=1) + "\n").encode())
+        needs = {need: digest(self.result(need)) for need in job.needs}
+        row = {"job": identity_of(job)} | row | {"needs": needs}
+        write_atomically(file, (json.dumps(row, indent=1) + "\n").encode())
 
     # Running
 
     @contextlib.contextmanager
     def claimed(self, job: Job) -> Iterator[bool]:
-        """Whether this process may run a job: no other one does as long as this lasts."""
-        path = self.work / "locks" / f"{job.name}.lock"
+        """Whether this process may run a job: no other one does as long as this lasts.
+
+        Raises:
+          UserError: the file system has no locks.
+        """
+        path = self.results / ".locks" / f"{job.name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path)
         try:
@@ -94,6 +120,8 @@ class Lab:
         except Timeout:
             yield False
             return
+        except OSError as error:
+            raise UserError(f"{path}: cannot be locked ({error.strerror}); give --results on another disk") from None
         try:
             yield True
         finally:
@@ -101,11 +129,28 @@ class Lab:
 
     def is_running(self, job: Job) -> bool:
         """Whether some process works on it."""
-        path = self.work / "locks" / f"{job.name}.lock"
-        if not path.exists():
+        if not (self.results / ".locks" / f"{job.name}.lock").exists():
             return False
         with self.claimed(job) as free:
             return not free
+
+    def prepare(self, job: Job) -> None:
+        """Remove what an unfinished job of the same name but of other settings or terms has left behind."""
+        if job.kind not in LEFT_BEHIND:
+            return
+        file = self.folder(job) / f".{job.kind}.json"
+        identity = plain({"job": identity_of(job), "terms": dataclasses.asdict(self.terms)})
+        if file.exists() and read_json(file) == identity:
+            return
+        self.forget(job)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, identity)
+
+    def forget(self, job: Job) -> None:
+        """Remove what an unfinished job resumes from."""
+        for pattern in LEFT_BEHIND.get(job.kind, ()):
+            for path in self.folder(job).glob(pattern):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def failure(self, job: Job) -> Path:
         """A file with the error that ended a job, where there is one."""

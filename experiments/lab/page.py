@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments.lab.entries import DECODED, SHIPPED, TRAINED, UNTRAINED, Entry
-from experiments.lab.jobs import FIRST_NODES, SEEDS
+from experiments.lab.jobs import FIRST_NODES, SEEDS, all_jobs
 from experiments.lab.lab import Lab
 from experiments.lab.terms import NODES, Terms
 from experiments.prompts import HELD_OUT, TRAINING
-from jaxspec.files import read_json, writable, write_atomically
+from jaxspec.files import writable, write_atomically
 from jaxspec.markdown import table
 from jaxspec.training.evaluate import top
 
@@ -25,6 +25,7 @@ _APART = 0.03  # of a live check from its replay
 _FIXED = NODES[-1]
 _SMALL = f"alone-{FIRST_NODES}-small"
 _TERMS = Terms()
+Find = Callable[[str], dict[str, Any] | None]  # a job's row by its name, if it is done
 
 _INTRO = """\
 # Leaderboard
@@ -85,6 +86,12 @@ class Row:
     trainings: Sequence[Mapping[str, Any]]
     live: Mapping[str, Any] | None
 
+    @property
+    def accuracy(self) -> Sequence[Sequence[float]] | None:
+        """[M][K] of the first seed: by its recordings, or of what only predicts by its training's evaluation."""
+        found = self.scores[0] if self.scores else self.trainings[0]["result"]
+        return found.get("accuracy")
+
     def has(self, label: str) -> bool:
         """Whether it was drafted so."""
         return label in self.scores[0]["drafts"]
@@ -121,32 +128,31 @@ def half_width(resampled: np.ndarray, spread: float, seeds: Sequence[int]) -> fl
 
 
 def write_page(lab: Lab, docs: Path, own: Sequence[Entry] = ()) -> Path:
-    """Write leaderboard.md. Returns the file."""
-    file = writable(docs) / "leaderboard.md"
-    entries = [_row(lab, entry, entry.name) for entry in (*own, *TRAINED, *UNTRAINED)]
-    shipped = [_row(lab, entry, f"shipped/{entry.name}") for entry in TRAINED if entry.name in SHIPPED]
-    parts = [_INTRO, *_tables([row for row in entries if row]), *_shipped([row for row in shipped if row]), _HOW]
+    """Write leaderboard.md. Returns the file. Raises UserError for results of other terms or settings."""
+    file, jobs = writable(docs) / "leaderboard.md", {job.name: job for job in all_jobs(own)}
+
+    def found(name: str) -> dict[str, Any] | None:
+        return lab.row(name) if name in jobs and lab.is_done(jobs[name]) else None
+
+    entries = [_row(found, entry, entry.name) for entry in (*own, *TRAINED, *UNTRAINED)]
+    shipped = [_row(found, entry, f"shipped/{entry.name}") for entry in TRAINED if entry.name in SHIPPED]
+    parts = [_INTRO, *_tables(entries), *_shipped([row for row in shipped if row.scores]), _HOW]
     write_atomically(file, "\n".join(parts).encode())
     return file
 
 
-def _row(lab: Lab, entry: Entry, prefix: str) -> Row | None:
-    """What is known of an entry; None where it has no score."""
-
-    def found(name: str) -> dict[str, Any] | None:
-        file = lab.file(name)
-        return read_json(file) if file.exists() else None
-
+def _row(found: Find, entry: Entry, prefix: str) -> Row:
+    """What is known of an entry."""
     seeds = [f"{prefix}/seed-{seed}" for seed in SEEDS] if entry.rate and prefix == entry.name else [prefix]
     scores = [score["result"] for seed in seeds if (score := found(f"{seed}/score"))]
     if entry.name in DECODED and prefix == entry.name:
         scores = _decoded(found, prefix)
     trainings = [row for seed in seeds if (row := found(f"{seed}/train"))]
     live = found(f"{seeds[0]}/live")
-    return Row(entry.name, scores, trainings, live and live["result"]) if scores else None
+    return Row(entry.name, scores, trainings, live and live["result"])
 
 
-def _decoded(found: Any, prefix: str) -> list[dict[str, Any]]:
+def _decoded(found: Find, prefix: str) -> list[dict[str, Any]]:
     """Answers that were decoded, in the form of a score; nothing where not all of them were."""
     drafts, tokens = {}, []
     for part in ("alone", "joined"):
@@ -160,11 +166,11 @@ def _decoded(found: Any, prefix: str) -> list[dict[str, Any]]:
 
 
 def _tables(rows: Sequence[Row]) -> list[str]:
-    if not rows:
-        return ["## Nothing is scored yet\n\nThe first score makes the tables.\n"]
     label = f"alone-{FIRST_NODES}"
-    ranked = sorted(rows, key=lambda row: -row.value(label))
-    trained = [row for row in ranked if row.trainings]
+    ranked = sorted((row for row in rows if row.scores), key=lambda row: -row.value(label))
+    if not ranked:
+        return ["## Nothing is scored yet\n\nThe first score makes the tables.\n"]
+    trained = [row for row in rows if row.trainings]
     return [
         _section(
             "Tokens per step",
@@ -181,9 +187,9 @@ def _tables(rows: Sequence[Row]) -> list[str]:
             "that comes, of seed 0. Where candidates depend on those before them: given that these are right.",
             ["method", "top-1 by distance", "top-5", "top-10"],
             [
-                [f"`{row.name}`", *(_tops(row.scores[0]["accuracy"], k) for k in (1, 5, 10))]
-                for row in ranked
-                if "accuracy" in row.scores[0]
+                [f"`{row.name}`", *(_tops(row.accuracy, k) for k in (1, 5, 10))]
+                for row in (*ranked, *(row for row in trained if not row.scores))
+                if row.accuracy
             ],
         ),
         _section(
@@ -241,7 +247,8 @@ def _ahead(row: Row, after: Row | None, rows: Sequence[Row]) -> str:
     if after is None:
         return ""
     paired = row.scores[0]["tokens"] == after.scores[0]["tokens"]
-    difference = row.resampled(label) - (after.resampled(label) if paired else after.resampled(label)[::-1])
+    others = after.resampled(label)
+    difference = row.resampled(label) - (others if paired else others[::-1])  # of other answers: independent draws
     width = half_width(difference, spread_of_seeds(rows, label), [len(row.scores), len(after.scores)])
     return "yes" if row.value(label) - after.value(label) > width else "no"
 

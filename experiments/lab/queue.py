@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fnmatch
 import functools
 import math
@@ -19,7 +20,6 @@ from experiments.lab import checks, scoring, timings, training
 from experiments.lab.jobs import Job
 from experiments.lab.lab import Lab
 from jaxspec.errors import UserError, first_line, suggest
-from jaxspec.files import read_json
 from jaxspec.machine import device_name, make_room_for_programs
 from jaxspec.versions import code_version
 
@@ -47,7 +47,9 @@ _USUAL = {
     **{"equality": 120, "steps": 240, "drafter": 240, "program": 240, "race": 300},
 }
 _TRAINED = ("rates", "train", "variant")
+_TIMING = 120.0  # seconds that must be left to time a training
 _PAUSE = 1.0  # seconds between two looks at what other processes have finished
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 @dataclasses.dataclass
@@ -64,20 +66,22 @@ class Queue:
     jobs: Sequence[Job]
     chosen: Sequence[Job]
 
+    @functools.cached_property
+    def _by_name(self) -> dict[str, Job]:
+        return {job.name: job for job in self.jobs}
+
     def state(self, job: Job) -> State:
         """Where a job stands. One whose adapter or recording is lost is not done as long as others need that."""
+        state = self._own_state(job)
+        return "running" if state in ("ready", "failed") and self.lab.is_running(job) else state
+
+    def _own_state(self, job: Job) -> State:
+        """Likewise, whoever may be running it."""
         if self.is_finished(job):
             return "done"
         if self.lab.failure(job).exists():
             return "failed"
-        if self.lab.is_running(job):
-            return "running"
-        ready = all(self.state(self._by_name[name]) == "done" for name in job.needs)
-        return "ready" if ready else "waiting"
-
-    @functools.cached_property
-    def _by_name(self) -> dict[str, Job]:
-        return {job.name: job for job in self.jobs}
+        return "ready" if all(self.is_finished(self._by_name[name]) for name in job.needs) else "waiting"
 
     def is_finished(self, job: Job) -> bool:
         """Whether its result is there, and what others still need of it."""
@@ -88,7 +92,9 @@ class Queue:
         made = ARTIFACTS.get(job.kind)
         if made is None or made(self.lab, job).exists():
             return False
-        return any(job.name in other.needs and not self.lab.is_done(other) for other in self.chosen)
+        return any(job.name in other.needs and not self.is_finished(other) for other in self.chosen)
+
+    # How long jobs take
 
     def usual(self, job: Job) -> float:
         """Seconds that it takes by what is known without timing anything."""
@@ -96,76 +102,85 @@ class Queue:
         return _USUAL[job.kind] if known is None else known
 
     def seconds(self, job: Job) -> float | None:
-        """What such a job took on this device; None where none is known."""
-        found = {}
-        for other in self.jobs:
-            file = self.lab.file(other.name)
-            if other.kind == job.kind and file.exists():
-                row = read_json(file)
-                if row.get("device") == device_name():
-                    found[other] = row["seconds"]
-        alike = [s for other, s in found.items() if other.entry == job.entry and other.settings == job.settings]
-        return max(alike or found.values(), default=None)
-
-    def expected(self, job: Job) -> float:
-        """Seconds that it will presumably take; a training is timed for it where none is known."""
-        if self.seconds(job) is None and job.kind in _TRAINED:
-            return training.seconds_of_updates(self.lab, job)
-        return self.usual(job)
-
-    def run(self, minutes: float, say: Callable[[str], None]) -> int:
-        """Work off the chosen jobs. Returns how many were finished.
-
-        Args:
-          minutes: begin nothing that would not end within so many; 0: no limit.
-          say: is told what happens.
-        """
-        end = time.monotonic() + 60 * minutes if minutes else math.inf
-        done, left_out = 0, set()
-        while True:
-            states = {job: self.state(job) for job in self.chosen if job not in left_out}
-            ready = [job for job, state in states.items() if state == "ready"]
-            if not ready and not self._others_work(states):
-                return done
-            for job in ready:
-                with self.lab.claimed(job) as free:
-                    if not free or self.is_finished(job):
-                        continue
-                    if self._fits(job, end, say):
-                        done += self._attempt(job, say)
-                        break
-                    left_out.add(job)
-            else:
-                time.sleep(_PAUSE)
+        """What such a job took on this device: the same of the same entry, of another one, or of the kind."""
+        known = [other for other in self.jobs if other.kind == job.kind and self.lab.file(other.name).exists()]
+        rows = {other: self.lab.row(other.name) for other in known}
+        here = {other: row["seconds"] for other, row in rows.items() if row["device"] == device_name()}
+        alike = {other: seconds for other, seconds in here.items() if other.settings == job.settings}
+        same = {other: seconds for other, seconds in alike.items() if other.entry == job.entry}
+        return max((same or alike or here).values(), default=None)
 
     def _fits(self, job: Job, end: float, say: Callable[[str], None]) -> bool:
-        if end == math.inf or (takes := self.expected(job)) <= end - time.monotonic():
+        """Whether a job would end in time; a training of which none is known here is timed, if time is left for it."""
+        left = end - time.monotonic()
+        if left == math.inf:
+            return True
+        if self.seconds(job) is None and job.kind in _TRAINED and left > _TIMING:
+            takes = training.seconds_of_updates(self.lab, job)
+        else:
+            takes = self.usual(job)
+        if takes <= end - time.monotonic():
             return True
         say(f"{job.name}: not begun, it takes some {takes:.0f} s")
         return False
 
-    def _others_work(self, states: Mapping[Job, State]) -> bool:
-        """Whether other processes run jobs that chosen ones wait for."""
-        running = {job.name for job in self.jobs if self.state(job) == "running"}
-        return any(state == "waiting" and self._depends(job, running) for job, state in states.items())
+    # Working
 
-    def _depends(self, job: Job, names: set[str]) -> bool:
-        return any(need in names or self._depends(self._by_name[need], names) for need in job.needs)
+    def run(self, end: float, say: Callable[[str], None]) -> int:
+        """Work off the chosen jobs. Returns how many were finished.
+
+        While others run jobs that chosen ones wait for, this waits, too.
+
+        Args:
+          end: begin nothing that would not end by then, in seconds of `time.monotonic`; math.inf: no limit.
+          say: is told what happens.
+        """
+        done, left_out, looked = 0, set(), 0
+        while True:
+            states = {job: self._own_state(job) for job in self.chosen if job not in left_out}
+            ready = [job for job, state in states.items() if state == "ready"]
+            began = False
+            for job in ready:
+                with self.lab.claimed(job) as free:
+                    if not free or self.is_finished(job):
+                        continue
+                    began = self._fits(job, end, say)
+                    if began:
+                        done += self._attempt(job, say)
+                        break
+                    left_out.add(job)
+            looked = 0 if began else looked + 1
+            waits = any(state == "waiting" and self._is_coming(job) for job, state in states.items())
+            # one look may have met another process that only looked, too
+            if time.monotonic() >= end or (not began and looked > 1 and not waits):
+                return done
+            if not began:
+                time.sleep(_PAUSE)
+
+    def _is_coming(self, job: Job) -> bool:
+        """Whether another process runs what a job waits for."""
+        needs = [self._by_name[name] for name in job.needs]
+        return any(self.lab.is_running(need) or self._is_coming(need) for need in needs if not self.is_finished(need))
 
     def _attempt(self, job: Job, say: Callable[[str], None]) -> bool:
         """Run a job that this process has claimed. Returns whether it was finished."""
         say(f"{job.name}: begins ({job.decides})")
         began = time.monotonic()
         try:
+            self.lab.prepare(job)
             found = KINDS[job.kind](self.lab, job)
-        except OSError:  # a full disk, which fails every other job too
-            raise
-        except Exception as error:  # one job that fails must not end the others
+        except Exception as error:  # one job that fails must not end the others, but for want of room all would
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                raise
             self._note_failure(job, error, say)
             return False
-        measured, seconds = found.pop("measured", {}), round(time.monotonic() - began, 1)
+        measured = found.pop("measured", {})
+        # of a training that was resumed, no less than its updates took
+        seconds = round(max(time.monotonic() - began, measured.get("training_seconds", 0)), 1)
         row = {"result": found, "measured": measured, "seconds": seconds, "device": device_name()}
         self.lab.write(job, row | {"jax": jax.__version__, "code": code_version()})
+        if job.kind in _TRAINED:
+            training.tidy(self.lab, job)
         say(f"{job.name}: done in {seconds:.0f} s")
         make_room_for_programs()
         return True
@@ -197,7 +212,12 @@ def choose(jobs: Sequence[Job], patterns: Sequence[str], alone: bool | None, acc
             raise UserError(f"no job matches {pattern!r}{suggest(pattern, known)}; list shows them all")
         found |= set(names)
     chosen = [job for job in jobs if job.name in found]
-    return [job for job in chosen if alone in (None, job.alone) and (accelerator or not job.accelerator)]
+    runs = [job for job in chosen if alone in (None, job.alone) and (accelerator or not job.accelerator)]
+    if chosen and not runs:
+        timed, large = sum(job.alone != alone for job in chosen), sum(job.accelerator for job in chosen)
+        other = "is there only for --alone" if not alone else "is there only without --alone"
+        raise UserError(f"none of the {len(chosen)} jobs can run here: {timed} {other}, {large} need an accelerator")
+    return runs
 
 
 def show(line: str) -> None:

@@ -64,10 +64,12 @@ def recording_file(lab: Lab, job: Job, name: str) -> Path:
 
 
 def drafter_of(lab: Lab, job: Job, vocabulary: int) -> Drafter:
-    """The method, and beside it prompt lookup unless that is the method."""
+    """The method, and beside it prompt lookup unless that is the method.
+
+    Its adapter is the one that a job before has trained, or without such a job the one that ships.
+    """
     names = list(dict.fromkeys([job.entry.method.name, PromptLookup.name]))
-    adapter = lab.folder(job) / "adapter"
-    drafter = load_drafter(names, lab.model, adapter if adapter.exists() else None)
+    drafter = load_drafter(names, lab.model, lab.folder(job) / "adapter" if job.needs else None)
     trained = any(source.trained for source in drafter.sources)
     return drafter.with_tree(None, vocabulary) if trained else drafter
 

@@ -7,16 +7,16 @@ import functools
 import gzip
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-from flax.traverse_util import flatten_dict
 
 from experiments.prompts import HELD_OUT, held_out_prompts, prompts_digest, training_prompts
 from jaxspec.config import DataConfig
 from jaxspec.errors import UserError, differences
-from jaxspec.files import alone_in, read_json, write_atomically, write_json
+from jaxspec.files import locked, read_json, write_atomically
 from jaxspec.training.data import Answer, cache_file, prepare_answers
 from jaxspec.training.examples import select_prompts
 from jaxspec.weights.load import DEFAULT_MODEL, Model
@@ -76,9 +76,10 @@ def write_prompts(terms: Terms, work: Path) -> Data:
     """Write the prompts into the work folder. Returns where the text comes from."""
     files = {}
     for name, prompts in (("training", training_prompts()), ("held_out", held_out_prompts())):
-        files[name] = str(work / f"{name}.jsonl")
-        lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
-        write_atomically(Path(files[name]), lines.encode())
+        file, lines = work / f"{name}.jsonl", "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+        files[name] = str(file)
+        if not file.exists() or file.read_text() != lines:
+            write_atomically(file, lines.encode())
     limits = {"max_prompt_tokens": terms.prompt_tokens, "max_answer_tokens": terms.answer_tokens}
     together = 32 if jax.default_backend() == "cpu" else 256
     shared = {"cache": str(work / "answers"), "held_out_tokens": terms.answer_tokens, "batch_size": together} | limits
@@ -92,24 +93,23 @@ def _selected(model: Model, data: DataConfig) -> list:
 
 
 def answers_of(model: Model, data: DataConfig) -> tuple[list[Answer], list[Answer]]:
-    """Held-out and training answers of a base: the shipped ones, those of the work folder, or made now."""
-    _place_shipped(model, data)
-    return prepare_answers(model, data, _selected(model, data))
+    """Held-out and training answers of a base: the shipped ones, those of the work folder, or made now.
+
+    Of several processes one makes them, and the others wait.
+    """
+    file = cache_file(model, data, data.max_answer_tokens)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with locked(file.with_name(f".{file.stem}.making")):
+        shipped = SHIPPED_ANSWERS / f"{file.stem}.jsonl.gz"
+        if shipped.exists() and not file.exists():
+            write_atomically(file, gzip.decompress(shipped.read_bytes()))
+        return prepare_answers(model, data, _selected(model, data))
 
 
 def scored_texts(model: Model, data: Data) -> list[tuple[list[int], list[int]]]:
     """Prompts and answers that are scored, those of one token left out: no step follows it."""
     _, answers = answers_of(model, data.scoring)
     return [(a.prompt_tokens, a.answer_tokens) for a in answers if len(a.answer_tokens) > 1]
-
-
-def _place_shipped(model: Model, data: DataConfig) -> None:
-    """Put the answers that ship into the work folder, if they are this base's and nothing is there yet."""
-    file = cache_file(model, data, data.max_answer_tokens)
-    shipped = SHIPPED_ANSWERS / f"{file.stem}.jsonl.gz"
-    if shipped.exists() and not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, gzip.decompress(shipped.read_bytes()))
 
 
 def describe_terms(terms: Terms, model: Model, data: Data) -> dict[str, Any]:
@@ -122,13 +122,11 @@ def describe_terms(terms: Terms, model: Model, data: Data) -> dict[str, Any]:
     return dataclasses.asdict(terms) | base | digests
 
 
-def check_terms(results: Path, terms: dict[str, Any]) -> None:
-    """Write the terms into a folder of results. Raises UserError where its results have other ones."""
+def check_terms(results: Path, terms: Mapping[str, Any]) -> None:
+    """Raise UserError where a folder of results has other terms, as far as they are given."""
     file = results / "terms.json"
-    with alone_in(results):
-        if not file.exists():
-            write_json(file, terms)
-    if changed := differences(flatten_dict(read_json(file), sep="."), flatten_dict(terms, sep=".")):
+    held = read_json(file) if file.exists() else {}
+    if changed := differences({name: held[name] for name in terms if name in held}, terms if held else {}):
         raise UserError(f"{results} holds results of other terms ({'; '.join(changed)}); give another --results")
 
 

@@ -28,7 +28,7 @@ from jaxspec.machine import Stopwatch
 from jaxspec.progress import Progress
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.evaluate import evaluate
-from jaxspec.training.run_config import RunConfig, describe, training_settings
+from jaxspec.training.run_config import RunConfig
 from jaxspec.training.step import UpdateSettings, first_state, train_step
 from jaxspec.training.trainer import Diverged, Trainer
 from jaxspec.tuning.memory import forget_peak, peak_memory
@@ -53,67 +53,68 @@ def run_of(terms: Terms, data: Data, entry: Entry, seed: int, rate: float, updat
     return RunConfig(terms.model, entry.method, f"sparse:{NODES[-1]}", 0, data.training, train)
 
 
-def recipe_of(terms: Terms, data: Data, entry: Entry, seed: int, updates: int) -> dict[str, Any]:
-    """What the weights depend on besides the learning rate, for a job's identity."""
-    recipe = training_settings(describe(run_of(terms, data, entry, seed, entry.rate, updates)))["train"]
-    return recipe | {"learning_rate": entry.rate}
-
-
 def try_rates(lab: Lab, job: Job) -> dict[str, Any]:
     """The learning rate that does best in a short training: the middle one, a third, three times, and one further out.
 
     Raises:
-      UserError: this device computes something else.
+      UserError: none of them gives finite losses, or this device computes something else than a CPU.
 
     Returns:
       `rates`, by the rate the tokens per step to expect of a fixed tree, 0 where it diverged; and `learning_rate`.
     """
-    check_device(lab, job)
     file = lab.folder(job) / "rates.json"
     found = read_json(file) if file.exists() else {}
+    file.parent.mkdir(parents=True, exist_ok=True)
     waiting = [job.entry.rate * factor for factor in _FACTORS]
     while waiting:
         for rate in (f"{rate:.2g}" for rate in waiting):
             if rate not in found:
-                found[rate] = _try_rate(lab, job, float(rate), lab.folder(job) / f"rate-{rate}")
+                found[rate] = _try_rate(lab, job, float(rate), file.with_name(f"rate-{rate}"))
                 write_json(file, found)
         waiting = further_out(found) if len(found) < _MOST_RATES else []
     best = max(found, key=found.get)
+    if not found[best]:
+        raise UserError(f"{job.entry.name} diverges with every learning rate tried: {', '.join(found)}")
     return {"rates": found, "learning_rate": float(best)}
 
 
-def further_out(found: dict[str, float]) -> list[float]:
-    """The next rate beyond the best one, if that is the lowest or the highest."""
+def further_out(found: Mapping[str, float]) -> list[float]:
+    """The next rate beyond the best one, if that is the lowest or the highest; a lower one where all diverged."""
     rates = sorted(found, key=float)
-    best = max(found, key=found.get)
-    if not found[best] or best not in (rates[0], rates[-1]):
-        return []
-    return [float(best) / 3 if best == rates[0] else float(best) * 3]
+    best = max(found, key=found.get) if any(found.values()) else rates[0]
+    if best == rates[0]:
+        return [float(best) / 3]
+    return [float(best) * 3] if best == rates[-1] else []
 
 
 def _try_rate(lab: Lab, job: Job, rate: float, folder: Path) -> float:
     run = run_of(lab.terms, lab.data, job.entry, job.seed, rate, lab.terms.trial_updates)
     try:
-        accuracy = np.array(_trained(lab, run, folder).info["accuracy"])
-        expected = round(sparse_tree(accuracy, _JUDGED).expected_tokens, 4)
+        accuracy = np.array(train_run(lab, run, folder).info["accuracy"])
     except Diverged as error:
         print(error, file=sys.stderr)
-        expected = 0.0
-    shutil.rmtree(folder)
-    return expected
+        return 0.0
+    return round(sparse_tree(accuracy, _JUDGED).expected_tokens, 4)
 
 
 def train(lab: Lab, job: Job) -> dict[str, Any]:
     """Train an entry with the learning rate that was chosen; the adapter stays in the work folder."""
-    rate = lab.result(f"{job.entry.name}/rates")["learning_rate"]
-    return _train(lab, job, rate)
+    [rates] = job.needs
+    return _train(lab, job, lab.result(rates)["learning_rate"])
 
 
 def train_variant(lab: Lab, job: Job) -> dict[str, Any]:
-    """Train a row of an ablation with the learning rate that its study gives; the adapter is not kept."""
-    found = _train(lab, job, job.entry.rate)
-    shutil.rmtree(lab.folder(job) / "adapter")
-    return found
+    """Train a row of an ablation with the learning rate that its study gives."""
+    return _train(lab, job, job.entry.rate)
+
+
+def tidy(lab: Lab, job: Job) -> None:
+    """Remove what a finished training has no more use for; of an entry the adapter stays."""
+    if job.kind == "train":
+        for leftover in ("checkpoints", "best"):
+            shutil.rmtree(lab.folder(job) / "adapter" / leftover, ignore_errors=True)
+    else:
+        lab.forget(job)
 
 
 def _train(lab: Lab, job: Job, rate: float) -> dict[str, Any]:
@@ -122,7 +123,7 @@ def _train(lab: Lab, job: Job, rate: float) -> dict[str, Any]:
     folder = lab.folder(job) / "adapter"
     forget_peak()
     with Stopwatch() as watch:
-        adapter = _trained(lab, run, folder)
+        adapter = train_run(lab, run, folder)
     found = {
         "learning_rate": rate,
         "updates": run.train.steps,
@@ -131,8 +132,6 @@ def _train(lab: Lab, job: Job, rate: float) -> dict[str, Any]:
         "accuracy": held_out_accuracy(lab, adapter),
     }
     found |= {name: adapter.info[name] for name in ("perplexity",) if name in adapter.info}
-    for leftover in ("checkpoints", "best"):
-        shutil.rmtree(folder / leftover, ignore_errors=True)
     seconds = update_seconds(folder)
     return found | {
         "measured": {
@@ -144,16 +143,52 @@ def _train(lab: Lab, job: Job, rate: float) -> dict[str, Any]:
     }
 
 
-def update_seconds(folder: Path) -> list[float]:
-    """Seconds of every update, from a run's log; a resumed run has logged some twice."""
-    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [*{row["step"]: row["seconds"] for row in rows if "seconds" in row}.values()]
-
-
-def _trained(lab: Lab, run: RunConfig, folder: Path) -> Adapter:
+def train_run(lab: Lab, run: RunConfig, folder: Path) -> Adapter:
     """The adapter of a run, which resumes where it stopped."""
     answers_of(lab.model, run.data)  # places those that ship
-    return Trainer(run, lab.model, folder, resume=(folder / "run.json").exists()).run()
+    resumes = (folder / "run.json").exists()
+    if not resumes:
+        shutil.rmtree(folder, ignore_errors=True)  # parts that a kill has left while they were removed
+    adapter = Trainer(run, lab.model, folder, resumes).run()
+    if jax.default_backend() != "cpu":
+        compare_updates(_logged(folder)[0], _first_update_on_cpu(lab, run))
+    return adapter
+
+
+def _logged(folder: Path) -> list[dict[str, Any]]:
+    """What a run's log says of its updates, in order; a resumed run has logged some twice."""
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [*{row["step"]: row for row in rows if "seconds" in row}.values()]
+
+
+def update_seconds(folder: Path) -> list[float]:
+    """Seconds of every update."""
+    return [row["seconds"] for row in _logged(folder)]
+
+
+def _first_update_on_cpu(lab: Lab, run: RunConfig) -> dict[str, float]:
+    """Loss and gradient norm of the first update of a run, computed by the CPU beside an accelerator."""
+    cpu, train = jax.devices("cpu")[0], run.train
+    _, answers = answers_of(lab.model, run.data)
+    with jax.default_device(cpu):
+        base = learning(jax.device_put(lab.model.base, cpu), run.method, None)
+        state = first_state(run.method, train, 0, base)
+        batch = jax.device_put(TrainingData(answers, train).batch(0), cpu)
+        _, metrics = train_step(run.method, UpdateSettings.of(train), 0, base, state, batch, np.float32(0))
+    return {name: float(metrics[name]) for name in ("loss", "gradient_norm")}
+
+
+def compare_updates(found: Mapping[str, float], expected: Mapping[str, float]) -> None:
+    """Raise UserError where figures of one update differ by more than rounding does.
+
+    A program can be compiled wrongly for a device, which a loss that falls does not show.
+    """
+    for name, value in expected.items():
+        if not abs(found[name] - value) <= _ROUNDING * abs(value):
+            raise UserError(
+                f"{jax.devices()[0].device_kind} computes the first update otherwise than the CPU beside it: {name} "
+                f"{found[name]:.4g}, not {value:.4g}; train this entry on another device, or with another JAX"
+            )
 
 
 def held_out_accuracy(lab: Lab, adapter: Adapter) -> list[list[float]]:
@@ -166,47 +201,23 @@ def held_out_accuracy(lab: Lab, adapter: Adapter) -> list[list[float]]:
     return np.round(accuracy.by_rank, 4).tolist()
 
 
-def check_device(lab: Lab, job: Job) -> None:
-    """Raise UserError where an accelerator computes the first update of an entry otherwise than the CPU beside it.
-
-    Programs for new devices can be compiled wrongly, which a loss that falls does not show.
-    """
-    if jax.default_backend() == "cpu":
-        return
-    run = run_of(lab.terms, lab.data, job.entry, job.seed, job.entry.rate, lab.terms.trial_updates)
-    _, answers = answers_of(lab.model, run.data)
-    batch, found = TrainingData(answers, run.train).batch(0), []
-    for device in (jax.devices()[0], jax.devices("cpu")[0]):
-        with jax.default_device(device):
-            base = learning(jax.device_put(lab.model.base, device), run.method, None)
-            state = first_state(run.method, run.train, 0, base)
-            _, metrics = train_step(
-                run.method, UpdateSettings.of(run.train), 0, base, state, jax.device_put(batch, device), 0.0
-            )
-        found.append({name: float(metrics[name]) for name in ("loss", "gradient_norm")})
-    compare_updates(*found)
-
-
-def compare_updates(found: Mapping[str, float], expected: Mapping[str, float]) -> None:
-    """Raise UserError where figures of one update differ by more than rounding does."""
-    for name, value in expected.items():
-        if not abs(found[name] - value) <= _ROUNDING * abs(value):
-            raise UserError(
-                f"{jax.devices()[0].device_kind} computes the first update otherwise than the CPU beside it: {name} "
-                f"{found[name]:.4g}, not {value:.4g}; train this entry on another device, or with another JAX"
-            )
-
-
 def seconds_of_updates(lab: Lab, job: Job) -> float:
-    """Seconds that a training would take on this device, by five updates of it."""
-    updates, folder = 5, lab.folder(job) / "timing"
-    shutil.rmtree(folder, ignore_errors=True)
-    run = run_of(lab.terms, lab.data, job.entry, job.seed, job.entry.rate, updates)
+    """Seconds that a training would take on this device, by five updates of it, compiled before.
+
+    An evaluated answer counts as a quarter of an update of four.
+    """
+    terms, timed = lab.terms, 5
+    run = run_of(terms, lab.data, job.entry, job.seed, job.entry.rate, terms.updates)
+    settings, base = UpdateSettings.of(run.train), learning(lab.model.base, run.method, None)
+    _, answers = answers_of(lab.model, run.data)
+    data, state = TrainingData(answers, run.train), first_state(run.method, run.train, 0, base)
     with Stopwatch() as watch:
-        _trained(lab, run, folder)
-    each = statistics.median(update_seconds(folder)[1:])
-    shutil.rmtree(folder)
-    trials = len(_FACTORS) + 1
-    total = trials * lab.terms.trial_updates if job.kind == "rates" else lab.terms.updates
-    around = max(watch.seconds - updates * each, 0.0) * (trials if job.kind == "rates" else 1)
-    return total * each + around + watch.compile_seconds
+        for step in range(timed + 1):
+            state, metrics = train_step(run.method, settings, 0, base, state, data.batch(step), np.float32(0))
+            jax.block_until_ready(metrics)
+    each = watch.seconds / (timed + 1)
+    if job.kind == "rates":
+        updates = (len(_FACTORS) + 1) * (terms.trial_updates + terms.validation / terms.sequences)
+    else:
+        updates = terms.updates + (terms.validation + terms.held_out) / terms.sequences
+    return updates * each + 3 * watch.compile_seconds  # the update, its start, and an evaluation

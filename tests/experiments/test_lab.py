@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+import time
 
 import jax
 import numpy as np
@@ -13,7 +15,7 @@ from experiments.lab.lab import Lab, identity_of, plain
 from experiments.lab.queue import KINDS, Queue, choose
 from experiments.lab.recordings import load_recordings, save_recordings
 from experiments.lab.terms import Terms
-from experiments.lab.training import check_device, compare_updates, further_out
+from experiments.lab.training import compare_updates, further_out, run_of, seconds_of_updates, train_run
 from jaxspec.drafting.adapter import Adapter
 from jaxspec.drafting.draft import Offer
 from jaxspec.drafting.drafter import Drafter
@@ -44,7 +46,7 @@ def lab(model, tmp_path, shared, monkeypatch):
 def worked_off(lab, jobs):
     """The results of jobs, by name."""
     said = []
-    done = Queue(lab, jobs, jobs).run(0, said.append)
+    done = Queue(lab, jobs, jobs).run(math.inf, said.append)
     assert done == len(jobs), said
     return {job.name: lab.result(job.name) for job in jobs}
 
@@ -112,9 +114,9 @@ def job(name, **settings):
     return Job(name, "nothing", "nothing at all", settings=settings, needs=needs)
 
 
-def work_off(lab, jobs, chosen=None, minutes=0.0):
+def work_off(lab, jobs, seconds=math.inf):
     said = []
-    return Queue(lab, jobs, chosen or jobs).run(minutes, said.append), said
+    return Queue(lab, jobs, jobs).run(time.monotonic() + seconds, said.append), said
 
 
 def test_a_job_waits_for_those_that_it_needs_and_none_runs_twice(lab, done):
@@ -151,10 +153,10 @@ def test_what_another_process_works_on_is_left_to_it(lab, done):
 
 def test_nothing_begins_that_would_not_end_in_time(lab, done, monkeypatch):
     jobs = [job("a"), job("b")]
-    count, said = work_off(lab, jobs, minutes=0.5)
+    count, said = work_off(lab, jobs, seconds=30)
     assert count == 0 and said == [f"{name}: not begun, it takes some 50 s" for name in "ab"]
     monkeypatch.setattr("experiments.lab.queue._USUAL", {"nothing": 20})
-    assert work_off(lab, jobs, minutes=0.5)[0] == 2  # the second by what the first has taken
+    assert work_off(lab, jobs, seconds=30)[0] == 2  # the second by what the first has taken
 
 
 def test_a_kill_leaves_a_job_to_be_done_again(lab, done):
@@ -173,11 +175,49 @@ def test_a_result_is_of_one_job(lab, done):
 def test_a_lost_recording_is_made_again_only_where_it_is_needed(lab, done, monkeypatch):
     monkeypatch.setattr("experiments.lab.queue.ARTIFACTS", {"nothing": lambda lab, job: lab.results / "made"})
     jobs = [job("a"), job("b", needs=("a",))]
-    lab.write(jobs[0], {"result": {}})
+    row = {"result": {}, "seconds": 1, "device": "this"}
+    lab.write(jobs[0], row)
     assert Queue(lab, jobs, jobs).state(jobs[0]) == "ready"
     assert Queue(lab, jobs, jobs[:1]).state(jobs[0]) == "done"
-    lab.write(jobs[1], {"result": {}})
-    assert Queue(lab, jobs, jobs).state(jobs[0]) == "done"
+    lab.write(jobs[1], row)
+    jobs.append(job("c", needs=("b",)))
+    assert [Queue(lab, jobs, jobs).state(j) for j in jobs] == ["ready", "waiting", "waiting"]  # b's is lost, too
+    monkeypatch.setattr("experiments.lab.queue.ARTIFACTS", {})
+    assert [Queue(lab, jobs, jobs).state(j) for j in jobs] == ["done", "done", "ready"]
+
+
+def test_a_result_that_was_made_from_an_older_one_is_made_again(lab, done):
+    jobs = [job("a"), job("b", needs=("a",))]
+    work_off(lab, jobs)
+    row = json.loads(lab.file("a").read_text())
+    lab.file("a").write_text(json.dumps(row | {"result": {"seed": 7}}))
+    assert work_off(lab, jobs)[0] == 1 and done == ["a", "b", "b"]
+
+
+def test_a_damaged_result_says_what_to_do(lab, done):
+    work_off(lab, [job("a")])
+    lab.file("a").write_text("{")
+    with pytest.raises(UserError, match=r"a.json: .*; remove the file, and run does the job again"):
+        work_off(lab, [job("a")])
+
+
+def test_time_ends_also_while_another_works_on_what_is_needed(lab, done):
+    jobs = [job("a"), job("b", needs=("a",))]
+    with lab.claimed(jobs[0]):
+        began = time.monotonic()
+        assert work_off(lab, jobs, seconds=1.5)[0] == 0
+        assert time.monotonic() - began < 10
+
+
+def test_what_an_unfinished_job_of_other_settings_left_is_removed(lab):
+    first, other = (Job("x/rates", "rates", "", Entry("ppd", PPD(), rate)) for rate in (0.1, 0.2))
+    for again in range(2):
+        lab.prepare(first)
+        assert (lab.folder(first) / "rates.json").exists() == bool(again)
+        (lab.folder(first) / "rates.json").write_text("{}")
+    (lab.folder(first) / "rate-0.1").mkdir()
+    lab.prepare(other)
+    assert [path.name for path in lab.folder(first).iterdir()] == [".rates.json"]
 
 
 def test_jobs_are_chosen_by_pattern_folder_and_machine():
@@ -189,6 +229,8 @@ def test_jobs_are_chosen_by_pattern_folder_and_machine():
     assert all(job.alone for job in choose(jobs, [], alone=True, accelerator=True))
     with pytest.raises(UserError, match=r"no job matches 'medsua' \(did you mean 'medusa'\?\); list shows them all"):
         choose(jobs, ["medsua"], alone=False, accelerator=False)
+    with pytest.raises(UserError, match=r"none of the \d+ jobs can run here: \d+ is there only for --alone, \d+ need"):
+        choose(jobs, ["device/steps"], alone=False, accelerator=False)
 
 
 def test_the_table_of_jobs_hangs_together():
@@ -204,15 +246,18 @@ def test_rates_go_on_beyond_an_edge():
     assert further_out({"0.01": 1.2, "0.03": 1.5, "0.0033": 1.1}) == [pytest.approx(0.09)]
     assert further_out({"0.01": 1.2, "0.03": 1.1, "0.0033": 1.3}) == [pytest.approx(0.0011)]
     assert further_out({"0.01": 1.6, "0.03": 1.5, "0.0033": 1.1}) == []
-    assert further_out({"0.01": 0.0, "0.03": 0.0, "0.0033": 0.0}) == []
+    assert further_out({"0.01": 0.0, "0.03": 0.0, "0.0033": 0.0}) == [pytest.approx(0.0011)]  # all diverged
 
 
 def test_results_of_other_terms_are_refused(lab):
     lab.check()
     lab.check()
-    other = Lab(lab.results, lab.work, dataclasses.replace(SMALL, updates=7))
     with pytest.raises(UserError, match=r"holds results of other terms \(updates 6, not 7\); give another --results"):
-        other.check()
+        Lab(lab.results, lab.work, dataclasses.replace(SMALL, updates=7))
+    held = json.loads((lab.results / "terms.json").read_text())
+    (lab.results / "terms.json").write_text(json.dumps(held | {"fingerprint": "another base"}))
+    with pytest.raises(UserError, match=r"other terms \(fingerprint 'another base', not "):
+        lab.check()
 
 
 def test_recordings_are_read_as_they_were_written(tmp_path, model):
@@ -240,12 +285,23 @@ def test_recordings_are_read_as_they_were_written(tmp_path, model):
         load_recordings(tmp_path / "offers.npz", model)
 
 
-def test_a_device_that_computes_something_else_is_refused(lab, monkeypatch):
-    """The CPU stands for both devices: the same figures pass, and others are named."""
+def test_a_device_that_computes_something_else_is_refused(lab, monkeypatch, tmp_path):
+    """The CPU stands for both devices: its own figures pass, and others are named."""
+    entry = Entry("ppd", PPD(), 1e-2)
+    run = run_of(SMALL, lab.data, entry, 0, 1e-2, 2)
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
-    check_device(lab, next(trained(Entry("ppd", PPD(), 1e-2), 0)))
-    compare_updates({"loss": 1.004, "gradient_norm": 3.0}, {"loss": 1.0, "gradient_norm": 3.0})
-    with pytest.raises(UserError, match=r"otherwise than the CPU beside it: loss 7.266, not 10.36"):
-        compare_updates({"loss": 7.266, "gradient_norm": 7.8}, {"loss": 10.36, "gradient_norm": 10.2})
+    train_run(lab, run, tmp_path / "run")
+    monkeypatch.setattr("experiments.lab.training._first_update_on_cpu", lambda *_: {"loss": 10.36})
+    with pytest.raises(UserError, match=r"otherwise than the CPU beside it: loss .*, not 10\.36"):
+        train_run(lab, run, tmp_path / "other")
     with pytest.raises(UserError, match=r"gradient_norm nan, not 10\.2"):
-        compare_updates({"loss": 10.36, "gradient_norm": float("nan")}, {"loss": 10.36, "gradient_norm": 10.2})
+        compare_updates({"gradient_norm": float("nan")}, {"gradient_norm": 10.2})
+
+
+def test_a_training_is_timed_without_compilation(lab, monkeypatch):
+    """Twice as many updates take longer by no more than those: what is compiled counts once."""
+    [rates, train] = list(trained(Entry("ppd", PPD(), 1e-2), 0))[:2]
+    short = seconds_of_updates(lab, train)
+    lab.terms = dataclasses.replace(SMALL, updates=1000)
+    assert 0 < short < 60 and seconds_of_updates(lab, train) < 200
+    assert seconds_of_updates(lab, rates) > 0

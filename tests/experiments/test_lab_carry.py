@@ -69,7 +69,7 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture
 def parts(home):
     """What is carried."""
-    pack(Pack("freeze.txt", "../parts", 0.03, ("adapters/small", "ppd/adapter"), python=PYTHON))
+    pack(Pack("freeze.txt", "../parts", 0.03, ("adapters/small", "ppd/adapter"), adapters=False, python=PYTHON))
     return home.parent / "parts"
 
 
@@ -204,9 +204,19 @@ def test_another_result_is_not_replaced_unasked(back, capsys):
     """The files are named, and none is put in place."""
     with pytest.raises(UserError, match=f"here with other content: {RESULT}; --replace takes what"):
         merge(Merge("../back"))
-    assert not Path("runs").exists()
+    assert not Path("runs/lab/ppd").exists()
     merge(Merge("../back", replace=True))
     assert Path(RESULT).read_text() == '{"loss": 2}' and Path("runs/lab/ppd/adapter/adapter.json").exists()
+
+
+def test_results_of_other_terms_are_not_mixed(back):
+    """Not even where they may replace others."""
+    content = json.loads((back / "collected.json").read_text()) | {"terms": {"updates": 500}}
+    (back / "collected.json").write_text(json.dumps(content))
+    write(Path("experiments/results/terms.json"), '{"updates": 100}')
+    with pytest.raises(UserError, match=r"holds results of other terms \(updates 100, not 500\)"):
+        merge(Merge("../back", replace=True))
+    assert Path(RESULT).read_text() == '{"loss": 1}'
 
 
 def test_damaged_archives_are_named(back):

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.lab.lab import Lab
+from experiments.lab.jobs import all_jobs
+from experiments.lab.lab import Lab, identity_of
 from experiments.lab.page import Row, half_width, spread_of_seeds, write_page
 
 
@@ -22,10 +23,12 @@ def lab(tmp_path):
     return Lab(tmp_path / "results", tmp_path / "work")
 
 
-def put(lab, name, result, **more):
+def put(lab, name, result):
+    """The result of one of the lab's jobs."""
+    [job] = [job for job in all_jobs() if job.name == name]
     file = lab.file(name)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"job": {}, "result": result} | more))
+    file.write_text(json.dumps({"job": identity_of(job), "result": result, "seconds": 1, "device": "this"}))
 
 
 def test_entries_are_ranked_and_what_is_ahead_is_said(lab, tmp_path):
