@@ -12,7 +12,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from jaxspec.config import TrainConfig
-from jaxspec.drafting.method import Stage
+from jaxspec.drafting.method import Method, Stage
 from jaxspec.methods import PPD, SPACE, Eagle, HiddenTransfer
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
@@ -68,25 +68,43 @@ def test_stages_share_the_warm_up():
     assert_rates(PPD(head="two_stage"), train, [*rates, *0.1 * rates])
 
 
-def test_updates_are_those_of_adamw():
-    """Whose schedule is a rate for each of them here."""
-    adamw = optax.adamw(lambda step: 0.1 / (1 + step), 0.8, 0.95, weight_decay=0.3)
-    settings = UpdateSettings.of(dataclasses.replace(TRAIN, weight_decay=0.3, beta1=0.8, beta2=0.95, clip=5.0))
-    ours = theirs = jnp.array([2.0, -1.0])
-    state, expected = settings.optimizer().init(ours), adamw.init(theirs)
-    for step, gradient in enumerate(jnp.array([[0.5, 3.0], [-2.0, 1.0], [0.3, -0.1]])):
-        update, state = settings.optimizer().update(gradient, state, ours)
-        ours -= 0.1 / (1 + step) * update
-        change, expected = adamw.update(gradient, expected, theirs)
-        theirs += change
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-
-
 def begin(method, train, base, count, stage=0):
     """The first state, and batches of so many random answers of one length."""
     rng = np.random.default_rng(0)
     answers = [Answer(rng.integers(0, 16, 4).tolist(), rng.integers(0, 16, 24).tolist()) for _ in range(count)]
     return first_state(method, train, stage, base), TrainingData(answers, train)
+
+
+@dataclasses.dataclass(frozen=True)
+class Squares(Method):
+    """A method whose gradients are known: of the sum of squares of what it trains."""
+
+    name = "squares"
+
+    def init(self, key, base):
+        return {"weights": jnp.array([2.0, -1.0])}
+
+    def loss(self, trainable, base, batch, stage=0):
+        return jnp.sum(trainable["weights"] ** 2), {}
+
+
+def test_updates_are_those_of_adamw(tiny):
+    """With weight decay and a clip that is active, and another rate for each of them."""
+    train = dataclasses.replace(TRAIN, weight_decay=0.3, beta1=0.8, beta2=0.95, clip=1.5)
+    state, data = begin(Squares(), train, tiny.base, 4)
+    adamw = optax.chain(
+        optax.clip_by_global_norm(1.5), optax.adamw(lambda step: 0.1 / (1 + step), 0.8, 0.95, weight_decay=0.3)
+    )
+    theirs = jax.tree.map(jnp.copy, state.trainable)
+    expected = adamw.init(theirs)
+    for step in range(4):
+        state, metrics = train_step(
+            Squares(), UpdateSettings.of(train), 0, tiny.base, state, data.batch(step), np.float32(0.1 / (1 + step))
+        )
+        assert metrics["gradient_norm"] > 1.5
+        change, expected = adamw.update({"weights": 2 * theirs["weights"]}, expected, theirs)
+        theirs = optax.apply_updates(theirs, change)
+        np.testing.assert_allclose(state.trainable["weights"], theirs["weights"], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
