@@ -136,7 +136,7 @@ def variants() -> Iterator[Job]:
             for label, training in study.rows.items():
                 if not isinstance(training, Training) or "seed" in training.settings:
                     continue
-                name = f"ablations/{study.name}/{label.replace('/', ' of ')}/seed-{seed}"
+                name = f"ablations/{study.name}/{label.replace('w/o', 'without')}/seed-{seed}"
                 entry = Entry(label, training.method, training.settings["learning_rate"])
                 yield Job(name, "variant", study.source, entry, seed, {"study": study.name, "label": label})
 

@@ -3,12 +3,16 @@
 import dataclasses
 import json
 import math
+import os
+import re
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from experiments.lab.__main__ import compile_quickly, main
 from experiments.lab.entries import Entry
 from experiments.lab.jobs import Job, all_jobs, scored, trained
 from experiments.lab.lab import Lab, identity_of, plain
@@ -22,7 +26,7 @@ from jaxspec.drafting.drafter import Drafter
 from jaxspec.drafting.source import Source
 from jaxspec.drafting.tree import from_paths
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, Hydra, Medusa, PromptLookup
+from jaxspec.methods import METHODS, PPD, Hydra, Medusa, PromptLookup
 from jaxspec.tuning.record import Recording
 
 SMALL = Terms(
@@ -305,3 +309,64 @@ def test_a_training_is_timed_without_compilation(lab, monkeypatch):
     lab.terms = dataclasses.replace(SMALL, updates=1000)
     assert 0 < short < 60 and seconds_of_updates(lab, train) < 200
     assert seconds_of_updates(lab, rates) > 0
+
+
+# The command
+
+
+def folders(tmp_path):
+    return ["--results", str(tmp_path / "results"), "--work", str(tmp_path / "work")]
+
+
+def test_the_list_shows_states_devices_and_seconds(tmp_path, capsys):
+    [offers] = [job for job in all_jobs() if job.name == "suffix/offers-all"]
+    lab = Lab(tmp_path / "results", tmp_path / "work")
+    lab.write(offers, {"result": {}, "seconds": 12.3, "device": "a laptop"})
+    main(["list", *folders(tmp_path), "--only", "suffix"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "| suffix/offers-all | offers | ready |  | some 240 | the leaderboard |" in lines  # its recording is lost
+    assert any(line.startswith("| suffix/score | score | waiting |") for line in lines) and lines[-1] == "0 of 3 done"
+    (lab.folder(offers) / "recording-all.npz").parent.mkdir(parents=True)
+    (lab.folder(offers) / "recording-all.npz").touch()
+    main(["list", *folders(tmp_path), "--only", "suffix"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "| suffix/offers-all | offers | done | a laptop | 12 | the leaderboard |" in lines
+    assert any(line.startswith("| suffix/score | score | ready |") for line in lines)
+
+
+def test_what_the_command_refuses(tmp_path):
+    with pytest.raises(UserError, match="no job matches 'suffx'"):
+        main(["run", *folders(tmp_path), "--only", "suffx"])
+    with pytest.raises(UserError, match="minutes must be at least 0"):
+        main(["run", *folders(tmp_path), "--minutes", "-1"])
+    (tmp_path / "mine.py").write_text("class Mine:\n    pass\n")
+    (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
+    (tmp_path / "ppd.py").write_text("import jaxspec.methods\nclass Other(jaxspec.methods.Suffix):\n    name = 'ppd'\n")
+    for word, message in {
+        "none.py:Mine": r"none.py:Mine: no such file; give FILE.py:CLASS",
+        "README.md:Mine": r"README.md: not a Python file",
+        f"{tmp_path}/mine.py:Mine": r"mine.py: holds no method 'Mine'",
+        f"{tmp_path}/broken.py:Mine": r"broken.py: cannot be run \(ModuleNotFoundError",
+        f"{tmp_path}/ppd.py:Other": r"there is a method 'ppd' already",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            main(["list", *folders(tmp_path), "--enter", word])
+
+
+def test_a_method_of_the_readers_own_gets_jobs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("experiments.lab.entries.METHODS", dict(METHODS))
+    page = Path("docs/adding-a-method.md").read_text()
+    (tmp_path / "bigram.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    main(["list", *folders(tmp_path), "--enter", f"{tmp_path}/bigram.py:Bigram", "--only", "bigram"])
+    assert "| bigram/offers-all | offers | ready |" in capsys.readouterr().out
+
+
+def test_products_of_triton_are_left_out_where_there_is_a_gpu(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    compile_quickly()
+    assert os.environ["XLA_FLAGS"] == "--xla_dump_to=x"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "jax_plugins")
+    for _ in range(2):
+        compile_quickly()
+        assert os.environ["XLA_FLAGS"] == "--xla_dump_to=x --xla_gpu_enable_triton_gemm=false"
