@@ -60,22 +60,25 @@ def try_rates(lab: Lab, job: Job) -> dict[str, Any]:
       UserError: none of them gives finite losses, or this device computes something else than a CPU.
 
     Returns:
-      `rates`, by the rate the tokens per step to expect of a fixed tree, 0 where it diverged; and `learning_rate`.
+      `rates`, by the rate the tokens per step to expect of a fixed tree, 0 where it diverged; `learning_rate`; and what
+      was `measured`.
     """
     file = lab.folder(job) / "rates.json"
     found = read_json(file) if file.exists() else {}
     file.parent.mkdir(parents=True, exist_ok=True)
     waiting = [job.entry.rate * factor for factor in _FACTORS]
-    while waiting:
-        for rate in (f"{rate:.2g}" for rate in waiting):
-            if rate not in found:
-                found[rate] = _try_rate(lab, job, float(rate), file.with_name(f"rate-{rate}"))
-                write_json(file, found)
-        waiting = further_out(found) if len(found) < _MOST_RATES else []
+    with Stopwatch() as watch:
+        while waiting:
+            for rate in (f"{rate:.2g}" for rate in waiting):
+                if rate not in found:
+                    found[rate] = _try_rate(lab, job, float(rate), file.with_name(f"rate-{rate}"))
+                    write_json(file, found)
+            waiting = further_out(found) if len(found) < _MOST_RATES else []
     best = max(found, key=found.get)
     if not found[best]:
         raise UserError(f"{job.entry.name} diverges with every learning rate tried: {', '.join(found)}")
-    return {"rates": found, "learning_rate": float(best)}
+    measured = {"compile_seconds": round(watch.compile_seconds, 1)}
+    return {"rates": found, "learning_rate": float(best), "measured": measured}
 
 
 def further_out(found: Mapping[str, float]) -> list[float]:
