@@ -22,10 +22,11 @@ from experiments.trainings import run_of, train_study
 from jaxspec import DataConfig, TrainConfig, UserError, load_model
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
+from jaxspec.drafters import load_drafter, open_adapter
 from jaxspec.errors import check_at_least, suggest
 from jaxspec.files import alone_in, read_json, writable, write_json
 from jaxspec.machine import device_name
-from jaxspec.methods import PPD, load_drafter, open_adapter
+from jaxspec.methods import PPD
 from jaxspec.training.data import prepare_answers
 from jaxspec.training.examples import select_prompts
 from jaxspec.training.run_config import RunConfig, check_config

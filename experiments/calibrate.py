@@ -12,8 +12,8 @@ import json
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.config import SamplingConfig
+from jaxspec.drafters import METHODS, load_drafter, ships
 from jaxspec.files import read_json, write_json
-from jaxspec.methods import METHODS, load_drafter, ships
 from jaxspec.training.calibration import IDENTITY
 from jaxspec.training.examples import unseen_prompts
 from jaxspec.tuning.calibrate import fit_calibration

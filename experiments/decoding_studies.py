@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from experiments.studies import DISTILLED, Conclusion, Entry, study
-from jaxspec.drafting.method import Method
-from jaxspec.drafting.tree import chain, efficient
+from jaxspec.decoding.method import Method
 from jaxspec.methods import PPD, BiTA, HiddenTransfer
+from jaxspec.trees import chain, efficient
 
 _NODES = (22, 35, 45, 64)
 _COMPARED = ("Medusa", "Hydra", "Hydra++", "Amphista")

@@ -8,8 +8,8 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafting.draft import PyTree
-from jaxspec.drafting.method import Batch, Method
+from jaxspec.decoding.draft import PyTree
+from jaxspec.decoding.method import Batch, Method
 from jaxspec.methods.losses import future_loss
 from jaxspec.model.base import Base
 from jaxspec.model.rows import read_layers

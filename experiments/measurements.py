@@ -17,12 +17,13 @@ from experiments.studies import Entry
 from jaxspec.bench.metrics import estimate
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance
-from jaxspec.decoding.generate import generate
-from jaxspec.drafting.adapter import Adapter
-from jaxspec.drafting.draft import PyTree
-from jaxspec.drafting.drafter import Drafter, make_drafter
-from jaxspec.drafting.method import Batch
-from jaxspec.methods import HiddenTransfer, load_adapter, load_drafter
+from jaxspec.decoding.draft import PyTree
+from jaxspec.decoding.method import Batch
+from jaxspec.drafters import load_adapter, load_drafter
+from jaxspec.drafters.adapter import Adapter
+from jaxspec.drafters.drafter import Drafter, make_drafter
+from jaxspec.generation.generate import generate
+from jaxspec.methods import HiddenTransfer
 from jaxspec.model.base import Base
 from jaxspec.model.rows import read_layers
 from jaxspec.progress import Progress

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.early_exit import EarlyExit
-from jaxspec.drafting.method import Method
-from jaxspec.drafting.tree import TreePlan
+from jaxspec.decoding.method import Method
 from jaxspec.methods import PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
+from jaxspec.trees import TreePlan
 
 
 @dataclasses.dataclass(frozen=True)

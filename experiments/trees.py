@@ -15,11 +15,11 @@ import numpy as np
 
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import run_main
-from jaxspec.drafting.tree import dynamic_sparse_tree, expected, random_tree, sparse_tree, stripped_tree
-from jaxspec.drafting.tree.plan import check_accuracy
 from jaxspec.errors import check_at_least
 from jaxspec.files import read_json, writable, write_atomically
 from jaxspec.plotting import picture
+from jaxspec.trees import dynamic_sparse_tree, expected, random_tree, sparse_tree, stripped_tree
+from jaxspec.trees.plan import check_accuracy
 
 STYLES = {"exact": "C0-", "stripped": "C1--", "full": "C2-", "random": "C3-"}
 

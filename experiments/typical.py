@@ -23,13 +23,13 @@ from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match, Typical
-from jaxspec.decoding.generate import Generation, generate
-from jaxspec.drafting.drafter import Drafter, autoregressive
+from jaxspec.drafters import load_drafter
+from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import read_json, writable, write_json
+from jaxspec.generation.generate import Generation, generate
 from jaxspec.machine import make_room_for_programs
 from jaxspec.markdown import table
-from jaxspec.methods import load_drafter
 from jaxspec.plotting import picture
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer

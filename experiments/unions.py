@@ -20,13 +20,13 @@ from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.cli.tune import unseen_by_all
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
+from jaxspec.decoding.draft import Draft
 from jaxspec.decoding.loop import decode, prefill, start
+from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.state import Decoding
-from jaxspec.drafting.draft import Draft
-from jaxspec.drafting.drafter import Drafter
-from jaxspec.drafting.sampling import make_sampler
+from jaxspec.drafters import load_drafter
+from jaxspec.drafters.drafter import Drafter
 from jaxspec.files import writable
-from jaxspec.methods import load_drafter
 from jaxspec.plotting import picture
 from jaxspec.tuning.record import record
 from jaxspec.tuning.replay import Replay, replay

@@ -12,13 +12,13 @@ from jaxspec.versions import check_versions
 check_versions()
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # its advice is to install PyTorch
 
+from jaxspec import trees as tree
 from jaxspec.config import DataConfig, ModelConfig, SamplingConfig, TrainConfig
 from jaxspec.decoding.acceptance import Match, Rejection, Typical
-from jaxspec.decoding.generate import Generation, generate, stream
-from jaxspec.drafting import tree
-from jaxspec.drafting.drafter import Drafter, autoregressive
+from jaxspec.drafters import load_drafter
+from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
-from jaxspec.methods import load_drafter
+from jaxspec.generation.generate import Generation, generate, stream
 from jaxspec.serving.engine import Engine, Limits
 from jaxspec.weights.load import Model, load_model
 

@@ -12,7 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 __version__ = "0.2.0"
-DECODING = ("decoding", "drafting", "methods", "model", "weights")  # packages that decide what decoding gives
+# Packages that decide what decoding gives.
+DECODING = ("decoding", "drafters", "generation", "methods", "model", "trees", "weights")
 OLDEST_PYTHON = (3, 11)
 TRIED = {"jax": ("0.10.2", "0.13"), "flax": ("0.12.8", "0.13")}
 _ADVICE = 'pip install "jax>={},<{}" "flax>={},<{}"'.format(*TRIED["jax"], *TRIED["flax"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxspec.methods import METHODS
+from jaxspec.drafters import METHODS
 from jaxspec.training.evaluate import top
 
 ROOT = Path(__file__).parents[1]

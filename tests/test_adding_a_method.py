@@ -8,9 +8,9 @@ import pytest
 from jaxspec import generate, load_drafter
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Rejection
-from jaxspec.drafting.drafter import autoregressive
+from jaxspec.drafters import METHODS
+from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
-from jaxspec.methods import METHODS
 from tests.helpers.tiny import make_prompts
 
 PAGE = Path("docs/adding-a-method.md")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.methods import METHODS
+from jaxspec.drafters import METHODS
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(f.relative_to(ROOT)) for f in ROOT.glob("docs/*.md"))]

@@ -8,7 +8,7 @@ import pytest
 
 from jaxspec import SamplingConfig, autoregressive, generate, load_drafter, load_model
 from jaxspec.cli import decode
-from jaxspec.decoding.divergence import NEAR_TIE, first_divergence
+from jaxspec.generation.divergence import NEAR_TIE, first_divergence
 from jaxspec.training.examples import read_prompts
 
 TOKENS = 40

@@ -12,12 +12,12 @@ import jax
 
 from jaxspec.bench.device_figures import of_one_size
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.divergence import NEAR_TIE, Divergence, first_divergence
-from jaxspec.decoding.generate import Generation, generate
-from jaxspec.drafting.drafter import Drafter, autoregressive
+from jaxspec.drafters import load_drafter
+from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError, first_line
+from jaxspec.generation.divergence import NEAR_TIE, Divergence, first_divergence
+from jaxspec.generation.generate import Generation, generate
 from jaxspec.machine import Stopwatch, device_name
-from jaxspec.methods import load_drafter
 from jaxspec.training.examples import read_prompts
 from jaxspec.tuning.race import Trial, race
 from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model

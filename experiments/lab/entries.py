@@ -11,10 +11,10 @@ from typing import Any
 
 from experiments.early_exit import EarlyExit
 from experiments.lab.terms import digest
-from jaxspec.drafting.method import Method
+from jaxspec.decoding.method import Method
+from jaxspec.drafters import METHODS
 from jaxspec.errors import UserError, first_line
 from jaxspec.methods import (
-    METHODS,
     PPD,
     SPACE,
     Amphista,

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.drafting.adapter import Adapter
-from jaxspec.drafting.draft import Offer
-from jaxspec.drafting.drafter import Drafter
-from jaxspec.drafting.source import Source
-from jaxspec.drafting.tree import from_paths
+from jaxspec.decoding.draft import Offer
+from jaxspec.drafters import METHODS
+from jaxspec.drafters.adapter import Adapter
+from jaxspec.drafters.drafter import Drafter
+from jaxspec.drafters.source import Source
 from jaxspec.errors import UserError, first_line
 from jaxspec.files import write_atomically
-from jaxspec.methods import METHODS
+from jaxspec.trees import from_paths
 from jaxspec.tuning.record import Recording
 from jaxspec.weights.load import Model
 

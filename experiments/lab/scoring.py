@@ -14,16 +14,17 @@ from experiments.lab.jobs import FIRST_NODES, Job
 from experiments.lab.lab import Lab
 from experiments.lab.recordings import load_recordings, save_recordings
 from experiments.lab.terms import NODES, scored_texts
-from jaxspec.decoding.generate import iterate
-from jaxspec.drafting.budget import Budget
-from jaxspec.drafting.drafter import Drafter, method_plan
-from jaxspec.drafting.method import Method
-from jaxspec.drafting.source import Source
-from jaxspec.drafting.tree import chain, medusa
-from jaxspec.drafting.tree.plan import plan_to_json
+from jaxspec.decoding.method import Method
+from jaxspec.drafters import load_drafter
+from jaxspec.drafters.budget import Budget
+from jaxspec.drafters.drafter import Drafter, method_plan
+from jaxspec.drafters.source import Source
 from jaxspec.errors import UserError
-from jaxspec.methods import PromptLookup, load_drafter
+from jaxspec.generation.generate import iterate
+from jaxspec.methods import PromptLookup
 from jaxspec.progress import Progress
+from jaxspec.trees import chain, medusa
+from jaxspec.trees.plan import plan_to_json
 from jaxspec.tuning.record import Recording, record
 from jaxspec.tuning.replay import replay
 from jaxspec.tuning.unions import with_sources

@@ -22,10 +22,10 @@ import jax
 
 from experiments.lab.checks import FAILURES, default_model, precision
 from jaxspec.bench.device_figures import shapes_of
-from jaxspec.drafting.drafter import Drafter, autoregressive
+from jaxspec.drafters import load_drafter
+from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError, first_line
 from jaxspec.machine import Stopwatch, device_name
-from jaxspec.methods import load_drafter
 from jaxspec.tuning.latency import STEPS, bare, step_times
 from jaxspec.tuning.memory import bandwidth, step_bytes
 from jaxspec.tuning.steps import random_model

@@ -18,10 +18,9 @@ from experiments.lab.jobs import Job
 from experiments.lab.lab import Lab
 from experiments.lab.terms import NODES, Data, Terms, answers_of
 from jaxspec.config import TrainConfig
-from jaxspec.drafting.adapter import Adapter
-from jaxspec.drafting.drafter import tuned
-from jaxspec.drafting.source import learning
-from jaxspec.drafting.tree import sparse_tree
+from jaxspec.drafters.adapter import Adapter
+from jaxspec.drafters.drafter import tuned
+from jaxspec.drafters.source import learning
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, write_json
 from jaxspec.machine import Stopwatch
@@ -31,6 +30,7 @@ from jaxspec.training.evaluate import evaluate
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.step import UpdateSettings, first_state, train_step
 from jaxspec.training.trainer import Diverged, Trainer
+from jaxspec.trees import sparse_tree
 from jaxspec.tuning.memory import forget_peak, peak_memory
 from jaxspec.weights.params import parameter_count
 

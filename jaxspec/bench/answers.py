@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.bench.questions import Question
-from jaxspec.decoding.divergence import Divergence
-from jaxspec.decoding.generate import Generation
 from jaxspec.errors import UserError
 from jaxspec.files import read_whole_lines, write_atomically
+from jaxspec.generation.divergence import Divergence
+from jaxspec.generation.generate import Generation
 
 Row = dict[str, Any]
 _FIELDS = ("question_id", "category", "choices", "data", "batch")

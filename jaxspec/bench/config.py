@@ -11,7 +11,7 @@ import tyro
 from jaxspec.bench.questions import MT_BENCH, Question
 from jaxspec.bench.runs import name_runs
 from jaxspec.config import MeshConfig, SamplingConfig
-from jaxspec.drafting.sampling import make_sampler
+from jaxspec.decoding.sampling import make_sampler
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.weights.load import DEFAULT_MODEL
 

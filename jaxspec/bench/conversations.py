@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from jaxspec.bench.config import BenchConfig
 from jaxspec.bench.questions import Question, group_of
 from jaxspec.bench.ways import Way
-from jaxspec.decoding.divergence import Divergence, first_divergence
-from jaxspec.decoding.generate import Generation
+from jaxspec.generation.divergence import Divergence, first_divergence
+from jaxspec.generation.generate import Generation
 
 
 def batches(questions: Sequence[Question], config: BenchConfig) -> Iterator[list[Question]]:

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ModelConfig, TrainConfig
-from jaxspec.decoding.divergence import first_divergence
-from jaxspec.decoding.generate import Generation, generate
-from jaxspec.decoding.job import buffer_sizes
 from jaxspec.decoding.loop import prefill
-from jaxspec.drafting.drafter import Drafter, autoregressive
-from jaxspec.drafting.method import Method
+from jaxspec.decoding.method import Method
+from jaxspec.drafters import METHODS, load_drafter
+from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
-from jaxspec.methods import METHODS, load_drafter
+from jaxspec.generation.divergence import first_divergence
+from jaxspec.generation.generate import Generation, generate
+from jaxspec.generation.job import buffer_sizes
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.training.batches import make_batch

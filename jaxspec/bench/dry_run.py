@@ -14,15 +14,14 @@ from jax.stages import Lowered
 from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, readable
 from jaxspec.config import MeshConfig, ModelConfig, SamplingConfig
 from jaxspec.decoding.acceptance import Match
-from jaxspec.decoding.job import bucket, cache_capacity
+from jaxspec.decoding.drafter import DeviceDrafter
 from jaxspec.decoding.loop import decode, prefill, start
+from jaxspec.decoding.method import Batch
+from jaxspec.decoding.sampling import make_sampler
+from jaxspec.decoding.shape import StaticTree
+from jaxspec.decoding.source import DeviceSource
 from jaxspec.decoding.state import DecodeState, Decoding, state_names
-from jaxspec.drafting.drafter import DeviceDrafter
-from jaxspec.drafting.method import Batch
-from jaxspec.drafting.sampling import make_sampler
-from jaxspec.drafting.shape import StaticTree
-from jaxspec.drafting.source import DeviceSource
-from jaxspec.drafting.tree import TreePlan, from_paths
+from jaxspec.generation.job import bucket, cache_capacity
 from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.decoder import Decoder, abstract_params
 from jaxspec.parallel.chips import Chip
@@ -37,6 +36,7 @@ from jaxspec.parallel.sharding import (
 from jaxspec.training.checkpoints import state_shardings
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.step import UpdateSettings, first_state, pass_size, train_step
+from jaxspec.trees import TreePlan, from_paths
 from jaxspec.weights.load import weights_dtype
 from jaxspec.weights.params import parameter_count
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxspec.drafting.drafter import Drafter
+from jaxspec.drafters.drafter import Drafter
 from jaxspec.markdown import table
 from jaxspec.tuning.latency import bare, step_times
 from jaxspec.weights.load import Model

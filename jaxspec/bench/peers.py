@@ -19,8 +19,8 @@ import jax
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.generate import Generation
 from jaxspec.errors import UserError, first_line
+from jaxspec.generation.generate import Generation
 from jaxspec.weights.load import Model, save_model
 
 PEERS: dict[str, dict[str, Any]] = {"hf_greedy": {}, "hf_prompt_lookup": {"prompt_lookup_num_tokens": 10}}

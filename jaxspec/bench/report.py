@@ -16,8 +16,8 @@ from jaxspec.bench.questions import MT_BENCH
 from jaxspec.bench.results import ALL, Results, compared, control_of, reference_of, summary_of
 from jaxspec.bench.runs import REFERENCE
 from jaxspec.config import command_line
-from jaxspec.decoding.divergence import NEAR_TIE
 from jaxspec.files import write_atomically, write_json
+from jaxspec.generation.divergence import NEAR_TIE
 from jaxspec.markdown import table
 
 CLOSE_SPEED = 0.03  # ratios of speeds this close to 1 are none: what autoregressive decoding against itself may come to

@@ -10,10 +10,10 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 
-from jaxspec.drafting.drafter import Drafter
+from jaxspec.drafters import METHODS, load_drafter, method_names
+from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError, suggest
 from jaxspec.files import known_as
-from jaxspec.methods import METHODS, load_drafter, method_names
 from jaxspec.weights.load import Model
 
 REFERENCE = "autoregressive"

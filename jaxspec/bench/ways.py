@@ -14,12 +14,12 @@ from jaxspec.bench.peers import Peer, library, load_peers
 from jaxspec.bench.runs import REFERENCE, Run, name_runs
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Match
-from jaxspec.decoding.generate import Generation, generate
-from jaxspec.drafting.drafter import Drafter, autoregressive
-from jaxspec.drafting.tree import TreePlan
-from jaxspec.drafting.tree.plan import plan_to_json
+from jaxspec.drafters import METHODS, choose_tree, ships
+from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
-from jaxspec.methods import METHODS, choose_tree, ships
+from jaxspec.generation.generate import Generation, generate
+from jaxspec.trees import TreePlan
+from jaxspec.trees.plan import plan_to_json
 from jaxspec.weights.load import Model
 
 Prompts = Sequence[Sequence[int]]  # token ids

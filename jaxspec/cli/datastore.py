@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.cli.options import parse
-from jaxspec.drafting.adapter import WEIGHTS, Adapter, save_adapter
+from jaxspec.drafters.adapter import WEIGHTS, Adapter, save_adapter
 from jaxspec.errors import UserError
 from jaxspec.files import known_as, new_folder, read_text
 from jaxspec.methods.rest import Rest, build

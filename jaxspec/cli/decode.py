@@ -19,13 +19,13 @@ from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.cli.sides import Side
 from jaxspec.config import MeshConfig, SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance, Typical
-from jaxspec.decoding.divergence import first_divergence
-from jaxspec.decoding.generate import Generation
-from jaxspec.decoding.prompts import encode_prompts
-from jaxspec.drafting.drafter import Drafter, autoregressive, join_notes
-from jaxspec.drafting.sampling import make_sampler
+from jaxspec.decoding.sampling import make_sampler
+from jaxspec.drafters import as_chosen, tuned_choice
+from jaxspec.drafters.drafter import Drafter, autoregressive, join_notes
 from jaxspec.errors import UserError, check_at_least
-from jaxspec.methods import as_chosen, tuned_choice
+from jaxspec.generation.divergence import first_divergence
+from jaxspec.generation.generate import Generation
+from jaxspec.generation.prompts import encode_prompts
 from jaxspec.parallel.chips import absent_mesh
 from jaxspec.training.configs import load_config
 from jaxspec.training.examples import read_prompts

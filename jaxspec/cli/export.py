@@ -6,11 +6,11 @@ import dataclasses
 from pathlib import Path
 
 from jaxspec.cli.options import parse
-from jaxspec.drafting.adapter import Adapter, save_adapter
-from jaxspec.drafting.drafter import Drafter
+from jaxspec.drafters import load_drafter
+from jaxspec.drafters.adapter import Adapter, save_adapter
+from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError
 from jaxspec.files import new_folder
-from jaxspec.methods import load_drafter
 from jaxspec.weights.load import DEFAULT_MODEL, WEIGHT_DTYPES, Model, check_dtype, load_model, save_model
 from jaxspec.weights.params import params_fingerprint
 

@@ -14,9 +14,9 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import tyro
 
 from jaxspec.config import MeshConfig
-from jaxspec.drafting.drafter import Drafter
+from jaxspec.drafters import load_drafter
+from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError, suggest
-from jaxspec.methods import load_drafter
 from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
 
 T = TypeVar("T")

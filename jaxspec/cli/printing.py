@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from jaxspec.decoding.divergence import NEAR_TIE, Divergence
-from jaxspec.decoding.generate import Generation, SourceStats
+from jaxspec.generation.divergence import NEAR_TIE, Divergence
+from jaxspec.generation.generate import Generation, SourceStats
 from jaxspec.serving.text import TextStream
 from jaxspec.weights.load import Model
 

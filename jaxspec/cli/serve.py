@@ -14,7 +14,7 @@ from jaxspec.cli.options import DrafterOptions, parse
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import MeshConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES
-from jaxspec.drafting.budget import Budget
+from jaxspec.drafters.budget import Budget
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.serving.engine import Engine, Limits
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from jaxspec.decoding.generate import Generation, iterate, stream
-from jaxspec.drafting.drafter import Drafter
+from jaxspec.drafters.drafter import Drafter
+from jaxspec.generation.generate import Generation, iterate, stream
 
 
 class Side:

@@ -10,7 +10,7 @@ from pathlib import Path
 from jaxspec.bench.dry_run import dry_run_training, training_lines
 from jaxspec.cli.options import parse, program
 from jaxspec.cli.program import enable_compilation_cache
-from jaxspec.drafting.adapter import OWN_MODEL, Adapter
+from jaxspec.drafters.adapter import OWN_MODEL, Adapter
 from jaxspec.errors import UserError
 from jaxspec.files import check_writable, local_folder
 from jaxspec.parallel.chips import absent_mesh

@@ -11,16 +11,16 @@ from typing import Any
 from jaxspec.cli.options import DrafterOptions, parse
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import SamplingConfig
-from jaxspec.drafting.adapter import Adapter, save_adapter
-from jaxspec.drafting.choice import choice_name, find_choice, save_choice
-from jaxspec.drafting.drafter import Drafter
-from jaxspec.drafting.sampling import make_sampler
-from jaxspec.drafting.tree import TreePlan, save_plan
+from jaxspec.decoding.sampling import make_sampler
+from jaxspec.drafters import METHODS, choice_folder, choose_tree
+from jaxspec.drafters.adapter import Adapter, save_adapter
+from jaxspec.drafters.choice import choice_name, find_choice, save_choice
+from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import alone_in, known_as, new_folder, writable, write_atomically
-from jaxspec.methods import METHODS, choice_folder, choose_tree
 from jaxspec.progress import Progress
 from jaxspec.training.examples import unseen_prompts
+from jaxspec.trees import TreePlan, save_plan
 from jaxspec.tuning.plot import plot_tuning
 from jaxspec.tuning.tune import TuneConfig, Tuning, answers_to_search, tune, tune_union
 

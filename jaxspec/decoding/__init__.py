@@ -1,1 +1,1 @@
-"""Prefill, step, acceptance, the jitted loop, streaming."""
+"""The step: drafts, the contract of methods, trees, noise, shapes, acceptance, the jitted loop."""

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.drafting.draft import Accepted, Draft
-from jaxspec.drafting.sampling import Sampler, best
-from jaxspec.drafting.tree import Tree
+from jaxspec.decoding.draft import Accepted, Draft
+from jaxspec.decoding.sampling import Sampler, best
+from jaxspec.decoding.tree import Tree
 from jaxspec.errors import UserError
 
 _TINY = 1e-20

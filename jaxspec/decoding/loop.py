@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.decoding.draft import Accepted, Draft, Drafting, Pace, PyTree
+from jaxspec.decoding.drafter import DeviceDrafter
+from jaxspec.decoding.method import Seen, Step
 from jaxspec.decoding.state import DecodeState, Decoding, Prompt, divided_state
 from jaxspec.decoding.stats import Stats, count
-from jaxspec.drafting.draft import Accepted, Draft, Drafting, Pace, PyTree
-from jaxspec.drafting.drafter import DeviceDrafter
-from jaxspec.drafting.method import Seen, Step
 from jaxspec.model.attention import Context
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows, laid_out

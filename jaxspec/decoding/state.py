@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.decoding.acceptance import Acceptance
+from jaxspec.decoding.draft import Draft, Drafting, Offer, Pace, PyTree
+from jaxspec.decoding.drafter import DeviceDrafter
+from jaxspec.decoding.sampling import Sampler
 from jaxspec.decoding.scores import Scores
+from jaxspec.decoding.shape import Best
 from jaxspec.decoding.stats import Stats
-from jaxspec.drafting.draft import Draft, Drafting, Offer, Pace, PyTree
-from jaxspec.drafting.drafter import DeviceDrafter
-from jaxspec.drafting.sampling import Sampler
-from jaxspec.drafting.shape import Best
-from jaxspec.drafting.tree import Tree
+from jaxspec.decoding.tree import Tree
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache
 from jaxspec.parallel.sharding import divided

@@ -8,7 +8,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafting.draft import Accepted, Draft, Offer
+from jaxspec.decoding.draft import Accepted, Draft, Offer
 
 
 @flax.struct.dataclass

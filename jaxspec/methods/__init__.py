@@ -1,14 +1,12 @@
-"""One file per paper, and how they are found by name (`METHODS`)."""
+"""One file per paper."""
 
 from jaxspec.methods.amphista import Amphista
 from jaxspec.methods.bita import BiTA
-from jaxspec.methods.choices import as_chosen, choice_folder, choose_tree, tuned_choice
 from jaxspec.methods.dflash import DFlash
 from jaxspec.methods.draft_model import DraftModel
 from jaxspec.methods.eagle import Eagle
 from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.methods.hydra import Hydra
-from jaxspec.methods.loading import METHODS, load_adapter, load_drafter, method_names, open_adapter, ships
 from jaxspec.methods.lookahead import Jacobi, Lookahead
 from jaxspec.methods.medusa import Medusa
 from jaxspec.methods.ppd import PPD
@@ -20,7 +18,6 @@ from jaxspec.methods.suffix import Suffix
 from jaxspec.methods.token_recycling import TokenRecycling
 
 __all__ = [
-    "METHODS",
     "PPD",
     "SPACE",
     "Amphista",
@@ -38,13 +35,4 @@ __all__ = [
     "SelfSpeculative",
     "Suffix",
     "TokenRecycling",
-    "as_chosen",
-    "choice_folder",
-    "choose_tree",
-    "load_adapter",
-    "load_drafter",
-    "method_names",
-    "open_adapter",
-    "ships",
-    "tuned_choice",
 ]

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
-from jaxspec.drafting.draft import PyTree
-from jaxspec.drafting.method import check_least
+from jaxspec.decoding.draft import PyTree
+from jaxspec.decoding.method import check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.heads import Features, HeadMethod, beside, init_beside, init_layer, run_layer
 from jaxspec.model.attention import Context

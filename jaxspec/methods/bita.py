@@ -4,7 +4,7 @@ Section 3.1: M mask tokens, trained embeddings, stand behind a token; the i-th s
 the token i + 1 positions after it, so that the token and its masks predict consecutive tokens. Prompt tokens, seen by
 the masks alone (Figure 3), make the frozen base guess ahead: in every layer as keys and values of their own (deep),
 or as embeddings in front of the text (shallow, Table 3). Section 3.2: the trees that are verified are the builders
-`straightforward`, `cartesian` and `efficient` of `jaxspec.drafting.tree`.
+`straightforward`, `cartesian` and `efficient` of `jaxspec.trees`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafting.draft import PyTree
+from jaxspec.decoding.draft import PyTree
 from jaxspec.errors import UserError
 from jaxspec.methods.probes import ProbeMethod, init_prefix, prefix_cache, text_states
 from jaxspec.model.attention import causal_context

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 
 from jaxspec.config import ModelConfig
-from jaxspec.drafting.draft import PyTree
+from jaxspec.decoding.draft import PyTree
 from jaxspec.model.attention import attend
 from jaxspec.model.decoder import MLP, Linear, RMSNorm
 from jaxspec.model.rope import rotate

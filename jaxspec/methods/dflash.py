@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafting.draft import Drafting, Offer, PyTree, offer_ranked
-from jaxspec.drafting.levels import Parents, offer_levels
-from jaxspec.drafting.method import Batch, Method, Seen, check_choices, check_least
+from jaxspec.decoding.draft import Drafting, Offer, PyTree, offer_ranked
+from jaxspec.decoding.levels import Parents, offer_levels
+from jaxspec.decoding.method import Batch, Method, Seen, check_choices, check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.context_layer import DraftLayer, copied_layer
 from jaxspec.methods.heads import beside, init_beside

@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig, RopeScaling
-from jaxspec.drafting.draft import Drafting, Offer, PyTree
-from jaxspec.drafting.levels import Parents, offer_levels
-from jaxspec.drafting.method import Batch, Method, Seen, check_least
+from jaxspec.decoding.draft import Drafting, Offer, PyTree
+from jaxspec.decoding.levels import Parents, offer_levels
+from jaxspec.decoding.method import Batch, Method, Seen, check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_weights, future_loss
 from jaxspec.model.attention import Context, causal_context, continued_context

@@ -24,9 +24,9 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafting.draft import Drafting, Offer, PyTree
-from jaxspec.drafting.levels import Parents, offer_levels
-from jaxspec.drafting.method import Batch, Method, Seen, check_choices, check_least
+from jaxspec.decoding.draft import Drafting, Offer, PyTree
+from jaxspec.decoding.levels import Parents, offer_levels
+from jaxspec.decoding.method import Batch, Method, Seen, check_choices, check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.heads import beside, init_beside, root_mean_square
 from jaxspec.methods.losses import check_decay, targets

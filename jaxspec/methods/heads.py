@@ -25,8 +25,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafting.draft import Drafting, Offer, PyTree, offer_ranked
-from jaxspec.drafting.method import Batch, Method, Seen, check_choices, check_least
+from jaxspec.decoding.draft import Drafting, Offer, PyTree, offer_ranked
+from jaxspec.decoding.method import Batch, Method, Seen, check_choices, check_least
 from jaxspec.methods.losses import check_decay, check_weights, future_loss
 from jaxspec.model.attention import Context, causal_context, continued_context, masks_of, of_layer
 from jaxspec.model.base import Base

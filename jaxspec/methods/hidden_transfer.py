@@ -14,8 +14,8 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafting.draft import PyTree
-from jaxspec.drafting.method import Batch, Stage
+from jaxspec.decoding.draft import PyTree
+from jaxspec.decoding.method import Batch, Stage
 from jaxspec.errors import UserError
 from jaxspec.methods.probes import ProbeMethod
 from jaxspec.model.base import Base

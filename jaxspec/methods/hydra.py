@@ -16,8 +16,8 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafting.draft import Drafting, Offer, PyTree
-from jaxspec.drafting.levels import Parents, offer_levels
+from jaxspec.decoding.draft import Drafting, Offer, PyTree
+from jaxspec.decoding.levels import Parents, offer_levels
 from jaxspec.errors import UserError
 from jaxspec.methods.heads import Features, HeadMethod, beside, init_beside, init_layer, run_layer
 from jaxspec.model.attention import Context

@@ -27,9 +27,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafting.draft import Draft, Drafting, Offer, PyTree, knowing_noise
-from jaxspec.drafting.method import Method, Seen, check_least
-from jaxspec.drafting.sampling import best
+from jaxspec.decoding.draft import Draft, Drafting, Offer, PyTree, knowing_noise
+from jaxspec.decoding.method import Method, Seen, check_least
+from jaxspec.decoding.sampling import best
 from jaxspec.methods.lookup import join
 from jaxspec.methods.untrained import UntrainedMethod
 from jaxspec.model.base import Base

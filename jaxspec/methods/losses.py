@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.nn import logsumexp
 
-from jaxspec.drafting.method import Batch
+from jaxspec.decoding.method import Batch
 from jaxspec.errors import UserError
 from jaxspec.model.base import Base
 

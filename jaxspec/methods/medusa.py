@@ -12,7 +12,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafting.draft import PyTree
+from jaxspec.decoding.draft import PyTree
 from jaxspec.methods.heads import Features, HeadMethod
 from jaxspec.model.base import Base
 

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafting.draft import PyTree
-from jaxspec.drafting.method import Stage, check_least
+from jaxspec.decoding.draft import PyTree
+from jaxspec.decoding.method import Stage, check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.probes import ProbeMethod, init_prefix, mean_normed, prefix_cache, text_states
 from jaxspec.model.base import Base

@@ -28,9 +28,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafting.draft import Draft, Drafting, Offer, PyTree, offer_ranked
-from jaxspec.drafting.method import Batch, Method, Seen, check_choices, check_least
-from jaxspec.drafting.tree import Tree
+from jaxspec.decoding.draft import Draft, Drafting, Offer, PyTree, offer_ranked
+from jaxspec.decoding.method import Batch, Method, Seen, check_choices, check_least
+from jaxspec.decoding.tree import Tree
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_decay, future_loss
 from jaxspec.model.attention import causal_context

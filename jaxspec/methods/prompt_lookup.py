@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafting.draft import Drafting, Offer, knowing_noise
+from jaxspec.decoding.draft import Drafting, Offer, knowing_noise
 from jaxspec.methods.lookup import LookupMethod, by_match
 
 # The chance that a looked up token is right, by how many tokens match before it: of the default model's answers.

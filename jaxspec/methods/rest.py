@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafting.draft import Drafting, Offer, PyTree, knowing_noise
-from jaxspec.drafting.method import check_least
+from jaxspec.decoding.draft import Drafting, Offer, PyTree, knowing_noise
+from jaxspec.decoding.method import check_least
 from jaxspec.methods.lookup import LookupMethod, by_match, join
 from jaxspec.model.base import Base
 

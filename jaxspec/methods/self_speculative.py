@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafting.draft import Drafting, Drawn, Offer, PyTree, rank
-from jaxspec.drafting.method import Seen
+from jaxspec.decoding.draft import Drafting, Drawn, Offer, PyTree, rank
+from jaxspec.decoding.method import Seen
 from jaxspec.errors import UserError
 from jaxspec.methods.layer_search import Text, search_layers
 from jaxspec.methods.untrained import UntrainedMethod

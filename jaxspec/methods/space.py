@@ -12,7 +12,7 @@ may form any draft tree:
     equation 6               the mask there, and `ProbeMethod.sees`: earlier masks of the group, tokens before it
     equation 7               the positions there: owner + i, which is one less than the rows that the i-th mask sees
     Algorithm 1, lines 8-19  `Rejection` in decoding/acceptance.py; `Match` keeps the text of the seed as well
-    lines 23-24              `ProbeMethod.offer`, and `rank` in drafting/draft.py, whose log_q is P_c
+    lines 23-24              `ProbeMethod.offer`, and `rank` in decoding/draft.py, whose log_q is P_c
 
 Where the paper is in error:
 
@@ -36,8 +36,8 @@ import flax.traverse_util
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafting.draft import PyTree
-from jaxspec.drafting.method import Batch, Method
+from jaxspec.decoding.draft import PyTree
+from jaxspec.decoding.method import Batch, Method
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import answer_entropy, targets
 from jaxspec.methods.probes import ProbeMethod

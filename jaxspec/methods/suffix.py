@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafting.draft import Drafting, Offer, knowing_noise
+from jaxspec.decoding.draft import Drafting, Offer, knowing_noise
 from jaxspec.errors import UserError
 from jaxspec.methods.lookup import LookupMethod, by_match, join
 

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafting.draft import Drafting, Offer, knowing_noise
-from jaxspec.drafting.method import Calibration, Seen, check_least
+from jaxspec.decoding.draft import Drafting, Offer, knowing_noise
+from jaxspec.decoding.method import Calibration, Seen, check_least
 from jaxspec.methods.untrained import UntrainedMethod
 from jaxspec.model.base import Base
 

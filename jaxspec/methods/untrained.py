@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxspec.drafting.draft import Drafting
-from jaxspec.drafting.method import Method, check_least
+from jaxspec.decoding.draft import Drafting
+from jaxspec.decoding.method import Method, check_least
 
 
 @dataclasses.dataclass(frozen=True)

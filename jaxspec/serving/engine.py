@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Acceptance, Match
-from jaxspec.decoding.job import bucket, cache_capacity
-from jaxspec.decoding.prompts import encode_prompts
-from jaxspec.drafting.drafter import Drafter
-from jaxspec.drafting.sampling import check_sampling
+from jaxspec.decoding.sampling import check_sampling
+from jaxspec.drafters import load_drafter
+from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError, check_at_least
-from jaxspec.methods import load_drafter
+from jaxspec.generation.job import bucket, cache_capacity
+from jaxspec.generation.prompts import encode_prompts
 from jaxspec.serving.answer import Answer, token_scores
 from jaxspec.serving.reader import PromptReader
 from jaxspec.serving.request import Busy, Closed, Finish, Piece, Request

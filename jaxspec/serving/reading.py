@@ -8,11 +8,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxspec.decoding.draft import PyTree
 from jaxspec.decoding.loop import begin
+from jaxspec.decoding.method import Seen
 from jaxspec.decoding.scores import Scores, score
 from jaxspec.decoding.state import DecodeState, Decoding
-from jaxspec.drafting.draft import PyTree
-from jaxspec.drafting.method import Seen
 from jaxspec.model.attention import continued_context
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.drafting.drafter import Drafter
+from jaxspec.drafters.drafter import Drafter
 from jaxspec.serving.answer import Answer
 from jaxspec.serving.protocol import Asked
 from jaxspec.serving.request import Piece, TokenScore

@@ -16,10 +16,10 @@ import numpy as np
 
 from jaxspec.decoding.acceptance import Acceptance
 from jaxspec.decoding.loop import decode, insert
+from jaxspec.decoding.sampling import make_row_sampler
 from jaxspec.decoding.scores import Scores
 from jaxspec.decoding.state import DecodeState, Decoding
-from jaxspec.drafting.drafter import Drafter
-from jaxspec.drafting.sampling import make_row_sampler
+from jaxspec.drafters.drafter import Drafter
 from jaxspec.parallel.sharding import in_mesh, mesh_of, put_beside
 from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.reader import PromptReader

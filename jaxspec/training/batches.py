@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from jaxspec.config import TrainConfig
-from jaxspec.drafting.method import Batch
+from jaxspec.decoding.method import Batch
 from jaxspec.errors import UserError
 from jaxspec.training.data import Answer
 

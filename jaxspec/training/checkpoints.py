@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
 from jaxspec.config import TrainConfig
-from jaxspec.drafting.method import Method
+from jaxspec.decoding.method import Method
 from jaxspec.errors import UserError, first_line
 from jaxspec.model.base import Base
 from jaxspec.parallel.sharding import mesh_of, placed, tree_shardings

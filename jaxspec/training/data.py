@@ -21,10 +21,10 @@ from typing import TextIO
 import numpy as np
 
 from jaxspec.config import DataConfig, TextSource
-from jaxspec.decoding.generate import generate_many
-from jaxspec.drafting.drafter import autoregressive
+from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
 from jaxspec.files import drop_half_line, locked, read_whole_lines
+from jaxspec.generation.generate import generate_many
 from jaxspec.parallel.processes import as_leader, check_alike, is_leader, leader_in
 from jaxspec.progress import Progress
 from jaxspec.training.examples import SHIPPED_PROMPTS, Selected

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.job import bucket
-from jaxspec.drafting.draft import PyTree
-from jaxspec.drafting.method import Batch, Method
-from jaxspec.drafting.sampling import Sampler, make_sampler
-from jaxspec.drafting.tree.spec import RANKS
+from jaxspec.decoding.draft import PyTree
+from jaxspec.decoding.method import Batch, Method
+from jaxspec.decoding.sampling import Sampler, make_sampler
+from jaxspec.generation.job import bucket
 from jaxspec.methods.losses import answer_entropy
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import for_products
@@ -25,6 +24,7 @@ from jaxspec.parallel.sharding import mesh_of, parts_of_batch, put_batch
 from jaxspec.training.batches import insertion_points, make_batch
 from jaxspec.training.calibration import BINS_PER_NAT, NATS, fit
 from jaxspec.training.data import Answer
+from jaxspec.trees.spec import RANKS
 
 _BATCH = 2
 _POINTS = 256  # insertion points of an answer evaluated at a time, to bound the memory of long ones

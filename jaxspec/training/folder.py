@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxspec.drafting.adapter import OWN_MODEL
+from jaxspec.drafters.adapter import OWN_MODEL
 from jaxspec.errors import UserError
 from jaxspec.files import alone_in, known_as, read_json, restore_folder, writable, write_json
 from jaxspec.parallel.processes import as_leader, check_alike, leader_in

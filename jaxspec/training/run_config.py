@@ -11,15 +11,15 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 
 from jaxspec.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
-from jaxspec.drafting.drafter import method_plan
-from jaxspec.drafting.method import Method
-from jaxspec.drafting.source import check_drafts
-from jaxspec.drafting.tree.plan import TreePlan
-from jaxspec.drafting.tree.spec import RANKS
+from jaxspec.decoding.method import Method
+from jaxspec.drafters.drafter import method_plan
+from jaxspec.drafters.source import check_drafts
 from jaxspec.errors import UserError, check_at_least, differences
 from jaxspec.parallel.sharding import check_mesh
 from jaxspec.training.data import MOST_DRAFTS
 from jaxspec.training.step import pass_size
+from jaxspec.trees.plan import TreePlan
+from jaxspec.trees.spec import RANKS
 from jaxspec.weights.load import load_shapes
 from jaxspec.weights.templates import check_template
 
@@ -48,7 +48,7 @@ class RunConfig:
     Attributes:
       model: the base, as `load_model` takes it.
       method: what to train, with its settings.
-      tree: the draft tree that goes with the adapter, as `jaxspec.drafting.tree.parse_tree` takes it.
+      tree: the draft tree that goes with the adapter, as `jaxspec.trees.parse_tree` takes it.
       draft_vocabulary: V', draft only the tokens that the base itself uses most; 0 drafts them all.
       data: where the text comes from.
       train: how to train.

@@ -17,8 +17,8 @@ import numpy as np
 import optax
 
 from jaxspec.config import TrainConfig
-from jaxspec.drafting.draft import PyTree
-from jaxspec.drafting.method import Batch, Method
+from jaxspec.decoding.draft import PyTree
+from jaxspec.decoding.method import Batch, Method
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import for_products
 from jaxspec.parallel.sharding import divided, divided_as, parts_of_batch

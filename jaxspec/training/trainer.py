@@ -15,12 +15,11 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxspec.drafting.adapter import OWN_MODEL, WEIGHTS, Adapter, save_adapter
-from jaxspec.drafting.draft import PyTree
-from jaxspec.drafting.drafter import method_plan, tuned
-from jaxspec.drafting.method import Batch, Method
-from jaxspec.drafting.source import learning
-from jaxspec.drafting.tree.plan import TreePlan, plan_to_json, replayed
+from jaxspec.decoding.draft import PyTree
+from jaxspec.decoding.method import Batch, Method
+from jaxspec.drafters.adapter import OWN_MODEL, WEIGHTS, Adapter, save_adapter
+from jaxspec.drafters.drafter import method_plan, tuned
+from jaxspec.drafters.source import learning
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, swap_folder
 from jaxspec.model.base import Base
@@ -47,6 +46,7 @@ from jaxspec.training.step import (
     train_step,
     train_steps,
 )
+from jaxspec.trees.plan import TreePlan, plan_to_json, replayed
 from jaxspec.weights.load import Model, save_model
 from jaxspec.weights.params import params_fingerprint
 from jaxspec.weights.sharing import Shared, write_sharing

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from jaxspec.drafting.tree.builders import chain, sparse_tree
-from jaxspec.drafting.tree.dynamic import dynamic_sparse_tree
-from jaxspec.drafting.tree.plan import TreePlan, expected
 from jaxspec.errors import UserError
+from jaxspec.trees.builders import chain, sparse_tree
+from jaxspec.trees.dynamic import dynamic_sparse_tree
+from jaxspec.trees.plan import TreePlan, expected
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.job import decoding_of
 from jaxspec.decoding.loop import decode, prefill, start
-from jaxspec.drafting.drafter import Drafter, autoregressive
-from jaxspec.drafting.tree import State, TreePlan, chain, from_paths, make_plan
+from jaxspec.drafters.drafter import Drafter, autoregressive
+from jaxspec.generation.job import decoding_of
 from jaxspec.progress import Progress
+from jaxspec.trees import State, TreePlan, chain, from_paths, make_plan
 from jaxspec.tuning.hardware import Latency, fit_latency
 from jaxspec.weights.load import Model
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.generate import Generation, generate
-from jaxspec.drafting.drafter import Drafter, autoregressive
+from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
+from jaxspec.generation.generate import Generation, generate
 from jaxspec.progress import Progress
 from jaxspec.weights.load import Model
 

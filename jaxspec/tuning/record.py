@@ -26,20 +26,21 @@ from jax import lax
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
-from jaxspec.decoding.job import bucket, prefill_chunk
+from jaxspec.decoding.draft import Accepted, Draft, Offer
+from jaxspec.decoding.drafter import DeviceDrafter
 from jaxspec.decoding.loop import prefill, start
-from jaxspec.decoding.prompts import pad_tokens
+from jaxspec.decoding.method import Seen, Step
+from jaxspec.decoding.sampling import make_sampler
+from jaxspec.decoding.shape import Best, StaticTree
 from jaxspec.decoding.state import DecodeState, Decoding
-from jaxspec.drafting.budget import smallest_draft
-from jaxspec.drafting.draft import Accepted, Draft, Offer
-from jaxspec.drafting.drafter import DeviceDrafter, Drafter
-from jaxspec.drafting.method import Seen, Step
-from jaxspec.drafting.sampling import make_sampler
-from jaxspec.drafting.shape import Best, StaticTree
-from jaxspec.drafting.tree import State, make_plan
+from jaxspec.drafters.budget import smallest_draft
+from jaxspec.drafters.drafter import Drafter
+from jaxspec.generation.job import bucket, prefill_chunk
+from jaxspec.generation.prompts import pad_tokens
 from jaxspec.model.cache import commit
 from jaxspec.model.rows import run_rows
 from jaxspec.training.calibration import IDENTITY
+from jaxspec.trees import State, make_plan
 
 Text = tuple[Sequence[int], Sequence[int]]  # ids of a prompt and of its answer
 _WIDTH = 12  # nodes of the shape that recording pretends, which decides how many candidates sources give

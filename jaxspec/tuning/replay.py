@@ -17,11 +17,11 @@ import numpy as np
 from jax import lax
 
 from jaxspec.decoding.acceptance import follow
-from jaxspec.decoding.job import bucket
-from jaxspec.drafting.draft import Draft, Offer, Pace, calibrated
-from jaxspec.drafting.drafter import Drafter
-from jaxspec.drafting.shape import Best, StaticTree
-from jaxspec.drafting.tree import Tree
+from jaxspec.decoding.draft import Draft, Offer, Pace, calibrated
+from jaxspec.decoding.shape import Best, StaticTree
+from jaxspec.decoding.tree import Tree
+from jaxspec.drafters.drafter import Drafter
+from jaxspec.generation.job import bucket
 from jaxspec.tuning.record import Recording
 
 _BINS = 200  # of chances

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.generate import generate_many
-from jaxspec.decoding.prompts import encode_prompts
-from jaxspec.drafting.budget import Budget, smallest_draft
-from jaxspec.drafting.choice import Choice
-from jaxspec.drafting.drafter import Drafter, autoregressive
-from jaxspec.drafting.source import learning
-from jaxspec.drafting.tree import chain, expected
-from jaxspec.drafting.tree.plan import check_accuracy
+from jaxspec.drafters.budget import Budget, smallest_draft
+from jaxspec.drafters.choice import Choice
+from jaxspec.drafters.drafter import Drafter, autoregressive
+from jaxspec.drafters.source import learning
 from jaxspec.errors import UserError, check_at_least
+from jaxspec.generation.generate import generate_many
+from jaxspec.generation.prompts import encode_prompts
 from jaxspec.machine import this_machine
 from jaxspec.progress import Progress
 from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import Accuracy, evaluate
+from jaxspec.trees import chain, expected
+from jaxspec.trees.plan import check_accuracy
 from jaxspec.tuning.hardware import Latency, Option, make_option, rank_options
 from jaxspec.tuning.latency import measure_latency
 from jaxspec.tuning.layouts import tune_layouts

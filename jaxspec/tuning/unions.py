@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.drafting.budget import Budget, parse_budget, smallest_draft
-from jaxspec.drafting.drafter import Drafter
-from jaxspec.drafting.source import Source
+from jaxspec.drafters.budget import Budget, parse_budget, smallest_draft
+from jaxspec.drafters.drafter import Drafter
+from jaxspec.drafters.source import Source
 from jaxspec.progress import Progress
 from jaxspec.tuning.calibrate import fit_calibration
 from jaxspec.tuning.hardware import Latency, Option, fit_latency

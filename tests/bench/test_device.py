@@ -9,7 +9,7 @@ import jaxspec.bench.device as device
 from jaxspec.bench.device import DeviceConfig, expected_seconds, measure_device, plan, read_device
 from jaxspec.bench.device_figures import largest_tree
 from jaxspec.bench.device_report import write_device_report
-from jaxspec.drafting.drafter import autoregressive
+from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, Medusa
 from tests.helpers.methods import untrained_drafter

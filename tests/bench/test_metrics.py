@@ -8,7 +8,7 @@ import pytest
 
 from jaxspec.bench.answers import accept_lengths
 from jaxspec.bench.metrics import estimate, figures
-from jaxspec.decoding.generate import Generation
+from jaxspec.generation.generate import Generation
 from tests.helpers.bench import answer_row as row
 
 # Two turns of 7 and 3 tokens, and one of 5; a turn of n tokens takes n - 1 autoregressive steps.

@@ -10,9 +10,9 @@ from jaxspec.bench.config import BenchConfig, check_bench
 from jaxspec.bench.peers import load_peers, seconds, tokens_by_pass
 from jaxspec.bench.report import write_bench_report
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.generate import generate
-from jaxspec.drafting.drafter import autoregressive
+from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
+from jaxspec.generation.generate import generate
 from jaxspec.weights.load import save_model
 from tests.helpers.bench import config_of, run
 from tests.helpers.tiny import make_tiny

@@ -18,8 +18,8 @@ from jaxspec.bench.results import load_results
 from jaxspec.bench.run import shuffled
 from jaxspec.bench.ways import load_ways
 from jaxspec.cli.options import parse
-from jaxspec.decoding.divergence import first_divergence
 from jaxspec.errors import UserError
+from jaxspec.generation.divergence import first_divergence
 from jaxspec.methods import SPACE
 from tests.helpers.bench import config_of, run, save_untrained, texts_of
 from tests.helpers.files import read_jsonl, write_jsonl

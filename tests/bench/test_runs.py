@@ -9,11 +9,12 @@ import jaxspec.bench.runs
 from jaxspec.bench.config import BenchConfig
 from jaxspec.bench.runs import AGAIN, REFERENCE, Run, name_runs, parse_run
 from jaxspec.bench.ways import load_ways
-from jaxspec.drafting.choice import Choice, save_choice
-from jaxspec.drafting.tree import chain
+from jaxspec.drafters import open_adapter
+from jaxspec.drafters.choice import Choice, save_choice
 from jaxspec.errors import UserError
 from jaxspec.machine import this_machine
-from jaxspec.methods import SPACE, open_adapter
+from jaxspec.methods import SPACE
+from jaxspec.trees import chain
 from tests.helpers.bench import config_of, save_untrained
 
 
@@ -95,7 +96,7 @@ def test_what_ships_for_the_base_runs_by_default(files, model, monkeypatch):
     assert list(load_ways(BenchConfig(), model)) == ["autoregressive", *FREE]  # which need no adapter
     assert list(load_ways(BenchConfig(runs=("autoregressive",)), model)) == ["autoregressive"]
     shipped = {"ppd": files / "ppd", "medusa": files / "medusa"}
-    monkeypatch.setattr("jaxspec.methods.loading.find_shipped", lambda name, fingerprint: shipped.get(name))
+    monkeypatch.setattr("jaxspec.drafters.loading.find_shipped", lambda name, fingerprint: shipped.get(name))
     assert list(load_ways(BenchConfig(), model)) == ["autoregressive", "ppd", "medusa", *FREE]
 
 

@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from jaxspec.cli import datastore, decode
+from jaxspec.drafters import load_adapter, load_drafter
 from jaxspec.errors import UserError
-from jaxspec.methods import load_adapter, load_drafter
 from jaxspec.methods.rest import SEPARATOR
 from jaxspec.weights.hf import save_directory
 from jaxspec.weights.load import load_model

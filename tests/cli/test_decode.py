@@ -9,8 +9,8 @@ import pytest
 
 from jaxspec.cli import decode, sides
 from jaxspec.config import RopeScaling
-from jaxspec.decoding import generate
 from jaxspec.errors import UserError
+from jaxspec.generation import generate
 from tests.helpers.cli import arguments, save_with_adapter, write_prompts
 from tests.helpers.tiny import make_text_model
 

@@ -7,9 +7,10 @@ import jax
 import pytest
 
 from jaxspec.cli import decode, export
-from jaxspec.drafting.adapter import Adapter, save_adapter
+from jaxspec.drafters import load_drafter
+from jaxspec.drafters.adapter import Adapter, save_adapter
 from jaxspec.errors import UserError
-from jaxspec.methods import SPACE, load_drafter
+from jaxspec.methods import SPACE
 from jaxspec.weights.load import load_model, save_model
 from jaxspec.weights.params import params_fingerprint
 from tests.helpers.cli import named

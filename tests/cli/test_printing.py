@@ -15,8 +15,8 @@ from jaxspec.cli.printing import (
     source_lines,
     summary,
 )
-from jaxspec.decoding.divergence import Divergence
-from jaxspec.decoding.generate import Generation, SourceStats
+from jaxspec.generation.divergence import Divergence
+from jaxspec.generation.generate import Generation, SourceStats
 from tests.helpers.tiny import make_text_model
 
 ANSWER = Generation("p", "t", [1, 2, 3, 4, 5], [0, 1, 0, 1, 0], 2, [2, 0], [1, 0], 0.5, 2.0, 3.0)

@@ -10,22 +10,11 @@ import pytest
 
 import jaxspec.weights.layouts
 from jaxspec.config import RopeScaling, SamplingConfig
-from jaxspec.decoding.generate import generate
-from jaxspec.drafting.drafter import autoregressive
-from jaxspec.drafting.tree import (
-    State,
-    cartesian,
-    efficient,
-    from_paths,
-    make_plan,
-    pad_tree,
-    random_tree,
-    sparse_tree,
-    stack_trees,
-    straightforward,
-)
+from jaxspec.decoding.tree import pad_tree, stack_trees
+from jaxspec.drafters import METHODS
+from jaxspec.drafters.drafter import autoregressive
+from jaxspec.generation.generate import generate
 from jaxspec.methods import (
-    METHODS,
     PPD,
     SPACE,
     Amphista,
@@ -44,6 +33,7 @@ from jaxspec.methods import (
     Suffix,
     TokenRecycling,
 )
+from jaxspec.trees import State, cartesian, efficient, from_paths, make_plan, random_tree, sparse_tree, straightforward
 from tests.helpers.methods import settings as settings_of
 from tests.helpers.methods import untrained_drafter
 from tests.helpers.model import plain

@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-import jaxspec.decoding.generate as generate_module
+import jaxspec.generation.generate as generate_module
 from jaxspec.config import MeshConfig, SamplingConfig
-from jaxspec.decoding.generate import generate, generate_many
-from jaxspec.drafting.drafter import autoregressive
-from jaxspec.drafting.tree import sparse_tree
+from jaxspec.drafters.drafter import autoregressive
+from jaxspec.generation.generate import generate, generate_many
 from jaxspec.methods import PPD, Amphista
+from jaxspec.trees import sparse_tree
 from tests.helpers.decoding import begin
 from tests.helpers.methods import trained, untrained_drafter
 from tests.helpers.tiny import TINY, make_prompts, make_tiny, on_mesh

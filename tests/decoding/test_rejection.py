@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxspec import methods
+from jaxspec import drafters
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Rejection
-from jaxspec.decoding.generate import generate, stream
+from jaxspec.decoding.draft import Drawn
 from jaxspec.decoding.loop import decode
-from jaxspec.drafting.adapter import Adapter
-from jaxspec.drafting.draft import Drawn
-from jaxspec.drafting.drafter import autoregressive, make_drafter
-from jaxspec.drafting.sampling import make_sampler
-from jaxspec.drafting.tree import State, build_tree, from_paths, make_plan
+from jaxspec.decoding.sampling import make_sampler
+from jaxspec.decoding.tree import build_tree
+from jaxspec.drafters.adapter import Adapter
+from jaxspec.drafters.drafter import autoregressive, make_drafter
+from jaxspec.generation.generate import generate, stream
 from jaxspec.methods import (
     PPD,
     SPACE,
@@ -39,6 +39,7 @@ from jaxspec.methods import (
     Suffix,
     TokenRecycling,
 )
+from jaxspec.trees import State, from_paths, make_plan
 from tests.helpers.decoding import begin
 from tests.helpers.drafting import draft_of
 from tests.helpers.methods import trained, untrained_drafter
@@ -163,7 +164,7 @@ def test_drafts_must_not_know_the_noise_of_the_text():
 
 
 def test_every_method_that_samples_is_covered():
-    assert {method.name for method in METHODS} | {"autoregressive"} == set(methods.METHODS)
+    assert {method.name for method in METHODS} | {"autoregressive"} == set(drafters.METHODS)
 
 
 # PPD and Medusa below are fast; the others draw by the same code.

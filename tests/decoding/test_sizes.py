@@ -10,14 +10,15 @@ import pytest
 
 from jaxspec.bench.dry_run import abstract_base, abstract_state, lower_step
 from jaxspec.config import MeshConfig
+from jaxspec.decoding.drafter import DeviceDrafter
 from jaxspec.decoding.loop import decode
-from jaxspec.drafting.drafter import DeviceDrafter
-from jaxspec.drafting.shape import Best
-from jaxspec.drafting.source import DeviceSource
-from jaxspec.drafting.tree import chain
-from jaxspec.methods import METHODS, Suffix
+from jaxspec.decoding.shape import Best
+from jaxspec.decoding.source import DeviceSource
+from jaxspec.drafters import METHODS
+from jaxspec.methods import Suffix
 from jaxspec.parallel.chips import absent_mesh
 from jaxspec.training.configs import load_config
+from jaxspec.trees import chain
 from jaxspec.tuning.latency import StepTimer
 from tests.helpers.methods import union
 

@@ -11,15 +11,16 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Rejection, Typical
-from jaxspec.decoding.generate import generate, generate_many
+from jaxspec.decoding.draft import Offer
 from jaxspec.decoding.loop import decode
-from jaxspec.drafting.adapter import Adapter, save_adapter
-from jaxspec.drafting.draft import Offer
-from jaxspec.drafting.drafter import autoregressive
-from jaxspec.drafting.method import Method
+from jaxspec.decoding.method import Method
+from jaxspec.drafters import METHODS, load_drafter
+from jaxspec.drafters.adapter import Adapter, save_adapter
+from jaxspec.drafters.drafter import autoregressive
+from jaxspec.drafters.loading import method_names
 from jaxspec.errors import UserError
+from jaxspec.generation.generate import generate, generate_many
 from jaxspec.methods import (
-    METHODS,
     PPD,
     SPACE,
     Amphista,
@@ -37,9 +38,7 @@ from jaxspec.methods import (
     SelfSpeculative,
     Suffix,
     TokenRecycling,
-    load_drafter,
 )
-from jaxspec.methods.loading import method_names
 from tests.helpers.decoding import begin
 from tests.helpers.methods import trained, union
 from tests.helpers.tiny import make_prompts
@@ -323,7 +322,7 @@ def test_a_given_adapter_goes_to_the_method_that_it_names(tiny, tmp_path, monkey
         load_drafter([other.name, "rest"], tiny, folder)
     with pytest.raises(UserError, match="rest needs an adapter"):
         load_drafter([other.name, "rest"], tiny, tmp_path / other.name)
-    monkeypatch.setattr("jaxspec.methods.loading.find_shipped", lambda name, fingerprint: tmp_path / name)
+    monkeypatch.setattr("jaxspec.drafters.loading.find_shipped", lambda name, fingerprint: tmp_path / name)
     drafter = load_drafter([other.name, "suffix", "rest"], tiny, folder, draft_vocabulary=8)
     assert [source.adapter and source.adapter.folder.name for source in drafter.sources] == [other.name, None, "rest"]
     assert [source.draft_vocabulary for source in drafter.sources] == [8, 0, 0]  # a datastore has none

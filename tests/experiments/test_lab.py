@@ -20,13 +20,14 @@ from experiments.lab.queue import KINDS, Queue, choose
 from experiments.lab.recordings import load_recordings, save_recordings
 from experiments.lab.terms import Terms
 from experiments.lab.training import compare_updates, further_out, run_of, seconds_of_updates, train_run
-from jaxspec.drafting.adapter import Adapter
-from jaxspec.drafting.draft import Offer
-from jaxspec.drafting.drafter import Drafter
-from jaxspec.drafting.source import Source
-from jaxspec.drafting.tree import from_paths
+from jaxspec.decoding.draft import Offer
+from jaxspec.drafters import METHODS
+from jaxspec.drafters.adapter import Adapter
+from jaxspec.drafters.drafter import Drafter
+from jaxspec.drafters.source import Source
 from jaxspec.errors import UserError
-from jaxspec.methods import METHODS, PPD, Hydra, Medusa, PromptLookup
+from jaxspec.methods import PPD, Hydra, Medusa, PromptLookup
+from jaxspec.trees import from_paths
 from jaxspec.tuning.record import Recording
 
 SMALL = Terms(

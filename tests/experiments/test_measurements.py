@@ -19,13 +19,13 @@ from experiments.measurements import (
 )
 from experiments.studies import Entry
 from jaxspec.decoding.acceptance import Rejection
-from jaxspec.drafting.adapter import Adapter, save_adapter
-from jaxspec.drafting.drafter import make_drafter
-from jaxspec.drafting.method import Batch
-from jaxspec.drafting.tree import chain
+from jaxspec.decoding.method import Batch
+from jaxspec.drafters.adapter import Adapter, save_adapter
+from jaxspec.drafters.drafter import make_drafter
 from jaxspec.methods import PPD, SPACE, HiddenTransfer
 from jaxspec.model.attention import causal_context
 from jaxspec.training.data import Answer
+from jaxspec.trees import chain
 from jaxspec.versions import code_version
 from tests.helpers.methods import trained as perturbed
 from tests.helpers.tiny import make_prompts

@@ -11,10 +11,10 @@ from experiments.decoding_studies import DECODING_STUDIES, SAMPLED
 from experiments.studies import STUDIES
 from experiments.trainings import LARGE
 from experiments.verdicts import decoding_is_faster, predicts_better, training_is_better, way_is_faster
-from jaxspec.drafting.drafter import method_plan
-from jaxspec.drafting.tree import TreePlan
-from jaxspec.methods import METHODS
+from jaxspec.drafters import METHODS
+from jaxspec.drafters.drafter import method_plan
 from jaxspec.training.configs import load_config
+from jaxspec.trees import TreePlan
 from jaxspec.weights.shapes import SMOLLM2_135M
 
 TRAINED = {study.name: study.rows for study in STUDIES}

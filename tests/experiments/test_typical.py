@@ -8,10 +8,10 @@ import pytest
 from experiments import typical
 from experiments.typical import FIGURES, Options, draw, measure, measure_all, report
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.generate import generate
-from jaxspec.drafting.tree import from_paths
 from jaxspec.errors import UserError
+from jaxspec.generation.generate import generate
 from jaxspec.methods import PPD
+from jaxspec.trees import from_paths
 from tests.helpers.methods import untrained_drafter
 from tests.helpers.model import log_probabilities
 from tests.helpers.tiny import make_text_model

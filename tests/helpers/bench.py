@@ -8,7 +8,7 @@ from jaxspec.bench.answers import Answers
 from jaxspec.bench.config import BenchConfig
 from jaxspec.bench.results import load_results
 from jaxspec.bench.run import run_bench
-from jaxspec.drafting.adapter import Adapter, save_adapter
+from jaxspec.drafters.adapter import Adapter, save_adapter
 from jaxspec.methods import PPD, Medusa
 from tests.helpers.files import read_jsonl, write_jsonl
 from tests.helpers.tiny import make_text_model

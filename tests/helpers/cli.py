@@ -2,7 +2,7 @@
 
 import jax
 
-from jaxspec.drafting.adapter import Adapter, save_adapter
+from jaxspec.drafters.adapter import Adapter, save_adapter
 from jaxspec.methods import PPD
 from jaxspec.weights.hf import save_directory
 from jaxspec.weights.load import load_model

@@ -5,11 +5,11 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
-from jaxspec.decoding.job import bucket
 from jaxspec.decoding.loop import prefill, start
-from jaxspec.decoding.prompts import pad_tokens
+from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.state import Decoding
-from jaxspec.drafting.sampling import make_sampler
+from jaxspec.generation.job import bucket
+from jaxspec.generation.prompts import pad_tokens
 from jaxspec.parallel.sharding import in_mesh, mesh_of, put_beside
 
 

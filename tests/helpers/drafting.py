@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.drafting.draft import Draft, Drafting
-from jaxspec.drafting.method import Seen
-from jaxspec.drafting.sampling import make_sampler
+from jaxspec.decoding.draft import Draft, Drafting
+from jaxspec.decoding.method import Seen
+from jaxspec.decoding.sampling import make_sampler
 from tests.helpers.model import quick_jit
 
 

@@ -8,7 +8,8 @@ from jaxspec.bench.metrics import figures
 from jaxspec.bench.results import ALL, Results
 from jaxspec.bench.runs import REFERENCE
 from jaxspec.config import DataConfig, TrainConfig
-from jaxspec.methods import METHODS, PPD
+from jaxspec.drafters import METHODS
+from jaxspec.methods import PPD
 from jaxspec.training.run_config import RunConfig
 from tests.helpers.files import write_jsonl
 

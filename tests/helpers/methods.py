@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ModelConfig
-from jaxspec.drafting.adapter import Adapter
-from jaxspec.drafting.budget import Budget
-from jaxspec.drafting.drafter import Drafter, make_drafter
-from jaxspec.drafting.method import Batch
-from jaxspec.drafting.source import Source
-from jaxspec.drafting.tree import Tree, TreePlan, chain
+from jaxspec.decoding.method import Batch
+from jaxspec.decoding.tree import Tree
+from jaxspec.drafters.adapter import Adapter
+from jaxspec.drafters.budget import Budget
+from jaxspec.drafters.drafter import Drafter, make_drafter
+from jaxspec.drafters.source import Source
 from jaxspec.methods.rest import Rest, build
+from jaxspec.trees import TreePlan, chain
 
 
 def settings(method):

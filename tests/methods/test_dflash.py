@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding.loop import decode
-from jaxspec.drafting.method import Batch
-from jaxspec.drafting.tree import from_paths
+from jaxspec.decoding.method import Batch
 from jaxspec.errors import UserError
 from jaxspec.methods import DFlash
 from jaxspec.methods.context_layer import DraftLayer, copied_layer
 from jaxspec.model.attention import causal_context, causal_mask
 from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers
+from jaxspec.trees import from_paths
 from tests.helpers.decoding import begin
 from tests.helpers.methods import batch_of, loss_and_gradient, predict, sequence, settings, trained, untrained_drafter
 from tests.helpers.model import quick_jit, random_base

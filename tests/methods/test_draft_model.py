@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from jaxspec.config import MeshConfig, SamplingConfig
-from jaxspec.decoding.generate import generate
 from jaxspec.decoding.loop import decode
-from jaxspec.drafting.adapter import Adapter
-from jaxspec.drafting.drafter import autoregressive, make_drafter
+from jaxspec.drafters import load_drafter
+from jaxspec.drafters.adapter import Adapter
+from jaxspec.drafters.draft_source import draft_source
+from jaxspec.drafters.draft_steps import with_steps
+from jaxspec.drafters.drafter import autoregressive, make_drafter
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, DraftModel, load_drafter
-from jaxspec.methods.draft_source import draft_source
-from jaxspec.methods.draft_steps import with_steps
+from jaxspec.generation.generate import generate
+from jaxspec.methods import PPD, DraftModel
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.weights.load import save_model

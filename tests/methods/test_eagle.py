@@ -9,15 +9,17 @@ import optax
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.generate import generate
 from jaxspec.decoding.loop import decode
-from jaxspec.drafting.adapter import Adapter, read_adapter, save_adapter
-from jaxspec.drafting.drafter import autoregressive, make_drafter
-from jaxspec.drafting.method import Batch, Seen
-from jaxspec.drafting.tree import chain, select_trees
+from jaxspec.decoding.method import Batch, Seen
+from jaxspec.decoding.tree import select_trees
+from jaxspec.drafters import METHODS
+from jaxspec.drafters.adapter import Adapter, read_adapter, save_adapter
+from jaxspec.drafters.drafter import autoregressive, make_drafter
 from jaxspec.errors import UserError
-from jaxspec.methods import METHODS, Eagle
+from jaxspec.generation.generate import generate
+from jaxspec.methods import Eagle
 from jaxspec.model.rows import read_layers
+from jaxspec.trees import chain
 from tests.helpers.decoding import begin
 from tests.helpers.drafting import drafting_of
 from tests.helpers.methods import batch_of, predict, sequence, trained

@@ -10,18 +10,19 @@ import optax
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.generate import generate, generate_many
 from jaxspec.decoding.loop import decode
-from jaxspec.drafting.adapter import Adapter
-from jaxspec.drafting.drafter import autoregressive, make_drafter
-from jaxspec.drafting.method import Batch
-from jaxspec.drafting.tree import build_tree, from_paths, pad_tree, stack_trees
+from jaxspec.decoding.method import Batch
+from jaxspec.decoding.tree import build_tree, pad_tree, stack_trees
+from jaxspec.drafters.adapter import Adapter
+from jaxspec.drafters.drafter import autoregressive, make_drafter
 from jaxspec.errors import UserError
+from jaxspec.generation.generate import generate, generate_many
 from jaxspec.methods import PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
 from jaxspec.model.attention import causal_context, causal_mask
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Layer
 from jaxspec.model.rope import rope_angles
+from jaxspec.trees import from_paths
 from tests.helpers.decoding import begin
 from tests.helpers.methods import predict, settings, trained, untrained_drafter
 from tests.helpers.model import plain, run_layers

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.generate import generate
 from jaxspec.decoding.loop import decode
+from jaxspec.drafters import load_drafter
 from jaxspec.errors import UserError
-from jaxspec.methods import Jacobi, Lookahead, load_drafter
+from jaxspec.generation.generate import generate
+from jaxspec.methods import Jacobi, Lookahead
 from tests.helpers.decoding import begin
 from tests.helpers.methods import union
 from tests.helpers.tiny import make_prompts

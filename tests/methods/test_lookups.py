@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.drafting.draft import Offer, knowing_noise
-from jaxspec.drafting.method import Seen, Step
+from jaxspec.decoding.draft import Offer, knowing_noise
+from jaxspec.decoding.method import Seen, Step
 from jaxspec.errors import UserError
 from jaxspec.methods import Suffix, TokenRecycling
 from tests.helpers.drafting import draft_of, drafting_of, offered_after, paths_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from jaxspec.drafting.method import Batch
+from jaxspec.decoding.method import Batch
 from jaxspec.methods.losses import future_loss
 from tests.helpers.model import quick_jit
 

@@ -10,10 +10,10 @@ import optax
 import pytest
 from scipy.special import log_softmax
 
-from jaxspec.drafting.draft import Accepted
-from jaxspec.drafting.drafter import method_plan
-from jaxspec.drafting.method import Method, Seen, Step
-from jaxspec.drafting.tree import build_tree, parse_tree, select_trees, stack_trees
+from jaxspec.decoding.draft import Accepted
+from jaxspec.decoding.method import Method, Seen, Step
+from jaxspec.decoding.tree import build_tree, select_trees, stack_trees
+from jaxspec.drafters.drafter import method_plan
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE, BiTA, HiddenTransfer
 from jaxspec.methods.probes import text_states
@@ -21,6 +21,7 @@ from jaxspec.model.attention import causal_context
 from jaxspec.model.base import Base
 from jaxspec.model.cache import commit, empty_cache
 from jaxspec.model.rows import run_rows
+from jaxspec.trees import parse_tree
 from tests.helpers.drafting import draft_of, drafting_of
 from tests.helpers.methods import batch_of, loss_and_gradient, predict, sequence, settings, trained
 from tests.helpers.model import plain

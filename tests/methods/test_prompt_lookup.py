@@ -2,11 +2,12 @@
 
 import pytest
 
-from jaxspec.decoding.generate import generate, generate_many
-from jaxspec.drafting.drafter import autoregressive
-from jaxspec.drafting.tree import chain
+from jaxspec.drafters import load_drafter
+from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
-from jaxspec.methods import PromptLookup, load_drafter
+from jaxspec.generation.generate import generate, generate_many
+from jaxspec.methods import PromptLookup
+from jaxspec.trees import chain
 from tests.helpers.drafting import offered_after
 from tests.helpers.tiny import make_prompts
 

@@ -8,19 +8,21 @@ import numpy as np
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.generate import generate
+from jaxspec.decoding.draft import Accepted
 from jaxspec.decoding.loop import decode
-from jaxspec.drafting.adapter import Adapter, save_adapter
-from jaxspec.drafting.draft import Accepted
-from jaxspec.drafting.drafter import autoregressive
-from jaxspec.drafting.method import Seen, Step
-from jaxspec.drafting.tree import build_tree, chain
+from jaxspec.decoding.method import Seen, Step
+from jaxspec.decoding.tree import build_tree
+from jaxspec.drafters import load_drafter
+from jaxspec.drafters.adapter import Adapter, save_adapter
+from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
-from jaxspec.methods import SelfSpeculative, load_drafter
+from jaxspec.generation.generate import generate
+from jaxspec.methods import SelfSpeculative
 from jaxspec.methods.layer_search import LayerReplay, search_layers
 from jaxspec.model.attention import Context, causal_context
 from jaxspec.model.cache import commit, empty_cache
 from jaxspec.model.decoder import Skip
+from jaxspec.trees import chain
 from tests.helpers.decoding import begin
 from tests.helpers.drafting import batched, draft_of, drafting_of
 from tests.helpers.methods import untrained_drafter

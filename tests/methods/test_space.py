@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from jaxspec.drafting.drafter import tuned
-from jaxspec.drafting.method import Batch
+from jaxspec.decoding.method import Batch
+from jaxspec.drafters.drafter import tuned
 from jaxspec.errors import UserError
 from jaxspec.methods import SPACE
 from jaxspec.model.attention import causal_context

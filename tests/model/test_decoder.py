@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.drafting.tree import build_tree
+from jaxspec.decoding.tree import build_tree
 from jaxspec.model.attention import Context, causal_context, causal_mask
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows

@@ -12,8 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.generate import generate
-from jaxspec.drafting.drafter import autoregressive
+from jaxspec.drafters.drafter import autoregressive
+from jaxspec.generation.generate import generate
 from jaxspec.serving.api import make_app
 from jaxspec.serving.request import Busy
 from tests.helpers.model import log_probabilities

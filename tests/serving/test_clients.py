@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.generate import generate
-from jaxspec.drafting.drafter import autoregressive
+from jaxspec.drafters.drafter import autoregressive
+from jaxspec.generation.generate import generate
 from jaxspec.methods import DraftModel, PromptLookup
 from jaxspec.serving.engine import Engine, Limits
 from tests.helpers.methods import union

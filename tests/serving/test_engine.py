@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.generate import generate
-from jaxspec.drafting.drafter import autoregressive
+from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
+from jaxspec.generation.generate import generate
 from jaxspec.serving import reader
 from jaxspec.serving.engine import Engine
 from jaxspec.serving.reading import read

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxspec.decoding.generate import generate
-from jaxspec.drafting.drafter import autoregressive
+from jaxspec.drafters.drafter import autoregressive
+from jaxspec.generation.generate import generate
 from tests.helpers import chromium
 
 pytestmark = [

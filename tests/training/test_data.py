@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from jaxspec.config import DataConfig, TextSource, TrainConfig
-from jaxspec.decoding.generate import generate
-from jaxspec.drafting.drafter import autoregressive
+from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
 from jaxspec.files import locked
+from jaxspec.generation.generate import generate
 from jaxspec.training.batches import TrainingData, insertion_points
 from jaxspec.training.data import Answer, cache_file, frequent_tokens, prepare_answers
 from jaxspec.training.examples import select_prompts

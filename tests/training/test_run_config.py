@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from jaxspec.config import TextSource
-from jaxspec.drafting.method import Method
+from jaxspec.decoding.method import Method
+from jaxspec.drafters import METHODS
 from jaxspec.errors import UserError
-from jaxspec.methods import METHODS, PPD, Amphista, BiTA, Eagle, HiddenTransfer, Hydra, Medusa
+from jaxspec.methods import PPD, Amphista, BiTA, Eagle, HiddenTransfer, Hydra, Medusa
 from jaxspec.training.configs import load_config, load_configs, load_papers, split_config_name
 from jaxspec.training.run_config import check_config
 from jaxspec.weights.shapes import SHAPES

@@ -12,7 +12,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from jaxspec.config import TrainConfig
-from jaxspec.drafting.method import Method, Stage
+from jaxspec.decoding.method import Method, Stage
 from jaxspec.methods import PPD, SPACE, Eagle, HiddenTransfer
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder

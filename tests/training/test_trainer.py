@@ -11,11 +11,12 @@ import safetensors.numpy
 from flax.traverse_util import flatten_dict
 
 from jaxspec.config import MeshConfig
-from jaxspec.decoding.generate import generate
-from jaxspec.drafting.drafter import autoregressive
-from jaxspec.drafting.method import Method
+from jaxspec.decoding.method import Method
+from jaxspec.drafters import load_drafter
+from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, SPACE, DraftModel, HiddenTransfer, Hydra, Medusa, load_drafter
+from jaxspec.generation.generate import generate
+from jaxspec.methods import PPD, SPACE, DraftModel, HiddenTransfer, Hydra, Medusa
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.run_config import check_config
 from jaxspec.training.step import stage_ends, train_step, train_steps

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxspec.drafting.tree import expected
+from jaxspec.trees import expected
 from jaxspec.tuning.hardware import fit_latency, rank_options
 
 ACCURACY = np.array([[0.5, 0.2, 0.1, 0.05], [0.3, 0.15, 0.1, 0.05], [0.2, 0.1, 0.05, 0.02]])

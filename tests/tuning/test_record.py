@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxspec.drafting.draft import Offer
+from jaxspec.decoding.draft import Offer
 from jaxspec.tuning.record import Recording
 
 TOKENS = np.array([[[1, 9], [2, 7]], [[9, 8], [3, 7]], [[3, 7], [4, 7]]])  # of three positions at two distances

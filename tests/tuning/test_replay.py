@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.generate import generate
-from jaxspec.drafting.drafter import autoregressive
-from jaxspec.drafting.tree import straightforward
+from jaxspec.drafters.drafter import autoregressive
+from jaxspec.generation.generate import generate
 from jaxspec.methods import PPD, Hydra, Medusa, PromptLookup, Suffix
+from jaxspec.trees import straightforward
 from jaxspec.tuning.record import record
 from jaxspec.tuning.replay import replay
 from tests.helpers.methods import union

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.generate import generate_many
-from jaxspec.drafting.adapter import Adapter, save_adapter
-from jaxspec.drafting.choice import save_choice
-from jaxspec.drafting.drafter import autoregressive, make_drafter
-from jaxspec.drafting.method import Method
-from jaxspec.drafting.tree import chain
+from jaxspec.decoding.method import Method
+from jaxspec.drafters import load_drafter
+from jaxspec.drafters.adapter import Adapter, save_adapter
+from jaxspec.drafters.choice import save_choice
+from jaxspec.drafters.drafter import autoregressive, make_drafter
 from jaxspec.errors import UserError
-from jaxspec.methods import PPD, Medusa, load_drafter
+from jaxspec.generation.generate import generate_many
+from jaxspec.methods import PPD, Medusa
 from jaxspec.model.rows import read_layers
 from jaxspec.training.data import Answer
 from jaxspec.training.evaluate import evaluate
+from jaxspec.trees import chain
 from jaxspec.tuning.latency import measure_latency
 from jaxspec.tuning.race import race
 from jaxspec.tuning.tune import TuneConfig, own_answers, tune

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.generate import generate
-from jaxspec.drafting.choice import Choice, choice_name, save_choice
-from jaxspec.drafting.draft import Offer
-from jaxspec.drafting.drafter import Drafter, autoregressive
+from jaxspec.decoding.draft import Offer
+from jaxspec.drafters import choice_folder, choose_tree
+from jaxspec.drafters.choice import Choice, choice_name, save_choice
+from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
+from jaxspec.generation.generate import generate
 from jaxspec.machine import this_machine
-from jaxspec.methods import PPD, Medusa, PromptLookup, Suffix, choice_folder, choose_tree
+from jaxspec.methods import PPD, Medusa, PromptLookup, Suffix
 from jaxspec.tuning import unions
 from jaxspec.tuning.calibrate import fit_calibration
 from jaxspec.tuning.hardware import Latency

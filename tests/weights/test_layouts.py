@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from jaxspec.decoding.generate import generate
-from jaxspec.methods import load_drafter
+from jaxspec.drafters import load_drafter
+from jaxspec.generation.generate import generate
 from jaxspec.weights import layouts
 from jaxspec.weights.layouts import read_layouts, write_layouts
 from tests.helpers.tiny import make_prompts, make_tiny

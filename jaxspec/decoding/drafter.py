@@ -1,0 +1,59 @@
+"""The device-side part of a drafter: what of it goes into the jitted loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxspec.decoding.draft import Draft, Drafting, Offer, PyTree, calibrated, run_if
+from jaxspec.decoding.method import Method, Seen
+from jaxspec.decoding.shape import Best, StaticTree
+from jaxspec.decoding.source import DeviceSource
+from jaxspec.model.base import Base
+from jaxspec.model.rows import Rows
+
+
+@flax.struct.dataclass
+class DeviceDrafter:
+    """What of a drafter goes into the jitted loop.
+
+    Attributes:
+      sources: what offers candidates; none in autoregressive decoding.
+      shape: what makes a draft of them.
+    """
+
+    sources: tuple[DeviceSource, ...]
+    shape: StaticTree | Best
+
+    def taps(self, layers: int) -> tuple[int, ...]:
+        """Before which layers of a base of so many the sources read hidden states."""
+        return tuple(sorted({layer for source in self.sources for layer in source.method.taps(layers)}))
+
+    def rows(self, base: Base, draft: Draft, lengths: jax.Array, states: Sequence[PyTree]) -> Rows:
+        """The rows of a step: the nodes, and what the source adds that adds rows, from what it remembers."""
+        each = zip(self.sources, states, strict=True)
+        adding = [(source.method, source.trainable, state) for source, state in each if source.method.adds_rows]
+        method, trainable, state = adding[0] if adding else (Method(), {}, {})
+        rows = method.rows(trainable, base, draft, lengths, state)
+        return dataclasses.replace(rows, taps=(*rows.taps, *self.taps(base.decoder.config.num_layers)))
+
+    def observe(self, draftings: Sequence[Drafting], seen: Seen, states: Sequence[PyTree]) -> list[PyTree]:
+        """What every source remembers once it has seen what the base has read."""
+        each = zip(self.sources, draftings, states, strict=True)
+        return [source.method.observe(drafting, seen, state) for source, drafting, state in each]
+
+    def offer(self, draftings: Sequence[Drafting], states: Sequence[PyTree]) -> list[Offer]:
+        """What every source says may come."""
+        offers = []
+        for source, drafting, state in zip(self.sources, draftings, states, strict=True):
+            greedy, sampled = source.calibration[:, None]
+            calibration = drafting.sampler.pick(sampled, greedy)
+            offer = functools.partial(source.method.offer, drafting, state)
+            found = run_if(jnp.any(drafting.active), offer) if source.method.own_passes else offer()
+            offers.append(calibrated(found, calibration))
+        return offers

@@ -1,0 +1,157 @@
+"""Adapters on disk: a method's trained pytree as safetensors, and what is needed to check and use it as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import flax.traverse_util
+import jax
+import numpy as np
+import safetensors.numpy
+
+from jaxspec.config import ModelConfig
+from jaxspec.decoding.draft import PyTree
+from jaxspec.decoding.method import Method
+from jaxspec.errors import UserError
+from jaxspec.files import read_json, shipped_folder, write_atomically
+from jaxspec.parallel.processes import as_leader, host
+from jaxspec.weights.storage import pack, read_weights
+
+WEIGHTS = "adapter.safetensors"
+OWN_MODEL = "model"  # folder, beside an adapter, of a base that was trained with it
+_FORMAT = 1
+_FREQUENT = "frequent_tokens"  # a tensor beside those of the method
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapter:
+    """A trained adapter, or a built one.
+
+    Attributes:
+      method: its method with the settings it was trained with.
+      trainable: the pytree, float32 and int32.
+      fingerprint: names the base it belongs to.
+      info: further content of adapter.json: `base` (name), `training`, `data`, `accuracy` [M][K] per distance and
+        rank, `calibration` (`greedy` and perhaps `sampled`, [M][2]: `calibrated`), `tree` (the candidate paths of its
+        draft tree), `draft_vocabulary` (how many tokens it drafts, 0 all).
+      frequent_tokens: ids by how often the base writes them, int32, what a draft vocabulary is taken from; None where
+        that was not counted.
+      folder: where it was read from; None for one that was not.
+    """
+
+    method: Method
+    trainable: PyTree
+    fingerprint: str
+    info: dict[str, Any]
+    frequent_tokens: np.ndarray | None = None
+    folder: Path | None = None
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """12 hex digits that name these weights, or the settings where they are all there is."""
+        digest = hashlib.sha256(b"" if self.trainable else self.method.spec.encode())
+        for leaf in jax.tree.leaves(self.trainable):  # one at a time: all of a whole base may not fit
+            digest.update(host(leaf).tobytes())
+        return digest.hexdigest()[:12]
+
+
+def save_adapter(folder: Path, adapter: Adapter, dtype: str = "float32") -> None:
+    """Write adapter.safetensors and adapter.json.
+
+    Args:
+      folder: created where missing.
+      adapter: what to write.
+      dtype: of the weights, as `storage.pack` takes it.
+
+    Raises:
+      UserError: it cannot be written there.
+    """
+    tensors = pack(adapter.trainable, dtype)
+    if adapter.frequent_tokens is not None:
+        tensors[_FREQUENT] = adapter.frequent_tokens.astype(np.min_scalar_type(adapter.frequent_tokens.max()))
+    weights = safetensors.numpy.save(tensors)
+    head = {
+        "format": _FORMAT,
+        "method": adapter.method.name,
+        "settings": dataclasses.asdict(adapter.method),
+        "fingerprint": adapter.fingerprint,
+    }
+    text = json.dumps(head | adapter.info, indent=1).encode()
+
+    def write() -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / WEIGHTS, weights)
+            write_atomically(folder / "adapter.json", text)
+        except OSError as error:
+            raise UserError(f"{folder}: the adapter cannot be written there ({error.strerror})") from None
+
+    as_leader(write)
+
+
+def read_adapter(folder: Path, config: ModelConfig, methods: Mapping[str, type[Method]]) -> Adapter:
+    """Read an adapter and check it against its own settings and the base's shapes.
+
+    Args:
+      folder: what `save_adapter` wrote.
+      config: of the base.
+      methods: the known ones by name.
+
+    Raises:
+      UserError: missing or truncated files, an unknown method or setting, a tensor missing, unknown or misshapen.
+    """
+    head = read_json(folder / "adapter.json")
+    if head.get("format") != _FORMAT:
+        raise UserError(f"{folder}/adapter.json: format {head.get('format')!r} is not {_FORMAT}")
+    name, settings = head.get("method"), head.get("settings", {})
+    if name not in methods:
+        raise UserError(f"{folder}/adapter.json: unknown method {name!r}")
+    try:
+        method = methods[name](**settings)
+        expected = flax.traverse_util.flatten_dict(method.abstract(config), sep="/")
+    except TypeError as error:
+        raise UserError(f"{folder}/adapter.json: settings do not fit {name}: {error}") from None
+    file = folder / WEIGHTS
+    flat = read_weights(file)
+    frequent = flat.pop(_FREQUENT, None)
+    if frequent is not None and not _are_tokens(frequent, config.vocab_size):
+        raise UserError(f"{file}: {_FREQUENT} must hold different token ids of the vocabulary of {config.vocab_size}")
+    for key in sorted(expected.keys() | flat.keys()):
+        if key not in flat:
+            raise UserError(f"{file}: tensor {key!r} is missing")
+        if key not in expected:
+            raise UserError(f"{file}: unknown tensor {key!r}")
+        if flat[key].shape != expected[key].shape:
+            shape, wanted = list(flat[key].shape), list(expected[key].shape)
+            raise UserError(f"{file}: tensor {key!r} has shape {shape}, {name} on this base needs {wanted}")
+    trainable = flax.traverse_util.unflatten_dict(flat, sep="/")
+    frequent = None if frequent is None else frequent.astype(np.int32)
+    info = {k: v for k, v in head.items() if k not in ("format", "method", "settings", "fingerprint")}
+    return Adapter(method, trainable, head.get("fingerprint", ""), info, frequent, folder)
+
+
+def _are_tokens(ids: np.ndarray, vocab_size: int) -> bool:
+    """Whether an array is a list of different token ids."""
+    whole = ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer)
+    return whole and len(np.unique(ids)) == ids.size and bool(np.all((ids >= 0) & (ids < vocab_size)))
+
+
+def find_shipped(method: str, fingerprint: str) -> Path | None:
+    """The folder of the adapter that ships for a method and a base, or None.
+
+    An installed package lacks the weights of large ones.
+    """
+    for file in sorted(shipped_folder("adapters").glob("*/adapter.json")):
+        try:
+            head = read_json(file)
+        except UserError:  # a damaged neighbour is no reason to find nothing
+            continue
+        if head.get("method") == method and head.get("fingerprint") == fingerprint:
+            return file.parent
+    return None

@@ -1,0 +1,202 @@
+"""A drafter: methods with their adapters, what makes a draft of their offers, and the base they decode on."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+from jaxspec.decoding.draft import PyTree
+from jaxspec.decoding.drafter import DeviceDrafter
+from jaxspec.decoding.method import Method
+from jaxspec.decoding.shape import Best, StaticTree
+from jaxspec.decoding.tree import Path
+from jaxspec.drafters.adapter import Adapter
+from jaxspec.drafters.budget import Budget, parse_budget
+from jaxspec.drafters.source import Source
+from jaxspec.errors import UserError
+from jaxspec.trees import TreePlan, from_paths, parse_tree
+from jaxspec.weights.load import Model
+from jaxspec.weights.params import params_fingerprint
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Drafter:
+    """Ready to decode. Made by `load_drafter`, `make_drafter` or `autoregressive`.
+
+    Attributes:
+      sources: methods with their adapters; at most one of them adds rows.
+      model: the base they decode on: the one that they were loaded for, or what a method has tuned that to.
+      shape: fixed draft trees, of one source alone, or a budget of rows.
+      note: how the shape was chosen, in words; empty where it was asked for.
+    """
+
+    sources: tuple[Source, ...]
+    model: Model
+    shape: TreePlan | Budget
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """`medusa`, or `medusa+prompt_lookup`."""
+        return "+".join(source.method.name for source in self.sources)
+
+    @property
+    def digest(self) -> str:
+        """Names what drafts, and on which base, for choices that hold of it alone."""
+        digests = sorted(filter(None, (source.digest for source in self.sources)))
+        alone = len(self.sources) == 1 and self.sources[0].adapter is not None
+        return digests[0] if alone else "+".join([self.model.fingerprint, *digests])
+
+    @property
+    def source(self) -> Source:
+        """The one source. Raises UserError for a union."""
+        if len(self.sources) > 1:
+            raise UserError(f"{self.name}: this takes one method, not {len(self.sources)}")
+        return self.sources[0]
+
+    @property
+    def plan(self) -> TreePlan:
+        """The fixed trees. Raises UserError where a draft is chosen per step."""
+        if isinstance(self.shape, Budget):
+            raise UserError(f"{self.name}: this takes fixed trees, not {self.shape.spec}")
+        return self.shape
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything is drafted at all."""
+        return any(source.method.max_distance for source in self.sources)
+
+    @property
+    def num_nodes(self) -> int:
+        """N, nodes of a step, padding included."""
+        return self.shape.divided(self.sources)[0] if isinstance(self.shape, Budget) else self.shape.num_nodes
+
+    @property
+    def num_rows(self) -> int:
+        """R, rows of a step, padding included."""
+        if isinstance(self.shape, Budget):
+            return self.shape.rows
+        method = self.source.method
+        probes = self.shape.num_probes if method.probe_distances else 0
+        return self.shape.num_nodes + probes * method.probe_rows + method.further_rows
+
+    @property
+    def least_rows(self) -> int:
+        """Rows of its smallest step. Kernels lie as is best for these: a loaded machine mostly takes the smallest."""
+        sizes = self.shape.sizes if isinstance(self.shape, Budget) else ()
+        return sizes[0][0] if sizes else self.num_rows
+
+    @functools.cached_property
+    def on_device(self) -> DeviceDrafter:
+        """What the jitted loop takes."""
+        sources = tuple(source.on_device(self.model) for source in self.sources if source.method.max_distance)
+        return DeviceDrafter(sources, self.device_shape)
+
+    @property
+    def device_shape(self) -> StaticTree | Best:
+        """What makes drafts of offers there."""
+        if isinstance(self.shape, Budget):
+            return self.shape.on_device(self.sources)
+        return StaticTree(self.shape.arrays(self.source.method.probe_distances))
+
+    def with_tree(
+        self, tree: str | TreePlan | Sequence[Path] | None, draft_vocabulary: int | None = None, note: str = ""
+    ) -> Drafter:
+        """The same sources on the same base with another shape.
+
+        Args:
+          tree: a specification like `sparse:16` or `best:8`, a plan, or a list of paths; None for a source's own tree,
+            and for a union `best:8`.
+          draft_vocabulary: draft only so many of the base's most frequent tokens; 0 drafts all; None for the adapters'
+            own.
+          note: how the tree was chosen.
+
+        Raises:
+          UserError: a tree or a draft vocabulary that does not fit.
+        """
+        if not self.drafts:
+            if tree is not None or draft_vocabulary is not None:
+                asked = f"tree, got {str(tree)!r}" if tree is not None else f"draft vocabulary, got {draft_vocabulary}"
+                raise UserError(f"{self.name} drafts nothing and has no {asked}")
+            return dataclasses.replace(self, note=note)
+        trained = [source.trained for source in self.sources]
+        sources = tuple(
+            source.with_vocabulary(None if any(trained) and not own else draft_vocabulary)
+            for source, own in zip(self.sources, trained, strict=True)
+        )
+        drafter = dataclasses.replace(self, sources=sources, note=note)
+        if budget := parse_budget(tree, sources):
+            budget.divided(sources)  # refuses one that is too small
+            return dataclasses.replace(drafter, shape=budget)
+        if len(sources) > 1:
+            raise UserError(f"{self.name}: a union takes a tree of best:ROWS, got {str(tree)!r}")
+        [source] = sources
+        plan = _plan(source, self.model.config.num_layers, tree)
+        tokens = source.draft_vocabulary or self.model.config.vocab_size
+        if plan.max_rank >= tokens:
+            raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {tokens}")
+        learned = source.method.learned_distance
+        if tree is not None and plan.depth > learned:
+            warning = f"warning: a tree of {plan.depth} levels, and {self.name} has learned {learned}"
+            drafter = dataclasses.replace(drafter, note=join_notes(note, warning))
+        return dataclasses.replace(drafter, shape=plan)
+
+
+def join_notes(*notes: str) -> str:
+    """One line of those that say something."""
+    return "; ".join(filter(None, notes))
+
+
+def autoregressive(model: Model) -> Drafter:
+    """The drafter that drafts nothing."""
+    return Drafter((Source(Method(), {}),), model, from_paths([]))
+
+
+def make_drafter(
+    adapter: Adapter,
+    model: Model,
+    tree: str | TreePlan | Sequence[Path] | None = None,
+    draft_vocabulary: int | None = None,
+) -> Drafter:
+    """An adapter on its base; `tree` and `draft_vocabulary` as in `Drafter.with_tree`.
+
+    Raises:
+      UserError: a tree or a draft vocabulary that does not fit.
+    """
+    method, trainable, model = tuned(adapter.method, adapter.trainable, model)
+    source = Source(method, trainable, adapter)
+    return Drafter((source,), model, from_paths([])).with_tree(tree, draft_vocabulary)
+
+
+def tuned(method: Method, trainable: PyTree, model: Model) -> tuple[Method, PyTree, Model]:
+    """What decodes: a method, its pytree, and the base they are for, which a method may have tuned (`Method.tune`)."""
+    method, trainable, base = method.tune(trainable, model.base)
+    if base is not model.base:
+        fingerprint = params_fingerprint(model.config, base.params)
+        model = dataclasses.replace(model, params=base.params, fingerprint=fingerprint)
+    return method, trainable, model
+
+
+def method_plan(method: Method, layers: int, spec: str, accuracy: Sequence[Sequence[float]] | None) -> TreePlan:
+    """The tree that a specification asks for of a method on a base of so many layers, with accuracies [M][K]."""
+    return parse_tree(spec, method.name, method.max_distance, accuracy, method.probe_cost(layers))
+
+
+def _plan(source: Source, layers: int, tree: str | TreePlan | Sequence[Path] | None) -> TreePlan:
+    """The fixed trees of a source to decode with on a base of so many layers; None is its own."""
+    method = source.method
+    if isinstance(tree, str):
+        plan = method_plan(method, layers, tree, source.accuracy)
+    elif tree is not None:
+        plan = tree if isinstance(tree, TreePlan) else from_paths(tree)
+    else:
+        plan = source.tree
+    if not 1 <= plan.depth <= method.max_distance:
+        raise UserError(f"a tree of {method.name} is 1 to {method.max_distance} candidates deep, not {plan.depth}")
+    if len(plan.states) > 1 and not method.probe_distances:
+        raise UserError(f"{method.name} has no probes: it takes one tree, not {len(plan.states)} that depend on them")
+    followed = {path[:-1] for state in plan.states for path in state.paths}
+    if method.chains and len(followed) > plan.depth:
+        raise UserError(f"{method.name}: it drafts a chain here: give the tree chain:N or best:N")
+    return plan

@@ -1,0 +1,132 @@
+"""A source: a method with its adapter, as one of those that feed a draft."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.decoding.draft import PyTree
+from jaxspec.decoding.method import Calibration, Method
+from jaxspec.decoding.source import DeviceSource
+from jaxspec.drafters.adapter import Adapter
+from jaxspec.errors import UserError
+from jaxspec.model.base import Base
+from jaxspec.model.blocks import in_blocks
+from jaxspec.trees import TreePlan, chain
+from jaxspec.trees.plan import plan_from_json
+from jaxspec.weights.load import Model
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """A method as one of those that feed a draft.
+
+    Attributes:
+      method: its settings.
+      trainable: its pytree, as trained, in the host's memory where it was read from disk.
+      adapter: what it was made from; None for a method that takes none, or where other weights took its place.
+      draft_vocabulary: V', how many of the base's most frequent tokens it may draft; 0: all.
+      calibration: `greedy` or `sampled`, in place of the adapter's and the method's own.
+      weights: names those that came to the adapter's, or took its place.
+    """
+
+    method: Method
+    trainable: PyTree
+    adapter: Adapter | None = None
+    draft_vocabulary: int = 0
+    calibration: Mapping[str, Calibration] = dataclasses.field(default_factory=dict)
+    weights: str = ""
+
+    @property
+    def trained(self) -> bool:
+        """Whether it has an adapter that was trained."""
+        return self.method.trainable and self.adapter is not None
+
+    @property
+    def digest(self) -> str:
+        """Names what it drafts with: weights, or settings that are not the defaults; empty without any."""
+        if self.adapter or self.weights:
+            return "+".join(filter(None, (self.adapter and self.adapter.digest, self.weights)))
+        return self.method.spec if self.method.spec != self.method.name else ""
+
+    @property
+    def tree(self) -> TreePlan:
+        """The source's own tree: its adapter's, or a chain. Raises UserError for an adapter that holds none."""
+        if not self.trained:
+            return chain(self.method.usual_depth)
+        if "tree" not in self.adapter.info:
+            raise UserError("the adapter holds no tree; train.py writes it")
+        return plan_from_json(self.adapter.info["tree"], "the adapter's tree")
+
+    @property
+    def accuracy(self) -> list[list[float]] | None:
+        """[M][K], the adapter's measured accuracies, if it has any."""
+        return self.adapter.info.get("accuracy") if self.adapter else None
+
+    def with_vocabulary(self, count: int | None) -> Source:
+        """The source with another draft vocabulary; None for the adapter's own. Raises UserError for one too large."""
+        if not self.trained:
+            if count is not None:
+                raise UserError(f"{self.method.name} is not trained and has no draft vocabulary, got {count}")
+            return self
+        count = self.adapter.info.get("draft_vocabulary", 0) if count is None else count
+        frequent = self.adapter.frequent_tokens
+        check_drafts(count, 0 if frequent is None else len(frequent))
+        return dataclasses.replace(self, draft_vocabulary=count)
+
+    def on_device(self, model: Model) -> DeviceSource:
+        """What the jitted loop takes, for the base that it decodes on."""
+        base, method = model.base, self.method
+        if self.draft_vocabulary:
+            base = base.drafting(jnp.asarray(self.adapter.frequent_tokens[: self.draft_vocabulary]))
+        trainable = method.prepared(jax.tree.map(jnp.asarray, self.trainable), base)
+        source = DeviceSource(trainable, jnp.asarray(self.calibrations()), method, base.draft_vocabulary)
+        # A prompt's drafts are made from about as many rows as there are distances, however many nodes the tree has.
+        block = functools.partial(model.block_for, method.max_distance)
+        return in_blocks(source, block, (*method.kernels, "columns"))
+
+    def calibrations(self) -> np.ndarray:
+        """[2, M, 2] float32, of greedy decoding and of sampling, which takes the former where it was not measured."""
+        count = self.method.max_distance
+        measured = (self.adapter and self.adapter.info.get("calibration")) or self._methods_own(count)
+        try:
+            known = {**measured, **self.calibration}
+            greedy = known.get("greedy", [[1.0, 0.0]] * count)
+            table = np.asarray([greedy, known.get("sampled", greedy)], np.float32)
+        except (AttributeError, TypeError, ValueError):  # not an object, rows of unequal length, or no numbers
+            table = np.empty(0)
+        if table.shape != (2, count, 2) or not np.isfinite(table).all():
+            raise UserError(f"{self.method.name}: calibration must be two numbers for {count} distances")
+        return table
+
+    def _methods_own(self, count: int) -> dict[str, Calibration]:
+        """The method's calibration for `count` distances; beyond those measured, that of the last one."""
+        known = self.method.calibration.items()
+        return {name: [*table[:count], *[table[-1]] * (count - len(table))] for name, table in known}
+
+
+def learning(base: Base, method: Method, frequent: np.ndarray | None) -> Base:
+    """A base for a method to learn on, and to be judged on: what it learns to draft is the base's draft vocabulary.
+
+    Args:
+      base: the frozen decoder.
+      method: what learns.
+      frequent: token ids by how often the base writes them.
+    """
+    count = method.learned_tokens
+    return base.drafting(jnp.asarray(frequent[:count])) if count else base
+
+
+def check_drafts(count: int, most: int) -> None:
+    """Raise UserError for a draft vocabulary of another size than 0, all tokens, to `most`."""
+    if type(count) is not int:
+        raise UserError(f"draft-vocabulary must be a whole number, got {count!r}")
+    if count and not most:
+        raise UserError(f"draft-vocabulary {count}: the adapter does not say which tokens are frequent")
+    if not 0 <= count <= most:
+        raise UserError(f"draft-vocabulary must be 0 (all tokens) or at most {most}, got {count}")

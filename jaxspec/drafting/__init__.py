@@ -1,1 +1,0 @@
-"""The contract of methods: drafts, trees, noise, adapters. Knows neither decoding nor a method."""

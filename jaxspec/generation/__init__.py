@@ -1,0 +1,1 @@
+"""From prompts to answers: jobs and batches, whole or streamed, and where two answers part."""

@@ -1,0 +1,284 @@
+"""Prompts in, texts out: batching, buckets, timing, streaming. The public face of the loop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.acceptance import Acceptance, Match
+from jaxspec.decoding.loop import insert
+from jaxspec.drafters.drafter import Drafter
+from jaxspec.errors import UserError
+from jaxspec.generation.job import Job, RunningBatch, bucket
+from jaxspec.generation.prompts import as_text, encode_prompts
+from jaxspec.parallel.processes import host
+from jaxspec.parallel.sharding import in_mesh, parts_of_batch
+
+_UNBOUNDED = np.iinfo(np.int32).max
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceStats:
+    """What one source did for an answer; each list is per depth from 1.
+
+    Attributes:
+      offered: steps that had a candidate of the source there below the accepted path.
+      accepted: steps that accepted one.
+      expected: steps that should have, by the chances that the draft was chosen by; 0 in fixed trees.
+    """
+
+    offered: list[int]
+    accepted: list[int]
+    expected: list[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """One prompt's answer.
+
+    Attributes:
+      prompt: as given, or the decoded ids where ids were given.
+      text: the answer, special tokens left out; empty for a model without a tokenizer.
+      tokens: ids of the answer, an end-of-text token included.
+      drafted_by: per token, the sources that offered it, a bit each in the order of `sources`; 0 where none did.
+      steps: forward passes after prefill.
+      offered: per depth from 1, steps that had a candidate there below the accepted path.
+      accepted: per depth from 1, steps that accepted one.
+      prefill_seconds: wall time of prefill; of the whole batch where prompts were batched.
+      decode_seconds: wall time of all steps, compilation excluded; likewise.
+      compile_seconds: time spent compiling for this batch's shapes; 0 when they were known.
+      sources: what each source did, by the name of its method.
+      draft_passes: passes of a draft model, or of the part of the base that drafts, after prefill, for drafts that were
+        verified; 0 without one.
+    """
+
+    prompt: str
+    text: str
+    tokens: list[int]
+    drafted_by: list[int]
+    steps: int
+    offered: list[int]
+    accepted: list[int]
+    prefill_seconds: float
+    decode_seconds: float
+    compile_seconds: float
+    sources: dict[str, SourceStats] = dataclasses.field(default_factory=dict)
+    draft_passes: int = 0
+
+    @property
+    def drafted(self) -> list[bool]:
+        """Per token, whether it was drafted and accepted."""
+        return [sources > 0 for sources in self.drafted_by]
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of the answer."""
+        return len(self.tokens)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """(new tokens - 1) / steps: prefill emits the first token. 1 for autoregressive decoding; 0 without steps."""
+        return (self.new_tokens - 1) / self.steps if self.steps else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """(new tokens - 1) / decode seconds; 0 without steps."""
+        return (self.new_tokens - 1) / self.decode_seconds if self.steps else 0.0
+
+
+def _collect(drafter: Drafter, run: RunningBatch, row: int, prompt: str) -> Generation:
+    """The answer of one batch row as it stands."""
+    model, state, count = drafter.model, run.state, int(run.state.counts[row])
+    stats, names = state.stats, [source.method.name for source in drafter.sources if source.method.max_distance]
+    offered, accepted, expected = (host(x)[row].tolist() for x in (stats.offered, stats.accepted, stats.expected))
+    tokens = host(state.tokens)[row, :count].tolist()
+    return Generation(
+        prompt=prompt,
+        text=model.decode(tokens) if model.tokenizer else "",
+        tokens=tokens,
+        drafted_by=host(state.drafted_by)[row, :count].tolist(),
+        steps=int(state.stats.steps[row]),
+        offered=offered[0],
+        accepted=accepted[0],
+        prefill_seconds=run.prefill_seconds,
+        decode_seconds=run.decode_seconds,
+        compile_seconds=run.compile_seconds,
+        sources=dict(zip(names, map(SourceStats, offered[1:], accepted[1:], expected[1:]), strict=True)),
+        draft_passes=int(stats.draft_passes[row]),
+    )
+
+
+def iterate(
+    drafter: Drafter,
+    prompts: Sequence[str | Sequence[int]],
+    max_new_tokens: int = 128,
+    *,
+    sampling: SamplingConfig = SamplingConfig(),
+    seed: int = 0,
+    acceptance: Acceptance = Match(),
+    batch_size: int = 1,
+    chat: bool = True,
+    max_length: int | None = None,
+    max_steps: int = _UNBOUNDED,
+) -> Iterator[Generation]:
+    """Answer prompts, batch by batch as the answers are asked for.
+
+    Args:
+      drafter: from `load_drafter`.
+      prompts: texts or token ids.
+      max_new_tokens: stop there, or at an end-of-text token.
+      sampling: greedy by default.
+      seed: with sampling, decides the text; the same for every prompt.
+      acceptance: `Match` gives autoregressive decoding's text, `Rejection` another of the same distribution,
+        `Typical` is lossy.
+      batch_size: prompts decoded together; each accepts at its own pace.
+      chat: wrap texts in the tokenizer's chat template, where it has one.
+      max_length: longest prompt and answer together, in tokens; default the base's context.
+      max_steps: forward passes after prefill; a few are enough to warm up.
+
+    Yields:
+      One `Generation` per prompt, in order.
+
+    Raises:
+      UserError: a prompt or a setting that makes no sense.
+    """
+    if batch_size < 1:
+        raise UserError(f"batch-size must be at least 1, got {batch_size}")
+    model = drafter.model
+    encoded = encode_prompts(model, prompts, max_new_tokens, chat, max_length)
+    job = Job(drafter, sampling, seed, acceptance, min(batch_size, len(encoded)))
+    for first in range(0, len(encoded), batch_size):
+        batch = encoded[first : first + batch_size]
+        padding = min(batch_size, len(encoded)) - len(batch)  # a last short batch keeps the compiled shape
+        limits = [max_new_tokens] * len(batch) + [0] * padding
+        sizes = job.sizes(max(map(len, batch)), max_new_tokens)
+        run = job.begin([*batch, *[[0]] * padding], limits, *sizes)
+        job.advance(run, max_steps)
+        for row in range(len(batch)):
+            yield _collect(drafter, run, row, as_text(model, prompts[first + row]))
+
+
+def generate(
+    drafter: Drafter,
+    prompts: Sequence[str | Sequence[int]],
+    max_new_tokens: int = 128,
+    **settings: Any,
+) -> list[Generation]:
+    """Answer prompts: `iterate` as a list, with the same arguments.
+
+    Args:
+      drafter: from `load_drafter`.
+      prompts: texts or token ids.
+      max_new_tokens: stop there, or at an end-of-text token.
+      **settings: `sampling`, `seed`, `acceptance`, `batch_size`, `chat`, `max_length`, `max_steps` as in `iterate`.
+
+    Returns:
+      One `Generation` per prompt, in order.
+
+    Raises:
+      UserError: a prompt or a setting that makes no sense.
+    """
+    return list(iterate(drafter, prompts, max_new_tokens, **settings))
+
+
+def generate_many(
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    sampling: SamplingConfig = SamplingConfig(),
+    seed: int = 0,
+    batch_size: int = 32,
+    refill: int = 8,
+    steps_per_chunk: int = 16,
+) -> Iterator[tuple[int, list[int]]]:
+    """Answers to many prompts, for throughput: rows that finish make room for the next prompts.
+
+    Args:
+      drafter: from `load_drafter`.
+      prompts: token ids.
+      max_new_tokens: stop there, or at an end-of-text token.
+      sampling: greedy by default.
+      seed: of sampling.
+      batch_size: rows decoded together.
+      refill: prompts prefilled together, once as many rows are free.
+      steps_per_chunk: forward passes between two looks at what has finished.
+
+    Yields:
+      Index of a prompt and the ids of its answer, in the order they finish.
+    """
+    job = Job(drafter, sampling, seed, Match(), batch_size)  # however few are left: resumed ones round alike
+    parts = parts_of_batch(job.mesh)  # of a number that they do not divide every one would hold all rows
+    batch_size = bucket(min(batch_size, len(prompts)), parts, parts)
+    refill = min(refill, batch_size)
+    together = bucket(refill, parts, parts)
+    _, width, capacity = job.sizes(max(map(len, prompts)), max_new_tokens)
+    run = job.begin([[0]] * batch_size, [0] * batch_size, bucket(1), width, capacity)  # all rows free
+    owner: list[int | None] = [None] * batch_size
+    waiting = list(range(len(prompts)))[::-1]
+    while waiting or any(prompt is not None for prompt in owner):
+        free = [row for row, prompt in enumerate(owner) if prompt is None]
+        while waiting and len(free) >= min(refill, len(waiting)):
+            taken = [waiting.pop() for _ in range(min(together, len(free), len(waiting)))]
+            rows, free = free[: len(taken)], free[len(taken) :]
+            padding = together - len(taken)
+            limits = [max_new_tokens] * len(taken) + [0] * padding
+            batch = [*(prompts[i] for i in taken), *[[0]] * padding]
+            fresh = job.begin(batch, limits, bucket(max(map(len, batch))), width, capacity)
+            with in_mesh(job.mesh):
+                run.state = insert(run.state, fresh.state, np.array(rows + [batch_size] * padding, np.int32))
+            for row, prompt in zip(rows, taken, strict=True):
+                owner[row] = prompt
+        job.advance(run, steps_per_chunk)
+        done, counts = host(run.state.done), host(run.state.counts)
+        tokens = host(run.state.tokens)
+        for row, prompt in enumerate(owner):
+            if prompt is not None and done[row]:
+                owner[row] = None
+                yield prompt, tokens[row, : counts[row]].tolist()
+
+
+def stream(
+    drafter: Drafter,
+    prompt: str | Sequence[int],
+    max_new_tokens: int = 128,
+    *,
+    sampling: SamplingConfig = SamplingConfig(),
+    seed: int = 0,
+    acceptance: Acceptance = Match(),
+    chat: bool = True,
+    max_length: int | None = None,
+    steps_per_chunk: int = 4,
+) -> Iterator[Generation]:
+    """Answer one prompt piece by piece: the arguments of `generate`, the answer so far after every few steps.
+
+    Args:
+      drafter: from `load_drafter`.
+      prompt: text or token ids.
+      max_new_tokens: stop there, or at an end-of-text token.
+      sampling: greedy by default.
+      seed: with sampling, decides the text.
+      acceptance: `Match` gives autoregressive decoding's text, `Rejection` another of the same distribution,
+        `Typical` is lossy.
+      chat: wrap text in the tokenizer's chat template, where it has one.
+      max_length: longest prompt and answer together, in tokens.
+      steps_per_chunk: forward passes between two yields.
+
+    Yields:
+      The `Generation` as it stands; the last one is complete.
+
+    Raises:
+      UserError: a prompt or a setting that makes no sense.
+    """
+    model = drafter.model
+    [ids] = encode_prompts(model, [prompt], max_new_tokens, chat, max_length)
+    job, text = Job(drafter, sampling, seed, acceptance, 1), as_text(model, prompt)
+    run = job.begin([ids], [max_new_tokens], *job.sizes(len(ids), max_new_tokens))
+    yield _collect(drafter, run, 0, text)
+    while not np.all(host(run.state.done)):
+        job.advance(run, steps_per_chunk)
+        yield _collect(drafter, run, 0, text)

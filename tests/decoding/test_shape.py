@@ -1,0 +1,229 @@
+"""Shapes: fixed trees take candidates by rank, `Best` the most probable ones of all sources."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.decoding.draft import Offer, Pace
+from jaxspec.decoding.shape import Best, StaticTree
+from jaxspec.decoding.tree import build_tree, stack_trees
+from tests.helpers.model import quick_jit
+
+B, DEPTH = 3, 3
+
+
+def marginals(rng, width=4, distances=DEPTH, vocabulary=6):
+    """Independent candidates per distance, distinct among siblings."""
+    tokens = np.stack([rng.permutation(vocabulary)[:width] for _ in range(B * distances)], dtype=np.int32)
+    tokens = tokens.reshape(B, distances, width)
+    p = rng.dirichlet(np.ones(width), size=(B, distances)) * rng.uniform(0.5, 1.4, (B, distances, 1))
+    known = rng.random((B, distances, 1)) < 0.8
+    return Offer(tokens, known, np.log(np.minimum(p, 1.0), dtype=np.float32))
+
+
+def trie(rng, width=3, distances=DEPTH, vocabulary=6):
+    """Candidates below others: siblings have distinct tokens, and some parents are not there."""
+    tokens, parent = np.zeros((2, B, distances, width), np.int32)
+    for b in range(B):
+        for d in range(distances):
+            parent[b, d] = rng.integers(0, width, width) if d else 0
+            for up in set(parent[b, d]):
+                where = np.flatnonzero(parent[b, d] == up)
+                tokens[b, d, where] = rng.permutation(vocabulary)[: len(where)]
+    p = rng.uniform(0.1, 0.9, tokens.shape)
+    known = rng.random(tokens.shape) < 0.8
+    return Offer(tokens, known, np.log(p, dtype=np.float32), parent)
+
+
+def below(offer, b, depth, place):
+    """{token: (log p, place)} that one source offers below a node that is its candidate at `place`, None for none."""
+    if depth >= offer.tokens.shape[1]:
+        return {}
+    known = np.broadcast_to(offer.known, offer.tokens.shape)[b, depth]
+    fits = known & (True if offer.parent is None else depth == 0 or np.asarray(offer.parent)[b, depth] == place)
+    fits &= offer.parent is None or depth == 0 or place is not None
+    log_p = np.asarray(offer.log_p, np.float64)[b, depth]
+    return {int(offer.tokens[b, depth, w]): (log_p[w], w) for w in np.flatnonzero(fits)}
+
+
+def every_path(offers, b, depth=DEPTH):
+    """{path of tokens: (log p, sources)} by the rules, one node at a time."""
+    found, pending = {}, [((), 0.0, (0,) * len(offers))]
+    while pending:
+        path, log_p, places = pending.pop()
+        if len(path) == depth:
+            continue
+        given = [below(offer, b, len(path), place) for offer, place in zip(offers, places, strict=True)]
+        best = {t: max(g[t][0] for g in given if t in g) for t in set().union(*given)}
+        total = max(np.logaddexp.reduce(list(best.values())), 0.0) if best else 0.0
+        for token, chance in best.items():
+            child = (*path, token)
+            found[child] = (log_p + chance - total, sum(1 << i for i, g in enumerate(given) if token in g))
+            pending.append((child, found[child][0], tuple(g[token][1] if token in g else None for g in given)))
+    return found
+
+
+def drafted(draft, b):
+    """{path of tokens: (log p, sources)} of a draft's valid nodes."""
+    parent, tokens, paths = np.asarray(draft.tree.parent)[b], np.asarray(draft.tokens)[b], [()]
+    for node in range(1, len(parent)):
+        paths.append((*paths[parent[node]], int(tokens[node])))
+    valid = np.asarray(draft.valid)[b]
+    facts = zip(np.asarray(draft.log_p)[b].tolist(), np.asarray(draft.sources)[b].tolist(), strict=True)
+    return {path: fact for path, fact, there in zip(paths, facts, valid, strict=True) if there and path}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def choose(best, offers):
+    return best.draft([], jnp.full(B, 9), offers)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "nodes"),
+    [
+        ((marginals,), 12),
+        ((trie,), 12),
+        ((marginals, trie), 2),
+        ((marginals, trie), 5),
+        ((marginals, trie), 12),
+        ((trie, marginals, trie), 40),
+    ],
+)
+def test_best_takes_the_most_probable_paths_of_all_offers(nodes, kinds):
+    """Against all paths listed one by one: the same chances, and none left out that is more probable."""
+    rng = np.random.default_rng(nodes)
+    for _ in range(4):
+        offers = [kind(rng) for kind in kinds]
+        draft = choose(Best((), nodes, 0, 0, min(nodes - 1, DEPTH)), offers)
+        for b in range(B):
+            every, taken = every_path(offers, b, min(nodes - 1, DEPTH)), drafted(draft, b)
+            assert len(taken) == min(nodes - 1, len(every))
+            for path, (log_p, sources) in taken.items():
+                assert log_p == pytest.approx(every[path][0], abs=1e-4) and sources == every[path][1]
+            worst = min((log_p for log_p, _ in taken.values()), default=0.0)
+            assert all(every[path][0] <= worst + 1e-4 for path in every.keys() - taken.keys())
+
+
+def test_nodes_fall_in_probability_and_follow_their_parents():
+    """So that a draft of fewer nodes is the beginning of a larger one."""
+    rng = np.random.default_rng(1)
+    offers = [marginals(rng), trie(rng)]
+    large, small = (choose(Best((), nodes, 0, 0, DEPTH), offers) for nodes in (12, 5))
+    assert np.all(np.diff(np.where(large.valid, large.log_p, -np.inf)[:, 1:]) <= 0)
+    assert np.all(np.asarray(large.tree.parent)[:, 1:] < np.arange(1, 12))
+    for ours, theirs in ((small.tokens, large.tokens), (small.tree.parent, large.tree.parent)):
+        np.testing.assert_array_equal(ours, theirs[:, :5])
+
+
+@jax.jit
+def sized(best, offers, pace):
+    return best.draft([], jnp.full(B, 9), offers, pace)
+
+
+@pytest.mark.parametrize("milliseconds", [(20, 21, 26), (20, 30, 60), (20, 20, 20)])
+def test_a_step_has_the_size_that_is_worth_most(milliseconds):
+    """Tokens to expect, less what the time of a step brings at the pace of late, of all rows that are not done."""
+    rng, sizes = np.random.default_rng(6), (1, 4, 9)
+    whole, best = Best((), 9, 0, 0, DEPTH), Best((), 9, 0, 0, DEPTH, sizes, jnp.array(milliseconds, jnp.float32))
+    chosen = set()
+    for _ in range(12):
+        offers = [marginals(rng), trie(rng)]
+        pace = Pace(
+            jnp.array(rng.uniform(8, 24, B)), jnp.full(B, 200.0), jnp.array([True, False, True]), jnp.zeros(B, int)
+        )
+        draft, full = sized(best, offers, pace), choose(whole, offers)
+        p, price = np.exp(full.log_p), np.asarray(pace.tokens / pace.time)
+        worth = [
+            sum(p[b, :size].sum() - price[b] * cost for b in (0, 2))
+            for size, cost in zip(sizes, milliseconds, strict=True)
+        ]
+        assert draft.size.tolist() == [int(np.argmax(worth))] * B
+        valid = np.asarray(full.valid) & (np.arange(9) < sizes[np.argmax(worth)])
+        np.testing.assert_array_equal(draft.valid, valid)
+        np.testing.assert_array_equal(draft.tokens, full.tokens)
+        chosen.add(int(np.argmax(worth)))
+    assert len(chosen) > 1 or milliseconds == (20, 20, 20)
+
+
+def test_the_pace_of_late_forgets():
+    pace = Pace.begin(jnp.array([True, True]), jnp.float32(20.0))
+    np.testing.assert_allclose(pace.tokens / pace.time, 1 / 20)
+    for _ in range(60):
+        pace = pace.after(jnp.array([3, 1]), jnp.float32(30.0), jnp.array([True, False]))
+    np.testing.assert_allclose(pace.tokens / pace.time, [3 / 30, 1 / 30], rtol=0.01)
+    assert pace.active.tolist() == [True, False]
+
+
+def test_drafting_that_does_not_pay_is_tried_less_and_less():
+    active = jnp.array([True, False])
+    pace, tried = Pace.begin(active, jnp.float32(20.0)), []
+    for step in range(1, 50):
+        pace = pace.after(jnp.array([1, 1]), jnp.float32(20.0), active, jnp.bool_(False))
+        tried += [] if pace.rests else [step]
+    assert tried == [1, 2, 4, 8, 16, 32, 48]
+    assert not pace.after(jnp.array([1, 1]), jnp.float32(20.0), active, jnp.bool_(True)).rests
+
+
+def test_ancestors_follow_from_parents():
+    rng = np.random.default_rng(2)
+    tree = choose(Best((), 12, 0, 0, DEPTH), [marginals(rng), trie(rng)]).tree
+    for b in range(B):
+        for node in range(12):
+            path, up = {node}, node
+            while up:
+                up = int(tree.parent[b, up])
+                path.add(up)
+            assert set(np.flatnonzero(tree.ancestors[b, node])) == path and len(path) == int(tree.depth[b, node]) + 1
+
+
+def test_probes_stand_where_the_path_will_most_probably_end():
+    """The owners end most paths; what has no probe for a token takes its parent's that predicts the same one."""
+    rng = np.random.default_rng(3)
+    draft = choose(Best((), 8, 2, 2, DEPTH), [marginals(rng), trie(rng)])
+    tree = draft.tree
+    for b in range(B):
+        p = np.where(draft.valid[b], np.exp(draft.log_p[b]), 0.0)
+        ends = [p[n] - sum(p[c] for c in range(1, 8) if tree.parent[b, c] == n) for n in range(8)]
+        owners = sorted(np.argsort(ends)[-2:].tolist())
+        assert sorted(set(np.asarray(tree.probe_owner)[b].tolist())) == owners
+        for node in range(8):
+            first, second = np.asarray(tree.probe_of)[b, node]
+            if node in owners:
+                assert tree.probe_owner[b, first] == tree.probe_owner[b, second] == node
+                assert (tree.probe_distance[b, first], tree.probe_distance[b, second]) == (1, 2)
+            else:
+                of_parent = np.asarray(tree.probe_of)[b, tree.parent[b, node]]
+                assert second == -1 and first == (of_parent[1] if node else -1)
+
+
+def test_a_fixed_tree_takes_candidates_by_rank():
+    """Of marginals by distance, of paths below the parent's own candidate; what is not offered stays empty."""
+    paths = [(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 1, 0)]
+    shape = StaticTree(stack_trees([build_tree(paths)]))
+    draft_of = quick_jit(lambda offer: shape.draft(shape.begin(B), jnp.full(B, 9), [offer]))
+    rng = np.random.default_rng(4)
+    for offer in (marginals(rng), trie(rng)):
+        draft = draft_of(offer)
+        for b in range(B):
+            places = {(): 0}
+            for node, path in enumerate(paths, 1):
+                children = below(offer, b, len(path) - 1, places.get(path[:-1]))
+                marginal = offer.parent is None  # in the order of its ranks; a trie's siblings by their chances
+                ranked = sorted(children.items(), key=lambda item: item[1][1] if marginal else -item[1][0])
+                found = ranked[path[-1] : path[-1] + 1]
+                there = bool(found) and (marginal or path[:-1] in places)  # which may lack a distance between
+                assert bool(draft.valid[b, node]) == there
+                if there:
+                    assert int(draft.tokens[b, node]) == found[0][0]
+                    places[path] = found[0][1][1]
+
+
+def test_nothing_offered_is_the_root_alone():
+    offer = marginals(np.random.default_rng(5))
+    none = offer.replace(known=np.zeros_like(offer.known))
+    draft = choose(Best((), 6, 1, 2, DEPTH), [none])
+    assert np.asarray(draft.valid).tolist() == [[True] + [False] * 5] * B
+    assert np.asarray(draft.tree.probe_owner).tolist() == [[0, 0]] * B and bool(jnp.all(draft.tree.probe_live))
