@@ -5,41 +5,36 @@ drafter = jaxspec.load_drafter("ppd", model)
 [answer] = jaxspec.generate(drafter, ["Why is the sky blue?"])
 """
 
+import importlib
 import os
+from typing import Any
 
 from jaxspec.versions import check_versions
 
 check_versions()
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # its advice is to install PyTorch
 
-from jaxspec import trees as tree
-from jaxspec.config import DataConfig, ModelConfig, SamplingConfig, TrainConfig
-from jaxspec.decoding.acceptance import Match, Rejection, Typical
-from jaxspec.drafters import load_drafter
-from jaxspec.drafters.drafter import Drafter, autoregressive
-from jaxspec.errors import UserError
-from jaxspec.generation.generate import Generation, generate, stream
-from jaxspec.serving.engine import Engine, Limits
-from jaxspec.weights.load import Model, load_model
+_NAMES = {  # by the module that defines them, which is imported when one is first asked for
+    "jaxspec.config": ("DataConfig", "ModelConfig", "SamplingConfig", "TrainConfig"),
+    "jaxspec.decoding.acceptance": ("Match", "Rejection", "Typical"),
+    "jaxspec.drafters.drafter": ("Drafter", "autoregressive"),
+    "jaxspec.drafters.loading": ("load_drafter",),
+    "jaxspec.errors": ("UserError",),
+    "jaxspec.generation.generate": ("Generation", "generate", "stream"),
+    "jaxspec.serving.engine": ("Engine", "Limits"),
+    "jaxspec.weights.load": ("Model", "load_model"),
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted([*_MODULE_OF, "tree"])
 
-__all__ = [
-    "DataConfig",
-    "Drafter",
-    "Engine",
-    "Generation",
-    "Limits",
-    "Match",
-    "Model",
-    "ModelConfig",
-    "Rejection",
-    "SamplingConfig",
-    "TrainConfig",
-    "Typical",
-    "UserError",
-    "autoregressive",
-    "generate",
-    "load_drafter",
-    "load_model",
-    "stream",
-    "tree",
-]
+
+def __getattr__(name: str) -> Any:
+    if name == "tree":
+        return importlib.import_module("jaxspec.trees")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
