@@ -315,6 +315,15 @@ def test_a_training_is_timed_without_compilation(lab, monkeypatch):
 # The command
 
 
+@pytest.fixture
+def methods():
+    """Those of the package, whatever a test adds to them."""
+    known = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(known)
+
+
 def folders(tmp_path):
     return ["--results", str(tmp_path / "results"), "--work", str(tmp_path / "work")]
 
@@ -335,7 +344,7 @@ def test_the_list_shows_states_devices_and_seconds(tmp_path, capsys):
     assert any(line.startswith("| suffix/score | score | ready |") for line in lines)
 
 
-def test_what_the_command_refuses(tmp_path):
+def test_what_the_command_refuses(tmp_path, methods):
     with pytest.raises(UserError, match="no job matches 'suffx'"):
         main(["run", *folders(tmp_path), "--only", "suffx"])
     with pytest.raises(UserError, match="minutes must be at least 0"):
@@ -354,8 +363,7 @@ def test_what_the_command_refuses(tmp_path):
             main(["list", *folders(tmp_path), "--enter", word])
 
 
-def test_a_method_of_the_readers_own_gets_jobs(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("experiments.lab.entries.METHODS", dict(METHODS))
+def test_a_method_of_the_readers_own_gets_jobs(tmp_path, capsys, methods):
     page = Path("docs/adding-a-method.md").read_text()
     (tmp_path / "bigram.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     main(["list", *folders(tmp_path), "--enter", f"{tmp_path}/bigram.py:Bigram", "--only", "bigram"])
