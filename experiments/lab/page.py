@@ -123,7 +123,7 @@ def spread_of_seeds(rows: Sequence[Row], label: str) -> float:
 
 
 def half_width(resampled: np.ndarray, spread: float, seeds: Sequence[int]) -> float:
-    """Half of the 95% interval of a value, or of a difference of values of so many seeds each."""
+    """Half the width of the 95% interval of a value, or of a difference of values; `seeds` has the seeds of each."""
     return float(1.96 * np.sqrt(np.var(resampled) + sum(spread**2 / count for count in seeds)))
 
 

@@ -158,7 +158,7 @@ def run_apart(
     if done.returncode:
         raise UserError(f"timing in a process of its own failed: {done.stderr[-1000:].strip()}")
     results = json.loads(done.stdout.splitlines()[-1])
-    if results["device"] != device_name():  # JAX goes on with a CPU where a GPU cannot be had
+    if results["device"] != device_name():  # JAX falls back to a CPU where it cannot use the GPU
         raise UserError(f"timing in a process of its own ran on {results['device']}, not on {device_name()}")
     return results
 

@@ -240,7 +240,7 @@ def test_names_that_lead_elsewhere_are_refused(back):
 
 
 def test_a_full_disk_loses_nothing(back, monkeypatch):
-    """One sentence, the old result is as it was, and merging again goes on."""
+    """One sentence; the old result is unchanged, and merging again completes."""
 
     def full(*paths):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -128,7 +128,7 @@ def test_the_program_of_the_loop_is_kept_and_counted(tmp_path, monkeypatch):
     [(("", 1), "no such flag"), (('{"device": "another"}', 0), "ran on another")],
 )
 def test_a_process_that_fails_or_lacks_the_device_is_an_error(monkeypatch, returned, message):
-    """JAX goes on with a CPU where the GPU's memory is taken."""
+    """JAX falls back to a CPU where the GPU's memory is taken."""
     done = subprocess.CompletedProcess([], returned[1], f"noise\n{returned[0]}\n", "no such flag")
     monkeypatch.setattr(timings.subprocess, "run", lambda command, **settings: done)
     with pytest.raises(UserError, match=message):
