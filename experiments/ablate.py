@@ -24,7 +24,7 @@ from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.drafters import load_drafter, open_adapter
 from jaxspec.errors import check_at_least, suggest
-from jaxspec.files import alone_in, read_json, writable, write_json
+from jaxspec.files import exclusive, read_json, writable, write_json
 from jaxspec.machine import device_name
 from jaxspec.methods import PPD
 from jaxspec.training.data import prepare_answers
@@ -175,7 +175,7 @@ def main(args: list[str]) -> None:
     docs, file = Path(options.docs), Path(options.docs) / "ablations.json"
     if options.report and not file.exists():
         raise UserError(f"{file}: no results there; run without --report first")
-    with alone_in(writable(docs)):
+    with exclusive(writable(docs)):
         results = {part: {} for part in PARTS} | (read_json(file) if file.exists() else {})
         names = choose(options.studies, not_run(results))
         if not options.report:

@@ -28,7 +28,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.rows import read_layers
 from jaxspec.progress import Progress
 from jaxspec.training.batches import insertion_points, make_batch
-from jaxspec.training.data import Answer
+from jaxspec.training.data import AnsweredPrompt
 from jaxspec.tuning.latency import star, step_times
 from jaxspec.tuning.race import race
 from jaxspec.versions import code_version
@@ -89,7 +89,7 @@ def measure_steps(
     return results
 
 
-def measure_coverage(frequent_tokens: np.ndarray, answers: Sequence[Answer]) -> dict[str, float]:
+def measure_coverage(frequent_tokens: np.ndarray, answers: Sequence[AnsweredPrompt]) -> dict[str, float]:
     """The share of the tokens of held-out answers that a draft vocabulary holds, by its size."""
     written = np.concatenate([answer.answer_tokens for answer in answers])
     return {str(size): float(np.isin(written, frequent_tokens[:size]).mean()) for size in _SIZES}
@@ -153,7 +153,7 @@ class _Watched(HiddenTransfer):
         return self.watched
 
 
-def measure_similarity(adapter: Adapter, base: Base, answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
+def measure_similarity(adapter: Adapter, base: Base, answers: Sequence[AnsweredPrompt]) -> dict[str, dict[str, float]]:
     """Cosine similarity of pseudo to real hidden states of held-out answers (Hidden Transfer Figure 4).
 
     Returns:

@@ -32,7 +32,7 @@ from jaxspec.machine import make_room_for_programs
 from jaxspec.markdown import table
 from jaxspec.plotting import picture
 from jaxspec.progress import Progress
-from jaxspec.training.data import Answer
+from jaxspec.training.data import AnsweredPrompt
 from jaxspec.training.evaluate import answer_entropies
 from jaxspec.tuning.race import in_turn
 from jaxspec.versions import code_version
@@ -146,7 +146,7 @@ def _figures(
     """Of one rule's answers, beside autoregressive decoding's and the texts of other samples, prompt by prompt."""
     pairs = [(a, p) for a, p in zip(answers, plain, strict=True) if a.steps and p.steps]
     made = np.array([[a.new_tokens - 1, a.steps] for a, _ in pairs]).T
-    entropies = answer_entropies(model.base, [Answer(model.encode(a.prompt), a.tokens) for a in answers])
+    entropies = answer_entropies(model.base, [AnsweredPrompt(model.encode(a.prompt), a.tokens) for a in answers])
     scores = [np.mean([rouge(a.text, text)["ROUGE-L"] for text in of]) for a, of in zip(answers, others, strict=True)]
     estimates = {
         "tokens_per_step": estimate(made, _ratio),

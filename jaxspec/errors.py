@@ -24,8 +24,8 @@ def check_at_least(settings: object, least: Mapping[str, float], method: str = "
         given = operator.attrgetter(name)(settings)
         smallest = min(given) if isinstance(given, tuple) else given
         if not smallest >= value:  # nor is NaN
-            known_as = f"{method}: {name}" if method else name.replace("_", "-")
-            raise UserError(f"{known_as} must be at least {value}, got {smallest}")
+            display_name = f"{method}: {name}" if method else name.replace("_", "-")
+            raise UserError(f"{display_name} must be at least {value}, got {smallest}")
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

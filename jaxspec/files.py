@@ -81,7 +81,7 @@ def local_folder(name: str) -> Path:
     return Path(name)
 
 
-def known_as(name: str) -> str:
+def display_name(name: str) -> str:
     """The last part of a path that exists, any other name as it is: what is kept must not name a machine's paths."""
     return Path(os.path.abspath(name)).name if name and Path(name).exists() else name
 
@@ -110,7 +110,7 @@ def writable(folder: Path) -> Path:
     return folder
 
 
-def alone_in(folder: Path) -> contextlib.AbstractContextManager[None]:
+def exclusive(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Keep out other processes that ask for the same folder. Raises UserError if one is writing there already."""
     return locked(folder / ".lock", f"{folder}: another process is writing there; wait for it or give another folder")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.errors import UserError
-from jaxspec.files import alone_in, check_writable, known_as, locked, restore_folder, swap_folder, user_cache
+from jaxspec.files import check_writable, display_name, exclusive, locked, restore_folder, swap_folder, user_cache
 
 
 def make(folder, content):
@@ -19,9 +19,9 @@ def test_what_is_kept_names_no_folders(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path / "model")
     for name in (str(tmp_path / "model"), f"{tmp_path}/model/", ".", "../model"):
-        assert known_as(name) == "model"
+        assert display_name(name) == "model"
     for name in ("", "owner/name", "smollm2-135m"):
-        assert known_as(name) == name
+        assert display_name(name) == name
 
 
 def test_without_a_home_the_cache_is_among_temporary_files(tmp_path, monkeypatch):
@@ -68,9 +68,9 @@ def test_what_cannot_be_written_is_refused_and_nothing_made(tmp_path, monkeypatc
 
 
 def test_one_process_at_a_time(tmp_path):
-    with alone_in(tmp_path), pytest.raises(UserError, match="another process is writing there"), alone_in(tmp_path):
+    with exclusive(tmp_path), pytest.raises(UserError, match="another process is writing there"), exclusive(tmp_path):
         pass
-    with alone_in(tmp_path):
+    with exclusive(tmp_path):
         pass
 
 

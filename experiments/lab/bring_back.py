@@ -17,7 +17,7 @@ from experiments.lab.carry import disk_errors, empty_folder, is_hidden
 from experiments.lab.terms import check_terms
 from experiments.lab.unpack import CARRIED, RESULTS, WORK, digest, faults
 from jaxspec.errors import UserError, check_at_least
-from jaxspec.files import alone_in, check_writable, read_json, writable, write_atomically, write_json
+from jaxspec.files import check_writable, exclusive, read_json, writable, write_atomically, write_json
 
 MANIFEST = "collected.json"
 TERMS = "terms.json"  # of the results: those of other terms are not mixed
@@ -87,7 +87,7 @@ def merge(options: Merge) -> None:
     if found := faults(folder, manifest["archives"]):
         raise UserError(f"{folder}: {found}; copy it again")
     check_terms(places["results"], manifest["terms"])
-    with alone_in(writable(places["work"])):
+    with exclusive(writable(places["work"])):
         _merge(options, manifest, folder, places)
 
 

@@ -79,7 +79,7 @@ def shaped(drafter: Drafter, kind: str, nodes: int) -> Drafter:
     """A drafter as one of the kinds of recordings has it."""
     first, *others = drafter.sources
     if kind in ("same", "own"):
-        own = f"sparse:{nodes}" if first.accuracy else chain(first.method.usual_depth)
+        own = f"sparse:{nodes}" if first.accuracy else chain(first.method.default_depth)
         alone = dataclasses.replace(drafter, sources=(first,))
         tree = own if kind == "own" else same_tree(first.method, nodes)
         return alone.with_tree(tree, 0 if first.trained else None)

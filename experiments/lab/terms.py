@@ -17,7 +17,7 @@ from experiments.prompts import HELD_OUT, held_out_prompts, prompts_digest, trai
 from jaxspec.config import DataConfig
 from jaxspec.errors import UserError, differences
 from jaxspec.files import locked, read_json, write_atomically
-from jaxspec.training.data import Answer, cache_file, prepare_answers
+from jaxspec.training.data import AnsweredPrompt, cache_file, prepare_answers
 from jaxspec.training.examples import select_prompts
 from jaxspec.weights.load import DEFAULT_MODEL, Model
 
@@ -92,7 +92,7 @@ def _selected(model: Model, data: DataConfig) -> list:
     return select_prompts(model, data)
 
 
-def answers_of(model: Model, data: DataConfig) -> tuple[list[Answer], list[Answer]]:
+def answers_of(model: Model, data: DataConfig) -> tuple[list[AnsweredPrompt], list[AnsweredPrompt]]:
     """Held-out and training answers of a base: the shipped ones, those of the work folder, or made now.
 
     Of several processes one makes them, and the others wait.

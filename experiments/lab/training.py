@@ -19,7 +19,7 @@ from experiments.lab.lab import Lab
 from experiments.lab.terms import NODES, Data, Terms, answers_of
 from jaxspec.config import TrainConfig
 from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.drafter import tuned
+from jaxspec.drafters.drafter import finalized
 from jaxspec.drafters.source import learning
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, write_json
@@ -196,7 +196,7 @@ def compare_updates(found: Mapping[str, float], expected: Mapping[str, float]) -
 
 def held_out_accuracy(lab: Lab, adapter: Adapter) -> list[list[float]]:
     """[M][K], how often the candidate of each rank is right on the answers that are scored."""
-    method, trainable, own = tuned(adapter.method, adapter.trainable, lab.model)
+    method, trainable, own = finalized(adapter.method, adapter.trainable, lab.model)
     _, answers = answers_of(own, lab.data.scoring)
     base = learning(own.base, method, adapter.frequent_tokens)
     with Progress("evaluation", len(answers), "answers") as progress:

@@ -29,7 +29,7 @@ from jaxspec.bench.device_figures import (
     training_figure,
 )
 from jaxspec.errors import UserError, check_at_least, first_line, suggest
-from jaxspec.files import alone_in, known_as, read_json, writable, write_json
+from jaxspec.files import display_name, exclusive, read_json, writable, write_json
 from jaxspec.machine import Stopwatch, device_name, this_machine
 from jaxspec.training.examples import read_prompts
 from jaxspec.tuning.steps import SIZES
@@ -169,7 +169,7 @@ def measure_device(config: DeviceConfig, folder: Path, began: float, say: Callab
     """
     check_device(config)
     end = began + 60 * config.minutes if config.minutes else math.inf
-    with alone_in(writable(folder)):
+    with exclusive(writable(folder)):
         results = _begin(config, folder)
         figures = results["figures"]
         missing = [task for task in plan(config) if _is_missing(figures.get(task.key))]
@@ -251,7 +251,7 @@ def summary(figure: dict[str, Any]) -> str:
 
 def _begin(config: DeviceConfig, folder: Path) -> dict[str, Any]:
     """What the folder holds of this device and these settings, or a fresh beginning."""
-    settings = {"limit": config.limit, "max_new_tokens": config.max_new_tokens, "prompts": known_as(config.prompts)}
+    settings = {"limit": config.limit, "max_new_tokens": config.max_new_tokens, "prompts": display_name(config.prompts)}
     head = {
         "device": device_name(),
         "machine": this_machine(),

@@ -25,7 +25,7 @@ from jaxspec.generation.job import buffer_sizes
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.training.batches import make_batch
-from jaxspec.training.data import Answer
+from jaxspec.training.data import AnsweredPrompt
 from jaxspec.training.examples import read_prompts
 from jaxspec.training.step import UpdateSettings, first_state, train_step
 from jaxspec.tuning.latency import StepTimer, bare
@@ -198,7 +198,7 @@ def training_figure(name: str, method_name: str) -> dict[str, Any]:
     base = Base(model.params, Decoder(model.config, remat=_TRAIN.remat))
     method = _for_shapes(METHODS[method_name](), model.config)
     length, groups = _TRAIN.sequence_length, _TRAIN.insertions
-    answer = Answer(np.ones(length // 2, int).tolist(), np.ones(length // 2, int).tolist())
+    answer = AnsweredPrompt(np.ones(length // 2, int).tolist(), np.ones(length // 2, int).tolist())
     points = np.arange(length // 2, length // 2 + groups)
     batch = jax.tree.map(jnp.asarray, make_batch([answer], [points], length, groups))
     state = first_state(method, _TRAIN, 0, base)

@@ -195,7 +195,7 @@ def _abstract_drafter(config: RunConfig, base: Base, mesh: Mesh, tree: TreePlan)
     base = _drafting(base, config.draft_vocabulary)
 
     def make(base: Base) -> DeviceDrafter:
-        method, trainable, base = config.method.tune(config.method.init(jax.random.key(0), base), base)
+        method, trainable, base = config.method.finalize(config.method.init(jax.random.key(0), base), base)
         calibration = jnp.zeros((2, method.max_distance, 2))
         source = DeviceSource(method.prepared(trainable, base), calibration, method, base.draft_vocabulary)
         return DeviceDrafter((source,), StaticTree(tree.arrays(method.probe_distances)))

@@ -21,10 +21,10 @@ from jaxspec.bench.quality import Talks, score_answers
 from jaxspec.bench.questions import Question
 from jaxspec.bench.setting import claim_folder
 from jaxspec.bench.ways import Way
-from jaxspec.files import alone_in, known_as, read_json, writable, write_json
+from jaxspec.files import display_name, exclusive, read_json, writable, write_json
 from jaxspec.machine import make_room_for_programs
 from jaxspec.progress import Progress
-from jaxspec.training.data import Answer
+from jaxspec.training.data import AnsweredPrompt
 from jaxspec.training.evaluate import answer_entropies, perplexity
 from jaxspec.tuning.memory import peak_memory
 from jaxspec.tuning.race import in_turn
@@ -55,7 +55,7 @@ def run_bench(
     """
     benchmark = prepare(config, model)
     answers = Answers(output, list(benchmark.ways))
-    with alone_in(writable(output)):
+    with exclusive(writable(output)):
         claim_folder(benchmark, output, _is_complete(benchmark, answers))
         for name, way in benchmark.ways.items():
             if "note" in way.info:
@@ -118,7 +118,7 @@ def ask(benchmark: Benchmark, batch: Sequence[Question], answers: Answers, numbe
             ours, plain = (found[side][index :: len(batch)] for side in (name, way.reference))
             compared = way.same_text(config.temperature_of(question))
             different = divergences(way, question, ours, plain, config, seed) if compared else []
-            rows.append(answer_row(f"{known_as(benchmark.model.name)}-{name}", batch, question, ours, different))
+            rows.append(answer_row(f"{display_name(benchmark.model.name)}-{name}", batch, question, ours, different))
         answers.append(name, run, rows)
 
 
@@ -154,5 +154,5 @@ def _perplexity(benchmark: Benchmark, talks: Talks) -> float:
         for turns in talks[question.data, question.id]:
             said = [text for pair in zip(question.turns, turns, strict=True) for text in pair]
             answer = model.encode_plain(said.pop())
-            spoken.append(Answer(model.encode(said, benchmark.config.chat), answer))
+            spoken.append(AnsweredPrompt(model.encode(said, benchmark.config.chat), answer))
     return perplexity(answer_entropies(model.base, spoken))

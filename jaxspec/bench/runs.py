@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from jaxspec.drafters import METHODS, load_drafter, method_names
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError, suggest
-from jaxspec.files import known_as
+from jaxspec.files import display_name
 from jaxspec.weights.load import Model
 
 REFERENCE = "autoregressive"
@@ -46,7 +46,7 @@ class Run:
     def text(self) -> str:
         """As a user writes it, with files and folders by their own names: what is kept names no machine's paths."""
         values = [(name, getattr(self, name.replace("-", "_"))) for name in _SETTINGS]
-        given = [f"{name}={known_as(str(value))}" for name, value in values if value is not None]
+        given = [f"{name}={display_name(str(value))}" for name, value in values if value is not None]
         return shlex.join([self.method, *given])
 
     @property

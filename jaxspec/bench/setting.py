@@ -17,7 +17,7 @@ from jaxspec.bench.benchmark import Benchmark, select_questions
 from jaxspec.bench.config import BenchConfig
 from jaxspec.bench.runs import parse_run
 from jaxspec.errors import UserError, differences
-from jaxspec.files import known_as, read_json, write_json
+from jaxspec.files import display_name, read_json, write_json
 from jaxspec.machine import device_name
 from jaxspec.versions import code_version
 
@@ -87,12 +87,12 @@ def describe(benchmark: Benchmark) -> dict[str, Any]:
     settings |= {
         "runs": [parse_run(text).text for text in config.runs],
         "data": ",".join(Path(file).name for file in config.data.split(",")),
-        "model": known_as(config.model),
+        "model": display_name(config.model),
         "mesh": dataclasses.asdict(config.mesh),
     }
     asked = json.dumps([[q.data, q.id, q.turns] for q in benchmark.questions]).encode()
     found = {
-        "model": known_as(model.name),
+        "model": display_name(model.name),
         "fingerprint": model.fingerprint,
         "dtype": model.precision,
         "device": device_name(),

@@ -10,7 +10,7 @@ from typing import Any
 from jaxspec.cli.options import parse
 from jaxspec.drafters.adapter import WEIGHTS, Adapter, save_adapter
 from jaxspec.errors import UserError
-from jaxspec.files import known_as, new_folder, read_text
+from jaxspec.files import display_name, new_folder, read_text
 from jaxspec.methods.rest import Rest, build
 from jaxspec.training.examples import read_jsonl
 from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
@@ -52,8 +52,8 @@ def main(args: list[str]) -> None:
     if not texts:
         raise UserError(f"{options.answers or options.text}: holds no text")
     method, datastore = build(texts, longest=options.longest)
-    files = [known_as(file) for file in (options.answers, options.text) if file]
-    info = {"base": known_as(options.model), "data": {"files": files, "texts": len(texts)}}
+    files = [display_name(file) for file in (options.answers, options.text) if file]
+    info = {"base": display_name(options.model), "data": {"files": files, "texts": len(texts)}}
     save_adapter(output, Adapter(method, datastore, model.fingerprint, info))
     megabytes = (output / WEIGHTS).stat().st_size / 1e6
     print(f"{output}: {method.size:,} tokens of {len(texts):,} text(s), {megabytes:.1f} MB")

@@ -40,7 +40,7 @@ class Options(DrafterOptions):
       name: of the model for clients; default the model's.
       api_key: what clients must show; default the environment variable JAXSPEC_API_KEY, which other users of the
         machine cannot see; empty: nothing.
-      most_bytes: of a request's body.
+      max_body_bytes: of a request's body.
       grace: seconds that running requests have after SIGTERM.
     """
 
@@ -54,7 +54,7 @@ class Options(DrafterOptions):
     port: int = 8000
     name: str = ""
     api_key: str = dataclasses.field(default="", repr=False)
-    most_bytes: int = 4 * 2**20
+    max_body_bytes: int = 4 * 2**20
     grace: float = 60.0
 
 
@@ -67,7 +67,7 @@ def main(args: list[str]) -> None:
 
 def check(options: Options) -> None:
     """Raise UserError for options that make no sense, before anything is loaded."""
-    check_at_least(options, {"port": 0, "most_bytes": 1, "grace": 0})
+    check_at_least(options, {"port": 0, "max_body_bytes": 1, "grace": 0})
     if options.port > 65535:
         raise UserError(f"port must be at most 65535, got {options.port}")
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
@@ -91,7 +91,7 @@ def serve(options: Options) -> None:
     engine.warm_up()
     key = options.api_key or os.environ.get("JAXSPEC_API_KEY", "")
     name = options.name or model.name
-    app = make_app(engine, name, key, options.most_bytes, options.grace)
+    app = make_app(engine, name, key, options.max_body_bytes, options.grace)
 
     def ready() -> None:
         print(

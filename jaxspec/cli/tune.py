@@ -17,7 +17,7 @@ from jaxspec.drafters.adapter import Adapter, save_adapter
 from jaxspec.drafters.choice import choice_name, find_choice, save_choice
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError, check_at_least
-from jaxspec.files import alone_in, known_as, new_folder, writable, write_atomically
+from jaxspec.files import display_name, exclusive, new_folder, writable, write_atomically
 from jaxspec.progress import Progress
 from jaxspec.training.examples import unseen_prompts
 from jaxspec.trees import TreePlan, save_plan
@@ -73,7 +73,7 @@ def build(options: Options) -> None:
     method, texts = METHODS[options.method](), answers_to_search(model, prompts, options)
     with Progress("searching", options.trials, "settings") as progress:
         method, figures = method.search(model.base, texts, options.trials, progress.update)
-    info = {"base": known_as(options.model), "search": {"answers": len(texts), "trials": options.trials} | figures}
+    info = {"base": display_name(options.model), "search": {"answers": len(texts), "trials": options.trials} | figures}
     save_adapter(output, Adapter(method, {}, model.fingerprint, info))
     print(
         json.dumps({"method": method.spec, "file": str(output / "adapter.json")} | figures) if options.json else output
@@ -90,7 +90,7 @@ def choose(options: Options) -> None:
     one = len(drafter.sources) == 1 and drafter.source.trained and not drafter.source.method.chains
     measure = tune if one else tune_union
     output = writable(Path(options.output) if options.output else choice_folder(drafter))
-    with alone_in(output):
+    with exclusive(output):
         find_choice(output, drafter)  # refuses a damaged file before anything is measured
         tuning = measure(drafter, prompts, options)
         file = save(tuning, choice_name(drafter), output)

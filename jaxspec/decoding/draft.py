@@ -17,7 +17,7 @@ from jaxspec.model.cache import Cache
 
 PyTree = Any
 _MEMORY = 0.9  # how much the pace of one step counts after another
-_LONGEST_REST = 16  # steps
+_MAX_BACKOFF_STEPS = 16  # steps
 
 
 @flax.struct.dataclass
@@ -112,11 +112,11 @@ class Pace:
     def rests(self) -> jax.Array:
         """Whether no draft has paid of late and none is due to be tried: after 1, 2, 4, 8, 16, 32, 48 ... steps."""
         idle = jnp.max(jnp.where(self.active, self.idle, 0))
-        return (jnp.bitwise_and(idle, idle - 1) != 0) & (idle % _LONGEST_REST != 0)
+        return (jnp.bitwise_and(idle, idle - 1) != 0) & (idle % _MAX_BACKOFF_STEPS != 0)
 
 
 @flax.struct.dataclass
-class Drafting:
+class DraftContext:
     """What a method drafts with.
 
     Attributes:
@@ -211,29 +211,31 @@ def calibrated(offer: Offer, calibration: jax.Array) -> Offer:
     return offer.replace(log_p=jnp.minimum(a * x + b, x / 1000))  # what is certain stays in order
 
 
-def offer_ranked(drafting: Drafting, logits: jax.Array, known: jax.Array) -> Offer:
+def offer_ranked(context: DraftContext, logits: jax.Array, known: jax.Array) -> Offer:
     """A drafter's best tokens at each distance, ranked with the noise of the positions they are for.
 
     With an independent sampler that is drawing without replacement (Gumbel's top-k).
 
     Args:
-      drafting: what to draft with.
+      context: what to draft with.
       logits: [B, M, V'].
       known: [B, M] bool, distances that have candidates this time.
     """
     ahead = jnp.arange(1, logits.shape[1] + 1)
-    tokens, log_p, log_q = rank(drafting, logits, drafting.position[:, None] + ahead)
+    tokens, log_p, log_q = rank(context, logits, context.position[:, None] + ahead)
     drawn = None
     if log_q is not None:
         drawn = Drawn(log_q, jnp.broadcast_to(ahead[:, None] - 1, tokens.shape))
     return Offer(tokens, known[..., None], log_p, None, drawn)
 
 
-def rank(drafting: Drafting, logits: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+def rank(
+    context: DraftContext, logits: jax.Array, positions: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """The best tokens by a drafter's logits, as many as are wanted.
 
     Args:
-      drafting: what to draft with.
+      context: what to draft with.
       logits: [B, X, V'].
       positions: [B, X] int32, or [B, 1] where all are for the same.
 
@@ -241,28 +243,28 @@ def rank(drafting: Drafting, logits: jax.Array, positions: jax.Array) -> tuple[j
       Tokens [B, X, W] and their log-probabilities, noise included, the best first, or those drawn first; and what they
       were drawn from, [B, X, V], where the sampler is independent, else None.
     """
-    base, sampler = drafting.base, drafting.sampler
+    base, sampler = context.base, context.sampler
     scores = sampler.filtered(logits)
     log_q = base.draft_whole(jax.nn.log_softmax(scores), -jnp.inf) if sampler.independent else None
     if sampler.sampling:
-        scores += sampler.noise(drafting.seeds, positions, base.draft_ids(jnp.arange(scores.shape[-1])))
-    best, index = jax.lax.top_k(scores, min(drafting.width, scores.shape[-1]))
+        scores += sampler.noise(context.seeds, positions, base.draft_ids(jnp.arange(scores.shape[-1])))
+    best, index = jax.lax.top_k(scores, min(context.width, scores.shape[-1]))
     log_p = best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
     return base.draft_ids(index), log_p, log_q
 
 
-def knowing_noise(drafting: Drafting, offer: Offer) -> Offer:
+def knowing_noise(context: DraftContext, offer: Offer) -> Offer:
     """An offer of tokens with their plain chances, once the noise of their positions is known.
 
     The base draws the token whose logit and noise are largest together. Of tokens with the chance P together, the
     largest sum is below s with a chance of exp(-P exp(-s)), whatever they are. Among siblings, whose plain chances are
     no more than estimates, it is shared by their sums.
     """
-    if not drafting.sampler.sampling:
+    if not context.sampler.sampling:
         return offer
-    positions = drafting.position[:, None] + jnp.arange(1, offer.tokens.shape[1] + 1)
-    text = drafting.sampler.replace(independent=False)  # what is looked up is not drawn: the base's draw judges it
-    noise = text.noise(drafting.seeds, positions, offer.tokens)  # [B, M, W]
+    positions = context.position[:, None] + jnp.arange(1, offer.tokens.shape[1] + 1)
+    text = context.sampler.replace(independent=False)  # what is looked up is not drawn: the base's draw judges it
+    noise = text.noise(context.seeds, positions, offer.tokens)  # [B, M, W]
     scores, siblings = offer.log_p + noise, offer.siblings
     together = jax.nn.logsumexp(jnp.where(siblings, scores[..., None, :], -jnp.inf), axis=-1)
     others = 1 - jnp.sum(jnp.where(siblings, jnp.exp(offer.log_p)[..., None, :], 0.0), axis=-1)

@@ -10,8 +10,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxspec.decoding.draft import Draft, Drafting, Offer, PyTree, calibrated, run_if
-from jaxspec.decoding.method import Method, Seen
+from jaxspec.decoding.draft import Draft, DraftContext, Offer, PyTree, calibrated, run_if
+from jaxspec.decoding.method import Method, ReadChunk
 from jaxspec.decoding.shape import Best, StaticTree
 from jaxspec.decoding.source import DeviceSource
 from jaxspec.model.base import Base
@@ -42,18 +42,18 @@ class DeviceDrafter:
         rows = method.rows(trainable, base, draft, lengths, state)
         return dataclasses.replace(rows, taps=(*rows.taps, *self.taps(base.decoder.config.num_layers)))
 
-    def observe(self, draftings: Sequence[Drafting], seen: Seen, states: Sequence[PyTree]) -> list[PyTree]:
+    def observe(self, contexts: Sequence[DraftContext], chunk: ReadChunk, states: Sequence[PyTree]) -> list[PyTree]:
         """What every source remembers once it has seen what the base has read."""
-        each = zip(self.sources, draftings, states, strict=True)
-        return [source.method.observe(drafting, seen, state) for source, drafting, state in each]
+        each = zip(self.sources, contexts, states, strict=True)
+        return [source.method.observe(context, chunk, state) for source, context, state in each]
 
-    def offer(self, draftings: Sequence[Drafting], states: Sequence[PyTree]) -> list[Offer]:
+    def offer(self, contexts: Sequence[DraftContext], states: Sequence[PyTree]) -> list[Offer]:
         """What every source says may come."""
         offers = []
-        for source, drafting, state in zip(self.sources, draftings, states, strict=True):
+        for source, context, state in zip(self.sources, contexts, states, strict=True):
             greedy, sampled = source.calibration[:, None]
-            calibration = drafting.sampler.pick(sampled, greedy)
-            offer = functools.partial(source.method.offer, drafting, state)
-            found = run_if(jnp.any(drafting.active), offer) if source.method.own_passes else offer()
+            calibration = context.sampler.pick(sampled, greedy)
+            offer = functools.partial(source.method.offer, context, state)
+            found = run_if(jnp.any(context.active), offer) if source.method.own_passes else offer()
             offers.append(calibrated(found, calibration))
         return offers

@@ -19,7 +19,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxspec.decoding.draft import Drafting, Drawn, Offer, rank, run_if
+from jaxspec.decoding.draft import DraftContext, Drawn, Offer, rank, run_if
 from jaxspec.decoding.tree import Tree
 
 
@@ -49,11 +49,11 @@ class Parents:
 Expand = Callable[[Parents, Sequence[Any]], tuple[jax.Array, Any]]
 
 
-def offer_levels(drafting: Drafting, expand: Expand, best: bool = False, confidence: float = 0.0) -> Offer:
+def offer_levels(context: DraftContext, expand: Expand, best: bool = False, confidence: float = 0.0) -> Offer:
     """Level by level along the tree.
 
     Args:
-      drafting: what to draft with.
+      context: what to draft with.
       expand: of the nodes of a level, and what it has returned of every level above, to logits [B, W, V'] of what
         follows each and what the levels below need of them.
       best: the most probable nodes of each level expand, as many as the tree has inner ones there, in place of the
@@ -61,12 +61,12 @@ def offer_levels(drafting: Drafting, expand: Expand, best: bool = False, confide
       confidence: of these only those whose whole path is more probable than this; below the root, a level without any
         is not expanded.
     """
-    tree, B, K = drafting.tree, len(drafting.root), min(drafting.width, drafting.base.num_drafts)
+    tree, B, K = context.tree, len(context.root), min(context.width, context.base.num_drafts)
     rows, has_children = jnp.arange(B)[:, None], _has_children(tree)
-    at_root = jnp.where(drafting.active, 0.0, -jnp.inf)[:, None]
+    at_root = jnp.where(context.active, 0.0, -jnp.inf)[:, None]
     place = jnp.zeros_like(tree.depth)  # of every node of the tree among the candidates of its level
     # of the level's candidates: their paths [B, X, level + 1], their parents' ancestors and chances of the whole path
-    paths, lineages, total = drafting.root[:, None, None], jnp.zeros((B, 1, 0), jnp.int32), at_root
+    paths, lineages, total = context.root[:, None, None], jnp.zeros((B, 1, 0), jnp.int32), at_root
     levels, log_q, drawn_before, expanded = [], [], 0, []
     least = math.log(confidence) if confidence else -math.inf
     for level, width in enumerate(tree.inner):
@@ -82,7 +82,7 @@ def offer_levels(drafting: Drafting, expand: Expand, best: bool = False, confide
         run = functools.partial(expand, Parents(path, ancestors, known, level), tuple(expanded))
         logits, needed = run_if(jnp.any(known), run) if best and level and confidence else run()
         expanded.append(needed)
-        tokens, log_p, q = rank(drafting, logits, drafting.position[:, None] + level + 1)
+        tokens, log_p, q = rank(context, logits, context.position[:, None] + level + 1)
         follows = jnp.broadcast_to(path[:, :, None], (B, W, K, level + 1))
         paths = jnp.concatenate([follows, tokens[..., None]], axis=-1).reshape(B, W * K, level + 2)
         own = jnp.broadcast_to(jnp.arange(W, dtype=jnp.int32)[:, None], (B, W, 1))
@@ -101,7 +101,7 @@ def offer_levels(drafting: Drafting, expand: Expand, best: bool = False, confide
         jnp.stack([jnp.pad(x, ((0, 0), (0, most - x.shape[1]))) for x in part], axis=1)
         for part in zip(*levels, strict=True)
     )
-    drawn = Drawn(jnp.concatenate(log_q, axis=1), drawn_from) if drafting.sampler.independent else None
+    drawn = Drawn(jnp.concatenate(log_q, axis=1), drawn_from) if context.sampler.independent else None
     return Offer(tokens, known, log_p, parent, drawn)
 
 

@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.decoding.draft import Accepted, Draft, Drafting, Pace, PyTree
+from jaxspec.decoding.draft import Accepted, Draft, DraftContext, Pace, PyTree
 from jaxspec.decoding.drafter import DeviceDrafter
-from jaxspec.decoding.method import Seen, Step
+from jaxspec.decoding.method import ReadChunk, Step
 from jaxspec.decoding.state import DecodeState, Decoding, Prompt, divided_state
 from jaxspec.decoding.stats import Stats, count
 from jaxspec.model.attention import Context
 from jaxspec.model.base import Base
-from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows, laid_out
+from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows, pin_layouts
 from jaxspec.model.chunks import run_in_chunks
 from jaxspec.model.rows import read_layers, run_rows
 
@@ -71,8 +71,8 @@ def start(
     """
     B, lengths, drafter = len(limits), prompt.lengths, decoding.drafter
     first = decoding.first_token(prompt.logits, seeds, lengths)
-    draftings = decoding.draftings(drafter.shape.begin(B), seeds, first, lengths, cache)
-    states = _read_prompt(drafter, draftings, prompt, first, cache.capacity)
+    contexts = decoding.draft_contexts(drafter.shape.begin(B), seeds, first, lengths, cache)
+    states = _read_prompt(drafter, contexts, prompt, first, cache.capacity)
     return begin(decoding, cache, states, first, lengths, limits, seeds, width=width)
 
 
@@ -104,7 +104,7 @@ def begin(
     counts = jnp.minimum(limits, 1)
     done = (counts >= limits) | jnp.isin(first, decoding.eos)
     pace = None if shape.costs is None else Pace.begin(~done, shape.costs[0])
-    offers = decoding.offers(decoding.draftings(trees, seeds, first, lengths, cache), states, done, pace)
+    offers = decoding.offers(decoding.draft_contexts(trees, seeds, first, lengths, cache), states, done, pace)
     state = DecodeState(
         cache=cache,
         lengths=lengths,
@@ -123,13 +123,13 @@ def begin(
 
 
 def _read_prompt(
-    drafter: DeviceDrafter, draftings: Sequence[Drafting], prompt: Prompt, first: jax.Array, capacity: int
+    drafter: DeviceDrafter, contexts: Sequence[DraftContext], prompt: Prompt, first: jax.Array, capacity: int
 ) -> list[PyTree]:
     """What every source remembers of the prompts and of the first token after them [B], read chunk by chunk."""
     B, W = len(prompt.tokens), prompt.chunk
     tokens = jnp.pad(prompt.tokens, ((0, 0), (0, 1))).at[jnp.arange(B), prompt.lengths].set(first)
-    pairs = zip(drafter.sources, draftings, strict=True)
-    empty = [source.method.empty_state(drafting.base, B, capacity) for source, drafting in pairs]
+    pairs = zip(drafter.sources, contexts, strict=True)
+    empty = [source.method.init_state(context.base, B, capacity) for source, context in pairs]
 
     def read(chunk: jax.Array, states: list[PyTree]) -> list[PyTree]:
         start = chunk * W
@@ -137,8 +137,8 @@ def _read_prompt(
         hidden, taps = jax.tree.map(
             lambda x: lax.dynamic_slice_in_dim(x, start, W, axis=1), (prompt.hidden, prompt.taps)
         )
-        seen = Seen(text, hidden, jnp.full(B, start), jnp.clip(prompt.lengths - start, 0, W), taps)
-        return drafter.observe(draftings, seen, states)
+        chunk = ReadChunk(text, hidden, jnp.full(B, start), jnp.clip(prompt.lengths - start, 0, W), taps)
+        return drafter.observe(contexts, chunk, states)
 
     # XLA does not know the number of chunks. If it knew that it is 1, it would work out at compile time what a prompt
     # sees of an empty cache.
@@ -163,7 +163,7 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     # These are the lengths, whatever the bonus. Making them depend on it keeps XLA from writing the rows of a tree of
     # one node before all layers have read the cache, for which it would copy the cache (barriers are gone by then).
     at = jnp.maximum(state.lengths, jnp.minimum(accepted.bonus, 0))
-    cache = commit(*laid_out(state.cache, kv), at)
+    cache = commit(*pin_layouts(state.cache, kv), at)
     lengths = state.lengths + accepted.length + 1
 
     text = jnp.concatenate([draft.tokens[:, :1], _new_tokens(draft, accepted)], axis=1)  # [B, P + 2]
@@ -174,10 +174,10 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
 
     taps = {at: on_path(states[at]) for at in drafter.taps(layers)}
     verified = Step(draft, states, logits, accepted)
-    seen = Seen(text, on_path(states[layers]), state.lengths, accepted.length + 1, taps, verified)
+    chunk = ReadChunk(text, on_path(states[layers]), state.lengths, accepted.length + 1, taps, verified)
     trees = shape.follow(draft, accepted.node)
-    draftings = decoding.draftings(trees, state.seeds, accepted.bonus, lengths, cache)
-    memory = drafter.observe(draftings, seen, state.method_states)
+    contexts = decoding.draft_contexts(trees, state.seeds, accepted.bonus, lengths, cache)
+    memory = drafter.observe(contexts, chunk, state.method_states)
     stats = count(state.stats, draft, accepted, ~state.done)
     if state.scores is not None:
         wanted = decoding.scored & ~state.done
@@ -187,7 +187,7 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     if pace is not None:
         drafted = (size > 0) | (shape.sizes[0] > 1)
         pace = pace.after(accepted.length + 1, shape.costs[size], ~state.done, drafted)
-    offers = decoding.offers(draftings, memory, state.done, pace)
+    offers = decoding.offers(contexts, memory, state.done, pace)
     new_draft = shape.draft(trees, accepted.bonus, offers, pace)
     state = state.replace(
         cache=cache,

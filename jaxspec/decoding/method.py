@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
-from jaxspec.decoding.draft import Accepted, Draft, Drafting, Offer, PyTree
+from jaxspec.decoding.draft import Accepted, Draft, DraftContext, Offer, PyTree
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder, abstract_params
@@ -43,7 +43,7 @@ class Step:
 
 
 @flax.struct.dataclass
-class Seen:
+class ReadChunk:
     """Text that the base has just read: a prompt, or a chunk of one, or the accepted path of a step.
 
     Attributes:
@@ -144,12 +144,12 @@ class Method:
         return self.max_distance
 
     @property
-    def usual_depth(self) -> int:
+    def default_depth(self) -> int:
         """Length of the chain that a method without training drafts, unless it is given another tree."""
         return self.max_distance
 
     @property
-    def usual_rows(self) -> int:
+    def default_rows(self) -> int:
         """Rows of the budget that the method drafts within, unless it is given another tree; 0 for a fixed tree."""
         return 0
 
@@ -229,11 +229,11 @@ class Method:
         """
         raise TypeError(f"{self.name} has no settings to search for")
 
-    def tune(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, Base]:
+    def finalize(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, Base]:
         """What decodes: a method, its pytree and the base they are for. Most leave the base as it is."""
         return self, trainable, base
 
-    def second_base(self, trainable: PyTree, base: Base) -> Base | None:
+    def as_draft_model(self, trainable: PyTree, base: Base) -> Base | None:
         """A smaller base that the pytree makes, together with what it shares with this one, and that drafts for it.
 
         Training leaves it where `load_model` finds it. Most methods have none.
@@ -269,11 +269,11 @@ class Method:
         """Logits [B, G, M, V] of the drafter at every insertion point, for evaluation; arguments as in `loss`."""
         raise TypeError(f"{self.name} predicts nothing ahead")
 
-    def empty_state(self, base: Base, batch: int, capacity: int) -> PyTree:
+    def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
         """What the method remembers of `batch` texts of at most `capacity` tokens, before it has seen any of them."""
         return {}
 
-    def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
+    def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
         """The state with what the base has just read: first the prompt, then the accepted path of every step."""
         return method_state
 
@@ -287,7 +287,7 @@ class Method:
         positions = lengths[:, None] + draft.tree.depth
         return Rows(base.embed(draft.tokens)[:, None], positions[:, None], draft.tree.ancestors[:, None])
 
-    def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
+    def offer(self, context: DraftContext, method_state: PyTree) -> Offer:
         """What may come after the newest token."""
         raise TypeError(f"{self.name} offers nothing")
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.decoding.acceptance import Acceptance
-from jaxspec.decoding.draft import Draft, Drafting, Offer, Pace, PyTree
+from jaxspec.decoding.draft import Draft, DraftContext, Offer, Pace, PyTree
 from jaxspec.decoding.drafter import DeviceDrafter
 from jaxspec.decoding.sampling import Sampler
 from jaxspec.decoding.scores import Scores
@@ -49,7 +49,7 @@ class Decoding:
         return self.acceptance.choose(logits, noise, self.sampler)
 
     def offers(
-        self, draftings: Sequence[Drafting], states: Sequence[PyTree], done: jax.Array, pace: Pace | None
+        self, contexts: Sequence[DraftContext], states: Sequence[PyTree], done: jax.Array, pace: Pace | None
     ) -> list[Offer]:
         """What every source says may come, in rows that draft and are not done [B].
 
@@ -57,24 +57,24 @@ class Decoding:
         then: what they would offer is not known before.
         """
         if self.drafts is None and pace is None:
-            return self.drafter.offer(draftings, states)
+            return self.drafter.offer(contexts, states)
         wanted = ~done if self.drafts is None else self.drafts & ~done
         rests = jnp.bool_(False) if pace is None else pace.rests
         passes = [source.method.own_passes for source in self.drafter.sources]
-        each = [d.replace(active=wanted & ~(rests & own)) for d, own in zip(draftings, passes, strict=True)]
+        each = [d.replace(active=wanted & ~(rests & own)) for d, own in zip(contexts, passes, strict=True)]
         offers = self.drafter.offer(each, states)
         return [o.replace(known=o.known & d.active[:, None, None]) for o, d in zip(offers, each, strict=True)]
 
-    def draftings(
+    def draft_contexts(
         self, trees: Sequence[Tree], seeds: jax.Array, root: jax.Array, position: jax.Array, cache: Cache
-    ) -> list[Drafting]:
+    ) -> list[DraftContext]:
         """What every source drafts with; nothing without sources, whose tree is a root alone."""
         shape, sampler = self.drafter.shape, self.acceptance.drafting(self.sampler)
         fixed = not isinstance(shape, Best)
         if not fixed:  # candidates chosen among those drawn are no longer drawn: they are point masses
             sampler = sampler.replace(independent=False)
         return [
-            Drafting(
+            DraftContext(
                 trainable=source.trainable,
                 base=self.base.replace(draft_vocabulary=source.draft_vocabulary),
                 tree=tree,

@@ -88,7 +88,7 @@ def parse_budget(tree: object, sources: Sequence[Source]) -> Budget | None:
 
     A union has one of its own, and so have methods whose candidates fit no fixed tree.
     """
-    usual = max(source.method.usual_rows for source in sources)
+    usual = max(source.method.default_rows for source in sources)
     if tree is None and (usual or len(sources) > 1):
         rows = max(usual, 8, smallest_draft(sources))
         if rows > _MOST_ROWS:

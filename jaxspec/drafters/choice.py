@@ -19,7 +19,7 @@ _FILE = "tuned.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class TunedChoice:
     """The fastest way to decode under given circumstances.
 
     Attributes:
@@ -51,7 +51,7 @@ class Choice:
     calibration: Mapping[str, Calibration] = dataclasses.field(default_factory=dict)
 
 
-def save_choice(folder: Path, method: str, choice: Choice) -> Path:
+def save_choice(folder: Path, method: str, choice: TunedChoice) -> Path:
     """Write a choice into a folder, in place of an earlier one under the same circumstances."""
     kept = [c for c in _read(folder, method) if _circumstances(c) != _circumstances(choice)]
     rows = [
@@ -69,7 +69,7 @@ def choice_name(drafter: Drafter) -> str:
 
 def find_choice(
     folder: Path | None, drafter: Drafter, batch_size: int = 1, temperature: float = 0.0, anywhere: bool = False
-) -> Choice | None:
+) -> TunedChoice | None:
     """What was chosen on this machine for this drafter and dtype, nearest to what is asked for.
 
     Where there is none, one made on a machine that differs only in its processor counts, if it drafts at all.
@@ -110,11 +110,11 @@ def _kind(machine: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in machine.items() if name != "processor"}
 
 
-def _circumstances(choice: Choice) -> tuple:
+def _circumstances(choice: TunedChoice) -> tuple:
     return choice.machine, choice.dtype, choice.adapter, choice.batch_size, choice.cache_length, choice.temperature
 
 
-def _read(folder: Path, method: str) -> list[Choice]:
+def _read(folder: Path, method: str) -> list[TunedChoice]:
     file = folder / _FILE
     if not file.exists():
         return []
@@ -122,7 +122,7 @@ def _read(folder: Path, method: str) -> list[Choice]:
     if content.get("method") != method:
         raise UserError(f"{file}: these trees belong to method {content.get('method')!r}, not {method!r}")
     try:
-        return [Choice(**row | {"tree": _tree(row["tree"], str(file))}) for row in content["choices"]]
+        return [TunedChoice(**row | {"tree": _tree(row["tree"], str(file))}) for row in content["choices"]]
     except (KeyError, TypeError) as error:
         raise UserError(f"{file}: not written by tune.py ({error})") from None
 

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from jaxspec.drafters.budget import Budget
-from jaxspec.drafters.choice import Choice, choice_name, find_choice
+from jaxspec.drafters.choice import TunedChoice, choice_name, find_choice
 from jaxspec.drafters.drafter import Drafter, autoregressive, join_notes
 from jaxspec.errors import UserError
 from jaxspec.files import shipped_folder, user_cache
@@ -33,7 +33,7 @@ def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0)
     return as_chosen(drafter, choice)
 
 
-def as_chosen(drafter: Drafter, choice: Choice) -> Drafter:
+def as_chosen(drafter: Drafter, choice: TunedChoice) -> Drafter:
     """The drafter as `tuned_choice` has it: with that tree and the sources it is of, or autoregressive decoding."""
     if choice.tree is None:
         note = f"no tree of {drafter.name} pays on this machine: autoregressive decoding"
@@ -45,7 +45,7 @@ def as_chosen(drafter: Drafter, choice: Choice) -> Drafter:
     return chosen.with_tree(choice.tree, choice.draft_vocabulary if trained else None, join_notes(drafter.note, line))
 
 
-def _chosen_sources(drafter: Drafter, choice: Choice) -> Drafter:
+def _chosen_sources(drafter: Drafter, choice: TunedChoice) -> Drafter:
     """Those of a drafter's sources that a choice is of, calibrated as it says."""
     kind = "sampled" if choice.temperature else "greedy"
     sources = []
@@ -61,7 +61,7 @@ def _chosen_sources(drafter: Drafter, choice: Choice) -> Drafter:
     return dataclasses.replace(drafter, sources=tuple(sources))
 
 
-def tuned_choice(drafter: Drafter, batch_size: int, temperature: float) -> Choice | None:
+def tuned_choice(drafter: Drafter, batch_size: int, temperature: float) -> TunedChoice | None:
     """What tune.py chose for this machine; of methods that are not tuned beside an adapter, else what ships."""
     wanted = (drafter, batch_size, temperature)
     if _keeps_beside_adapter(drafter):

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.decoding.draft import Draft, Drafting, Drawn, Offer, PyTree, rank
-from jaxspec.decoding.method import Seen
+from jaxspec.decoding.draft import Draft, DraftContext, Drawn, Offer, PyTree, rank
+from jaxspec.decoding.method import ReadChunk
 from jaxspec.decoding.tree import Tree, owned_probes
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.source import Source
@@ -80,83 +80,83 @@ class SteppedDraftModel(DraftModel):
 
     inner: ProbeMethod = PPD()
 
-    def second_base(self, trainable: PyTree, base: Base) -> Base:
+    def as_draft_model(self, trainable: PyTree, base: Base) -> Base:
         """The draft model, without what drafts for it."""
-        return super().second_base({name: part for name, part in trainable.items() if name != "inner"}, base)
+        return super().as_draft_model({name: part for name, part in trainable.items() if name != "inner"}, base)
 
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
         """Both parts."""
         params = super().prepared({name: part for name, part in trainable.items() if name != "inner"}, base)
-        return params | {"inner": self.inner.prepared(trainable["inner"], self.second_base(params, base))}
+        return params | {"inner": self.inner.prepared(trainable["inner"], self.as_draft_model(params, base))}
 
-    def empty_state(self, base: Base, batch: int, capacity: int) -> PyTree:
+    def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
         """And the newest token's probes; the cache has room for a draft and what its last pass verifies."""
-        state = super().empty_state(base, batch, capacity + self.length + self.inner.max_distance + 1)
+        state = super().init_state(base, batch, capacity + self.length + self.inner.max_distance + 1)
         own = base.replace(decoder=base.decoder.clone(config=self.config(base)))
-        return state | {"probes": self.inner.empty_state(own, batch, capacity)}
+        return state | {"probes": self.inner.init_state(own, batch, capacity)}
 
-    def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
+    def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
         """Read what the base has read, and the token after it with probes behind it."""
-        tree = _chain(seen.tokens.shape[1], seen.length[:, None], self.inner.max_distance)
-        draft, cache = _draft(tree, seen.tokens), method_state["cache"]
-        last = self.config(drafting.base).num_layers
-        states, rows = self._run(drafting, draft, cache, seen.first)
+        tree = _chain(chunk.tokens.shape[1], chunk.length[:, None], self.inner.max_distance)
+        draft, cache = _draft(tree, chunk.tokens), method_state["cache"]
+        last = self.config(context.base).num_layers
+        states, rows = self._run(context, draft, cache, chunk.first)
         new = {
-            "newest": states[last][jnp.arange(len(seen.length)), seen.length],
-            "probes": self._probes(drafting, draft, states, seen.length),
+            "newest": states[last][jnp.arange(len(chunk.length)), chunk.length],
+            "probes": self._probes(context, draft, states, chunk.length),
         }
-        kept = seen.updated(new, {name: method_state[name] for name in new})
-        return {"cache": commit(cache, rows, seen.first)} | kept
+        kept = chunk.updated(new, {name: method_state[name] for name in new})
+        return {"cache": commit(cache, rows, chunk.first)} | kept
 
     def _run(
-        self, drafting: Drafting, draft: Draft, cache: Cache, lengths: jax.Array
+        self, context: DraftContext, draft: Draft, cache: Cache, lengths: jax.Array
     ) -> tuple[dict[int, jax.Array], Cache]:
         """Run a chain with its probes. Returns states [B, R, D] by layer, and the chain's own keys and values."""
-        model = self.second_base(drafting.trainable, drafting.base)
-        rows = self.inner.rows(drafting.trainable["inner"], model, draft, lengths)
+        model = self.as_draft_model(context.trainable, context.base)
+        rows = self.inner.rows(context.trainable["inner"], model, draft, lengths)
         states, kv = run_rows(model, rows, cache, lengths[:, None, None])
         own = jax.tree.map(lambda x: x[:, :, : draft.tokens.shape[1]], kv)
         return {layer: x[:, 0] for layer, x in states.items()}, own
 
-    def _probes(self, drafting: Drafting, draft: Draft, states: dict[int, jax.Array], node: jax.Array) -> PyTree:
+    def _probes(self, context: DraftContext, draft: Draft, states: dict[int, jax.Array], node: jax.Array) -> PyTree:
         """What the inner method remembers of the probes behind one node [B] of a chain."""
-        own = self.second_base(drafting.trainable, drafting.base)
+        own = self.as_draft_model(context.trainable, context.base)
         return self.inner.behind(own, draft.tree, states, node)
 
-    def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
+    def offer(self, context: DraftContext, method_state: PyTree) -> Offer:
         """A chain and what is ranked beside it, in as few passes as the probes allow."""
-        n, m = min(drafting.depth, self.length), self.inner.max_distance
-        least = -math.inf if drafting.fixed else math.log(self.confidence)
-        model = self.second_base(drafting.trainable, drafting.base)
-        position, B, last = drafting.position, len(drafting.root), model.decoder.config.num_layers
+        n, m = min(context.depth, self.length), self.inner.max_distance
+        least = -math.inf if context.fixed else math.log(self.confidence)
+        model = self.as_draft_model(context.trainable, context.base)
+        position, B, last = context.position, len(context.root), model.decoder.config.num_layers
         tree = _chain(m + 1, jnp.broadcast_to(jnp.arange(m + 1), (B, m + 1)), m)
 
         def ranked(hidden: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
             positions = first[:, None] + jnp.arange(hidden.shape[1])
-            return rank(drafting, model.draft_logits(model.normed(hidden)), positions)
+            return rank(context, model.draft_logits(model.normed(hidden)), positions)
 
         def guesses(probes: PyTree, at: jax.Array) -> tuple[jax.Array, jax.Array]:
-            own = {"trainable": drafting.trainable["inner"], "base": model, "position": at, "width": 1, "depth": m}
-            offer = self.inner.offer(drafting.replace(**own), probes)
+            own = {"trainable": context.trainable["inner"], "base": model, "position": at, "width": 1, "depth": m}
+            offer = self.inner.offer(context.replace(**own), probes)
             return offer.tokens[..., 0], offer.known[..., 0]
 
         def active(chain: Chain) -> jax.Array:
             at = jnp.minimum(chain.count, n)[:, None]
-            return drafting.active & (chain.count < n) & jnp.take_along_axis(chain.follows(least), at, axis=1)[:, 0]
+            return context.active & (chain.count < n) & jnp.take_along_axis(chain.follows(least), at, axis=1)[:, 0]
 
         def verify(chain: Chain) -> Chain:
             going, at = active(chain), jnp.minimum(chain.count, n)
             newest = jnp.take_along_axis(chain.tokens[..., 0], at[:, None] - 1, axis=1)
             guessed, known = guesses(chain.probes, position + at)
             draft = _draft(tree, jnp.concatenate([newest, guessed], axis=1))
-            states, rows = self._run(drafting, draft, chain.cache, position + at)
+            states, rows = self._run(context, draft, chain.cache, position + at)
             levels = ranked(states[last][:, : m + 1], position + at + 1)
             right = known & (guessed == levels[0][:, :m, 0])
             taken = jnp.sum(jnp.cumprod(right, axis=1, dtype=jnp.int32), axis=1)
             return chain.write(at, levels).replace(
                 cache=commit(chain.cache, rows, position + at),
                 count=jnp.where(going, chain.count + taken + 1, chain.count),
-                probes=self._probes(drafting, draft, states, taken),
+                probes=self._probes(context, draft, states, taken),
                 passes=chain.passes + jnp.any(going),
             )
 

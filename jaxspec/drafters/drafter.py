@@ -164,14 +164,14 @@ def make_drafter(
     Raises:
       UserError: a tree or a draft vocabulary that does not fit.
     """
-    method, trainable, model = tuned(adapter.method, adapter.trainable, model)
+    method, trainable, model = finalized(adapter.method, adapter.trainable, model)
     source = Source(method, trainable, adapter)
     return Drafter((source,), model, from_paths([])).with_tree(tree, draft_vocabulary)
 
 
-def tuned(method: Method, trainable: PyTree, model: Model) -> tuple[Method, PyTree, Model]:
-    """What decodes: a method, its pytree, and the base they are for, which a method may have tuned (`Method.tune`)."""
-    method, trainable, base = method.tune(trainable, model.base)
+def finalized(method: Method, trainable: PyTree, model: Model) -> tuple[Method, PyTree, Model]:
+    """What decodes: a method, its pytree, and the base they are for, which `Method.finalize` may change."""
+    method, trainable, base = method.finalize(trainable, model.base)
     if base is not model.base:
         fingerprint = params_fingerprint(model.config, base.params)
         model = dataclasses.replace(model, params=base.params, fingerprint=fingerprint)

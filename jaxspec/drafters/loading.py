@@ -14,7 +14,7 @@ from jaxspec.drafters.adapter import OWN_MODEL, WEIGHTS, Adapter, find_shipped, 
 from jaxspec.drafters.choices import choose_tree
 from jaxspec.drafters.draft_source import draft_source
 from jaxspec.drafters.draft_steps import with_steps
-from jaxspec.drafters.drafter import Drafter, tuned
+from jaxspec.drafters.drafter import Drafter, finalized
 from jaxspec.drafters.source import Source
 from jaxspec.errors import UserError, suggest
 from jaxspec.files import read_json
@@ -175,7 +175,7 @@ def _join(
             sources.append(source)
             continue
         loaded = open_adapter(name, model, folders.get(name))
-        method, trainable, decodes = tuned(loaded.method, loaded.trainable, model)
+        method, trainable, decodes = finalized(loaded.method, loaded.trainable, model)
         if decodes is not model and len(trained) > 1:
             raise UserError(
                 f"{'+'.join(names)}: {name} tunes the base, and the other adapters are of the base as it was"
@@ -191,7 +191,7 @@ def _stepped(source: Source, adapter: str | Path, model: Model) -> Source:
     """A draft model that drafts in steps of an adapter, given like `draft_adapter`; any other source as it is."""
     if not isinstance(source.method, DraftModel):
         return source
-    draft = source.method.second_base(source.trainable, model.base)
+    draft = source.method.as_draft_model(source.trainable, model.base)
     config, fingerprint = draft.decoder.config, params_fingerprint(draft.decoder.config, draft.params)
     folder = find_shipped(adapter, fingerprint) if adapter in METHODS else Path(adapter)
     if folder is None:

@@ -58,7 +58,7 @@ class Source:
     def tree(self) -> TreePlan:
         """The source's own tree: its adapter's, or a chain. Raises UserError for an adapter that holds none."""
         if not self.trained:
-            return chain(self.method.usual_depth)
+            return chain(self.method.default_depth)
         if "tree" not in self.adapter.info:
             raise UserError("the adapter holds no tree; train.py writes it")
         return plan_from_json(self.adapter.info["tree"], "the adapter's tree")

@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding.draft import Drafting, Offer, PyTree, offer_ranked
+from jaxspec.decoding.draft import DraftContext, Offer, PyTree, offer_ranked
 from jaxspec.decoding.levels import Parents, offer_levels
-from jaxspec.decoding.method import Batch, Method, Seen, check_choices, check_least
+from jaxspec.decoding.method import Batch, Method, ReadChunk, check_choices, check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.context_layer import DraftLayer, copied_layer
 from jaxspec.methods.heads import beside, init_beside
@@ -287,37 +287,37 @@ class DFlash(Method):
 
     # Decoding
 
-    def empty_state(self, base: Base, batch: int, capacity: int) -> PyTree:
+    def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
         """Keys and values of the drafter's layers, and the newest deepest tapped state [B, D]."""
         own = dataclasses.replace(base.decoder.config, num_layers=self.layers)
         newest = jnp.zeros((batch, own.hidden_size), base.dtype)
         return {"memory": empty_cache(own, batch, capacity, base.dtype), "newest": newest}
 
-    def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
+    def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
         """What was read becomes context."""
-        positions = seen.first[:, None] + jnp.arange(seen.hidden.shape[1])
-        new = self.remember(drafting.trainable, drafting.base, seen.taps, positions)
-        newest = seen.last(seen.taps[self._deepest(drafting.base)])
+        positions = chunk.first[:, None] + jnp.arange(chunk.hidden.shape[1])
+        new = self.remember(context.trainable, context.base, chunk.taps, positions)
+        newest = chunk.last(chunk.taps[self._deepest(context.base)])
         return {
-            "memory": commit(method_state["memory"], new, seen.first),
-            "newest": seen.updated(newest, method_state["newest"]),
+            "memory": commit(method_state["memory"], new, chunk.first),
+            "newest": chunk.updated(newest, method_state["newest"]),
         }
 
-    def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
+    def offer(self, context: DraftContext, method_state: PyTree) -> Offer:
         """The candidates of one block, as long as is asked for; with a Markov term level by level."""
-        base, trainable, tree = drafting.base, drafting.trainable, drafting.tree
-        depth = len(tree.inner) if self.markov_rank else min(drafting.depth, self.max_distance)
-        anchors, positions = drafting.root[:, None], drafting.position[:, None]
+        base, trainable, tree = context.base, context.trainable, context.tree
+        depth = len(tree.inner) if self.markov_rank else min(context.depth, self.max_distance)
+        anchors, positions = context.root[:, None], context.position[:, None]
         newest, memory = method_state["newest"][:, None], method_state["memory"]
         states = self.fill(trainable, base, anchors, positions, newest, memory, depth)[:, 0]
         logits = base.draft_logits(states)  # [B, M', V']
         if not self.markov_rank:
-            return offer_ranked(drafting, logits, jnp.ones(logits.shape[:2], bool))
+            return offer_ranked(context, logits, jnp.ones(logits.shape[:2], bool))
 
         def expand(parents: Parents, _: Sequence[None]) -> tuple[jax.Array, None]:
             return logits[:, parents.level, None] + self._markov(trainable, base.embed(parents.tokens)), None
 
-        return offer_levels(drafting, expand, best=not drafting.fixed)
+        return offer_levels(context, expand, best=not context.fixed)
 
 
 def _unit(x: jax.Array, epsilon: float) -> jax.Array:

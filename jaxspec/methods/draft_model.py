@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig, RopeScaling
-from jaxspec.decoding.draft import Drafting, Offer, PyTree
+from jaxspec.decoding.draft import DraftContext, Offer, PyTree
 from jaxspec.decoding.levels import Parents, offer_levels
-from jaxspec.decoding.method import Batch, Method, Seen, check_least
+from jaxspec.decoding.method import Batch, Method, ReadChunk, check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_weights, future_loss
 from jaxspec.model.attention import Context, causal_context, continued_context
@@ -84,7 +84,7 @@ class DraftModel(Method):
         return self.length
 
     @property
-    def usual_depth(self) -> int:
+    def default_depth(self) -> int:
         """Of a draft model that comes without a tree."""
         return min(self.length, 4)
 
@@ -114,7 +114,7 @@ class DraftModel(Method):
         kept = {f"layers_{i}": base.params[f"layers_{layer}"] for i, layer in enumerate(self.layers)}
         return jax.tree.map(lambda x: x.astype(jnp.float32), kept | {"norm": base.params["norm"]})
 
-    def second_base(self, trainable: PyTree, base: Base) -> Base:
+    def as_draft_model(self, trainable: PyTree, base: Base) -> Base:
         """The draft model; where it is made of the base's layers, with the base's embeddings."""
         params, vocabulary = dict(trainable), base.draft_vocabulary
         own = params.pop("columns", None)
@@ -143,7 +143,7 @@ class DraftModel(Method):
         return self._predictions(trainable, base, batch, self.length)
 
     def _predictions(self, trainable: PyTree, base: Base, batch: Batch, count: int) -> jax.Array:
-        model, (B, T) = self.second_base(trainable, base), batch.tokens.shape
+        model, (B, T) = self.as_draft_model(trainable, base), batch.tokens.shape
         hidden, _ = model.rows(model.embed(batch.tokens), causal_context(B, T))
         read = jnp.minimum(batch.points[..., None] + 1 + jnp.arange(count), T - 1)  # [B, G, M']
         return model.draft_logits(model.normed(hidden[jnp.arange(B)[:, None, None], read]))
@@ -158,27 +158,27 @@ class DraftModel(Method):
 
     # Decoding
 
-    def empty_state(self, base: Base, batch: int, capacity: int) -> PyTree:
+    def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
         """Its cache, with room for the newest token, and its hidden state [B, D] there."""
         config = self.config(base)
         cache = empty_cache(config, batch, capacity + 1, base.dtype)
         return {"cache": cache, "newest": jnp.zeros((batch, config.hidden_size), base.dtype)}
 
-    def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
+    def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
         """Read what the base has read, and the token after it."""
-        model, cache = self.second_base(drafting.trainable, drafting.base), method_state["cache"]
-        context = continued_context(cache, seen.first, seen.tokens.shape[1])
-        hidden, rows = model.rows(model.embed(seen.tokens), context)
-        newest = hidden[jnp.arange(len(hidden)), seen.length]
+        model, cache = self.as_draft_model(context.trainable, context.base), method_state["cache"]
+        read = continued_context(cache, chunk.first, chunk.tokens.shape[1])
+        hidden, rows = model.rows(model.embed(chunk.tokens), read)
+        newest = hidden[jnp.arange(len(hidden)), chunk.length]
         return {
-            "cache": commit(cache, rows, seen.first),
-            "newest": seen.updated(newest, method_state["newest"]),
+            "cache": commit(cache, rows, chunk.first),
+            "newest": chunk.updated(newest, method_state["newest"]),
         }
 
-    def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
+    def offer(self, context: DraftContext, method_state: PyTree) -> Offer:
         """Level by level: along the fixed tree, or along the most probable paths while they are probable enough."""
-        model, cache = self.second_base(drafting.trainable, drafting.base), method_state["cache"]
-        position = drafting.position[:, None]
+        model, cache = self.as_draft_model(context.trainable, context.base), method_state["cache"]
+        position = context.position[:, None]
 
         def logits(hidden: jax.Array) -> jax.Array:
             return model.draft_logits(model.normed(hidden))
@@ -190,18 +190,18 @@ class DraftModel(Method):
             B, W = parents.tokens.shape
             own = jnp.broadcast_to(jnp.eye(W, dtype=bool), (B, 1, W, W))
             at = jnp.broadcast_to(position + parents.level, (B, W))
-            context = Context(at, own, cache, position + 1, *_path(parents, levels[1:]))
-            hidden, rows = model.rows(model.embed(parents.tokens), context)
+            rows_context = Context(at, own, cache, position + 1, *_path(parents, levels[1:]))
+            hidden, rows = model.rows(model.embed(parents.tokens), rows_context)
             return logits(hidden), rows
 
-        if drafting.fixed:
-            offer = offer_levels(drafting, expand)
+        if context.fixed:
+            offer = offer_levels(context, expand)
         else:  # of the tree only how many nodes of each level expand
-            inner = (1, *[self.beam] * (min(drafting.depth, self.length) - 1))
-            wide = drafting.replace(tree=drafting.tree.replace(inner=inner))
+            inner = (1, *[self.beam] * (min(context.depth, self.length) - 1))
+            wide = context.replace(tree=context.tree.replace(inner=inner))
             offer = offer_levels(wide, expand, best=True, confidence=self.confidence)
         levels = jnp.any(offer.known, axis=(0, 2))  # those that a pass has made, the first of which `observe` has
-        return offer.replace(passes=jnp.broadcast_to(jnp.sum(levels), len(drafting.root)))
+        return offer.replace(passes=jnp.broadcast_to(jnp.sum(levels), len(context.root)))
 
 
 def _path(parents: Parents, levels: Sequence[Cache]) -> tuple[Cache | None, jax.Array | None]:

@@ -24,9 +24,9 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxspec.decoding.draft import Drafting, Offer, PyTree
+from jaxspec.decoding.draft import DraftContext, Offer, PyTree
 from jaxspec.decoding.levels import Parents, offer_levels
-from jaxspec.decoding.method import Batch, Method, Seen, check_choices, check_least
+from jaxspec.decoding.method import Batch, Method, ReadChunk, check_choices, check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.heads import beside, init_beside, root_mean_square
 from jaxspec.methods.losses import check_decay, targets
@@ -223,16 +223,16 @@ class Eagle(Method):
         following = jnp.roll(batch.tokens, -1, axis=1)
         fused = self._entered(trainable, base, self._fused(trainable, states), following)
         q, k, v = self._qkv(trainable, base, fused, following, positions)
-        cached, seen = (k.swapaxes(1, 2), v.swapaxes(1, 2)), jnp.arange(T) <= points[..., None]
+        cached, visible = (k.swapaxes(1, 2), v.swapaxes(1, 2)), jnp.arange(T) <= points[..., None]
         after = jax.checkpoint(self._after) if base.decoder.remat else self._after
-        state = after(trainable, base, fused[rows, points], _attend(q[rows, points], cached, seen, []))
+        state = after(trainable, base, fused[rows, points], _attend(q[rows, points], cached, visible, []))
         outputs, path = [state], []
         for unroll in range(1, count):
             following = batch.tokens[rows, jnp.minimum(points + 1 + unroll, T - 1)]
             state = self._entered(trainable, base, state, following)
             q, *own = self._qkv(trainable, base, state, following, points + unroll)
             path.append(tuple(own))
-            state = after(trainable, base, state, _attend(q, cached, seen, path))
+            state = after(trainable, base, state, _attend(q, cached, visible, path))
             outputs.append(state)
         return jnp.stack(outputs, axis=2), frozen
 
@@ -278,32 +278,32 @@ class Eagle(Method):
 
     # Decoding
 
-    def empty_state(self, base: Base, batch: int, capacity: int) -> PyTree:
+    def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
         """The cache of rows on the base's states, and the output [B, D] of the newest of them."""
         own = dataclasses.replace(base.decoder.config, num_layers=1)
         cache = empty_cache(own, batch, capacity, base.dtype)
         return {"cache": cache, "state": jnp.zeros((batch, own.hidden_size), base.dtype)}
 
-    def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
+    def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
         """Keys and values of all rows that were read; the rest of the layer for the last one alone."""
-        trainable, base, (B, T) = drafting.trainable, drafting.base, seen.hidden.shape[:2]
+        trainable, base, (B, T) = context.trainable, context.base, chunk.hidden.shape[:2]
         taps = self.taps(base.decoder.config.num_layers)
-        following = seen.tokens[:, 1:]
-        fused = self._fused(trainable, {layer: seen.taps[layer] for layer in taps})
+        following = chunk.tokens[:, 1:]
+        fused = self._fused(trainable, {layer: chunk.taps[layer] for layer in taps})
         fused = self._entered(trainable, base, fused, following)
-        q, k, v = self._qkv(trainable, base, fused, following, seen.first[:, None] + jnp.arange(T))
-        cache = commit(method_state["cache"], Cache((k.swapaxes(1, 2),), (v.swapaxes(1, 2),)), seen.first)
-        rows, last = jnp.arange(B)[:, None], jnp.maximum(seen.length - 1, 0)[:, None]
-        visible = jnp.arange(cache.capacity) <= (seen.first[:, None] + last)[..., None]  # [B, 1, S]
+        q, k, v = self._qkv(trainable, base, fused, following, chunk.first[:, None] + jnp.arange(T))
+        cache = commit(method_state["cache"], Cache((k.swapaxes(1, 2),), (v.swapaxes(1, 2),)), chunk.first)
+        rows, last = jnp.arange(B)[:, None], jnp.maximum(chunk.length - 1, 0)[:, None]
+        visible = jnp.arange(cache.capacity) <= (chunk.first[:, None] + last)[..., None]  # [B, 1, S]
         attended = _attend(q[rows, last], (cache.keys[0], cache.values[0]), visible, [])
         state = self._after(trainable, base, fused[rows, last], attended)[:, 0]
-        return {"cache": cache, "state": seen.updated(state, method_state["state"])}
+        return {"cache": cache, "state": chunk.updated(state, method_state["state"])}
 
-    def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
+    def offer(self, context: DraftContext, method_state: PyTree) -> Offer:
         """Level by level: every node that expands is a row on the output of its parent's."""
-        trainable, base, cache = drafting.trainable, drafting.base, method_state["cache"]
-        visible = jnp.arange(cache.capacity) < drafting.position[:, None, None]
-        rows = jnp.arange(len(drafting.root))[:, None]
+        trainable, base, cache = context.trainable, context.base, method_state["cache"]
+        visible = jnp.arange(cache.capacity) < context.position[:, None, None]
+        rows = jnp.arange(len(context.root))[:, None]
 
         def expand(parents: Parents, levels: Sequence[Any]) -> tuple[jax.Array, Any]:
             """`levels` holds, of the nodes that expanded at each, outputs [B, W, D], keys and values [B, W, K, Dh]."""
@@ -311,7 +311,7 @@ class Eagle(Method):
                 state, own = method_state["state"][:, None], None
             else:
                 above, place = levels[-1][0], parents.ancestors
-                position = drafting.position[:, None] - 1 + parents.level
+                position = context.position[:, None] - 1 + parents.level
                 state = self._entered(trainable, base, above[rows, place[..., -1]], parents.tokens)
                 q, *own = self._qkv(trainable, base, state, parents.tokens, position)
                 path = [tuple(x[rows, place[..., i]] for x in levels[i][1]) for i in range(1, parents.level)]
@@ -319,16 +319,16 @@ class Eagle(Method):
                 state = self._after(trainable, base, state, attended)
             return self._logits(trainable, base, state), (state, own)
 
-        return offer_levels(drafting, expand, best=not drafting.fixed, confidence=self.confidence)
+        return offer_levels(context, expand, best=not context.fixed, confidence=self.confidence)
 
 
-def _attend(q: jax.Array, cached: KeyValue, seen: jax.Array, path: list[KeyValue]) -> jax.Array:
+def _attend(q: jax.Array, cached: KeyValue, visible: jax.Array, path: list[KeyValue]) -> jax.Array:
     """Grouped-query attention of rows to a cache and to keys of their own each.
 
     Args:
       q: [B, R, H, Dh], rotated.
       cached: keys and values [B, K, S, Dh].
-      seen: [B, 1 or R, S] bool.
+      visible: [B, 1 or R, S] bool.
       path: P keys and values [B, R, K, Dh], one of each for every row, all of which it sees.
 
     Returns:
@@ -339,7 +339,7 @@ def _attend(q: jax.Array, cached: KeyValue, seen: jax.Array, path: list[KeyValue
     dot = dict(preferred_element_type=wide(q))
     grouped = q.reshape(B, R, K, H // K, Dh) * Dh**-0.5
     scores = jnp.einsum("brkgd,bksd->brkgs", grouped, cached[0].astype(q.dtype), **dot)
-    scores = [jnp.where(seen[:, :, None, None], scores, MASKED)]
+    scores = [jnp.where(visible[:, :, None, None], scores, MASKED)]
     scores += [jnp.einsum("brkgd,brkd->brkg", grouped, k, **dot)[..., None] for k, _ in path]
     weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1)).astype(q.dtype)
     out = jnp.einsum("brkgs,bksd->brkgd", weights[..., :S], cached[1].astype(q.dtype), **dot)

@@ -25,8 +25,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxspec.decoding.draft import Drafting, Offer, PyTree, offer_ranked
-from jaxspec.decoding.method import Batch, Method, Seen, check_choices, check_least
+from jaxspec.decoding.draft import DraftContext, Offer, PyTree, offer_ranked
+from jaxspec.decoding.method import Batch, Method, ReadChunk, check_choices, check_least
 from jaxspec.methods.losses import check_decay, check_weights, future_loss
 from jaxspec.model.attention import Context, causal_context, continued_context, masks_of, of_layer
 from jaxspec.model.base import Base
@@ -195,29 +195,29 @@ class HeadMethod(Method, abc.ABC):
 
     # Decoding
 
-    def empty_state(self, base: Base, batch: int, capacity: int) -> PyTree:
+    def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
         """The cache of the method's own layers, and what the heads read, arrays [B, D], of the newest state."""
         own = dataclasses.replace(base.decoder.config, num_layers=self.own_layers)
         newest = jnp.zeros((batch, own.hidden_size), base.dtype)
         count = max(self.own_layers, 1)
         return {"cache": empty_cache(own, batch, capacity, base.dtype), "features": (newest,) * count}
 
-    def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
+    def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
         """The tokens that were read through the method's own layers."""
         cache = method_state["cache"]
-        context = continued_context(cache, seen.first, seen.hidden.shape[1])
-        features, rows = self.adapt(drafting.trainable, drafting.base, seen.hidden, seen.tokens[:, 1:], context)
-        newest = jax.tree.map(seen.last, features)
+        read = continued_context(cache, chunk.first, chunk.hidden.shape[1])
+        features, rows = self.adapt(context.trainable, context.base, chunk.hidden, chunk.tokens[:, 1:], read)
+        newest = jax.tree.map(chunk.last, features)
         return {
-            "cache": commit(cache, rows, seen.first),
-            "features": seen.updated(newest, method_state["features"]),
+            "cache": commit(cache, rows, chunk.first),
+            "features": chunk.updated(newest, method_state["features"]),
         }
 
-    def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
+    def offer(self, context: DraftContext, method_state: PyTree) -> Offer:
         """The candidates of all heads at once."""
-        depth = min(drafting.depth, self.heads)
-        logits = self.predict(drafting.trainable, drafting.base, method_state["features"], depth)
-        return offer_ranked(drafting, logits, jnp.ones(logits.shape[:2], bool))
+        depth = min(context.depth, self.heads)
+        logits = self.predict(context.trainable, context.base, method_state["features"], depth)
+        return offer_ranked(context, logits, jnp.ones(logits.shape[:2], bool))
 
 
 def _projected(x: jax.Array, kernels: jax.Array) -> jax.Array:

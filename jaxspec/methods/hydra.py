@@ -16,7 +16,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxspec.decoding.draft import Drafting, Offer, PyTree
+from jaxspec.decoding.draft import DraftContext, Offer, PyTree
 from jaxspec.decoding.levels import Parents, offer_levels
 from jaxspec.errors import UserError
 from jaxspec.methods.heads import Features, HeadMethod, beside, init_beside, init_layer, run_layer
@@ -95,15 +95,15 @@ class Hydra(HeadMethod):
         hidden, distances = base.normed(features[0]), range(1, path.shape[-1] + 1)
         return jnp.stack([self.head(trainable, base, hidden, path[..., :d], seeds) for d in distances], axis=-2)
 
-    def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
+    def offer(self, context: DraftContext, method_state: PyTree) -> Offer:
         """Level by level along the tree: the candidates below a node come from the head that reads the node's path."""
-        hidden = drafting.base.normed(method_state["features"][0])
+        hidden = context.base.normed(method_state["features"][0])
 
         def expand(parents: Parents, _: Sequence[None]) -> tuple[jax.Array, None]:
             at = jnp.broadcast_to(hidden[:, None], (*parents.tokens.shape, hidden.shape[-1]))
-            return self.head(drafting.trainable, drafting.base, at, parents.path), None
+            return self.head(context.trainable, context.base, at, parents.path), None
 
-        return offer_levels(drafting, expand)
+        return offer_levels(context, expand)
 
 
 def _dropped(x: jax.Array, share: float, seeds: jax.Array, place: tuple[int, int]) -> jax.Array:

@@ -27,8 +27,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding.draft import Draft, Drafting, Offer, PyTree, knowing_noise
-from jaxspec.decoding.method import Method, Seen, check_least
+from jaxspec.decoding.draft import Draft, DraftContext, Offer, PyTree, knowing_noise
+from jaxspec.decoding.method import Method, ReadChunk, check_least
 from jaxspec.decoding.sampling import best
 from jaxspec.methods.lookup import join
 from jaxspec.methods.untrained import UntrainedMethod
@@ -77,11 +77,11 @@ class Lookahead(Method):
         return self.levels * self.window - 1
 
     @property
-    def usual_rows(self) -> int:
+    def default_rows(self) -> int:
         """The root, all of a token's n-grams, and the window."""
         return 1 + self.guesses * self.levels + self.further_rows
 
-    def empty_state(self, base: Base, batch: int, capacity: int) -> PyTree:
+    def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
         """The window and the pool.
 
         window [B, N - 1, W] int32, whose first token is not used; pool [B, V, G (N - 1)] int32, what follows a token in
@@ -121,14 +121,14 @@ class Lookahead(Method):
 
     # What it remembers
 
-    def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
+    def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
         """After a prompt a window of its tokens at random; after a step the n-grams of the window, and a new level."""
         window, pool = method_state["window"], method_state["pool"]
-        if seen.step is None:
-            return {"window": _drawn(seen, window), "pool": pool}
-        draft, states = seen.step.draft, seen.step.states[drafting.base.decoder.config.num_layers]
+        if chunk.step is None:
+            return {"window": _drawn(chunk, window), "pool": pool}
+        draft, states = chunk.step.draft, chunk.step.states[context.base.decoder.config.num_layers]
         behind = jnp.concatenate([states[:, :1], states[:, draft.tree.num_nodes :]], axis=1)
-        newest = best(drafting.base.logits(behind[:, -self.window :]))[:, None]  # [B, 1, W]
+        newest = best(context.base.logits(behind[:, -self.window :]))[:, None]  # [B, 1, W]
         whole = jnp.concatenate([window.at[:, 0, 0].set(draft.tokens[:, 0]), newest], axis=1)  # [B, N, W]
         return {"window": whole[:, 1:], "pool": self.remember(pool, whole.swapaxes(1, 2))}
 
@@ -146,23 +146,23 @@ class Lookahead(Method):
             places = jnp.where(same[:, :, column, None, None], moved, places)
         return pool.at[rows, keys].set(places.reshape(B, W, -1))
 
-    def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
+    def offer(self, context: DraftContext, method_state: PyTree) -> Offer:
         """The n-grams of the newest token as a tree, newer ones first."""
-        B, M = len(drafting.root), min(self.levels, drafting.depth)
-        ngrams = method_state["pool"][jnp.arange(B), drafting.root].reshape(B, self.guesses, self.levels)
+        B, M = len(context.root), min(self.levels, context.depth)
+        ngrams = method_state["pool"][jnp.arange(B), context.root].reshape(B, self.guesses, self.levels)
         tokens = ngrams[:, :, :M].swapaxes(1, 2)  # [B, M, G]
         weights = jnp.float32(_FADING) ** jnp.arange(self.guesses)
         known, parent, through, above = join(tokens, tokens != _NONE, weights)
         log_p = jnp.where(known, jnp.log(through) - jnp.log(above + _UNSEEN), -jnp.inf)
-        return knowing_noise(drafting, Offer(jnp.maximum(tokens, 0), known, log_p, parent))
+        return knowing_noise(context, Offer(jnp.maximum(tokens, 0), known, log_p, parent))
 
 
-def _drawn(seen: Seen, before: jax.Array) -> jax.Array:
+def _drawn(chunk: ReadChunk, before: jax.Array) -> jax.Array:
     """Tokens at random out of what was read, of the shape of those `before` [B, ...]; these, where nothing was."""
     numbers = jax.random.bits(jax.random.key(0), (before.size // len(before),)) >> 1
-    place = numbers.astype(jnp.int32) % jnp.maximum(seen.length[:, None], 1)
-    drawn = jnp.take_along_axis(seen.tokens, place, axis=1)
-    return seen.updated(drawn.reshape(before.shape), before)
+    place = numbers.astype(jnp.int32) % jnp.maximum(chunk.length[:, None], 1)
+    drawn = jnp.take_along_axis(chunk.tokens, place, axis=1)
+    return chunk.updated(drawn.reshape(before.shape), before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,31 +171,31 @@ class Jacobi(UntrainedMethod):
 
     name: ClassVar[str] = "jacobi"
 
-    def empty_state(self, base: Base, batch: int, capacity: int) -> jax.Array:
+    def init_state(self, base: Base, batch: int, capacity: int) -> jax.Array:
         """The guesses [B, M] int32: those that follow the newest token."""
         return jnp.zeros((batch, self.length), jnp.int32)
 
-    def observe(self, drafting: Drafting, seen: Seen, guesses: jax.Array) -> jax.Array:
+    def observe(self, context: DraftContext, chunk: ReadChunk, guesses: jax.Array) -> jax.Array:
         """After a prompt its tokens at random; after a step the base's token after each guess.
 
         A guess that was not verified, since another one or nothing stood there, stays. What the text has passed goes,
         and at the end the last guess is repeated.
         """
-        if seen.step is None:
-            return _drawn(seen, guesses)
-        draft, M = seen.step.draft, self.length
+        if chunk.step is None:
+            return _drawn(chunk, guesses)
+        draft, M = chunk.step.draft, self.length
         tree = draft.tree
         right = draft.tokens == jnp.take_along_axis(guesses, jnp.maximum(tree.depth - 1, 0), axis=1)
         right = (right & draft.valid) | (tree.depth == 0)
         verified = jnp.all(right[:, None] | ~tree.ancestors, axis=-1) & tree.live  # [B, N], nodes that are guesses
         here = verified[:, None] & (tree.depth[:, None] == jnp.arange(M + 1)[:, None])  # [B, M + 1, N]
-        said = jnp.take_along_axis(best(seen.step.logits), jnp.argmax(here, axis=-1), axis=1)
+        said = jnp.take_along_axis(best(chunk.step.logits), jnp.argmax(here, axis=-1), axis=1)
         stays = jnp.pad(guesses, ((0, 0), (0, 1)), mode="edge")
         following = jnp.where(jnp.any(here, axis=-1), said, stays)  # [B, M + 1], the first right behind the root
-        return jnp.take_along_axis(following, jnp.minimum(seen.length[:, None] + jnp.arange(M), M), axis=1)
+        return jnp.take_along_axis(following, jnp.minimum(chunk.length[:, None] + jnp.arange(M), M), axis=1)
 
-    def offer(self, drafting: Drafting, guesses: jax.Array) -> Offer:
+    def offer(self, context: DraftContext, guesses: jax.Array) -> Offer:
         """The guesses, one after the other."""
-        tokens = guesses[:, : self.distances(drafting), None]
+        tokens = guesses[:, : self.distances(context), None]
         log_p = jnp.full(tokens.shape, jnp.log(_CHANCE), jnp.float32)
-        return knowing_noise(drafting, Offer(tokens, jnp.ones(tokens.shape, bool), log_p, jnp.zeros_like(tokens)))
+        return knowing_noise(context, Offer(tokens, jnp.ones(tokens.shape, bool), log_p, jnp.zeros_like(tokens)))

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding.draft import Drafting
-from jaxspec.decoding.method import Calibration, Seen, check_least
+from jaxspec.decoding.draft import DraftContext
+from jaxspec.decoding.method import Calibration, ReadChunk, check_least
 from jaxspec.methods.untrained import UntrainedMethod
 from jaxspec.model.base import Base
 
@@ -39,19 +39,19 @@ class LookupMethod(UntrainedMethod):
         super().__post_init__()
         check_least(self, longest=1)
 
-    def empty_state(self, base: Base, batch: int, capacity: int) -> jax.Array:
+    def init_state(self, base: Base, batch: int, capacity: int) -> jax.Array:
         """The text so far, [B, S + 1] int32."""
         return jnp.zeros((batch, capacity + 1), jnp.int32)
 
-    def observe(self, drafting: Drafting, seen: Seen, text: jax.Array) -> jax.Array:
+    def observe(self, context: DraftContext, chunk: ReadChunk, text: jax.Array) -> jax.Array:
         """The text with what was read; the garbage behind it is overwritten before it is looked at."""
-        return jax.vmap(jax.lax.dynamic_update_slice)(text, seen.tokens, seen.first[:, None])
+        return jax.vmap(jax.lax.dynamic_update_slice)(text, chunk.tokens, chunk.first[:, None])
 
-    def matches(self, drafting: Drafting, text: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    def matches(self, context: DraftContext, text: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
         """Where the text's end occurred before.
 
         Args:
-          drafting: says where the text ends.
+          context: says where the text ends.
           text: [B, S + 1] int32.
           count: C, how many occurrences are wanted.
 
@@ -59,7 +59,7 @@ class LookupMethod(UntrainedMethod):
           Their last places [B, C], those of the longest match first, of several the last; and how many tokens match
           there, [B, C], at most n; 0 for none.
         """
-        matched = self.matched(text, drafting.position[:, None])
+        matched = self.matched(text, context.position[:, None])
         place = jnp.arange(text.shape[1])
         if count == 1:
             best = jnp.argmax(matched * len(place) + place, axis=1)[:, None]
@@ -80,10 +80,10 @@ class LookupMethod(UntrainedMethod):
             count += same
         return count
 
-    def following(self, drafting: Drafting, text: jax.Array, places: jax.Array) -> jax.Array:
+    def following(self, context: DraftContext, text: jax.Array, places: jax.Array) -> jax.Array:
         """The tokens that followed places [B, C]: [B, M, C]. What reaches the end of the text is taken to go round."""
-        period = jnp.maximum(drafting.position[:, None] - places, 1)[:, None]
-        ahead = places[:, None] + 1 + jnp.arange(self.distances(drafting))[:, None] % period  # [B, M, C]
+        period = jnp.maximum(context.position[:, None] - places, 1)[:, None]
+        ahead = places[:, None] + 1 + jnp.arange(self.distances(context))[:, None] % period  # [B, M, C]
         flat = jnp.take_along_axis(text, ahead.reshape(len(text), -1), axis=1, mode="clip")
         return flat.reshape(ahead.shape)
 

@@ -28,8 +28,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding.draft import Draft, Drafting, Offer, PyTree, offer_ranked
-from jaxspec.decoding.method import Batch, Method, Seen, check_choices, check_least
+from jaxspec.decoding.draft import Draft, DraftContext, Offer, PyTree, offer_ranked
+from jaxspec.decoding.method import Batch, Method, ReadChunk, check_choices, check_least
 from jaxspec.decoding.tree import Tree
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_decay, future_loss
@@ -303,18 +303,18 @@ class ProbeMethod(Method, abc.ABC):
             **self._prefix(trainable, tree.num_nodes, distance[:, None]),
         )
 
-    def empty_state(self, base: Base, batch: int, capacity: int) -> PyTree:
+    def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
         """The newest token's probes: their hidden states, distances, and which of them there are."""
         distance = jnp.ones((batch, self.distances), jnp.int32)
         states = jnp.zeros((*distance.shape, self.probe_rows * base.decoder.config.hidden_size), base.dtype)
         exits = (states,) * self.exits
         return {"exits": exits, "distance": distance, "known": jnp.zeros(distance.shape, bool)}
 
-    def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
+    def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
         """The probes of the last accepted node; a prompt has none."""
-        if seen.step is None:
+        if chunk.step is None:
             return method_state
-        return self.behind(drafting.base, seen.step.draft.tree, seen.step.states, seen.step.accepted.node)
+        return self.behind(context.base, chunk.step.draft.tree, chunk.step.states, chunk.step.accepted.node)
 
     def behind(self, base: Base, tree: Tree, states: Mapping[int, jax.Array], node: jax.Array) -> PyTree:
         """What is remembered of the probes behind one node of every batch row.
@@ -335,13 +335,13 @@ class ProbeMethod(Method, abc.ABC):
             "known": probes >= 0,
         }
 
-    def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
+    def offer(self, context: DraftContext, method_state: PyTree) -> Offer:
         """Candidates from those probes."""
-        depth = min(drafting.depth, self.distances)
+        depth = min(context.depth, self.distances)
         near = jax.tree.map(lambda x: x[:, :depth], method_state)
         exits = [x.reshape(*x.shape[:2], self.probe_rows, -1) for x in near["exits"]]
-        logits = self.read(drafting.trainable, drafting.base, exits, near["distance"])  # [B, M', V']
-        return offer_ranked(drafting, logits, near["known"])
+        logits = self.read(context.trainable, context.base, exits, near["distance"])  # [B, M', V']
+        return offer_ranked(context, logits, near["known"])
 
 
 def mean_normed(base: Base, exits: Sequence[jax.Array], weights: jax.Array | None = None) -> jax.Array:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding.draft import Drafting, Offer, knowing_noise
+from jaxspec.decoding.draft import DraftContext, Offer, knowing_noise
 from jaxspec.methods.lookup import LookupMethod, by_match
 
 # The chance that a looked up token is right, by how many tokens match before it: of the default model's answers.
@@ -26,10 +26,10 @@ class PromptLookup(LookupMethod):
 
     name: ClassVar[str] = "prompt_lookup"
 
-    def offer(self, drafting: Drafting, text: jax.Array) -> Offer:
+    def offer(self, context: DraftContext, text: jax.Array) -> Offer:
         """What followed the longest match, of several the last."""
-        place, matched = self.matches(drafting, text, 1)
-        tokens = self.following(drafting, text, place)  # [B, M, 1]
+        place, matched = self.matches(context, text, 1)
+        tokens = self.following(context, text, place)  # [B, M, 1]
         known = jnp.broadcast_to(matched[:, None] > 0, tokens.shape)
         log_p = jnp.log(by_match(_CHANCES, matched, tokens.shape[1]))
-        return knowing_noise(drafting, Offer(tokens, known, log_p, jnp.zeros_like(tokens)))
+        return knowing_noise(context, Offer(tokens, known, log_p, jnp.zeros_like(tokens)))

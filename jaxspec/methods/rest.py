@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding.draft import Drafting, Offer, PyTree, knowing_noise
+from jaxspec.decoding.draft import DraftContext, Offer, PyTree, knowing_noise
 from jaxspec.decoding.method import check_least
 from jaxspec.methods.lookup import LookupMethod, by_match, join
 from jaxspec.model.base import Base
@@ -55,23 +55,23 @@ class Rest(LookupMethod):
         """
         return {"tokens": jnp.full(self.size, SEPARATOR, jnp.int32), "order": jnp.arange(self.size, dtype=jnp.int32)}
 
-    def offer(self, drafting: Drafting, text: jax.Array) -> Offer:
+    def offer(self, context: DraftContext, text: jax.Array) -> Offer:
         """What followed the longest match, as a tree."""
-        datastore, C = drafting.trainable, self.continuations
-        first, count, matched = self.find(datastore, self.last(drafting, text))
+        datastore, C = context.trainable, self.continuations
+        first, count, matched = self.find(datastore, self.last(context, text))
         places = jnp.take(datastore["order"], first[:, None] + spread(count, C), mode="clip")  # [B, C]
-        ahead = places[:, None] + 1 + jnp.arange(self.distances(drafting))[:, None]  # [B, M, C]
+        ahead = places[:, None] + 1 + jnp.arange(self.distances(context))[:, None]  # [B, M, C]
         tokens = jnp.take(datastore["tokens"], ahead, mode="clip")
         there = (tokens != SEPARATOR) & (jnp.arange(C) < count[:, None])[:, None]
         there = jnp.cumprod(there, axis=1, dtype=jnp.int32) > 0  # up to the end of their text
         known, parent, through, above = join(tokens, there, jnp.ones(C))
         unseen = by_match(_UNSEEN, matched[:, None], tokens.shape[1]) * jnp.sqrt(above)
         log_p = jnp.where(known, jnp.log(through) - jnp.log(above + unseen), -jnp.inf)
-        return knowing_noise(drafting, Offer(tokens, known, log_p, parent))
+        return knowing_noise(context, Offer(tokens, known, log_p, parent))
 
-    def last(self, drafting: Drafting, text: jax.Array) -> jax.Array:
+    def last(self, context: DraftContext, text: jax.Array) -> jax.Array:
         """The last n tokens of the text [B, n], the newest first."""
-        place = drafting.position[:, None] - jnp.arange(self.longest)
+        place = context.position[:, None] - jnp.arange(self.longest)
         return jnp.where(place >= 0, jnp.take_along_axis(text, place, axis=1, mode="clip"), _NOTHING)
 
     def find(self, datastore: PyTree, last: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

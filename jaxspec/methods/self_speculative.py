@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxspec.decoding.draft import Drafting, Drawn, Offer, PyTree, rank
-from jaxspec.decoding.method import Seen
+from jaxspec.decoding.draft import DraftContext, Drawn, Offer, PyTree, rank
+from jaxspec.decoding.method import ReadChunk
 from jaxspec.errors import UserError
 from jaxspec.methods.layer_search import Text, search_layers
 from jaxspec.methods.untrained import UntrainedMethod
@@ -64,7 +64,7 @@ class SelfSpeculative(UntrainedMethod):
                 raise UserError(f"self_speculative: {part} must be between 0 and 1, got {getattr(self, part)}")
 
     @property
-    def usual_depth(self) -> int:
+    def default_depth(self) -> int:
         """One more than a lookup's: what the base's own layers say is more often right."""
         return min(self.length, 4)
 
@@ -85,7 +85,7 @@ class SelfSpeculative(UntrainedMethod):
         self, base: Base, texts: Sequence[Text], trials: int, progress: Callable[[int, str], None]
     ) -> tuple[SelfSpeculative, dict[str, Any]]:
         """What to skip and the threshold to begin with, for chains as long as usual; see `search_layers`."""
-        found = search_layers(base, texts, self.usual_depth, trials, progress)
+        found = search_layers(base, texts, self.default_depth, trials, progress)
         skipped = {"skip_attention": found.skip.attention, "skip_mlp": found.skip.mlp}
         figures = {"tokens": found.tokens, "drafted": found.drafted, "cost": found.cost, "value": found.value}
         method = dataclasses.replace(self, **skipped, threshold=round(found.threshold, 2))
@@ -93,20 +93,20 @@ class SelfSpeculative(UntrainedMethod):
 
     # The threshold
 
-    def empty_state(self, base: Base, batch: int, capacity: int) -> PyTree:
+    def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
         """The threshold and the share of drafts that was accepted of late, [B] float32 each."""
         return {
             "threshold": jnp.full(batch, self.threshold, jnp.float32),
             "accepted": jnp.full(batch, self.acceptance, jnp.float32),
         }
 
-    def observe(self, drafting: Drafting, seen: Seen, method_state: PyTree) -> PyTree:
+    def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
         """Both after a step that verified anything (equations 4 and 5): of other sources' candidates, too."""
-        if seen.step is None:
+        if chunk.step is None:
             return method_state
-        draft, threshold = seen.step.draft, method_state["threshold"]
+        draft, threshold = chunk.step.draft, method_state["threshold"]
         drafted = jnp.max(jnp.where(draft.valid, draft.tree.depth, 0), axis=1)  # [B]
-        share = seen.step.accepted.length / jnp.maximum(drafted, 1)
+        share = chunk.step.accepted.length / jnp.maximum(drafted, 1)
         accepted = _mixed(_ACCEPTANCE_MEMORY, method_state["accepted"], share)
         wanted = threshold + jnp.where(accepted < self.acceptance, _STEP, -_STEP)
         adapted = jnp.clip(_mixed(_THRESHOLD_MEMORY, threshold, wanted), 0.0, 1.0)
@@ -115,16 +115,16 @@ class SelfSpeculative(UntrainedMethod):
 
     # Drafting
 
-    def offer(self, drafting: Drafting, method_state: PyTree) -> Offer:
+    def offer(self, context: DraftContext, method_state: PyTree) -> Offer:
         """A chain, with the runners-up of each of its tokens beside it, up to a token that is too improbable."""
-        base, cache, B, M = drafting.base, drafting.cache, len(drafting.root), self.distances(drafting)
+        base, cache, B, M = context.base, context.cache, len(context.root), self.distances(context)
         no_rows = _no_rows(cache, self.skip, B, M)
 
         def next_token(state: tuple) -> tuple:
             i, token, going, own, levels = state
-            hidden, kv = self.read(base, token, drafting.position, i, cache, own)
+            hidden, kv = self.read(base, token, context.position, i, cache, own)
             logits = base.draft_logits(base.normed(hidden))  # [B, 1, V']
-            tokens, log_p, log_q = rank(drafting, logits, drafting.position[:, None] + i + 1)
+            tokens, log_p, log_q = rank(context, logits, context.position[:, None] + i + 1)
             here = (tokens, jnp.broadcast_to(going[:, None, None], tokens.shape), log_p, log_q)
             levels = jax.tree.map(lambda all, x: jax.lax.dynamic_update_slice_in_dim(all, x, i, axis=1), levels, here)
             own = commit(own, kv, jnp.broadcast_to(i, (B,)))
@@ -134,11 +134,11 @@ class SelfSpeculative(UntrainedMethod):
         def unfinished(state: tuple) -> jax.Array:
             return (state[0] < M) & jnp.any(state[2])
 
-        W = min(drafting.width, base.num_drafts)
+        W = min(context.width, base.num_drafts)
         shape = (B, M, W)
-        log_q = jnp.zeros((B, M, base.vocab_size)) if drafting.sampler.independent else None
+        log_q = jnp.zeros((B, M, base.vocab_size)) if context.sampler.independent else None
         levels = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.float32), log_q)
-        start = (jnp.int32(0), drafting.root, drafting.active, no_rows, levels)
+        start = (jnp.int32(0), context.root, context.active, no_rows, levels)
         passes, *_, (tokens, known, log_p, log_q) = jax.lax.while_loop(unfinished, next_token, start)
         drawn = log_q if log_q is None else Drawn(log_q, jnp.broadcast_to(jnp.arange(M)[:, None], shape))
         return Offer(tokens, known, log_p, jnp.zeros_like(tokens), drawn, jnp.broadcast_to(passes, (B,)))

@@ -167,7 +167,7 @@ class SPACE(ProbeMethod):
         """A full fine-tuning does."""
         return self.tuning == "full"
 
-    def tune(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, Base]:
+    def finalize(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, Base]:
         """The mask alone, for the base that was tuned with it."""
         if self.tuning == "none":
             return self, trainable, base

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding.draft import Drafting, Offer, knowing_noise
+from jaxspec.decoding.draft import DraftContext, Offer, knowing_noise
 from jaxspec.errors import UserError
 from jaxspec.methods.lookup import LookupMethod, by_match, join
 
@@ -45,12 +45,12 @@ class Suffix(LookupMethod):
         if not 0 < self.fading <= 1:
             raise UserError(f"suffix: fading must be above 0 and at most 1, got {self.fading}")
 
-    def offer(self, drafting: Drafting, text: jax.Array) -> Offer:
+    def offer(self, context: DraftContext, text: jax.Array) -> Offer:
         """What followed the occurrences, as a tree: paths that begin alike are one."""
         C = self.occurrences
-        places, matched = self.matches(drafting, text, C)
-        tokens = self.following(drafting, text, places)  # [B, M, C]
+        places, matched = self.matches(context, text, C)
+        tokens = self.following(context, text, places)  # [B, M, C]
         weights = jnp.float32(self.fading) ** jnp.arange(C)
         known, parent, through, above = join(tokens, matched[:, None] > 0, weights)
         log_p = jnp.log(through) - jnp.log(above + by_match(_UNSEEN, matched, tokens.shape[1]))
-        return knowing_noise(drafting, Offer(tokens, known, log_p, parent))
+        return knowing_noise(context, Offer(tokens, known, log_p, parent))

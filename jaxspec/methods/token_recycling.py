@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding.draft import Drafting, Offer, knowing_noise
-from jaxspec.decoding.method import Calibration, Seen, check_least
+from jaxspec.decoding.draft import DraftContext, Offer, knowing_noise
+from jaxspec.decoding.method import Calibration, ReadChunk, check_least
 from jaxspec.methods.untrained import UntrainedMethod
 from jaxspec.model.base import Base
 
@@ -45,28 +45,28 @@ class TokenRecycling(UntrainedMethod):
         super().__post_init__()
         check_least(self, successors=1)
 
-    def empty_state(self, base: Base, batch: int, capacity: int) -> jax.Array:
+    def init_state(self, base: Base, batch: int, capacity: int) -> jax.Array:
         """The table [B, V, k] int32, the most probable successor first; -1 for none."""
         return jnp.full((batch, base.vocab_size, min(self.successors, base.vocab_size)), -1, jnp.int32)
 
-    def observe(self, drafting: Drafting, seen: Seen, table: jax.Array) -> jax.Array:
+    def observe(self, context: DraftContext, chunk: ReadChunk, table: jax.Array) -> jax.Array:
         """The table with the successors of all nodes, of one token those of the last node."""
-        if seen.step is None:
+        if chunk.step is None:
             return table
-        draft, rows = seen.step.draft, jnp.arange(len(table))[:, None]
-        new = jax.lax.top_k(seen.step.logits, table.shape[-1])[1]  # [B, N, k]
+        draft, rows = chunk.step.draft, jnp.arange(len(table))[:, None]
+        new = jax.lax.top_k(chunk.step.logits, table.shape[-1])[1]  # [B, N, k]
         number = jnp.where(draft.valid, jnp.arange(draft.tokens.shape[1]), -1)
         same = draft.tokens[:, None] == draft.tokens[..., None]
         last = number == jnp.max(jnp.where(same, number[:, None], -1), axis=-1)
         where = jnp.where(draft.valid & last, draft.tokens, table.shape[1])  # beyond the table: dropped
         return table.at[rows, where].set(new, mode="drop")
 
-    def offer(self, drafting: Drafting, table: jax.Array) -> Offer:
+    def offer(self, context: DraftContext, table: jax.Array) -> Offer:
         """The paths through the table whose ranks are best together, level by level, as wide as is wanted."""
-        B, W, k = len(table), drafting.width, table.shape[-1]
+        B, W, k = len(table), context.width, table.shape[-1]
         chances = jnp.log(jnp.asarray(_CHANCES[np.minimum(np.arange(k), len(_CHANCES) - 1)], jnp.float32))
-        above, total, levels = drafting.root[:, None], jnp.zeros((B, 1)), []
-        for _ in range(self.distances(drafting)):
+        above, total, levels = context.root[:, None], jnp.zeros((B, 1)), []
+        for _ in range(self.distances(context)):
             successors = table[jnp.arange(B)[:, None], above]  # [B, W', k]
             scores = jnp.where(successors >= 0, total[..., None] + chances, -jnp.inf).reshape(B, -1)
             total, index = jax.lax.top_k(scores, min(W, scores.shape[1]))
@@ -74,4 +74,4 @@ class TokenRecycling(UntrainedMethod):
             parent, rank = jnp.divmod(index, k)
             parts = (above, total > -jnp.inf, chances[rank], parent)
             levels.append([jnp.pad(x, ((0, 0), (0, W - x.shape[1]))) for x in parts])
-        return knowing_noise(drafting, Offer(*(jnp.stack(part, axis=1) for part in zip(*levels, strict=True))))
+        return knowing_noise(context, Offer(*(jnp.stack(part, axis=1) for part in zip(*levels, strict=True))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxspec.decoding.draft import Drafting
+from jaxspec.decoding.draft import DraftContext
 from jaxspec.decoding.method import Method, check_least
 
 
@@ -27,10 +27,10 @@ class UntrainedMethod(Method):
         return self.length
 
     @property
-    def usual_depth(self) -> int:
+    def default_depth(self) -> int:
         """Few: where a draft is wrong, it mostly is from the first token on."""
         return min(self.length, 3)
 
-    def distances(self, drafting: Drafting) -> int:
+    def distances(self, context: DraftContext) -> int:
         """M', how many of them are wanted."""
-        return min(self.length, drafting.depth)
+        return min(self.length, context.depth)

@@ -88,7 +88,7 @@ def _write(buffer: jax.Array, new: jax.Array, length: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice(buffer, new.astype(buffer.dtype), (0, length, 0))
 
 
-def laid_out(cache: Cache, rows: Cache) -> tuple[Cache, Cache]:
+def pin_layouts(cache: Cache, rows: Cache) -> tuple[Cache, Cache]:
     """A cache and what will be written into it, in layouts that spare copies of the cache.
 
     On TPUs XLA would give the cache another layout within the loop, and copy all of it in every call. On CPUs, where

@@ -30,7 +30,7 @@ class Times:
     decoded: float = 0.0
 
 
-class Answer(AsyncIterator[Piece]):
+class AnswerStream(AsyncIterator[Piece]):
     """The pieces of one answer, as they come; the last one says why it ends.
 
     Attributes:

@@ -27,13 +27,13 @@ from jaxspec.serving.replies import Choice, Replies
 from jaxspec.serving.request import Busy, Closed, Piece
 from jaxspec.weights.templates import own_template, with_variables
 
-MOST_BYTES = 4 * 2**20  # of a body
+MAX_BODY_BYTES = 4 * 2**20  # of a body
 _PAGE = Path(__file__).parent / "page.html"
 _log = logging.getLogger("jaxspec.serving")
 
 
 def make_app(
-    engine: Engine, name: str, api_key: str = "", most_bytes: int = MOST_BYTES, grace: float = 60.0
+    engine: Engine, name: str, api_key: str = "", max_body_bytes: int = MAX_BODY_BYTES, grace: float = 60.0
 ) -> Starlette:
     """The web application.
 
@@ -41,10 +41,10 @@ def make_app(
       engine: what answers; closed when the application ends.
       name: of the model, for clients.
       api_key: what clients must show under /v1; empty: nothing.
-      most_bytes: of a request's body.
+      max_body_bytes: of a request's body.
       grace: seconds that running requests have when the application ends.
     """
-    api = Api(engine, name, api_key, most_bytes)
+    api = Api(engine, name, api_key, max_body_bytes)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -68,8 +68,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Api:
     """The handlers of one engine."""
 
-    def __init__(self, engine: Engine, name: str, api_key: str, most_bytes: int):
-        self._engine, self._name, self._key, self._most_bytes = engine, name, api_key, most_bytes
+    def __init__(self, engine: Engine, name: str, api_key: str, max_body_bytes: int):
+        self._engine, self._name, self._key, self._most_bytes = engine, name, api_key, max_body_bytes
         self._metrics, self._started = Metrics(engine, name), int(time.time())
 
     def guarded(self, handler: Handler) -> Handler:

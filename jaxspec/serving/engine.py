@@ -23,7 +23,7 @@ from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.generation.job import bucket, cache_capacity
 from jaxspec.generation.prompts import encode_prompts
-from jaxspec.serving.answer import Answer, token_scores
+from jaxspec.serving.answer import AnswerStream, token_scores
 from jaxspec.serving.reader import PromptReader
 from jaxspec.serving.request import Busy, Closed, Finish, Piece, Request
 from jaxspec.serving.slots import Slots
@@ -104,9 +104,9 @@ class Engine:
             self.drafter, acceptance, limits.slots, capacity, self.max_length, chunk, best, limits.prefixes
         )
         self._decode = _decoder(self.model)
-        self._waiting: deque[Answer] = deque()
-        self._running: dict[int, Answer] = {}  # by the identity of their requests
-        self._read: tuple[Answer, PromptReader | None] | None = None  # no reader yet: it is to be made
+        self._waiting: deque[AnswerStream] = deque()
+        self._running: dict[int, AnswerStream] = {}  # by the identity of their requests
+        self._read: tuple[AnswerStream, PromptReader | None] | None = None  # no reader yet: it is to be made
         self._wake, self._closing = threading.Condition(), False
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
@@ -156,7 +156,7 @@ class Engine:
         logprobs: bool = False,
         prompt_logprobs: bool = False,
         chat: bool = True,
-    ) -> Answer:
+    ) -> AnswerStream:
         """Ask for an answer, from a running event loop.
 
         Args:
@@ -187,7 +187,7 @@ class Engine:
             raise UserError("stop: a stop text must not be empty, and needs a tokenizer")
         ids = self.encode(prompt, max_new_tokens, chat)
         request = Request(ids, max_new_tokens, sampling, seed, tuple(stop), drafting, logprobs, prompt_logprobs)
-        answer = Answer(request, self._decode, self.limits.seconds)
+        answer = AnswerStream(request, self._decode, self.limits.seconds)
         with self._wake:
             if self._closing or not self.alive:
                 raise Closed("the engine ends and takes no further requests")
@@ -216,7 +216,7 @@ class Engine:
 
     # The thread
 
-    def _all(self) -> list[Answer]:
+    def _all(self) -> list[AnswerStream]:
         reading = [self._read[0]] if self._read else []
         return [*self._waiting, *reading, *self._running.values()]
 

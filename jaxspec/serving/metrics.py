@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from jaxspec.serving.answer import Answer
+from jaxspec.serving.answer import AnswerStream
 from jaxspec.serving.engine import Engine
 from jaxspec.serving.request import Finish, Piece
 
@@ -52,7 +52,7 @@ class Metrics:
         """The text that Prometheus reads."""
         return generate_latest(self._registry)
 
-    async def watch(self, answer: Answer) -> AsyncIterator[Piece]:
+    async def watch(self, answer: AnswerStream) -> AsyncIterator[Piece]:
         """The pieces of an answer, counted. Who stops before the end wants no more of it."""
         last, drafted_by, counted, finish = answer.times.asked, [], Piece(), None
         first = True
@@ -77,7 +77,7 @@ class Metrics:
             for _ in piece.tokens:
                 self._between.observe(seconds / len(piece.tokens))
 
-    def _end(self, answer: Answer, piece: Piece, finish: Finish | None, drafted_by: list[int]) -> None:
+    def _end(self, answer: AnswerStream, piece: Piece, finish: Finish | None, drafted_by: list[int]) -> None:
         now, times = time.monotonic(), answer.times
         reason = finish if finish in ("stop", "length") else "abort"
         self._success.labels(self._model, reason).inc()

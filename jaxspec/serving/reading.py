@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxspec.decoding.draft import PyTree
 from jaxspec.decoding.loop import begin
-from jaxspec.decoding.method import Seen
+from jaxspec.decoding.method import ReadChunk
 from jaxspec.decoding.scores import Scores, score
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.model.attention import continued_context
@@ -71,7 +71,7 @@ def nothing_read(decoding: Decoding, *, capacity: int) -> Reading:
     """The reading before its first chunk, in a cache of so many slots."""
     base = decoding.base
     cache = empty_cache(base.decoder.config, 1, capacity, base.dtype)
-    states = [source.method.empty_state(base, 1, capacity) for source in decoding.drafter.sources]
+    states = [source.method.init_state(base, 1, capacity) for source in decoding.drafter.sources]
     return Reading(cache, states, jnp.zeros(1, jnp.int32))
 
 
@@ -94,9 +94,9 @@ def read(base: Base, decoding: Decoding, reading: Reading, chunk: Chunk) -> tupl
     first = decoding.first_token(logits, chunk.seeds, lengths)
     behind = (jnp.arange(W + 1) == chunk.length[:, None]) & chunk.last[:, None]
     text = jnp.where(behind, first[:, None], chunk.tokens)
-    draftings = decoding.draftings(decoding.drafter.shape.begin(1), chunk.seeds, first, lengths, cache)
-    seen = Seen(text, hidden, start, chunk.length, taps)
-    states = decoding.drafter.observe(draftings, seen, reading.method_states)
+    contexts = decoding.draft_contexts(decoding.drafter.shape.begin(1), chunk.seeds, first, lengths, cache)
+    chunk = ReadChunk(text, hidden, start, chunk.length, taps)
+    states = decoding.drafter.observe(contexts, chunk, reading.method_states)
     return Reading(cache, states, lengths), End(hidden, logits, first)
 
 

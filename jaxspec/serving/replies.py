@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxspec.drafters.drafter import Drafter
-from jaxspec.serving.answer import Answer
+from jaxspec.serving.answer import AnswerStream
 from jaxspec.serving.protocol import Asked
 from jaxspec.serving.request import Piece, TokenScore
 from jaxspec.serving.text import TextStream
@@ -32,7 +32,7 @@ class Choice:
       offset: of the next token's text, for log-probabilities.
     """
 
-    answer: Answer
+    answer: AnswerStream
     prompt: str = ""
     text: str = ""
     tokens: list[int] = dataclasses.field(default_factory=list)

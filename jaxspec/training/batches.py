@@ -12,13 +12,15 @@ import numpy as np
 from jaxspec.config import TrainConfig
 from jaxspec.decoding.method import Batch
 from jaxspec.errors import UserError
-from jaxspec.training.data import Answer
+from jaxspec.training.data import AnsweredPrompt
 
 _WINDOW = 16  # batches within which answers are sorted by length
 ORDER = 2  # changes whenever the same settings give other batches: a run cannot resume with those
 
 
-def insertion_points(answer: Answer, length: int, positions: Literal["answer", "text"] = "answer") -> np.ndarray:
+def insertion_points(
+    answer: AnsweredPrompt, length: int, positions: Literal["answer", "text"] = "answer"
+) -> np.ndarray:
     """Indices of the tokens of an answer, or of its text, that may own probes: a next next token is within `length`."""
     start = len(answer.prompt_tokens)
     end = min(start + len(answer.answer_tokens), length)
@@ -26,7 +28,7 @@ def insertion_points(answer: Answer, length: int, positions: Literal["answer", "
 
 
 def make_batch(
-    answers: Sequence[Answer], points: Sequence[np.ndarray], length: int, groups: int, seeds: Sequence[int] = ()
+    answers: Sequence[AnsweredPrompt], points: Sequence[np.ndarray], length: int, groups: int, seeds: Sequence[int] = ()
 ) -> Batch:
     """Stack B answers, each with at most `groups` (G) insertion points, as one batch of `length` (T) tokens."""
     tokens = np.zeros((len(answers), length), np.int32)
@@ -56,7 +58,7 @@ class TrainingData:
       UserError: no answer is long enough.
     """
 
-    def __init__(self, answers: Sequence[Answer], train: TrainConfig):
+    def __init__(self, answers: Sequence[AnsweredPrompt], train: TrainConfig):
         self._train = train
         self._shuffled = functools.lru_cache(maxsize=2)(self._shuffle)  # of the epochs that a batch may touch
         self.given = answers
@@ -86,17 +88,17 @@ class TrainingData:
         longest = max(self._length(answer) for *_, answer in self._items(step))
         return min(-(-longest // unit) * unit, t.sequence_length)
 
-    def _items(self, step: int) -> Iterator[tuple[int, int, Answer]]:
+    def _items(self, step: int) -> Iterator[tuple[int, int, AnsweredPrompt]]:
         """Of every row of a step's batch the epoch, its number in that, and the answer."""
         size = self._train.batch_size
         for item in range(step * size, (step + 1) * size):
             epoch, at = divmod(item, len(self.usable))
             yield epoch, at, self.usable[self._shuffled(epoch)[at]]
 
-    def _points(self, answer: Answer) -> np.ndarray:
+    def _points(self, answer: AnsweredPrompt) -> np.ndarray:
         return insertion_points(answer, self._train.sequence_length, self._train.positions)
 
-    def _length(self, answer: Answer) -> int:
+    def _length(self, answer: AnsweredPrompt) -> int:
         return min(len(answer.prompt_tokens) + len(answer.answer_tokens), self._train.sequence_length)
 
     def _shuffle(self, epoch: int) -> np.ndarray:

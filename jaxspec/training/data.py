@@ -35,7 +35,7 @@ _BLOCK = 512
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class AnsweredPrompt:
     """One training sequence.
 
     Attributes:
@@ -74,7 +74,9 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
 
 
-def prepare_answers(model: Model, data: DataConfig, prompts: Sequence[Selected]) -> tuple[list[Answer], list[Answer]]:
+def prepare_answers(
+    model: Model, data: DataConfig, prompts: Sequence[Selected]
+) -> tuple[list[AnsweredPrompt], list[AnsweredPrompt]]:
     """Held-out and training answers to `select_prompts`: given ones, or cached ones and the missing ones made now.
 
     Raises:
@@ -91,9 +93,11 @@ def prepare_answers(model: Model, data: DataConfig, prompts: Sequence[Selected])
         raise UserError(f"{data.cache}: answers cannot be cached there ({error.strerror})") from None
 
 
-def _answers(model: Model, data: DataConfig, prompts: dict[int, Selected], limit: int, label: str) -> list[Answer]:
+def _answers(
+    model: Model, data: DataConfig, prompts: dict[int, Selected], limit: int, label: str
+) -> list[AnsweredPrompt]:
     """Answers to numbered prompts, in their order, cut at the limit."""
-    given = [Answer(p.prompt_tokens, p.answer_tokens) for p in prompts.values() if p.answer_tokens is not None]
+    given = [AnsweredPrompt(p.prompt_tokens, p.answer_tokens) for p in prompts.values() if p.answer_tokens is not None]
     if given:
         return _cut(given, limit)
     path = cache_file(model, data, limit)
@@ -114,17 +118,17 @@ def _answers(model: Model, data: DataConfig, prompts: dict[int, Selected], limit
     return [done[i] for i in prompts]
 
 
-def _cut(given: list[Answer], limit: int) -> list[Answer]:
+def _cut(given: list[AnsweredPrompt], limit: int) -> list[AnsweredPrompt]:
     """Given answers, none longer than the limit."""
     if cut := sum(len(answer.answer_tokens) > limit for answer in given):
         print(f"cut at {limit} tokens: {cut} of {len(given)} answers", file=sys.stderr)
-    return [Answer(answer.prompt_tokens, answer.answer_tokens[:limit]) for answer in given]
+    return [AnsweredPrompt(answer.prompt_tokens, answer.answer_tokens[:limit]) for answer in given]
 
 
-def _cached(path: Path, prompts: dict[int, Selected]) -> dict[int, Answer]:
+def _cached(path: Path, prompts: dict[int, Selected]) -> dict[int, AnsweredPrompt]:
     """Answers in the cache, by index, unless that meant another prompt when more or fewer were held out."""
     rows = read_whole_lines(path, ("index", "prompt_tokens", "answer_tokens"))
-    answers = {row["index"]: Answer(row["prompt_tokens"], row["answer_tokens"]) for row in rows}
+    answers = {row["index"]: AnsweredPrompt(row["prompt_tokens"], row["answer_tokens"]) for row in rows}
     done = {i: answers[i] for i, p in prompts.items() if i in answers and answers[i].prompt_tokens == p.prompt_tokens}
     check_alike(json.dumps(sorted(done)).encode(), str(path.parent))
     return done
@@ -141,7 +145,9 @@ def _opened(path: Path) -> Iterator[TextIO]:
             yield file
 
 
-def _make(model: Model, data: DataConfig, missing: dict[int, Selected], limit: int) -> Iterator[tuple[int, Answer]]:
+def _make(
+    model: Model, data: DataConfig, missing: dict[int, Selected], limit: int
+) -> Iterator[tuple[int, AnsweredPrompt]]:
     """The base's answers to numbered prompts, as they are finished."""
     plain, numbers = autoregressive(model), list(missing)
     for first in range(0, len(numbers), _BLOCK):
@@ -149,10 +155,10 @@ def _make(model: Model, data: DataConfig, missing: dict[int, Selected], limit: i
         block = sorted(numbers[first : first + _BLOCK], key=lambda i: len(missing[i].prompt_tokens))
         ids = [missing[i].prompt_tokens for i in block]
         for at, tokens in generate_many(plain, ids, limit, batch_size=data.batch_size):
-            yield block[at], Answer(ids[at], tokens)
+            yield block[at], AnsweredPrompt(ids[at], tokens)
 
 
-def frequent_tokens(answers: Sequence[Answer], vocab_size: int) -> np.ndarray:
+def frequent_tokens(answers: Sequence[AnsweredPrompt], vocab_size: int) -> np.ndarray:
     """Token ids by how often answers hold them, [at most MOST_DRAFTS] int32.
 
     Tokens that do not occur follow by id: tokenizers number frequent ones first.

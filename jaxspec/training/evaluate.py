@@ -23,7 +23,7 @@ from jaxspec.parallel.processes import host
 from jaxspec.parallel.sharding import mesh_of, parts_of_batch, put_batch
 from jaxspec.training.batches import insertion_points, make_batch
 from jaxspec.training.calibration import BINS_PER_NAT, NATS, fit
-from jaxspec.training.data import Answer
+from jaxspec.training.data import AnsweredPrompt
 from jaxspec.trees.spec import RANKS
 
 _BATCH = 2
@@ -102,7 +102,7 @@ def evaluate(
     method: Method,
     trainable: PyTree,
     base: Base,
-    answers: Sequence[Answer],
+    answers: Sequence[AnsweredPrompt],
     progress: Callable[[int], None] = lambda done: None,
     sampling: SamplingConfig = SamplingConfig(),
     seed: int = 0,
@@ -137,7 +137,7 @@ def evaluate(
     return Accuracy(hits / np.maximum(counted, 1)[:, None], int(counted[0]), fit(tried, right), ranks[: len(answers)])
 
 
-def _batches(answers: Sequence[Answer], base: Base) -> Iterator[tuple[int, Batch]]:
+def _batches(answers: Sequence[AnsweredPrompt], base: Base) -> Iterator[tuple[int, Batch]]:
     """How many answers so far, and the next ones, of similar length, with all their insertion points; on the host."""
     mesh = mesh_of(base.params)
     size = _BATCH if mesh is None else max(_BATCH, parts_of_batch(mesh))
@@ -149,7 +149,7 @@ def _batches(answers: Sequence[Answer], base: Base) -> Iterator[tuple[int, Batch
         group, owned = ordered[first : first + size], points[first : first + size]
         done, missing = first + len(group), size - len(group)
         groups = bucket(max(most, *map(len, owned)), 32, _POINTS)
-        padding = [Answer([0], [])] * missing, [np.arange(0)] * missing
+        padding = [AnsweredPrompt([0], [])] * missing, [np.arange(0)] * missing
         yield done, make_batch(group + padding[0], owned + padding[1], length, groups)
 
 
@@ -162,7 +162,7 @@ def _entropy(base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
 
 
 def answer_entropies(
-    base: Base, answers: Sequence[Answer], progress: Callable[[int], None] = lambda done: None
+    base: Base, answers: Sequence[AnsweredPrompt], progress: Callable[[int], None] = lambda done: None
 ) -> np.ndarray:
     """[n, 2], of every answer the sum of -log P over its tokens, and their number; the shortest answer first.
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxspec.config import DataConfig, TextSource
 from jaxspec.errors import UserError
-from jaxspec.files import known_as, read_text
+from jaxspec.files import display_name, read_text
 from jaxspec.weights.load import Model
 
 SHIPPED_PROMPTS = Path(__file__).parent / "prompts.jsonl"
@@ -274,7 +274,7 @@ def unseen_prompts(model: Model, trained_on: Mapping[str, Any], source: str, col
       UserError: as `read_prompts` and `select_prompts`, or it was one of several sources: what was held out of a
         mixture follows from all of them.
     """
-    name = known_as(source)
+    name = display_name(source)
     if mixture := trained_on.get("mixture"):
         if name in (part["prompts"] for part in mixture):
             raise UserError(f"{source}: the adapter was trained on a mixture that has it; give prompts it has not seen")

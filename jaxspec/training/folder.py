@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxspec.drafters.adapter import OWN_MODEL
 from jaxspec.errors import UserError
-from jaxspec.files import alone_in, known_as, read_json, restore_folder, writable, write_json
+from jaxspec.files import display_name, exclusive, read_json, restore_folder, writable, write_json
 from jaxspec.parallel.processes import as_leader, check_alike, leader_in
 from jaxspec.training.batches import ORDER
 from jaxspec.training.data import cache_file
@@ -36,7 +36,7 @@ def identify(config: RunConfig, model: Model) -> dict[str, Any]:
     del run["data"]["cache"]
     sources = [run["data"], *run["data"]["mixture"]]
     for part, name in ((run, "model"), (run, "tree"), *((source, "prompts") for source in sources)):
-        part[name] = known_as(part[name])
+        part[name] = display_name(part[name])
     limits = (data.held_out_tokens, data.max_answer_tokens)
     answers = [cache_file(model, data, limit).stem for limit in limits]
     run |= {"fingerprint": model.fingerprint, "answers": answers, "order": ORDER, "dtype": str(model.dtype)}
@@ -57,7 +57,7 @@ def claim(output: Path, identity: dict[str, Any], resume: bool) -> Iterator[None
     if there:
         check_same_run(read_json(file, identity), identity, output)
     as_leader(functools.partial(writable, output))
-    with leader_in(alone_in(output)):
+    with leader_in(exclusive(output)):
         as_leader(functools.partial(_begin, output, identity))
         check_alike(str(file.exists()).encode(), f"what {output} holds")
         yield

@@ -18,7 +18,7 @@ from flax.traverse_util import flatten_dict
 from jaxspec.decoding.draft import PyTree
 from jaxspec.decoding.method import Batch, Method
 from jaxspec.drafters.adapter import OWN_MODEL, WEIGHTS, Adapter, save_adapter
-from jaxspec.drafters.drafter import method_plan, tuned
+from jaxspec.drafters.drafter import finalized, method_plan
 from jaxspec.drafters.source import learning
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, swap_folder
@@ -29,7 +29,7 @@ from jaxspec.parallel.sharding import in_mesh, mesh_of, put_batch
 from jaxspec.progress import Progress
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.checkpoints import Checkpoints, begin
-from jaxspec.training.data import Answer, frequent_tokens, prepare_answers
+from jaxspec.training.data import AnsweredPrompt, frequent_tokens, prepare_answers
 from jaxspec.training.evaluate import Accuracy, answer_entropies, evaluate, perplexity
 from jaxspec.training.examples import select_prompts
 from jaxspec.training.folder import BEST, claim, identify
@@ -240,10 +240,10 @@ class Trainer:
         """Evaluate the trained weights and write them, next to the new base if the method replaces it."""
         method, model, steps = self.config.method, self.model, self.config.train.steps
         if method.replaces_base:
-            method, trainable, model = tuned(method, trainable, model)
+            method, trainable, model = finalized(method, trainable, model)
             save_model(model, self.output / OWN_MODEL, "orbax")
         adapter = self._adapter(method, trainable, model)
-        method, weights, own = tuned(method, adapter.trainable, model)  # what is measured is what decodes
+        method, weights, own = finalized(method, adapter.trainable, model)  # what is measured is what decodes
         base = learning(own.base, method, self._frequent)
         answers = self._held_out[: self.config.train.eval_answers or None]
         with Progress("evaluation", len(answers), "answers") as progress:
@@ -256,7 +256,7 @@ class Trainer:
         if model is not self.model:
             info["base"] = f"{OWN_MODEL}, made from {info['base']}"
         adapter = self._save(self.output, adapter, info)
-        if second := method.second_base(weights, own.base):
+        if second := method.as_draft_model(weights, own.base):
             self._describe_second(second, weights)
         return adapter
 
@@ -299,7 +299,7 @@ class Trainer:
         plan = method_plan(self.config.method, self.config.shapes.num_layers, self.config.tree, known)
         return _Drafts(plan, round(replayed(plan, accuracy.ranks), 3))
 
-    def _row(self, step: int, answers: list[Answer], accuracy: Accuracy, drafts: _Drafts) -> dict[str, Any]:
+    def _row(self, step: int, answers: list[AnsweredPrompt], accuracy: Accuracy, drafts: _Drafts) -> dict[str, Any]:
         """An evaluation, for the log."""
         tops = {f"top{k}": np.round(accuracy.top(k), 4).tolist() for k in (1, 5, 10)}
         return {"step": step, "held_out": len(answers), "tokens_per_step": drafts.tokens_per_step} | tops

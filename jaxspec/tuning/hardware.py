@@ -14,7 +14,7 @@ from jaxspec.trees.plan import TreePlan, expected
 
 
 @dataclasses.dataclass(frozen=True)
-class Latency:
+class RowLatency:
     """Seconds of a step by the number of rows, between and beyond the measured ones on straight lines.
 
     Only nodes go through the vocabulary projection, and this curve does not tell them from probes: it is exact for
@@ -40,12 +40,12 @@ class Latency:
         return self.seconds[-1] + slope * (rows - self.rows[-1]) + deeper
 
 
-def fit_latency(measured: Mapping[int, float]) -> Latency:
+def fit_latency(measured: Mapping[int, float]) -> RowLatency:
     """The curve through medians {rows: seconds}. Raises UserError for fewer than two sizes."""
     if len(measured) < 2:
         raise UserError(f"tree: step times of at least two sizes make a curve, got {len(measured)}")
     rows = sorted(measured)
-    return Latency(tuple(rows), tuple(np.maximum.accumulate([measured[r] for r in rows]).tolist()))
+    return RowLatency(tuple(rows), tuple(np.maximum.accumulate([measured[r] for r in rows]).tolist()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,14 +67,16 @@ class Option:
     predicted: float
 
 
-def make_option(name: str, plan: TreePlan, latency: Latency, probes: int, probe_rows: float) -> Option:
+def make_option(name: str, plan: TreePlan, latency: RowLatency, probes: int, probe_rows: float) -> Option:
     """A plan with its rows and predicted speed; the arguments of `rank_options`."""
     rows = plan.num_nodes + (plan.num_probes * probe_rows if probes else 0)
     tokens = plan.expected_tokens
     return Option(name, plan, rows, tokens, tokens / latency(rows, plan.depth))
 
 
-def rank_options(accuracy: np.ndarray, latency: Latency, max_rows: int, probes: int, probe_rows: float) -> list[Option]:
+def rank_options(
+    accuracy: np.ndarray, latency: RowLatency, max_rows: int, probes: int, probe_rows: float
+) -> list[Option]:
     """The best tree of every number of rows, by predicted tokens per second.
 
     Args:

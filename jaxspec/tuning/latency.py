@@ -17,7 +17,7 @@ from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.generation.job import decoding_of
 from jaxspec.progress import Progress
 from jaxspec.trees import State, TreePlan, chain, from_paths, make_plan
-from jaxspec.tuning.hardware import Latency, fit_latency
+from jaxspec.tuning.hardware import RowLatency, fit_latency
 from jaxspec.weights.load import Model
 
 K = TypeVar("K", bound=Hashable)
@@ -28,7 +28,7 @@ _PROMPT = 64  # tokens at most before the steps
 
 def measure_latency(
     drafter: Drafter, draft_vocabulary: int, batch_size: int, cache_length: int, max_rows: int, rounds: int = 9
-) -> Latency:
+) -> RowLatency:
     """Seconds of a decoding step against its rows.
 
     Each size is a root with candidates side by side, every node with one probe where the method has probes. For

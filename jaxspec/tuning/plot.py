@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxspec.plotting import picture
-from jaxspec.tuning.hardware import Latency, Option
+from jaxspec.tuning.hardware import Option, RowLatency
 from jaxspec.tuning.race import Trial
 
 
-def plot_tuning(latency: Latency, options: Sequence[Option], trials: Sequence[Trial], file: Path) -> None:
+def plot_tuning(latency: RowLatency, options: Sequence[Option], trials: Sequence[Trial], file: Path) -> None:
     """Draw latency, tokens per step, and predicted against measured speed.
 
     Args:

@@ -29,7 +29,7 @@ from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.draft import Accepted, Draft, Offer
 from jaxspec.decoding.drafter import DeviceDrafter
 from jaxspec.decoding.loop import prefill, start
-from jaxspec.decoding.method import Seen, Step
+from jaxspec.decoding.method import ReadChunk, Step
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.shape import Best, StaticTree
 from jaxspec.decoding.state import DecodeState, Decoding
@@ -171,14 +171,14 @@ def _run(decoding: Decoding, state: DecodeState, forced: jax.Array) -> list[Offe
         accepted = Accepted(zero[:, None], zero, zero, following)
         computed = Step(draft, states, base.logits(last), accepted)
         text = jnp.stack([token, following], axis=1)
-        seen = Seen(text, last, lengths, zero + 1, taps, computed)
-        draftings = decoding.draftings(trees, state.seeds, following, lengths + 1, cache)
+        seen = ReadChunk(text, last, lengths, zero + 1, taps, computed)
+        draftings = decoding.draft_contexts(trees, state.seeds, following, lengths + 1, cache)
         memory = drafter.observe(draftings, seen, memory)
         return (cache, lengths + 1, memory), drafter.offer(draftings, memory)
 
     carry = (state.cache, state.lengths, state.method_states)
     pairs = (forced[:, :-2].T, forced[:, 1:-1].T)
-    draftings = decoding.draftings(trees, state.seeds, forced[:, 0], state.lengths, state.cache)
+    draftings = decoding.draft_contexts(trees, state.seeds, forced[:, 0], state.lengths, state.cache)
     at_first = drafter.offer(draftings, state.method_states)
     _, rest = lax.scan(step, carry, pairs)
     offers = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), at_first, rest)

@@ -20,7 +20,7 @@ import jax
 
 from jaxspec.config import ModelConfig, command_line
 from jaxspec.errors import UserError, check_at_least, suggest
-from jaxspec.files import alone_in, known_as, read_json, writable, write_atomically, write_json
+from jaxspec.files import display_name, exclusive, read_json, writable, write_atomically, write_json
 from jaxspec.machine import device_name
 from jaxspec.markdown import table
 from jaxspec.model.blocks import kernels_by_shape
@@ -70,7 +70,7 @@ def check_latency(config: LatencyConfig) -> None:
     check_at_least(config, {"rows": 1, "batch_sizes": 1, "cache_lengths": 64, "rounds": 1})
     if config.dtype:
         check_dtype(config.dtype)
-    names = [known_as(name) for name in config.models]
+    names = [display_name(name) for name in config.models]
     if len(set(names)) < len(names):
         raise UserError(f"models need different names, got {', '.join(names)}")
     for name in config.models:
@@ -133,7 +133,7 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
         check_fits(name, SIZES[name], dtype, config)
     if (writable(folder) / "bench.json").exists():
         raise UserError(f"{folder} holds a benchmark; give another --output")
-    with alone_in(folder):
+    with exclusive(folder):
         results = _begin(config, folder)
         if results["curves"]:
             write_latency(results, folder)  # a kill may have come before table and picture
@@ -158,7 +158,7 @@ def _cases(settings: dict[str, Any]) -> list[tuple[int, int, int]]:
 def _begin(config: LatencyConfig, folder: Path) -> dict[str, Any]:
     """What the folder holds of this measurement, or all but its curves. Raises UserError for any other's."""
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(LatencyConfig)}
-    settings["models"] = [known_as(name) for name in config.models]
+    settings["models"] = [display_name(name) for name in config.models]
     shapes = repr([SIZES.get(name) or load_shapes(name) for name in config.models])
     head = {"device": device_name(), "jax": jax.__version__, "settings": settings, "code": code_version()}
     head["shapes"] = hashlib.sha256(shapes.encode()).hexdigest()[:16]
@@ -181,7 +181,7 @@ def _measure_curve(model: Model, batch_size: int, cache_length: int, config: Lat
     drafters = {rows: bare(model, rows) for rows in config.rows}
     seconds = step_times(drafters, cache_length, config.rounds, batch_size)
     return {
-        "model": known_as(model.name),
+        "model": display_name(model.name),
         "dtype": model.precision,
         "batch_size": batch_size,
         "cache_length": cache_length,

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.drafters.budget import Budget, smallest_draft
-from jaxspec.drafters.choice import Choice
+from jaxspec.drafters.choice import TunedChoice
 from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.drafters.source import learning
 from jaxspec.errors import UserError, check_at_least
@@ -19,11 +19,11 @@ from jaxspec.generation.generate import generate_many
 from jaxspec.generation.prompts import encode_prompts
 from jaxspec.machine import this_machine
 from jaxspec.progress import Progress
-from jaxspec.training.data import Answer
+from jaxspec.training.data import AnsweredPrompt
 from jaxspec.training.evaluate import Accuracy, evaluate
 from jaxspec.trees import chain, expected
 from jaxspec.trees.plan import check_accuracy
-from jaxspec.tuning.hardware import Latency, Option, make_option, rank_options
+from jaxspec.tuning.hardware import Option, RowLatency, make_option, rank_options
 from jaxspec.tuning.latency import measure_latency
 from jaxspec.tuning.layouts import tune_layouts
 from jaxspec.tuning.race import Trial, race
@@ -76,8 +76,8 @@ class Tuning:
       trials: the results of decoding, autoregressive first.
     """
 
-    choice: Choice
-    latency: Latency
+    choice: TunedChoice
+    latency: RowLatency
     options: list[Option]
     trials: list[Trial]
 
@@ -191,7 +191,7 @@ def _raced(
     drafter: Drafter,
     prompts: Sequence[str],
     config: TuneConfig,
-    latency: Latency,
+    latency: RowLatency,
     options: list[Option],
     drafters: Mapping[str, Drafter],
     figures: dict[str, Any],
@@ -240,12 +240,12 @@ def _choice(
     drafters: Mapping[str, Drafter],
     trials: Sequence[Trial],
     figures: dict[str, Any],
-) -> Choice:
+) -> TunedChoice:
     """The fastest of the trials, autoregressive decoding among them, and the figures behind it."""
     best = max(trials, key=lambda trial: trial.speedup).name
     sources, shape = (drafters[best].sources, drafters[best].shape) if best in drafters else ((), None)
     kind = "sampled" if config.temperature else "greedy"
-    return Choice(
+    return TunedChoice(
         machine=this_machine(),
         dtype=drafter.model.precision,
         adapter=drafter.digest,
@@ -295,7 +295,7 @@ def measure_accuracy(drafter: Drafter, prompts: Sequence[str], sampling: Samplin
       UserError: no answer is long enough to measure anything on.
     """
     model, source = drafter.model, drafter.source
-    answers = [Answer(*text) for text in own_answers(model, prompts, sampling, tokens)]
+    answers = [AnsweredPrompt(*text) for text in own_answers(model, prompts, sampling, tokens)]
     base = learning(model.base, source.method, source.adapter.frequent_tokens)
     with Progress("accuracy", len(answers), "answers") as progress:
         accuracy = evaluate(source.method, source.trainable, base, answers, progress.update, sampling)

@@ -19,7 +19,7 @@ from jaxspec.drafters.drafter import Drafter
 from jaxspec.drafters.source import Source
 from jaxspec.progress import Progress
 from jaxspec.tuning.calibrate import fit_calibration
-from jaxspec.tuning.hardware import Latency, Option, fit_latency
+from jaxspec.tuning.hardware import Option, RowLatency, fit_latency
 from jaxspec.tuning.latency import bare, step_times
 from jaxspec.tuning.record import Recording
 from jaxspec.tuning.replay import Replay, replay
@@ -41,7 +41,7 @@ class StepCosts:
       drafting: what each source adds, by its name and draft vocabulary.
     """
 
-    latency: Latency
+    latency: RowLatency
     drafting: Mapping[tuple[str, int], float]
 
     def __call__(self, sources: Sequence[Source], rows: int) -> float:

@@ -13,7 +13,7 @@ from jaxspec.bench.report import write_bench_report
 from jaxspec.bench.results import load_results
 from jaxspec.cli.program import run_main
 from jaxspec.errors import UserError
-from jaxspec.files import alone_in
+from jaxspec.files import exclusive
 from tests.helpers.bench import config_of, run, texts_of
 from tests.helpers.files import change_json, read_jsonl, write_jsonl
 
@@ -67,7 +67,7 @@ def test_a_larger_limit_asks_more_questions(files, model, finished, tmp_path):
         with pytest.raises(UserError, match=rf"holds another benchmark \({difference}\)"):
             run(dataclasses.replace(config, **changes), model, folder)
     setting = (folder / "bench.json").read_text()
-    with alone_in(folder), pytest.raises(UserError, match="another process is writing there"):
+    with exclusive(folder), pytest.raises(UserError, match="another process is writing there"):
         run(dataclasses.replace(config, limit=0), model, folder)
     assert (folder / "bench.json").read_text() == setting
     (folder / "perplexity.json").write_text('{"autoregressive": 1.5, "autoregressive again": 1.5}')  # of three

@@ -10,7 +10,7 @@ from jaxspec.bench.config import BenchConfig
 from jaxspec.bench.runs import AGAIN, REFERENCE, Run, name_runs, parse_run
 from jaxspec.bench.ways import load_ways
 from jaxspec.drafters import open_adapter
-from jaxspec.drafters.choice import Choice, save_choice
+from jaxspec.drafters.choice import TunedChoice, save_choice
 from jaxspec.errors import UserError
 from jaxspec.machine import this_machine
 from jaxspec.methods import SPACE
@@ -104,7 +104,7 @@ def test_a_tuned_tree_is_the_one_for_these_circumstances(files, model, tmp_path)
     adapter = open_adapter("ppd", model, files / "ppd")
     shutil.copytree(files / "ppd", tmp_path / "ppd")
     for size, plan in ((1, chain(2)), (2, chain(1))):
-        choice = Choice(this_machine(), "float32", adapter.digest, size, 512, 0.0, plan, f"for {size}", {})
+        choice = TunedChoice(this_machine(), "float32", adapter.digest, size, 512, 0.0, plan, f"for {size}", {})
         save_choice(tmp_path / "ppd", "ppd", choice)
     config = config_of(tmp_path, "ppd tree=auto", batch_size=2)
     way = load_ways(config, model)["ppd tree=auto"]

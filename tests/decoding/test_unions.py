@@ -61,7 +61,7 @@ class Guesses(Method):
     def max_distance(self):
         return self.distances
 
-    def offer(self, drafting, method_state):
+    def offer(self, context, method_state):
         def one(root, position):
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), position), root)
             keys, shape = jax.random.split(key, 4), (self.distances, self.width)
@@ -70,7 +70,7 @@ class Guesses(Method):
             log_p = jnp.log(jnp.round(4 * jax.random.uniform(keys[2], shape)) / 4)  # ties, and some without a chance
             return tokens, known, log_p, jax.random.randint(keys[3], shape, 0, self.width)
 
-        tokens, known, log_p, parent = jax.vmap(one)(drafting.root, drafting.position)
+        tokens, known, log_p, parent = jax.vmap(one)(context.root, context.position)
         return Offer(tokens.astype(jnp.int32), known, log_p, parent if self.joined else None)
 
 
@@ -87,8 +87,8 @@ class Coin(Guesses):
 
     name: ClassVar[str] = "coin"
 
-    def offer(self, drafting, method_state):
-        shape = (len(drafting.root), self.distances, 1)
+    def offer(self, context, method_state):
+        shape = (len(context.root), self.distances, 1)
         return Offer(jnp.full(shape, 5), jnp.full(shape, True), jnp.full(shape, jnp.log(0.5)), jnp.zeros(shape, int))
 
 

@@ -7,7 +7,7 @@ import safetensors.numpy
 
 from jaxspec.drafters import load_adapter, load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
-from jaxspec.drafters.choice import Choice, save_choice
+from jaxspec.drafters.choice import TunedChoice, save_choice
 from jaxspec.drafters.drafter import autoregressive, make_drafter
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate, generate_many, stream
@@ -188,7 +188,9 @@ def test_a_method_decodes_on_the_base_that_it_has_tuned(tiny, tmp_path):
     assert dict(generate_many(drafter, prompts, 12)) == dict(enumerate(expected))
     *_, last = stream(drafter, prompts[0], 12)
     assert last.tokens == expected[0]
-    none = Choice(this_machine(), "float32", load_adapter(tmp_path, tiny.config).digest, 1, 512, 0.0, None, "none", {})
+    none = TunedChoice(
+        this_machine(), "float32", load_adapter(tmp_path, tiny.config).digest, 1, 512, 0.0, None, "none", {}
+    )
     save_choice(tmp_path, "space", none)
     tuned = load_drafter("space", tiny, tmp_path, tree="auto")
     assert "autoregressive" in tuned.note and [a.tokens for a in generate(tuned, prompts, 12)] == expected

@@ -9,7 +9,7 @@ import pytest
 import jaxspec.drafters.choice as tuned
 from jaxspec.drafters import load_adapter, load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
-from jaxspec.drafters.choice import Choice, find_choice, save_choice
+from jaxspec.drafters.choice import TunedChoice, find_choice, save_choice
 from jaxspec.errors import UserError
 from jaxspec.machine import this_machine
 from jaxspec.methods import PPD
@@ -31,7 +31,7 @@ def folder(tiny, tmp_path):
 def choice(tiny, folder):
     """A choice for the adapter of `folder`."""
     digest = load_adapter(folder, tiny.config).digest
-    made = Choice(this_machine(), "float32", digest, 1, 512, 0.0, None, "a tree", {"trials": []})
+    made = TunedChoice(this_machine(), "float32", digest, 1, 512, 0.0, None, "a tree", {"trials": []})
     return lambda tree, **changes: dataclasses.replace(made, tree=tree, **changes)
 
 

@@ -24,7 +24,7 @@ from jaxspec.drafters.adapter import Adapter, save_adapter
 from jaxspec.drafters.drafter import make_drafter
 from jaxspec.methods import PPD, SPACE, HiddenTransfer
 from jaxspec.model.attention import causal_context
-from jaxspec.training.data import Answer
+from jaxspec.training.data import AnsweredPrompt
 from jaxspec.trees import chain
 from jaxspec.versions import code_version
 from tests.helpers.methods import trained as perturbed
@@ -68,7 +68,7 @@ def test_steps_are_timed_by_method_and_rows(tiny, monkeypatch):
 
 
 def test_coverage_by_hand():
-    answers = [Answer([0], [19_999, 18_976, 18_975]), Answer([7], [19_999])]
+    answers = [AnsweredPrompt([0], [19_999, 18_976, 18_975]), AnsweredPrompt([7], [19_999])]
     found = measure_coverage(np.arange(20_000)[::-1], answers)
     assert list(found) == ["1024", "2048", "4096", "8192", "16384"]
     assert found["1024"] == 0.75 and found["2048"] == 1
@@ -118,7 +118,9 @@ def test_similarity_by_hand(tiny):
     base, method, tokens, p = tiny.base, HiddenTransfer(distances=2, layers=(0, 1)), [3, 9, 2, 14, 7, 7, 1, 12, 4], 6
     weights = perturbed(method, base)
     adapter = Adapter(method, weights, tiny.fingerprint, {})
-    curves = measure_similarity(adapter, base, [Answer(tokens[:6], tokens[6:])])  # p is the only insertion point
+    curves = measure_similarity(
+        adapter, base, [AnsweredPrompt(tokens[:6], tokens[6:])]
+    )  # p is the only insertion point
     assert [list(curve) for curve in curves.values()] == [["1", "2", "3"], ["2", "3"]]
 
     def through(x, first, last):

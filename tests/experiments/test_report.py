@@ -11,7 +11,7 @@ from experiments.report import Section, not_run, verdicts_table, write_report
 from experiments.studies import STUDIES, Conclusion, Training, study
 from experiments.verdicts import Verdict
 from jaxspec.errors import UserError
-from jaxspec.files import alone_in
+from jaxspec.files import exclusive
 from jaxspec.methods import PPD
 from tests.helpers.experiments import RATE, SMALL
 
@@ -87,7 +87,7 @@ def test_a_run_writes_results_and_the_page(model, base_run, trained, tmp_path, m
     assert "or recorded no intervals: `seeds`," in (tmp_path / "ablations.md").read_text()
     with pytest.raises(UserError, match="results of another setting"):
         ablate.main([*args, "--steps", "9"])
-    with alone_in(tmp_path), pytest.raises(UserError, match="another process is writing there"):
+    with exclusive(tmp_path), pytest.raises(UserError, match="another process is writing there"):
         ablate.main(args)
 
 

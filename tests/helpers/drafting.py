@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.draft import Draft, Drafting
-from jaxspec.decoding.method import Seen
+from jaxspec.decoding.draft import Draft, DraftContext
+from jaxspec.decoding.method import ReadChunk
 from jaxspec.decoding.sampling import make_sampler
 from tests.helpers.model import quick_jit
 
@@ -31,16 +31,16 @@ def drafting_of(tree, root, position, trainable=None, base=None, sampling=Sampli
     seeds, sampler = jnp.zeros(len(root), jnp.uint32), make_sampler(sampling)
     root, position = jnp.asarray(root, jnp.int32), jnp.asarray(position, jnp.int32)
     active = jnp.ones(len(root), bool)
-    return Drafting(trainable or {}, base, tree, sampler, seeds, root, position, active, **sizes)
+    return DraftContext(trainable or {}, base, tree, sampler, seeds, root, position, active, **sizes)
 
 
 @functools.partial(quick_jit, static_argnames=("method", "depth", "width", "sampling"))
 def offer_after(method, text, position, trainable=None, depth=3, width=8, sampling=SamplingConfig()):
     """What a method that looks up offers behind texts [B, T], of which `position` [B] is the last token's."""
     root = jnp.take_along_axis(text, position[:, None], axis=1)[:, 0]
-    drafting = drafting_of(None, root, position, trainable, sampling=sampling, width=width, depth=depth)
-    seen = Seen(text, jnp.zeros((*text[:, 1:].shape, 1)), jnp.zeros_like(position), position)
-    return method.offer(drafting, method.observe(drafting, seen, method.empty_state(None, len(text), 63)))
+    context = drafting_of(None, root, position, trainable, sampling=sampling, width=width, depth=depth)
+    chunk = ReadChunk(text, jnp.zeros((*text[:, 1:].shape, 1)), jnp.zeros_like(position), position)
+    return method.offer(context, method.observe(context, chunk, method.init_state(None, len(text), 63)))
 
 
 def offered_after(method, text, depth=3, trainable=None, width=8):

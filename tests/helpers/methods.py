@@ -101,6 +101,6 @@ def source(method, model):
     if not method.takes_adapter():
         return Source(method, {})
     trainable = trained(method, model.base, seed=1, scale=0.3, noise=2)
-    method, trainable, _ = method.tune(trainable, model.base)
+    method, trainable, _ = method.finalize(trainable, model.base)
     info = {"tree": [[0], [1], [0, 0], [0, 1], [1, 0]]}
     return Source(method, trainable, Adapter(method, trainable, model.fingerprint, info))

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 from typing import Any
 
-from jaxspec.serving.answer import Answer
+from jaxspec.serving.answer import AnswerStream
 from jaxspec.serving.engine import Limits
 from jaxspec.serving.request import TokenScore
 
@@ -16,7 +16,7 @@ LIMITS = Limits(slots=4, queue=32, max_length=120, prompt_chunk=16)
 class Found:
     """A whole answer."""
 
-    answer: Answer
+    answer: AnswerStream
     text: str = ""
     tokens: list[int] = dataclasses.field(default_factory=list)
     drafted_by: list[int] = dataclasses.field(default_factory=list)

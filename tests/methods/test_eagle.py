@@ -10,7 +10,7 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.loop import decode
-from jaxspec.decoding.method import Batch, Seen
+from jaxspec.decoding.method import Batch, ReadChunk
 from jaxspec.decoding.tree import select_trees
 from jaxspec.drafters import METHODS
 from jaxspec.drafters.adapter import Adapter, read_adapter, save_adapter
@@ -253,17 +253,17 @@ def test_against_a_reference(tiny, make):
     for unroll in range(3):
         np.testing.assert_allclose(ours[:, unroll], logits[unroll][points], atol=1e-4)
 
-    length, tree, memory = 20, select_trees(chain(3).arrays(0), jnp.zeros(1, int)), EAGLE.empty_state(tiny.base, 1, 32)
-    drafting = drafting_of(tree, tokens[:, length], [length], trainable, tiny.base, width=16)
+    length, tree, memory = 20, select_trees(chain(3).arrays(0), jnp.zeros(1, int)), EAGLE.init_state(tiny.base, 1, 32)
+    context = drafting_of(tree, tokens[:, length], [length], trainable, tiny.base, width=16)
     for first in (0, 8, 16):
         part, taps = jnp.array([min(8, length - first)]), {k: v[:, first : first + 8] for k, v in states.items()}
         text = tokens[:, first : min(first + 8, length) + 1]
-        seen = Seen(jnp.pad(text, ((0, 0), (0, 9 - text.shape[1]))), taps[3], jnp.array([first]), part, taps)
-        memory = quick_jit(EAGLE.observe)(drafting, seen, memory)
+        chunk = ReadChunk(jnp.pad(text, ((0, 0), (0, 9 - text.shape[1]))), taps[3], jnp.array([first]), part, taps)
+        memory = quick_jit(EAGLE.observe)(context, chunk, memory)
     np.testing.assert_allclose(memory["cache"].keys[0][0, :, :length], keys[:, :length], atol=1e-4)
     np.testing.assert_allclose(memory["cache"].values[0][0, :, :length], values[:, :length], atol=1e-4)
 
-    offer, text = quick_jit(EAGLE.offer)(drafting, memory), np.asarray(tokens)[0].copy()
+    offer, text = quick_jit(EAGLE.offer)(context, memory), np.asarray(tokens)[0].copy()
     for level in range(3):  # behind the best candidate of the level above
         expected = jax.nn.log_softmax(reference(text, level + 1)[0][level][length - 1])
         best = np.argsort(-expected)

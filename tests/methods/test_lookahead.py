@@ -66,7 +66,7 @@ def look_ahead(method, say, text, window, pool):
 @pytest.mark.parametrize("sizes", [(3, 4, 2), (1, 3, 2), (4, 2, 3)])
 def test_window_and_pool_are_those_of_the_plain_algorithm(model, say, sizes):
     method, prompts = Lookahead(*sizes), [[3, 1, 4, 1, 5], [9, 2, 6]]
-    drafter = union([method], model, method.usual_rows)
+    drafter = union([method], model, method.default_rows)
     decoding, state = begin(drafter, prompts, 24)
     windows = np.asarray(state.method_states[0]["window"]).tolist()
     assert all({t for level in w for t in level} <= {*p} for w, p in zip(windows, prompts, strict=True))

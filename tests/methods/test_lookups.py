@@ -6,7 +6,7 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.draft import Offer, knowing_noise
-from jaxspec.decoding.method import Seen, Step
+from jaxspec.decoding.method import ReadChunk, Step
 from jaxspec.errors import UserError
 from jaxspec.methods import Suffix, TokenRecycling
 from tests.helpers.drafting import draft_of, drafting_of, offered_after, paths_of
@@ -30,27 +30,28 @@ def test_a_longer_match_is_trusted_more():
 def test_tokens_are_recycled_from_every_node():
     """Every node's best tokens go to its token's row, the last node's of twins; what was not read has none."""
     method = TokenRecycling(successors=2, length=2)
-    drafting = drafting_of(None, [3], [4], width=4, depth=2)
-    table = method.empty_state(type("Base", (), {"vocab_size": TINY.vocab_size}), 1, 8)
+    context = drafting_of(None, [3], [4], width=4, depth=2)
+    table = method.init_state(type("Base", (), {"vocab_size": TINY.vocab_size}), 1, 8)
     logits = np.zeros((1, 4, 16), np.float32)
     for node, (first, second) in enumerate([(4, 5), (6, 7), (8, 9), (10, 11)]):
         logits[0, node, [first, second]] = 2, 1
     draft = draft_of(None, [[3, 4, 3, 5]], jnp.array([[True, True, True, False]]))
-    seen = Seen(jnp.array([[3, 4]]), None, jnp.zeros(1), jnp.ones(1), step=Step(draft, {}, jnp.array(logits), None))
-    table = np.array(quick_jit(method.observe)(drafting, seen, table))
+    step = Step(draft, {}, jnp.array(logits), None)
+    chunk = ReadChunk(jnp.array([[3, 4]]), None, jnp.zeros(1), jnp.ones(1), step=step)
+    table = np.array(quick_jit(method.observe)(context, chunk, table))
     assert table[0, 3].tolist() == [8, 9] and table[0, 4].tolist() == [6, 7] and table[0, 5].tolist() == [-1, -1]
     table[0, 8] = [1, 2]
-    assert set(paths_of(quick_jit(method.offer)(drafting, table), 2)) == {(8,), (9,), (8, 1), (8, 2)}
+    assert set(paths_of(quick_jit(method.offer)(context, table), 2)) == {(8,), (9,), (8, 1), (8, 2)}
 
 
 def test_a_chance_with_the_noise_known_is_as_often_right_as_it_says():
     """One candidate whose plain chance is known exactly, at many positions."""
     count, p = 6000, np.array([0.4, 0.3, 0.2, 0.1])
-    drafting = drafting_of(None, [0] * count, range(count), sampling=SamplingConfig(1.0), width=1, depth=1)
+    context = drafting_of(None, [0] * count, range(count), sampling=SamplingConfig(1.0), width=1, depth=1)
     tokens = np.zeros((count, 1, 1), np.int32)
     plain = Offer(tokens, np.ones(tokens.shape, bool), np.full(tokens.shape, np.log(p[0]), np.float32), tokens)
-    chance = np.exp(np.asarray(quick_jit(knowing_noise)(drafting, plain).log_p))[:, 0, 0]
-    noise = quick_jit(drafting.sampler.noise)(drafting.seeds, drafting.position[:, None] + 1, np.arange(4))[:, 0]
+    chance = np.exp(np.asarray(quick_jit(knowing_noise)(context, plain).log_p))[:, 0, 0]
+    noise = quick_jit(context.sampler.noise)(context.seeds, context.position[:, None] + 1, np.arange(4))[:, 0]
     won = np.argmax(np.log(p) + np.asarray(noise), axis=-1) == 0
     for part in np.array_split(np.argsort(chance), 8):
         assert won[part].mean() == pytest.approx(chance[part].mean(), abs=0.06)
@@ -59,18 +60,18 @@ def test_a_chance_with_the_noise_known_is_as_often_right_as_it_says():
 
 def test_rejection_sampling_leaves_the_noise_that_judges():
     """Candidates that are looked up are not drawn: the text's own noise decides, however drawn ones are ranked."""
-    drafting = drafting_of(None, [0], [3], sampling=SamplingConfig(1.0), width=1, depth=1)
+    context = drafting_of(None, [0], [3], sampling=SamplingConfig(1.0), width=1, depth=1)
     tokens = np.array([[[1, 2, 3]]])
     offer = Offer(tokens, np.ones(tokens.shape, bool), np.full(tokens.shape, -2.0), np.zeros_like(tokens))
-    independent = drafting.replace(sampler=drafting.sampler.replace(independent=True))
+    independent = context.replace(sampler=context.sampler.replace(independent=True))
     known = quick_jit(knowing_noise)
-    np.testing.assert_array_equal(known(independent, offer).log_p, known(drafting, offer).log_p)
+    np.testing.assert_array_equal(known(independent, offer).log_p, known(context, offer).log_p)
 
 
 def test_greedy_chances_know_of_no_noise():
-    drafting = drafting_of(None, [0], [3], width=1, depth=1)
+    context = drafting_of(None, [0], [3], width=1, depth=1)
     offer = Offer(jnp.zeros((1, 1, 1), jnp.int32), jnp.ones((1, 1, 1), bool), jnp.full((1, 1, 1), -1.0))
-    assert knowing_noise(drafting, offer) is offer
+    assert knowing_noise(context, offer) is offer
 
 
 @pytest.mark.parametrize(

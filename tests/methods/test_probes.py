@@ -11,7 +11,7 @@ import pytest
 from scipy.special import log_softmax
 
 from jaxspec.decoding.draft import Accepted
-from jaxspec.decoding.method import Method, Seen, Step
+from jaxspec.decoding.method import Method, ReadChunk, Step
 from jaxspec.decoding.tree import build_tree, select_trees, stack_trees
 from jaxspec.drafters.drafter import method_plan
 from jaxspec.errors import UserError
@@ -81,10 +81,10 @@ def test_training_and_decoding_compute_the_same_predictions(tiny, method):
     accepted = Accepted(jnp.array([[0, 2, 2]]), jnp.array([1]), jnp.array([2]), jnp.array([0]))
     prepared, none = method.prepared(trainable, base), jnp.zeros(tree.depth.shape, jnp.int32)
     step = Step(draft_of(tree, none), states, None, accepted)
-    seen = Seen(none[:, :3], None, jnp.array([p - 1]), jnp.array([2]), step=step)
-    drafting = drafting_of(tree, [0], [p + 1], prepared, base)
-    state = method.observe(drafting, seen, method.empty_state(base, 1, 32))
-    offer = jax.jit(method.offer)(drafting, state)
+    chunk = ReadChunk(none[:, :3], None, jnp.array([p - 1]), jnp.array([2]), step=step)
+    context = drafting_of(tree, [0], [p + 1], prepared, base)
+    state = method.observe(context, chunk, method.init_state(base, 1, 32))
+    offer = jax.jit(method.offer)(context, state)
     best = jnp.argsort(-wanted, axis=-1)[: tree.max_depth]
     assert offer.tokens[0].tolist() == best[:, : tree.max_rank].tolist() and bool(offer.known.all())
     chances = jnp.take_along_axis(jax.nn.log_softmax(wanted)[: len(best)], best, axis=-1)

@@ -40,9 +40,9 @@ def test_halving_finds_what_a_brute_force_search_finds(vocab_size, longest):
     text = np.zeros((len(texts), 16), np.int32)
     for row, each in enumerate(texts):
         text[row, : len(each)] = each
-    drafting = drafting_of(None, text[:, 0], [len(each) - 1 for each in texts], datastore, width=8, depth=3)
-    find = quick_jit(lambda drafting, text: method.find(drafting.trainable, method.last(drafting, text)))
-    found = zip(texts, *map(np.asarray, find(drafting, text)), strict=True)
+    context = drafting_of(None, text[:, 0], [len(each) - 1 for each in texts], datastore, width=8, depth=3)
+    find = quick_jit(lambda context, text: method.find(context.trainable, method.last(context, text)))
+    found = zip(texts, *map(np.asarray, find(context, text)), strict=True)
     lengths = set()
     for each, first, count, matched in found:
         places, most = brute_force(datastore["tokens"], each, longest)

@@ -10,7 +10,7 @@ import pytest
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.draft import Accepted
 from jaxspec.decoding.loop import decode
-from jaxspec.decoding.method import Seen, Step
+from jaxspec.decoding.method import ReadChunk, Step
 from jaxspec.decoding.tree import build_tree
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
@@ -57,9 +57,9 @@ def test_it_drafts_what_its_parts_say_behind_the_bases_own_keys_and_values(model
     base, M = model.base, PARTS.length
     _, kv = base.rows(base.embed(text[:, :-1]), causal_context(2, 6))
     cache = commit(empty_cache(TINY, 2, 16, base.dtype), kv, jnp.zeros(2, jnp.int32))
-    drafting = drafting_of(None, text[:, -1], [6, 6], base=base, width=2, depth=M, cache=cache)
-    draft = jax.jit(lambda d: PARTS.offer(d, PARTS.empty_state(base, 2, 16)))
-    offer = draft(drafting)
+    context = drafting_of(None, text[:, -1], [6, 6], base=base, width=2, depth=M, cache=cache)
+    draft = jax.jit(lambda d: PARTS.offer(d, PARTS.init_state(base, 2, 16)))
+    offer = draft(context)
     drafted = jnp.concatenate([text[:, -1:], offer.tokens[..., 0]], axis=1)
     mask = jnp.broadcast_to(jnp.tri(M, dtype=bool), (2, 1, M, M))
     context = Context(jnp.broadcast_to(6 + jnp.arange(M), (2, M)), mask, cache, jnp.full((2, 1), 6))
@@ -68,7 +68,7 @@ def test_it_drafts_what_its_parts_say_behind_the_bases_own_keys_and_values(model
     np.testing.assert_array_equal(offer.tokens, best)
     np.testing.assert_allclose(offer.log_p, log_p, rtol=1e-4, atol=1e-5)
     assert offer.known.all()
-    assert draft(drafting.replace(active=jnp.array([False, True]))).known.any(axis=(1, 2)).tolist() == [False, True]
+    assert draft(context.replace(active=jnp.array([False, True]))).known.any(axis=(1, 2)).tolist() == [False, True]
     unskipped, _ = base.rows(base.embed(drafted[:, :-1]), context)
     assert (jnp.argmax(base.logits(unskipped), axis=-1) != offer.tokens[..., 0]).any()
 
@@ -102,13 +102,13 @@ def test_the_threshold_follows_what_is_accepted():
     """Down by a tenth of 0.01 while more than nine tenths are accepted, else up; unmoved by a step without a draft."""
     method, tree = SelfSpeculative(), batched(build_tree([(0,), (0, 0)]))
     state = {"threshold": jnp.array([0.6]), "accepted": jnp.array([0.9])}
-    drafting = drafting_of(None, [0], [0], width=1, depth=2)
+    context = drafting_of(None, [0], [0], width=1, depth=2)
 
     def after(state, accepted, valid):
         draft = draft_of(tree, [[0, 1, 2]], jnp.array([valid]))
         outcome = Accepted(jnp.zeros((1, 3), int), jnp.array([accepted]), jnp.zeros(1, int), jnp.zeros(1, int))
         step = Step(draft, {}, jnp.zeros((1, 3, 4)), outcome)
-        return method.observe(drafting, Seen(jnp.zeros((1, 3), int), None, None, None, {}, step), state)
+        return method.observe(context, ReadChunk(jnp.zeros((1, 3), int), None, None, None, {}, step), state)
 
     def numbers(state):
         return {name: float(value[0]) for name, value in state.items()}

@@ -10,7 +10,7 @@ import pytest
 from scipy.special import log_softmax
 
 from jaxspec.decoding.method import Batch
-from jaxspec.drafters.drafter import tuned
+from jaxspec.drafters.drafter import finalized
 from jaxspec.errors import UserError
 from jaxspec.methods import SPACE
 from jaxspec.model.attention import causal_context
@@ -97,10 +97,10 @@ def test_texts_and_cuts_count_as_weighting_says(tiny, base, weighting):
         cuts = []
         for g, point in enumerate(points[b]):
             if point >= 0:
-                seen = [value for t, value in entropy.items() if t <= point + 1]
+                chunk = [value for t, value in entropy.items() if t <= point + 1]
                 targets = [t for t in (point + 2, point + 3) if t < lengths[b]]
                 behind = [-guessed[b, g, t - point - 2, tokens[b, t]] for t in targets]
-                before, masked, cuts = before + seen, masked + behind, [*cuts, sum(seen) + sum(behind)]
+                before, masked, cuts = before + chunk, masked + behind, [*cuts, sum(chunk) + sum(behind)]
         texts.append(np.mean(cuts))
     terms, tokens = np.mean(before) + np.mean(masked), np.mean(before + masked)
     semi = {"terms": terms, "tokens": tokens, "sums": sum(texts) / len(autoregressive)}[weighting]
@@ -153,11 +153,11 @@ def test_in_16_bits_the_base_that_settles_is_the_tuned_one_rounded(tiny, method)
     tiny = dataclasses.replace(tiny, params=params)
     base, tokens = Base(params, tiny.decoder), sequence(tiny)
     trainable = trained(method, base)
-    _, _, own = tuned(method, trainable, tiny)
+    _, _, own = finalized(method, trainable, tiny)
     assert jax.tree.map(lambda x: x.dtype, own.params) == jax.tree.map(lambda x: x.dtype, params)
 
-    def change(tuned):
-        return plain(tuned, tokens).astype(jnp.float32) - plain(base, tokens)
+    def change(finalized):
+        return plain(finalized, tokens).astype(jnp.float32) - plain(base, tokens)
 
     expected = change(method.tuned_base(trainable, base))
     assert float(jnp.linalg.norm(change(own.base) - expected)) < 0.1 * float(jnp.linalg.norm(expected))
@@ -166,13 +166,13 @@ def test_in_16_bits_the_base_that_settles_is_the_tuned_one_rounded(tiny, method)
 @pytest.mark.parametrize("method", TUNINGS[:2], ids=lambda m: m.tuning)
 def test_what_settles_is_a_base_of_its_own(tiny, base, method):
     trainable, tokens = trained(method, base), sequence(tiny)
-    kept, mask, own = tuned(method, trainable, tiny)
+    kept, mask, own = finalized(method, trainable, tiny)
     assert kept == dataclasses.replace(method, tuning="none") and set(mask) == {"mask"}
     assert own.fingerprint != tiny.fingerprint
     expected = plain(method.tuned_base(trainable, base), tokens)
     np.testing.assert_allclose(plain(own.base, tokens), expected, rtol=1e-3, atol=1e-3)
     assert float(jnp.abs(expected - plain(base, tokens)).max()) > 0.1
-    again, _, same = tuned(kept, mask, own)
+    again, _, same = finalized(kept, mask, own)
     assert again is kept and same is own
 
 

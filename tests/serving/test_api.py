@@ -25,7 +25,7 @@ HELLO = [{"role": "user", "content": "hello there"}]
 
 @pytest.fixture(scope="module")
 def app(engine):
-    return make_app(engine, "tiny", most_bytes=10_000)
+    return make_app(engine, "tiny", max_body_bytes=10_000)
 
 
 def call(app, *requests):

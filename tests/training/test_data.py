@@ -14,7 +14,7 @@ from jaxspec.errors import UserError
 from jaxspec.files import locked
 from jaxspec.generation.generate import generate
 from jaxspec.training.batches import TrainingData, insertion_points
-from jaxspec.training.data import Answer, cache_file, frequent_tokens, prepare_answers
+from jaxspec.training.data import AnsweredPrompt, cache_file, frequent_tokens, prepare_answers
 from jaxspec.training.examples import select_prompts
 from tests.helpers.files import read_jsonl, write_jsonl
 from tests.helpers.training import files_of_at_most
@@ -151,19 +151,22 @@ def test_given_answers_are_taken_as_they_are_and_cut(model, data, tmp_path, caps
             assert answer.answer_tokens == whole[:limit]
 
 
-ANSWERS = [Answer([1] * n, list(range(2, 2 + m))) for n, m in ((3, 9), (5, 2), (2, 30), (4, 6), (8, 12))]
+ANSWERS = [AnsweredPrompt([1] * n, list(range(2, 2 + m))) for n, m in ((3, 9), (5, 2), (2, 30), (4, 6), (8, 12))]
 TRAIN = TrainConfig(batch_size=2, sequence_length=20, insertions=6, seed=7)
 
 
 def test_insertion_points_are_answer_tokens_with_a_next_next_token():
-    assert insertion_points(Answer([1] * 3, [5, 6, 7, 8]), 100).tolist() == [3, 4]
-    assert insertion_points(Answer([1] * 3, [5, 6, 7, 8]), 6).tolist() == [3]
-    assert insertion_points(Answer([1] * 3, [5]), 100).tolist() == []
+    assert insertion_points(AnsweredPrompt([1] * 3, [5, 6, 7, 8]), 100).tolist() == [3, 4]
+    assert insertion_points(AnsweredPrompt([1] * 3, [5, 6, 7, 8]), 6).tolist() == [3]
+    assert insertion_points(AnsweredPrompt([1] * 3, [5]), 100).tolist() == []
 
 
 def test_insertion_points_of_the_whole_text_begin_at_the_prompt():
-    assert insertion_points(Answer([1] * 3, [5, 6, 7, 8]), 6, "text").tolist() == [0, 1, 2, 3]
-    answers = [Answer([1] * 9, [2, 3]), Answer([1] * 30, [2, 3])]  # too short, and cut off, were the answer asked for
+    assert insertion_points(AnsweredPrompt([1] * 3, [5, 6, 7, 8]), 6, "text").tolist() == [0, 1, 2, 3]
+    answers = [
+        AnsweredPrompt([1] * 9, [2, 3]),
+        AnsweredPrompt([1] * 30, [2, 3]),
+    ]  # too short, and cut off, were the answer asked for
     batch = TrainingData(answers, dataclasses.replace(TRAIN, positions="text", insertions=20)).batch(0)
     found = sorted(points[points >= 0].tolist() for points in batch.points)
     assert found == [list(range(9)), list(range(18))]
@@ -201,7 +204,7 @@ def test_batches_depend_on_seed_and_step_alone():
 def test_batches_hold_answers_of_like_length(count):
     """Every epoch, those after the first included, of which none but the first begins with a batch."""
     rng = np.random.default_rng(0)
-    answers = [Answer([1, 2], [3] * length) for length in rng.integers(3, 99, count)]
+    answers = [AnsweredPrompt([1, 2], [3] * length) for length in rng.integers(3, 99, count)]
     train = dataclasses.replace(TRAIN, batch_size=4, sequence_length=100)
     data = TrainingData(answers, train)
     batches = [data.batch(step) for step in range(3 * count // 4)]
@@ -218,7 +221,7 @@ def test_batches_hold_answers_of_like_length(count):
 @pytest.mark.parametrize(("lengths", "padded"), [(1, {100}), (3, {34, 68, 100}), (5, {20, 40, 60, 80, 100})])
 def test_batches_have_as_many_lengths_as_asked_for(lengths, padded):
     """All within the sequence length, and with the same text."""
-    answers = [Answer([1, 2], [3] * length) for length in range(3, 99)]
+    answers = [AnsweredPrompt([1, 2], [3] * length) for length in range(3, 99)]
     train = dataclasses.replace(TRAIN, batch_size=4, sequence_length=100)
     data, usual = TrainingData(answers, dataclasses.replace(train, lengths=lengths)), TrainingData(answers, train)
     batches = [data.batch(step) for step in range(24)]
@@ -241,5 +244,5 @@ def test_every_epoch_visits_every_usable_answer_once():
 
 
 def test_tokens_are_counted_in_answers_alone_and_the_rest_follow_by_id():
-    answers = [Answer([1, 1, 1, 1], [4, 2, 4]), Answer([1], [2, 4, 6])]
+    answers = [AnsweredPrompt([1, 1, 1, 1], [4, 2, 4]), AnsweredPrompt([1], [2, 4, 6])]
     assert frequent_tokens(answers, 8).tolist() == [4, 2, 6, 0, 1, 3, 5, 7]

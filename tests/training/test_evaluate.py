@@ -6,7 +6,7 @@ import pytest
 
 from jaxspec.methods import PPD
 from jaxspec.training.batches import make_batch
-from jaxspec.training.data import Answer
+from jaxspec.training.data import AnsweredPrompt
 from jaxspec.training.evaluate import answer_entropies, evaluate, lost_distances, perplexity
 from tests.helpers.model import plain, quick_jit
 
@@ -14,7 +14,9 @@ from tests.helpers.model import plain, quick_jit
 def test_evaluation_counts_every_position(tiny):
     """One answer has more insertion points than are run at once, one has none."""
     rng, method = np.random.default_rng(0), PPD(ensemble=2)
-    answers = [Answer([1] * n, rng.integers(0, 16, length).tolist()) for n, length in ((3, 290), (5, 1), (2, 9))]
+    answers = [
+        AnsweredPrompt([1] * n, rng.integers(0, 16, length).tolist()) for n, length in ((3, 290), (5, 1), (2, 9))
+    ]
     points = [list(range(len(a.prompt_tokens), len(a.prompt_tokens + a.answer_tokens) - 2)) for a in answers]
     trainable = method.init(jax.random.key(0), tiny.base)
     logits = quick_jit(method.predictions)(trainable, tiny.base, make_batch(answers, points, 300, 300))
@@ -38,7 +40,7 @@ def test_evaluation_counts_every_position(tiny):
 
 def test_perplexity_by_hand(tiny):
     """Answers of unequal lengths: prompts and padding do not count, every answer token does, the first included."""
-    answers = [Answer([1, 2, 3], [4, 5, 6, 7]), Answer([9], [8]), Answer([3, 3], [1, 2])]
+    answers = [AnsweredPrompt([1, 2, 3], [4, 5, 6, 7]), AnsweredPrompt([9], [8]), AnsweredPrompt([3, 3], [1, 2])]
     text = make_batch(answers, [[]] * 3, 7, 0).tokens
     likely = np.asarray(jax.nn.log_softmax(plain(tiny.base, text)))
     entropy = [

@@ -11,7 +11,7 @@ import pytest
 
 from jaxspec.config import MeshConfig, TextSource
 from jaxspec.errors import UserError
-from jaxspec.files import alone_in
+from jaxspec.files import exclusive
 from jaxspec.methods import Amphista
 from jaxspec.training.folder import claim, identify
 from jaxspec.training.run_config import check_same_run, describe
@@ -34,7 +34,7 @@ def refused(folder, identity, message, resume=True):
 def test_a_folder_has_one_run_and_one_process_at_a_time(config, model, begun):
     identity = identify(config, model)
     refused(begun, identity, "already holds a run; continue it with --resume", resume=False)
-    with alone_in(begun):
+    with exclusive(begun):
         refused(begun, identity, "another process is writing there")
     with pytest.raises(KeyboardInterrupt), claim(begun, identity, resume=True):
         raise KeyboardInterrupt

@@ -14,7 +14,7 @@ from jaxspec.model.decoder import Decoder
 from jaxspec.parallel.sharding import in_mesh, make_mesh, put, put_batch, tree_shardings
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.checkpoints import state_shardings
-from jaxspec.training.data import Answer
+from jaxspec.training.data import AnsweredPrompt
 from jaxspec.training.step import UpdateSettings, first_state, learning_rates, train_step
 
 TRAIN = TrainConfig(
@@ -27,7 +27,7 @@ def train(model, method, settings, mesh_config=MeshConfig(), steps=3):
     mesh = make_mesh(mesh_config)
     params = jax.tree.map(lambda x: x.astype(jnp.float64), model.params)
     rng = np.random.default_rng(0)
-    answers = [Answer(rng.integers(0, 16, 4).tolist(), rng.integers(0, 16, 24).tolist()) for _ in range(24)]
+    answers = [AnsweredPrompt(rng.integers(0, 16, 4).tolist(), rng.integers(0, 16, 24).tolist()) for _ in range(24)]
     data, whole, losses = TrainingData(answers, settings), mesh_config.zero == 2, []
     if mesh is not None:
         params = put(params, tree_shardings(mesh, params))

@@ -17,7 +17,7 @@ from jaxspec.methods import PPD, SPACE, Eagle, HiddenTransfer
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.training.batches import TrainingData
-from jaxspec.training.data import Answer
+from jaxspec.training.data import AnsweredPrompt
 from jaxspec.training.step import UpdateSettings, first_state, learning_rates, moving, train_step, train_steps
 from tests.helpers.methods import settings
 
@@ -71,7 +71,7 @@ def test_stages_share_the_warm_up():
 def begin(method, train, base, count, stage=0):
     """The first state, and batches of so many random answers of one length."""
     rng = np.random.default_rng(0)
-    answers = [Answer(rng.integers(0, 16, 4).tolist(), rng.integers(0, 16, 24).tolist()) for _ in range(count)]
+    answers = [AnsweredPrompt(rng.integers(0, 16, 4).tolist(), rng.integers(0, 16, 24).tolist()) for _ in range(count)]
     return first_state(method, train, stage, base), TrainingData(answers, train)
 
 

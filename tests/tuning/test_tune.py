@@ -17,7 +17,7 @@ from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate_many
 from jaxspec.methods import PPD, Medusa
 from jaxspec.model.rows import read_layers
-from jaxspec.training.data import Answer
+from jaxspec.training.data import AnsweredPrompt
 from jaxspec.training.evaluate import evaluate
 from jaxspec.trees import chain
 from jaxspec.tuning.latency import measure_latency
@@ -59,7 +59,7 @@ def test_prompts_that_do_not_fit_are_refused(prompts, message):
 def test_candidates_are_ranked_with_the_noise_that_draws_the_text(tiny, sampling):
     prompts = make_prompts(6)
     made = generate_many(autoregressive(tiny), prompts, 20, sampling=sampling, seed=3)
-    answers = [Answer(prompts[index], tokens) for index, tokens in made]
+    answers = [AnsweredPrompt(prompts[index], tokens) for index, tokens in made]
     accuracy = evaluate(Oracle(), {}, tiny.base, answers, sampling=sampling, seed=3)
     assert accuracy.positions > 20
     np.testing.assert_allclose(accuracy.by_rank[:, 0], 1.0)

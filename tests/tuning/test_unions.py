@@ -8,7 +8,7 @@ import pytest
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.draft import Offer
 from jaxspec.drafters import choice_folder, choose_tree
-from jaxspec.drafters.choice import Choice, choice_name, save_choice
+from jaxspec.drafters.choice import TunedChoice, choice_name, save_choice
 from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
@@ -16,7 +16,7 @@ from jaxspec.machine import this_machine
 from jaxspec.methods import PPD, Medusa, PromptLookup, Suffix
 from jaxspec.tuning import unions
 from jaxspec.tuning.calibrate import fit_calibration
-from jaxspec.tuning.hardware import Latency
+from jaxspec.tuning.hardware import RowLatency
 from jaxspec.tuning.record import Recording, record
 from jaxspec.tuning.replay import replay
 from jaxspec.tuning.tune import TuneConfig, tune_union
@@ -24,7 +24,7 @@ from jaxspec.tuning.unions import Predictor, StepCosts, measure_costs
 from tests.helpers.methods import source, union
 from tests.helpers.tiny import make_prompts, make_text_model
 
-COSTS = StepCosts(Latency((1, 4, 5), (1.0, 1.0, 9.0)), {("medusa", 0): 0.5, ("suffix", 0): 0.1})
+COSTS = StepCosts(RowLatency((1, 4, 5), (1.0, 1.0, 9.0)), {("medusa", 0): 0.5, ("suffix", 0): 0.1})
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_all_probes_are_part_of_the_smallest_of_several_sizes(tiny):
     prompts = make_prompts(1)
     [answer] = generate(autoregressive(tiny), prompts, 30)
     drafter = union([PPD()], tiny, 16)
-    costs = StepCosts(Latency((1, 16), (1.0, 1.0)), {("ppd", 0): 0.0})
+    costs = StepCosts(RowLatency((1, 16), (1.0, 1.0)), {("ppd", 0): 0.0})
     recordings = record(drafter, [(prompts[0], answer.tokens)])
     best = Predictor(drafter, recordings, costs, 1, False).rank(16)
     [several] = [made for _, made in best if made.shape.sizes]
@@ -151,7 +151,7 @@ def test_what_was_chosen_is_what_decodes(monkeypatch, tmp_path):
     folder = choice_folder(drafter)
     folder.mkdir(parents=True)
     circumstances = (this_machine(), "float32", drafter.digest, 1, 64, 0.0)
-    choice = Choice(*circumstances, "best:3", "medusa best:3", {}, 20, ["medusa"], {"medusa": table})
+    choice = TunedChoice(*circumstances, "best:3", "medusa best:3", {}, 20, ["medusa"], {"medusa": table})
     save_choice(folder, choice_name(drafter), choice)
     chosen = choose_tree(dataclasses.replace(drafter, sources=drafter.sources[::-1]))  # in whatever order
     assert (chosen.name, chosen.shape.spec, chosen.sources[0].draft_vocabulary) == ("medusa", "best:3", 20)
