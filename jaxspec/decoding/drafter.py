@@ -1,4 +1,4 @@
-"""The device-side part of a drafter: what of it goes into the jitted loop."""
+"""The device-side part of a drafter: sources, and the shape that makes drafts of their offers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.decoding.draft import Draft, DraftContext, Offer, PyTree, calibrated, run_if
-from jaxspec.decoding.method import Method, ReadChunk
+from jaxspec.decoding.method import Facts, ReadChunk, node_rows
 from jaxspec.decoding.shape import Best, StaticTree
 from jaxspec.decoding.source import DeviceSource
 from jaxspec.model.base import Base
@@ -20,7 +20,7 @@ from jaxspec.model.rows import Rows
 
 @flax.struct.dataclass
 class DeviceDrafter:
-    """What of a drafter goes into the jitted loop.
+    """The part of a drafter that the jitted loop takes.
 
     Attributes:
       sources: what offers candidates; none in autoregressive decoding.
@@ -30,30 +30,42 @@ class DeviceDrafter:
     sources: tuple[DeviceSource, ...]
     shape: StaticTree | Best
 
-    def taps(self, layers: int) -> tuple[int, ...]:
-        """Before which layers of a base of so many the sources read hidden states."""
-        return tuple(sorted({layer for source in self.sources for layer in source.method.taps(layers)}))
+    def facts(self, base: Base) -> list[Facts]:
+        """The facts of every source on its base."""
+        return [source.method.facts(base.decoder.config) for source in self.sources]
 
-    def rows(self, base: Base, draft: Draft, lengths: jax.Array, states: Sequence[PyTree]) -> Rows:
-        """The rows of a step: the nodes, and what the source adds that adds rows, from what it remembers."""
-        each = zip(self.sources, states, strict=True)
-        adding = [(source.method, source.trainable, state) for source, state in each if source.method.adds_rows]
-        method, trainable, state = adding[0] if adding else (Method(), {}, {})
-        rows = method.rows(trainable, base, draft, lengths, state)
-        return dataclasses.replace(rows, taps=(*rows.taps, *self.taps(base.decoder.config.num_layers)))
+    def taps(self, base: Base) -> tuple[int, ...]:
+        """Before which layers the sources read hidden states."""
+        return tuple(sorted({layer for facts in self.facts(base) for layer in facts.taps}))
+
+    def rows(
+        self,
+        base: Base,
+        contexts: Sequence[DraftContext],
+        draft: Draft,
+        lengths: jax.Array,
+        states: Sequence[PyTree],
+    ) -> Rows:
+        """The rows of a step: the nodes, and what the one source adds that adds rows."""
+        rows = node_rows(base, draft, lengths)
+        for source, facts, context, state in zip(self.sources, self.facts(base), contexts, states, strict=True):
+            if facts.adds_rows:
+                rows = source.method.rows(context, draft, state)
+        return dataclasses.replace(rows, taps=(*rows.taps, *self.taps(base)))
 
     def observe(self, contexts: Sequence[DraftContext], chunk: ReadChunk, states: Sequence[PyTree]) -> list[PyTree]:
-        """What every source remembers once it has seen what the base has read."""
+        """The method state of every source after the base has read a chunk."""
         each = zip(self.sources, contexts, states, strict=True)
         return [source.method.observe(context, chunk, state) for source, context, state in each]
 
     def offer(self, contexts: Sequence[DraftContext], states: Sequence[PyTree]) -> list[Offer]:
-        """What every source says may come."""
+        """The candidates of every source."""
         offers = []
         for source, context, state in zip(self.sources, contexts, states, strict=True):
             greedy, sampled = source.calibration[:, None]
             calibration = context.sampler.pick(sampled, greedy)
-            offer = functools.partial(source.method.offer, context, state)
-            found = run_if(jnp.any(context.active), offer) if source.method.own_passes else offer()
-            offers.append(calibrated(found, calibration))
+            make = functools.partial(source.method.offer, context, state)
+            own_passes = source.method.facts(context.base.decoder.config).own_passes
+            offer = run_if(jnp.any(context.active), make) if own_passes else make()
+            offers.append(calibrated(offer, calibration))
         return offers

@@ -172,7 +172,7 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     def on_path(x: jax.Array) -> jax.Array:  # [B, R, D] to [B, P + 1, D]
         return jnp.take_along_axis(x, accepted.path[..., None], axis=1)
 
-    taps = {at: on_path(states[at]) for at in drafter.taps(layers)}
+    taps = {at: on_path(states[at]) for at in drafter.taps(decoding.base)}
     verified = Step(draft, states, logits, accepted)
     chunk = ReadChunk(text, on_path(states[layers]), state.lengths, accepted.length + 1, taps, verified)
     trees = shape.follow(draft, accepted.node)
@@ -210,7 +210,9 @@ def _verify(
       accepted path's keys and values.
     """
     base, drafter, draft = decoding.base, decoding.drafter, state.draft.first(num_nodes)
-    rows = drafter.rows(base, draft, state.lengths, state.method_states)
+    trees = [draft.tree] * len(drafter.sources)
+    contexts = decoding.draft_contexts(trees, state.seeds, draft.tokens[:, 0], state.lengths, state.cache)
+    rows = drafter.rows(base, contexts, draft, state.lengths, state.method_states)
     states, kv = run_rows(base, rows, state.cache, state.lengths[:, None, None])
     logits = base.logits(states[base.decoder.config.num_layers][:, 0, :num_nodes])
     predicted = state.lengths[:, None] + 1 + jnp.arange(draft.tree.max_depth + 1)

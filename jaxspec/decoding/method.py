@@ -7,8 +7,8 @@ is in its `method_state`, a pytree every leaf of which has a batch axis.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import flax.struct
 import jax
@@ -52,7 +52,7 @@ class ReadChunk:
       first: [B] int32, position of the first of them.
       length: [B] int32, how many of the T were read; 0 where a prompt ended in an earlier chunk.
       taps: {layer: their hidden states [B, T, D] before it}, of the layers that any method of the drafter asks for
-        (`Method.taps`).
+        (`Facts.taps`).
       step: what else a step computed; None of a prompt.
     """
 
@@ -110,147 +110,100 @@ class Stage:
 
 
 @dataclasses.dataclass(frozen=True)
-class Method:
-    """Settings and pure functions of one way to draft. This one drafts nothing."""
+class Facts:
+    """What the step, the loaders and the trainer must know of a method on a base.
 
-    name: ClassVar[str] = "autoregressive"
-    trainable: ClassVar[bool] = False
-    own_passes: ClassVar[bool] = False  # `offer` runs layers, and rests where no row wants a draft or none pays
-    calibration: ClassVar[Mapping[str, Calibration]] = {}  # of methods without adapter: `greedy` and `sampled`
-    chains: ClassVar[bool] = False  # a fixed draft of it is a chain, beside which no other candidates are followed
-    built_with: ClassVar[str] = ""  # the program that makes its adapter, where it has one that is built and not trained
-    kernels: ClassVar[tuple[str, ...]] = ("kernel",)  # leaves of the trainable pytree that `product` multiplies with
-    adjustable: ClassVar[tuple[str, ...]] = ()  # settings that decoding may change where an adapter brings the others
+    Attributes:
+      distances: M, how far ahead the method predicts; trees are at most this deep. 0: it drafts nothing.
+      learned_distances: how far ahead it has learned to predict, where that is less; deeper trees draw a warning.
+      default_candidates: size of a draft that is given no tree: a chain of so many candidates, or the best so many where
+        the method adds `further_rows`. Trained adapters bring trees of their own.
+      chain_only: a fixed draft must be a chain: no other candidates of a level are followed.
+      probe_rows: rows of a step that one probe makes; a node may carry a probe for each distance. 0: no probes.
+      probe_cost: rows that a probe counts for in a tree's budget; less where probes run through fewer layers.
+      further_rows: rows that `Method.rows` puts behind the nodes of every step besides probes.
+      taps: before which layers `Method.observe` needs hidden states; the number of layers stands for those after the
+        last one.
+      own_passes: `Method.offer` runs layers. It is skipped where no row wants a draft or none pays.
+      adapter: where the adapter comes from: `trained`; `base`, trained together with a base of its own; the name of the
+        command that builds it; empty for methods that take none.
+      learned_tokens: how many of the base's most frequent tokens it learns to draft; 0: all. In training these are the
+        base's draft vocabulary.
+      stages: how training is divided.
+    """
 
-    @classmethod
-    def takes_adapter(cls) -> bool:
-        """Whether there is anything to load besides settings."""
-        return cls.trainable or bool(cls.built_with)
-
-    @property
-    def spec(self) -> str:
-        """The name with the settings that are not the defaults."""
-        changed = [f for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
-        return ":".join([self.name, ",".join(f"{f.name}={getattr(self, f.name)}" for f in changed)]).rstrip(":")
-
-    @property
-    def max_distance(self) -> int:
-        """M, how far ahead the method predicts; trees are at most this deep."""
-        return 0
-
-    @property
-    def learned_distance(self) -> int:
-        """How far ahead it has learned to predict; deeper trees are allowed, with a warning."""
-        return self.max_distance
-
-    @property
-    def default_depth(self) -> int:
-        """Length of the chain that a method without training drafts, unless it is given another tree."""
-        return self.max_distance
+    distances: int = 0
+    learned_distances: int | None = None
+    default_candidates: int = 0
+    chain_only: bool = False
+    probe_rows: int = 0
+    probe_cost: float = 0.0
+    further_rows: int = 0
+    taps: tuple[int, ...] = ()
+    own_passes: bool = False
+    adapter: str = ""
+    learned_tokens: int = 0
+    stages: tuple[Stage, ...] = (Stage(),)
 
     @property
-    def default_rows(self) -> int:
-        """Rows of the budget that the method drafts within, unless it is given another tree; 0 for a fixed tree."""
-        return 0
+    def trained(self) -> bool:
+        """Whether training makes the adapter."""
+        return self.adapter in ("trained", "base")
 
     @property
-    def probe_distances(self) -> int:
-        """Probes a node may carry; 0 for methods that draft after the pass."""
-        return 0
-
-    @property
-    def probe_rows(self) -> int:
-        """Rows of a step that one probe makes; 0 for methods without."""
-        return 0
-
-    @property
-    def further_rows(self) -> int:
-        """Rows that `rows` puts behind the nodes of every step, whatever they are, besides probes."""
-        return 0
+    def probes(self) -> int:
+        """Probes that a node may carry, one for each distance; 0 for methods that draft after the pass."""
+        return self.distances if self.probe_rows else 0
 
     @property
     def adds_rows(self) -> bool:
-        """Whether a step has any rows but nodes for it; of the methods of a union one may."""
-        return bool(self.probe_distances or self.further_rows)
+        """Whether a step has rows besides nodes; in a union one method may add some."""
+        return bool(self.probe_rows or self.further_rows)
 
-    def probe_cost(self, layers: int) -> float:
-        """Rows that a probe counts for in a tree's budget, on a base of so many layers."""
-        return self.probe_rows
 
-    def taps(self, layers: int) -> tuple[int, ...]:
-        """Before which layers of a base of so many `observe` wants the hidden states of what was read.
+@dataclasses.dataclass(frozen=True)
+class Finalized:
+    """What decodes once training is done.
 
-        The number of layers asks for those after the last one. Nothing else is kept.
-        """
-        return ()
+    Attributes:
+      method: settings of what decodes.
+      trainable: its pytree.
+      base: the decoder that it drafts for.
+      draft_model: a smaller base that the pytree makes together with parameters of `base`, and that can be loaded as a
+        model; None for most methods.
+    """
 
-    @property
-    def learned_tokens(self) -> int:
-        """How many of the base's most frequent tokens it learns to draft; 0: all.
+    method: Method
+    trainable: PyTree
+    base: Base
+    draft_model: Base | None = None
 
-        In training these are the base's draft vocabulary, for `init`, `loss` and `predictions`.
-        """
-        return 0
 
-    @property
-    def replaces_base(self) -> bool:
-        """Whether training ends in a base of its own, beside an adapter for that one."""
-        return False
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """Settings and pure functions of one way to draft. This one drafts nothing.
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """How training is divided."""
-        return (Stage(),)
+    `trainable` is the pytree of `init`, in training in the base's dtype except for norms; in a `DraftContext` it is what
+    `prepare` returned.
+    """
+
+    name: ClassVar[str] = "autoregressive"
+    calibration: ClassVar[Mapping[str, Calibration]] = {}  # of methods without adapter: `greedy` and `sampled`
+    kernels: ClassVar[tuple[str, ...]] = ("kernel",)  # leaves of the trainable pytree that `product` multiplies with
+    adjustable: ClassVar[tuple[str, ...] | None] = None  # settings a user may give; None: all; the others are the adapter's
+
+    def facts(self, config: ModelConfig) -> Facts:
+        """What others must know of the method on a base of these shapes."""
+        return Facts()
+
+    # Training
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
-        """The trainable pytree, float32: a dict. Raises UserError for settings that do not fit the base.
+        """The trainable pytree, a dict of float32 arrays. Raises UserError for settings that do not fit the base.
 
-        Of a method whose adapter is built, one with the shapes that its settings say; integers stay integers on disk.
+        For a method whose adapter is built, a pytree with the shapes that its settings say; integers stay integers.
         """
         return {}
-
-    def search(
-        self,
-        base: Base,
-        texts: Sequence[tuple[Sequence[int], Sequence[int]]],
-        trials: int,
-        progress: Callable[[int, str], None],
-    ) -> tuple[Method, dict[str, Any]]:
-        """Better settings for a base, which are the whole adapter of a method that is `built_with` tune.py.
-
-        Args:
-          base: the frozen decoder.
-          texts: ids of prompts, and of the base's own answers to them.
-          trials: how many settings to try.
-          progress: called with the number tried, and a note.
-
-        Returns:
-          The method with them, and the figures behind the choice.
-        """
-        raise TypeError(f"{self.name} has no settings to search for")
-
-    def finalize(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, Base]:
-        """What decodes: a method, its pytree and the base they are for. Most leave the base as it is."""
-        return self, trainable, base
-
-    def as_draft_model(self, trainable: PyTree, base: Base) -> Base | None:
-        """A smaller base that the pytree makes, together with what it shares with this one, and that drafts for it.
-
-        Training leaves it where `load_model` finds it. Most methods have none.
-        """
-        return None
-
-    def prepared(self, trainable: PyTree, base: Base) -> PyTree:
-        """What decoding uses of the trainable pytree: everything done that need not be done in every step."""
-        return trainable
-
-    def abstract(self, config: ModelConfig) -> PyTree:
-        """Shapes and dtypes of the trainable pytree, to check an adapter against."""
-
-        def init(params: dict) -> PyTree:
-            return self.init(jax.random.key(0), Base(params, Decoder(config)))
-
-        return jax.eval_shape(init, abstract_params(config))
 
     def loss(
         self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0
@@ -258,10 +211,10 @@ class Method:
         """Scalar loss and float32 metrics of one batch; gradients flow to `trainable` alone.
 
         Args:
-          trainable: the pytree of `init`, in the base's dtype but for norms.
+          trainable: the pytree that learns.
           base: the frozen decoder.
           batch: sequences with insertion points.
-          stage: index into `stages`.
+          stage: index into `Facts.stages`.
         """
         raise TypeError(f"{self.name} has nothing to train")
 
@@ -269,27 +222,55 @@ class Method:
         """Logits [B, G, M, V] of the drafter at every insertion point, for evaluation; arguments as in `loss`."""
         raise TypeError(f"{self.name} predicts nothing ahead")
 
+    def finalize(self, trainable: PyTree, base: Base) -> Finalized:
+        """What decodes after training. Most methods leave settings, pytree and base as they are."""
+        return Finalized(self, trainable, base)
+
+    # Decoding
+
+    def prepare(self, trainable: PyTree, base: Base) -> PyTree:
+        """The pytree that decoding uses: everything done that need not be done in every step."""
+        return trainable
+
     def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
-        """What the method remembers of `batch` texts of at most `capacity` tokens, before it has seen any of them."""
+        """The method state of `batch` texts of at most `capacity` tokens before any of them is read."""
         return {}
 
-    def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
-        """The state with what the base has just read: first the prompt, then the accepted path of every step."""
-        return method_state
-
-    def rows(
-        self, trainable: PyTree, base: Base, draft: Draft, lengths: jax.Array, method_state: PyTree = None
-    ) -> Rows:
+    def rows(self, context: DraftContext, draft: Draft, method_state: PyTree) -> Rows:
         """The rows to verify, one group: the draft's nodes, then probes or `further_rows` for methods that have them.
 
         Only nodes are ever committed. What the others become, `observe` finds in the states of the step.
         """
-        positions = lengths[:, None] + draft.tree.depth
-        return Rows(base.embed(draft.tokens)[:, None], positions[:, None], draft.tree.ancestors[:, None])
+        return node_rows(context.base, draft, context.position)
+
+    def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
+        """The method state after the base has read a chunk: of the prompt at first, then the accepted path of a step."""
+        return method_state
 
     def offer(self, context: DraftContext, method_state: PyTree) -> Offer:
-        """What may come after the newest token."""
+        """Candidates for the tokens after the newest one."""
         raise TypeError(f"{self.name} offers nothing")
+
+
+def node_rows(base: Base, draft: Draft, position: jax.Array) -> Rows:
+    """The nodes of a draft as rows, whose root stands at `position` [B]."""
+    positions = position[:, None] + draft.tree.depth
+    return Rows(base.embed(draft.tokens)[:, None], positions[:, None], draft.tree.ancestors[:, None])
+
+
+def method_text(method: Method) -> str:
+    """A method's name with the settings that are not the defaults: `lookahead:window=5`."""
+    changed = [f for f in dataclasses.fields(method) if getattr(method, f.name) != f.default]
+    return ":".join([method.name, ",".join(f"{f.name}={getattr(method, f.name)}" for f in changed)]).rstrip(":")
+
+
+def abstract_trainable(method: Method, config: ModelConfig) -> PyTree:
+    """Shapes and dtypes of a method's trainable pytree on a base of these shapes; raises what `Method.init` raises."""
+
+    def init(params: dict) -> PyTree:
+        return method.init(jax.random.key(0), Base(params, Decoder(config)))
+
+    return jax.eval_shape(init, abstract_params(config))
 
 
 def check_choices(method: Method) -> None:

@@ -1,4 +1,4 @@
-"""The device-side part of a source: what of it goes into the jitted loop."""
+"""The device-side part of a source."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jaxspec.model.base import DraftVocabulary
 
 @flax.struct.dataclass
 class DeviceSource:
-    """What of a source goes into the jitted loop.
+    """The part of a source that the jitted loop takes.
 
     Attributes:
-      trainable: the adapter's pytree, `prepared`; empty for methods without one.
+      trainable: the adapter's pytree, after `Method.prepare`; empty for methods without one.
       calibration: [2, M, 2] float32, what makes scores chances, in greedy decoding and in sampling; see `calibrated`.
       method: the static settings.
       draft_vocabulary: the tokens that may be drafted; None: all.

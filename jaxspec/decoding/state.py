@@ -60,7 +60,7 @@ class Decoding:
             return self.drafter.offer(contexts, states)
         wanted = ~done if self.drafts is None else self.drafts & ~done
         rests = jnp.bool_(False) if pace is None else pace.rests
-        passes = [source.method.own_passes for source in self.drafter.sources]
+        passes = [facts.own_passes for facts in self.drafter.facts(self.base)]
         each = [d.replace(active=wanted & ~(rests & own)) for d, own in zip(contexts, passes, strict=True)]
         offers = self.drafter.offer(each, states)
         return [o.replace(known=o.known & d.active[:, None, None]) for o, d in zip(offers, each, strict=True)]

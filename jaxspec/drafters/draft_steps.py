@@ -19,8 +19,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import Draft, DraftContext, Drawn, Offer, PyTree, rank
-from jaxspec.decoding.method import ReadChunk
+from jaxspec.decoding.method import Facts, ReadChunk
 from jaxspec.decoding.tree import Tree, owned_probes
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.source import Source
@@ -76,28 +77,30 @@ class SteppedDraftModel(DraftModel):
       inner: that method, whose prepared pytree is the entry `inner`.
     """
 
-    chains: ClassVar[bool] = True
-
     inner: ProbeMethod = PPD()
 
     def as_draft_model(self, trainable: PyTree, base: Base) -> Base:
         """The draft model, without what drafts for it."""
         return super().as_draft_model({name: part for name, part in trainable.items() if name != "inner"}, base)
 
-    def prepared(self, trainable: PyTree, base: Base) -> PyTree:
+    def facts(self, config: ModelConfig) -> Facts:
+        """As of a draft model; fixed drafts are chains."""
+        return dataclasses.replace(super().facts(config), chain_only=True)
+
+    def prepare(self, trainable: PyTree, base: Base) -> PyTree:
         """Both parts."""
-        params = super().prepared({name: part for name, part in trainable.items() if name != "inner"}, base)
-        return params | {"inner": self.inner.prepared(trainable["inner"], self.as_draft_model(params, base))}
+        params = super().prepare({name: part for name, part in trainable.items() if name != "inner"}, base)
+        return params | {"inner": self.inner.prepare(trainable["inner"], self.as_draft_model(params, base))}
 
     def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
         """And the newest token's probes; the cache has room for a draft and what its last pass verifies."""
-        state = super().init_state(base, batch, capacity + self.length + self.inner.max_distance + 1)
+        state = super().init_state(base, batch, capacity + self.length + self.inner.distances + 1)
         own = base.replace(decoder=base.decoder.clone(config=self.config(base)))
         return state | {"probes": self.inner.init_state(own, batch, capacity)}
 
     def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
         """Read what the base has read, and the token after it with probes behind it."""
-        tree = _chain(chunk.tokens.shape[1], chunk.length[:, None], self.inner.max_distance)
+        tree = _chain(chunk.tokens.shape[1], chunk.length[:, None], self.inner.distances)
         draft, cache = _draft(tree, chunk.tokens), method_state["cache"]
         last = self.config(context.base).num_layers
         states, rows = self._run(context, draft, cache, chunk.first)
@@ -113,7 +116,8 @@ class SteppedDraftModel(DraftModel):
     ) -> tuple[dict[int, jax.Array], Cache]:
         """Run a chain with its probes. Returns states [B, R, D] by layer, and the chain's own keys and values."""
         model = self.as_draft_model(context.trainable, context.base)
-        rows = self.inner.rows(context.trainable["inner"], model, draft, lengths)
+        inner = context.replace(trainable=context.trainable["inner"], base=model, position=lengths)
+        rows = self.inner.rows(inner, draft, {})
         states, kv = run_rows(model, rows, cache, lengths[:, None, None])
         own = jax.tree.map(lambda x: x[:, :, : draft.tokens.shape[1]], kv)
         return {layer: x[:, 0] for layer, x in states.items()}, own
@@ -125,7 +129,7 @@ class SteppedDraftModel(DraftModel):
 
     def offer(self, context: DraftContext, method_state: PyTree) -> Offer:
         """A chain and what is ranked beside it, in as few passes as the probes allow."""
-        n, m = min(context.depth, self.length), self.inner.max_distance
+        n, m = min(context.depth, self.length), self.inner.distances
         least = -math.inf if context.fixed else math.log(self.confidence)
         model = self.as_draft_model(context.trainable, context.base)
         position, B, last = context.position, len(context.root), model.decoder.config.num_layers

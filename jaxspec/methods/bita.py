@@ -78,7 +78,7 @@ class BiTA(ProbeMethod):
             trainable["prompts"] = init_prefix(for_prompts, base, self.prompts, self.entry)
         return trainable
 
-    def prepared(self, trainable: PyTree, base: Base) -> PyTree:
+    def prepare(self, trainable: PyTree, base: Base) -> PyTree:
         """Shallow prompts run through the base once; what they leave in each layer is then a prefix like deep ones."""
         if self.prompting != "shallow":
             return trainable

@@ -23,9 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import DraftContext, Offer, PyTree, offer_ranked
 from jaxspec.decoding.levels import Parents, offer_levels
-from jaxspec.decoding.method import Batch, Method, ReadChunk, check_choices, check_least
+from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, check_choices, check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.context_layer import DraftLayer, copied_layer
 from jaxspec.methods.heads import beside, init_beside
@@ -64,8 +65,7 @@ class DFlash(Method):
     """
 
     name: ClassVar[str] = "dflash"
-    trainable: ClassVar[bool] = True
-    own_passes: ClassVar[bool] = True
+    adjustable: ClassVar[tuple[str, ...]] = ()
 
     block: int = 8
     layers: int = 3
@@ -93,15 +93,20 @@ class DFlash(Method):
         check_weights(self.name, self.alignment, self.labels)
         check_choices(self)
 
-    @property
-    def max_distance(self) -> int:
-        """M: one per row that predicts."""
-        return self.block - (not self.sample_from_anchor)
+    def facts(self, config: ModelConfig) -> Facts:
+        """A pass over one block makes a draft."""
+        return Facts(
+            distances=self.distances,
+            taps=self.taps(config.num_layers),
+            own_passes=True,
+            adapter="trained",
+            learned_tokens=self.vocabulary,
+        )
 
     @property
-    def learned_tokens(self) -> int:
-        """V'."""
-        return self.vocabulary
+    def distances(self) -> int:
+        """M: one per row that predicts."""
+        return self.block - (not self.sample_from_anchor)
 
     def taps(self, layers: int) -> tuple[int, ...]:
         """Behind the layers round(1 + i (L - 4) / (n - 1)), as the paper has it, where `tapped` says nothing else."""
@@ -161,7 +166,7 @@ class DFlash(Method):
             raise UserError(f"{self.name}: {self.layers} layers cannot be copies of the {layers} that this base has")
         return taps
 
-    def prepared(self, trainable: PyTree, base: Base) -> PyTree:
+    def prepare(self, trainable: PyTree, base: Base) -> PyTree:
         """All in the base's dtype; the Markov term multiplied with the vocabulary projection, [r, V']."""
         trainable = for_products(trainable, base.dtype)
         if "markov" in trainable:
@@ -175,7 +180,7 @@ class DFlash(Method):
         """Keys and values of text in every layer.
 
         Args:
-          trainable: the prepared pytree.
+          trainable: what `prepare` returned.
           base: the frozen decoder.
           taps: {layer: hidden states [B, T, D] before it}.
           positions: [B, T] int32.
@@ -209,7 +214,7 @@ class DFlash(Method):
         """Run blocks that do not see each other.
 
         Args:
-          trainable: the prepared pytree.
+          trainable: what `prepare` returned.
           base: the frozen decoder.
           anchors: [B, G] int32, the tokens that the blocks begin with.
           positions: [B, G] int32, where they are; a block sees what is remembered of smaller ones.
@@ -263,10 +268,10 @@ class DFlash(Method):
         frozen, _, read = read_layers(base, batch.tokens, self.taps(base.decoder.config.num_layers))
         places = jnp.broadcast_to(jnp.arange(T), (B, T))
         memory = self.remember(trainable, base, read, places)
-        ahead = jnp.maximum(batch.points, 0)[..., None] + np.arange(1, self.max_distance + 1)
+        ahead = jnp.maximum(batch.points, 0)[..., None] + np.arange(1, self.distances + 1)
         path = batch.tokens[jnp.arange(B)[:, None, None], jnp.minimum(ahead, T - 1)]  # [B, G, M], before each distance
         newest = read[self._deepest(base)][jnp.arange(B)[:, None], ahead[..., 0] - 1]
-        states = self.fill(trainable, base, path[..., 0], ahead[..., 0], newest, memory, self.max_distance)
+        states = self.fill(trainable, base, path[..., 0], ahead[..., 0], newest, memory, self.distances)
         if "markov" in trainable:  # in front of the projection: decoding adds it behind
             before = base.embed(path.reshape(B, -1)).reshape(states.shape)
             states += self._markov(trainable, before)
@@ -282,7 +287,7 @@ class DFlash(Method):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The mean over all targets of all distances, weighted as `alignment`, `labels` and `decay` say."""
         student, frozen = self._predictions(trainable, base, batch)
-        distances = range(1, self.max_distance + 1)
+        distances = range(1, self.distances + 1)
         return future_loss(student, base, frozen, batch, distances, self.alignment, self.labels, decay=self.decay)
 
     # Decoding
@@ -306,7 +311,7 @@ class DFlash(Method):
     def offer(self, context: DraftContext, method_state: PyTree) -> Offer:
         """The candidates of one block, as long as is asked for; with a Markov term level by level."""
         base, trainable, tree = context.base, context.trainable, context.tree
-        depth = len(tree.inner) if self.markov_rank else min(context.depth, self.max_distance)
+        depth = len(tree.inner) if self.markov_rank else min(context.depth, self.distances)
         anchors, positions = context.root[:, None], context.position[:, None]
         newest, memory = method_state["newest"][:, None], method_state["memory"]
         states = self.fill(trainable, base, anchors, positions, newest, memory, depth)[:, 0]

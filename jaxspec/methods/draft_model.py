@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jaxspec.config import ModelConfig, RopeScaling
 from jaxspec.decoding.draft import DraftContext, Offer, PyTree
 from jaxspec.decoding.levels import Parents, offer_levels
-from jaxspec.decoding.method import Batch, Method, ReadChunk, check_least
+from jaxspec.decoding.method import Batch, Facts, Finalized, Method, ReadChunk, check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_weights, future_loss
 from jaxspec.model.attention import Context, causal_context, continued_context
@@ -53,8 +53,6 @@ class DraftModel(Method):
     """
 
     name: ClassVar[str] = "draft_model"
-    trainable: ClassVar[bool] = True
-    own_passes: ClassVar[bool] = True
     kernels: ClassVar[tuple[str, ...]] = ("kernel", "lm_head")
     adjustable: ClassVar[tuple[str, ...]] = ("confidence", "beam")
 
@@ -78,15 +76,9 @@ class DraftModel(Method):
             )
         check_weights(self.name, self.alignment, self.labels)
 
-    @property
-    def max_distance(self) -> int:
-        """M."""
-        return self.length
-
-    @property
-    def default_depth(self) -> int:
-        """Of a draft model that comes without a tree."""
-        return min(self.length, 4)
+    def facts(self, config: ModelConfig) -> Facts:
+        """It drafts as far as it is asked to; other bases come without a tree."""
+        return Facts(self.length, default_candidates=min(self.length, 4), own_passes=True, adapter="trained")
 
     # What the draft model is
 
@@ -124,7 +116,7 @@ class DraftModel(Method):
             params |= {name: base.params[name] for name in _EMBEDDINGS if name in base.params}
         return Base(params, base.decoder.clone(config=self.config(base)), vocabulary)
 
-    def prepared(self, trainable: PyTree, base: Base) -> PyTree:
+    def prepare(self, trainable: PyTree, base: Base) -> PyTree:
         """In the base's dtype, and with its own part of the projection where few tokens may be drafted."""
         weights = base.params["lm_head"].dtype
 
@@ -135,6 +127,10 @@ class DraftModel(Method):
         if self.shapes is not None and base.draft_vocabulary is not None:
             params |= {"columns": columns(params["lm_head"], base.draft_vocabulary.ids).T}
         return params
+
+    def finalize(self, trainable: PyTree, base: Base) -> Finalized:
+        """The adapter, which together with the base's embeddings is a base."""
+        return Finalized(self, trainable, base, self.as_draft_model(trainable, base))
 
     # Training
 

@@ -24,9 +24,10 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import DraftContext, Offer, PyTree
 from jaxspec.decoding.levels import Parents, offer_levels
-from jaxspec.decoding.method import Batch, Method, ReadChunk, check_choices, check_least
+from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, check_choices, check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.heads import beside, init_beside, root_mean_square
 from jaxspec.methods.losses import check_decay, targets
@@ -66,8 +67,6 @@ class Eagle(Method):
     """
 
     name: ClassVar[str] = "eagle"
-    trainable: ClassVar[bool] = True
-    own_passes: ClassVar[bool] = True
     kernels: ClassVar[tuple[str, ...]] = ("kernel", "lm_head")
     adjustable: ClassVar[tuple[str, ...]] = ("confidence",)
 
@@ -94,20 +93,16 @@ class Eagle(Method):
         check_decay(self.name, self.decay)
         check_choices(self)
 
-    @property
-    def max_distance(self) -> int:
-        """M."""
-        return self.depth
-
-    @property
-    def learned_distance(self) -> int:
-        """The unrolled steps."""
-        return min(self.depth, self.unroll)
-
-    @property
-    def learned_tokens(self) -> int:
-        """V'."""
-        return self.vocabulary
+    def facts(self, config: ModelConfig) -> Facts:
+        """It learns the unrolled steps, and drafts as far as it is asked to."""
+        return Facts(
+            distances=self.depth,
+            learned_distances=min(self.depth, self.unroll),
+            taps=self.taps(config.num_layers),
+            own_passes=True,
+            adapter="trained",
+            learned_tokens=self.vocabulary,
+        )
 
     def taps(self, layers: int) -> tuple[int, ...]:
         """Low, middle and high, or those that were asked for."""
@@ -156,7 +151,7 @@ class Eagle(Method):
         columns = base.draft_vocabulary.columns if self.vocabulary else base.params["lm_head"]
         return columns.astype(wide(columns))
 
-    def prepared(self, trainable: PyTree, base: Base) -> PyTree:
+    def prepare(self, trainable: PyTree, base: Base) -> PyTree:
         """Of its own projection only what may be drafted, and all in the base's dtype."""
         if self.own_head and self.vocabulary and base.num_drafts > self.vocabulary:
             raise UserError(

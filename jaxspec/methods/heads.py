@@ -25,8 +25,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import DraftContext, Offer, PyTree, offer_ranked
-from jaxspec.decoding.method import Batch, Method, ReadChunk, check_choices, check_least
+from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, check_choices, check_least
 from jaxspec.methods.losses import check_decay, check_weights, future_loss
 from jaxspec.model.attention import Context, causal_context, continued_context, masks_of, of_layer
 from jaxspec.model.base import Base
@@ -53,7 +54,7 @@ class HeadMethod(Method, abc.ABC):
       decay: the weight of distance d in the loss is decay ** (d - 1).
     """
 
-    trainable: ClassVar[bool] = True
+    adjustable: ClassVar[tuple[str, ...]] = ()
 
     heads: int = 4
     blocks: int = 1
@@ -69,10 +70,9 @@ class HeadMethod(Method, abc.ABC):
         check_weights(self.name, self.alignment, self.labels)
         check_choices(self)
 
-    @property
-    def max_distance(self) -> int:
-        """K."""
-        return self.heads
+    def facts(self, config: ModelConfig) -> Facts:
+        """A head per distance."""
+        return Facts(self.heads, adapter="trained")
 
     # What a paper says
 
@@ -160,7 +160,7 @@ class HeadMethod(Method, abc.ABC):
             logits += _projected(thin, trainable["up"][heads])
         return logits
 
-    def prepared(self, trainable: PyTree, base: Base) -> PyTree:
+    def prepare(self, trainable: PyTree, base: Base) -> PyTree:
         """Of the projections only what may be drafted, and all in the base's dtype."""
         smaller = {name: base.draft_part(trainable[name]) for name in ("lm_head", "up") if name in trainable}
         return for_products(trainable | smaller, base.dtype)

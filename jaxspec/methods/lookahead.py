@@ -27,8 +27,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import Draft, DraftContext, Offer, PyTree, knowing_noise
-from jaxspec.decoding.method import Method, ReadChunk, check_least
+from jaxspec.decoding.method import Facts, Method, ReadChunk, check_least
 from jaxspec.decoding.sampling import best
 from jaxspec.methods.lookup import join
 from jaxspec.methods.untrained import UntrainedMethod
@@ -66,20 +67,14 @@ class Lookahead(Method):
         """N - 1, of the window; and tokens that follow the first one of an n-gram."""
         return self.ngram - 1
 
-    @property
-    def max_distance(self) -> int:
-        """N - 1."""
-        return self.levels
+    def facts(self, config: ModelConfig) -> Facts:
+        """Unless it is given another tree it drafts all of a token's n-grams."""
+        return Facts(self.levels, default_candidates=self.guesses * self.levels, further_rows=self.further_rows)
 
     @property
     def further_rows(self) -> int:
         """The window without the newest token, which is the draft's root."""
         return self.levels * self.window - 1
-
-    @property
-    def default_rows(self) -> int:
-        """The root, all of a token's n-grams, and the window."""
-        return 1 + self.guesses * self.levels + self.further_rows
 
     def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
         """The window and the pool.
@@ -93,19 +88,17 @@ class Lookahead(Method):
 
     # The window
 
-    def rows(
-        self, trainable: PyTree, base: Base, draft: Draft, lengths: jax.Array, method_state: PyTree = None
-    ) -> Rows:
+    def rows(self, context: DraftContext, draft: Draft, method_state: PyTree) -> Rows:
         """The nodes, then the window, level by level."""
-        nodes, (B, N), X = super().rows(trainable, base, draft, lengths), draft.tokens.shape, self.further_rows
+        nodes, (B, N), X = super().rows(context, draft, method_state), draft.tokens.shape, self.further_rows
         level, column = self._places()
         tokens = method_state["window"].reshape(B, -1)[:, 1:]
         unseen = jnp.zeros((B, N, X), bool)
         sees_nodes = jnp.broadcast_to(jnp.arange(N) == 0, (B, X, N))
         sees_window = jnp.broadcast_to(self.sees()[1:, 1:], (B, X, X))
         return Rows(
-            x=jnp.concatenate([nodes.x, base.embed(tokens)[:, None]], axis=2),
-            positions=jnp.concatenate([nodes.positions, (lengths[:, None] + (level + column)[1:])[:, None]], axis=2),
+            x=jnp.concatenate([nodes.x, context.base.embed(tokens)[:, None]], axis=2),
+            positions=jnp.concatenate([nodes.positions, (context.position[:, None] + (level + column)[1:])[:, None]], axis=2),
             mask=jnp.block([[draft.tree.ancestors, unseen], [sees_nodes, sees_window]])[:, None],
         )
 

@@ -133,7 +133,7 @@ class PPD(ProbeMethod):
             raise UserError(f"ppd: initial must be token ids below {vocab_size}, this base's vocabulary, got {outside}")
         return jnp.asarray(np.resize(self.initial, count), jnp.int32)
 
-    def prepared(self, trainable: PyTree, base: Base) -> PyTree:
+    def prepare(self, trainable: PyTree, base: Base) -> PyTree:
         """Of a head of their own only what may be drafted."""
         return trainable | ({"head": base.draft_part(trainable["head"])} if "head" in trainable else {})
 

@@ -28,8 +28,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import Draft, DraftContext, Offer, PyTree, offer_ranked
-from jaxspec.decoding.method import Batch, Method, ReadChunk, check_choices, check_least
+from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, Stage, check_choices, check_least
 from jaxspec.decoding.tree import Tree
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import check_decay, future_loss
@@ -69,7 +70,7 @@ class ProbeMethod(Method, abc.ABC):
       decay: the weight of distance d in the loss is decay ** (d - 1).
     """
 
-    trainable: ClassVar[bool] = True
+    adjustable: ClassVar[tuple[str, ...]] = ()
 
     distances: int = 3
     objective: Literal["distillation", "hard"] = "distillation"
@@ -81,26 +82,23 @@ class ProbeMethod(Method, abc.ABC):
         check_decay(self.name, self.decay)
         check_choices(self)
 
-    @property
-    def max_distance(self) -> int:
-        """M."""
-        return self.distances
+    def facts(self, config: ModelConfig) -> Facts:
+        """A probe per distance; its rows count for the share of the layers that they run through, the mean of all."""
+        share = 1 - float(np.mean(self.entries)) / config.num_layers
+        rows = self.probe_rows
+        return Facts(self.distances, probe_rows=rows, probe_cost=rows * share, adapter="trained", stages=self.stages)
 
-    @property
-    def probe_distances(self) -> int:
-        """M: every distance has its probe."""
-        return self.distances
+    # What a paper says
 
     @property
     def probe_rows(self) -> int:
         """n, rows of a probe."""
         return 1
 
-    def probe_cost(self, layers: int) -> float:
-        """n rows, each for the share of the layers that it runs through; the mean of all distances."""
-        return self.probe_rows * (1 - float(np.mean(self.entries)) / layers)
-
-    # What a paper says
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Parts of a training."""
+        return (Stage(),)
 
     @property
     def entries(self) -> tuple[int, ...]:
@@ -124,7 +122,7 @@ class ProbeMethod(Method, abc.ABC):
         """What joins the rows at a layer: [..., X, D].
 
         Args:
-          trainable: the prepared pytree.
+          trainable: what `prepare` returned.
           entering: the distances that join here; the values of rows of other distances do not matter.
           distance: [..., X] int32, of each probe row.
           copy: [..., X] int32, which of the n rows of its probe it is.
@@ -203,7 +201,7 @@ class ProbeMethod(Method, abc.ABC):
         """Run the text once, then the probes of all insertion points against its keys and values.
 
         Args:
-          trainable: the prepared pytree.
+          trainable: what `prepare` returned.
           base: the frozen decoder.
           batch: texts with insertion points.
           distances: M', how many of the distances to run.
@@ -237,7 +235,7 @@ class ProbeMethod(Method, abc.ABC):
 
     def predictions(self, trainable: PyTree, base: Base, batch: Batch) -> jax.Array:
         """Logits [B, G, M, V] of the probes at every insertion point, which see what they will see in decoding."""
-        trainable = self.prepared(trainable, base)
+        trainable = self.prepare(trainable, base)
         exits = self.probe(trainable, base, batch, self.distances)[1]
         return self.read(trainable, base, exits, jnp.arange(1, self.distances + 1))
 
@@ -251,7 +249,7 @@ class ProbeMethod(Method, abc.ABC):
         self, trainable: PyTree, base: Base, batch: Batch, counted: Sequence[int]
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss of some distances, and the accuracy of each of them on the text."""
-        trainable = self.prepared(trainable, base)
+        trainable = self.prepare(trainable, base)
         text, exits = self.probe(trainable, base, batch, counted[-1], training=True)
         return self.loss_of(trainable, base, batch, text, exits, counted)
 
@@ -274,11 +272,10 @@ class ProbeMethod(Method, abc.ABC):
 
     # Decoding
 
-    def rows(
-        self, trainable: PyTree, base: Base, draft: Draft, lengths: jax.Array, method_state: PyTree = None
-    ) -> Rows:
+    def rows(self, context: DraftContext, draft: Draft, method_state: PyTree) -> Rows:
         """The nodes, then every node's probes."""
-        nodes, tree, n = super().rows(trainable, base, draft, lengths), draft.tree, self.probe_rows
+        nodes, tree, n = super().rows(context, draft, method_state), draft.tree, self.probe_rows
+        trainable = context.trainable
         owner = jnp.repeat(tree.probe_owner, n, axis=1)  # [B, X], X = Q * n
         distance = jnp.repeat(tree.probe_distance, n, axis=1)
         copy = jnp.broadcast_to(np.tile(np.arange(n), tree.num_probes), owner.shape)
@@ -299,7 +296,7 @@ class ProbeMethod(Method, abc.ABC):
             positions=jnp.concatenate([nodes.positions, positions[:, None]], axis=2),
             mask=jnp.block([[tree.ancestors, unseen], [sees_nodes, sees_probes]])[:, None],
             joins=self._joins(trainable, probes),
-            taps=self.exit_layers(base),
+            taps=self.exit_layers(context.base),
             **self._prefix(trainable, tree.num_nodes, distance[:, None]),
         )
 

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import DraftContext, Offer, PyTree, knowing_noise
-from jaxspec.decoding.method import check_least
+from jaxspec.decoding.method import Facts, check_least
 from jaxspec.methods.lookup import LookupMethod, by_match, join
 from jaxspec.model.base import Base
 
@@ -38,7 +39,7 @@ class Rest(LookupMethod):
     """
 
     name: ClassVar[str] = "rest"
-    built_with: ClassVar[str] = "datastore.py"
+    adjustable: ClassVar[tuple[str, ...]] = ()
 
     longest: int = 16
     size: int = 1
@@ -47,6 +48,10 @@ class Rest(LookupMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least(self, size=1, continuations=1)
+
+    def facts(self, config: ModelConfig) -> Facts:
+        """A lookup in a datastore that is built."""
+        return dataclasses.replace(super().facts(config), adapter="datastore")
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
         """An empty datastore; `build` makes a full one.

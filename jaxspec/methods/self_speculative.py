@@ -18,8 +18,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import DraftContext, Drawn, Offer, PyTree, rank
-from jaxspec.decoding.method import ReadChunk
+from jaxspec.decoding.method import Facts, ReadChunk
 from jaxspec.errors import UserError
 from jaxspec.methods.layer_search import Text, search_layers
 from jaxspec.methods.untrained import UntrainedMethod
@@ -45,8 +46,6 @@ class SelfSpeculative(UntrainedMethod):
     """
 
     name: ClassVar[str] = "self_speculative"
-    built_with: ClassVar[str] = "tune.py"
-    own_passes: ClassVar[bool] = True
     adjustable: ClassVar[tuple[str, ...]] = ("threshold", "acceptance")
 
     length: int = 8
@@ -63,10 +62,9 @@ class SelfSpeculative(UntrainedMethod):
             if not 0 <= getattr(self, part) <= 1:
                 raise UserError(f"self_speculative: {part} must be between 0 and 1, got {getattr(self, part)}")
 
-    @property
-    def default_depth(self) -> int:
-        """One more than a lookup's: what the base's own layers say is more often right."""
-        return min(self.length, 4)
+    def facts(self, config: ModelConfig) -> Facts:
+        """By default it drafts one token more than a lookup: the base's own layers are more often right."""
+        return Facts(self.length, default_candidates=min(self.length, 4), own_passes=True, adapter="tune")
 
     @property
     def skip(self) -> Skip:
@@ -85,7 +83,7 @@ class SelfSpeculative(UntrainedMethod):
         self, base: Base, texts: Sequence[Text], trials: int, progress: Callable[[int, str], None]
     ) -> tuple[SelfSpeculative, dict[str, Any]]:
         """What to skip and the threshold to begin with, for chains as long as usual; see `search_layers`."""
-        found = search_layers(base, texts, self.default_depth, trials, progress)
+        found = search_layers(base, texts, min(self.length, 4), trials, progress)
         skipped = {"skip_attention": found.skip.attention, "skip_mlp": found.skip.mlp}
         figures = {"tokens": found.tokens, "drafted": found.drafted, "cost": found.cost, "value": found.value}
         method = dataclasses.replace(self, **skipped, threshold=round(found.threshold, 2))

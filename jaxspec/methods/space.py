@@ -36,8 +36,9 @@ import flax.traverse_util
 import jax
 import jax.numpy as jnp
 
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import PyTree
-from jaxspec.decoding.method import Batch, Method
+from jaxspec.decoding.method import Batch, Facts, Finalized
 from jaxspec.errors import UserError
 from jaxspec.methods.losses import answer_entropy, targets
 from jaxspec.methods.probes import ProbeMethod
@@ -162,17 +163,16 @@ class SPACE(ProbeMethod):
 
     # What training ends in
 
-    @property
-    def replaces_base(self) -> bool:
-        """A full fine-tuning does."""
-        return self.tuning == "full"
+    def facts(self, config: ModelConfig) -> Facts:
+        """A full fine-tuning ends in a base of its own."""
+        return dataclasses.replace(super().facts(config), adapter="base" if self.tuning == "full" else "trained")
 
-    def finalize(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, Base]:
+    def finalize(self, trainable: PyTree, base: Base) -> Finalized:
         """The mask alone, for the base that was tuned with it."""
         if self.tuning == "none":
-            return self, trainable, base
-        own = base.replace(params=merged(self.tuned_base(trainable, base).params))
-        return dataclasses.replace(self, tuning="none"), {"mask": trainable["mask"]}, own
+            return super().finalize(trainable, base)
+        tuned = base.replace(params=merged(self.tuned_base(trainable, base).params))
+        return Finalized(dataclasses.replace(self, tuning="none"), {"mask": trainable["mask"]}, tuned)
 
 
 def _mean(values: jax.Array, weights: jax.Array) -> jax.Array:

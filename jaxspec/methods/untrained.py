@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import DraftContext
-from jaxspec.decoding.method import Method, check_least
+from jaxspec.decoding.method import Facts, Method, check_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,15 +22,9 @@ class UntrainedMethod(Method):
     def __post_init__(self) -> None:
         check_least(self, length=1)
 
-    @property
-    def max_distance(self) -> int:
-        """M."""
-        return self.length
-
-    @property
-    def default_depth(self) -> int:
-        """Few: where a draft is wrong, it mostly is from the first token on."""
-        return min(self.length, 3)
+    def facts(self, config: ModelConfig) -> Facts:
+        """By default it drafts few tokens: a wrong draft is mostly wrong from its first token on."""
+        return Facts(self.length, default_candidates=min(self.length, 3))
 
     def distances(self, context: DraftContext) -> int:
         """M', how many of them are wanted."""
