@@ -118,7 +118,7 @@ class Method:
     own_passes: ClassVar[bool] = False  # `offer` runs layers, and rests where no row wants a draft or none pays
     calibration: ClassVar[Mapping[str, Calibration]] = {}  # of methods without adapter: `greedy` and `sampled`
     chains: ClassVar[bool] = False  # a fixed draft of it is a chain, beside which no other candidates are followed
-    built_with: ClassVar[str] = ""  # the program that makes its adapter, where it has one that is built and not trained
+    built_with: ClassVar[str] = ""  # the command that makes its adapter, if it is built and not trained
     kernels: ClassVar[tuple[str, ...]] = ("kernel",)  # leaves of the trainable pytree that `product` multiplies with
     adjustable: ClassVar[tuple[str, ...]] = ()  # settings that decoding may change where an adapter brings the others
 
@@ -216,7 +216,7 @@ class Method:
         trials: int,
         progress: Callable[[int, str], None],
     ) -> tuple[Method, dict[str, Any]]:
-        """Better settings for a base, which are the whole adapter of a method that is `built_with` tune.py.
+        """Better settings for a base, which are the whole adapter of a method that is `built_with` `jaxspec tune`.
 
         Args:
           base: the frozen decoder.

@@ -38,7 +38,7 @@ class Rest(LookupMethod):
     """
 
     name: ClassVar[str] = "rest"
-    built_with: ClassVar[str] = "datastore.py"
+    built_with: ClassVar[str] = "jaxspec datastore"
 
     longest: int = 16
     size: int = 1

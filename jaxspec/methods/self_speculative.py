@@ -45,7 +45,7 @@ class SelfSpeculative(UntrainedMethod):
     """
 
     name: ClassVar[str] = "self_speculative"
-    built_with: ClassVar[str] = "tune.py"
+    built_with: ClassVar[str] = "jaxspec tune"
     own_passes: ClassVar[bool] = True
     adjustable: ClassVar[tuple[str, ...]] = ("threshold", "acceptance")
 
