@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .PHONY: demo test unit lint docs slow results questions setup clean
 
 demo: setup
-	$(BIN)/python decode.py --method amphista+suffix --tree best:5 --draft-vocabulary 8192 --beside ppd --stream \
+	$(BIN)/python -m jaxspec decode --method amphista+suffix --tree best:5 --draft-vocabulary 8192 --beside ppd --stream \
 		--prompt "Compare cats and dogs as pets." --max-new-tokens 128
 
 test: lint unit
@@ -43,7 +43,7 @@ slow: setup
 # 1b's steps may fail, for want of network or memory, and the page is made without them.
 PAGE := greedy code sampled trees space latency latency_1b peers
 METHODS := autoregressive autoregressive ppd bita space hidden_transfer medusa hydra amphista
-COMPARE := $(BIN)/python bench.py compare
+COMPARE := $(BIN)/python -m jaxspec bench compare
 SPEC := --data runs/results/spec_bench_dev.jsonl
 ALL := $(COMPARE) $(METHODS:%=--run %) --max-new-tokens 128
 results: questions setup
@@ -56,8 +56,8 @@ results: questions setup
 		$(SPEC) --limit 16 --max-new-tokens 48 --output runs/results/trees
 	$(COMPARE) --run "space tree=sparse:16" --run "space tree=chain:5" $(SPEC) --limit 8 --max-new-tokens 64 \
 		--output runs/results/space
-	$(BIN)/python bench.py latency --batch-sizes 1 4 --cache-lengths 256 512 --output runs/results/latency
-	-$(BIN)/python bench.py latency --models 1b --rounds 5 --output runs/results/latency_1b
+	$(BIN)/python -m jaxspec bench latency --batch-sizes 1 4 --cache-lengths 256 512 --output runs/results/latency
+	-$(BIN)/python -m jaxspec bench latency --models 1b --rounds 5 --output runs/results/latency_1b
 	-$(COMPARE) --run autoregressive --peers $(SPEC) --limit 12 --output runs/results/peers
 	mkdir -p runs/results/page
 	cp docs/ablations.json runs/results/page

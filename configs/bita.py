@@ -47,8 +47,8 @@ RUNS: dict[str, RunConfig] = {
     "bita_vicuna_13b": paper_run("lmsys/vicuna-13b-v1.3", distances=3, family="vicuna"),
     "bita_vicuna_33b": paper_run("lmsys/vicuna-33b-v1.3", distances=4, family="vicuna"),
     # Trains on a laptop, by distillation. The adapter that ships was made with it from the answers to 2,000 other
-    # prompts, but its masks started as N(0, 0.02), from which two of three short trainings lost some; `tune.py` then
-    # chose its tree.
+    # prompts, but its masks started as N(0, 0.02), from which two of three short trainings lost some; then
+    # `jaxspec tune` chose its tree.
     "bita_smollm2": RunConfig(
         model="smollm2-135m",
         method=BiTA(objective="distillation", initial="text"),

@@ -43,7 +43,7 @@ RUNS: dict[str, RunConfig] = {
     "hidden_transfer_vicuna_7b": paper_run("lmsys/vicuna-7b-v1.3", LAYERS_7B, template="vicuna"),
     "hidden_transfer_vicuna_13b": paper_run("lmsys/vicuna-13b-v1.3", LAYERS_13B, template="vicuna"),
     # Trains on a laptop, all maps at once. The adapter that ships was made with it from the answers to 2,000 other
-    # prompts; `tune.py` then chose its tree.
+    # prompts; `jaxspec tune` then chose its tree.
     "hidden_transfer_smollm2": RunConfig(
         model="smollm2-135m",
         method=HiddenTransfer(layers=(10, 14, 18), training="joint"),

@@ -39,8 +39,8 @@ RUNS: dict[str, RunConfig] = {
     "ppd_vicuna_7b": paper_run("lmsys/vicuna-7b-v1.3", rows=105, remat=True),
     "ppd_vicuna_13b": paper_run("lmsys/vicuna-13b-v1.3", rows=60, remat=True),
     "ppd_mobilellama_1_4b": paper_run("mtgv/MobileLLaMA-1.4B-Chat", rows=285, remat=False),
-    # Trains on a laptop. The adapter that ships was made with it from the answers to 2,000 other prompts; `tune.py`
-    # then chose its tree.
+    # Trains on a laptop. The adapter that ships was made with it from the answers to 2,000 other prompts; then
+    # `jaxspec tune` chose its tree.
     "ppd_smollm2": RunConfig(
         model="smollm2-135m",
         method=PPD(),

@@ -131,7 +131,7 @@ def main(args: list[str]) -> None:
     try:
         came_of, taken = asyncio.run(run(options))
     except httpx.ConnectError:
-        raise UserError(f"no server answers at {options.url}; start one with: python serve.py") from None
+        raise UserError(f"no server answers at {options.url}; start one with `jaxspec serve`") from None
     print(", ".join(f"{count} {what}" for what, count in sorted(came_of.items())))
     first, last = taken[1], taken[-1]
     print(f"memory: {taken[0]:.0f} MB before, {first:.0f} MB after the first minute, {last:.0f} MB at the end", end="")

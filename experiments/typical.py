@@ -53,7 +53,7 @@ class Options:
     """Measure typical acceptance.
 
     Attributes:
-      data: a question file as for bench.py; the first turns are asked.
+      data: a question file as for `jaxspec bench`; the first turns are asked.
       method: what drafts, with its own tree.
       limit: questions, the same number from every category; 0 is all.
       tokens: of an answer at most.

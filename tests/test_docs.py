@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxspec.cli.main import COMMANDS
 from jaxspec.drafters import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -29,3 +30,11 @@ def test_the_readme_is_short_and_names_every_method():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 130
     assert all(f"| `{name}` |" in text for name in METHODS)
+
+
+def test_commands_are_named_and_not_files():
+    """`jaxspec tune`, never a file that a user would have to find; the README shows the two that a clone has."""
+    files = [*ROOT.glob("jaxspec/**/*.py"), *ROOT.glob("docs/*.*"), *ROOT.glob("configs/*.py"), ROOT / "Makefile"]
+    named = re.compile(rf"(?<![\w/])(?:{'|'.join(COMMANDS)})\.py")
+    texts = {file: file.read_text() for file in files if file.suffix != ".png"}
+    assert [file for file, text in texts.items() if named.search(text)] == []

@@ -111,7 +111,7 @@ def own_entry(word: str, rate: float) -> Entry:
     if not method.max_distance:
         raise UserError(f"{method.name} drafts nothing")
     if method.built_with:
-        raise UserError(f"{method.name} drafts from what {method.built_with} builds, which is not trained")
+        raise UserError(f"{method.name} drafts from an adapter that `{method.built_with}` builds and does not train")
     content = digest(file.read_text(encoding="utf-8"))
     paths = method.own_passes
     return Entry(method.name, method, rate if method.trainable else 0.0, _CLIPPED, paths, source=content)

@@ -24,11 +24,11 @@ class BenchConfig:
 
     Attributes:
       runs: a method with its settings, as in --run ppd --run "bita tree=sparse:64 vocabulary=8192 adapter=DIR"; a tree
-        of `auto` is what tune.py chose. Autoregressive decoding always runs; named twice it races itself. Default:
-        every method that can draft for the base: those whose adapter ships and those that need none.
+        of `auto` is the choice of `jaxspec tune`. Autoregressive decoding always runs; named twice it races itself.
+        Default: every method that can draft for the base: those whose adapter ships and those that need none.
       data: question files with commas between.
-      model: smollm2-135m (the default), a Hugging Face directory or hub name, a base that train.py or export.py made,
-        or a GGUF file.
+      model: smollm2-135m (the default), a Hugging Face directory or hub name, a base that `jaxspec train` or
+        `jaxspec export` wrote, or a GGUF file.
       dtype: of the weights, or exact: bfloat16 weights, with all else as exact as in float32; default float32 on CPU,
         bfloat16 elsewhere.
       limit: questions, the same number from every category; 0 is all. A folder may be resumed with a larger one,
@@ -40,7 +40,8 @@ class BenchConfig:
       top_k: keep the k most probable tokens; 0 keeps all.
       top_p: keep the most probable tokens up to this probability.
       min_p: drop tokens less probable than this fraction of the best.
-      accept: match, rejection or typical, as for decode.py: the same text, another of the same distribution, or lossy.
+      accept: match, rejection or typical, as for `jaxspec decode`: the same text, another of the same distribution, or
+        lossy.
       seed: of sampling; every further repeat takes the next.
       repeats: how often all questions are asked.
       wording: of what a file holds without instructions: plain, or as the papers or their released code say it.

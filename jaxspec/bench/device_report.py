@@ -1,4 +1,4 @@
-"""Tables and plots of what `bench.py device` has measured, made without the device."""
+"""Tables and plots of what `jaxspec bench device` has measured, made without the device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def head(results: dict[str, Any]) -> list[str]:
         f"# {results['device']}",
         "",
         f"jax {results['jax']}, {results['driver']}, {results['date']}, code {results['code']}. Measured by "
-        f"`python bench.py device`; all figures are in {DEVICE}.",
+        f"`jaxspec bench device`; all figures are in {DEVICE}.",
         "",
     ]
 

@@ -74,7 +74,7 @@ def command(setting: dict[str, Any]) -> str:
     """The command line of a benchmark: what differs from the defaults, files without their folders."""
     runs = [word for run in setting["settings"]["runs"] for word in ("--run", run)]
     settings = {name: value for name, value in setting["settings"].items() if name != "runs"}
-    return command_line(["python", "bench.py", "compare", *runs], settings, BenchConfig())
+    return command_line(["jaxspec", "bench", "compare", *runs], settings, BenchConfig())
 
 
 def setting_lines(results: Results) -> list[str]:

@@ -105,7 +105,10 @@ def compare(options: Compare) -> None:
             run_bench(options, model, output, _say, options.run_code, options.perplexity)
     except (KeyboardInterrupt, OSError, jax.errors.JaxRuntimeError):
         if (output / "bench.json").exists():
-            _say(f"answers so far are in {output}: the same command resumes, bench.py report {output} shows them")
+            _say(
+                f"the answers so far are in {output}: the same command resumes, "
+                f"and `jaxspec bench report {output}` shows them"
+            )
         raise
     show(output, options.json)
 

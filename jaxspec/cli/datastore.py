@@ -18,13 +18,13 @@ from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Build a datastore, which `decode.py --method rest --adapter DIR` drafts from.
+    """Build a datastore, which `jaxspec decode --method rest --adapter DIR` drafts from.
 
     Attributes:
-      model: whose tokens it holds: smollm2-135m (the default), a Hugging Face directory or hub name, a base that
-        train.py or export.py made, or a GGUF file.
-      answers: a JSONL file: what train.py keeps of the base's answers, answers of bench.py or of decode.py --json, or
-        any with a text per line.
+      model: the base whose tokens it holds: smollm2-135m (the default), a Hugging Face directory or hub name, a base
+        that `jaxspec train` or `jaxspec export` wrote, or a GGUF file.
+      answers: a JSONL file: the base's answers as `jaxspec train` keeps them, those of `jaxspec bench` or of
+        `jaxspec decode --json`, or any file with one text per line.
       column: field of that file that holds the text. Token ids in COLUMN_tokens, behind those in prompt_tokens, are
         taken instead.
       text: a plain text file, instead or as well.

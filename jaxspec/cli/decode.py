@@ -37,12 +37,12 @@ class Options(DrafterOptions):
     """Answer prompts with one method, optionally beside autoregressive decoding.
 
     Attributes:
-      model: a Hugging Face directory or hub name, a base that train.py or export.py made, or a GGUF file; default
-        smollm2-135m (the default), in a dry run the config's.
-      tree: draft tree: auto (what tune.py chose for this machine), BUILDER:NUMBERS (sparse:16, dynamic:60, stripped:60,
-        chain:3, straightforward:3, cartesian:3,2, efficient:5, medusa:64, random:16), best:ROWS (the best nodes of all
-        methods, chosen in every step; best:1@21,5@26 also their number, by its milliseconds) or a JSON file; default
-        auto where something was chosen, else the adapter's own, for several methods best:8.
+      model: a Hugging Face directory or hub name, a base that `jaxspec train` or `jaxspec export` wrote, or a GGUF
+        file; default smollm2-135m, in a dry run the config's.
+      tree: draft tree: auto (the choice of `jaxspec tune` for this machine), BUILDER:NUMBERS (sparse:16, dynamic:60,
+        stripped:60, chain:3, straightforward:3, cartesian:3,2, efficient:5, medusa:64, random:16), best:ROWS (the best
+        nodes of all methods, chosen in every step; best:1@21,5@26 also chooses their number, by its milliseconds) or a
+        JSON file; default auto where a choice exists, else the adapter's tree, for several methods best:8.
       draft_vocabulary: draft only so many of the tokens that the base itself uses most; the output stays the same. 0
         drafts all; default the adapter's own.
       prompt: one prompt.
@@ -162,7 +162,9 @@ def check(options: Options) -> None:
     if options.stream and (options.json or options.batch_size > 1):
         raise UserError("--stream prints one text while it is made: it goes with neither --json nor --batch-size")
     if options.tree == "auto" and options.draft_vocabulary is not None:
-        raise UserError("--tree auto also takes the draft vocabulary that tune.py chose: leave --draft-vocabulary out")
+        raise UserError(
+            "--tree auto also takes the draft vocabulary that `jaxspec tune` chose: leave --draft-vocabulary out"
+        )
     check_at_least(options, {"batch_size": 1})
     runs = [options.run, *map(parse_run, options.beside)]
     if again := [way for i, way in enumerate(options.beside, 1) if runs[i] in runs[:i]]:
@@ -199,7 +201,7 @@ def choose_drafter(options: Options, run: Run, model: Model) -> Drafter:
 
 
 def tuned_or_own(drafter: Drafter, batch_size: int, temperature: float) -> Drafter:
-    """What tune.py chose for this machine where that drafts, else the drafter as it is."""
+    """The choice of `jaxspec tune` for this machine where that drafts, else the drafter as it is."""
     try:
         choice = tuned_choice(drafter, batch_size, temperature)
         chosen = as_chosen(drafter, choice) if choice else drafter

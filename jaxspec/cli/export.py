@@ -23,8 +23,8 @@ class Options:
     and --dtype bfloat16 export from the host's memory a base that no device can hold.
 
     Attributes:
-      model: smollm2-135m (the default), a Hugging Face directory or hub name, a checkpoint that train.py made, or a
-        GGUF file.
+      model: smollm2-135m (the default), a Hugging Face directory or hub name, a checkpoint that `jaxspec train` wrote,
+        or a GGUF file.
       method: first tune the base with the adapter of this method, where that has a base of its own.
       adapter: folder of that adapter; default the one that ships for this method and model.
       dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.

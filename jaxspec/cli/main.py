@@ -1,4 +1,4 @@
-"""The console command: `jaxspec decode --prompt ...` is `python decode.py --prompt ...`."""
+"""The console command: `jaxspec COMMAND`, or `python -m jaxspec COMMAND`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,3 @@ def overview() -> str:
     """A line per command."""
     lines = [f"  {name:10}{purpose}" for name, purpose in COMMANDS.items()]
     return "\n".join(["usage: jaxspec COMMAND [OPTIONS]", "", *lines, "", "jaxspec COMMAND --help lists its options"])
-
-
-if __name__ == "__main__":
-    main()

@@ -27,12 +27,12 @@ class DrafterOptions:
     """What decodes: a base, and the methods that draft for it.
 
     Attributes:
-      model: smollm2-135m (the default), a Hugging Face directory or hub name, a base that train.py or export.py made,
-        or a GGUF file.
+      model: smollm2-135m (the default), a Hugging Face directory or hub name, a base that `jaxspec train` or
+        `jaxspec export` wrote, or a GGUF file.
       method: how to draft; several joined by a + draft together, as in medusa+prompt_lookup.
       adapter: folder of a trained adapter; default the one that ships for this method and model.
-      draft_model: of the method draft_model: a smaller base, named like the model, or the folder of one that train.py
-        made of this model's layers; default the one that ships for this model.
+      draft_model: for the method draft_model: a smaller base, named like the model, or the folder of one that
+        `jaxspec train` made of this model's layers; default the one that ships for this model.
       draft_adapter: folder of an adapter of PPD for the draft model, which then makes its own draft in fewer passes; or
         ppd, for the one that ships.
       template: a chat template by name, where not the tokenizer's own: llama2, llama2-short, vicuna, vicuna-short or
@@ -60,7 +60,7 @@ class DrafterOptions:
 
 
 def program() -> str:
-    """What was called, for --help: `decode.py`, or `jaxspec decode`."""
+    """The command as it was called, for --help."""
     return Path(sys.argv[0]).name
 
 

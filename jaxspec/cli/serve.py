@@ -26,9 +26,9 @@ class Options(DrafterOptions):
     """Serve a model to clients of the OpenAI interface, and a chat at /.
 
     Attributes:
-      tree: draft tree, as decode.py takes it; best:4@1,8@1 chooses a size in every step, by load and acceptance, with
-        the milliseconds that are measured at the start; default for several methods that draft together: such sizes,
-        from no draft on.
+      tree: draft tree, as `jaxspec decode` takes it; best:4@1,8@1 chooses a size in every step, by load and acceptance,
+        with the milliseconds that are measured at the start; default for several methods that draft together: such
+        sizes, from no draft on.
       draft_vocabulary: draft only so many of the tokens that the base itself uses most; 0 drafts all; default the
         adapter's own.
       accept: match gives the text that a request's seed has alone; rejection, when sampling, another text of the same

@@ -24,7 +24,7 @@ from jaxspec.trees import TreePlan, save_plan
 from jaxspec.tuning.plot import plot_tuning
 from jaxspec.tuning.tune import TuneConfig, Tuning, answers_to_search, tune, tune_union
 
-PROGRAM = "tune.py"  # as methods name it that are built with it
+COMMAND = "jaxspec tune"  # the `built_with` of methods whose adapter this command makes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ def main(args: list[str]) -> None:
     if options.prompts and not Path(options.prompts).is_file():
         raise UserError(f"{options.prompts}: no such file")
     enable_compilation_cache()
-    if not options.adapter and options.method in METHODS and METHODS[options.method].built_with == PROGRAM:
+    if not options.adapter and options.method in METHODS and METHODS[options.method].built_with == COMMAND:
         build(options)
     else:
         choose(options)

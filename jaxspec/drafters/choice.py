@@ -1,4 +1,4 @@
-"""What tune.py found out about a machine: how to decode there."""
+"""The choices of `jaxspec tune`: how to decode on a machine."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _read(folder: Path, method: str) -> list[TunedChoice]:
     try:
         return [TunedChoice(**row | {"tree": _tree(row["tree"], str(file))}) for row in content["choices"]]
     except (KeyError, TypeError) as error:
-        raise UserError(f"{file}: not written by tune.py ({error})") from None
+        raise UserError(f"{file}: not written by `jaxspec tune` ({error})") from None
 
 
 def _tree(value: Any, file: str) -> TreePlan | str | None:

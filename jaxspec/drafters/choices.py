@@ -1,4 +1,4 @@
-"""What tune.py chose for this machine: which of a drafter's methods, and the tree."""
+"""What `jaxspec tune` chose for this machine: which of a drafter's methods, and the tree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxspec.machine import this_machine
 
 
 def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0) -> Drafter:
-    """The drafter with what tune.py chose for this machine, as `load_drafter` has it with `auto`.
+    """The drafter with what `jaxspec tune` chose for this machine, as `load_drafter` has it with `auto`.
 
     Args:
       drafter: of any methods; where nothing was chosen they keep their own tree.
@@ -28,7 +28,7 @@ def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0)
     if choice is None:
         own = drafter.with_tree(None)
         words = own.shape.spec if isinstance(own.shape, Budget) else "its own tree"
-        line = f"{name} was never tuned for this machine and batch size (tune.py does it): {words}"
+        line = f"{name} was never tuned for this machine and batch size (`jaxspec tune` does it): {words}"
         return dataclasses.replace(own, note=join_notes(drafter.note, line))
     return as_chosen(drafter, choice)
 
@@ -38,7 +38,7 @@ def as_chosen(drafter: Drafter, choice: TunedChoice) -> Drafter:
     if choice.tree is None:
         note = f"no tree of {drafter.name} pays on this machine: autoregressive decoding"
         return autoregressive(drafter.model).with_tree(None, note=note)
-    where = "this machine" if choice.machine == this_machine() else "another machine (tune.py tunes for this one)"
+    where = "this machine" if choice.machine == this_machine() else "another machine (run `jaxspec tune` for this one)"
     line = f"tuned for {where}: {choice.name} (batch {choice.batch_size}, temperature {choice.temperature:g})"
     chosen = _chosen_sources(drafter, choice)
     trained = any(source.trained for source in chosen.sources)
@@ -62,7 +62,7 @@ def _chosen_sources(drafter: Drafter, choice: TunedChoice) -> Drafter:
 
 
 def tuned_choice(drafter: Drafter, batch_size: int, temperature: float) -> TunedChoice | None:
-    """What tune.py chose for this machine; of methods that are not tuned beside an adapter, else what ships."""
+    """What `jaxspec tune` chose for this machine; of methods that are not tuned beside an adapter, else what ships."""
     wanted = (drafter, batch_size, temperature)
     if _keeps_beside_adapter(drafter):
         return find_choice(drafter.source.adapter.folder, *wanted)
@@ -71,7 +71,7 @@ def tuned_choice(drafter: Drafter, batch_size: int, temperature: float) -> Tuned
 
 
 def choice_folder(drafter: Drafter) -> Path | None:
-    """Where tune.py keeps its choices: beside the one adapter, else in the user's cache."""
+    """Where `jaxspec tune` keeps its choices: beside the one adapter, else in the user's cache."""
     if _keeps_beside_adapter(drafter):
         return drafter.source.adapter.folder
     return user_cache("unions", choice_name(drafter))

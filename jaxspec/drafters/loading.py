@@ -64,7 +64,7 @@ def load_drafter(
       model: the base.
       adapter: folder of a trained adapter, or of a datastore; default the one that ships for this method and base. In a
         union it goes to the method that it belongs to.
-      tree: the draft tree: `auto`, the fastest way to decode as far as tune.py has found out, on this machine or else
+      tree: the draft tree: `auto`, the fastest way to decode that `jaxspec tune` found, on this machine or else
         on one like it, which may be autoregressive decoding; a specification like `sparse:16`; `best:8` for the best
         nodes of all offers, chosen in every step, within so many rows; a plan; or a list of paths. Default the
         adapter's own, and `best:8` for a union.
@@ -72,7 +72,7 @@ def load_drafter(
       batch_size: prompts decoded together, for `auto`.
       temperature: of sampling, for `auto`; 0 is greedy.
       draft_model: of the method `draft_model`: a base, as `load_model` takes or returns it; or the folder of what
-        train.py made of this one's layers. Default the one that ships for this base.
+        `jaxspec train` made of this one's layers. Default the one that ships for this base.
       draft_adapter: folder of an adapter of PPD, or of another method with probes, for the draft model; or the name of
         the method, for the adapter of it that ships for the draft model.
 
@@ -262,10 +262,10 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
 
 def _how_to_make(name: str, model: Model) -> str:
     """What to do where no adapter ships."""
-    if program := METHODS[name].built_with:
-        return f"{name} needs an adapter that {program} builds: run it and give its folder with --adapter"
+    if command := METHODS[name].built_with:
+        return f"{name} needs an adapter that `{command}` builds: run it and give its folder with --adapter"
     hint = ", or name another base with --draft-model" if name == DraftModel.name else ""
-    return f"no adapter of {name} ships for {model.name!r}; train one with train.py and give its folder{hint}"
+    return f"no adapter of {name} ships for {model.name!r}; train one with `jaxspec train` and give its folder{hint}"
 
 
 def _declared(folder: Path) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Source:
         if not self.trained:
             return chain(self.method.default_depth)
         if "tree" not in self.adapter.info:
-            raise UserError("the adapter holds no tree; train.py writes it")
+            raise UserError("the adapter holds no tree; `jaxspec train` writes it")
         return plan_from_json(self.adapter.info["tree"], "the adapter's tree")
 
     @property

@@ -43,7 +43,7 @@ _FREE = {  # settings that change nothing of the trained weights but their round
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """One named training run: what configs/ holds and `train.py --config` takes.
+    """One named training run: what configs/ holds and `jaxspec train --config` takes.
 
     Attributes:
       model: the base, as `load_model` takes it.

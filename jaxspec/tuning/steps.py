@@ -195,7 +195,7 @@ def read_latency(folder: Path) -> dict[str, Any]:
     results = read_json(file, _HEAD)
     whole = [curve.keys() >= _CURVE for curve in results["curves"]]
     if not whole or not all(whole) or results["settings"].keys() != vars(LatencyConfig()).keys():
-        raise UserError(f"{file}: other settings or curves than `bench.py latency` writes now; give another folder")
+        raise UserError(f"{file}: other settings or curves than `jaxspec bench latency` writes; give another folder")
     return results
 
 
@@ -218,7 +218,7 @@ def latency_table(results: dict[str, Any]) -> list[str]:
         for curve in curves
     ]
     return [
-        f"`{command_line(['python', 'bench.py', 'latency'], results['settings'], LatencyConfig())}`",
+        f"`{command_line(['jaxspec', 'bench', 'latency'], results['settings'], LatencyConfig())}`",
         "",
         f"{results['device']}, {results['bytes_per_second'] / 1e9:.1f} GB/s, jax {results['jax']}, {results['began']}, "
         f"code {results['code']}. *Memory alone*: the time it takes to read weights and cache.{unfinished}",

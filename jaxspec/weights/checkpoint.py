@@ -55,7 +55,7 @@ def load_checkpoint(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) ->
     file = folder / "config.json"
     content = read_json(file)
     if not isinstance(content.get(_FINGERPRINT), str):
-        raise UserError(f"{file}: key {_FINGERPRINT!r} is missing; train.py writes it")
+        raise UserError(f"{file}: key {_FINGERPRINT!r} is missing; `jaxspec train` writes it")
     config = parse_config(content, str(file))
     wanted = placed(abstract_params(config, dtype), mesh)
     try:

@@ -1,7 +1,7 @@
 """The layout in which a kernel is multiplied fastest on this machine's CPU (see `jaxspec.model.blocks`).
 
-tune.py measures it by shapes of kernels and numbers of rows, and remembers it in the user's cache. The default is what
-two cores of an AMD EPYC have measured (JAX 0.12).
+`jaxspec tune` measures it by shapes of kernels and numbers of rows, and remembers it in the user's cache. The default
+was measured on two cores of an AMD EPYC (JAX 0.12).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def default_block(rows: int, shape: tuple[int, int]) -> int:
 def read_layouts(precision: str) -> Layouts:
     """What was measured on a machine like this one, with this JAX, for bases of this precision.
 
-    Nothing where the file is damaged: decoding continues with the default, and tune.py writes the file anew.
+    Nothing where the file is damaged: decoding continues with the default, and `jaxspec tune` writes the file anew.
     """
     try:
         return dict(_parsed(*row) for row in _content().get(_circumstances(precision), {}).items())

@@ -78,7 +78,7 @@ class Model:
 
     @functools.cached_property
     def layouts(self) -> Layouts:
-        """What tune.py has measured on this machine."""
+        """What `jaxspec tune` has measured on this machine."""
         return read_layouts(self.precision)
 
     def block_for(self, rows: int, shape: tuple[int, int]) -> int:

@@ -198,7 +198,7 @@ def test_what_a_tpus_compiler_refuses_does_not_fit():
 
 def dry_run(command, **environment):
     """What a command says in a process of its own."""
-    words = [sys.executable, *command.split(), "--dry-run", "--json"]
+    words = [sys.executable, "-m", *command.split(), "--dry-run", "--json"]
     ended = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | environment)
     return json.loads(ended.stdout)
 
@@ -206,7 +206,7 @@ def dry_run(command, **environment):
 @pytest.mark.slow
 def test_a_large_base_from_the_command_line():
     """On as many devices as it takes, none of which is here."""
-    found = dry_run("train.py --config bita_7b --mesh.fsdp 4 --mesh.tensor 8")
+    found = dry_run("jaxspec train --config bita_7b --mesh.fsdp 4 --mesh.tensor 8")
     assert found["trainable"] / found["parameters"] == pytest.approx(6.2e-4, rel=0.05)
     assert found["weights_bytes"] == pytest.approx(2 * found["parameters"] / 32, rel=0.01)
 
@@ -216,8 +216,8 @@ def test_a_large_base_from_the_command_line():
 @pytest.mark.parametrize(
     "command",
     [
-        "train.py --config bita_7b --train.microbatch 1 --mesh.fsdp 4",
-        "decode.py --config ppd_vicuna_7b --mesh.tensor 4",
+        "jaxspec train --config bita_7b --train.microbatch 1 --mesh.fsdp 4",
+        "jaxspec decode --config ppd_vicuna_7b --mesh.tensor 4",
     ],
 )
 def test_compiling_for_tpus_that_are_not_here(command):

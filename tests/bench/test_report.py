@@ -19,7 +19,7 @@ def test_the_report_is_made_from_the_files_alone(finished, capsys):
     main(["report", str(folder)])
     assert "| medusa |" in capsys.readouterr().out
     text, results = (folder / "report.md").read_text(), load_results(folder)
-    assert "python bench.py compare --run 'ppd tree=chain:2 adapter=ppd' --run 'medusa adapter=medusa' --data" in text
+    assert "jaxspec bench compare --run 'ppd tree=chain:2 adapter=ppd' --run 'medusa adapter=medusa' --data" in text
     assert "1 questions are too long" in text and "Nowhere" in text and "| all (4) |" in text
     assert (folder / "report.png").stat().st_size > 10_000
     overhead = results.overhead["ways"]
@@ -96,7 +96,7 @@ def test_what_is_no_benchmark_is_refused(finished, tmp_path, name, damage, messa
     ("args", "message"),
     [
         ([], "Expected one of {compare, report, latency, device}."),
-        (["report"], "error: Missing from bench.py report: DIR of a benchmark, or of latencies. (required)\n"),
+        (["report"], "error: Missing from jaxspec bench report: DIR of a benchmark, or of latencies. (required)\n"),
         (["report", "tests"], "tests: no benchmark there (bench.json is missing)"),
         (["compare", "--data", ""], "--data"),
         (["compare", "--rnu", "ppd"], "unknown option '--rnu' (did you mean '--run'?)"),
@@ -104,7 +104,7 @@ def test_what_is_no_benchmark_is_refused(finished, tmp_path, name, damage, messa
     ],
 )
 def test_the_command_line_reports_errors_on_one_line(args, message, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["bench.py", *args])
+    monkeypatch.setattr("sys.argv", ["jaxspec bench", *args])
     with pytest.raises(SystemExit) as stop:
         run_main(main)
     error = capsys.readouterr().err

@@ -107,11 +107,11 @@ def test_ctrl_c_keeps_what_is_finished(files, model, tmp_path, monkeypatch, caps
     monkeypatch.setattr(jaxspec.cli.bench, "load_model", lambda name, dtype, mesh, template: model)
     config = config_of(files, "medusa")
     args = ["--run", *config.runs, "--data", config.data, "--max-new-tokens", "8", "--output", str(tmp_path)]
-    monkeypatch.setattr("sys.argv", ["bench.py", "compare", *args])
+    monkeypatch.setattr("sys.argv", ["jaxspec bench", "compare", *args])
     with pytest.raises(SystemExit) as stop:
         run_main(jaxspec.cli.bench.main)
     error = capsys.readouterr().err
-    assert stop.value.code == 130 and f"answers so far are in {tmp_path}: the same command resumes" in error
+    assert stop.value.code == 130 and f"the answers so far are in {tmp_path}: the same command resumes" in error
     read = Answers(tmp_path, ["autoregressive", "medusa"]).read(1)
     assert {way: len(rows) for way, rows in read.items()} == {"autoregressive": 1, "medusa": 1}
 

@@ -156,7 +156,7 @@ def test_the_command_repeats_the_benchmark(files, model, tmp_path, quickly):
     changes = {"repeats": 2, "chat": False, "dtype": "float32", "mt_bench_temperatures": True}
     config = config_of(files, "ppd", "ppd tree=chain:2", **changes, model="a model's folder", limit=1)
     words = shlex.split(command(run(config, model, tmp_path / "b").setting))
-    assert words[:3] == ["python", "bench.py", "compare"]
+    assert words[:3] == ["jaxspec", "bench", "compare"]
     expected = dataclasses.replace(
         config, data="questions.jsonl", runs=("ppd adapter=ppd", "ppd tree=chain:2 adapter=ppd")
     )

@@ -1,4 +1,4 @@
-"""The console command, and the scripts beside it."""
+"""The console command, as `jaxspec`, as `python -m jaxspec`, and the two scripts beside the package."""
 
 import subprocess
 import sys
@@ -31,6 +31,14 @@ def test_a_command_is_called_by_its_name(capsys, monkeypatch):
 
 def test_the_programs_start():
     """In a real process, where an import that only works under pytest would show."""
-    code = "import bench, datastore, decode, export, serve, train, tune; decode.main(['--help'])"
+    code = "import train, decode; decode.main(['--help'])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "--max-new-tokens" in result.stdout
+
+
+def test_the_package_is_a_program():
+    command = [sys.executable, "-m", "jaxspec"]
+    result = subprocess.run([*command, "tain"], capture_output=True, text=True)
+    assert result.returncode == 2 and result.stderr.startswith("error: unknown command 'tain' (did you mean 'train'?)")
+    help_of_tune = subprocess.run([*command, "tune", "--help"], capture_output=True, text=True, check=True)
+    assert help_of_tune.stdout.startswith("usage: jaxspec tune ")

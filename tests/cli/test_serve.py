@@ -54,7 +54,8 @@ class Served:
     """A process that serves, from when it is ready; killed at the end where it has not ended by itself."""
 
     def __init__(self, files, *options):
-        command = [sys.executable, "serve.py", "--name", "tiny", "--method", "ppd", *named(files), *options]
+        words = ["jaxspec", "serve", "--name", "tiny", "--method", "ppd", *named(files), *options]
+        command = [sys.executable, "-m", *words]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(serve.__file__).parents[2])
         self.log, self._ready = [], threading.Event()
         self._reader = threading.Thread(target=self._read)

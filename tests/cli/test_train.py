@@ -1,4 +1,4 @@
-"""What train.py says before it trains."""
+"""What `jaxspec train` says before it trains."""
 
 import json
 

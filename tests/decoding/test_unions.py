@@ -279,7 +279,7 @@ def test_other_ways_to_accept(tiny):
         ("lookahead:ngram=0", {}, "lookahead: ngram must be at least 2, got 0"),
         ("lookahead:guesses=0", {}, "lookahead: guesses must be at least 1, got 0"),
         ("lookahead", {"tree": "best:6"}, "best:6: a draft needs 7 rows, the root, a candidate and the method's own"),
-        ("self_speculative", {}, "self_speculative needs an adapter that tune.py builds: run it and give its folder"),
+        ("self_speculative", {}, "needs an adapter that `jaxspec tune` builds: run it and give its folder"),
         ("autoregressive+prompt_lookup", {}, "autoregressive drafts nothing, leave it out"),
         ("", {}, "unknown method ''"),
         ([], {}, "a union needs at least one method"),
@@ -301,7 +301,7 @@ def test_other_ways_to_accept(tiny):
         ("medusa+rest", {"adapter": "somewhere"}, "somewhere: no adapter there (adapter.json is missing)"),
         ("medusa+rest", {"adapter": "adapters/ppd-smollm2-135m"}, "belongs to method 'ppd', not to medusa or rest"),
         ("suffix+rest", {"adapter": "adapters/ppd-smollm2-135m"}, "belongs to method 'ppd', not 'rest'"),
-        ("suffix+rest", {}, "rest needs an adapter that datastore.py builds: run it and give its folder"),
+        ("suffix+rest", {}, "rest needs an adapter that `jaxspec datastore` builds: run it and give its folder"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tiny, name, settings, message):

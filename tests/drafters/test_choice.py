@@ -109,8 +109,8 @@ def test_bad_files_are_named(tiny, folder, choice, find):
     content = json.loads(file.read_text())
     for changed, message in (
         (content | {"method": "bita"}, "belong to method 'bita', not 'ppd'"),
-        (content | {"choices": [{"tree": None}]}, "not written by tune.py"),
-        ({"method": "ppd"}, "not written by tune.py"),
+        (content | {"choices": [{"tree": None}]}, "not written by `jaxspec tune`"),
+        ({"method": "ppd"}, "not written by `jaxspec tune`"),
     ):
         file.write_text(json.dumps(changed))
         with pytest.raises(UserError, match=message):

@@ -27,7 +27,7 @@ def named(files):
 
 
 def arguments(files, *more):
-    """A command line of decode.py."""
+    """A command line of `jaxspec decode`."""
     return [*named(files), "--max-new-tokens", "20", *more]
 
 

@@ -1,4 +1,4 @@
-"""What a run has left, ways to stop one, and train.py in processes of its own, on a tiny base in a folder."""
+"""What a run has left, ways to stop one, and `jaxspec train` in processes of its own, on a tiny base in a folder."""
 
 import contextlib
 import dataclasses
@@ -118,7 +118,7 @@ def command(folder: Path, output: str, *more: str, config: str = "ppd_smollm2") 
         "train.insertions": 8, "train.save-every": 5, "train.eval-every": 25, "train.warmup": 0, "mesh.data": 1,
     }  # fmt: skip
     options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, "train.py", "--config", config, *options, *more]
+    return [sys.executable, "-m", "jaxspec", "train", "--config", config, *options, *more]
 
 
 def start(words: list[str], **environment: str) -> subprocess.Popen:

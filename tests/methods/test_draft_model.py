@@ -282,7 +282,7 @@ def test_confidence_and_beam_are_settings_of_decoding(tiny):
 
 
 def test_choices_are_of_one_draft_model(tiny):
-    """What tune.py found for one says nothing of another."""
+    """What `jaxspec tune` found for one says nothing of another."""
     sources = [load_drafter("draft_model", tiny, draft_model=make_tiny(seed=seed)).source for seed in (1, 2)]
     sources.append(dataclasses.replace(sources[0], weights="", adapter=Adapter(DraftModel(), {}, "base", {})))
     stepped = [with_steps(source, Adapter(PPD(), {}, "draft", {})) for source in sources]

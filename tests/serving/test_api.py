@@ -58,7 +58,7 @@ def events(response):
 
 
 def alone(engine, prompt, limit, sampling=SamplingConfig(), seed=0, chat=False):
-    """What decode.py answers."""
+    """What `jaxspec decode` answers."""
     plain = autoregressive(engine.model)
     return generate(plain, [prompt], limit, sampling=sampling, seed=seed, chat=chat)[0]
 

@@ -33,7 +33,7 @@ def client(port):
 
 
 def alone(engine, seed, limit=20):
-    """What decode.py answers to HELLO."""
+    """What `jaxspec decode` answers to HELLO."""
     settings = {"sampling": SamplingConfig(1.1), "seed": seed}
     return generate(autoregressive(engine.model), ["hello there"], limit, **settings)[0]
 

@@ -41,7 +41,7 @@ def random_requests(rng, count):
 
 @functools.cache
 def decoded(model, prompt, max_new_tokens, sampling, seed):
-    """What decode.py answers."""
+    """What `jaxspec decode` answers."""
     return generate(autoregressive(model), [prompt], max_new_tokens, sampling=sampling, seed=seed, chat=False)[0]
 
 

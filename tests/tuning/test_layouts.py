@@ -1,4 +1,4 @@
-"""What tune.py remembers of layouts: the fastest ones, and the default where others are not clearly faster."""
+"""What `jaxspec tune` remembers of layouts: the fastest ones, and the default where others are not clearly faster."""
 
 import numpy as np
 import pytest
