@@ -57,7 +57,7 @@ def main(args: list[str]) -> None:
             if key not in answered:
                 answered[key] = own_answers(drafter.model, prompts[: options.limit], sampling, options.tokens)
             recordings = record(drafter, answered[key], sampling)
-            found[kind] = fit_calibration(recordings, 0, [IDENTITY] * drafter.source.method.max_distance)
+            found[kind] = fit_calibration(recordings, 0, [IDENTITY] * drafter.source.facts.distances)
         print(name, json.dumps(found), flush=True)
         if adapter:
             file = adapter.folder / "adapter.json"

@@ -8,8 +8,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import PyTree
-from jaxspec.decoding.method import Batch, Method
+from jaxspec.decoding.method import Batch, Facts, Method
 from jaxspec.methods.losses import future_loss
 from jaxspec.model.base import Base
 from jaxspec.model.rows import read_layers
@@ -24,18 +25,17 @@ class EarlyExit(Method):
     """
 
     name: ClassVar[str] = "early_exit"
-    trainable: ClassVar[bool] = True
+    adjustable: ClassVar[tuple[str, ...]] = ()
 
     layers: tuple[int, ...] = (10, 14, 18)
 
-    @property
-    def max_distance(self) -> int:
-        """M."""
-        return len(self.layers)
+    def facts(self, config: ModelConfig) -> Facts:
+        """A projection per distance."""
+        return Facts(len(self.layers), adapter="trained")
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
         """M projections [D, V], each a copy of the base's."""
-        return {f"head{d}": base.params["lm_head"].astype(jnp.float32) for d in range(1, self.max_distance + 1)}
+        return {f"head{d}": base.params["lm_head"].astype(jnp.float32) for d in range(1, len(self.layers) + 1)}
 
     def predictions(self, trainable: PyTree, base: Base, batch: Batch) -> jax.Array:
         """Logits [B, G, M, V] at every insertion point."""
@@ -56,4 +56,4 @@ class EarlyExit(Method):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Divergence from the base's own distribution, averaged over all targets."""
         frozen, student = self._logits(trainable, base, batch)
-        return future_loss(student, base, frozen, batch, range(1, self.max_distance + 1))
+        return future_loss(student, base, frozen, batch, range(1, len(self.layers) + 1))

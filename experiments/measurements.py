@@ -82,7 +82,7 @@ def measure_steps(
     for name, method in TIMED.items():
         adapter = Adapter(method, method.init(jax.random.key(0), model.base), model.fingerprint, {})
         for count in nodes:
-            drafters[name, count] = make_drafter(adapter, model, star(count, method.probe_distances), 0)
+            drafters[name, count] = make_drafter(adapter, model, star(count, method.facts(model.config).probes), 0)
     results: dict[str, dict[str, float]] = {name: {} for name in TIMED}
     for (name, count), seconds in step_times(drafters, cache_length, rounds).items():
         results[name][str(drafters[name, count].num_rows)] = seconds

@@ -90,7 +90,7 @@ def main(args: list[str]) -> None:
 
 def _nothing(drafter: Drafter) -> dict[str, list[list[float]]]:
     """A calibration that changes nothing."""
-    table = [[1.0, 0.0]] * drafter.source.method.max_distance
+    table = [[1.0, 0.0]] * drafter.source.facts.distances
     return {"greedy": table, "sampled": table}
 
 
@@ -100,7 +100,7 @@ def steps(drafter: Drafter, prompt: str, tokens: int) -> Iterator[tuple[list[int
     sampler = make_sampler(SamplingConfig())
     decoding = Decoding(model.base_for(drafter.num_rows), drafter.on_device, sampler, jnp.array(model.eos), Match())
     text, lengths = jnp.array([ids], jnp.int32), jnp.array([len(ids)], jnp.int32)
-    taps, capacity = drafter.on_device.taps(model.config.num_layers), len(ids) + tokens + 64
+    taps, capacity = drafter.on_device.taps(model.base), len(ids) + tokens + 64
     cache, read = prefill(decoding.base, text, lengths, capacity=capacity, chunk=len(ids), taps=taps)
     state = start(decoding, cache, read, jnp.array([tokens]), jnp.zeros(1, jnp.uint32), width=tokens)
     while not bool(state.done[0]):

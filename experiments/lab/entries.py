@@ -30,6 +30,7 @@ from jaxspec.methods import (
     Suffix,
     TokenRecycling,
 )
+from jaxspec.weights.load import DEFAULT_MODEL, load_shapes
 
 _CLIPPED = {"clip": 1.0}
 
@@ -108,13 +109,15 @@ def own_entry(word: str, rate: float) -> Entry:
     if not colon or not file.is_file():
         raise UserError(f"{word}: no such file; give FILE.py:CLASS")
     method = _registered(_load_class(file, class_name), file)
-    if not method.max_distance:
+    facts = method.facts(load_shapes(DEFAULT_MODEL))
+    if not facts.distances:
         raise UserError(f"{method.name} drafts nothing")
-    if method.built_with:
-        raise UserError(f"{method.name} drafts from an adapter that `{method.built_with}` builds and does not train")
+    if facts.adapter and not facts.trained:
+        raise UserError(
+            f"{method.name} drafts from an adapter that `jaxspec {facts.adapter}` builds and does not train"
+        )
     content = digest(file.read_text(encoding="utf-8"))
-    paths = method.own_passes
-    return Entry(method.name, method, rate if method.trainable else 0.0, _CLIPPED, paths, source=content)
+    return Entry(method.name, method, rate if facts.trained else 0.0, _CLIPPED, facts.own_passes, source=content)
 
 
 def _load_class(file: Path, name: str) -> type[Method]:

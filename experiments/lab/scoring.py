@@ -14,7 +14,6 @@ from experiments.lab.jobs import FIRST_NODES, Job
 from experiments.lab.lab import Lab
 from experiments.lab.recordings import load_recordings, save_recordings
 from experiments.lab.terms import NODES, scored_texts
-from jaxspec.decoding.method import Method
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.budget import Budget
 from jaxspec.drafters.drafter import Drafter, method_plan
@@ -79,9 +78,9 @@ def shaped(drafter: Drafter, kind: str, nodes: int) -> Drafter:
     """A drafter as one of the kinds of recordings has it."""
     first, *others = drafter.sources
     if kind in ("same", "own"):
-        own = f"sparse:{nodes}" if first.accuracy else chain(first.method.default_depth)
+        own = f"sparse:{nodes}" if first.accuracy else chain(first.facts.default_candidates)
         alone = dataclasses.replace(drafter, sources=(first,))
-        tree = own if kind == "own" else same_tree(first.method, nodes)
+        tree = own if kind == "own" else same_tree(first.facts.distances, nodes)
         return alone.with_tree(tree, 0 if first.trained else None)
     sources = (with_own_tree(first, drafter.model.config.num_layers, nodes), *others)
     return with_sources(drafter, sources, f"best:{rows_of(nodes, sources)}")
@@ -109,9 +108,9 @@ def nodes_of(rows: int, sources: Sequence[Source]) -> int:
         return 0
 
 
-def same_tree(method: Method, nodes: int) -> list[tuple[int, ...]]:
+def same_tree(distances: int, nodes: int) -> list[tuple[int, ...]]:
     """The paths of the tree that all methods fill: Medusa's published one, as deep as the method drafts."""
-    return [path for path in medusa(nodes).states[0].paths if len(path) <= method.max_distance]
+    return [path for path in medusa(nodes).states[0].paths if len(path) <= distances]
 
 
 def score(lab: Lab, job: Job) -> dict[str, Any]:
@@ -129,7 +128,7 @@ def score(lab: Lab, job: Job) -> dict[str, Any]:
             first = drafter.sources[0]
             rounded = np.round(accuracy(recordings, 0), 4).tolist()
             found |= {"tokens": [len(recording.answer) - 1 for recording in recordings], "accuracy": rounded}
-            found |= {"learned_tokens": first.method.learned_tokens}
+            found |= {"learned_tokens": first.facts.learned_tokens}
         for label, shape, sources in _replays(kind, nodes, is_small, len(drafter.sources)):
             part = shaped(dataclasses.replace(drafter, sources=drafter.sources[: len(sources)]), *shape)
             steps = replay(recordings, part, sources).steps.tolist()

@@ -196,11 +196,11 @@ def compare_updates(found: Mapping[str, float], expected: Mapping[str, float]) -
 
 def held_out_accuracy(lab: Lab, adapter: Adapter) -> list[list[float]]:
     """[M][K], how often the candidate of each rank is right on the answers that are scored."""
-    method, trainable, own = finalized(adapter.method, adapter.trainable, lab.model)
+    final, own = finalized(adapter.method, adapter.trainable, lab.model)
     _, answers = answers_of(own, lab.data.scoring)
-    base = learning(own.base, method, adapter.frequent_tokens)
+    base = learning(own.base, final.method, adapter.frequent_tokens)
     with Progress("evaluation", len(answers), "answers") as progress:
-        accuracy = evaluate(method, trainable, base, answers, progress.update)
+        accuracy = evaluate(final.method, final.trainable, base, answers, progress.update)
     return np.round(accuracy.by_rank, 4).tolist()
 
 

@@ -96,7 +96,7 @@ def forget_models() -> None:
 def decode_figure(dtype: str, name: str, rows: int, config: DeviceConfig) -> dict[str, Any]:
     """A drafter with a tree of at most so many rows on all prompts, beside autoregressive decoding of the same base."""
     model = _loaded(dtype)
-    if not METHODS[name].trainable:
+    if not METHODS[name]().facts(model.config).trained:
         plain = _reference(dtype, "", config)[2]
         return _speed(plain) | {"answers": len(plain)}
     drafter = largest_tree(load_drafter(name, model), rows)
@@ -140,7 +140,7 @@ def largest_tree(drafter: Drafter, rows: int) -> Drafter:
 def _with_size(drafter: Drafter, size: int) -> Drafter | None:
     """With so many candidates and their probes; None where there is no such tree."""
     try:
-        return drafter.with_tree(f"dynamic:{size}" if drafter.source.method.probe_distances else f"sparse:{size + 1}")
+        return drafter.with_tree(f"dynamic:{size}" if drafter.source.facts.probes else f"sparse:{size + 1}")
     except UserError:
         return None
 

@@ -55,8 +55,8 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
     """
     train, method, whole = config.train, config.method, config.mesh.zero == 2
     base = abstract_base(config.shapes, dtype, mesh, train.remat)
-    base = _drafting(base, method.learned_tokens)
-    last = len(method.stages) - 1  # of several stages the last one runs the most
+    base = _drafting(base, config.facts.learned_tokens)
+    last = len(config.facts.stages) - 1  # of several stages the last one runs the most
     state = jax.eval_shape(lambda base: first_state(method, train, last, base), base)
     state = with_shardings(state, state_shardings(mesh, state, whole))
     shape = (train.batch_size, train.sequence_length)
@@ -177,17 +177,17 @@ def _decodings(
 ) -> dict[int, tuple[Decoding, DecodeState]]:
     """What the decoding loop takes, by rows of a step."""
     base = abstract_base(config.shapes, dtype, mesh)
-    capacity = cache_capacity(length, config.method.max_distance)
+    capacity = cache_capacity(length, config.facts.distances)
     drafters = [DeviceDrafter((), StaticTree(from_paths([]).arrays(0)))]
     drafters += [_abstract_drafter(config, base, mesh, tree) for rows in ROWS[1:] if (tree := _tree(config, rows))]
-    return {_rows(drafter): abstract_state(base, drafter, mesh, batch_size, capacity) for drafter in drafters}
+    return {_rows(drafter, base): abstract_state(base, drafter, mesh, batch_size, capacity) for drafter in drafters}
 
 
 def _tree(config: RunConfig, rows: int) -> TreePlan | None:
     """The largest tree that needs no more rows; None where not even two nodes fit."""
     sized = (dataclasses.replace(config, tree=f"sparse:{nodes}").plan() for nodes in range(rows, 1, -1))
-    most = rows - config.method.further_rows
-    return next((p for p in sized if p.num_nodes + p.num_probes * config.method.probe_rows <= most), None)
+    most = rows - config.facts.further_rows
+    return next((p for p in sized if p.num_nodes + p.num_probes * config.facts.probe_rows <= most), None)
 
 
 def _abstract_drafter(config: RunConfig, base: Base, mesh: Mesh, tree: TreePlan) -> DeviceDrafter:
@@ -195,10 +195,11 @@ def _abstract_drafter(config: RunConfig, base: Base, mesh: Mesh, tree: TreePlan)
     base = _drafting(base, config.draft_vocabulary)
 
     def make(base: Base) -> DeviceDrafter:
-        method, trainable, base = config.method.finalize(config.method.init(jax.random.key(0), base), base)
-        calibration = jnp.zeros((2, method.max_distance, 2))
-        source = DeviceSource(method.prepared(trainable, base), calibration, method, base.draft_vocabulary)
-        return DeviceDrafter((source,), StaticTree(tree.arrays(method.probe_distances)))
+        final = config.method.finalize(config.method.init(jax.random.key(0), base), base)
+        method, base, facts = final.method, final.base, config.facts
+        trainable, calibration = method.prepare(final.trainable, base), jnp.zeros((2, facts.distances, 2))
+        source = DeviceSource(trainable, calibration, method, base.draft_vocabulary)
+        return DeviceDrafter((source,), StaticTree(tree.arrays(facts.probes)))
 
     drafter = jax.eval_shape(make, base)
     [source] = drafter.sources
@@ -206,10 +207,12 @@ def _abstract_drafter(config: RunConfig, base: Base, mesh: Mesh, tree: TreePlan)
     return drafter.replace(sources=(source.replace(trainable=trainable),))
 
 
-def _rows(drafter: DeviceDrafter) -> int:
+def _rows(drafter: DeviceDrafter, base: Base) -> int:
     """R of a step."""
-    tree, methods = drafter.shape.stack, [source.method for source in drafter.sources]
-    return tree.num_nodes + sum(tree.num_probes * method.probe_rows + method.further_rows for method in methods)
+    tree = drafter.shape.stack
+    return tree.num_nodes + sum(
+        tree.num_probes * facts.probe_rows + facts.further_rows for facts in drafter.facts(base)
+    )
 
 
 def abstract_state(
@@ -228,7 +231,7 @@ def abstract_state(
     decoding = Decoding(base, drafter, make_sampler(SamplingConfig()), jnp.zeros(1, jnp.int32), Match())
 
     def begin(decoding: Decoding, tokens: jax.Array, lengths: jax.Array) -> Any:
-        taps = decoding.drafter.taps(decoding.base.decoder.config.num_layers)
+        taps = decoding.drafter.taps(decoding.base)
         cache, prompt = prefill(decoding.base, tokens, lengths, capacity=capacity, chunk=_PROMPT, taps=taps)
         return start(decoding, cache, prompt, lengths, jnp.zeros(batch_size, jnp.uint32), width=64)
 

@@ -10,7 +10,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 
-from jaxspec.drafters import METHODS, load_drafter, method_names
+from jaxspec.drafters import load_drafter, method_names
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError, suggest
 from jaxspec.files import display_name
@@ -80,7 +80,7 @@ def parse_run(text: str) -> Run:
         if name in given:
             raise UserError(f"run {text!r}: {name} is given twice")
         given[name] = value
-    if given and METHODS[names[0]]().max_distance == 0:
+    if given and names == [REFERENCE]:
         raise UserError(f"run {text!r}: {method} drafts nothing and takes no settings")
     if "vocabulary" in given:
         if not given["vocabulary"].isdecimal():

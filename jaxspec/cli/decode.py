@@ -19,6 +19,7 @@ from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.cli.sides import Side
 from jaxspec.config import MeshConfig, SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance, Typical
+from jaxspec.decoding.method import abstract_trainable
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.drafters import as_chosen, tuned_choice
 from jaxspec.drafters.drafter import Drafter, autoregressive, join_notes
@@ -275,7 +276,7 @@ def dry_run(options: Options) -> None:
     config = load_config(name)
     if options.model:
         config = dataclasses.replace(config, model=options.model)
-        config.method.abstract(config.shapes)  # refuses settings that do not fit the base
+        abstract_trainable(config.method, config.shapes)  # refuses settings that do not fit the base
     longest = config.shapes.max_positions
     length = options.max_length or min(longest, 2048)
     if options.batch_size < 1 or not 1 <= length <= longest:

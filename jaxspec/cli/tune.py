@@ -11,6 +11,7 @@ from typing import Any
 from jaxspec.cli.options import DrafterOptions, parse
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import SamplingConfig
+from jaxspec.decoding.method import method_text
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.drafters import METHODS, choice_folder, choose_tree
 from jaxspec.drafters.adapter import Adapter, save_adapter
@@ -18,13 +19,12 @@ from jaxspec.drafters.choice import choice_name, find_choice, save_choice
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import display_name, exclusive, new_folder, writable, write_atomically
+from jaxspec.methods import SelfSpeculative
 from jaxspec.progress import Progress
 from jaxspec.training.examples import unseen_prompts
 from jaxspec.trees import TreePlan, save_plan
 from jaxspec.tuning.plot import plot_tuning
 from jaxspec.tuning.tune import TuneConfig, Tuning, answers_to_search, tune, tune_union
-
-COMMAND = "jaxspec tune"  # the `built_with` of methods whose adapter this command makes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ def main(args: list[str]) -> None:
     if options.prompts and not Path(options.prompts).is_file():
         raise UserError(f"{options.prompts}: no such file")
     enable_compilation_cache()
-    if not options.adapter and options.method in METHODS and METHODS[options.method].built_with == COMMAND:
+    if not options.adapter and options.method in METHODS and options.method == SelfSpeculative.name:
         build(options)
     else:
         choose(options)
@@ -76,7 +76,9 @@ def build(options: Options) -> None:
     info = {"base": display_name(options.model), "search": {"answers": len(texts), "trials": options.trials} | figures}
     save_adapter(output, Adapter(method, {}, model.fingerprint, info))
     print(
-        json.dumps({"method": method.spec, "file": str(output / "adapter.json")} | figures) if options.json else output
+        json.dumps({"method": method_text(method), "file": str(output / "adapter.json")} | figures)
+        if options.json
+        else output
     )
 
 
@@ -87,7 +89,7 @@ def choose(options: Options) -> None:
     if not drafter.drafts:
         raise UserError(choose_tree(drafter).note)
     prompts = unseen_by_all(drafter, options.prompts, options.column)
-    one = len(drafter.sources) == 1 and drafter.source.trained and not drafter.source.method.chains
+    one = len(drafter.sources) == 1 and drafter.source.trained and not drafter.source.facts.chain_only
     measure = tune if one else tune_union
     output = writable(Path(options.output) if options.output else choice_folder(drafter))
     with exclusive(output):

@@ -115,9 +115,9 @@ class Facts:
 
     Attributes:
       distances: M, how far ahead the method predicts; trees are at most this deep. 0: it drafts nothing.
-      learned_distances: how far ahead it has learned to predict, where that is less; deeper trees draw a warning.
-      default_candidates: size of a draft that is given no tree: a chain of so many candidates, or the best so many where
-        the method adds `further_rows`. Trained adapters bring trees of their own.
+      learned_distances: how far ahead it has learned to predict; deeper trees draw a warning. None: `distances`.
+      default_candidates: size of a draft that is given no tree: a chain of so many candidates, or the best so many
+        where the method adds `further_rows`; None: `distances`. Trained adapters bring trees of their own.
       chain_only: a fixed draft must be a chain: no other candidates of a level are followed.
       probe_rows: rows of a step that one probe makes; a node may carry a probe for each distance. 0: no probes.
       probe_cost: rows that a probe counts for in a tree's budget; less where probes run through fewer layers.
@@ -134,7 +134,7 @@ class Facts:
 
     distances: int = 0
     learned_distances: int | None = None
-    default_candidates: int = 0
+    default_candidates: int | None = None
     chain_only: bool = False
     probe_rows: int = 0
     probe_cost: float = 0.0
@@ -144,6 +144,11 @@ class Facts:
     adapter: str = ""
     learned_tokens: int = 0
     stages: tuple[Stage, ...] = (Stage(),)
+
+    def __post_init__(self) -> None:
+        for name in ("learned_distances", "default_candidates"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, self.distances)
 
     @property
     def trained(self) -> bool:
@@ -183,14 +188,14 @@ class Finalized:
 class Method:
     """Settings and pure functions of one way to draft. This one drafts nothing.
 
-    `trainable` is the pytree of `init`, in training in the base's dtype except for norms; in a `DraftContext` it is what
-    `prepare` returned.
+    `trainable` is the pytree of `init`, in training in the base's dtype except for norms; in a `DraftContext` it is
+    what `prepare` returned.
     """
 
     name: ClassVar[str] = "autoregressive"
     calibration: ClassVar[Mapping[str, Calibration]] = {}  # of methods without adapter: `greedy` and `sampled`
     kernels: ClassVar[tuple[str, ...]] = ("kernel",)  # leaves of the trainable pytree that `product` multiplies with
-    adjustable: ClassVar[tuple[str, ...] | None] = None  # settings a user may give; None: all; the others are the adapter's
+    adjustable: ClassVar[tuple[str, ...] | None] = None  # settings a user may give; None: all, there is no adapter
 
     def facts(self, config: ModelConfig) -> Facts:
         """What others must know of the method on a base of these shapes."""
@@ -244,7 +249,7 @@ class Method:
         return node_rows(context.base, draft, context.position)
 
     def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
-        """The method state after the base has read a chunk: of the prompt at first, then the accepted path of a step."""
+        """The method state after the base has read a chunk: of the prompt, then the accepted path of a step."""
         return method_state
 
     def offer(self, context: DraftContext, method_state: PyTree) -> Offer:

@@ -17,7 +17,7 @@ import safetensors.numpy
 
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import PyTree
-from jaxspec.decoding.method import Method
+from jaxspec.decoding.method import Method, abstract_trainable, method_text
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, shipped_folder, write_atomically
 from jaxspec.parallel.processes import as_leader, host
@@ -55,7 +55,7 @@ class Adapter:
     @functools.cached_property
     def digest(self) -> str:
         """12 hex digits that name these weights, or the settings where they are all there is."""
-        digest = hashlib.sha256(b"" if self.trainable else self.method.spec.encode())
+        digest = hashlib.sha256(b"" if self.trainable else method_text(self.method).encode())
         for leaf in jax.tree.leaves(self.trainable):  # one at a time: all of a whole base may not fit
             digest.update(host(leaf).tobytes())
         return digest.hexdigest()[:12]
@@ -114,7 +114,7 @@ def read_adapter(folder: Path, config: ModelConfig, methods: Mapping[str, type[M
         raise UserError(f"{folder}/adapter.json: unknown method {name!r}")
     try:
         method = methods[name](**settings)
-        expected = flax.traverse_util.flatten_dict(method.abstract(config), sep="/")
+        expected = flax.traverse_util.flatten_dict(abstract_trainable(method, config), sep="/")
     except TypeError as error:
         raise UserError(f"{folder}/adapter.json: settings do not fit {name}: {error}") from None
     file = folder / WEIGHTS

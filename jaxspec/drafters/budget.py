@@ -37,8 +37,8 @@ class Budget:
 
     def divided(self, sources: Sequence[Source]) -> tuple[int, int, int]:
         """Nodes, how many of them carry probes, and how many each. Raises UserError for too few rows."""
-        probing = [source.method for source in sources if source.method.probe_distances]
-        distances, rows = (probing[0].probe_distances, probing[0].probe_rows) if probing else (0, 0)
+        probing = [source.facts for source in sources if source.facts.probes]
+        distances, rows = (probing[0].probes, probing[0].probe_rows) if probing else (0, 0)
         # Half of what is left of a few nodes, but one node's. Replays of BiTA and Hidden Transfer find no better share:
         # nodes without probes borrow those of their ancestors.
         owners = max(1, (self.rows - _FEW_NODES) // 2 // (distances * rows)) if probing else 0
@@ -65,7 +65,7 @@ class Budget:
     def on_device(self, sources: Sequence[Source]) -> Best:
         """What the jitted loop takes."""
         nodes, owners, distances = self.divided(sources)
-        depth = min(nodes - 1, max(source.method.max_distance for source in sources))
+        depth = min(nodes - 1, max(source.facts.distances for source in sources))
         trees = tuple(source.tree.arrays(0) for source in sources)
         sizes = tuple(rows - (self.rows - nodes) for rows, _ in self.sizes)
         costs = jnp.asarray([cost for _, cost in self.sizes], jnp.float32) if sizes else None
@@ -74,12 +74,12 @@ class Budget:
 
 def further_rows(sources: Sequence[Source]) -> int:
     """Rows of every step that are neither nodes nor probes."""
-    return sum(source.method.further_rows for source in sources)
+    return sum(source.facts.further_rows for source in sources)
 
 
 def smallest_draft(sources: Sequence[Source]) -> int:
     """Rows of the smallest draft: the root, a candidate and its probes, and what a method adds to every step."""
-    probes = max(source.method.probe_distances * source.method.probe_rows for source in sources)
+    probes = max(source.facts.probes * source.facts.probe_rows for source in sources)
     return 2 + probes + further_rows(sources)
 
 
@@ -88,9 +88,10 @@ def parse_budget(tree: object, sources: Sequence[Source]) -> Budget | None:
 
     A union has one of its own, and so have methods whose candidates fit no fixed tree.
     """
-    usual = max(source.method.default_rows for source in sources)
-    if tree is None and (usual or len(sources) > 1):
-        rows = max(usual, 8, smallest_draft(sources))
+    adding = [source.facts for source in sources if source.facts.further_rows]
+    if tree is None and (adding or len(sources) > 1):
+        usual = [1 + facts.default_candidates + facts.further_rows for facts in adding]
+        rows = max(*usual, 8, smallest_draft(sources))
         if rows > _MOST_ROWS:
             raise UserError(f"a draft of {rows} rows is larger than the largest, {_MOST_ROWS}: choose smaller settings")
         return Budget(rows)

@@ -40,7 +40,7 @@ def draft_source(draft: Model | str | Path, model: Model, **settings: Any) -> tu
             f"warning: draft model {draft.name!r} has learned texts of {reads} tokens, and drafts badly behind that"
         )
     method = DraftModel(length=_LENGTH, shapes=draft.config, **settings)
-    return Source(method, draft.params, weights=draft.fingerprint), warning
+    return Source(method, draft.params, model.config, weights=draft.fingerprint), warning
 
 
 def _size(model: Model) -> int:

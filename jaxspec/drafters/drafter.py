@@ -6,9 +6,10 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import PyTree
 from jaxspec.decoding.drafter import DeviceDrafter
-from jaxspec.decoding.method import Method
+from jaxspec.decoding.method import Finalized, Method
 from jaxspec.decoding.shape import Best, StaticTree
 from jaxspec.decoding.tree import Path
 from jaxspec.drafters.adapter import Adapter
@@ -65,7 +66,7 @@ class Drafter:
     @property
     def drafts(self) -> bool:
         """Whether anything is drafted at all."""
-        return any(source.method.max_distance for source in self.sources)
+        return any(source.facts.distances for source in self.sources)
 
     @property
     def num_nodes(self) -> int:
@@ -77,9 +78,8 @@ class Drafter:
         """R, rows of a step, padding included."""
         if isinstance(self.shape, Budget):
             return self.shape.rows
-        method = self.source.method
-        probes = self.shape.num_probes if method.probe_distances else 0
-        return self.shape.num_nodes + probes * method.probe_rows + method.further_rows
+        facts = self.source.facts
+        return self.shape.num_nodes + self.shape.num_probes * facts.probe_rows + facts.further_rows
 
     @property
     def least_rows(self) -> int:
@@ -90,7 +90,7 @@ class Drafter:
     @functools.cached_property
     def on_device(self) -> DeviceDrafter:
         """What the jitted loop takes."""
-        sources = tuple(source.on_device(self.model) for source in self.sources if source.method.max_distance)
+        sources = tuple(source.on_device(self.model) for source in self.sources if source.facts.distances)
         return DeviceDrafter(sources, self.device_shape)
 
     @property
@@ -98,7 +98,7 @@ class Drafter:
         """What makes drafts of offers there."""
         if isinstance(self.shape, Budget):
             return self.shape.on_device(self.sources)
-        return StaticTree(self.shape.arrays(self.source.method.probe_distances))
+        return StaticTree(self.shape.arrays(self.source.facts.probes))
 
     def with_tree(
         self, tree: str | TreePlan | Sequence[Path] | None, draft_vocabulary: int | None = None, note: str = ""
@@ -132,11 +132,11 @@ class Drafter:
         if len(sources) > 1:
             raise UserError(f"{self.name}: a union takes a tree of best:ROWS, got {str(tree)!r}")
         [source] = sources
-        plan = _plan(source, self.model.config.num_layers, tree)
+        plan = _plan(source, tree)
         tokens = source.draft_vocabulary or self.model.config.vocab_size
         if plan.max_rank >= tokens:
             raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {tokens}")
-        learned = source.method.learned_distance
+        learned = source.facts.learned_distances
         if tree is not None and plan.depth > learned:
             warning = f"warning: a tree of {plan.depth} levels, and {self.name} has learned {learned}"
             drafter = dataclasses.replace(drafter, note=join_notes(note, warning))
@@ -150,7 +150,7 @@ def join_notes(*notes: str) -> str:
 
 def autoregressive(model: Model) -> Drafter:
     """The drafter that drafts nothing."""
-    return Drafter((Source(Method(), {}),), model, from_paths([]))
+    return Drafter((Source(Method(), {}, model.config),), model, from_paths([]))
 
 
 def make_drafter(
@@ -164,39 +164,40 @@ def make_drafter(
     Raises:
       UserError: a tree or a draft vocabulary that does not fit.
     """
-    method, trainable, model = finalized(adapter.method, adapter.trainable, model)
-    source = Source(method, trainable, adapter)
+    final, model = finalized(adapter.method, adapter.trainable, model)
+    source = Source(final.method, final.trainable, model.config, adapter)
     return Drafter((source,), model, from_paths([])).with_tree(tree, draft_vocabulary)
 
 
-def finalized(method: Method, trainable: PyTree, model: Model) -> tuple[Method, PyTree, Model]:
-    """What decodes: a method, its pytree, and the base they are for, which `Method.finalize` may change."""
-    method, trainable, base = method.finalize(trainable, model.base)
-    if base is not model.base:
-        fingerprint = params_fingerprint(model.config, base.params)
-        model = dataclasses.replace(model, params=base.params, fingerprint=fingerprint)
-    return method, trainable, model
+def finalized(method: Method, trainable: PyTree, model: Model) -> tuple[Finalized, Model]:
+    """What decodes after training, and its base as a model, which `Method.finalize` may change."""
+    final = method.finalize(trainable, model.base)
+    if final.base is not model.base:
+        fingerprint = params_fingerprint(model.config, final.base.params)
+        model = dataclasses.replace(model, params=final.base.params, fingerprint=fingerprint)
+    return final, model
 
 
-def method_plan(method: Method, layers: int, spec: str, accuracy: Sequence[Sequence[float]] | None) -> TreePlan:
-    """The tree that a specification asks for of a method on a base of so many layers, with accuracies [M][K]."""
-    return parse_tree(spec, method.name, method.max_distance, accuracy, method.probe_cost(layers))
+def method_plan(method: Method, config: ModelConfig, spec: str, accuracy: Sequence[Sequence[float]] | None) -> TreePlan:
+    """The tree that a specification asks for of a method on a base of these shapes, with accuracies [M][K]."""
+    facts = method.facts(config)
+    return parse_tree(spec, method.name, facts.distances, accuracy, facts.probe_cost)
 
 
-def _plan(source: Source, layers: int, tree: str | TreePlan | Sequence[Path] | None) -> TreePlan:
-    """The fixed trees of a source to decode with on a base of so many layers; None is its own."""
-    method = source.method
+def _plan(source: Source, tree: str | TreePlan | Sequence[Path] | None) -> TreePlan:
+    """The fixed trees of a source to decode with; None is its own."""
+    method, facts = source.method, source.facts
     if isinstance(tree, str):
-        plan = method_plan(method, layers, tree, source.accuracy)
+        plan = method_plan(method, source.config, tree, source.accuracy)
     elif tree is not None:
         plan = tree if isinstance(tree, TreePlan) else from_paths(tree)
     else:
         plan = source.tree
-    if not 1 <= plan.depth <= method.max_distance:
-        raise UserError(f"a tree of {method.name} is 1 to {method.max_distance} candidates deep, not {plan.depth}")
-    if len(plan.states) > 1 and not method.probe_distances:
+    if not 1 <= plan.depth <= facts.distances:
+        raise UserError(f"a tree of {method.name} is 1 to {facts.distances} candidates deep, not {plan.depth}")
+    if len(plan.states) > 1 and not facts.probes:
         raise UserError(f"{method.name} has no probes: it takes one tree, not {len(plan.states)} that depend on them")
     followed = {path[:-1] for state in plan.states for path in state.paths}
-    if method.chains and len(followed) > plan.depth:
+    if facts.chain_only and len(followed) > plan.depth:
         raise UserError(f"{method.name}: it drafts a chain here: give the tree chain:N or best:N")
     return plan

@@ -111,11 +111,8 @@ def _parsed(name: str | Sequence[str]) -> list[tuple[Method, dict[str, Any]]]:
     for method in methods:
         if names.count(method.name) > 1:
             raise UserError(f"{joined}: {method.name} is there twice")
-        if len(names) > 1 and not method.max_distance:
+        if len(names) > 1 and type(method) is Method:
             raise UserError(f"{joined}: {method.name} drafts nothing, leave it out")
-    adding = [method.name for method in methods if method.adds_rows]
-    if len(adding) > 1:
-        raise UserError(f"{joined}: only one method of a union can have probes or a window, got {' and '.join(adding)}")
     if not names:
         raise UserError("a union needs at least one method")
     return parsed
@@ -127,7 +124,7 @@ def _parse_method(text: str) -> tuple[Method, dict[str, Any]]:
     _check_known(name)
     cls, settings = METHODS[name], {}
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-    if cls.takes_adapter():
+    if cls.adjustable is not None:
         defaults = {setting: defaults[setting] for setting in cls.adjustable}
         if given and not defaults:
             raise UserError(f"{text}: the settings of {name} are those of its adapter")
@@ -153,9 +150,14 @@ def _join(
     draft_adapter: str | Path | None,
 ) -> Drafter:
     """The methods with their adapters, on the base that they decode on."""
-    names = [method.name for method, _ in parsed]
-    note, trained = "", [name for name in names if METHODS[name].trainable]
-    folders = {} if adapter is None else {_owner(names, Path(adapter)): adapter}
+    names, note = [method.name for method, _ in parsed], ""
+    facts = [method.facts(model.config) for method, _ in parsed]
+    adding = [name for name, fact in zip(names, facts, strict=True) if fact.adds_rows]
+    if len(adding) > 1:
+        joined = "+".join(names)
+        raise UserError(f"{joined}: only one method of a union can have probes or a window, got {' and '.join(adding)}")
+    trained = [name for name, fact in zip(names, facts, strict=True) if fact.trained]
+    folders = {} if adapter is None else {_owner(names, Path(adapter), model.config): adapter}
     for what, given in {"draft model": draft_model, "draft adapter": draft_adapter}.items():
         if given is not None and DraftModel.name not in names:
             raise UserError(f"{'+'.join(names)}: a {what} is for the method {DraftModel.name}")
@@ -167,21 +169,21 @@ def _join(
     sources, own = [], model
     for plain, settings in parsed:
         name = plain.name
-        if not plain.takes_adapter():
-            sources.append(Source(plain, {}))
+        if not plain.facts(model.config).adapter:
+            sources.append(Source(plain, {}, model.config))
             continue
         if draft_model is not None and name == DraftModel.name:
             source, note = draft_source(draft_model, model, **settings)
             sources.append(source)
             continue
         loaded = open_adapter(name, model, folders.get(name))
-        method, trainable, decodes = finalized(loaded.method, loaded.trainable, model)
+        final, decodes = finalized(loaded.method, loaded.trainable, model)
         if decodes is not model and len(trained) > 1:
             raise UserError(
                 f"{'+'.join(names)}: {name} tunes the base, and the other adapters are of the base as it was"
             )
         own = own if decodes is model else decodes
-        sources.append(Source(dataclasses.replace(method, **settings), trainable, loaded))
+        sources.append(Source(dataclasses.replace(final.method, **settings), final.trainable, own.config, loaded))
     if draft_adapter is not None:
         sources = [_stepped(source, draft_adapter, model) for source in sources]
     return Drafter(tuple(sources), own, from_paths([]), note)
@@ -204,9 +206,9 @@ def _stepped(source: Source, adapter: str | Path, model: Model) -> Source:
     return with_steps(source, load_adapter(folder, config))
 
 
-def _owner(names: Sequence[str], adapter: Path) -> str:
+def _owner(names: Sequence[str], adapter: Path, config: ModelConfig) -> str:
     """The one of several methods that an adapter belongs to. Where one alone takes any, `open_adapter` checks it."""
-    takers = [name for name in names if METHODS[name].takes_adapter()]
+    takers = [name for name in names if METHODS[name]().facts(config).adapter]
     if not takers:
         raise UserError(f"{'+'.join(names)} takes no adapter, got {str(adapter)!r}")
     if len(takers) == 1:
@@ -219,8 +221,9 @@ def _owner(names: Sequence[str], adapter: Path) -> str:
 
 def ships(name: str, model: Model) -> bool:
     """Whether a method can draft for a base as it is: without an adapter, or with one of this installation."""
-    if not METHODS[name].takes_adapter():
-        return METHODS[name]().max_distance > 0
+    facts = METHODS[name]().facts(model.config)
+    if not facts.adapter:
+        return facts.distances > 0
     folder = find_shipped(name, model.fingerprint)
     return folder is not None and (folder / WEIGHTS).exists()
 
@@ -237,7 +240,7 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
       UserError: a method that takes none, no adapter, or one of another method or base.
     """
     _check_known(name)
-    if not METHODS[name].takes_adapter():
+    if not METHODS[name]().facts(model.config).adapter:
         raise UserError(f"{name} takes no adapter")
     folder = Path(adapter) if adapter else find_shipped(name, model.fingerprint)
     if folder is None:
@@ -262,8 +265,11 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
 
 def _how_to_make(name: str, model: Model) -> str:
     """What to do where no adapter ships."""
-    if command := METHODS[name].built_with:
-        return f"{name} needs an adapter that `{command}` builds: run it and give its folder with --adapter"
+    facts = METHODS[name]().facts(model.config)
+    if not facts.trained:
+        return (
+            f"{name} needs an adapter that `jaxspec {facts.adapter}` builds: run it and give its folder with --adapter"
+        )
     hint = ", or name another base with --draft-model" if name == DraftModel.name else ""
     return f"no adapter of {name} ships for {model.name!r}; train one with `jaxspec train` and give its folder{hint}"
 

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import PyTree
-from jaxspec.decoding.method import Calibration, Method
+from jaxspec.decoding.method import Calibration, Facts, Method, method_text
 from jaxspec.decoding.source import DeviceSource
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.errors import UserError
@@ -29,6 +30,7 @@ class Source:
     Attributes:
       method: its settings.
       trainable: its pytree, as trained, in the host's memory where it was read from disk.
+      config: of the base that it drafts for.
       adapter: what it was made from; None for a method that takes none, or where other weights took its place.
       draft_vocabulary: V', how many of the base's most frequent tokens it may draft; 0: all.
       calibration: `greedy` or `sampled`, in place of the adapter's and the method's own.
@@ -37,28 +39,35 @@ class Source:
 
     method: Method
     trainable: PyTree
+    config: ModelConfig
     adapter: Adapter | None = None
     draft_vocabulary: int = 0
     calibration: Mapping[str, Calibration] = dataclasses.field(default_factory=dict)
     weights: str = ""
 
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """What the base's shapes and the settings say of the method."""
+        return self.method.facts(self.config)
+
     @property
     def trained(self) -> bool:
         """Whether it has an adapter that was trained."""
-        return self.method.trainable and self.adapter is not None
+        return self.facts.trained and self.adapter is not None
 
     @property
     def digest(self) -> str:
         """Names what it drafts with: weights, or settings that are not the defaults; empty without any."""
         if self.adapter or self.weights:
             return "+".join(filter(None, (self.adapter and self.adapter.digest, self.weights)))
-        return self.method.spec if self.method.spec != self.method.name else ""
+        text = method_text(self.method)
+        return text if text != self.method.name else ""
 
     @property
     def tree(self) -> TreePlan:
         """The source's own tree: its adapter's, or a chain. Raises UserError for an adapter that holds none."""
         if not self.trained:
-            return chain(self.method.default_depth)
+            return chain(self.facts.default_candidates)
         if "tree" not in self.adapter.info:
             raise UserError("the adapter holds no tree; `jaxspec train` writes it")
         return plan_from_json(self.adapter.info["tree"], "the adapter's tree")
@@ -84,15 +93,15 @@ class Source:
         base, method = model.base, self.method
         if self.draft_vocabulary:
             base = base.drafting(jnp.asarray(self.adapter.frequent_tokens[: self.draft_vocabulary]))
-        trainable = method.prepared(jax.tree.map(jnp.asarray, self.trainable), base)
+        trainable = method.prepare(jax.tree.map(jnp.asarray, self.trainable), base)
         source = DeviceSource(trainable, jnp.asarray(self.calibrations()), method, base.draft_vocabulary)
         # A prompt's drafts are made from about as many rows as there are distances, however many nodes the tree has.
-        block = functools.partial(model.block_for, method.max_distance)
+        block = functools.partial(model.block_for, self.facts.distances)
         return in_blocks(source, block, (*method.kernels, "columns"))
 
     def calibrations(self) -> np.ndarray:
         """[2, M, 2] float32, of greedy decoding and of sampling, which takes the former where it was not measured."""
-        count = self.method.max_distance
+        count = self.facts.distances
         measured = (self.adapter and self.adapter.info.get("calibration")) or self._methods_own(count)
         try:
             known = {**measured, **self.calibration}
@@ -118,7 +127,7 @@ def learning(base: Base, method: Method, frequent: np.ndarray | None) -> Base:
       method: what learns.
       frequent: token ids by how often the base writes them.
     """
-    count = method.learned_tokens
+    count = method.facts(base.decoder.config).learned_tokens
     return base.drafting(jnp.asarray(frequent[:count])) if count else base
 
 

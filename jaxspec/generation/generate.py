@@ -93,7 +93,7 @@ class Generation:
 def _collect(drafter: Drafter, run: RunningBatch, row: int, prompt: str) -> Generation:
     """The answer of one batch row as it stands."""
     model, state, count = drafter.model, run.state, int(run.state.counts[row])
-    stats, names = state.stats, [source.method.name for source in drafter.sources if source.method.max_distance]
+    stats, names = state.stats, [source.method.name for source in drafter.sources if source.facts.distances]
     offered, accepted, expected = (host(x)[row].tolist() for x in (stats.offered, stats.accepted, stats.expected))
     tokens = host(state.tokens)[row, :count].tolist()
     return Generation(

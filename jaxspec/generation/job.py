@@ -90,7 +90,7 @@ class Job:
         tokens, lengths = pad_tokens(prompts, padded)
         seeds = np.full(len(prompts), self._seed % 2**32, np.uint32)
         chunk = min(padded, prefill_chunk())
-        taps = self._decoding.drafter.taps(self.model.config.num_layers)
+        taps = self._decoding.drafter.taps(self.model.base)
         with in_mesh(self.mesh), Stopwatch() as watch:
             cache, prompt = prefill(self.model.base, tokens, lengths, capacity=capacity, chunk=chunk, taps=taps)
             state = start(self._decoding, cache, prompt, np.array(limits, np.int32), seeds, width=width)

@@ -98,7 +98,9 @@ class Lookahead(Method):
         sees_window = jnp.broadcast_to(self.sees()[1:, 1:], (B, X, X))
         return Rows(
             x=jnp.concatenate([nodes.x, context.base.embed(tokens)[:, None]], axis=2),
-            positions=jnp.concatenate([nodes.positions, (context.position[:, None] + (level + column)[1:])[:, None]], axis=2),
+            positions=jnp.concatenate(
+                [nodes.positions, (context.position[:, None] + (level + column)[1:])[:, None]], axis=2
+            ),
             mask=jnp.block([[draft.tree.ancestors, unseen], [sees_nodes, sees_window]])[:, None],
         )
 

@@ -87,7 +87,7 @@ def read(base: Base, decoding: Decoding, reading: Reading, chunk: Chunk) -> tupl
     """
     W, start = chunk.tokens.shape[1] - 1, reading.length
     context = continued_context(reading.cache, start, W)
-    layers = decoding.drafter.taps(base.decoder.config.num_layers)
+    layers = decoding.drafter.taps(base)
     hidden, rows, taps = read_layers(base, chunk.tokens[:, :W], layers, context)
     cache, lengths = commit(reading.cache, rows, start), start + chunk.length
     logits = base.logits(hidden[jnp.arange(1), chunk.length - 1])

@@ -76,7 +76,7 @@ def _counts(
     And the rank of every token that follows, [B, G, M], -1 where it is never drafted.
     """
     logits = method.predictions(for_products(trainable, base.dtype), base, batch)  # [B, G, M, V]
-    target = batch.points[..., None] + 1 + np.arange(1, method.max_distance + 1)  # [B, G, M]
+    target = batch.points[..., None] + 1 + np.arange(1, method.facts(base.decoder.config).distances + 1)  # [B, G, M]
     counted = (batch.points[..., None] >= 0) & (target < batch.lengths[:, None, None])
     rows = jnp.arange(target.shape[0])[:, None, None]
     labels = batch.tokens[rows, jnp.minimum(target, batch.tokens.shape[1] - 1)]

@@ -11,7 +11,7 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 
 from jaxspec.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
-from jaxspec.decoding.method import Method
+from jaxspec.decoding.method import Facts, Method, abstract_trainable
 from jaxspec.drafters.drafter import method_plan
 from jaxspec.drafters.source import check_drafts
 from jaxspec.errors import UserError, check_at_least, differences
@@ -68,20 +68,25 @@ class RunConfig:
         """The base's, which follow from its name: a run can be inspected without its weights."""
         return load_shapes(self.model)
 
+    @property
+    def facts(self) -> Facts:
+        """Of the method on the base."""
+        return self.method.facts(self.shapes)
+
     def plan(self) -> TreePlan:
         """The draft tree as it is without measured accuracies: for its size alone."""
-        return method_plan(self.method, self.shapes.num_layers, self.tree, _EVEN * self.method.max_distance)
+        return method_plan(self.method, self.shapes, self.tree, _EVEN * self.facts.distances)
 
 
 def check_config(config: RunConfig) -> None:
     """Raise UserError for settings that cannot train."""
-    if not config.method.trainable:
+    if not config.facts.trained:
         raise UserError(f"method {config.method.name!r} has nothing to train")
     check_at_least(config, dict.fromkeys(_POSITIVE, 1) | dict.fromkeys(_NOT_NEGATIVE, 0))
     _check_data(config.data)
     _check_drafting(config)
     _check_batches(config)
-    _check_schedule(config.train, len(config.method.stages))
+    _check_schedule(config.train, len(config.facts.stages))
     _check_lengths(config)
 
 
@@ -101,15 +106,15 @@ def _check_data(data: DataConfig) -> None:
 
 
 def _check_drafting(config: RunConfig) -> None:
-    method = config.method
-    for count in (config.draft_vocabulary, method.learned_tokens):
+    learned = config.facts.learned_tokens
+    for count in (config.draft_vocabulary, learned):
         check_drafts(count, min(config.shapes.vocab_size, MOST_DRAFTS))
-    if method.learned_tokens and not 1 <= config.draft_vocabulary <= method.learned_tokens:
+    if learned and not 1 <= config.draft_vocabulary <= learned:
         raise UserError(
-            f"draft-vocabulary must be 1 to {method.learned_tokens}, the tokens that {method.name} learns to draft "
+            f"draft-vocabulary must be 1 to {learned}, the tokens that {config.method.name} learns to draft "
             f"(method.vocabulary), got {config.draft_vocabulary}"
         )
-    method.abstract(config.shapes)  # refuses settings that do not fit the base
+    abstract_trainable(config.method, config.shapes)  # refuses settings that do not fit the base
     config.plan()
 
 

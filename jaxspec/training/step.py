@@ -9,6 +9,7 @@ import bisect
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 
 import flax.struct
 import jax
@@ -18,28 +19,28 @@ import optax
 
 from jaxspec.config import TrainConfig
 from jaxspec.decoding.draft import PyTree
-from jaxspec.decoding.method import Batch, Method
+from jaxspec.decoding.method import Batch, Method, Stage
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import for_products
 from jaxspec.parallel.sharding import divided, divided_as, parts_of_batch
 
 
-def stage_ends(method: Method, steps: int) -> list[int]:
+def stage_ends(stages: Sequence[Stage], steps: int) -> list[int]:
     """The update after the last one of every stage."""
-    count = len(method.stages)
+    count = len(stages)
     return [steps * number // count for number in range(1, count + 1)]
 
 
-def stage_of(method: Method, steps: int, update: int) -> int:
+def stage_of(stages: Sequence[Stage], steps: int, update: int) -> int:
     """The stage of an update, both counted from 0."""
-    return bisect.bisect_right(stage_ends(method, steps), update)
+    return bisect.bisect_right(stage_ends(stages, steps), update)
 
 
-def learning_rates(method: Method, train: TrainConfig) -> np.ndarray:
+def learning_rates(stages: Sequence[Stage], train: TrainConfig) -> np.ndarray:
     """The learning rate of every update, [steps] float32. Each stage has a schedule and its share of the warm-up."""
-    warmup, ends = train.warmup // len(method.stages), [0, *stage_ends(method, train.steps)]
+    warmup, ends = train.warmup // len(stages), [0, *stage_ends(stages, train.steps)]
     rates = np.zeros(train.steps, np.float32)
-    for stage, (begin, end) in zip(method.stages, itertools.pairwise(ends), strict=True):
+    for stage, (begin, end) in zip(stages, itertools.pairwise(ends), strict=True):
         schedule = _schedule(train, stage.learning_rate * train.learning_rate, warmup, end - begin)
         rates[begin:end] = schedule(np.arange(end - begin))
     return rates
@@ -80,10 +81,13 @@ class UpdateSettings:
         return optax.chain(clip, adam, optax.add_decayed_weights(self.weight_decay))
 
 
-def moving(method: Method, trainable: PyTree, stage: int) -> PyTree:
+def _stage(method: Method, base: Base, index: int) -> Stage:
+    return method.facts(base.decoder.config).stages[index]
+
+
+def moving(stage: Stage, trainable: PyTree) -> PyTree:
     """The part of the trainable pytree that a stage trains."""
-    names = method.stages[stage].trains
-    return trainable if names is None else {name: trainable[name] for name in names}
+    return trainable if stage.trains is None else {name: trainable[name] for name in stage.trains}
 
 
 def pass_size(batch_size: int, microbatch: int, parts: int) -> int:
@@ -116,12 +120,12 @@ def first_state(method: Method, train: TrainConfig, stage: int, base: Base) -> T
     """The state before the first update of a run that begins with this stage."""
     # a copy: what starts as a part of the base must not be the base's own memory, which steps would reuse
     trainable = jax.tree.map(jnp.copy, method.init(jax.random.key(train.seed), base))
-    return enter_stage(method, UpdateSettings.of(train), stage, trainable)
+    return enter_stage(_stage(method, base, stage), UpdateSettings.of(train), trainable)
 
 
-def enter_stage(method: Method, settings: UpdateSettings, stage: int, trainable: PyTree) -> TrainState:
+def enter_stage(stage: Stage, settings: UpdateSettings, trainable: PyTree) -> TrainState:
     """The state before the first update of a stage: neither optimizer nor average remembers the stage before."""
-    optimizer = settings.optimizer().init(moving(method, trainable, stage))
+    optimizer = settings.optimizer().init(moving(stage, trainable))
     return TrainState(trainable, optimizer, optax.ema(settings.ema).init(trainable) if settings.ema else None)
 
 
@@ -147,7 +151,7 @@ def train_step(
     Args:
       method: what is trained.
       settings: of the update.
-      stage: index into the method's stages.
+      stage: index into `Facts.stages`.
       base: the frozen decoder.
       state: before the update.
       batch: what it learns from.
@@ -178,7 +182,7 @@ def train_steps(
     Args:
       method: what is trained.
       settings: of the updates.
-      stage: index into the method's stages.
+      stage: index into `Facts.stages`.
       base: the frozen decoder.
       state: before the updates.
       batches: of K updates, every array of a batch with an axis [K] before its own.
@@ -216,7 +220,7 @@ def _update(
     """What `train_step` does, for both programs."""
     size = pass_size(settings.batch_size, settings.microbatch, parts_of_batch())
     parts = jax.tree.map(lambda x: divided(x.reshape(-1, size, *x.shape[1:]), None, "batch"), batch)
-    trained = moving(method, state.trainable, stage)
+    trained = moving(_stage(method, base, stage), state.trainable)
 
     def loss(trained: PyTree, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
         trainable = for_products(state.trainable | trained, base.dtype)

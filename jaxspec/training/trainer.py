@@ -101,7 +101,7 @@ class Trainer:
         self.base = Base(model.params, Decoder(model.config, remat=config.train.remat))
         self.mesh = mesh_of(model.params)
         self._whole = config.mesh.zero == 2
-        self._settings, self._rates = UpdateSettings.of(config.train), learning_rates(config.method, config.train)
+        self._settings, self._rates = UpdateSettings.of(config.train), learning_rates(config.facts.stages, config.train)
         self._together = config.train.together or (1 if jax.default_backend() == "cpu" else _TOGETHER)
         if self.mesh is not None:  # batches of several updates are not divided over one
             self._together = 1
@@ -139,18 +139,18 @@ class Trainer:
 
     def _train(self) -> PyTree:
         """Do the remaining updates. Returns the weights to draft with."""
-        train, method = self.config.train, self.config.method
+        train, method, stages = self.config.train, self.config.method, self.config.facts.stages
         first = self._checkpoints.latest
-        stage = stage_of(method, train.steps, max(first - 1, 0))  # of the state that was saved
+        stage = stage_of(stages, train.steps, max(first - 1, 0))  # of the state that was saved
         state = begin(self._checkpoints, method, train, stage, self.base, self._whole)
         began, groups, step = time.monotonic(), 0, first
         with Progress("training", train.steps, "steps", done=first) as progress:
             while step < train.steps:
                 if step and train.eval_every and step % train.eval_every == 0:  # repeated by a run that resumes here
                     progress.message(self._evaluate(step, state))
-                if stage != stage_of(method, train.steps, step):
+                if stage != stage_of(stages, train.steps, step):
                     stage += 1
-                    state = enter_stage(method, self._settings, stage, state.best(self._settings))
+                    state = enter_stage(stages[stage], self._settings, state.best(self._settings))
                 call_began, batches = time.monotonic(), [self._data.batch(i) for i in range(step, self._end(step))]
                 state, rows = self._call(stage, state, step, batches)
                 groups += sum(int((batch.points >= 0).sum()) for batch in batches)
@@ -176,7 +176,7 @@ class Trainer:
         None lies beyond a checkpoint, an evaluation or the end of the stage, and their batches have one length.
         """
         train = self.config.train
-        ends = [step + self._together, *stage_ends(self.config.method, train.steps)]
+        ends = [step + self._together, *stage_ends(self.config.facts.stages, train.steps)]
         ends += [(step // every + 1) * every for every in (train.save_every, train.eval_every) if every]
         updates = range(step, min(end for end in ends if end > step))
         length = self._data.length(step)
@@ -229,7 +229,7 @@ class Trainer:
         drafts = self._drafts(accuracy)
         row = self._row(step, answers, accuracy, drafts)
         self._log.write(row)
-        if drafts.tokens_per_step > self._best and not method.replaces_base:
+        if drafts.tokens_per_step > self._best and self.config.facts.adapter != "base":
             self._best, new = drafts.tokens_per_step, self.output / f".{BEST}.tmp"
             info = self._provenance(step, accuracy, drafts) | {"step": step, "drafted_with": self.config.tree}
             self._save(new, self._adapter(method, trainable, self.model), info)
@@ -239,11 +239,13 @@ class Trainer:
     def _finish(self, trainable: PyTree) -> Adapter:
         """Evaluate the trained weights and write them, next to the new base if the method replaces it."""
         method, model, steps = self.config.method, self.model, self.config.train.steps
-        if method.replaces_base:
-            method, trainable, model = finalized(method, trainable, model)
+        if self.config.facts.adapter == "base":
+            final, model = finalized(method, trainable, model)
+            method, trainable = final.method, final.trainable
             save_model(model, self.output / OWN_MODEL, "orbax")
         adapter = self._adapter(method, trainable, model)
-        method, weights, own = finalized(method, adapter.trainable, model)  # what is measured is what decodes
+        final, own = finalized(method, adapter.trainable, model)  # what is measured is what decodes
+        method, weights = final.method, final.trainable
         base = learning(own.base, method, self._frequent)
         answers = self._held_out[: self.config.train.eval_answers or None]
         with Progress("evaluation", len(answers), "answers") as progress:
@@ -256,15 +258,15 @@ class Trainer:
         if model is not self.model:
             info["base"] = f"{OWN_MODEL}, made from {info['base']}"
         adapter = self._save(self.output, adapter, info)
-        if second := method.as_draft_model(weights, own.base):
-            self._describe_second(second, weights)
+        if final.draft_model:
+            self._describe_draft_model(final.draft_model, weights)
         return adapter
 
-    def _describe_second(self, second: Base, weights: PyTree) -> None:
+    def _describe_draft_model(self, draft_model: Base, weights: PyTree) -> None:
         """Make the adapter's folder one that `load_model` takes: the adapter and this run's base are another base."""
-        config, model = second.decoder.config, self.model
-        fingerprint = params_fingerprint(config, second.params)  # every process must take part
-        whole, own = (flatten_dict(tree, sep="/") for tree in (second.params, weights))
+        config, model = draft_model.decoder.config, self.model
+        fingerprint = params_fingerprint(config, draft_model.params)  # every process must take part
+        whole, own = (flatten_dict(tree, sep="/") for tree in (draft_model.params, weights))
         shared = Shared(model.name, model.fingerprint, sorted({*whole} - {*own}), WEIGHTS, fingerprint)
         as_leader(functools.partial(write_sharing, self.output, config, shared))
 
@@ -296,7 +298,7 @@ class Trainer:
     def _drafts(self, accuracy: Accuracy) -> _Drafts:
         """What an adapter of measured accuracies drafts."""
         known = np.maximum(accuracy.by_rank, 1e-6).tolist()  # a drafter that is never right has a tree too
-        plan = method_plan(self.config.method, self.config.shapes.num_layers, self.config.tree, known)
+        plan = method_plan(self.config.method, self.config.shapes, self.config.tree, known)
         return _Drafts(plan, round(replayed(plan, accuracy.ranks), 3))
 
     def _row(self, step: int, answers: list[AnsweredPrompt], accuracy: Accuracy, drafts: _Drafts) -> dict[str, Any]:

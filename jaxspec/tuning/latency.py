@@ -42,10 +42,10 @@ def measure_latency(
       max_rows: the largest size.
       rounds: measurements of each size.
     """
-    method = drafter.source.method
-    rows_per_node = 1 + method.probe_rows
+    facts = drafter.source.facts
+    rows_per_node = 1 + facts.probe_rows
     widths = [nodes for nodes in _SIZES if nodes * rows_per_node <= max_rows]
-    depths = range(2, method.max_distance + 1) if not method.probe_distances else ()
+    depths = range(2, facts.distances + 1) if not facts.probes else ()
     sizes: dict[tuple[str, int], Drafter] = {("rows", 1): autoregressive(drafter.model)}
     for nodes in widths:
         sizes["rows", nodes * rows_per_node] = drafter.with_tree(star(nodes, 1), draft_vocabulary)
@@ -131,7 +131,7 @@ class StepTimer:
         base = self.decoding.base
         length = min(cache_length // 2, _PROMPT)
         tokens, lengths = np.ones((batch_size, length), np.int32), np.full(batch_size, length, np.int32)
-        taps = drafter.on_device.taps(drafter.model.config.num_layers)
+        taps = drafter.on_device.taps(drafter.model.base)
         cache, prompt = prefill(base, tokens, lengths, capacity=cache_length, chunk=length, taps=taps)
         limits, seeds = np.full(batch_size, 2**30, np.int32), np.zeros(batch_size, np.uint32)
         self.state = start(self.decoding, cache, prompt, limits, seeds, width=cache_length)

@@ -127,7 +127,7 @@ def _recording(drafter: Drafter, sampling: SamplingConfig, batch_size: int, as_d
         shape = drafter.device_shape
     else:
         trees = tuple(source.tree.arrays(0) for source in sources)
-        shape = Best(trees, _WIDTH, 0, 0, max(source.method.max_distance for source in sources))
+        shape = Best(trees, _WIDTH, 0, 0, max(source.facts.distances for source in sources))
     eos = jnp.array([-1], jnp.int32)
     raw = tuple(
         source.replace(calibration=jnp.broadcast_to(jnp.array(IDENTITY), source.calibration.shape))
@@ -144,7 +144,7 @@ def _offers(drafter: Drafter, decoding: Decoding, texts: Sequence[Text], seed: i
     (tokens, lengths), (forced, _) = pad_tokens(prompts, padded), pad_tokens(answers, most)
     chunk = min(padded, prefill_chunk())
     capacity = bucket(padded + most + 1, 128, 128)
-    taps = drafter.on_device.taps(drafter.model.config.num_layers)
+    taps = drafter.on_device.taps(drafter.model.base)
     cache, prompt = prefill(drafter.model.base, tokens, lengths, capacity=capacity, chunk=chunk, taps=taps)
     prompt = prompt.replace(logits=10.0 * jax.nn.one_hot(forced[:, 0], prompt.logits.shape[-1]))
     greedy = decoding.replace(sampler=make_sampler(SamplingConfig()))
@@ -163,18 +163,19 @@ def _run(decoding: Decoding, state: DecodeState, forced: jax.Array) -> list[Offe
     def step(carry: tuple, tokens: tuple[jax.Array, jax.Array]) -> tuple[tuple, list[Offer]]:
         (cache, lengths, memory), (token, following) = carry, tokens
         draft, zero = root.replace(tokens=token[:, None]), jnp.zeros_like(token)
-        rows = drafter.rows(base, draft, lengths, memory)
+        contexts = decoding.draft_contexts(trees, state.seeds, token, lengths, cache)
+        rows = drafter.rows(base, contexts, draft, lengths, memory)
         states, kv = run_rows(base, rows, cache, lengths[:, None, None])
         states = {layer: x[:, 0] for layer, x in states.items()}
-        last, taps = states[layers][:, :1], {at: states[at][:, :1] for at in drafter.taps(layers)}
+        last, taps = states[layers][:, :1], {at: states[at][:, :1] for at in drafter.taps(base)}
         cache = commit(cache, jax.tree.map(lambda x: x[:, :, :1], kv), lengths)
         accepted = Accepted(zero[:, None], zero, zero, following)
         computed = Step(draft, states, base.logits(last), accepted)
         text = jnp.stack([token, following], axis=1)
-        seen = ReadChunk(text, last, lengths, zero + 1, taps, computed)
-        draftings = decoding.draft_contexts(trees, state.seeds, following, lengths + 1, cache)
-        memory = drafter.observe(draftings, seen, memory)
-        return (cache, lengths + 1, memory), drafter.offer(draftings, memory)
+        chunk = ReadChunk(text, last, lengths, zero + 1, taps, computed)
+        contexts = decoding.draft_contexts(trees, state.seeds, following, lengths + 1, cache)
+        memory = drafter.observe(contexts, chunk, memory)
+        return (cache, lengths + 1, memory), drafter.offer(contexts, memory)
 
     carry = (state.cache, state.lengths, state.method_states)
     pairs = (forced[:, :-2].T, forced[:, 1:-1].T)
@@ -187,6 +188,6 @@ def _run(decoding: Decoding, state: DecodeState, forced: jax.Array) -> list[Offe
 
 def _root_with_probes(decoding: Decoding, batch: int) -> Draft:
     """A draft of nothing, whose root carries all the probes that there are."""
-    distances = max((source.method.probe_distances for source in decoding.drafter.sources), default=0)
+    distances = max((facts.probes for facts in decoding.drafter.facts(decoding.base)), default=0)
     shape = StaticTree(make_plan([State((), (distances,), 0)]).arrays(distances))
     return shape.draft(shape.begin(batch), jnp.zeros(batch, jnp.int32), [])

@@ -98,7 +98,7 @@ def replay(
     if isinstance(shape, Best):
         shape = shape.replace(trees=())  # of what sources expand the candidates are recorded
     chosen = range(len(drafter.sources)) if sources is None else sources
-    probing = next((i for i, source in enumerate(drafter.sources) if source.method.probe_distances), None)
+    probing = next((i for i, source in enumerate(drafter.sources) if source.facts.probes), None)
     tables = [jnp.asarray(source.calibrations()[int(sampled)]) for source in drafter.sources]
     counts = np.array([len(recording.answer) - 1 for recording in recordings])
     missing = -len(counts) % batch_size

@@ -84,7 +84,7 @@ class Tuning:
 
 def _check_tuning(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -> None:
     """Raise UserError for settings that cannot be measured, before anything is."""
-    _check(drafter, prompts, config, 2 * (1 + drafter.source.method.probe_rows))
+    _check(drafter, prompts, config, 2 * (1 + drafter.source.facts.probe_rows))
     for count in _vocabularies(config, drafter):
         for tree in (chain(1), *config.also):
             _ = drafter.with_tree(tree, count).plan  # refuses what is no fixed tree
@@ -135,7 +135,7 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
     else:
         accuracy = check_accuracy(source.accuracy)
     latency = measure_latency(drafter, vocabularies[0], config.batch_size, config.cache_length, config.max_rows)
-    probes = (source.method.probe_distances, source.method.probe_rows)
+    probes = (source.facts.probes, source.facts.probe_rows)
     ranked = rank_options(accuracy, latency, config.max_rows, *probes)
     also = [
         make_option(spec, expected(drafter.with_tree(spec).plan, accuracy), latency, *probes) for spec in config.also

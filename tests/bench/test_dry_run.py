@@ -16,6 +16,7 @@ from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding, dry_run_trai
 from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, readable
 from jaxspec.config import DataConfig, MeshConfig, TrainConfig
 from jaxspec.decoding.loop import prefill
+from jaxspec.decoding.method import abstract_trainable
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE, DraftModel, HiddenTransfer
 from jaxspec.model.base import Base
@@ -106,7 +107,7 @@ def test_steps_of_1_16_and_64_rows(mesh, method):
     assert all(rows <= most for rows, most in zip(found["steps"], (1, 16, 64), strict=True))
     one, many, most = found["steps"].values()
     assert one["flops"] < many["flops"] < most["flops"]
-    assert found["trainable"] == parameter_count(method.abstract(TINY))
+    assert found["trainable"] == parameter_count(abstract_trainable(method, TINY))
     words = f"{found['parameters']:,} of the base, {found['trainable']:,} trainable"
     assert words in decoding_lines("tiny", run, MESH, found)[1]
     assert (found["drafter_state_bytes"] > found["cache_bytes"] / 2) == isinstance(method, DraftModel)  # 2 of 3 layers

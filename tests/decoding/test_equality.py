@@ -199,7 +199,7 @@ DEFAULTS = [method(**{name: values[0] for name, values in options.items()}) for 
 
 def in_states(method, model):
     """A drafter with a tree for each number of probes that the method may find, which are unequal among the nodes."""
-    depth = method.max_distance
+    depth = method.facts(TINY).distances
     states = [
         State(tuple(p for p in WIDE if len(p) <= needs), (depth, *[n % (depth + 1) for n in range(count)]), needs)
         for needs, count in ((0, 0), (1, 6), (2, 18), (3, 23))
@@ -270,7 +270,7 @@ def test_bitas_trees_decode_what_the_base_would(tiny, prompting, plan, sampling)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [method for method in DEFAULTS if method.probe_distances], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [method for method in DEFAULTS if method.facts(TINY).probes], ids=lambda m: m.name)
 def test_straightforward_decoding(tiny, method):
     """BiTA 3.2: only the root carries probes, and what is left of them drafts again."""
     answers = check(untrained_drafter(method, tiny, straightforward(3)), make_prompts(16), GREEDY, 3, 4)
@@ -285,7 +285,7 @@ def assert_shorter_after_acceptances(answers):
 
 def random_plan(rng, method):
     """Trees at random for 0 to M probes, with as many probes as chance will have on every node."""
-    M, states = method.probe_distances, []
+    M, states = method.facts(TINY).probes, []
     for needs in range(M + 1):
         paths = [path for path in random_tree(M, 4, 9, int(rng.integers(1e6))).states[0].paths if len(path) <= needs]
         states.append(State(tuple(paths), tuple(rng.integers(0, M + 1, len(paths) + 1).tolist()), needs))

@@ -44,7 +44,7 @@ def test_no_branch_copies_a_cache(batch):
     base, lookup = abstract_base(shapes, "bfloat16", mesh), METHODS["prompt_lookup"]()
 
     def make():
-        source = DeviceSource({}, jnp.zeros((2, lookup.max_distance, 2)), lookup)
+        source = DeviceSource({}, jnp.zeros((2, lookup.length, 2)), lookup)
         trees = (chain(3).arrays(0),)
         return DeviceDrafter((source,), Best(trees, 16, 0, 0, 15, (1, 4, 16), jnp.ones(3)))
 

@@ -13,7 +13,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Rejection, Typical
 from jaxspec.decoding.draft import Offer
 from jaxspec.decoding.loop import decode
-from jaxspec.decoding.method import Method
+from jaxspec.decoding.method import Facts, Method
 from jaxspec.drafters import METHODS, load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
 from jaxspec.drafters.drafter import autoregressive
@@ -41,7 +41,7 @@ from jaxspec.methods import (
 )
 from tests.helpers.decoding import begin
 from tests.helpers.methods import trained, union
-from tests.helpers.tiny import make_prompts
+from tests.helpers.tiny import TINY, make_prompts
 
 GREEDY, SAMPLING = SamplingConfig(), SamplingConfig(1.3, top_k=9, top_p=0.95)
 
@@ -57,9 +57,8 @@ class Guesses(Method):
     distances: int = 4
     width: int = 5
 
-    @property
-    def max_distance(self):
-        return self.distances
+    def facts(self, config):
+        return Facts(self.distances)
 
     def offer(self, context, method_state):
         def one(root, position):
@@ -116,7 +115,7 @@ ALONE = [*TRAINED, LOOKUP, SUFFIX, REST, TOKEN_RECYCLING, Lookahead(), Jacobi(),
 def every_pair(methods):
     """The fewest unions of five, each with the further rows of one method at most, in which every two methods meet."""
     pairs = {five: {*itertools.combinations(five, 2)} for five in itertools.combinations(methods, 5)}
-    pairs = {five: met for five, met in pairs.items() if sum(m.adds_rows for m in five) < 2}
+    pairs = {five: met for five, met in pairs.items() if sum(m.facts(TINY).adds_rows for m in five) < 2}
     missing, chosen = set().union(*pairs.values()), []
     while missing:
         chosen.append(max(pairs, key=lambda five: len(pairs[five] & missing)))
@@ -206,7 +205,7 @@ def test_all_sizes_have_the_probes(tiny, methods, batch_size):
 
 
 def test_every_method_is_here():
-    assert {method.name for method in ALONE} == {name for name, cls in METHODS.items() if cls().max_distance}
+    assert {method.name for method in ALONE} == {name for name, cls in METHODS.items() if cls().facts(TINY).distances}
 
 
 # all others are joined below, which leaves fewer programs to compile

@@ -29,6 +29,7 @@ from jaxspec.errors import UserError
 from jaxspec.methods import PPD, Hydra, Medusa, PromptLookup
 from jaxspec.trees import from_paths
 from jaxspec.tuning.record import Recording
+from tests.helpers.tiny import TINY
 
 SMALL = Terms(
     "tiny-text", updates=6, trial_updates=2, sequences=2, insertions=8, answers=16, validation=3, held_out=6, live=2,
@@ -278,7 +279,7 @@ def test_recordings_are_read_as_they_were_written(tmp_path, model):
         Recording(np.arange(length), [offer(length - 1, True), offer(length - 1, False)]) for length in (3, 5)
     ]
     adapter = Adapter(Medusa(heads=2), {}, "", {"accuracy": [[0.5] * 10] * 2, "tree": "not needed"})
-    sources = (Source(adapter.method, {}, adapter), Source(PromptLookup(), {}))
+    sources = (Source(adapter.method, {}, TINY, adapter), Source(PromptLookup(), {}, TINY))
     save_recordings(tmp_path / "offers.npz", recordings, Drafter(sources, model, from_paths([])))
     read, drafter = load_recordings(tmp_path / "offers.npz", model)
     jax.tree.map(np.testing.assert_array_equal, [r.offers for r in read], [r.offers for r in recordings])

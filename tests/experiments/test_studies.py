@@ -11,6 +11,7 @@ from experiments.decoding_studies import DECODING_STUDIES, SAMPLED
 from experiments.studies import STUDIES
 from experiments.trainings import LARGE
 from experiments.verdicts import decoding_is_faster, predicts_better, training_is_better, way_is_faster
+from jaxspec.decoding.method import abstract_trainable
 from jaxspec.drafters import METHODS
 from jaxspec.drafters.drafter import method_plan
 from jaxspec.training.configs import load_config
@@ -31,7 +32,7 @@ def test_every_study_fits_the_embedded_base():
         assert not study.axis or [float(label) for label in study.rows]
     narrow = dataclasses.replace(SMOLLM2_135M, vocab_size=64)
     for method in {row.method for rows in TRAINED.values() for row in rows.values()}:
-        assert jax.tree.leaves(method.abstract(narrow))
+        assert jax.tree.leaves(abstract_trainable(method, narrow))
 
 
 @pytest.mark.slow
@@ -41,10 +42,10 @@ def test_every_entry_has_a_tree_for_its_method_and_an_adapter_that_is_kept():
             method = load_config(SHIPPED[entry.adapter]).method
         else:
             method = TRAINED[entry.adapter[0]][entry.adapter[1]].method
-        tree, accuracy = entry.tree, [[0.1] * 10] * method.max_distance
+        tree, accuracy = entry.tree, [[0.1] * 10] * method.facts(SMOLLM2_135M).distances
         plan = tree if isinstance(tree, TreePlan) else method_plan(method, SMOLLM2_135M.num_layers, tree, accuracy)
-        assert plan.depth <= method.max_distance
-        assert sum(math.prod(x.shape) for x in jax.tree.leaves(method.abstract(SMOLLM2_135M))) < LARGE
+        assert plan.depth <= method.facts(SMOLLM2_135M).distances
+        assert sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_trainable(method, SMOLLM2_135M))) < LARGE
 
 
 def test_claims_name_what_exists():

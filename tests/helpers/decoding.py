@@ -32,6 +32,6 @@ def begin(drafter, prompts, limit, sampling=SamplingConfig(), acceptance=Match()
     tokens, lengths = pad_tokens(prompts, min(32, capacity))
     seeds, limits = np.broadcast_to(np.uint32(seeds), len(prompts)), np.full(len(prompts), limit, np.int32)
     with in_mesh(mesh_of(model.params)):
-        taps = drafter.on_device.taps(model.config.num_layers)
+        taps = drafter.on_device.taps(model.base)
         cache, prompt = prefill(model.base, tokens, lengths, capacity=capacity, chunk=min(chunk, capacity), taps=taps)
         return decoding, start(decoding, cache, prompt, limits, seeds, width=bucket(limit, 64))

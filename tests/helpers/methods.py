@@ -98,9 +98,10 @@ def union(methods, model, rows):
 
 def source(method, model):
     """One of them; what is trained has a tree to expand."""
-    if not method.takes_adapter():
-        return Source(method, {})
+    if not method.facts(model.config).adapter:
+        return Source(method, {}, model.config)
     trainable = trained(method, model.base, seed=1, scale=0.3, noise=2)
-    method, trainable, _ = method.finalize(trainable, model.base)
+    final = method.finalize(trainable, model.base)
+    method, trainable = final.method, final.trainable
     info = {"tree": [[0], [1], [0, 0], [0, 1], [1, 0]]}
-    return Source(method, trainable, Adapter(method, trainable, model.fingerprint, info))
+    return Source(method, trainable, model.config, Adapter(method, trainable, model.fingerprint, info))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.decoding.method import abstract_trainable
 from jaxspec.methods import BiTA
 from jaxspec.model.attention import Context, causal_context
 from jaxspec.model.base import Base
@@ -47,9 +48,9 @@ def test_shallow_prompts_are_embeddings_that_run_through_the_base(tiny, base):
 
 
 def test_deep_prompts_are_learned_per_layer_and_key_value_head(tiny, base):
-    shapes = jax.tree.map(lambda x: x.shape, BiTA(prompts=5).abstract(tiny.config))
+    shapes = jax.tree.map(lambda x: x.shape, abstract_trainable(BiTA(prompts=5), tiny.config))
     assert shapes == {"masks": (3, 32), "prompts": {"keys": (3, 2, 5, 8), "values": (3, 2, 5, 8)}}
-    late = jax.tree.map(lambda x: x.shape, BiTA(prompts=5, entry=2).abstract(tiny.config))
+    late = jax.tree.map(lambda x: x.shape, abstract_trainable(BiTA(prompts=5, entry=2), tiny.config))
     assert late["prompts"]["keys"] == (1, 2, 5, 8)
     trainable = BiTA().init(jax.random.key(0), base)
     for leaf in jax.tree.leaves(trainable):
@@ -62,7 +63,7 @@ def test_deep_prompts_of_shallow_content_are_shallow_prompts(tiny, base):
     shallow, tokens = BiTA(prompting="shallow", prompts=4), sequence(tiny)
     trainable = trained(shallow, base)
     one = predict(shallow, trainable, base, batch_of(tokens, [[3, 9]]))
-    two = predict(BiTA(prompts=4), shallow.prepared(trainable, base), base, batch_of(tokens, [[3, 9]]))
+    two = predict(BiTA(prompts=4), shallow.prepare(trainable, base), base, batch_of(tokens, [[3, 9]]))
     np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
 
 
@@ -71,7 +72,7 @@ def test_published_counts_of_trainable_parameters():
     from jaxspec.weights.shapes import LLAMA2_7B, LLAMA2_70B
 
     def count(method, shapes):
-        return sum(x.size for x in jax.tree.leaves(method.abstract(shapes)))
+        return sum(x.size for x in jax.tree.leaves(abstract_trainable(method, shapes)))
 
     assert count(BiTA(), LLAMA2_7B) / 6.74e9 == pytest.approx(0.0006, abs=0.0001)
     assert count(BiTA(distances=4), LLAMA2_70B) / 69e9 < 0.00006

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding.loop import decode
-from jaxspec.decoding.method import Batch
+from jaxspec.decoding.method import Batch, abstract_trainable
 from jaxspec.errors import UserError
 from jaxspec.methods import DFlash
 from jaxspec.methods.context_layer import DraftLayer, copied_layer
@@ -198,8 +198,11 @@ def test_taps_are_spread_as_in_the_paper():
         (lambda: DFlash(start="warm"), "start must be one of base, random"),
         (lambda: DFlash(decay=1.5), "decay must be above 0 and at most 1"),
         (lambda: DFlash(labels=0.0), "not both 0"),
-        (lambda: DFlash(tapped=(1, 4)).abstract(TINY), "tapped must be 0 to 3, the layers of this base, got 1, 4"),
-        (lambda: DFlash(layers=4).abstract(TINY), "4 layers cannot be copies of the 3 that this base has"),
+        (
+            lambda: abstract_trainable(DFlash(tapped=(1, 4)), TINY),
+            "tapped must be 0 to 3, the layers of this base, got 1, 4",
+        ),
+        (lambda: abstract_trainable(DFlash(layers=4), TINY), "4 layers cannot be copies of the 3 that this base has"),
     ],
 )
 def test_settings_that_make_no_sense(make, message):

@@ -9,6 +9,7 @@ import pytest
 
 from jaxspec.config import MeshConfig, SamplingConfig
 from jaxspec.decoding.loop import decode
+from jaxspec.decoding.method import abstract_trainable
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.draft_source import draft_source
@@ -213,7 +214,7 @@ def test_windows_stay_with_their_layers():
 )
 def test_settings_that_make_no_sense(tiny, settings, message):
     with pytest.raises(UserError, match=message):
-        DraftModel(**settings).abstract(tiny.config)
+        abstract_trainable(DraftModel(**settings), tiny.config)
 
 
 def test_another_tokenizer_is_refused_with_the_tokens_that_differ():

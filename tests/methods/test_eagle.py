@@ -10,7 +10,7 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.loop import decode
-from jaxspec.decoding.method import Batch, ReadChunk
+from jaxspec.decoding.method import Batch, ReadChunk, abstract_trainable
 from jaxspec.decoding.tree import select_trees
 from jaxspec.drafters import METHODS
 from jaxspec.drafters.adapter import Adapter, read_adapter, save_adapter
@@ -216,7 +216,7 @@ def test_settings_that_make_no_sense(tiny, tmp_path):
         with pytest.raises(UserError, match=message):
             Eagle(**settings)
     with pytest.raises(UserError, match=r"eagle: reads must be 0 to 3 on this base, got \[1, 4\]"):
-        Eagle(reads=(1, 4)).abstract(TINY)
+        abstract_trainable(Eagle(reads=(1, 4)), TINY)
     with pytest.raises(UserError, match="projection is for 6 tokens: draft-vocabulary must be 1 to 6, not 0, all"):
         _ = drafter_of(OWN, tiny, PATHS, 0).on_device
     with pytest.raises(UserError, match="projection is for 6 tokens: draft-vocabulary must be 1 to 6, not 8"):

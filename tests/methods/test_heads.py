@@ -233,7 +233,7 @@ def run(drafter, prompts, steps, sampling=SamplingConfig(), chunk=32):
 
 def on_paths(method, model, trainable, paths=PATHS):
     """A drafter with the paths that the method reaches."""
-    plan = from_paths([path for path in paths if len(path) <= method.max_distance])
+    plan = from_paths([path for path in paths if len(path) <= method.heads])
     return untrained_drafter(method, dataclasses.replace(model, eos=()), plan, trainable)
 
 
@@ -321,7 +321,7 @@ def test_a_draft_vocabulary_is_lossless_and_drafts_nothing_else(tiny, number, me
     sampling = (SamplingConfig(), SamplingConfig(1.2, top_k=7))[number % 2]
     ids = np.array([7, 0, 3, 12, 5, 9], np.int32)
     trainable = trained(method, tiny.base)
-    paths = [path for path in PATHS if len(path) <= method.max_distance]
+    paths = [path for path in PATHS if len(path) <= method.heads]
     drafter = make_drafter(Adapter(method, trainable, tiny.fingerprint, {}, ids), tiny, paths, len(ids))
     prompts, settings = make_prompts(8), {"sampling": sampling, "seed": 3}
     ours = generate(drafter, prompts, 24, batch_size=4, **settings)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding.loop import decode
+from jaxspec.decoding.method import method_text
 from jaxspec.drafters import load_drafter
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
@@ -66,7 +67,7 @@ def look_ahead(method, say, text, window, pool):
 @pytest.mark.parametrize("sizes", [(3, 4, 2), (1, 3, 2), (4, 2, 3)])
 def test_window_and_pool_are_those_of_the_plain_algorithm(model, say, sizes):
     method, prompts = Lookahead(*sizes), [[3, 1, 4, 1, 5], [9, 2, 6]]
-    drafter = union([method], model, method.default_rows)
+    drafter = union([method], model, 1 + method.guesses * method.levels + method.further_rows)
     decoding, state = begin(drafter, prompts, 24)
     windows = np.asarray(state.method_states[0]["window"]).tolist()
     assert all({t for level in w for t in level} <= {*p} for w, p in zip(windows, prompts, strict=True))
@@ -140,7 +141,7 @@ def test_rows_are_counted_and_sizes_leave_the_window_whole(model):
 
 def test_settings_name_what_was_tuned_for_them(model):
     plain, other = (load_drafter(name, model) for name in ("lookahead", "lookahead:window=4"))
-    assert other.source.method == Lookahead(window=4) and other.source.method.spec == "lookahead:window=4"
+    assert other.source.method == Lookahead(window=4) and method_text(other.source.method) == "lookahead:window=4"
     assert plain.digest != other.digest and plain.digest == load_drafter("suffix", model).digest
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.decoding.method import abstract_trainable
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD
 from jaxspec.model.base import Base
@@ -56,12 +57,12 @@ def test_a_phrase_must_be_tokens_of_the_base(tiny):
         PPD(initial="Next word")
     size = tiny.config.vocab_size
     with pytest.raises(UserError, match=rf"token ids below {size}, .* got \[-1, {size}\]"):
-        PPD(initial=(3, -1, size)).abstract(tiny.config)
+        abstract_trainable(PPD(initial=(3, -1, size)), tiny.config)
 
 
 def test_settings_are_hashable_and_shapes_follow_them(tiny):
     method = dataclasses.replace(PPD(), ensemble=7, distances=2, aggregation="learned")
-    shapes = jax.tree.map(lambda x: x.shape, method.abstract(tiny.config))
+    shapes = jax.tree.map(lambda x: x.shape, abstract_trainable(method, tiny.config))
     assert shapes == {"embeddings": (2, 7, 32), "weights": (2, 7)} and hash(method)
 
 

@@ -11,7 +11,7 @@ import pytest
 from scipy.special import log_softmax
 
 from jaxspec.decoding.draft import Accepted
-from jaxspec.decoding.method import Method, ReadChunk, Step
+from jaxspec.decoding.method import Method, ReadChunk, Step, abstract_trainable
 from jaxspec.decoding.tree import build_tree, select_trees, stack_trees
 from jaxspec.drafters.drafter import method_plan
 from jaxspec.errors import UserError
@@ -25,6 +25,7 @@ from jaxspec.trees import parse_tree
 from tests.helpers.drafting import draft_of, drafting_of
 from tests.helpers.methods import batch_of, loss_and_gradient, predict, sequence, settings, trained
 from tests.helpers.model import plain
+from tests.helpers.tiny import TINY
 
 METHODS = [
     PPD(),
@@ -58,7 +59,8 @@ def step_at(method, trainable, base, tokens, p, tree):
     filler = jnp.arange(3, 3 + tree.num_nodes)[None] % 16
     draft = filler.at[0, 0].set(tokens[0, p - 1]).at[0, 2].set(tokens[0, p])
     lengths = jnp.array([p - 1])
-    rows = method.rows(method.prepared(trainable, base), base, draft_of(tree, draft), lengths)
+    context = drafting_of(tree, draft[:, 0], lengths, method.prepare(trainable, base), base)
+    rows = method.rows(context, draft_of(tree, draft), {})
     states, kv = run_rows(base, rows, cache, lengths[:, None, None])
     return {layer: x[:, 0] for layer, x in states.items()}, kv
 
@@ -79,7 +81,7 @@ def test_training_and_decoding_compute_the_same_predictions(tiny, method):
     tree = stacked(method)
     states, _ = step_at(method, trainable, base, tokens, p, tree)
     accepted = Accepted(jnp.array([[0, 2, 2]]), jnp.array([1]), jnp.array([2]), jnp.array([0]))
-    prepared, none = method.prepared(trainable, base), jnp.zeros(tree.depth.shape, jnp.int32)
+    prepared, none = method.prepare(trainable, base), jnp.zeros(tree.depth.shape, jnp.int32)
     step = Step(draft_of(tree, none), states, None, accepted)
     chunk = ReadChunk(none[:, :3], None, jnp.array([p - 1]), jnp.array([2]), step=step)
     context = drafting_of(tree, [0], [p + 1], prepared, base)
@@ -131,10 +133,11 @@ def test_layers_below_do_not_compute_probes(tiny, method, there):
     base, tree = Base(tiny.params, tiny.decoder), build_tree([(0,), (1,), (1, 0)], 3, [3] * 4)
     tree = select_trees(stack_trees([tree]), jnp.zeros(1, int))
     draft = draft_of(tree, jnp.arange(4)[None])
-    trainable = method.prepared(trained(method, base), base)
+    trainable = method.prepare(trained(method, base), base)
 
     def step(base):
-        return run_rows(base, method.rows(trainable, base, draft, jnp.zeros(1, int)))
+        context = drafting_of(tree, [0], [0], trainable, base)
+        return run_rows(base, method.rows(context, draft, {}))
 
     _, kv = jax.eval_shape(step, base)
     assert [keys.shape[2] for keys in kv.keys] == there
@@ -268,9 +271,10 @@ def test_settings_that_make_no_sense_are_named(build, message):
 
 def test_probes_count_for_the_layers_that_they_run_through():
     half, accuracy = PPD(ensemble=2, entry=2), [[0.4, 0.2, 0.1]] * 3
-    costs = [method.probe_cost(4) for method in (Method(), PPD(), half, HiddenTransfer(layers=(1, 1, 3)))]
+    four = dataclasses.replace(TINY, num_layers=4)
+    costs = [method.facts(four).probe_cost for method in (Method(), PPD(), half, HiddenTransfer(layers=(1, 1, 3)))]
     assert costs == pytest.approx([0, 1, 1, 7 / 12])
-    assert method_plan(half, 4, "dynamic:20", accuracy) == parse_tree("dynamic:20", "ppd", 3, accuracy, probe_cost=1)
+    assert method_plan(half, four, "dynamic:20", accuracy) == parse_tree("dynamic:20", "ppd", 3, accuracy, probe_cost=1)
 
 
 @pytest.mark.parametrize(
@@ -280,12 +284,12 @@ def test_probes_count_for_the_layers_that_they_run_through():
 )
 def test_layers_that_the_base_does_not_have_are_named(tiny, method):
     with pytest.raises(UserError, match=r"probes can join at layers 0 to [12] of this base, got (-1|2|3|0, 1, 3)\b"):
-        method.abstract(tiny.config)
+        abstract_trainable(method, tiny.config)
 
 
 def test_more_exits_than_layers_are_named(tiny):
     with pytest.raises(UserError, match="ppd: 4 exits need as many layers, this base has 3"):
-        PPD(multi_exit=4).abstract(tiny.config)
+        abstract_trainable(PPD(multi_exit=4), tiny.config)
 
 
 def test_settings_survive_json(tiny):

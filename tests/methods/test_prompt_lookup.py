@@ -14,7 +14,7 @@ from tests.helpers.tiny import make_prompts
 
 def draft_after(method, text):
     """The candidates that are drafted after a text, the root left out."""
-    paths = offered_after(method, text, method.default_depth, width=1)
+    paths = offered_after(method, text, min(method.length, 3), width=1)
     return list(max(paths, key=len, default=()))[:3]
 
 

@@ -10,7 +10,7 @@ import pytest
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.draft import Accepted
 from jaxspec.decoding.loop import decode
-from jaxspec.decoding.method import ReadChunk, Step
+from jaxspec.decoding.method import ReadChunk, Step, abstract_trainable
 from jaxspec.decoding.tree import build_tree
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
@@ -172,4 +172,4 @@ def test_the_adapter_is_its_settings(model, tmp_path):
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
-        SelfSpeculative(**settings).abstract(TINY)
+        abstract_trainable(SelfSpeculative(**settings), TINY)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from jaxspec.decoding.method import Batch
+from jaxspec.decoding.method import Batch, abstract_trainable
 from jaxspec.drafters.drafter import finalized
 from jaxspec.errors import UserError
 from jaxspec.methods import SPACE
@@ -138,7 +138,7 @@ def test_training_begins_with_the_base_itself(tiny, base, method):
 
 
 def test_corrections_sit_where_they_are_wanted(tiny):
-    shapes = jax.tree.map(lambda x: x.shape, SPACE(rank=4, targets=("qkv", "down")).abstract(tiny.config))
+    shapes = jax.tree.map(lambda x: x.shape, abstract_trainable(SPACE(rank=4, targets=("qkv", "down")), tiny.config))
     layer = {
         "attention": {"qkv": {"down": (32, 4), "up": (4, 64)}},
         "mlp": {"down": {"down": (48, 4), "up": (4, 32)}},
@@ -153,7 +153,7 @@ def test_in_16_bits_the_base_that_settles_is_the_tuned_one_rounded(tiny, method)
     tiny = dataclasses.replace(tiny, params=params)
     base, tokens = Base(params, tiny.decoder), sequence(tiny)
     trainable = trained(method, base)
-    _, _, own = finalized(method, trainable, tiny)
+    _, own = finalized(method, trainable, tiny)
     assert jax.tree.map(lambda x: x.dtype, own.params) == jax.tree.map(lambda x: x.dtype, params)
 
     def change(finalized):
@@ -166,14 +166,14 @@ def test_in_16_bits_the_base_that_settles_is_the_tuned_one_rounded(tiny, method)
 @pytest.mark.parametrize("method", TUNINGS[:2], ids=lambda m: m.tuning)
 def test_what_settles_is_a_base_of_its_own(tiny, base, method):
     trainable, tokens = trained(method, base), sequence(tiny)
-    kept, mask, own = finalized(method, trainable, tiny)
-    assert kept == dataclasses.replace(method, tuning="none") and set(mask) == {"mask"}
+    kept, own = finalized(method, trainable, tiny)
+    assert kept.method == dataclasses.replace(method, tuning="none") and set(kept.trainable) == {"mask"}
     assert own.fingerprint != tiny.fingerprint
     expected = plain(method.tuned_base(trainable, base), tokens)
     np.testing.assert_allclose(plain(own.base, tokens), expected, rtol=1e-3, atol=1e-3)
     assert float(jnp.abs(expected - plain(base, tokens)).max()) > 0.1
-    again, _, same = finalized(kept, mask, own)
-    assert again is kept and same is own
+    again, same = finalized(kept.method, kept.trainable, own)
+    assert again.method is kept.method and same is own
 
 
 @pytest.mark.parametrize(

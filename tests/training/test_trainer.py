@@ -134,7 +134,7 @@ def test_a_run_over_devices_that_is_stopped_resumes(config, model, tmp_path, met
         np.testing.assert_allclose(
             list(losses(tmp_path / folder).values()), list(losses(tmp_path / "one").values()), 2e-3
         )
-        base = load_model(str(tmp_path / folder / "model")) if method.replaces_base else model
+        base = load_model(str(tmp_path / folder / "model")) if method.facts(model.config).adapter == "base" else model
         load_drafter(method.name, base, tmp_path / folder)
 
 

@@ -69,7 +69,9 @@ def test_a_fixed_tree_is_replayed_too(tiny, method):
     plain = generate(autoregressive(model), prompts, 40)
     texts = [(prompt, answer.tokens) for prompt, answer in zip(prompts, plain, strict=True)]
     paths = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)]
-    drafter = union([method], model, 8).with_tree(paths if not method.probe_distances else straightforward(2))
+    drafter = union([method], model, 8).with_tree(
+        paths if not method.facts(model.config).probes else straightforward(2)
+    )
     replayed = replay(record(drafter, texts, batch_size=4), drafter)
     assert replayed.steps.tolist() == [answer.steps for answer in generate(drafter, prompts, 40)]
     assert replayed.steps.sum() < replayed.tokens.sum() and not replayed.tried.any()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.method import Method
+from jaxspec.decoding.method import Facts, Method
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
 from jaxspec.drafters.choice import save_choice
@@ -30,9 +30,8 @@ from tests.helpers.tiny import make_prompts, make_text_model
 class Oracle(Method):
     """Predicts what the base itself will say: its candidates can only be wrong if the noise is."""
 
-    @property
-    def max_distance(self):
-        return 3
+    def facts(self, config):
+        return Facts(3)
 
     def predictions(self, trainable, base, batch):
         B, T = batch.tokens.shape
