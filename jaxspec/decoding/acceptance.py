@@ -1,4 +1,4 @@
-"""Which root-to-node path of a verified tree survives, and the bonus token after it. Pure functions."""
+"""Acceptance: the root-to-node path of a verified tree that survives, and the bonus token after it. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TINY = 1e-20
 
 
 class Acceptance(abc.ABC):
-    """Which candidates survive; a frozen dataclass of static settings.
+    """A rule that decides which candidates survive; a frozen dataclass of static settings.
 
     Attributes:
       lossless: whether sampled text has the distribution of autoregressive decoding's. Greedy text is always the same.
@@ -58,7 +58,7 @@ class Acceptance(abc.ABC):
         """
 
     def drafting(self, sampler: Sampler) -> Sampler:
-        """How the method draws its candidates."""
+        """The sampler that the method draws its candidates with."""
         return sampler
 
 
@@ -94,7 +94,7 @@ class Rejection(Match):
     remark: ClassVar[str] = "rejection sampling: another text than the seed's own, of the same distribution"
 
     def drafting(self, sampler: Sampler) -> Sampler:
-        """From a stream of their own: candidates that knew the text's noise would bias it."""
+        """Candidates are drawn from a stream of their own: the text's noise would bias them."""
         return sampler.replace(independent=sampler.sampling)
 
     def __call__(
@@ -150,7 +150,7 @@ class Rejection(Match):
         return taken, p
 
     def residual(self, p: jax.Array, q: jax.Array) -> jax.Array:
-        """What is left of p [..., V] once a token drawn from q was refused."""
+        """The distribution left of p [..., V] once a token drawn from q was refused."""
         excess = jnp.maximum(p - q, 0)
         total = jnp.sum(excess, axis=-1, keepdims=True)
         return jnp.where(total > _TINY, excess / jnp.maximum(total, _TINY), p)  # p = q refuses nothing but by rounding

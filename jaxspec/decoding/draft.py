@@ -39,7 +39,7 @@ class Accepted:
 
 @flax.struct.dataclass
 class Drawn:
-    """Where sampled candidates came from.
+    """The distributions that sampled candidates were drawn from.
 
     Attributes:
       log_q: [B, X, V] float32, distributions, filters and temperature included.
@@ -53,7 +53,7 @@ class Drawn:
 
 @flax.struct.dataclass
 class Draft:
-    """What a step verifies.
+    """The candidates and probes that a step verifies.
 
     Attributes:
       tree: the nodes' topology and their probes, arrays with a batch axis.
@@ -82,7 +82,7 @@ class Draft:
 
 @flax.struct.dataclass
 class Pace:
-    """How fast rows have been of late, which is what a step's time is worth. Older steps count less and less.
+    """The recent speed of rows, tokens per cost, which prices a step's time. Older steps count less and less.
 
     Attributes:
       tokens: [B] float32, emitted.
@@ -117,7 +117,7 @@ class Pace:
 
 @flax.struct.dataclass
 class DraftContext:
-    """What a method drafts with.
+    """The one argument of a method's decoding functions: what it drafts with, and behind which token.
 
     Attributes:
       trainable: the adapter's pytree, `prepared`; empty for methods without one.
@@ -151,7 +151,7 @@ class DraftContext:
 
 @flax.struct.dataclass
 class Offer:
-    """What a source says may come: at every distance up to W candidates.
+    """The candidates of a source: up to W at every distance.
 
     Attributes:
       tokens: [B, M, W] int32; those that follow whatever stands before them are ordered, the most probable first.
@@ -196,7 +196,7 @@ class Offer:
 
 
 def run_if(wanted: jax.Array, run: Callable[[], PyTree]) -> PyTree:
-    """What `run` returns, or zeros without running it."""
+    """The result of `run`, or zeros without running it."""
     shapes = jax.eval_shape(run)
     return lax.cond(wanted, run, lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
 

@@ -35,7 +35,7 @@ class DeviceDrafter:
         return [source.method.facts(base.decoder.config) for source in self.sources]
 
     def taps(self, base: Base) -> tuple[int, ...]:
-        """Before which layers the sources read hidden states."""
+        """Layers before which the sources read hidden states."""
         return tuple(sorted({layer for facts in self.facts(base) for layer in facts.taps}))
 
     def rows(

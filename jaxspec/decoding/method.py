@@ -26,7 +26,7 @@ Calibration = Sequence[Sequence[float]]  # [M][2], see `calibrated`
 
 @flax.struct.dataclass
 class Step:
-    """What a step verified and computed.
+    """The draft that a step verified, and what it computed.
 
     Attributes:
       draft: what was verified.
@@ -64,7 +64,7 @@ class ReadChunk:
     step: Step | None = None
 
     def last(self, states: jax.Array) -> jax.Array:
-        """Of states [B, T, ...] that of the last token read, [B, ...]."""
+        """The state [B, ...] of the last token read, of states [B, T, ...]."""
         return states[jnp.arange(len(states)), jnp.maximum(self.length - 1, 0)]
 
     def updated(self, new: PyTree, old: PyTree) -> PyTree:
@@ -111,7 +111,7 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the step, the loaders and the trainer must know of a method on a base.
+    """Properties of a method on a base that the step, the loaders and the trainer need.
 
     Attributes:
       distances: M, how far ahead the method predicts; trees are at most this deep. 0: it drafts nothing.
@@ -168,7 +168,7 @@ class Facts:
 
 @dataclasses.dataclass(frozen=True)
 class Finalized:
-    """What decodes once training is done.
+    """The method, pytree and base that decode once training is done.
 
     Attributes:
       method: settings of what decodes.
@@ -198,7 +198,7 @@ class Method:
     adjustable: ClassVar[tuple[str, ...] | None] = None  # settings a user may give; None: all, there is no adapter
 
     def facts(self, config: ModelConfig) -> Facts:
-        """What others must know of the method on a base of these shapes."""
+        """The properties of the method on a base of these shapes."""
         return Facts()
 
     # Training
@@ -228,7 +228,7 @@ class Method:
         raise TypeError(f"{self.name} predicts nothing ahead")
 
     def finalize(self, trainable: PyTree, base: Base) -> Finalized:
-        """What decodes after training. Most methods leave settings, pytree and base as they are."""
+        """The result of training. Most methods leave settings, pytree and base as they are."""
         return Finalized(self, trainable, base)
 
     # Decoding

@@ -1,4 +1,4 @@
-"""How a next token is drawn, so that the text depends on the seed alone.
+"""Samplers draw the next token so that the text depends on the seed alone.
 
 Every token v at absolute position t of a row with seed s has its own noise g[t, v] = gumbel(fold_in(key(s), t))[v].
 Whoever draws the token at t, autoregressive decoding, a node of a tree or a drafter guessing ahead, takes
@@ -90,7 +90,7 @@ class Sampler:
         return self.active[0]
 
     def pick(self, sampled: PyTree, greedy: PyTree) -> PyTree:
-        """What holds of tokens that are drawn, or what holds of greedy ones."""
+        """The first value for tokens that are drawn, the second for greedy ones."""
         return sampled if self.sampling else greedy
 
     def filtered(self, logits: jax.Array) -> jax.Array:
@@ -105,7 +105,7 @@ class Sampler:
         return logits
 
     def distribution(self, logits: jax.Array) -> jax.Array:
-        """What a token is drawn from, [..., V], by the base's logits."""
+        """The distribution [..., V] that a token is drawn from, by the base's logits."""
         return jax.nn.softmax(self.filtered(logits))
 
     def noise(self, seeds: jax.Array, positions: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -161,7 +161,7 @@ _FILTERS = (_top_k, _top_p, _min_p)
 
 @flax.struct.dataclass
 class RowSampler(Sampler):
-    """Every batch row has settings of its own: arrays [B] in place of the scalars.
+    """A sampler with settings per batch row: arrays [B] in place of the scalars.
 
     A row with a temperature of 0 is greedy; 0, 1 and 0 switch its filters off. What no row asks for is not computed,
     and what the others ask for changes nothing of a row.
@@ -173,7 +173,7 @@ class RowSampler(Sampler):
         return self.temperature > 0
 
     def pick(self, sampled: PyTree, greedy: PyTree) -> PyTree:
-        """What holds of tokens that are drawn, or of greedy ones, row by row: [B, ...] of arrays [B or 1, ...]."""
+        """The first value in rows that are drawn, the second in greedy ones: [B, ...] of arrays [B or 1, ...]."""
         if not self.sampling:
             return greedy
         return jax.tree.map(lambda x, y: jnp.where(_as_rows(self.drawn, x.ndim), x, y), sampled, greedy)
@@ -200,12 +200,12 @@ class RowSampler(Sampler):
         return lax.cond(jnp.any(used), apply, lambda logits: logits, logits)
 
     def distribution(self, logits: jax.Array) -> jax.Array:
-        """What a token is drawn from, [B, ..., V]; in a greedy row the best one alone."""
+        """The distribution [B, ..., V] that a token is drawn from; in a greedy row the best token alone."""
         alone = jax.nn.one_hot(best(logits), logits.shape[-1], dtype=logits.dtype)
         return self.pick(super().distribution(logits), alone)
 
     def noise(self, seeds: jax.Array, positions: jax.Array, tokens: jax.Array) -> jax.Array:
-        """As every sampler's; 0 in greedy rows."""
+        """The noise of every sampler; 0 in greedy rows."""
         if not self.sampling:
             return super().noise(seeds, positions, tokens)
         draw = functools.partial(Sampler.noise, self, seeds, positions, tokens)

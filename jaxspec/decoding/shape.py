@@ -73,7 +73,7 @@ class StaticTree:
 
 
 def _fixed_places(tree: Tree, offer: Offer) -> tuple[jax.Array, jax.Array]:
-    """Of every node [B, N] the candidate at its distance, and whether there is one: that of its rank."""
+    """The place of every node's candidate [B, N] at its distance, which is its rank, and whether there is one."""
     W = offer.tokens.shape[-1]
     return jnp.minimum(tree.rank, W - 1), tree.rank < W
 

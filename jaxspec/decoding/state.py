@@ -1,4 +1,4 @@
-"""What the decoding loop works on: constants, the prompts after prefill, and what changes from step to step."""
+"""Data of the decoding loop: constants, prompts, and the state that changes from step to step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxspec.parallel.sharding import divided
 
 @flax.struct.dataclass
 class Decoding:
-    """What stays as it is from the first step to the last; always an argument, never closed over.
+    """Constants of a generation; always an argument, never closed over.
 
     Attributes:
       base: the frozen decoder.
@@ -51,7 +51,7 @@ class Decoding:
     def offers(
         self, contexts: Sequence[DraftContext], states: Sequence[PyTree], done: jax.Array, pace: Pace | None
     ) -> list[Offer]:
-        """What every source says may come, in rows that draft and are not done [B].
+        """The candidates of every source, in rows that draft and are not done [B].
 
         Where no draft has paid of late, methods that draft by passes of their own rest, and are tried again now and
         then: what they would offer is not known before.
@@ -68,7 +68,7 @@ class Decoding:
     def draft_contexts(
         self, trees: Sequence[Tree], seeds: jax.Array, root: jax.Array, position: jax.Array, cache: Cache
     ) -> list[DraftContext]:
-        """What every source drafts with; nothing without sources, whose tree is a root alone."""
+        """The context of every source; none without sources, whose tree is a root alone."""
         shape, sampler = self.drafter.shape, self.acceptance.drafting(self.sampler)
         fixed = not isinstance(shape, Best)
         if not fixed:  # candidates chosen among those drawn are no longer drawn: they are point masses
@@ -149,7 +149,7 @@ class DecodeState:
 
 
 def state_names(x: jax.Array) -> tuple[str, ...]:
-    """How a leaf of the state lies on a mesh: by batch, and caches, the only ones of four dimensions, by heads too."""
+    """Logical axes of a leaf of the state: batch, and heads for caches, the only leaves of four dimensions."""
     return ("batch", "heads") if x.ndim == 4 else ("batch",)
 
 

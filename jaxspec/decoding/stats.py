@@ -1,4 +1,4 @@
-"""What is counted of a generation: steps, and by source and depth what was offered, accepted and expected."""
+"""Counters of a generation: steps, and candidates offered, accepted and expected by source and depth."""
 
 from __future__ import annotations
 

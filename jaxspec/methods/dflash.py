@@ -109,7 +109,7 @@ class DFlash(Method):
         return self.block - (not self.sample_from_anchor)
 
     def taps(self, layers: int) -> tuple[int, ...]:
-        """Behind the layers round(1 + i (L - 4) / (n - 1)), as the paper has it, where `tapped` says nothing else."""
+        """The layers behind round(1 + i (L - 4) / (n - 1)), as the paper has it, unless `tapped` says otherwise."""
         if self.tapped:
             return self.tapped
         last = max(layers - 4, 0)
@@ -157,7 +157,7 @@ class DFlash(Method):
         return jax.tree.map(lambda x: x.astype(wide(x)), trainable)
 
     def _checked_taps(self, layers: int) -> tuple[int, ...]:
-        """Those of a base of so many layers. Raises UserError where they, or the layers to copy, are not there."""
+        """The taps on a base of so many layers. Raises UserError where they, or the layers to copy, are not there."""
         taps = self.taps(layers)
         if not 0 <= min(taps) <= max(taps) <= layers:
             tapped = ", ".join(map(str, taps))
@@ -167,7 +167,7 @@ class DFlash(Method):
         return taps
 
     def prepare(self, trainable: PyTree, base: Base) -> PyTree:
-        """All in the base's dtype; the Markov term multiplied with the vocabulary projection, [r, V']."""
+        """Kernels in the base's dtype, and the Markov term multiplied with the vocabulary projection, [r, V']."""
         trainable = for_products(trainable, base.dtype)
         if "markov" in trainable:
             after = base.draft_logits(trainable["markov"]["after"]["kernel"]).astype(base.dtype)
@@ -263,7 +263,7 @@ class DFlash(Method):
         return base.draft_whole(self._predictions(trainable, base, batch)[0], -jnp.inf)
 
     def _predictions(self, trainable: PyTree, base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """And the base's final hidden states of the texts, [B, T, D]."""
+        """Predictions, and the base's final hidden states of the texts, [B, T, D]."""
         B, T = batch.tokens.shape
         frozen, _, read = read_layers(base, batch.tokens, self.taps(base.decoder.config.num_layers))
         places = jnp.broadcast_to(jnp.arange(T), (B, T))
@@ -278,7 +278,7 @@ class DFlash(Method):
         return base.draft_logits(states), frozen
 
     def _markov(self, trainable: PyTree, embeddings: jax.Array) -> jax.Array:
-        """What the tokens before, embedded as [..., D], say of those after them."""
+        """The Markov term of the tokens after those embedded as [..., D]."""
         factors = trainable["markov"]
         return product(product(embeddings, factors["before"]["kernel"]), factors["after"]["kernel"])
 
@@ -299,7 +299,7 @@ class DFlash(Method):
         return {"memory": empty_cache(own, batch, capacity, base.dtype), "newest": newest}
 
     def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
-        """What was read becomes context."""
+        """Add the read tokens to the drafter's context."""
         positions = chunk.first[:, None] + jnp.arange(chunk.hidden.shape[1])
         new = self.remember(context.trainable, context.base, chunk.taps, positions)
         newest = chunk.last(chunk.taps[self._deepest(context.base)])

@@ -83,7 +83,7 @@ class DraftModel(Method):
     # What the draft model is
 
     def config(self, base: Base) -> ModelConfig:
-        """Its shapes. Raises UserError for layers that the base has not, or for another vocabulary."""
+        """The draft model's shapes. Raises UserError for layers that the base lacks, or for another vocabulary."""
         c = base.decoder.config
         if self.shapes is not None:
             if self.shapes.vocab_size != c.vocab_size:
@@ -117,7 +117,7 @@ class DraftModel(Method):
         return Base(params, base.decoder.clone(config=self.config(base)), vocabulary)
 
     def prepare(self, trainable: PyTree, base: Base) -> PyTree:
-        """In the base's dtype, and with its own part of the projection where few tokens may be drafted."""
+        """Parameters in the base's dtype, with a part of its own projection where few tokens may be drafted."""
         weights = base.params["lm_head"].dtype
 
         def typed(path: tuple, x: jax.Array) -> jax.Array:
@@ -155,7 +155,7 @@ class DraftModel(Method):
     # Decoding
 
     def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
-        """Its cache, with room for the newest token, and its hidden state [B, D] there."""
+        """The draft model's cache, with room for the newest token, and its hidden state [B, D] there."""
         config = self.config(base)
         cache = empty_cache(config, batch, capacity + 1, base.dtype)
         return {"cache": cache, "newest": jnp.zeros((batch, config.hidden_size), base.dtype)}
@@ -201,7 +201,7 @@ class DraftModel(Method):
 
 
 def _path(parents: Parents, levels: Sequence[Cache]) -> tuple[Cache | None, jax.Array | None]:
-    """What was read of the levels between the newest token and some nodes, and which of it lies on each one's path."""
+    """Keys and values of the levels between the newest token and some nodes, and which lie on each node's path."""
     if not levels:
         return None, None
     places = jnp.moveaxis(parents.ancestors[..., 1:], -1, 0)

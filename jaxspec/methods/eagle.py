@@ -152,7 +152,7 @@ class Eagle(Method):
         return columns.astype(wide(columns))
 
     def prepare(self, trainable: PyTree, base: Base) -> PyTree:
-        """Of its own projection only what may be drafted, and all in the base's dtype."""
+        """Kernels in the base's dtype, of its own projection only the columns that may be drafted."""
         if self.own_head and self.vocabulary and base.num_drafts > self.vocabulary:
             raise UserError(
                 f"eagle: its own projection is for {self.vocabulary} tokens: draft-vocabulary must be 1 to "

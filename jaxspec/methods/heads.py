@@ -1,4 +1,4 @@
-"""What methods that draft after the pass share: heads, small networks on the base's last hidden state.
+"""Heads: small networks on the base's last hidden state, shared by methods that draft after the pass.
 
 The step has emitted the token at p + 1 from the hidden state at p, the last accepted one. The head at distance d reads
 that state and predicts the token at p + d + 1. What stands between the base and the vocabulary is the papers' part:
@@ -161,7 +161,7 @@ class HeadMethod(Method, abc.ABC):
         return logits
 
     def prepare(self, trainable: PyTree, base: Base) -> PyTree:
-        """Of the projections only what may be drafted, and all in the base's dtype."""
+        """Kernels in the base's dtype, of the projections only the columns that may be drafted."""
         smaller = {name: base.draft_part(trainable[name]) for name in ("lm_head", "up") if name in trainable}
         return for_products(trainable | smaller, base.dtype)
 
@@ -174,7 +174,7 @@ class HeadMethod(Method, abc.ABC):
     def _predictions(
         self, trainable: PyTree, base: Base, batch: Batch, seeds: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        """And the base's final hidden states of the texts, [B, T, D]."""
+        """Predictions, and the base's final hidden states of the texts, [B, T, D]."""
         B, T = batch.tokens.shape
         context, following = causal_context(B, T), jnp.roll(batch.tokens, -1, axis=1)
         frozen, _ = base.rows(base.embed(batch.tokens), context)

@@ -80,13 +80,13 @@ class HiddenTransfer(ProbeMethod):
         return pseudo
 
     def sees(self, distance: jax.Array, copy: jax.Array) -> jax.Array:
-        """Itself and the smaller steps' pseudo states."""
+        """A pseudo state sees itself and those of smaller steps."""
         if self.masked:
             return distance[None, :] == distance[:, None]
         return super().sees(distance, copy)
 
     def training_sight(self, points: jax.Array, distance: jax.Array, copy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """As in decoding, or, in place of the smaller steps' pseudo states, the real ones of the text (3.3)."""
+        """The sight of decoding, or the text's real states in place of the smaller steps' pseudo states (3.3)."""
         if self.train_visibility == "pseudo" or self.masked:
             return super().training_sight(points, distance, copy)
         return points + distance, distance[None, :] == distance[:, None]

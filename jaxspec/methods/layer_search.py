@@ -1,4 +1,4 @@
-"""Which parts of a base's layers drafting can do without: a search on answers of its own, by replay.
+"""A search for the parts of a base's layers that drafting can do without: a replay of the base's answers.
 
 Whatever is left out, drafting behind a place of an answer reads the base's own keys and values up to there. So the base
 reads the answers once, and for every choice the remaining parts read short pieces of them, all at once, each as if it
@@ -30,7 +30,7 @@ _RANDOM = 0.4  # share of the trials that is spent at random
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a choice is worth.
+    """The value of a choice of layers to skip.
 
     Attributes:
       skip: what it leaves out.
@@ -130,7 +130,7 @@ class LayerReplay:
         self._context = Context(jnp.asarray(at.reshape(B, -1)), mask, cache, visible)
 
     def __call__(self, skip: Skip) -> Found:
-        """What a choice is worth, with the threshold that is best for it."""
+        """The value of a choice, with the threshold that is best for it."""
         x = self._x
         for layer in range(self._base.decoder.config.num_layers):
             for attention in (True, False):

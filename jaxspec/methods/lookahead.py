@@ -105,7 +105,7 @@ class Lookahead(Method):
         )
 
     def sees(self) -> np.ndarray:
-        """Which places of the window, the newest token's first, see which: [(N - 1) W, (N - 1) W] bool."""
+        """The mask of the window's places, the newest token's first: [(N - 1) W, (N - 1) W] bool."""
         level, column = self._places()
         below, right = level[:, None], column[:, None]
         return ((level == 0) & (column <= right)) | ((column == right) & (level <= below))
@@ -117,7 +117,7 @@ class Lookahead(Method):
     # What it remembers
 
     def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
-        """After a prompt a window of its tokens at random; after a step the n-grams of the window, and a new level."""
+        """Fill the window with random tokens of a prompt; after a step collect its n-grams and add a new level."""
         window, pool = method_state["window"], method_state["pool"]
         if chunk.step is None:
             return {"window": _drawn(chunk, window), "pool": pool}
@@ -171,7 +171,7 @@ class Jacobi(UntrainedMethod):
         return jnp.zeros((batch, self.length), jnp.int32)
 
     def observe(self, context: DraftContext, chunk: ReadChunk, guesses: jax.Array) -> jax.Array:
-        """After a prompt its tokens at random; after a step the base's token after each guess.
+        """Guess random tokens of a prompt; after a step the base's token after each guess.
 
         A guess that was not verified, since another one or nothing stood there, stays. What the text has passed goes,
         and at the end the last guess is repeated.

@@ -1,4 +1,4 @@
-"""What methods that look up the text share: they remember it, find where its end occurred before, and draft on.
+"""Lookup of the text's end in the text: shared by methods that draft what followed an earlier occurrence.
 
 What matched so far tells how far to trust what followed: a token behind m matched ones is right with a chance that
 grows with m, and a drafted token that is right makes the match longer by one.
@@ -48,7 +48,7 @@ class LookupMethod(UntrainedMethod):
         return jax.vmap(jax.lax.dynamic_update_slice)(text, chunk.tokens, chunk.first[:, None])
 
     def matches(self, context: DraftContext, text: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-        """Where the text's end occurred before.
+        """Earlier occurrences of the text's end.
 
         Args:
           context: says where the text ends.
@@ -68,7 +68,7 @@ class LookupMethod(UntrainedMethod):
         return best, jnp.take_along_axis(matched, best, axis=1)
 
     def matched(self, text: jax.Array, position: jax.Array) -> jax.Array:
-        """How many tokens up to each place are also the last ones up to `position` [B, 1]: [B, S + 1] int32, at most n.
+        """Length of the match between the tokens up to each place and up to `position` [B, 1]: [B, S + 1], at most n.
 
         0 at the position itself and behind it.
         """

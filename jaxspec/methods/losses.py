@@ -1,4 +1,4 @@
-"""What drafters learn from: the base's own distribution at the rows ahead, or the text it made."""
+"""Losses: drafters learn the base's own distribution at the rows ahead, or the text it made."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def answer_entropy(base: Base, text: jax.Array, batch: Batch) -> tuple[jax.Array
 
 
 def targets(batch: Batch, distances: Sequence[int]) -> jax.Array:
-    """Which predictions at the M' distances have a token of the text to be held against, [B, G, M'] bool."""
+    """The predictions at the M' distances that have a token of the text as their target, [B, G, M'] bool."""
     points = batch.points[..., None]
     return (points >= 0) & (points + np.array(distances) + 1 < batch.lengths[:, None, None])
 

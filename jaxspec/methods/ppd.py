@@ -75,7 +75,7 @@ class PPD(ProbeMethod):
 
     @property
     def entries(self) -> tuple[int, ...]:
-        """All at one layer (7.4.2)."""
+        """The entry layer is the same for all distances (7.4.2)."""
         return (self.entry,) * self.distances
 
     @property
@@ -134,7 +134,7 @@ class PPD(ProbeMethod):
         return jnp.asarray(np.resize(self.initial, count), jnp.int32)
 
     def prepare(self, trainable: PyTree, base: Base) -> PyTree:
-        """Of a head of their own only what may be drafted."""
+        """The pytree; of a head of their own only the columns that may be drafted."""
         return trainable | ({"head": base.draft_part(trainable["head"])} if "head" in trainable else {})
 
     def enter(
@@ -144,7 +144,7 @@ class PPD(ProbeMethod):
         return trainable["embeddings"][distance - 1, copy]
 
     def sees(self, distance: jax.Array, copy: jax.Array) -> jax.Array:
-        """Which EPTs of one group see which (4.4.3)."""
+        """The mask among the EPTs of one group (4.4.3)."""
         earlier = distance[None, :] < distance[:, None]
         same = (distance[None, :] == distance[:, None]) & (copy[None, :] == copy[:, None])
         if self.mask == "ensemble":
@@ -152,7 +152,7 @@ class PPD(ProbeMethod):
         return earlier | same if self.mask == "decoder" else distance[None, :] <= distance[:, None]
 
     def prefix(self, trainable: PyTree) -> tuple[Cache, np.ndarray] | None:
-        """Every distance its own part (4.4.1, Figure 4.4)."""
+        """The prefix, of which every distance sees its own part (4.4.1, Figure 4.4)."""
         if not self.prefix_tokens:
             return None
         own = np.repeat(np.eye(self.distances, dtype=bool), self.prefix_tokens, axis=1)

@@ -1,4 +1,4 @@
-"""What methods that draft inside the verifying pass share: probes, rows that predict ahead without being tokens.
+"""Probes, rows that predict ahead without being tokens: shared by methods that draft inside the verifying pass.
 
 A probe at distance d of an owner at position p sits at position p + d and predicts the token at p + d + 1. It sees
 what its owner sees, the owner, and probes of the same owner. No token sees a probe, so the base's own output stays
@@ -42,7 +42,7 @@ from jaxspec.model.rows import Join, Rows, read_layers, run_rows
 
 @dataclasses.dataclass(frozen=True)
 class ProbeRows:
-    """Where the probe rows of a pass are, and whose they are.
+    """Places and owners of the probe rows of a pass.
 
     Attributes:
       first: rows before them that are no probes.
@@ -107,11 +107,11 @@ class ProbeMethod(Method, abc.ABC):
 
     @property
     def exits(self) -> int:
-        """Of how many of the last layers `read` wants the hidden states."""
+        """Number of the last layers whose hidden states `read` takes."""
         return 1
 
     def exit_layers(self, base: Base) -> tuple[int, ...]:
-        """Those `exits`, as taps."""
+        """The layers of `exits`, as taps."""
         layers = base.decoder.config.num_layers
         return tuple(range(layers - self.exits + 1, layers + 1))
 
@@ -119,7 +119,7 @@ class ProbeMethod(Method, abc.ABC):
     def enter(
         self, trainable: PyTree, entering: Sequence[int], distance: jax.Array, copy: jax.Array, owners: jax.Array
     ) -> jax.Array:
-        """What joins the rows at a layer: [..., X, D].
+        """The hidden states that join the rows at a layer: [..., X, D].
 
         Args:
           trainable: what `prepare` returned.
@@ -130,7 +130,7 @@ class ProbeMethod(Method, abc.ABC):
         """
 
     def sees(self, distance: jax.Array, copy: jax.Array) -> jax.Array:
-        """Which rows of one group see which: [X, X] from the rows' distances [X] and copies [X]."""
+        """The mask among rows of one group: [X, X] from the rows' distances [X] and copies [X]."""
         return distance[None, :] <= distance[:, None]
 
     def prefix(self, trainable: PyTree) -> tuple[Cache, np.ndarray] | None:
@@ -182,7 +182,7 @@ class ProbeMethod(Method, abc.ABC):
     # Training
 
     def training_sight(self, points: jax.Array, distance: jax.Array, copy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """How many tokens of the text probe rows see in training, [B, G, 1 or X], and which of each other, [X, X].
+        """The sight of probe rows in training: how many tokens of the text, [B, G, 1 or X], and which rows, [X, X].
 
         Args:
           points: [B, G, 1] int32, positions of the owners.
@@ -192,7 +192,7 @@ class ProbeMethod(Method, abc.ABC):
         return self._sight(points, distance, copy)
 
     def _sight(self, points: jax.Array, distance: jax.Array, copy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """As `training_sight`, what they see in decoding: all before the owner, the owner, and their group."""
+        """The sight of decoding, as `training_sight` returns it: all tokens up to the owner, and their group."""
         return points + 1, self.sees(distance, copy)
 
     def probe(
@@ -314,7 +314,7 @@ class ProbeMethod(Method, abc.ABC):
         return self.behind(context.base, chunk.step.draft.tree, chunk.step.states, chunk.step.accepted.node)
 
     def behind(self, base: Base, tree: Tree, states: Mapping[int, jax.Array], node: jax.Array) -> PyTree:
-        """What is remembered of the probes behind one node of every batch row.
+        """The method state of the probes behind one node of every batch row.
 
         Args:
           base: the decoder that ran them.
@@ -375,5 +375,5 @@ def init_prefix(key: jax.Array, base: Base, count: int, first: int = 0) -> PyTre
 
 
 def prefix_cache(prefix: PyTree, first: int = 0) -> Cache:
-    """What `init_prefix` made, layer by layer; nothing below the layer `first`."""
+    """The arrays of `init_prefix` layer by layer; nothing below the layer `first`."""
     return Cache(*((None,) * first + tuple(prefix[part]) for part in ("keys", "values")))

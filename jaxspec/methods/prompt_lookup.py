@@ -27,7 +27,7 @@ class PromptLookup(LookupMethod):
     name: ClassVar[str] = "prompt_lookup"
 
     def offer(self, context: DraftContext, text: jax.Array) -> Offer:
-        """What followed the longest match, of several the last."""
+        """The tokens that followed the longest match, of several the last."""
         place, matched = self.matches(context, text, 1)
         tokens = self.following(context, text, place)  # [B, M, 1]
         known = jnp.broadcast_to(matched[:, None] > 0, tokens.shape)

@@ -61,7 +61,7 @@ class Rest(LookupMethod):
         return {"tokens": jnp.full(self.size, SEPARATOR, jnp.int32), "order": jnp.arange(self.size, dtype=jnp.int32)}
 
     def offer(self, context: DraftContext, text: jax.Array) -> Offer:
-        """What followed the longest match, as a tree."""
+        """The tokens that followed the longest match, as a tree."""
         datastore, C = context.trainable, self.continuations
         first, count, matched = self.find(datastore, self.last(context, text))
         places = jnp.take(datastore["order"], first[:, None] + spread(count, C), mode="clip")  # [B, C]

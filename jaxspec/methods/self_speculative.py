@@ -68,7 +68,7 @@ class SelfSpeculative(UntrainedMethod):
 
     @property
     def skip(self) -> Skip:
-        """What drafting leaves out."""
+        """The parts of layers that drafting leaves out."""
         return Skip(self.skip_attention, self.skip_mlp)
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
@@ -82,7 +82,7 @@ class SelfSpeculative(UntrainedMethod):
     def search(
         self, base: Base, texts: Sequence[Text], trials: int, progress: Callable[[int, str], None]
     ) -> tuple[SelfSpeculative, dict[str, Any]]:
-        """What to skip and the threshold to begin with, for chains as long as usual; see `search_layers`."""
+        """Search parts to skip and a first threshold, for chains of the default length; see `search_layers`."""
         found = search_layers(base, texts, min(self.length, 4), trials, progress)
         skipped = {"skip_attention": found.skip.attention, "skip_mlp": found.skip.mlp}
         figures = {"tokens": found.tokens, "drafted": found.drafted, "cost": found.cost, "value": found.value}
@@ -99,7 +99,7 @@ class SelfSpeculative(UntrainedMethod):
         }
 
     def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
-        """Both after a step that verified anything (equations 4 and 5): of other sources' candidates, too."""
+        """Adapt both after a step that verified candidates, of other sources too (equations 4 and 5)."""
         if chunk.step is None:
             return method_state
         draft, threshold = chunk.step.draft, method_state["threshold"]

@@ -46,7 +46,7 @@ class Suffix(LookupMethod):
             raise UserError(f"suffix: fading must be above 0 and at most 1, got {self.fading}")
 
     def offer(self, context: DraftContext, text: jax.Array) -> Offer:
-        """What followed the occurrences, as a tree: paths that begin alike are one."""
+        """The tokens that followed the occurrences, as a tree: paths that begin alike are one."""
         C = self.occurrences
         places, matched = self.matches(context, text, C)
         tokens = self.following(context, text, places)  # [B, M, C]

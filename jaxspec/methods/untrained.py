@@ -1,4 +1,4 @@
-"""What methods that need no training share: how long they draft."""
+"""Settings of methods that need no training."""
 
 from __future__ import annotations
 

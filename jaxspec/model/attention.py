@@ -14,7 +14,7 @@ MASKED = -1e30  # the score of what a row does not see
 
 @flax.struct.dataclass
 class Context:
-    """Where rows stand and what they see besides themselves.
+    """Positions of rows, and what they see besides themselves.
 
     Attributes:
       positions: [B, R] int32, absolute.

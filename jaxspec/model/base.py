@@ -87,7 +87,7 @@ class Base:
         return product(x.astype(self.dtype), self.draft_vocabulary.columns, preferred_element_type=wide(x))
 
     def draft_part(self, x: jax.Array) -> jax.Array:
-        """What concerns the tokens that may be drafted: [..., V] to [..., V']."""
+        """The part for tokens that may be drafted: [..., V] to [..., V']."""
         return x if self.draft_vocabulary is None else x[..., self.draft_vocabulary.ids]
 
     def draft_whole(self, x: jax.Array, fill: float) -> jax.Array:

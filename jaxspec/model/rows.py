@@ -37,7 +37,7 @@ class Join:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What one pass computes: G groups of r rows that do not see each other (a decoding step is one group).
+    """The input of a pass: G groups of r rows that do not see each other (a decoding step is one group).
 
     Attributes:
       x: [B, G, r0, D], embeddings of the rows that are there from the start; r0 may be 0.
