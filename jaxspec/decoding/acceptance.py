@@ -117,8 +117,8 @@ class Rejection(Match):
             path.append(node)
         noise = sampler.noise(seeds, positions[rows, length][:, None], jnp.arange(logits.shape[-1]))[:, 0]
         bonus = best(jnp.log(rest) + noise)
-        whole = (jnp.stack(path, axis=1), length, node, bonus)
-        return Accepted(*(x.astype(jnp.int32) for x in whole))
+        accepted = (jnp.stack(path, axis=1), length, node, bonus)
+        return Accepted(*(x.astype(jnp.int32) for x in accepted))
 
     def _choose_child(
         self, draft: Draft, p: jax.Array, node: jax.Array, chances: jax.Array
@@ -131,10 +131,10 @@ class Rejection(Match):
         def judge(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             rank, p, log_q, taken, waiting = state
             q = _normalised(log_q)
-            here = is_child & (tree.rank == rank)
-            child = jnp.argmax(here, axis=1)
+            has_rank = is_child & (tree.rank == rank)
+            child = jnp.argmax(has_rank, axis=1)
             token = draft.tokens[rows, child]
-            drawn = waiting & jnp.any(here, axis=1) & (q[rows, token] > 0)
+            drawn = waiting & jnp.any(has_rank, axis=1) & (q[rows, token] > 0)
             survives = drawn & (chances[:, rank] * q[rows, token] < p[rows, token])
             refused = drawn & ~survives
             p = jnp.where(refused[:, None], self.residual(p, q), p)
@@ -239,8 +239,8 @@ def _longest(tree: Tree, survives: jax.Array, targets: jax.Array, log_p: jax.Arr
         without it the first.
     """
     survives = survives | (tree.depth == 0)
-    whole = jnp.all(survives[:, None] | ~tree.ancestors, axis=-1) & tree.live
-    score = jnp.where(whole, tree.depth, -1)
+    path_survives = jnp.all(survives[:, None] | ~tree.ancestors, axis=-1) & tree.live
+    score = jnp.where(path_survives, tree.depth, -1)
     if log_p is not None:
         of_path = jnp.sum(jnp.where(tree.ancestors & (tree.depth > 0)[:, None], log_p[:, None], 0), axis=-1)
         score = jnp.where(score == jnp.max(score, axis=-1, keepdims=True), of_path, -jnp.inf)

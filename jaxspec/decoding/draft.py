@@ -177,8 +177,8 @@ class Offer:
         place = jnp.arange(self.tokens.shape[-1])
         if self.parent is None:
             return jnp.broadcast_to(place, self.tokens.shape)
-        other, own = self.log_p[..., None, :], self.log_p[..., None]
-        better = (other > own) | ((other == own) & (place < place[:, None]))
+        sibling, candidate = self.log_p[..., None, :], self.log_p[..., None]
+        better = (sibling > candidate) | ((sibling == candidate) & (place < place[:, None]))
         return jnp.sum(self.siblings & better, axis=-1)
 
     @property

@@ -64,9 +64,9 @@ class StaticTree:
         if not offers:
             return Draft(tree, tokens, valid, jnp.zeros_like(tokens))
         [offer] = offers
-        place, found = _fixed_places(tree, offer) if offer.parent is None else _places(tree, offer)
+        place, exists = _fixed_places(tree, offer) if offer.parent is None else _places(tree, offer)
         index = (jnp.arange(len(root))[:, None], jnp.maximum(tree.depth - 1, 0), place)
-        known = jnp.broadcast_to(offer.known, offer.tokens.shape)[index] & found
+        known = jnp.broadcast_to(offer.known, offer.tokens.shape)[index] & exists
         tokens = jnp.where(is_root, tokens, offer.tokens[index])
         drawn = offer.drawn and Drawn(offer.drawn.log_q, offer.drawn.place[index])
         return Draft(tree, tokens, tree.live & (is_root | known), jnp.where(is_root, 0, 1), None, drawn)
@@ -81,15 +81,15 @@ def _fixed_places(tree: Tree, offer: Offer) -> tuple[jax.Array, jax.Array]:
 def _places(tree: Tree, offer: Offer) -> tuple[jax.Array, jax.Array]:
     """Likewise, where candidates have parents: the one of its rank among the children of its parent's candidate."""
     ranks, parents = offer.rank, offer.above
-    place, found = jnp.zeros_like(tree.depth), tree.depth == 0
+    place, exists = jnp.zeros_like(tree.depth), tree.depth == 0
     for level in range(tree.max_depth):
         above = jnp.take_along_axis(place, tree.parent, axis=1)  # [B, N]
         fits = offer.known[:, level, None] & (ranks[:, level, None] == tree.rank[..., None])  # [B, N, W]
         fits &= parents[:, level, None] == above[..., None]
-        here = (tree.depth == level + 1) & jnp.take_along_axis(found, tree.parent, axis=1)
-        place = jnp.where(here, jnp.argmax(fits, axis=-1), place)
-        found |= here & jnp.any(fits, axis=-1)
-    return place, found
+        has_candidate = (tree.depth == level + 1) & jnp.take_along_axis(exists, tree.parent, axis=1)
+        place = jnp.where(has_candidate, jnp.argmax(fits, axis=-1), place)
+        exists |= has_candidate & jnp.any(fits, axis=-1)
+    return place, exists
 
 
 @flax.struct.dataclass
@@ -253,8 +253,8 @@ def _grow(offers: Sequence[Offer], B: int, F: int, depth: int) -> dict[str, jax.
     above = (jnp.broadcast_to(at_root, (B, F)), tuple(jnp.zeros((B, F), jnp.int32) for _ in offers))
     levels = []
     for d in range(depth):
-        here = [jax.tree.map(lambda x, d=d: x[:, d], offer) for offer in offers]
-        above, node = level(above, here)
+        level_offers = [jax.tree.map(lambda x, d=d: x[:, d], offer) for offer in offers]
+        above, node = level(above, level_offers)
         levels.append(node)
     return jax.tree.map(lambda *xs: jnp.stack(xs, axis=1), *levels)
 

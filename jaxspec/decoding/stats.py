@@ -49,8 +49,8 @@ def count(stats: Stats, draft: Draft, accepted: Accepted, active: jax.Array) -> 
     tree, active = draft.tree, active[:, None, None]
     S, depth = stats.offered.shape[1] - 1, jnp.arange(tree.max_depth)  # of the parents
     candidate = (draft.valid & (tree.depth > 0))[:, None]
-    own = jnp.bitwise_and(draft.sources[:, None] >> jnp.arange(S)[:, None], 1) > 0
-    candidates = jnp.concatenate([candidate, candidate & own], axis=1)[:, :, None]  # [B, 1 + S, 1, N]
+    offered_by = jnp.bitwise_and(draft.sources[:, None] >> jnp.arange(S)[:, None], 1) > 0
+    candidates = jnp.concatenate([candidate, candidate & offered_by], axis=1)[:, :, None]  # [B, 1 + S, 1, N]
     is_child = (accepted.path[:, :-1, None] == tree.parent[:, None])[:, None]  # [B, 1, P, N]
     reached = active & (depth <= accepted.length[:, None, None])
     taken = jnp.take_along_axis(candidates[:, :, 0], accepted.path[:, None, 1:], axis=2)

@@ -143,11 +143,11 @@ class DFlash(Method):
             )["params"]
         if self.start == "base":
             first = c.num_layers - self.layers
-            own = [base.params[f"layers_{first + i}"] for i in range(self.layers)]
-            for i, params in enumerate(own):
+            layers = [base.params[f"layers_{first + i}"] for i in range(self.layers)]
+            for i, params in enumerate(layers):
                 trainable[f"layer{i + 1}"] |= copied_layer(c, params)  # norms of heads that the base lacks stay
             trainable["fuse"] = {"kernel": jnp.eye(len(taps) * c.hidden_size, c.hidden_size)}
-            trainable["fuse_norm"] = own[0]["attention_norm"]
+            trainable["fuse_norm"] = layers[0]["attention_norm"]
         if self.from_newest:
             trainable["enter"] = {"kernel": init_beside(base, 1)}
         if self.markov_rank:
@@ -294,9 +294,9 @@ class DFlash(Method):
 
     def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
         """Keys and values of the drafter's layers, and the newest deepest tapped state [B, D]."""
-        own = dataclasses.replace(base.decoder.config, num_layers=self.layers)
-        newest = jnp.zeros((batch, own.hidden_size), base.dtype)
-        return {"memory": empty_cache(own, batch, capacity, base.dtype), "newest": newest}
+        config = dataclasses.replace(base.decoder.config, num_layers=self.layers)
+        newest = jnp.zeros((batch, config.hidden_size), base.dtype)
+        return {"memory": empty_cache(config, batch, capacity, base.dtype), "newest": newest}
 
     def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
         """Add the read tokens to the drafter's context."""

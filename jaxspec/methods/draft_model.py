@@ -109,9 +109,9 @@ class DraftModel(Method):
     def as_draft_model(self, trainable: PyTree, base: Base) -> Base:
         """The draft model; where it is made of the base's layers, with the base's embeddings."""
         params, vocabulary = dict(trainable), base.draft_vocabulary
-        own = params.pop("columns", None)
-        if own is not None:
-            vocabulary = DraftVocabulary(vocabulary.ids, own)
+        own_columns = params.pop("columns", None)
+        if own_columns is not None:
+            vocabulary = DraftVocabulary(vocabulary.ids, own_columns)
         if self.shapes is None:
             params |= {name: base.params[name] for name in _EMBEDDINGS if name in base.params}
         return Base(params, base.decoder.clone(config=self.config(base)), vocabulary)
@@ -184,9 +184,9 @@ class DraftModel(Method):
             if parents.level == 0:
                 return logits(method_state["newest"][:, None]), None
             B, W = parents.tokens.shape
-            own = jnp.broadcast_to(jnp.eye(W, dtype=bool), (B, 1, W, W))
+            sees_itself = jnp.broadcast_to(jnp.eye(W, dtype=bool), (B, 1, W, W))
             at = jnp.broadcast_to(position + parents.level, (B, W))
-            rows_context = Context(at, own, cache, position + 1, *_path(parents, levels[1:]))
+            rows_context = Context(at, sees_itself, cache, position + 1, *_path(parents, levels[1:]))
             hidden, rows = model.rows(model.embed(parents.tokens), rows_context)
             return logits(hidden), rows
 

@@ -225,8 +225,8 @@ class Eagle(Method):
         for unroll in range(1, count):
             following = batch.tokens[rows, jnp.minimum(points + 1 + unroll, T - 1)]
             state = self._entered(trainable, base, state, following)
-            q, *own = self._qkv(trainable, base, state, following, points + unroll)
-            path.append(tuple(own))
+            q, *row_kv = self._qkv(trainable, base, state, following, points + unroll)
+            path.append(tuple(row_kv))
             state = after(trainable, base, state, _attend(q, cached, visible, path))
             outputs.append(state)
         return jnp.stack(outputs, axis=2), frozen
@@ -248,9 +248,9 @@ class Eagle(Method):
         weights = has_target * self.decay ** (distances - 1) / jnp.maximum(jnp.sum(has_target, axis=(0, 1)), 1)
 
         student = self._logits(trainable, base, states)  # [B, G, U, V']
-        whole = base.logits(frozen)  # [B, T, V]
-        teacher = base.draft_part(whole)
-        covered = jnp.max(teacher, axis=-1) >= jnp.max(whole, axis=-1)
+        base_logits = base.logits(frozen)  # [B, T, V]
+        teacher = base.draft_part(base_logits)
+        covered = jnp.max(teacher, axis=-1) >= jnp.max(base_logits, axis=-1)
         log_p = jax.nn.log_softmax(teacher)
         p = jax.lax.optimization_barrier(jnp.exp(log_p))  # or every prediction would compute it again
         entropy = -jnp.sum(p * log_p, axis=-1)
@@ -275,9 +275,9 @@ class Eagle(Method):
 
     def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
         """The cache of rows on the base's states, and the output [B, D] of the newest of them."""
-        own = dataclasses.replace(base.decoder.config, num_layers=1)
-        cache = empty_cache(own, batch, capacity, base.dtype)
-        return {"cache": cache, "state": jnp.zeros((batch, own.hidden_size), base.dtype)}
+        config = dataclasses.replace(base.decoder.config, num_layers=1)
+        cache = empty_cache(config, batch, capacity, base.dtype)
+        return {"cache": cache, "state": jnp.zeros((batch, config.hidden_size), base.dtype)}
 
     def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
         """Keys and values of all rows that were read; the rest of the layer for the last one alone."""
@@ -303,16 +303,16 @@ class Eagle(Method):
         def expand(parents: Parents, levels: Sequence[Any]) -> tuple[jax.Array, Any]:
             """`levels` holds, of the nodes that expanded at each, outputs [B, W, D], keys and values [B, W, K, Dh]."""
             if parents.level == 0:
-                state, own = method_state["state"][:, None], None
+                state, row_kv = method_state["state"][:, None], None
             else:
                 above, place = levels[-1][0], parents.ancestors
                 position = context.position[:, None] - 1 + parents.level
                 state = self._entered(trainable, base, above[rows, place[..., -1]], parents.tokens)
-                q, *own = self._qkv(trainable, base, state, parents.tokens, position)
+                q, *row_kv = self._qkv(trainable, base, state, parents.tokens, position)
                 path = [tuple(x[rows, place[..., i]] for x in levels[i][1]) for i in range(1, parents.level)]
-                attended = _attend(q, (cache.keys[0], cache.values[0]), visible, [*path, tuple(own)])
+                attended = _attend(q, (cache.keys[0], cache.values[0]), visible, [*path, tuple(row_kv)])
                 state = self._after(trainable, base, state, attended)
-            return self._logits(trainable, base, state), (state, own)
+            return self._logits(trainable, base, state), (state, row_kv)
 
         return offer_levels(context, expand, best=not context.fixed, confidence=self.confidence)
 

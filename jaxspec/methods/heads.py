@@ -197,10 +197,10 @@ class HeadMethod(Method, abc.ABC):
 
     def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
         """The cache of the method's own layers, and what the heads read, arrays [B, D], of the newest state."""
-        own = dataclasses.replace(base.decoder.config, num_layers=self.own_layers)
-        newest = jnp.zeros((batch, own.hidden_size), base.dtype)
+        config = dataclasses.replace(base.decoder.config, num_layers=self.own_layers)
+        newest = jnp.zeros((batch, config.hidden_size), base.dtype)
         count = max(self.own_layers, 1)
-        return {"cache": empty_cache(own, batch, capacity, base.dtype), "features": (newest,) * count}
+        return {"cache": empty_cache(config, batch, capacity, base.dtype), "features": (newest,) * count}
 
     def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
         """The tokens that were read through the method's own layers."""

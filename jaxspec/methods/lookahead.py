@@ -124,8 +124,8 @@ class Lookahead(Method):
         draft, states = chunk.step.draft, chunk.step.states[context.base.decoder.config.num_layers]
         behind = jnp.concatenate([states[:, :1], states[:, draft.tree.num_nodes :]], axis=1)
         newest = best(context.base.logits(behind[:, -self.window :]))[:, None]  # [B, 1, W]
-        whole = jnp.concatenate([window.at[:, 0, 0].set(draft.tokens[:, 0]), newest], axis=1)  # [B, N, W]
-        return {"window": whole[:, 1:], "pool": self.remember(pool, whole.swapaxes(1, 2))}
+        columns = jnp.concatenate([window.at[:, 0, 0].set(draft.tokens[:, 0]), newest], axis=1)  # [B, N, W]
+        return {"window": columns[:, 1:], "pool": self.remember(pool, columns.swapaxes(1, 2))}
 
     def remember(self, pool: jax.Array, ngrams: jax.Array) -> jax.Array:
         """The pool with n-grams [B, W, N], one after the other: each comes first under its token, and is there once."""
@@ -183,10 +183,10 @@ class Jacobi(UntrainedMethod):
         right = draft.tokens == jnp.take_along_axis(guesses, jnp.maximum(tree.depth - 1, 0), axis=1)
         right = (right & draft.valid) | (tree.depth == 0)
         verified = jnp.all(right[:, None] | ~tree.ancestors, axis=-1) & tree.live  # [B, N], nodes that are guesses
-        here = verified[:, None] & (tree.depth[:, None] == jnp.arange(M + 1)[:, None])  # [B, M + 1, N]
-        said = jnp.take_along_axis(best(chunk.step.logits), jnp.argmax(here, axis=-1), axis=1)
+        at_depth = verified[:, None] & (tree.depth[:, None] == jnp.arange(M + 1)[:, None])  # [B, M + 1, N]
+        next_tokens = jnp.take_along_axis(best(chunk.step.logits), jnp.argmax(at_depth, axis=-1), axis=1)
         stays = jnp.pad(guesses, ((0, 0), (0, 1)), mode="edge")
-        following = jnp.where(jnp.any(here, axis=-1), said, stays)  # [B, M + 1], the first right behind the root
+        following = jnp.where(jnp.any(at_depth, axis=-1), next_tokens, stays)  # [B, M + 1], from the root on
         return jnp.take_along_axis(following, jnp.minimum(chunk.length[:, None] + jnp.arange(M), M), axis=1)
 
     def offer(self, context: DraftContext, guesses: jax.Array) -> Offer:

@@ -118,6 +118,6 @@ def join(tokens: jax.Array, there: jax.Array, weights: jax.Array) -> tuple[jax.A
     first = jnp.argmax(alike, axis=-1)  # [B, M, C], the first continuation with the same path so far
     through = jnp.sum(alike * weights, axis=-1)
     parent = jnp.concatenate([jnp.zeros_like(first[:, :1]), first[:, :-1]], axis=1)
-    whole = jnp.sum(there[:, :1] * weights, axis=-1, keepdims=True)
-    above = jnp.concatenate([jnp.broadcast_to(whole, through[:, :1].shape), through[:, :-1]], axis=1)
+    at_root = jnp.sum(there[:, :1] * weights, axis=-1, keepdims=True)
+    above = jnp.concatenate([jnp.broadcast_to(at_root, through[:, :1].shape), through[:, :-1]], axis=1)
     return there & (first == jnp.arange(tokens.shape[-1])), parent, through, above

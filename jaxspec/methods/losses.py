@@ -62,10 +62,10 @@ def answer_entropy(base: Base, text: jax.Array, batch: Batch) -> tuple[jax.Array
       batch: the texts.
     """
     logits = base.logits(text[:, :-1])
-    said = jnp.take_along_axis(logits, batch.tokens[:, 1:, None], axis=-1)[..., 0]
+    at_token = jnp.take_along_axis(logits, batch.tokens[:, 1:, None], axis=-1)[..., 0]
     place = jnp.arange(1, batch.tokens.shape[1])
     is_answer = (place >= batch.starts[:, None]) & (place < batch.lengths[:, None])
-    return logsumexp(logits, axis=-1) - said, is_answer
+    return logsumexp(logits, axis=-1) - at_token, is_answer
 
 
 def targets(batch: Batch, distances: Sequence[int]) -> jax.Array:

@@ -155,8 +155,8 @@ class PPD(ProbeMethod):
         """The prefix, of which every distance sees its own part (4.4.1, Figure 4.4)."""
         if not self.prefix_tokens:
             return None
-        own = np.repeat(np.eye(self.distances, dtype=bool), self.prefix_tokens, axis=1)
-        return prefix_cache(trainable["prefix"], self.entry), own
+        by_distance = np.repeat(np.eye(self.distances, dtype=bool), self.prefix_tokens, axis=1)
+        return prefix_cache(trainable["prefix"], self.entry), by_distance
 
     def read(self, trainable: PyTree, base: Base, exits: Sequence[jax.Array], distance: jax.Array) -> jax.Array:
         """Logits averaged over EPTs and exits (4.2, 4.4.4, 4.4.5), through the base's head or one of their own."""

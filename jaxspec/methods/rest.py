@@ -101,10 +101,10 @@ class Rest(LookupMethod):
             low, high = bounds  # [B, 2, n]
             middle = low + (high - low) // 2
             place = jnp.take(order, middle, mode="clip")[..., None]
-            found = jnp.take(tokens, jnp.maximum(place - back, 0))  # [B, 2, n, n]
-            differs = compared & (found != wanted)
+            tokens_there = jnp.take(tokens, jnp.maximum(place - back, 0))  # [B, 2, n, n]
+            differs = compared & (tokens_there != wanted)
             newest = jnp.argmax(differs, axis=-1)[..., None]
-            less = jnp.take_along_axis(found < wanted, newest, axis=-1)[..., 0]
+            less = jnp.take_along_axis(tokens_there < wanted, newest, axis=-1)[..., 0]
             go_up = jnp.where(jnp.any(differs, axis=-1), less, when_equal) & (low < high)
             return jnp.where(go_up, middle + 1, low), jnp.where(go_up, high, middle)
 

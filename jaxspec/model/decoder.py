@@ -195,9 +195,9 @@ class Decoder(nn.Module):
             window = self.config.window(i)
             if window not in masks:
                 masks[window] = masks_of(context, window)
-            own, old = masks[window]
+            row_mask, cache_mask = masks[window]
             cached, prefix = of_layer(context.cache, i), of_layer(context.prefix, i)
-            layer, seen, k, v = self.layers[i], (angles, own, cached, old, prefix), None, None
+            layer, seen, k, v = self.layers[i], (angles, row_mask, cached, cache_mask, prefix), None, None
             x = divided(x, "batch")
             if i not in (*skip.attention, *skip.mlp):
                 x, (k, v) = layer(x, *seen)
