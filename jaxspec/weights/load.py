@@ -19,14 +19,13 @@ from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.errors import UserError, first_line, suggest
 from jaxspec.files import swap_folder
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import Copies, in_blocks, kernels_by_shape
 from jaxspec.model.decoder import Decoder
 from jaxspec.parallel.processes import is_leader, wait_for_all
 from jaxspec.parallel.sharding import make_mesh, mesh_of, put_beside
 from jaxspec.weights.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
 from jaxspec.weights.gguf import GGUFFile
 from jaxspec.weights.hf import eos_tokens, load_directory, read_config, save_directory
-from jaxspec.weights.layouts import Layouts, block_for, read_layouts
+from jaxspec.weights.layouts import Copies, Layouts, block_for, in_blocks, kernels_by_shape, read_layouts
 from jaxspec.weights.shapes import SHAPES
 from jaxspec.weights.sharing import is_sharing, join_shared, read_shared
 from jaxspec.weights.templates import check_template, chosen_template, own_template
