@@ -220,7 +220,7 @@ def seconds_of_updates(lab: Lab, job: Job) -> float:
             jax.block_until_ready(metrics)
     each = watch.seconds / (timed + 1)
     if job.kind == "rates":
-        updates = (len(_FACTORS) + 1) * (terms.trial_updates + terms.validation / terms.sequences)
+        updates = (len(_FACTORS) + 1) * (terms.trial_updates + terms.text.held_out / terms.sequences)
     else:
-        updates = terms.updates + (terms.validation + terms.held_out) / terms.sequences
+        updates = terms.updates + (terms.text.held_out + terms.held_out) / terms.sequences
     return updates * each + 3 * watch.compile_seconds  # the update, its start, and an evaluation

@@ -10,13 +10,14 @@ from experiments.lab.entries import Entry
 from experiments.lab.lab import Lab
 from experiments.lab.terms import Terms
 from experiments.studies import SpeedRow, Study
+from jaxspec.config import DataConfig
 from jaxspec.errors import UserError
 from jaxspec.files import exclusive
 from jaxspec.methods import PPD
 
 SMALL = Terms(
-    "tiny-text", updates=2, trial_updates=2, sequences=2, insertions=8, answers=16, validation=3, held_out=6, live=2,
-    answer_tokens=24, small_vocabulary=64,
+    "tiny-text", updates=2, trial_updates=2, sequences=2, insertions=8, held_out=6, live=2, small_vocabulary=64,
+    text=DataConfig(answers=16, held_out=3, max_prompt_tokens=192, max_answer_tokens=24, held_out_tokens=24),
 )  # fmt: skip
 
 
@@ -83,7 +84,7 @@ def test_a_run_trains_what_it_needs_once_and_writes_the_page(model, tmp_path, mo
     lab.write(job, {"result": {"accuracy": [[0.5] * 10] * 3, "parameters": 96}, "seconds": 1, "device": "this"})
     ablate.main([*args, "--report"])
     assert "| 0 | 1 | 0.500 / 0.500 / 0.500 |" in (tmp_path / "ablations.md").read_text()
-    with pytest.raises(UserError, match=r"holds other results \(decode_prompts 2, not 3\); give another --output"):
+    with pytest.raises(UserError, match=r"holds other results \(decode-prompts 2, not 3\); give another --output"):
         ablate.main([*args, "--decode-prompts", "3"])
     with exclusive(tmp_path), pytest.raises(UserError, match="another process is writing there"):
         ablate.main(args)
