@@ -10,8 +10,7 @@ from typing import Any
 import tyro
 
 from experiments.agreement import agreement, asked_again
-from jaxspec.bench.plot import plot_bench
-from jaxspec.bench.report import sections
+from jaxspec.bench.report import plot_bench, sections
 from jaxspec.bench.results import Results, load_results, summary_of
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import run_main

@@ -97,7 +97,7 @@ def dry_run_decoding(
       length: of prompt and answer together, in tokens.
       dtype: of the base.
     """
-    begun = _decodings(config, mesh, batch_size, length, dtype)
+    begun = decodings(config, mesh, batch_size, length, dtype)
     decoding, state = list(begun.values())[-1]
     base, capacity = decoding.base, state.cache.capacity
     return {
@@ -109,12 +109,6 @@ def dry_run_decoding(
         "drafter_state_bytes": device_bytes(state.method_states),
         "steps": {rows: measure_needs(lower_step(*both, mesh), chip) for rows, both in begun.items()},
     }
-
-
-def lowered_loops(config: RunConfig, mesh: Mesh, batch_size: int, length: int) -> dict[int, Lowered]:
-    """The decoding loop of each number of rows, in bfloat16; the arguments of `dry_run_decoding`."""
-    begun = _decodings(config, mesh, batch_size, length, "bfloat16")
-    return {rows: lower_step(*both, mesh) for rows, both in begun.items()}
 
 
 def training_lines(name: str, config: RunConfig, found: dict[str, Any]) -> list[str]:
@@ -172,10 +166,10 @@ def _drafting(base: Base, count: int) -> Base:
     return base.replace(draft_vocabulary=DraftVocabulary(_ints((count,)), columns))
 
 
-def _decodings(
+def decodings(
     config: RunConfig, mesh: Mesh, batch_size: int, length: int, dtype: str
 ) -> dict[int, tuple[Decoding, DecodeState]]:
-    """What the decoding loop takes, by rows of a step."""
+    """Arguments of the decoding loop by rows of a step; for the settings see `dry_run_decoding`."""
     base = abstract_base(config.shapes, dtype, mesh)
     capacity = cache_capacity(length, config.method.max_distance)
     drafters = [DeviceDrafter((), StaticTree(from_paths([]).arrays(0)))]

@@ -217,7 +217,8 @@ def check_dtype(dtype: str, known: Sequence[str] = DTYPES) -> None:
 
 
 def weights_dtype(dtype: str) -> jnp.dtype:
-    """The dtype of weights that are loaded in one of `DTYPES`."""
+    """The dtype of weights that are loaded in one of `DTYPES`. Raises UserError for another name."""
+    check_dtype(dtype)
     return jnp.dtype("bfloat16" if dtype == "exact" else dtype)
 
 
@@ -239,7 +240,7 @@ def load_model(
       UserError: fewer devices than that, or not found, truncated, unsupported, or its tensors do not match its config.
     """
     dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    check_dtype(dtype)
+    held = weights_dtype(dtype)
     if template:
         check_template(template)
     devices = make_mesh(mesh)
@@ -248,10 +249,10 @@ def load_model(
         return _load_sharing(name_or_path, path, dtype, mesh, template)
     if path.is_file():
         file = GGUFFile(path)
-        weights, eos, tokenizer = file.load(weights_dtype(dtype), devices), file.eos_tokens(), file.tokenizer()
+        weights, eos, tokenizer = file.load(held, devices), file.eos_tokens(), file.tokenizer()
     else:
         load = load_checkpoint if is_checkpoint(path) else load_directory
-        weights, eos, tokenizer = load(path, weights_dtype(dtype), devices), eos_tokens(path), _load_tokenizer(path)
+        weights, eos, tokenizer = load(path, held, devices), eos_tokens(path), _load_tokenizer(path)
     if template:
         tokenizer.chat_template = chosen_template(template, own_template(tokenizer))
     return Model(name_or_path, *weights, eos, tokenizer, dtype == "exact")
