@@ -60,7 +60,6 @@ results: questions setup
 	-$(BIN)/python -m jaxspec bench latency --models 1b --rounds 5 --output runs/results/latency_1b
 	-$(COMPARE) --run autoregressive --peers $(SPEC) --limit 12 --output runs/results/peers
 	mkdir -p runs/results/page
-	cp docs/ablations.json runs/results/page
 	$(BIN)/python -m experiments.results --output runs/results/page $$(for folder in $(addprefix runs/results/,$(PAGE)); do \
 		if test -f $$folder/latency.json -o -s $$folder/answers/run_1/autoregressive.jsonl; then echo $$folder; fi; done)
 

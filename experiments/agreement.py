@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.verdicts import conditions
 from jaxspec.bench.metrics import Figures, figures
 from jaxspec.bench.report import command, interval
 from jaxspec.bench.results import Results, reference_of
@@ -12,6 +11,13 @@ from jaxspec.bench.runs import REFERENCE
 from jaxspec.markdown import table
 
 _Batch = tuple[tuple, ...]
+_MAY_DIFFER = ("data", "limit", "runs", "peers", "assistant")  # settings of benchmarks that are compared
+
+
+def conditions(results: Results) -> dict[str, Any]:
+    """What benchmarks have in common whose figures may be compared."""
+    settings = {name: value for name, value in results.setting["settings"].items() if name not in _MAY_DIFFER}
+    return settings | {name: results.setting[name] for name in ("fingerprint", "dtype", "device")}
 
 
 def asked_again(first: Results, second: Results) -> bool:

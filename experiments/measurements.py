@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.decoding_studies import TEMPERATURES, TIMED, TOGETHER
-from experiments.studies import Entry
+from experiments.studies import SpeedRow
 from jaxspec.bench.metrics import estimate
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance
@@ -38,7 +38,9 @@ _RULES = {name: rule() for name, rule in ACCEPTANCES.items() if rule.lossless}
 _SIZES = (1024, 2048, 4096, 8192, 16384)  # of draft vocabularies
 
 
-def load_drafters(entries: Mapping[str, Entry], model: Model, folder: Callable[[str, str], Path]) -> dict[str, Drafter]:
+def load_drafters(
+    entries: Mapping[str, SpeedRow], model: Model, folder: Callable[[str, str], Path]
+) -> dict[str, Drafter]:
     """The drafters of a table by label; those of one adapter share the base that it may have tuned.
 
     Args:
@@ -59,7 +61,7 @@ def load_drafters(entries: Mapping[str, Entry], model: Model, folder: Callable[[
 
 
 def measure_speeds(
-    drafters: Mapping[str, Drafter], prompts: Sequence[str], max_new_tokens: int
+    drafters: Mapping[str, Drafter], prompts: Sequence[str] | Sequence[list[int]], max_new_tokens: int
 ) -> dict[str, dict[str, Any]]:
     """Decode the same prompts with every drafter and autoregressively, in turn.
 
@@ -96,7 +98,7 @@ def measure_coverage(frequent_tokens: np.ndarray, answers: Sequence[AnsweredProm
 
 
 def measure_acceptance(
-    label: str, drafter: Drafter, prompts: Sequence[str], max_new_tokens: int
+    label: str, drafter: Drafter, prompts: Sequence[str] | Sequence[list[int]], max_new_tokens: int
 ) -> dict[str, list[dict[str, Any]]]:
     """Decode the same prompts with both lossless rules of acceptance at every temperature; `label` is for the progress.
 
@@ -119,7 +121,11 @@ def measure_acceptance(
 
 
 def _counts(
-    drafter: Drafter, prompts: Sequence[str], max_new_tokens: int, temperature: float, rule: Acceptance
+    drafter: Drafter,
+    prompts: Sequence[str] | Sequence[list[int]],
+    max_new_tokens: int,
+    temperature: float,
+    rule: Acceptance,
 ) -> np.ndarray:
     """[4, n]: the tokens that steps made, the steps, and the drafts accepted and offered.
 

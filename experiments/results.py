@@ -1,4 +1,4 @@
-"""One page of several benchmarks, and of latencies, with the papers' claims: python -m experiments.results DIR..."""
+"""One page of several benchmarks, and of latencies: python -m experiments.results DIR..."""
 
 from __future__ import annotations
 
@@ -10,27 +10,22 @@ from typing import Any
 import tyro
 
 from experiments.agreement import agreement, asked_again
-from experiments.claims import CLAIMS, PAPERS
-from experiments.verdicts import CHAT, CLOSE, HOW_SPEEDS_COMPARE, Evidence
-from jaxspec.bench.plot import plot_bench
-from jaxspec.bench.report import sections
+from jaxspec.bench.report import plot_bench, sections
 from jaxspec.bench.results import Results, load_results, summary_of
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import run_main
 from jaxspec.errors import UserError
-from jaxspec.files import read_json, writable, write_atomically, write_json
-from jaxspec.markdown import table
+from jaxspec.files import writable, write_atomically, write_json
 from jaxspec.tuning.steps import LATENCY, latency_table, plot_latency, read_latency
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """One page of several benchmarks: their tables, which of the papers' claims hold, and the papers' own figures.
+    """One page of several benchmarks: their tables and plots.
 
     Attributes:
-      folders: of benchmarks, and of latencies; claims are judged by the first. A benchmark that repeats the first one
-        is compared with it.
-      output: folder for results.md, results.json and plots; an ablations.json that lies there counts as evidence.
+      folders: of benchmarks, and of latencies. A benchmark that repeats the first one is compared with it.
+      output: folder for results.md, results.json and plots.
     """
 
     folders: tyro.conf.Positional[tuple[str, ...]]
@@ -65,9 +60,8 @@ def write_results(folders: Sequence[Path], output: Path) -> Path:
       UserError: folders that make no page, or an output that cannot be written.
     """
     benchmarks, latencies = read_folders(folders)
-    file = writable(output) / "ablations.json"
-    ablations = read_json(file) if file.exists() else {"trainings": {}, "decoding": {}}
-    evidence = Evidence(list(benchmarks.values()), ablations)
+    writable(output)
+    main_one = next(iter(benchmarks.values()))
     codes = {name: results.setting["code"] for name, results in benchmarks.items()}
     codes |= {name: found["code"] for name, found in latencies.items()}
     lines = ["# Results", "", f"Made by `python -m experiments.results` from {', '.join(codes)}.", ""]
@@ -78,20 +72,17 @@ def write_results(folders: Sequence[Path], output: Path) -> Path:
             "A step may cost more or less there, with a method or without: compare speeds within a section.",
             "",
         ]
-    lines += ["## Which of the papers' claims hold on this base", "", *claims_table(evidence), ""]
     for name, results in benchmarks.items():
-        repeats = results is not evidence.main and asked_again(evidence.main, results)
+        repeats = results is not main_one and asked_again(main_one, results)
         picture = output / f"results-{name}.png"
         lines += [f"## {_title(name)}", ""]
-        lines += [*agreement(evidence.main, results), ""] if repeats else sections(results, "###")
+        lines += [*agreement(main_one, results), ""] if repeats else sections(results, "###")
         lines += [f"![{name}]({picture.name})", ""] if not repeats and plot_bench(results, picture) else []
     for name, found in latencies.items():
         picture = output / f"results-{name}.png"
         plot_latency(found, picture)
         lines += [f"## {_title(name)}: milliseconds of a step by rows", "", *latency_table(found), ""]
         lines += [f"![{name}]({picture.name})", ""]
-    heads = ["method", "base", "device", "speed against autoregressive decoding", "source"]
-    lines += ["## What the papers report, on theirs", "", *table(heads, PAPERS), ""]
     summaries = {name: summary_of(results) for name, results in benchmarks.items()} | latencies
     write_json(output / "results.json", summaries)
     write_atomically(output / "results.md", "\n".join(lines).encode())
@@ -100,20 +91,6 @@ def write_results(folders: Sequence[Path], output: Path) -> Path:
 
 def _title(name: str) -> str:
     return name.replace("_", " ").capitalize()
-
-
-def claims_table(evidence: Evidence) -> list[str]:
-    """A line per claim, and how verdicts are made."""
-    verdicts = [(claim, claim.judge(evidence)) for claim in CLAIMS]
-    rows = [[claim.text, claim.source, v.measured, f"**{v.word}**"] for claim, v in verdicts]
-    return [
-        *table(["claim", "source", "measured", "verdict"], rows),
-        "",
-        f"{HOW_SPEEDS_COMPARE} Where autoregressive decoding differed from itself by more than that, its own "
-        f"difference is the margin, and no pair is called equal. Accuracies of adapters count as different from "
-        f"{CLOSE} upwards, those of ablations as ablations.md says. Gains on two groups of questions differ where the "
-        f"interval of their difference does not contain 0. Conversation: MT-Bench's {', '.join(CHAT)}.",
-    ]
 
 
 def main(args: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The papers' ablations as data: what is trained for each table, and what the paper concludes from it.
+"""The papers' ablations as data: what is trained for each table. The lab trains every row with several seeds.
 
 The tables about decoding are in `decoding_studies.py`.
 """
@@ -6,54 +6,18 @@ The tables about decoding are in `decoding_studies.py`.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 from experiments.early_exit import EarlyExit
+from experiments.lab.entries import Entry
 from jaxspec.decoding.method import Method
 from jaxspec.methods import PPD, SPACE, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
 from jaxspec.trees import TreePlan
 
 
 @dataclasses.dataclass(frozen=True)
-class Conclusion:
-    """What a paper concludes from a table: one row is better than another, or is not.
-
-    Attributes:
-      one: label of a row.
-      other: label of another.
-      text: the conclusion, in our words.
-      gains: whether the first is the better one; False: nothing is gained by it.
-      distance: the one whose predictions are judged; 0: the mean of all that both have.
-      ours: no conclusion of a paper, but a question of ours.
-      perplexity: judge instead whether the first one's perplexity of held-out answers is no higher.
-    """
-
-    one: str
-    other: str
-    text: str
-    gains: bool = True
-    distance: int = 0
-    ours: bool = False
-    perplexity: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """A row of a table of accuracies.
-
-    Attributes:
-      method: what is trained.
-      settings: those of its `TrainConfig` that differ from the other tables', by name.
-    """
-
-    method: Method
-    settings: dict[str, float]
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
+class SpeedRow:
     """A row of a table of speeds.
 
     Attributes:
@@ -76,39 +40,20 @@ class Study:
       title: what is compared.
       source: where the paper has it.
       rows: what is trained, or what decodes, by label.
-      conclusions: what the paper concludes, and questions of ours.
-      axis: the quantity that the labels are values of, where there is one to draw a curve against.
-      by_distance: draw the accuracies of every row against the distance.
     """
 
     name: str
     title: str
     source: str
-    rows: Mapping[str, Training] | Mapping[str, Entry]
-    conclusions: tuple[Conclusion, ...] = ()
-    axis: str = ""
-    by_distance: bool = False
-
-
-def study(
-    name: str,
-    title: str,
-    source: str,
-    rows: Mapping[str, Training] | Mapping[str, Entry],
-    *conclusions: Conclusion,
-    axis: str = "",
-    by_distance: bool = False,
-) -> Study:
-    """A table with any number of conclusions."""
-    return Study(name, title, source, rows, conclusions, axis, by_distance)
+    rows: Mapping[str, Entry] | Mapping[str, SpeedRow]
 
 
 def _rows(
-    methods: Mapping[str, Method], learning_rate: float, rates: Mapping[str, float] | None = None, **settings: float
-) -> dict[str, Training]:
-    """Trainings that share a learning rate, but for those with one of their own in `rates`, and other settings."""
+    methods: Mapping[str, Method], learning_rate: float, rates: Mapping[str, float] | None = None
+) -> dict[str, Entry]:
+    """Trainings that share a learning rate, but for those with one of their own in `rates`."""
     rates = dict.fromkeys(methods, learning_rate) | dict(rates or {})
-    return {label: Training(method, {"learning_rate": rates[label], **settings}) for label, method in methods.items()}
+    return {label: Entry(label, method, rates[label]) for label, method in methods.items()}
 
 
 def _distilled(**settings: Any) -> BiTA:
@@ -119,15 +64,10 @@ def _transfer(*layers: int, **settings: Any) -> HiddenTransfer:
     return HiddenTransfer(distances=len(layers), layers=layers, **settings)
 
 
-_question = functools.partial(Conclusion, ours=True)
-
-SEEDS = "seeds"  # the study that tells how much two trainings must differ by
 DISTILLED = "trained by distillation instead of the paper's hard labels"
 _GIVES_SPEEDS = f"which gives speeds; judged here by accuracy, {DISTILLED}"
 _SHARED = "here separate maps divide the updates among them, while joint ones learn from all"
 _PLAIN = "whose figures are those that Table 6.5 gives without distillation; here all are distilled"
-_FEW_POINTS = ", at up to 32 positions per answer"
-_FEW = {"insertions": 32}  # with ten EPTs every position is thirty rows
 _START = "all start as hidden states of random text tokens at their layer"
 _LATE = (0, 5, 10, 15, 20, 25)
 # Learning rates, the best of a few in trials of 40 updates
@@ -136,19 +76,8 @@ _TRANSFER = 7e-3
 _HEADS = 3e-3
 _LAYERS = 1e-3  # heads behind layers of their own
 
-_REPEATED = {
-    "PPD": (PPD(), _PROBES),
-    "BiTA": (_distilled(initial="text"), _PROBES),
-    "Hidden Transfer": (_transfer(10, 14, 18, training="joint"), _TRANSFER),
-}
-
 STUDIES = (
-    study(SEEDS, "How far trainings of one method lie apart", "Not in the papers: the spread that verdicts rest on",
-        {
-            f"{name}, seed {seed}": Training(method, {"learning_rate": rate, "seed": seed})
-            for name, (method, rate) in _REPEATED.items() for seed in range(3)
-        }),
-    study("bita_prompting", "BiTA: prompting design", "BiTA Table 3, which gives speeds; judged here by accuracy",
+    Study("bita_prompting", "BiTA: prompting design", "BiTA Table 3, which gives speeds; judged here by accuracy",
         _rows({
             "masks only, hard labels": BiTA(prompting="none"),
             "shallow, hard labels": BiTA(prompting="shallow"),
@@ -156,74 +85,41 @@ STUDIES = (
             "masks only": _distilled(prompting="none"),
             "shallow": _distilled(prompting="shallow"),
             "deep": _distilled(),
-        }, _PROBES),
-        Conclusion("shallow, hard labels", "masks only, hard labels", "shallow prompts help a little"),
-        Conclusion("deep, hard labels", "shallow, hard labels", "deep prompts help more"),
-        Conclusion("deep, hard labels", "masks only, hard labels", "deep prompts beat masks alone"),
-        _question("shallow", "masks only", "shallow prompts help a little with distillation too"),
-        _question("deep", "shallow", "deep prompts help more with distillation too"),
-        _question("deep", "masks only", "deep prompts beat masks alone with distillation too")),
-    study("bita_prompts", "BiTA: number of prompt tokens", f"BiTA Figure 8, {_GIVES_SPEEDS}",
-        _rows({str(n): _distilled(prompts=n) for n in (1, 4, 8, 16, 32, 64)}, _PROBES),
-        Conclusion("16", "1", "sixteen predict better than one"),
-        Conclusion("16", "8", "more prompts help, up to about 16"),
-        Conclusion("64", "16", "beyond 16 nothing is gained", gains=False),
-        axis="prompt tokens"),
-    study("bita_masks", "BiTA: five mask tokens",
+        }, _PROBES)),
+    Study("bita_prompts", "BiTA: number of prompt tokens", f"BiTA Figure 8, {_GIVES_SPEEDS}",
+        _rows({str(n): _distilled(prompts=n) for n in (1, 4, 8, 16, 32, 64)}, _PROBES)),
+    Study("bita_masks", "BiTA: five mask tokens",
         f"BiTA Figure 9, {DISTILLED}, at a learning rate of 1e-2, since 3e-2, that of the other tables, lost a probe; "
         "see the decoding table",
         _rows({"5": _distilled(distances=5)}, 1e-2)),
-    study("bita_objective", "BiTA: labels or distillation", "not in the paper",
-        _rows({"hard labels": BiTA(), "distillation": _distilled()}, _PROBES),
-        _question("distillation", "hard labels", "distillation predicts better than the paper's labels")),
-    study("bita_start", "BiTA: where masks start", f"BiTA section 4.1: N(0, 0.02), three trainings each; {DISTILLED}",
-        {
-            f"{initial}, seed {seed}": Training(_distilled(initial=initial), {"learning_rate": _PROBES, "seed": seed})
-            for initial in ("normal", "text") for seed in range(3)
-        }),
-    study("bita_entry", "BiTA: masks that join late", f"PPD section 7.4.2, an idea; {_START}; BiTA {DISTILLED}",
-        _rows({str(layer): _distilled(initial="text", entry=layer) for layer in _LATE}, _PROBES),
-        axis="layer of entry"),
-    study("space_training", "SPACE: what is trained, three masks",
+    Study("bita_objective", "BiTA: labels or distillation", "not in the paper",
+        _rows({"hard labels": BiTA(), "distillation": _distilled()}, _PROBES)),
+    Study("bita_entry", "BiTA: masks that join late", f"PPD section 7.4.2, an idea; {_START}; BiTA {DISTILLED}",
+        _rows({str(layer): _distilled(initial="text", entry=layer) for layer in _LATE}, _PROBES)),
+    Study("space_training", "SPACE: what is trained, three masks",
         "section 3.1, which tunes the whole base; here masks weigh as much as the text",
         _rows({
             "mask alone": SPACE(distances=3, tuning="none"),
             "LoRA": SPACE(distances=3),
             "LoRA, distillation": SPACE(distances=3, objective="distillation"),
             "LoRA, p_ar = 1": SPACE(distances=3, p_ar=1.0),
-        }, _LAYERS, {"mask alone": _PROBES}),
-        _question("LoRA", "mask alone", "a tuned base guesses better behind masks")),
-    study("space_quality", "SPACE: is quality lost?",
-        "SPACE Table 6 in small: LoRA, five masks, 250 updates of two answers, with their prompts at most 192 tokens, "
-        "each cut in 8 places where p_ar < 1; equations 1 and 3 are means of their own, and not sums as in the paper",
+        }, _LAYERS, {"mask alone": _PROBES})),
+    Study("space_quality", "SPACE: is quality lost?",
+        "SPACE Table 6 in small: LoRA, five masks; equations 1 and 3 are means of their own, not sums as in the paper",
         _rows({
             "SFT (p_ar = 1)": SPACE(p_ar=1.0),
             "SAR-SFT": SPACE(weighting="tokens"),
             "SAR-SFT, masks weigh as much as the text": SPACE(),
-        }, _LAYERS, steps=250, insertions=8, sequence_length=192),
-        Conclusion("SAR-SFT", "SFT (p_ar = 1)", "learning to guess costs no quality", perplexity=True),
-        _question(
-            "SAR-SFT, masks weigh as much as the text", "SFT (p_ar = 1)",
-            "not even where masks weigh as much as the text", perplexity=True,
-        )),
-    study("transfer_first", "Hidden Transfer: layer of the first step", "Hidden Transfer Figure 5",
-        _rows({str(layer): _transfer(layer) for layer in (5, 10, 15, 20, 25)}, _TRANSFER),
-        Conclusion("15", "25", "from the middle to the top accuracy drops rapidly"),
-        Conclusion("5", "15", "below the middle nothing is gained", gains=False),
-        Conclusion("10", "15", "nor just below it", gains=False),
-        axis="layer of the first step"),
-    study("transfer_second", "Hidden Transfer: layer of the second step, the first at 10",
+        }, _LAYERS)),
+    Study("transfer_first", "Hidden Transfer: layer of the first step", "Hidden Transfer Figure 5",
+        _rows({str(layer): _transfer(layer) for layer in (5, 10, 15, 20, 25)}, _TRANSFER)),
+    Study("transfer_second", "Hidden Transfer: layer of the second step, the first at 10",
         f"Hidden Transfer Figure 6, where the first is at 15 of 32; {_SHARED}",
-        _rows({str(layer): _transfer(10, layer) for layer in (10, 15, 20, 25)}, _TRANSFER),
-        Conclusion("10", "15", "a little above the first step nothing is lost", gains=False, distance=2),
-        Conclusion("15", "25", "a second step near the top is worse", distance=2),
-        axis="layer of the second step"),
-    study("transfer_masked", "Hidden Transfer: does the second step need to see the first?",
+        _rows({str(layer): _transfer(10, layer) for layer in (10, 15, 20, 25)}, _TRANSFER)),
+    Study("transfer_masked", "Hidden Transfer: does the second step need to see the first?",
         f"Hidden Transfer Figure 7, the steps at 10 and 15 of 30 layers instead of 15 and 20 of 32; {_SHARED}",
-        _rows({"seen": _transfer(10, 15), "masked": _transfer(10, 15, masked=True)}, _TRANSFER),
-        Conclusion("seen", "masked", "the second step is better when it sees the first", distance=2),
-        by_distance=True),
-    study("transfer_training", "Hidden Transfer: how the maps are trained", f"not in the paper; {_SHARED}",
+        _rows({"seen": _transfer(10, 15), "masked": _transfer(10, 15, masked=True)}, _TRANSFER)),
+    Study("transfer_training", "Hidden Transfer: how the maps are trained", f"not in the paper; {_SHARED}",
         _rows({
             "separate": _transfer(10, 14, 18),
             "separate, real states": _transfer(10, 14, 18, train_visibility="real"),
@@ -232,17 +128,8 @@ STUDIES = (
             ),
             "joint": _transfer(10, 14, 18, training="joint"),
             "joint, KL(pseudo || base)": _transfer(10, 14, 18, training="joint", direction="reverse"),
-        }, _TRANSFER),
-        _question(
-            "separate", "separate, real states", "maps that see pseudo states, as in decoding, predict better"
-        ),
-        _question(
-            "separate, real states", "separate, real states, KL(pseudo || base)",
-            "so do those that learn by KL(base || pseudo)",
-        ),
-        _question("joint", "joint, KL(pseudo || base)", "also when all are trained at once"),
-        _question("joint", "separate", "all at once predict better than one after the other, in as many updates")),
-    study("transfer_exits", "Hidden Transfer against early exit and Medusa",
+        }, _TRANSFER)),
+    Study("transfer_exits", "Hidden Transfer against early exit and Medusa",
         "Hidden Transfer Figure 3, whose layers 25, 30 and 35 of 40 are as high as 19, 22 and 26 of 30; the others are "
         "the lower ones of the adapter that ships; all learn the base's distributions, and the maps "
         "all at once by KL(base || pseudo)",
@@ -252,57 +139,34 @@ STUDIES = (
             "hidden transfer, layers 19, 22, 26": _transfer(19, 22, 26, training="joint"),
             "early exit, layers 19, 22, 26": EarlyExit((19, 22, 26)),
             "Medusa": Medusa(heads=3, lm_head="full", alignment=1.0, labels=0.0, decay=1.0),
-        }, _TRANSFER, dict.fromkeys(("early exit", "early exit, layers 19, 22, 26", "Medusa"), _HEADS)),
-        Conclusion("hidden transfer", "early exit", "pseudo states beat reading the same layers directly"),
-        Conclusion(
-            "hidden transfer, layers 19, 22, 26", "early exit, layers 19, 22, 26",
-            "at the paper's relative depths too",
-        ),
-        Conclusion("hidden transfer", "Medusa", "and heads on the last layer"),
-        Conclusion("hidden transfer, layers 19, 22, 26", "Medusa", "from the paper's depths too"),
-        by_distance=True),
-    study("ppd_epts", "PPD: ensemble prompt tokens", f"PPD Table 6.4, which goes to 100, {_PLAIN}{_FEW_POINTS}",
-        _rows({str(n): PPD(ensemble=n) for n in (1, 4, 10)}, _PROBES, **_FEW),
-        Conclusion("4", "1", "more EPTs generally predict better"),
-        Conclusion("10", "1", "ten predict better than one"),
-        axis="EPTs"),
-    study("ppd_objective", "PPD: distillation or labels", "PPD Table 6.5, which also varies epochs and batches",
+        }, _TRANSFER, dict.fromkeys(("early exit", "early exit, layers 19, 22, 26", "Medusa"), _HEADS))),
+    Study("ppd_epts", "PPD: ensemble prompt tokens", f"PPD Table 6.4, which goes to 100, {_PLAIN}",
+        _rows({str(n): PPD(ensemble=n) for n in (1, 4, 10)}, _PROBES)),
+    Study("ppd_objective", "PPD: distillation or labels", "PPD Table 6.5, which also varies epochs and batches",
         _rows({
             "distillation": PPD(),
             "distillation, KL(student || base)": PPD(direction="reverse"),
             "hard labels": PPD(objective="hard"),
-        }, _PROBES),
-        Conclusion("distillation", "hard labels", "distillation predicts better than labels")),
-    study("ppd_prefix", "PPD: prefix tuning", "PPD Table 6.6",
-        _rows({"without": PPD(), "1 per distance": PPD(prefix_tokens=1)}, _PROBES),
-        Conclusion("without", "1 per distance", "prefix tuning makes predictions worse")),
-    study("ppd_head", "PPD: a decoding head of its own",
+        }, _PROBES)),
+    Study("ppd_prefix", "PPD: prefix tuning", "PPD Table 6.6",
+        _rows({"without": PPD(), "1 per distance": PPD(prefix_tokens=1)}, _PROBES)),
+    Study("ppd_head", "PPD: a decoding head of its own",
         "PPD Table 6.7; the two stages divide the updates, where the thesis trains the second in addition",
         _rows({
             "none": PPD(),
             "1-stage": PPD(head="one_stage"),
             "1-stage, the rate of heads": PPD(head="one_stage"),
             "2-stage": PPD(head="two_stage"),
-        }, _PROBES, {"1-stage, the rate of heads": _HEADS}),
-        Conclusion("none", "1-stage", "a head trained in one stage makes predictions worse"),
-        _question(
-            "none", "1-stage, the rate of heads", "also at the rate of other heads, which the thesis does not try"
-        ),
-        Conclusion("2-stage", "none", "one trained in two stages, of half the updates, makes them a little better")),
-    study("ppd_masks", "PPD: attention masks of 4 EPTs", f"PPD Table 6.8, of 100 EPTs, {_PLAIN}{_FEW_POINTS}",
-        _rows({mask: PPD(ensemble=4, mask=mask) for mask in ("ensemble", "decoder", "encoder")}, _PROBES, **_FEW),
-        Conclusion("ensemble", "decoder", "the ensemble mask beats the decoder mask"),
-        Conclusion("ensemble", "encoder", "the ensemble mask beats the encoder mask")),
-    study("ppd_aggregation", "PPD: aggregation of 4 EPTs", f"PPD Table 6.9, of 100 EPTs, {_PLAIN}{_FEW_POINTS}",
-        _rows({"average": PPD(ensemble=4), "learned": PPD(ensemble=4, aggregation="learned")}, _PROBES, **_FEW),
-        Conclusion("average", "learned", "learned weights are slightly worse than the average")),
-    study("ppd_exits", "PPD: multi-exit ensemble", "PPD Table 6.10",
-        _rows({str(k): PPD(multi_exit=k) for k in (1, 2, 3)}, _PROBES),
-        Conclusion("1", "2", "averaging the last two layers is worse"), Conclusion("1", "3", "so is averaging three"),
-        axis="exits"),
-    study("ppd_entry", "PPD: prompt tokens that join late", f"PPD section 7.4.2, an idea; {_START}",
-        _rows({str(layer): PPD(entry=layer) for layer in _LATE}, _PROBES), axis="layer of entry"),
-    study("heads", "Heads: Medusa, Hydra and Amphista",
+        }, _PROBES, {"1-stage, the rate of heads": _HEADS})),
+    Study("ppd_masks", "PPD: attention masks of 4 EPTs", f"PPD Table 6.8, of 100 EPTs, {_PLAIN}",
+        _rows({mask: PPD(ensemble=4, mask=mask) for mask in ("ensemble", "decoder", "encoder")}, _PROBES)),
+    Study("ppd_aggregation", "PPD: aggregation of 4 EPTs", f"PPD Table 6.9, of 100 EPTs, {_PLAIN}",
+        _rows({"average": PPD(ensemble=4), "learned": PPD(ensemble=4, aggregation="learned")}, _PROBES)),
+    Study("ppd_exits", "PPD: multi-exit ensemble", "PPD Table 6.10",
+        _rows({str(k): PPD(multi_exit=k) for k in (1, 2, 3)}, _PROBES)),
+    Study("ppd_entry", "PPD: prompt tokens that join late", f"PPD section 7.4.2, an idea; {_START}",
+        _rows({str(layer): PPD(entry=layer) for layer in _LATE}, _PROBES)),
+    Study("heads", "Heads: Medusa, Hydra and Amphista",
         "Amphista Figure 1; Hydra's heads are given the true tokens before theirs, the others' are not",
         _rows({
             "Medusa": Medusa(),
@@ -310,12 +174,8 @@ STUDIES = (
             "Hydra": Hydra(),
             "Hydra++": Hydra(prefix_attention=True, blocks=4, alignment=1.0, labels=0.0),
             "Amphista": Amphista(),
-        }, _HEADS, dict.fromkeys(("Hydra", "Hydra++", "Amphista"), _LAYERS)),
-        Conclusion("Amphista", "Medusa", "Amphista's second head is right more often than Medusa's", distance=2),
-        Conclusion("Amphista", "Medusa", "so is its fourth", distance=4),
-        _question("Amphista", "Medusa, Amphista's losses", "and not for its losses alone", distance=2),
-        by_distance=True),
-    study("amphista_variants", "Amphista: variants", "Amphista Tables 4 and 5, their accuracies",
+        }, _HEADS, dict.fromkeys(("Hydra", "Hydra++", "Amphista"), _LAYERS))),
+    Study("amphista_variants", "Amphista: variants", "Amphista Tables 4 and 5, their accuracies",
         _rows({
             "Amphista": Amphista(),
             "w/o auto-embedding": Amphista(self_attention_layers=0),
@@ -324,17 +184,14 @@ STUDIES = (
             "one adaptation layer": Amphista(adaptation_layers=1),
             "w/o sampled token": Amphista(sampled_token=False),
             "Amphista-alpha": Amphista(self_attention_layers=2),
-        }, _LAYERS, {"w/o staged adaptation": _HEADS}),
-        Conclusion("Amphista", "w/o auto-embedding", "heads that see each other predict better"),
-        Conclusion("Amphista", "w/o staged adaptation", "adapted states predict better"),
-        Conclusion("Amphista", "w/o sampled token", "the sampled token predicts better")),
-    study("amphista_losses", "Amphista: its two losses", "equation 7, which gives no weights",
+        }, _LAYERS, {"w/o staged adaptation": _HEADS})),
+    Study("amphista_losses", "Amphista: its two losses", "equation 7, which gives no weights",
         _rows({
             "both": Amphista(),
             "alignment alone": Amphista(labels=0.0),
             "labels alone": Amphista(alignment=0.0),
         }, _LAYERS)),
-    study("medusa_lm_head", "Medusa: vocabulary projections", "not in the papers",
+    Study("medusa_lm_head", "Medusa: vocabulary projections", "not in the papers",
         _rows({
             "tied": Medusa(), "low rank, 32": Medusa(lm_head="low_rank", rank=32), "full": Medusa(lm_head="full"),
         }, _HEADS)),

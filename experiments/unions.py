@@ -1,29 +1,21 @@
-"""Pictures of drafts chosen per step: python -m experiments.unions --prompts prompts.jsonl --output docs.
+"""How reliable the chances of sources are: python -m experiments.unions --prompts prompts.jsonl --output docs.
 
-unions-step.png shows one real step: candidates by source with their chances, and what survived. unions-reliability.png
-shows how often candidates of a chance come true, before and after calibration, by replay of the base's own answers.
+unions-reliability.png shows how often candidates of a chance come true, before and after calibration, by replay of the
+base's own answers.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.cli.tune import unseen_by_all
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Match
-from jaxspec.decoding.draft import Draft
-from jaxspec.decoding.loop import decode, prefill, start
-from jaxspec.decoding.sampling import make_sampler
-from jaxspec.decoding.state import Decoding
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.files import writable
@@ -38,22 +30,16 @@ _BINS = 10  # of equal mass
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Draw one step, and how reliable chances are.
+    """Measure and draw how reliable chances are.
 
     Attributes:
-      method: the union of the step.
-      prompt: of the step.
-      step: its number; -1 takes the one with the most candidates of several sources.
       sources: whose chances to check, each alone, at 8 rows.
       prompts: a JSONL file of prompts, for the chances.
       limit: prompts at most.
       temperature: of the answers that are replayed.
-      output: folder for the pictures.
+      output: folder for the picture.
     """
 
-    method: str = "amphista+suffix"
-    prompt: str = "Name three fruits. For each, say why people like it."
-    step: int = -1
     sources: tuple[str, ...] = ("amphista", "hydra", "medusa", "suffix", "prompt_lookup")
     prompts: str = ""
     limit: int = 40
@@ -67,10 +53,6 @@ def main(args: list[str]) -> None:
     folder = writable(Path(options.output))
     enable_compilation_cache()
     model = load_model(DEFAULT_MODEL)
-    drafter = load_drafter(options.method, model, tree="best:8")
-    all_steps = list(steps(drafter, options.prompt, 96))
-    shown = max(all_steps, key=_interest) if options.step < 0 else all_steps[options.step]
-    draw_step(drafter, *shown, folder / "unions-step.png")
     prompts = unseen_by_all(load_drafter(options.sources, model), options.prompts, "prompt")[: options.limit]
     sampling = SamplingConfig(options.temperature)
     texts = [text for text in own_answers(model, prompts, sampling, 128) if len(text[1]) > 1]
@@ -92,66 +74,6 @@ def _nothing(drafter: Drafter) -> dict[str, list[list[float]]]:
     """A calibration that changes nothing."""
     table = [[1.0, 0.0]] * drafter.source.facts.distances
     return {"greedy": table, "sampled": table}
-
-
-def steps(drafter: Drafter, prompt: str, tokens: int) -> Iterator[tuple[list[int], Draft, int]]:
-    """What has been written before each step, the draft that it verifies, and how many candidates survive."""
-    model, ids = drafter.model, drafter.model.encode(prompt)
-    sampler = make_sampler(SamplingConfig())
-    decoding = Decoding(model.base_for(drafter.num_rows), drafter.on_device, sampler, jnp.array(model.eos), Match())
-    text, lengths = jnp.array([ids], jnp.int32), jnp.array([len(ids)], jnp.int32)
-    taps, capacity = drafter.on_device.taps(model.base), len(ids) + tokens + 64
-    cache, read = prefill(decoding.base, text, lengths, capacity=capacity, chunk=len(ids), taps=taps)
-    state = start(decoding, cache, read, jnp.array([tokens]), jnp.zeros(1, jnp.uint32), width=tokens)
-    while not bool(state.done[0]):
-        draft, count = jax.device_get(state.draft), int(state.counts[0])
-        written = jax.device_get(state.tokens)[0, :count].tolist()
-        state = decode(decoding, state, np.int32(1))
-        yield written, draft, int(state.counts[0]) - count - 1
-
-
-def _interest(step: tuple[list[int], Draft, int]) -> tuple[int, int]:
-    _, draft, accepted = step
-    mixed = len({int(bits) for bits, valid in zip(draft.sources[0], draft.valid[0], strict=True) if valid})
-    return mixed, accepted
-
-
-def draw_step(drafter: Drafter, written: Sequence[int], draft: Draft, accepted: int, file: Path) -> None:
-    """Draw a draft as a tree from left to right, coloured by source, with the chance of every path."""
-    model, names = drafter.model, [source.method.name for source in drafter.sources]
-    tree, tokens, valid, chance = draft.tree, draft.tokens[0], draft.valid[0], np.exp(draft.log_p[0])
-    x, parent = tree.depth[0], tree.parent[0]
-    y = _heights(parent, valid)
-    with picture(file, 1, 1, (10, 4), dpi=110) as [axes]:
-        for n in np.flatnonzero(valid):
-            if n:
-                axes.plot([x[parent[n]], x[n]], [y[parent[n]], y[n]], color="0.7", linewidth=1, zorder=0)
-            sources = [name for i, name in enumerate(names) if draft.sources[0, n] >> i & 1]
-            color = "0.85" if not sources else f"C{len(names)}" if len(sources) > 1 else f"C{names.index(sources[0])}"
-            label = repr(model.tokenizer.decode([int(tokens[n])]))[1:-1]
-            below = f"{chance[n]:.2f}" if n else "root"
-            frame = {"boxstyle": "round", "facecolor": color, "alpha": 0.45, "edgecolor": "0.6"}
-            axes.text(x[n], y[n], f"{label}\n{below}", ha="center", va="center", fontsize=9, bbox=frame)
-        for i, name in enumerate([*names, "several"]):
-            axes.plot([], [], "s", color=f"C{i}", alpha=0.45, label=name)
-        before = model.tokenizer.decode(list(written[-12:])).replace("\n", " ")
-        axes.set_title(f"… {before}   ({accepted} of these survive)", fontsize=10)
-        axes.set(xlim=(-0.5, x[valid].max() + 0.5), ylim=(y[valid].min() - 0.7, y[valid].max() + 0.7))
-        axes.set_axis_off()
-        axes.legend(fontsize=8, loc="lower left")
-
-
-def _heights(parent: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """Where to draw nodes [N]: leaves on lines of their own, parents before their first child."""
-    children = {n: [m for m in np.flatnonzero(valid) if m and parent[m] == n] for n in range(len(parent))}
-    y, lines = np.zeros(len(parent)), iter(range(len(parent)))
-
-    def place(n: int) -> float:
-        y[n] = np.mean([place(m) for m in children[n]]) if children[n] else -next(lines)
-        return y[n]
-
-    place(0)
-    return y
 
 
 def equal_mass(found: Replay) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

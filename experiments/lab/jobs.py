@@ -20,7 +20,7 @@ from typing import Any
 
 from experiments.lab.entries import DECODED, SHIPPED, TRAINED, UNTRAINED, Entry
 from experiments.lab.terms import NODES, Terms
-from experiments.studies import STUDIES, Training
+from experiments.studies import STUDIES
 
 SEEDS = (0, 1, 2)
 FIRST_NODES = 16  # what is recorded first of methods that draft along paths
@@ -133,11 +133,8 @@ def variants() -> Iterator[Job]:
     """Rows of the papers' ablations, seed by seed."""
     for seed in SEEDS:
         for study in STUDIES:
-            for label, training in study.rows.items():
-                if not isinstance(training, Training) or "seed" in training.settings:
-                    continue
+            for label, entry in study.rows.items():
                 name = f"ablations/{study.name}/{label.replace('w/o', 'without')}/seed-{seed}"
-                entry = Entry(label, training.method, training.settings["learning_rate"])
                 yield Job(name, "variant", study.source, entry, seed, {"study": study.name, "label": label})
 
 

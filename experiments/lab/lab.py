@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import shutil
@@ -37,7 +36,7 @@ class Lab:
 
     def __init__(self, results: Path, work: Path, terms: Terms = Terms()):
         self.results, self.work, self.terms = writable(results), writable(work), terms
-        check_terms(self.results, dataclasses.asdict(terms))
+        check_terms(self.results, terms.stored())
 
     @functools.cached_property
     def model(self) -> Model:
@@ -69,11 +68,14 @@ class Lab:
         return self.results / f"{name}.json"
 
     def row(self, name: str) -> dict[str, Any]:
-        """The content of a result's file: `job`, `result`, `seconds`, `device` and more."""
-        try:
-            return read_json(self.file(name), ["job", "result", "seconds", "device"])
-        except UserError as error:
-            raise UserError(f"{error}; remove the file, and run does the job again") from None
+        """The content of a result's file: `job`, `result`, `seconds`, `device` and more; do not change it."""
+        return self._read(name)[0]
+
+    def _read(self, name: str) -> tuple[dict[str, Any], str]:
+        """A row and the digest of its result."""
+        file = self.file(name)
+        known = file.stat() if file.exists() else None
+        return _read_row(file, known and (known.st_mtime_ns, known.st_size, known.st_ino))
 
     def is_done(self, job: Job) -> bool:
         """Whether it has a result, made from the results that the jobs it needs have now.
@@ -89,7 +91,7 @@ class Lab:
                 f"{self.file(job.name)} is of another job ({'; '.join(changed)}); remove it, or give another --results"
             )
         made_from = row.get("needs", {})
-        return all(digest(self.result(need)) == made_from[need] for need in made_from if self.file(need).exists())
+        return all(self._read(need)[1] == made_from[need] for need in made_from if self.file(need).exists())
 
     def result(self, name: str) -> dict[str, Any]:
         """What a finished job found."""
@@ -99,7 +101,7 @@ class Lab:
         """Keep what a job found, and what it was made from."""
         file = self.file(job.name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        needs = {need: digest(self.result(need)) for need in job.needs}
+        needs = {need: self._read(need)[1] for need in job.needs}
         row = {"job": identity_of(job)} | row | {"needs": needs}
         write_atomically(file, (json.dumps(row, indent=1) + "\n").encode())
 
@@ -139,7 +141,7 @@ class Lab:
         if job.kind not in LEFT_BEHIND:
             return
         file = self.folder(job) / f".{job.kind}.json"
-        identity = plain({"job": identity_of(job), "terms": dataclasses.asdict(self.terms)})
+        identity = plain({"job": identity_of(job), "terms": self.terms.stored()})
         if file.exists() and read_json(file) == identity:
             return
         self.forget(job)
@@ -155,6 +157,16 @@ class Lab:
     def failure(self, job: Job) -> Path:
         """A file with the error that ended a job, where there is one."""
         return self.work / "failed" / f"{job.name}.txt"
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_row(file: Path, version: tuple[int, int, int] | None) -> tuple[dict[str, Any], str]:
+    """Read a result's file, once per version of it: the queue looks at all of them again and again."""
+    try:
+        row = read_json(file, ["job", "result", "seconds", "device"])
+    except UserError as error:
+        raise UserError(f"{error}; remove the file, and run does the job again") from None
+    return row, digest(row["result"])
 
 
 def identity_of(job: Job) -> dict[str, Any]:

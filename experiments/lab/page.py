@@ -25,6 +25,7 @@ _APART = 0.03  # of a live check from its replay
 _FIXED = NODES[-1]
 _SMALL = f"alone-{FIRST_NODES}-small"
 _TERMS = Terms()
+_TEXT = _TERMS.text
 Find = Callable[[str], dict[str, Any] | None]  # a job's row by its name, if it is done
 
 _INTRO = """\
@@ -49,9 +50,9 @@ processes may work on the same list. CONTRIBUTING.md says how to send results in
 
 ## Terms
 
-- **Text.** The base's own greedy answers, at most {_TERMS.answer_tokens} tokens each, to prompts that everybody has:
+- **Text.** The base's own greedy answers, at most {_TEXT.max_answer_tokens} tokens each, to prompts that everybody has:
   {TRAINING:,} to train on, most of the 240 that ship with jaxspec and others that `experiments/prompts.py` composes,
-  and {HELD_OUT} to score on, about other subjects. Of the former {_TERMS.validation} are set aside to choose the
+  and {HELD_OUT} to score on, about other subjects. Of the former {_TEXT.held_out} are set aside to choose the
   learning rate and to calibrate chances. The answers are part of the repository, so that all machines train on the
   same ones.
 - **Training.** {_TERMS.updates} updates, each on {_TERMS.sequences} answers in one pass, at up to {_TERMS.insertions}

@@ -181,7 +181,7 @@ def decode_live(lab: Lab, job: Job) -> dict[str, Any]:
     tokens, steps, same = [], [], 0
     with Progress("decoding", len(texts), "answers") as progress:
         prompts = [prompt for prompt, _ in texts]
-        answers = iterate(drafter, prompts, lab.terms.answer_tokens, batch_size=_together(texts))
+        answers = iterate(drafter, prompts, lab.terms.text.max_answer_tokens, batch_size=_together(texts))
         for done, (found, (_, answer)) in enumerate(zip(answers, texts, strict=True), 1):
             tokens.append(found.new_tokens - 1)
             steps.append(found.steps)

@@ -36,12 +36,9 @@ class Terms:
       trial_updates: of the training that tries a learning rate.
       sequences: answers per update, all in one pass.
       insertions: insertion points per answer at most.
-      answers: training answers.
-      validation: answers by which the learning rate is chosen and chances are calibrated, never trained on.
+      text: training answers; those held out choose the learning rate and calibrate chances, and are never trained on.
       held_out: answers that are scored.
       live: of these the first so many are decoded as a check of the replay.
-      answer_tokens: answers are cut there.
-      prompt_tokens: longer prompts are left out.
       small_vocabulary: draft vocabulary of the second column; all tokens are drafted in the first.
     """
 
@@ -50,13 +47,19 @@ class Terms:
     trial_updates: int = 100
     sequences: int = 4
     insertions: int = 48
-    answers: int = 2000
-    validation: int = 32
+    text: DataConfig = DataConfig(
+        answers=2000, held_out=32, max_prompt_tokens=192, max_answer_tokens=128, held_out_tokens=128
+    )
     held_out: int = HELD_OUT
     live: int = 12
-    answer_tokens: int = 128
-    prompt_tokens: int = 192
     small_vocabulary: int = 8192
+
+    def stored(self) -> dict[str, Any]:
+        """The terms as terms.json has them."""
+        own = {name: value for name, value in dataclasses.asdict(self).items() if name != "text"}
+        answers = {"answers": self.text.answers, "validation": self.text.held_out}
+        limits = {"answer_tokens": self.text.max_answer_tokens, "prompt_tokens": self.text.max_prompt_tokens}
+        return own | answers | limits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +83,11 @@ def write_prompts(terms: Terms, work: Path) -> Data:
         files[name] = str(file)
         if not file.exists() or file.read_text() != lines:
             write_atomically(file, lines.encode())
-    limits = {"max_prompt_tokens": terms.prompt_tokens, "max_answer_tokens": terms.answer_tokens}
     together = 32 if jax.default_backend() == "cpu" else 256
-    shared = {"cache": str(work / "answers"), "held_out_tokens": terms.answer_tokens, "batch_size": together} | limits
-    training = DataConfig(files["training"], answers=terms.answers, held_out=terms.validation, **shared)
-    return Data(training, DataConfig(files["held_out"], answers=terms.held_out, held_out=0, **shared))
+    training = dataclasses.replace(
+        terms.text, prompts=files["training"], cache=str(work / "answers"), batch_size=together
+    )
+    return Data(training, dataclasses.replace(training, prompts=files["held_out"], answers=terms.held_out, held_out=0))
 
 
 @functools.lru_cache(maxsize=4)
@@ -119,7 +122,7 @@ def describe_terms(terms: Terms, model: Model, data: Data) -> dict[str, Any]:
         rows = [[a.prompt_tokens, a.answer_tokens] for part in answers_of(model, config) for a in part]
         digests[f"{name}_answers"] = digest(rows)
     base = {"fingerprint": model.fingerprint, "prompts": prompts_digest()}
-    return dataclasses.asdict(terms) | base | digests
+    return terms.stored() | base | digests
 
 
 def check_terms(results: Path, terms: Mapping[str, Any]) -> None:

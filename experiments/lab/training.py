@@ -28,7 +28,7 @@ from jaxspec.progress import Progress
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.evaluate import evaluate
 from jaxspec.training.run_config import RunConfig
-from jaxspec.training.step import UpdateSettings, first_state, train_step
+from jaxspec.training.step import Update, first_state, train_step
 from jaxspec.training.trainer import Diverged, Trainer
 from jaxspec.trees import sparse_tree
 from jaxspec.tuning.memory import forget_peak, peak_memory
@@ -175,9 +175,10 @@ def _first_update_on_cpu(lab: Lab, run: RunConfig) -> dict[str, float]:
     _, answers = answers_of(lab.model, run.data)
     with jax.default_device(cpu):
         base = learning(jax.device_put(lab.model.base, cpu), run.method, None)
-        state = first_state(run.method, train, 0, base)
+        update = Update.of(run.method, lab.model.config, train)
+        state = first_state(update, train.seed, base)
         batch = jax.device_put(TrainingData(answers, train).batch(0), cpu)
-        _, metrics = train_step(run.method, UpdateSettings.of(train), 0, base, state, batch, np.float32(0))
+        _, metrics = train_step(update, base, state, batch, np.float32(0))
     return {name: float(metrics[name]) for name in ("loss", "gradient_norm")}
 
 
@@ -211,16 +212,16 @@ def seconds_of_updates(lab: Lab, job: Job) -> float:
     """
     terms, timed = lab.terms, 5
     run = run_of(terms, lab.data, job.entry, job.seed, job.entry.rate, terms.updates)
-    settings, base = UpdateSettings.of(run.train), learning(lab.model.base, run.method, None)
+    update, base = Update.of(run.method, lab.model.config, run.train), learning(lab.model.base, run.method, None)
     _, answers = answers_of(lab.model, run.data)
-    data, state = TrainingData(answers, run.train), first_state(run.method, run.train, 0, base)
+    data, state = TrainingData(answers, run.train), first_state(update, run.train.seed, base)
     with Stopwatch() as watch:
         for step in range(timed + 1):
-            state, metrics = train_step(run.method, settings, 0, base, state, data.batch(step), np.float32(0))
+            state, metrics = train_step(update, base, state, data.batch(step), np.float32(0))
             jax.block_until_ready(metrics)
     each = watch.seconds / (timed + 1)
     if job.kind == "rates":
-        updates = (len(_FACTORS) + 1) * (terms.trial_updates + terms.validation / terms.sequences)
+        updates = (len(_FACTORS) + 1) * (terms.trial_updates + terms.text.held_out / terms.sequences)
     else:
-        updates = terms.updates + (terms.validation + terms.held_out) / terms.sequences
+        updates = terms.updates + (terms.text.held_out + terms.held_out) / terms.sequences
     return updates * each + 3 * watch.compile_seconds  # the update, its start, and an evaluation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import gc
 import time
@@ -15,7 +14,6 @@ import numpy as np
 
 from jaxspec.config import ModelConfig, TrainConfig
 from jaxspec.decoding.loop import prefill
-from jaxspec.decoding.method import Method
 from jaxspec.drafters import METHODS, load_drafter
 from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
@@ -27,7 +25,7 @@ from jaxspec.model.decoder import Decoder
 from jaxspec.training.batches import make_batch
 from jaxspec.training.data import AnsweredPrompt
 from jaxspec.training.examples import read_prompts
-from jaxspec.training.step import UpdateSettings, first_state, train_step
+from jaxspec.training.step import Update, first_state, train_step
 from jaxspec.tuning.latency import StepTimer, bare
 from jaxspec.tuning.memory import bandwidth, step_bytes
 from jaxspec.tuning.steps import SIZES, random_model
@@ -193,22 +191,25 @@ def prefill_figure(name: str) -> dict[str, Any]:
 
 
 def training_figure(name: str, method_name: str) -> dict[str, Any]:
-    """Insertion groups per second of updates of one sequence, and the memory that an update needs."""
+    """Insertion groups per second of updates of one sequence, and the memory that an update needs.
+
+    The method has its default settings. Raises UserError where these need a deeper base.
+    """
     model = _random(name)
     base = Base(model.params, Decoder(model.config, remat=_TRAIN.remat))
-    method = _for_shapes(METHODS[method_name](), model.config)
     length, groups = _TRAIN.sequence_length, _TRAIN.insertions
     answer = AnsweredPrompt(np.ones(length // 2, int).tolist(), np.ones(length // 2, int).tolist())
     points = np.arange(length // 2, length // 2 + groups)
     batch = jax.tree.map(jnp.asarray, make_batch([answer], [points], length, groups))
-    state = first_state(method, _TRAIN, 0, base)
+    update = Update.of(METHODS[method_name](), model.config, _TRAIN)
+    state = first_state(update, _TRAIN.seed, base)
     rate = jnp.float32(_TRAIN.learning_rate)
-    update = train_step.lower(method, UpdateSettings.of(_TRAIN), 0, base, state, batch, rate).compile()
-    memory = update.memory_analysis()
-    state, _ = jax.block_until_ready(update(base, state, batch, rate))
+    run = train_step.lower(update, base, state, batch, rate).compile()
+    memory = run.memory_analysis()
+    state, _ = jax.block_until_ready(run(base, state, batch, rate))
     began = time.perf_counter()
     for _ in range(_UPDATES):
-        state, _ = update(base, state, batch, rate)
+        state, _ = run(base, state, batch, rate)
     jax.block_until_ready(state)
     seconds = (time.perf_counter() - began) / _UPDATES
     return {
@@ -216,14 +217,6 @@ def training_figure(name: str, method_name: str) -> dict[str, Any]:
         "seconds_per_update": seconds,
         "gigabytes": (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 1e9,
     }
-
-
-def _for_shapes(method: Method, config: ModelConfig) -> Method:
-    """The method with settings that suit a base of so many layers: Hidden Transfer's steps at its paper's depths."""
-    if not hasattr(method, "layers"):
-        return method
-    layers = tuple(round(share * config.num_layers) for share in (25 / 40, 30 / 40, 35 / 40))
-    return dataclasses.replace(method, layers=layers, training="joint")
 
 
 def _best(run: Callable[[], Any]) -> float:

@@ -35,7 +35,7 @@ from jaxspec.parallel.sharding import (
 )
 from jaxspec.training.checkpoints import state_shardings
 from jaxspec.training.run_config import RunConfig
-from jaxspec.training.step import UpdateSettings, first_state, pass_size, train_step
+from jaxspec.training.step import Update, first_state, pass_size, train_step
 from jaxspec.trees import TreePlan, from_paths
 from jaxspec.weights.load import weights_dtype
 from jaxspec.weights.params import parameter_count
@@ -53,18 +53,18 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
       chip: whose limits to compare with.
       dtype: of the base.
     """
-    train, method, whole = config.train, config.method, config.mesh.zero == 2
+    train, method = config.train, config.method
     base = abstract_base(config.shapes, dtype, mesh, train.remat)
     base = _drafting(base, config.facts.learned_tokens)
     last = len(config.facts.stages) - 1  # of several stages the last one runs the most
-    state = jax.eval_shape(lambda base: first_state(method, train, last, base), base)
-    state = with_shardings(state, state_shardings(mesh, state, whole))
+    update = Update.of(method, config.shapes, train, last, config.mesh.zero == 2)
+    state = jax.eval_shape(lambda base: first_state(update, train.seed, base), base)
+    state = with_shardings(state, state_shardings(mesh, state, update.whole))
     shape = (train.batch_size, train.sequence_length)
     batch = Batch(*map(_ints, (shape, shape[:1], shape[:1], (shape[0], train.insertions), shape[:1])))
     batch = with_shardings(batch, batch_shardings(mesh, batch))
-    settings, rate = UpdateSettings.of(train), jax.ShapeDtypeStruct((), jnp.float32)
     with in_mesh(mesh):
-        lowered = train_step.lower(method, settings, last, base, state, batch, rate, whole=whole)
+        lowered = train_step.lower(update, base, state, batch, jax.ShapeDtypeStruct((), jnp.float32))
     parts, data = parts_of_batch(mesh), config.data
     passes = train.batch_size // pass_size(
         train.batch_size, train.microbatch, parts
@@ -97,7 +97,7 @@ def dry_run_decoding(
       length: of prompt and answer together, in tokens.
       dtype: of the base.
     """
-    begun = _decodings(config, mesh, batch_size, length, dtype)
+    begun = decodings(config, mesh, batch_size, length, dtype)
     decoding, state = list(begun.values())[-1]
     base, capacity = decoding.base, state.cache.capacity
     return {
@@ -109,12 +109,6 @@ def dry_run_decoding(
         "drafter_state_bytes": device_bytes(state.method_states),
         "steps": {rows: measure_needs(lower_step(*both, mesh), chip) for rows, both in begun.items()},
     }
-
-
-def lowered_loops(config: RunConfig, mesh: Mesh, batch_size: int, length: int) -> dict[int, Lowered]:
-    """The decoding loop of each number of rows, in bfloat16; the arguments of `dry_run_decoding`."""
-    begun = _decodings(config, mesh, batch_size, length, "bfloat16")
-    return {rows: lower_step(*both, mesh) for rows, both in begun.items()}
 
 
 def training_lines(name: str, config: RunConfig, found: dict[str, Any]) -> list[str]:
@@ -172,10 +166,10 @@ def _drafting(base: Base, count: int) -> Base:
     return base.replace(draft_vocabulary=DraftVocabulary(_ints((count,)), columns))
 
 
-def _decodings(
+def decodings(
     config: RunConfig, mesh: Mesh, batch_size: int, length: int, dtype: str
 ) -> dict[int, tuple[Decoding, DecodeState]]:
-    """What the decoding loop takes, by rows of a step."""
+    """Arguments of the decoding loop by rows of a step; for the settings see `dry_run_decoding`."""
     base = abstract_base(config.shapes, dtype, mesh)
     capacity = cache_capacity(length, config.facts.distances)
     drafters = [DeviceDrafter((), StaticTree(from_paths([]).arrays(0)))]

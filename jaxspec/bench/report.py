@@ -11,7 +11,6 @@ import numpy as np
 from jaxspec.bench.config import BenchConfig
 from jaxspec.bench.metrics import Estimate, Figures
 from jaxspec.bench.overhead import overhead_table
-from jaxspec.bench.plot import plot_bench
 from jaxspec.bench.questions import MT_BENCH
 from jaxspec.bench.results import ALL, Results, compared, control_of, reference_of, summary_of
 from jaxspec.bench.runs import REFERENCE
@@ -19,6 +18,7 @@ from jaxspec.config import command_line
 from jaxspec.files import write_atomically, write_json
 from jaxspec.generation.divergence import NEAR_TIE
 from jaxspec.markdown import table
+from jaxspec.plotting import picture
 
 CLOSE_SPEED = 0.03  # ratios of speeds this close to 1 are none: what autoregressive decoding against itself may come to
 _RULES = {
@@ -243,3 +243,36 @@ def _gap(results: Results, divergence: dict[str, Any]) -> str:
 
 def _mean_and_spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
+
+
+def plot_bench(results: Results, file: Path) -> bool:
+    """Draw speedup and tokens per step by category, and acceptance by depth. Returns whether there is anything to."""
+    groups, ways = [g for g in results.figures[REFERENCE] if g not in MT_BENCH], compared(results)
+    if not ways:
+        return False
+    deepest = max(len(results.figures[way][ALL].acceptance) for way in ways)
+    with picture(file, 3, 1, (11, 12), dpi=100) as (speed, tokens, acceptance):
+        width, places = 0.8 / len(ways), np.arange(len(groups))
+        for number, way in enumerate(ways):
+            found = [results.figures[way].get(group) for group in groups]
+            shift = (number - (len(ways) - 1) / 2) * width
+            spread = np.array([_spread(f.speedup) if f else (0, 0) for f in found]).T
+            heights = [f.speedup.value if f else 0 for f in found]
+            speed.bar(places + shift, heights, width, yerr=spread, label=way, error_kw={"linewidth": 0.8})
+            tokens.bar(places + shift, [f.tokens_per_step if f else 0 for f in found], width)
+            rates = results.figures[way][ALL].acceptance
+            acceptance.bar(np.arange(1, len(rates) + 1) + shift, rates, width)
+        for axes, name in ((speed, "speedup against autoregressive"), (tokens, "tokens per step")):
+            axes.axhline(1, color="black", linewidth=0.8)
+            axes.set_xticks(places, groups)
+            axes.set(ylabel=name)
+        acceptance.set(xlabel="depth", ylabel="accepted of offered", ylim=(0, 1), xticks=range(1, deepest + 1))
+        speed.legend(fontsize=8, ncols=min(len(ways), 6), loc="lower center", bbox_to_anchor=(0.5, 1))
+    return True
+
+
+def _spread(estimate: Estimate) -> tuple[float, float]:
+    """How far its interval reaches below and above a value."""
+    if estimate.low is None:
+        return 0, 0
+    return max(estimate.value - estimate.low, 0), max(estimate.high - estimate.value, 0)

@@ -30,7 +30,7 @@ from jaxspec.generation.prompts import encode_prompts
 from jaxspec.parallel.chips import absent_mesh
 from jaxspec.training.configs import load_config
 from jaxspec.training.examples import read_prompts
-from jaxspec.weights.load import Model, check_dtype
+from jaxspec.weights.load import Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,7 +284,6 @@ def dry_run(options: Options) -> None:
             f"give a batch-size of at least 1 and a max-length of at most {longest}, got {options.batch_size} and "
             f"{length}"
         )
-    check_dtype(dtype)
     found = dry_run_decoding(config, mesh, chip, options.batch_size, length, dtype)
     lines = decoding_lines(name, config, options.mesh, found)
     print(json.dumps(found, indent=1) if options.json else "\n".join(lines))

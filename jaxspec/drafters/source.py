@@ -17,9 +17,9 @@ from jaxspec.decoding.source import DeviceSource
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.errors import UserError
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import in_blocks
 from jaxspec.trees import TreePlan, chain
 from jaxspec.trees.plan import plan_from_json
+from jaxspec.weights.layouts import in_blocks
 from jaxspec.weights.load import Model
 
 

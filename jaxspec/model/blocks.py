@@ -1,31 +1,21 @@
-"""Kernels in blocks of columns, the layout in which XLA's CPU backend multiplies a few rows as fast as one.
+"""Products with a kernel in either layout: plain [in, out], or in blocks of columns [out / n, in, n].
 
-A plain kernel [in, out] is repacked by every product of two rows or more, which takes longer than the product. In
-blocks [out / n, in, n] every block is a small matrix of its own that needs no packing. With n = 64 a step of a 135M
-model takes 36 ms on two cores instead of 46 with 8 rows, 182 instead of 156 with 64 (JAX 0.12). From how many rows on
-packing pays depends on the kernel, the machine and JAX: `jaxspec.weights.layouts`. A row alone is multiplied as two, by
-the code that two rows get. Accelerators want the plain layout. The layouts sum in different orders, so their products
-differ by rounding, as those of different numbers of rows do.
+XLA's CPU backend repacks a plain kernel for every product of two rows or more, which takes longer than the product. A
+block is a small matrix that needs no packing. `jaxspec.weights.layouts` chooses and makes the layouts. A single row is
+multiplied as two rows, by the code that two rows get. The layouts sum in different orders, so their products differ by
+rounding, as those of different numbers of rows do.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 _MANY_ROWS = 128  # with more, even making a plain kernel costs less than it saves
-_ALIGNED = 64  # bytes; arrays that begin elsewhere JAX copies
-
-Kernels = dict[tuple, jax.Array]  # by their places in a tree, all of one shape
-Copies = dict[tuple[tuple[int, int], int], Kernels]  # in blocks, by shape and columns per block
 
 
 @flax.struct.dataclass
@@ -106,59 +96,3 @@ def columns(kernel: jax.Array, index: jax.Array) -> jax.Array:
         return jnp.moveaxis(jnp.take(kernel, index, axis=1), 0, -1)
     block, column = jnp.divmod(index, kernel.shape[-1])
     return kernel[block, :, column]
-
-
-def kernels_by_shape(params: Any, names: Sequence[str] = ("kernel", "lm_head")) -> dict[tuple[int, int], Kernels]:
-    """The plain kernels [in, out] of a pytree: its leaves of two axes with one of these names."""
-    found: dict[tuple[int, int], Kernels] = {}
-    for path, leaf in jax.tree.leaves_with_path(params):
-        if jax.tree_util.keystr(path[-1:], simple=True) in names and leaf.ndim == 2:
-            found.setdefault(leaf.shape, {})[path] = leaf
-    return found
-
-
-def in_blocks(
-    params: Any,
-    block: Callable[[tuple[int, int]], int],
-    names: Sequence[str] = ("kernel", "lm_head"),
-    made: Copies | None = None,
-) -> Any:
-    """A pytree with its kernels in blocks; all other leaves are those of `params`.
-
-    Args:
-      params: what holds kernels.
-      block: n, a divisor of the columns, for the shape of a kernel; 0 leaves it plain.
-      names: of the leaves that `product` multiplies with.
-      made: copies made before, which are taken again; those made now are added.
-    """
-    made, chosen = {} if made is None else made, {}
-    for shape, kernels in kernels_by_shape(params, names).items():
-        if n := block(shape):
-            if (shape, n) not in made:
-                made[shape, n] = _side_by_side({path: _blocks(leaf, n) for path, leaf in kernels.items()})
-            chosen |= made[shape, n]
-    return jax.tree.map_with_path(lambda path, leaf: chosen.get(path, leaf), params) if chosen else params
-
-
-def _blocks(kernel: jax.Array, block: int) -> np.ndarray:
-    """[in, out] to [out / n, in, n], a view."""
-    kernel = np.asarray(kernel)
-    return kernel.reshape(len(kernel), -1, block).swapaxes(0, 1)
-
-
-def _side_by_side(arrays: dict[tuple, np.ndarray]) -> Kernels:
-    """A copy of NumPy arrays on a CPU, all in one stretch of memory.
-
-    Linux gives large stretches large pages, with which steps of a 135M model take 4 to 7% less time.
-    """
-    room = [-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays.values()]
-    memory = np.empty(sum(room) + _ALIGNED, np.uint8)
-    starts = itertools.accumulate(room[:-1], initial=-memory.ctypes.data % _ALIGNED)
-
-    def place(array: np.ndarray, start: int) -> jax.Array:
-        copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-        np.copyto(copy, array)
-        return jax.device_put(copy, may_alias=True)
-
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(arrays, pool.map(place, arrays.values(), starts), strict=True))

@@ -14,12 +14,10 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from jaxspec.config import TrainConfig
-from jaxspec.decoding.method import Method
 from jaxspec.errors import UserError, first_line
 from jaxspec.model.base import Base
 from jaxspec.parallel.sharding import mesh_of, placed, tree_shardings
-from jaxspec.training.step import TrainState, first_state
+from jaxspec.training.step import TrainState, Update, first_state
 
 
 class Checkpoints:
@@ -81,16 +79,14 @@ class Checkpoints:
             raise UserError(f"{self._folder}: a checkpoint cannot be written ({reason}); {kept}") from None
 
 
-def begin(
-    checkpoints: Checkpoints, method: Method, train: TrainConfig, stage: int, base: Base, whole: bool
-) -> TrainState:
+def begin(checkpoints: Checkpoints, update: Update, seed: int, base: Base) -> TrainState:
     """The state to continue from, on the devices of the base: that of the last checkpoint, or a fresh one.
 
-    `stage` is the one that the last update belonged to; for `whole` see `train_step`.
+    The stage of `update` is the one that the last update belonged to.
     """
-    make, mesh = functools.partial(first_state, method, train, stage), mesh_of(base.params)
+    make, mesh = functools.partial(first_state, update, seed), mesh_of(base.params)
     state = jax.eval_shape(make, base)
-    places = None if mesh is None else state_shardings(mesh, state, whole)
+    places = None if mesh is None else state_shardings(mesh, state, update.whole)
     if checkpoints.latest:
         return checkpoints.restore(checkpoints.latest, placed(state, mesh, places))
     return jax.jit(make, out_shardings=places)(base)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxspec.config import TrainConfig
+from jaxspec.config import ModelConfig, TrainConfig
 from jaxspec.decoding.draft import PyTree
 from jaxspec.decoding.method import Batch, Method, Stage
 from jaxspec.model.base import Base
@@ -58,9 +58,21 @@ def _schedule(train: TrainConfig, peak: float, warmup: int, steps: int) -> optax
 
 
 @dataclasses.dataclass(frozen=True)
-class UpdateSettings:
-    """What the program of an update depends on: the fields of `TrainConfig` that have these names."""
+class Update:
+    """What the program of an update depends on.
 
+    Attributes:
+      method: what is trained.
+      stage: index into `Facts.stages`.
+      trains: entries of the trainable pytree that move in this stage; None: all.
+      whole: a mesh does not divide weights over `fsdp`, only gradients and the optimizer's state.
+      batch_size: this and all that follow are the fields of `TrainConfig` of these names.
+    """
+
+    method: Method
+    stage: int
+    trains: tuple[str, ...] | None
+    whole: bool
     batch_size: int
     microbatch: int
     weight_decay: float
@@ -70,9 +82,10 @@ class UpdateSettings:
     ema: float
 
     @classmethod
-    def of(cls, train: TrainConfig) -> UpdateSettings:
-        """Those of a training."""
-        return cls(*(getattr(train, field.name) for field in dataclasses.fields(cls)))
+    def of(cls, method: Method, config: ModelConfig, train: TrainConfig, stage: int = 0, whole: bool = False) -> Update:
+        """The updates of a training's stage, on a base of these shapes."""
+        settings = {field.name: getattr(train, field.name) for field in dataclasses.fields(cls)[4:]}
+        return cls(method, stage, method.facts(config).stages[stage].trains, whole, **settings)
 
     def optimizer(self) -> optax.GradientTransformation:
         """AdamW for a learning rate of -1: what it returns is still to be multiplied by the negative rate."""
@@ -80,14 +93,9 @@ class UpdateSettings:
         adam = optax.scale_by_adam(self.beta1, self.beta2)
         return optax.chain(clip, adam, optax.add_decayed_weights(self.weight_decay))
 
-
-def _stage(method: Method, base: Base, index: int) -> Stage:
-    return method.facts(base.decoder.config).stages[index]
-
-
-def moving(stage: Stage, trainable: PyTree) -> PyTree:
-    """The part of the trainable pytree that a stage trains."""
-    return trainable if stage.trains is None else {name: trainable[name] for name in stage.trains}
+    def moving(self, trainable: PyTree) -> PyTree:
+        """The part of the trainable pytree that the stage trains."""
+        return trainable if self.trains is None else {name: trainable[name] for name in self.trains}
 
 
 def pass_size(batch_size: int, microbatch: int, parts: int) -> int:
@@ -109,122 +117,53 @@ class TrainState:
     optimizer: PyTree
     average: optax.EmaState | None
 
-    def best(self, settings: UpdateSettings) -> PyTree:
+    def best(self, ema: float) -> PyTree:
         """The weights to draft with: their average over the stage's updates so far, or without one the last ones."""
         if self.average is None:
             return self.trainable
-        return optax.tree.bias_correction(self.average.ema, settings.ema, self.average.count)
+        return optax.tree.bias_correction(self.average.ema, ema, self.average.count)
 
 
-def first_state(method: Method, train: TrainConfig, stage: int, base: Base) -> TrainState:
+def first_state(update: Update, seed: int, base: Base) -> TrainState:
     """The state before the first update of a run that begins with this stage."""
     # a copy: what starts as a part of the base must not be the base's own memory, which steps would reuse
-    trainable = jax.tree.map(jnp.copy, method.init(jax.random.key(train.seed), base))
-    return enter_stage(_stage(method, base, stage), UpdateSettings.of(train), trainable)
+    return enter_stage(update, jax.tree.map(jnp.copy, update.method.init(jax.random.key(seed), base)))
 
 
-def enter_stage(stage: Stage, settings: UpdateSettings, trainable: PyTree) -> TrainState:
+def enter_stage(update: Update, trainable: PyTree) -> TrainState:
     """The state before the first update of a stage: neither optimizer nor average remembers the stage before."""
-    optimizer = settings.optimizer().init(moving(stage, trainable))
-    return TrainState(trainable, optimizer, optax.ema(settings.ema).init(trainable) if settings.ema else None)
+    optimizer = update.optimizer().init(update.moving(trainable))
+    return TrainState(trainable, optimizer, optax.ema(update.ema).init(trainable) if update.ema else None)
 
 
-_jit = functools.partial(jax.jit, static_argnames=("method", "settings", "stage", "whole"), donate_argnames=("state",))
+_jit = functools.partial(jax.jit, static_argnames=("update",), donate_argnames=("state",))
 
 
 @_jit
 def train_step(
-    method: Method,
-    settings: UpdateSettings,
-    stage: int,
-    base: Base,
-    state: TrainState,
-    batch: Batch,
-    rate: jax.Array,
-    *,
-    whole: bool = False,
+    update: Update, base: Base, state: TrainState, batch: Batch, rate: jax.Array
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One update in a stage of the method.
 
     The state is donated. It stays in float32, as gradients are, while the method computes in the base's dtype.
 
     Args:
-      method: what is trained.
-      settings: of the update.
-      stage: index into `Facts.stages`.
+      update: what to train, and how.
       base: the frozen decoder.
       state: before the update.
       batch: what it learns from.
       rate: [] float32, its learning rate.
-      whole: a mesh does not divide weights over `fsdp`, only gradients and the optimizer's state.
 
     Returns:
       The new state, and metrics, each [], with `loss` and `gradient_norm`.
     """
-    return _update(method, settings, stage, base, state, batch, rate, whole)
-
-
-@_jit
-def train_steps(
-    method: Method,
-    settings: UpdateSettings,
-    stage: int,
-    base: Base,
-    state: TrainState,
-    batches: Batch,
-    rates: jax.Array,
-    count: jax.Array,
-    *,
-    whole: bool = False,
-) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Several updates in a stage of the method; the arguments and results of `train_step` but for these.
-
-    Args:
-      method: what is trained.
-      settings: of the updates.
-      stage: index into `Facts.stages`.
-      base: the frozen decoder.
-      state: before the updates.
-      batches: of K updates, every array of a batch with an axis [K] before its own.
-      rates: [K] float32, their learning rates.
-      count: [] int32, how many of the K updates to do.
-      whole: as in `train_step`.
-
-    Returns:
-      The new state, and metrics, each [K]; those of updates that were not done are 0.
-    """
-
-    def one(number: jax.Array, state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
-        batch = jax.tree.map(lambda x: x[number], batches)
-        return _update(method, settings, stage, base, state, batch, rates[number], whole)
-
-    def add(number: jax.Array, carry: tuple[TrainState, PyTree]) -> tuple[TrainState, PyTree]:
-        state, metrics = one(number, carry[0])
-        return state, jax.tree.map(lambda all_of, x: all_of.at[number].set(x), carry[1], metrics)
-
-    _, metrics = jax.eval_shape(one, jnp.zeros((), jnp.int32), state)
-    none = jax.tree.map(lambda x: jnp.zeros((len(rates), *x.shape), x.dtype), metrics)
-    return jax.lax.fori_loop(0, count, add, (state, none))
-
-
-def _update(
-    method: Method,
-    settings: UpdateSettings,
-    stage: int,
-    base: Base,
-    state: TrainState,
-    batch: Batch,
-    rate: jax.Array,
-    whole: bool,
-) -> tuple[TrainState, dict[str, jax.Array]]:
-    """What `train_step` does, for both programs."""
-    size = pass_size(settings.batch_size, settings.microbatch, parts_of_batch())
+    size = pass_size(update.batch_size, update.microbatch, parts_of_batch())
     parts = jax.tree.map(lambda x: divided(x.reshape(-1, size, *x.shape[1:]), None, "batch"), batch)
-    trained = moving(_stage(method, base, stage), state.trainable)
+    trained = update.moving(state.trainable)
 
     def loss(trained: PyTree, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
         trainable = for_products(state.trainable | trained, base.dtype)
-        return method.loss(trainable, base, batch, stage)
+        return update.method.loss(trainable, base, batch, update.stage)
 
     def part(batch: Batch) -> tuple[PyTree, dict[str, jax.Array]]:
         (value, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(trained, batch)
@@ -233,16 +172,46 @@ def _update(
     def add(sums: PyTree, batch: Batch) -> tuple[PyTree, None]:  # one gradient is held, however many are added
         return jax.tree.map(jnp.add, sums, part(batch)), None
 
-    count = settings.batch_size // size
+    count = update.batch_size // size
     first = jax.tree.map(lambda x: x[0], parts)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, first))
     sums, _ = jax.lax.scan(add, divided_as(zeros), parts)
     gradients, metrics = jax.tree.map(lambda x: x / count, sums)
     metrics |= {"gradient_norm": optax.tree.norm(gradients)}
-    updates, optimizer = settings.optimizer().update(gradients, state.optimizer, trained)
+    updates, optimizer = update.optimizer().update(gradients, state.optimizer, trained)
     updates = jax.tree.map(lambda x: -rate * x, updates)
-    trainable = state.trainable | divided_as(optax.apply_updates(trained, updates), whole)
+    trainable = state.trainable | divided_as(optax.apply_updates(trained, updates), update.whole)
     average = state.average
     if average is not None:
-        _, average = optax.ema(settings.ema).update(trainable, average)
+        _, average = optax.ema(update.ema).update(trainable, average)
     return TrainState(trainable, divided_as(optimizer), average), metrics
+
+
+@_jit
+def train_steps(
+    update: Update, base: Base, state: TrainState, batches: Batch, rates: jax.Array, count: jax.Array
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """Several updates, each as `train_step` does it.
+
+    Args:
+      update: what to train, and how.
+      base: the frozen decoder.
+      state: before the updates.
+      batches: of K updates, every array of a batch with an axis [K] before its own.
+      rates: [K] float32, their learning rates.
+      count: [] int32, how many of the K updates to do.
+
+    Returns:
+      The new state, and metrics, each [K]; those of updates that were not done are 0.
+    """
+
+    def one(number: jax.Array, state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
+        return train_step.__wrapped__(update, base, state, jax.tree.map(lambda x: x[number], batches), rates[number])
+
+    def add(number: jax.Array, carry: tuple[TrainState, PyTree]) -> tuple[TrainState, PyTree]:
+        state, metrics = one(number, carry[0])
+        return state, jax.tree.map(lambda all_of, x: all_of.at[number].set(x), carry[1], metrics)
+
+    _, metrics = jax.eval_shape(one, jnp.zeros((), jnp.int32), state)
+    none = jax.tree.map(lambda x: jnp.zeros((len(rates), *x.shape), x.dtype), metrics)
+    return jax.lax.fori_loop(0, count, add, (state, none))

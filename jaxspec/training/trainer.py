@@ -38,7 +38,7 @@ from jaxspec.training.plot import plot_training
 from jaxspec.training.run_config import RunConfig, check_config
 from jaxspec.training.step import (
     TrainState,
-    UpdateSettings,
+    Update,
     enter_stage,
     learning_rates,
     stage_ends,
@@ -100,8 +100,7 @@ class Trainer:
         self.config, self.model, self.output, self._resume, self._stop = config, model, output, resume, stop
         self.base = Base(model.params, Decoder(model.config, remat=config.train.remat))
         self.mesh = mesh_of(model.params)
-        self._whole = config.mesh.zero == 2
-        self._settings, self._rates = UpdateSettings.of(config.train), learning_rates(config.facts.stages, config.train)
+        self._rates = learning_rates(config.facts.stages, config.train)
         self._together = config.train.together or (1 if jax.default_backend() == "cpu" else _TOGETHER)
         if self.mesh is not None:  # batches of several updates are not divided over one
             self._together = 1
@@ -142,17 +141,18 @@ class Trainer:
         train, method, stages = self.config.train, self.config.method, self.config.facts.stages
         first = self._checkpoints.latest
         stage = stage_of(stages, train.steps, max(first - 1, 0))  # of the state that was saved
-        state = begin(self._checkpoints, method, train, stage, self.base, self._whole)
+        update = Update.of(method, self.config.shapes, train, stage, self.config.mesh.zero == 2)
+        state = begin(self._checkpoints, update, train.seed, self.base)
         began, groups, step = time.monotonic(), 0, first
         with Progress("training", train.steps, "steps", done=first) as progress:
             while step < train.steps:
                 if step and train.eval_every and step % train.eval_every == 0:  # repeated by a run that resumes here
                     progress.message(self._evaluate(step, state))
-                if stage != stage_of(stages, train.steps, step):
-                    stage += 1
-                    state = enter_stage(stages[stage], self._settings, state.best(self._settings))
+                if update.stage != stage_of(stages, train.steps, step):
+                    update = Update.of(method, self.config.shapes, train, update.stage + 1, update.whole)
+                    state = enter_stage(update, state.best(train.ema))
                 call_began, batches = time.monotonic(), [self._data.batch(i) for i in range(step, self._end(step))]
-                state, rows = self._call(stage, state, step, batches)
+                state, rows = self._call(update, state, step, batches)
                 groups += sum(int((batch.points >= 0).sum()) for batch in batches)
                 now = time.monotonic()
                 rate, seconds = groups / (now - began), (now - call_began) / len(batches)
@@ -168,7 +168,7 @@ class Trainer:
         self._checkpoints.finish()
         if 0 < train.eval_every < train.steps:  # the last point of the curve, on the same answers as the others
             self._evaluate(train.steps, state)
-        return state.best(self._settings)
+        return state.best(self.config.train.ema)
 
     def _end(self, step: int) -> int:
         """The update after the last one of the call that begins with `step`.
@@ -183,20 +183,18 @@ class Trainer:
         return next((update for update in updates if self._data.length(update) != length), updates.stop)
 
     def _call(
-        self, stage: int, state: TrainState, step: int, batches: list[Batch]
+        self, update: Update, state: TrainState, step: int, batches: list[Batch]
     ) -> tuple[TrainState, list[dict[str, float]]]:
         """The updates from `step` on in one call of the device: the new state, and the metrics of every one."""
         count, rates = len(batches), self._rates[step : step + len(batches)]
-        arguments = (self.config.method, self._settings, stage, self.base, state)
         if self._together == 1:
             batch = put_batch(batches[0], self.mesh)
-            state, metrics = train_step(*arguments, batch, rates[0], whole=self._whole)
+            state, metrics = train_step(update, self.base, state, batch, rates[0])
             return state, [{name: float(value) for name, value in metrics.items()}]
         unused = self._together - count  # every call has as many batches, so that there is one program
         stacked = jax.tree.map(lambda *parts: np.stack(parts), *batches, *[batches[-1]] * unused)
-        state, metrics = train_steps(
-            *arguments, stacked, np.pad(rates, (0, unused)), np.int32(count), whole=self._whole
-        )
+        rates = np.pad(rates, (0, unused))
+        state, metrics = train_steps(update, self.base, state, stacked, rates, np.int32(count))
         values = {name: np.asarray(value) for name, value in metrics.items()}
         return state, [{name: float(value[i]) for name, value in values.items()} for i in range(count)]
 
@@ -224,7 +222,7 @@ class Trainer:
 
         The best adapter so far goes to best/, unless its base is trained too.
         """
-        method, trainable, answers = self.config.method, state.best(self._settings), self._held_out[:_QUICK]
+        method, trainable, answers = self.config.method, state.best(self.config.train.ema), self._held_out[:_QUICK]
         accuracy = evaluate(method, trainable, self.base, answers, lambda evaluated: self._stop_if_asked(step, state))
         drafts = self._drafts(accuracy)
         row = self._row(step, answers, accuracy, drafts)

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.files import writable
-from jaxspec.model.blocks import in_blocks, kernels_by_shape, product
+from jaxspec.model.blocks import product
 from jaxspec.progress import Progress
 from jaxspec.weights import layouts
+from jaxspec.weights.layouts import in_blocks, kernels_by_shape
 from jaxspec.weights.load import Model
 
 ROWS = (1, 4, 8, 16, 32, 48, 64)

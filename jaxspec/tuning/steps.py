@@ -23,13 +23,12 @@ from jaxspec.errors import UserError, check_at_least, suggest
 from jaxspec.files import display_name, exclusive, read_json, writable, write_atomically, write_json
 from jaxspec.machine import device_name
 from jaxspec.markdown import table
-from jaxspec.model.blocks import kernels_by_shape
 from jaxspec.model.decoder import abstract_params
 from jaxspec.plotting import picture
 from jaxspec.tuning.latency import bare, step_times
 from jaxspec.tuning.memory import bandwidth, cache_bytes, device_memory, step_bytes
 from jaxspec.versions import code_version
-from jaxspec.weights.layouts import block_for, read_layouts
+from jaxspec.weights.layouts import block_for, kernels_by_shape, read_layouts
 from jaxspec.weights.load import DEFAULT_MODEL, Model, check_dtype, load_model, load_shapes, weights_dtype
 from jaxspec.weights.params import parameter_count
 from jaxspec.weights.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B, TINY

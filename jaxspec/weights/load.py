@@ -19,14 +19,13 @@ from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.errors import UserError, first_line, suggest
 from jaxspec.files import swap_folder
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import Copies, in_blocks, kernels_by_shape
 from jaxspec.model.decoder import Decoder
 from jaxspec.parallel.processes import is_leader, wait_for_all
 from jaxspec.parallel.sharding import make_mesh, mesh_of, put_beside
 from jaxspec.weights.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
 from jaxspec.weights.gguf import GGUFFile
 from jaxspec.weights.hf import eos_tokens, load_directory, read_config, save_directory
-from jaxspec.weights.layouts import Layouts, block_for, read_layouts
+from jaxspec.weights.layouts import Copies, Layouts, block_for, in_blocks, kernels_by_shape, read_layouts
 from jaxspec.weights.shapes import SHAPES
 from jaxspec.weights.sharing import is_sharing, join_shared, read_shared
 from jaxspec.weights.templates import check_template, chosen_template, own_template
@@ -218,7 +217,8 @@ def check_dtype(dtype: str, known: Sequence[str] = DTYPES) -> None:
 
 
 def weights_dtype(dtype: str) -> jnp.dtype:
-    """The dtype of weights that are loaded in one of `DTYPES`."""
+    """The dtype of weights that are loaded in one of `DTYPES`. Raises UserError for another name."""
+    check_dtype(dtype)
     return jnp.dtype("bfloat16" if dtype == "exact" else dtype)
 
 
@@ -240,7 +240,7 @@ def load_model(
       UserError: fewer devices than that, or not found, truncated, unsupported, or its tensors do not match its config.
     """
     dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    check_dtype(dtype)
+    held = weights_dtype(dtype)
     if template:
         check_template(template)
     devices = make_mesh(mesh)
@@ -249,10 +249,10 @@ def load_model(
         return _load_sharing(name_or_path, path, dtype, mesh, template)
     if path.is_file():
         file = GGUFFile(path)
-        weights, eos, tokenizer = file.load(weights_dtype(dtype), devices), file.eos_tokens(), file.tokenizer()
+        weights, eos, tokenizer = file.load(held, devices), file.eos_tokens(), file.tokenizer()
     else:
         load = load_checkpoint if is_checkpoint(path) else load_directory
-        weights, eos, tokenizer = load(path, weights_dtype(dtype), devices), eos_tokens(path), _load_tokenizer(path)
+        weights, eos, tokenizer = load(path, held, devices), eos_tokens(path), _load_tokenizer(path)
     if template:
         tokenizer.chat_template = chosen_template(template, own_template(tokenizer))
     return Model(name_or_path, *weights, eos, tokenizer, dtype == "exact")

@@ -12,7 +12,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding, dry_run_training, lowered_loops, training_lines
+from jaxspec.bench.dry_run import (
+    decoding_lines,
+    decodings,
+    dry_run_decoding,
+    dry_run_training,
+    lower_step,
+    training_lines,
+)
 from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, readable
 from jaxspec.config import DataConfig, MeshConfig, TrainConfig
 from jaxspec.decoding.loop import prefill
@@ -232,6 +239,11 @@ def test_compiling_for_tpus_that_are_not_here(command):
 COPY = re.compile(r"= (\w+)\[([\d,]+)\]\S* (?:copy|transpose)\(")  # not those into fast memory, which are asynchronous
 
 
+def lowered_loops(config, mesh):
+    """The decoding loops of 1, 16 and 64 rows."""
+    return [lower_step(*both, mesh) for both in decodings(config, mesh, 1, 2000, "bfloat16").values()]
+
+
 def copied(loop):
     """Bytes of every array over 1 MB that a compiled program copies or transposes."""
     found = COPY.findall(loop.compile().as_text())
@@ -246,11 +258,11 @@ def test_loops_compiled_for_tpus_copy_neither_weights_nor_caches(monkeypatch):
     monkeypatch.setitem(SHAPES, "three layers", dataclasses.replace(SHAPES["lmsys/vicuna-7b-v1.3"], num_layers=3))
     config = dataclasses.replace(load_config("ppd_vicuna_7b"), model="three layers")
     mesh, _ = absent_mesh(MeshConfig(tensor=4), "v5e:2x2x1")
-    loops = lowered_loops(config, mesh, 1, 2000)
-    assert len(loops) == 3 and not any(map(copied, loops.values()))
+    loops = lowered_loops(config, mesh)
+    assert len(loops) == 3 and not any(map(copied, loops))
     monkeypatch.setattr("jaxspec.decoding.loop.pin_layouts", lambda cache, rows: (cache, rows))
     jax.clear_caches()  # of what was traced with the layouts
-    assert all(len(copied(loop)) >= 12 for loop in lowered_loops(config, mesh, 1, 2000).values())  # both ways
+    assert all(len(copied(loop)) >= 12 for loop in lowered_loops(config, mesh))  # both ways
     jax.clear_caches()
 
 

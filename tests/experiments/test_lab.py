@@ -20,6 +20,7 @@ from experiments.lab.queue import KINDS, Queue, choose
 from experiments.lab.recordings import load_recordings, save_recordings
 from experiments.lab.terms import Terms
 from experiments.lab.training import compare_updates, further_out, run_of, seconds_of_updates, train_run
+from jaxspec.config import DataConfig
 from jaxspec.decoding.draft import Offer
 from jaxspec.drafters import METHODS
 from jaxspec.drafters.adapter import Adapter
@@ -32,8 +33,8 @@ from jaxspec.tuning.record import Recording
 from tests.helpers.tiny import TINY
 
 SMALL = Terms(
-    "tiny-text", updates=6, trial_updates=2, sequences=2, insertions=8, answers=16, validation=3, held_out=6, live=2,
-    answer_tokens=24, small_vocabulary=64,
+    "tiny-text", updates=6, trial_updates=2, sequences=2, insertions=8, held_out=6, live=2, small_vocabulary=64,
+    text=DataConfig(answers=16, held_out=3, max_prompt_tokens=192, max_answer_tokens=24, held_out_tokens=24),
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from experiments.measurements import (
     measure_speeds,
     measure_steps,
 )
-from experiments.studies import Entry
+from experiments.studies import SpeedRow
 from jaxspec.decoding.acceptance import Rejection
 from jaxspec.decoding.method import Batch
 from jaxspec.drafters.adapter import Adapter, save_adapter
@@ -41,10 +41,11 @@ def drafter(model):
     return make_drafter(adapter, model, "chain:2")
 
 
-def test_speeds_say_what_each_tree_costs_and_brings(model, trained):
-    folder, results = trained
-    entries = {tree: Entry(("entry", "0"), tree) for tree in ("straightforward:3", "efficient:2")}
-    drafters = load_drafters(entries, model, lambda study, label: folder / results[study][label]["run"])
+def test_speeds_say_what_each_tree_costs_and_brings(model, tmp_path):
+    weights = PPD().init(jax.random.key(0), model.base)
+    save_adapter(tmp_path, Adapter(PPD(), weights, model.fingerprint, {"accuracy": [[0.1] * 10] * 3, "tree": [[0]]}))
+    entries = {tree: SpeedRow(("a study", "a row"), tree) for tree in ("straightforward:3", "efficient:2")}
+    drafters = load_drafters(entries, model, lambda study, label: tmp_path)
     figures = measure_speeds(drafters, PROMPTS, 12)
     assert [row["rows"] for row in figures.values()] == [1, 4 + 3, 7 + 21]
     assert all(row["identical"] == 2 and row["tokens_per_step"] >= 1 for row in figures.values())
@@ -55,7 +56,7 @@ def test_a_method_with_a_base_of_its_own_races_that(model, tmp_path):
     method = SPACE(distances=2, rank=2)
     weights = jax.tree.map(lambda x: x + 0.1, method.init(jax.random.key(0), model.base))
     save_adapter(tmp_path, Adapter(method, weights, model.fingerprint, {"tree": [[0]]}))
-    entries = {str(m): Entry(("a study", "a row"), chain(m)) for m in (1, 2)}
+    entries = {str(m): SpeedRow(("a study", "a row"), chain(m)) for m in (1, 2)}
     figures = measure_speeds(load_drafters(entries, model, lambda study, label: tmp_path), PROMPTS, 12)
     assert [row["rows"] for row in figures.values()] == [1, 4, 9]
     assert all(row["identical"] == 2 for row in figures.values())

@@ -23,7 +23,6 @@ def run_page(output, *folders):
 
 @pytest.mark.slow
 def test_the_page_is_made_from_its_folders(tmp_path, capsys):
-    shutil.copy(DOCS / "ablations.json", tmp_path)
     text = run_page(tmp_path, *(DOCS / "results" / name for name in FOLDERS))
     assert text == (DOCS / "results.md").read_text()
     assert capsys.readouterr().out == f"{tmp_path / 'results.md'}\n"

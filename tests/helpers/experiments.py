@@ -1,37 +1,11 @@
-"""Small studies and their trainings, and benchmarks by hand."""
+"""Benchmarks by hand."""
 
-from pathlib import Path
 from typing import Any
 
-from experiments.studies import Training, study
 from jaxspec.bench.metrics import figures
 from jaxspec.bench.results import ALL, Results
 from jaxspec.bench.runs import REFERENCE
-from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.drafters import METHODS
-from jaxspec.methods import PPD
-from jaxspec.training.run_config import RunConfig
-from tests.helpers.files import write_jsonl
-
-RATE = {"learning_rate": 1e-2}
-SMALL = (  # two tables that share a training
-    study("entry", "Late entry", "a paper", {"0": Training(PPD(), RATE)}, axis="layer"),
-    study(
-        "rates", "Rates", "a paper",
-        {"the same": Training(PPD(), RATE), "lower": Training(PPD(), {"learning_rate": 2e-3})},
-    ),
-)  # fmt: skip
-
-
-def small_run(folder: Path) -> RunConfig:
-    """What small trainings share: four updates, on answers to prompts that are written into a folder."""
-    prompts = write_jsonl(folder / "prompts.jsonl", [{"prompt": f"question {i}"} for i in range(12)])
-    data = DataConfig(
-        prompts=prompts, answers=8, held_out=3, max_prompt_tokens=16, max_answer_tokens=24,
-        held_out_tokens=24, batch_size=4, cache=str(folder / "cache"),
-    )  # fmt: skip
-    train = TrainConfig(steps=4, batch_size=2, sequence_length=40, insertions=8, save_every=2, eval_every=0)
-    return RunConfig(model="tiny-text", method=PPD(), data=data, train=train)
 
 
 def answer(number: int, seconds: float, lengths: list[int], category: str) -> dict[str, Any]:

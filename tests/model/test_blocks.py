@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import columns, in_blocks, product
+from jaxspec.model.blocks import columns, product
+from jaxspec.weights.layouts import in_blocks
 from tests.helpers.model import plain, quick_jit
 from tests.helpers.tiny import TINY, make_tiny
 
@@ -46,17 +47,6 @@ def test_columns_are_found_in_either_layout():
     blocked = in_columns(plain_kernel, 8)
     for held in (plain_kernel, blocked):
         np.testing.assert_array_equal(columns(held, index), np.asarray(plain_kernel).T[np.asarray(index)])
-
-
-def test_only_kernels_are_put_in_blocks_and_each_layout_is_made_once():
-    tree = {"a": {"kernel": kernel(4, 12), "bias": jnp.zeros(12)}, "lm_head": kernel(4, 10), "embedding": kernel(4, 12)}
-    made = {}
-    found = in_blocks(tree, {(4, 12): 4, (4, 10): 0}.get, made=made)
-    assert found["a"]["kernel"].shape == (3, 4, 4) and found["a"]["bias"] is tree["a"]["bias"]
-    assert found["lm_head"] is tree["lm_head"] and found["embedding"] is tree["embedding"]
-    again = in_blocks(tree, {(4, 12): 4, (4, 10): 5}.get, made=made)
-    assert again["a"]["kernel"] is found["a"]["kernel"] and again["lm_head"].shape == (2, 4, 5) and len(made) == 2
-    assert in_blocks(tree, lambda _: 0) is tree
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec.config import MeshConfig, TrainConfig
+from jaxspec.decoding.method import Stage
 from jaxspec.methods import PPD, SPACE, Amphista, BiTA, DFlash, Eagle, HiddenTransfer, Medusa
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
@@ -15,7 +16,8 @@ from jaxspec.parallel.sharding import in_mesh, make_mesh, put, put_batch, tree_s
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.checkpoints import state_shardings
 from jaxspec.training.data import AnsweredPrompt
-from jaxspec.training.step import UpdateSettings, first_state, learning_rates, train_step
+from jaxspec.training.step import Update, first_state, learning_rates, train_step
+from tests.helpers.tiny import TINY
 
 TRAIN = TrainConfig(
     steps=20, batch_size=8, sequence_length=32, insertions=4, learning_rate=1e-3, clip=1.0, remat=True, ema=0.9
@@ -28,18 +30,21 @@ def train(model, method, settings, mesh_config=MeshConfig(), steps=3):
     params = jax.tree.map(lambda x: x.astype(jnp.float64), model.params)
     rng = np.random.default_rng(0)
     answers = [AnsweredPrompt(rng.integers(0, 16, 4).tolist(), rng.integers(0, 16, 24).tolist()) for _ in range(24)]
-    data, whole, losses = TrainingData(answers, settings), mesh_config.zero == 2, []
+    data, update, losses = (
+        TrainingData(answers, settings),
+        Update.of(method, TINY, settings, 0, mesh_config.zero == 2),
+        [],
+    )
     if mesh is not None:
         params = put(params, tree_shardings(mesh, params))
     base = Base(params, Decoder(model.config, remat=settings.remat))
     with in_mesh(mesh):
-        state = first_state(method, settings, 0, base)
+        state = first_state(update, settings.seed, base)
         if mesh is not None:
-            state = put(state, state_shardings(mesh, state, whole))
-        arguments = (method, UpdateSettings.of(settings), 0, base)
-        for step, rate in enumerate(learning_rates(method, settings)[:steps]):
+            state = put(state, state_shardings(mesh, state, update.whole))
+        for step, rate in enumerate(learning_rates((Stage(),), settings)[:steps]):
             batch = put_batch(data.batch(step), mesh)
-            state, metrics = train_step(*arguments, state, batch, rate, whole=whole)
+            state, metrics = train_step(update, base, state, batch, rate)
             losses.append(float(metrics["loss"]))
     return losses, state
 

@@ -18,8 +18,9 @@ from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.training.batches import TrainingData
 from jaxspec.training.data import AnsweredPrompt
-from jaxspec.training.step import UpdateSettings, first_state, learning_rates, moving, train_step, train_steps
+from jaxspec.training.step import Update, first_state, learning_rates, train_step, train_steps
 from tests.helpers.methods import settings
+from tests.helpers.tiny import TINY
 
 SCHEDULES = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
@@ -39,7 +40,7 @@ class Slow(PPD):
 
 
 def assert_rates(method, train, rates):
-    found = learning_rates(method, train)
+    found = learning_rates(method.facts(TINY).stages, train)
     assert found.dtype == np.float32 and found.shape == (train.steps,)
     np.testing.assert_allclose(found, rates, rtol=1e-4, atol=1e-7)
 
@@ -72,7 +73,9 @@ def begin(method, train, base, count, stage=0):
     """The first state, and batches of so many random answers of one length."""
     rng = np.random.default_rng(0)
     answers = [AnsweredPrompt(rng.integers(0, 16, 4).tolist(), rng.integers(0, 16, 24).tolist()) for _ in range(count)]
-    return first_state(method, train, stage, base), TrainingData(answers, train)
+    return first_state(Update.of(method, base.decoder.config, train, stage), train.seed, base), TrainingData(
+        answers, train
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +101,8 @@ def test_updates_are_those_of_adamw(tiny):
     theirs = jax.tree.map(jnp.copy, state.trainable)
     expected = adamw.init(theirs)
     for step in range(4):
-        state, metrics = train_step(
-            Squares(), UpdateSettings.of(train), 0, tiny.base, state, data.batch(step), np.float32(0.1 / (1 + step))
-        )
+        rate = np.float32(0.1 / (1 + step))
+        state, metrics = train_step(Update.of(Squares(), tiny.config, train), tiny.base, state, data.batch(step), rate)
         assert metrics["gradient_norm"] > 1.5
         change, expected = adamw.update({"weights": 2 * theirs["weights"]}, expected, theirs)
         theirs = optax.apply_updates(theirs, change)
@@ -120,11 +122,11 @@ def test_an_update_moves_what_its_stage_trains_and_nothing_else(tiny, method, st
     """Not the base either, whose memory a state that began as a part of it must not give away."""
     frozen = jax.tree.map(np.array, tiny.params)
     state, data = begin(method, TRAIN, tiny.base, 8, stage)
-    before = jax.tree.map(np.array, state.trainable)
+    before, update = jax.tree.map(np.array, state.trainable), Update.of(method, tiny.config, TRAIN, stage)
     for step in range(3):
-        state, _ = train_step(method, UpdateSettings.of(TRAIN), stage, tiny.base, state, data.batch(step), RATE)
+        state, _ = train_step(update, tiny.base, state, data.batch(step), RATE)
     jax.tree.map(np.testing.assert_array_equal, frozen, jax.tree.map(np.array, tiny.params))
-    trained = moving(method, before, stage)
+    trained = update.moving(before)
     assert trained.keys() <= before.keys() == state.trainable.keys()
     for name, part in before.items():
         same = jax.tree.map(lambda x, y: np.array_equal(x, y), part, state.trainable[name])
@@ -145,7 +147,7 @@ def test_a_base_of_16_bits_trains_an_adapter_of_32(tiny, monkeypatch):
     for dtype in (jnp.dtype("float32"), jnp.dtype("bfloat16")):
         base = Base(jax.tree.map(lambda x, d=dtype: x.astype(d), tiny.params), tiny.decoder)
         state, data = begin(method, TRAIN, base, 4)
-        found[dtype.name] = train_step(method, UpdateSettings.of(TRAIN), 0, base, state, data.batch(0), RATE)
+        found[dtype.name] = train_step(Update.of(method, tiny.config, TRAIN), base, state, data.batch(0), RATE)
         assert multiplied[dtype] == {dtype}
     (state, metrics), (_, whole) = found["bfloat16"], found["float32"]
     floats = [x for x in jax.tree.leaves((state.trainable, state.optimizer)) if jnp.issubdtype(x.dtype, jnp.floating)]
@@ -165,7 +167,7 @@ def test_microbatches_average_to_the_gradient_of_the_whole_batch(tiny, method):
         train = dataclasses.replace(TRAIN, microbatch=size)
         base = Base(tiny.params, Decoder(tiny.config, remat=remat))
         state, data = begin(method, train, base, 4)
-        _, metrics = train_step(method, UpdateSettings.of(train), 0, base, state, data.batch(0), RATE)
+        _, metrics = train_step(Update.of(method, tiny.config, train), base, state, data.batch(0), RATE)
         updated.append([float(metrics[name]) for name in ("loss", "gradient_norm", "top1@1")])
     np.testing.assert_allclose(updated[1], updated[0], rtol=1e-4)
 
@@ -174,7 +176,7 @@ def test_one_gradient_is_held_however_many_are_added(tiny):
     """Gradients of microbatches are summed one by one: there is no stack of them."""
     train, method = TrainConfig(batch_size=3, microbatch=1, sequence_length=32), SPACE(distances=2, tuning="full")
     state, data = begin(method, train, tiny.base, 3)
-    update = functools.partial(train_step, method, UpdateSettings.of(train), 0)
+    update = functools.partial(train_step, Update.of(method, tiny.config, train))
     program = str(jax.make_jaxpr(update)(tiny.base, state, data.batch(0), RATE))
     rows, columns = state.trainable["base"]["lm_head"].shape
     assert f"f32[{rows},{columns}]" in program and f"f32[3,{rows},{columns}]" not in program
@@ -187,27 +189,27 @@ def test_runs_of_other_rates_lengths_and_seeds_share_a_program(tiny):
     for count, changed in enumerate(changes, 1):
         train = dataclasses.replace(TRAIN, beta1=0.5, **changed)  # which no other test has
         state, data = begin(PPD(), train, tiny.base, 4)
-        settings, rates = UpdateSettings.of(train), learning_rates(PPD(), train)
+        update, rates = Update.of(PPD(), tiny.config, train), learning_rates((Stage(),), train)
         before = np.array(state.trainable["embeddings"])
-        state, _ = train_step(PPD(), settings, 0, tiny.base, state, data.batch(0), rates[3])
+        state, _ = train_step(update, tiny.base, state, data.batch(0), rates[3])
         np.testing.assert_allclose(np.abs(state.trainable["embeddings"] - before), rates[3], rtol=0.01)
         batches = jax.tree.map(lambda x: np.stack([x] * 3), data.batch(1))
-        train_steps(PPD(), settings, 0, tiny.base, state, batches, rates[1:4], np.int32(count))
+        train_steps(update, tiny.base, state, batches, rates[1:4], np.int32(count))
     assert train_step._cache_size() == one + 1 and train_steps._cache_size() == many + 1
 
 
 def test_several_updates_in_one_call_are_those_of_several_calls(tiny):
     """With an average; what was asked for is done, and no more."""
-    method, settings = PPD(ensemble=2), UpdateSettings.of(dataclasses.replace(TRAIN, ema=0.5, clip=1.0, microbatch=2))
-    train = dataclasses.replace(TRAIN, ema=0.5)
+    method, train = PPD(ensemble=2), dataclasses.replace(TRAIN, ema=0.5, clip=1.0, microbatch=2)
+    update = Update.of(method, tiny.config, train)
     (state, data), (other, _) = (begin(method, train, tiny.base, 12) for _ in range(2))
     batches, rates = [data.batch(step) for step in range(3)], np.array([0.1, 0.03, 0.2], np.float32)
     losses = []
     for batch, rate in zip(batches[:2], rates, strict=False):
-        state, metrics = train_step(method, settings, 0, tiny.base, state, batch, rate)
+        state, metrics = train_step(update, tiny.base, state, batch, rate)
         losses.append(metrics["loss"])
     stacked = jax.tree.map(lambda *parts: np.stack(parts), *batches)
-    other, metrics = train_steps(method, settings, 0, tiny.base, other, stacked, rates, np.int32(2))
+    other, metrics = train_steps(update, tiny.base, other, stacked, rates, np.int32(2))
     assert losses[0] != losses[1] and set(metrics) >= {"loss", "gradient_norm", "top1@1"}
     np.testing.assert_allclose(metrics["loss"], [*losses, 0], rtol=1e-5)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), state, other)

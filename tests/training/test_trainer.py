@@ -25,7 +25,7 @@ from jaxspec.weights.load import load_model, save_model
 from jaxspec.weights.params import params_fingerprint
 from tests.helpers.files import read_jsonl
 from tests.helpers.model import assert_same_params
-from tests.helpers.tiny import make_tiny, on_mesh
+from tests.helpers.tiny import TINY, make_tiny, on_mesh
 from tests.helpers.training import (
     assert_same_run,
     best,
@@ -147,14 +147,14 @@ def test_stages_train_one_map_after_the_other_and_resume(config, model, tmp_path
     method = HiddenTransfer(distances=2, layers=(0, 1))
     config = with_train(dataclasses.replace(config, method=method), steps=8, save_every=2, eval_every=0, ema=0.9)
     config = with_train(config, adapter_dtype="float32")  # as exact as the average below
-    assert stage_ends(method, 8) == [4, 8]
+    assert stage_ends(method.facts(TINY).stages, 8) == [4, 8]
     seen = []
 
-    def spy(method, settings, stage, base, state, batch, rate, **more):
+    def spy(update, base, state, batch, rate):
         before = jax.tree.map(np.asarray, state.trainable)  # the step may reuse its memory
-        state, metrics = train_step(method, settings, stage, base, state, batch, rate, **more)
+        state, metrics = train_step(update, base, state, batch, rate)
         after = jax.tree.map(np.asarray, state.trainable)
-        seen.append((stage, [name for name in after if not np.array_equal(before[name], after[name])], after))
+        seen.append((update.stage, [name for name in after if not np.array_equal(before[name], after[name])], after))
         return state, metrics
 
     with monkeypatch.context() as watched:
@@ -183,9 +183,9 @@ def test_a_head_of_two_stages_waits_for_the_prompt_tokens():
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(config, model, tmp_path, monkeypatch):
-    def diverges(*args, **settings):
+    def diverges(*args):
         calls.append(1)
-        state, metrics = train_step(*args, **settings)
+        state, metrics = train_step(*args)
         return state, metrics | ({"loss": float("nan")} if len(calls) == bad else {})
 
     monkeypatch.setattr("jaxspec.training.trainer.train_step", diverges)
@@ -202,11 +202,11 @@ def test_several_updates_in_one_call_change_nothing_of_a_run(config, model, whol
     """Calls end at checkpoints and evaluations, after which a run that was stopped resumes, with other calls too."""
     counts, lengths = [], set()
 
-    def spy(*arguments, **settings):
+    def spy(*arguments):
         *_, batches, _, count = arguments
         counts.append(int(count))
         lengths.add(batches.tokens.shape)
-        return train_steps(*arguments, **settings)
+        return train_steps(*arguments)
 
     monkeypatch.setattr("jaxspec.training.trainer.train_steps", spy)
     together = with_train(config, together=3, lengths=1)
@@ -225,10 +225,10 @@ def test_a_call_ends_where_the_length_or_the_stage_does(config, model, tmp_path,
     padded, calls = [40, 40, 40, 40, 20, 20, 40, 40, 40, 40, 40, 40], []
     monkeypatch.setattr(TrainingData, "length", lambda data, step: padded[step])
 
-    def diverges(*arguments, **settings):
-        stage, count = arguments[2], int(arguments[-1])
+    def diverges(*arguments):
+        stage, count = arguments[0].stage, int(arguments[-1])
         calls.append((stage, count))
-        state, metrics = train_steps(*arguments, **settings)
+        state, metrics = train_steps(*arguments)
         bad = np.arange(16) == 4
         return state, metrics | ({"loss": np.where(bad, np.nan, metrics["loss"])} if len(calls) == 3 else {})
 

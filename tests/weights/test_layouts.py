@@ -1,12 +1,13 @@
 """Kernels come in the layouts that are remembered, and nothing but speed depends on them."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxspec.drafters import load_drafter
 from jaxspec.generation.generate import generate
 from jaxspec.weights import layouts
-from jaxspec.weights.layouts import read_layouts, write_layouts
+from jaxspec.weights.layouts import in_blocks, read_layouts, write_layouts
 from tests.helpers.tiny import make_prompts, make_tiny
 
 QKV, OUT, WIDE, DOWN = (32, 64), (32, 32), (32, 48), (48, 32)  # of a tiny model, with a vocabulary of 16
@@ -76,3 +77,18 @@ def test_a_damaged_file_is_passed_over_and_written_anew(file, damage):
     assert make_tiny().block_for(1, QKV) == 8
     write_layouts("float32", {OUT: {1: 0}})
     assert read_layouts("float32") == {OUT: {1: 0}} and not list(file.parent.glob(".*"))
+
+
+def test_only_kernels_are_put_in_blocks_and_each_layout_is_made_once():
+    tree = {
+        "a": {"kernel": jnp.ones((4, 12)), "bias": jnp.zeros(12)},
+        "lm_head": jnp.ones((4, 10)),
+        "embedding": jnp.ones((4, 12)),
+    }
+    made = {}
+    found = in_blocks(tree, {(4, 12): 4, (4, 10): 0}.get, made=made)
+    assert found["a"]["kernel"].shape == (3, 4, 4) and found["a"]["bias"] is tree["a"]["bias"]
+    assert found["lm_head"] is tree["lm_head"] and found["embedding"] is tree["embedding"]
+    again = in_blocks(tree, {(4, 12): 4, (4, 10): 5}.get, made=made)
+    assert again["a"]["kernel"] is found["a"]["kernel"] and again["lm_head"].shape == (2, 4, 5) and len(made) == 2
+    assert in_blocks(tree, lambda _: 0) is tree
