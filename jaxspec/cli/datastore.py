@@ -17,7 +17,7 @@ from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class DatastoreOptions:
     """Build a datastore, which `jaxspec decode --method rest --adapter DIR` drafts from.
 
     Attributes:
@@ -42,7 +42,7 @@ class Options:
 
 def main(args: list[str]) -> None:
     """Parse, read, sort, write."""
-    options = parse(Options, args)
+    options = parse(DatastoreOptions, args)
     output = new_folder(options.output)
     if not options.answers and not options.text:
         raise UserError("give texts with --answers FILE.jsonl, with --text FILE, or both")
@@ -59,7 +59,7 @@ def main(args: list[str]) -> None:
     print(f"{output}: {method.size:,} tokens of {len(texts):,} text(s), {megabytes:.1f} MB")
 
 
-def read_texts(options: Options, model: Model) -> Iterator[list[int]]:
+def read_texts(options: DatastoreOptions, model: Model) -> Iterator[list[int]]:
     """Token ids of every text of the files. Raises UserError for one that cannot be read."""
     if options.answers:
         for number, row in read_jsonl(Path(options.answers)):

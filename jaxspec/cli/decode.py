@@ -33,7 +33,7 @@ from jaxspec.weights.load import Model, check_dtype
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(DrafterOptions):
+class DecodeOptions(DrafterOptions):
     """Answer prompts with one method, optionally beside autoregressive decoding.
 
     Attributes:
@@ -132,7 +132,7 @@ _DRY_RUN_TOO = ("dry_run", "model", "dtype", "batch_size", "max_length", "mesh",
 
 def main(args: list[str]) -> None:
     """Parse, check, decode."""
-    options = parse(Options, args)
+    options = parse(DecodeOptions, args)
     check_dry_run(options)
     if options.dry_run:
         dry_run(options)
@@ -141,7 +141,7 @@ def main(args: list[str]) -> None:
         decode(options)
 
 
-def check_dry_run(options: Options) -> None:
+def check_dry_run(options: DecodeOptions) -> None:
     """Raise UserError for options of a dry run without one, and for those that one has no use for."""
     given = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default]
     if not options.dry_run and {*given} & {*_DRY_RUN_ALONE}:
@@ -151,7 +151,7 @@ def check_dry_run(options: Options) -> None:
         raise UserError(f"--dry-run decodes nothing: it does not go with --{useless[0]}")
 
 
-def check(options: Options) -> None:
+def check(options: DecodeOptions) -> None:
     """Raise UserError for options that make no sense, before anything is loaded."""
     if bool(options.prompt) == bool(options.prompts):
         raise UserError(
@@ -173,7 +173,7 @@ def check(options: Options) -> None:
     options.acceptance()
 
 
-def decode(options: Options) -> None:
+def decode(options: DecodeOptions) -> None:
     """Load, answer, print."""
     prompts = [options.prompt] if options.prompt else read_prompts(options.prompts, options.column)
     enable_compilation_cache()
@@ -187,7 +187,7 @@ def decode(options: Options) -> None:
         printer.finish(result)
 
 
-def choose_drafter(options: Options, run: Run, model: Model) -> Drafter:
+def choose_drafter(options: DecodeOptions, run: Run, model: Model) -> Drafter:
     """The method with the tree that was asked for; says on stderr how it was chosen and what it decodes on."""
     circumstances = {"batch_size": options.batch_size, "temperature": options.temperature}
     drafter = run.load(model, **circumstances)
@@ -213,7 +213,7 @@ def tuned_or_own(drafter: Drafter, batch_size: int, temperature: float) -> Draft
     return dataclasses.replace(drafter, note=join_notes(drafter.note, line))
 
 
-def make_printer(options: Options, drafter: Drafter) -> JsonPrinter | TextPrinter:
+def make_printer(options: DecodeOptions, drafter: Drafter) -> JsonPrinter | TextPrinter:
     """What prints results in the form that was asked for."""
     name, model, acceptance = drafter.name, drafter.model, options.acceptance()
     same_text = acceptance.same_text(options.temperature)
@@ -225,7 +225,7 @@ def make_printer(options: Options, drafter: Drafter) -> JsonPrinter | TextPrinte
 
 
 def answers(
-    options: Options,
+    options: DecodeOptions,
     drafter: Drafter,
     beside: dict[str, Drafter],
     prompts: Sequence[str],
@@ -266,7 +266,7 @@ def answers(
         yield dataclasses.replace(result(ids, answer, reference), beside=also)
 
 
-def dry_run(options: Options) -> None:
+def dry_run(options: DecodeOptions) -> None:
     """Compile steps for devices that need not exist, and print what they need."""
     from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding  # brings what only training needs
 

@@ -16,7 +16,7 @@ from jaxspec.weights.params import params_fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class ExportOptions:
     """Write a base as a Hugging Face directory: config.json, weights in safetensors, tokenizer files.
 
     With a method: the base as the method's adapter tunes it, and in adapter/ what then drafts on it. JAX_PLATFORMS=cpu
@@ -40,7 +40,7 @@ class Options:
 
 def main(args: list[str]) -> None:
     """Parse, load, tune, write."""
-    options = parse(Options, args)
+    options = parse(ExportOptions, args)
     output = new_folder(options.output)
     if options.adapter and not options.method:
         raise UserError("--adapter needs --method, the method it belongs to")

@@ -22,7 +22,7 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(DrafterOptions):
+class ServeOptions(DrafterOptions):
     """Serve a model to clients of the OpenAI interface, and a chat at /.
 
     Attributes:
@@ -60,12 +60,12 @@ class Options(DrafterOptions):
 
 def main(args: list[str]) -> None:
     """Parse, check, serve."""
-    options = parse(Options, args)
+    options = parse(ServeOptions, args)
     check(options)
     serve(options)
 
 
-def check(options: Options) -> None:
+def check(options: ServeOptions) -> None:
     """Raise UserError for options that make no sense, before anything is loaded."""
     check_at_least(options, {"port": 0, "max_body_bytes": 1, "grace": 0})
     if options.port > 65535:
@@ -74,7 +74,7 @@ def check(options: Options) -> None:
         raise UserError(f"the server needs {', '.join(missing)}; in a clone, install with: pip install -e '.[serve]'")
 
 
-def serve(options: Options) -> None:
+def serve(options: ServeOptions) -> None:
     """Load, compile, and answer until SIGTERM; what runs then is finished first."""
     from jaxspec.serving.api import make_app
     from jaxspec.serving.server import bind, run

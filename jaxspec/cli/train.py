@@ -26,7 +26,7 @@ from jaxspec.weights.load import WEIGHT_DTYPES, check_dtype, load_model
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(RunConfig):
+class TrainOptions(RunConfig):
     """Every setting of the run, and where it goes.
 
     Attributes:
@@ -74,11 +74,11 @@ def overview() -> str:
     )
 
 
-def parse_run(name: str, args: list[str]) -> tuple[Options, RunConfig]:
+def parse_run(name: str, args: list[str]) -> tuple[TrainOptions, RunConfig]:
     """The options over a named run, and the run that they make of it. Raises UserError for what makes no sense."""
     named = load_config(name)
     fields = {field.name: getattr(named, field.name) for field in dataclasses.fields(named)}
-    options = parse(Options, args, Options(**fields), prog=f"{program()} --config {name}")
+    options = parse(TrainOptions, args, TrainOptions(**fields), prog=f"{program()} --config {name}")
     config = RunConfig(**{field: getattr(options, field) for field in fields})
     if options.dtype:
         check_dtype(options.dtype, WEIGHT_DTYPES)
@@ -88,7 +88,7 @@ def parse_run(name: str, args: list[str]) -> tuple[Options, RunConfig]:
     return options, config
 
 
-def dry_run(name: str, config: RunConfig, options: Options) -> None:
+def dry_run(name: str, config: RunConfig, options: TrainOptions) -> None:
     """Compile an update for devices that need not exist, and print what it needs."""
     mesh, chip = absent_mesh(config.mesh, options.topology)  # before JAX looks for devices
     check_config(config)
@@ -96,7 +96,7 @@ def dry_run(name: str, config: RunConfig, options: Options) -> None:
     print(json.dumps(found, indent=1) if options.json else "\n".join(training_lines(name, config, found)))
 
 
-def train(config: RunConfig, options: Options, output: Path) -> None:
+def train(config: RunConfig, options: TrainOptions, output: Path) -> None:
     """Check, load, train, say where the adapter is."""
     join_processes(options.processes)  # before JAX looks for devices
     check_config(config)

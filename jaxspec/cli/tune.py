@@ -28,7 +28,7 @@ COMMAND = "jaxspec tune"  # the `built_with` of methods whose adapter this comma
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(DrafterOptions, TuneConfig):
+class TuneOptions(DrafterOptions, TuneConfig):
     """Measure this machine, search trees, try the best few, and write the choice beside the adapter.
 
     Of several methods, choose those that pay together. Of one whose adapter is made here, self_speculative, search its
@@ -53,7 +53,7 @@ class Options(DrafterOptions, TuneConfig):
 
 def main(args: list[str]) -> None:
     """Parse, load, tune, write, print."""
-    options = parse(Options, args)
+    options = parse(TuneOptions, args)
     make_sampler(SamplingConfig(options.temperature))  # refuses a bad temperature before anything is loaded
     if options.prompts and not Path(options.prompts).is_file():
         raise UserError(f"{options.prompts}: no such file")
@@ -64,7 +64,7 @@ def main(args: list[str]) -> None:
         choose(options)
 
 
-def build(options: Options) -> None:
+def build(options: TuneOptions) -> None:
     """Search the settings of a method on answers of the base, and write them as its adapter."""
     output = new_folder(options.output)
     check_at_least(options, {"trials": 1, "max_new_tokens": 2, "accuracy_prompts": 0})
@@ -80,7 +80,7 @@ def build(options: Options) -> None:
     )
 
 
-def choose(options: Options) -> None:
+def choose(options: TuneOptions) -> None:
     """Choose the fastest draft tree, and of a union the sources that pay."""
     model = options.load_model()
     drafter = options.load_drafter(model)
@@ -118,7 +118,7 @@ def save(tuning: Tuning, method: str, output: Path) -> Path:
     return file
 
 
-def record(options: Options, tuning: Tuning, file: Path) -> dict[str, Any]:
+def record(options: TuneOptions, tuning: Tuning, file: Path) -> dict[str, Any]:
     """What was chosen as plain values for JSON: for what, and with the figures behind it."""
     choice = tuning.choice
     circumstances = ("machine", "dtype", "batch_size", "temperature", "draft_vocabulary")
