@@ -1,4 +1,4 @@
-"""What a training or a decoding step would need, from shapes alone: nothing is downloaded and nothing runs."""
+"""Needs of a training or decoding step, computed from shapes alone: nothing is downloaded and nothing runs."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def lowered_loops(config: RunConfig, mesh: Mesh, batch_size: int, length: int) -
 
 
 def training_lines(name: str, config: RunConfig, found: dict[str, Any]) -> list[str]:
-    """The figures of `dry_run_training` for people."""
+    """The figures of `dry_run_training` as text."""
     return [
         *_head(name, config, config.mesh, found),
         f"per device  weights {readable(found['weights_bytes'])}, trainable {readable(found['trainable_bytes'])}, "
@@ -129,7 +129,7 @@ def training_lines(name: str, config: RunConfig, found: dict[str, Any]) -> list[
 
 
 def decoding_lines(name: str, config: RunConfig, mesh: MeshConfig, found: dict[str, Any]) -> list[str]:
-    """The figures of `dry_run_decoding` for people."""
+    """The figures of `dry_run_decoding` as text."""
     return [
         *_head(name, config, mesh, found),
         f"per device  weights {readable(found['weights_bytes'])}, cache {readable(found['cache_bytes'])}; "
@@ -165,7 +165,7 @@ def abstract_base(shapes: ModelConfig, dtype: str, mesh: Mesh, remat: bool = Fal
 
 
 def _drafting(base: Base, count: int) -> Base:
-    """A base with a draft vocabulary of so many tokens; 0: all."""
+    """A base that drafts so many tokens of its vocabulary; 0: all."""
     if not count:
         return base
     columns = jax.ShapeDtypeStruct((base.decoder.config.hidden_size, count), base.params["lm_head"].dtype)
@@ -175,7 +175,7 @@ def _drafting(base: Base, count: int) -> Base:
 def _decodings(
     config: RunConfig, mesh: Mesh, batch_size: int, length: int, dtype: str
 ) -> dict[int, tuple[Decoding, DecodeState]]:
-    """What the decoding loop takes, by rows of a step."""
+    """The arguments of the decoding loop, by rows of a step."""
     base = abstract_base(config.shapes, dtype, mesh)
     capacity = cache_capacity(length, config.method.max_distance)
     drafters = [DeviceDrafter((), StaticTree(from_paths([]).arrays(0)))]
@@ -184,14 +184,14 @@ def _decodings(
 
 
 def _tree(config: RunConfig, rows: int) -> TreePlan | None:
-    """The largest tree that needs no more rows; None where not even two nodes fit."""
+    """The largest tree within a number of rows; None where not even two nodes fit."""
     sized = (dataclasses.replace(config, tree=f"sparse:{nodes}").plan() for nodes in range(rows, 1, -1))
     most = rows - config.method.further_rows
     return next((p for p in sized if p.num_nodes + p.num_probes * config.method.probe_rows <= most), None)
 
 
 def _abstract_drafter(config: RunConfig, base: Base, mesh: Mesh, tree: TreePlan) -> DeviceDrafter:
-    """An untrained drafter."""
+    """A drafter without weights."""
     base = _drafting(base, config.draft_vocabulary)
 
     def make(base: Base) -> DeviceDrafter:
@@ -207,7 +207,7 @@ def _abstract_drafter(config: RunConfig, base: Base, mesh: Mesh, tree: TreePlan)
 
 
 def _rows(drafter: DeviceDrafter) -> int:
-    """R of a step."""
+    """R, the rows of a step."""
     tree, methods = drafter.shape.stack, [source.method for source in drafter.sources]
     return tree.num_nodes + sum(tree.num_probes * method.probe_rows + method.further_rows for method in methods)
 
@@ -215,7 +215,7 @@ def _rows(drafter: DeviceDrafter) -> int:
 def abstract_state(
     base: Base, drafter: DeviceDrafter, mesh: Mesh, batch_size: int, capacity: int
 ) -> tuple[Decoding, DecodeState]:
-    """What the decoding loop takes, without values.
+    """The arguments of the decoding loop as shapes.
 
     Args:
       base: from `abstract_base`.

@@ -14,7 +14,7 @@ from jaxspec.plotting import picture
 
 
 def plot_bench(results: Results, file: Path) -> bool:
-    """Draw speedup and tokens per step by category, and acceptance by depth. Returns whether there is anything to."""
+    """Draw speedup and tokens per step by category, and acceptance by depth. Returns whether a plot was made."""
     groups, ways = [g for g in results.figures[REFERENCE] if g not in MT_BENCH], compared(results)
     if not ways:
         return False
@@ -40,7 +40,7 @@ def plot_bench(results: Results, file: Path) -> bool:
 
 
 def _spread(estimate: Estimate) -> tuple[float, float]:
-    """How far its interval reaches below and above a value."""
+    """The distances from a value to the ends of its interval."""
     if estimate.low is None:
         return 0, 0
     return max(estimate.value - estimate.low, 0), max(estimate.high - estimate.value, 0)
