@@ -14,11 +14,10 @@ class Side:
     """One of the ways to decode that are compared.
 
     Args:
-      drafter: what decodes.
-      settings: of `stream`.
+      drafter: the drafter to decode with.
+      settings: arguments of `stream`.
       batch_size: prompts decoded together.
-      streamed: answer prompt by prompt and piece by piece; both sides stop as often, or the comparison would not be
-        fair.
+      streamed: answer prompt by prompt and piece by piece. All sides must stop equally often for a fair comparison.
     """
 
     def __init__(self, drafter: Drafter, settings: dict[str, Any], batch_size: int, streamed: bool):
@@ -32,7 +31,7 @@ class Side:
         self._compile_seconds = warm.compile_seconds
 
     def answers(self, prompts: Sequence[str], show: Callable[[Generation], None] | None = None) -> Iterator[Generation]:
-        """One answer per prompt; `show` sees it grow. What warming up compiled is counted with the first one."""
+        """One answer per prompt; `show` sees it grow. The first one counts the compile time of warming up."""
         for pieces in self._pieces(prompts):
             for answer in pieces:
                 if show:
@@ -41,7 +40,7 @@ class Side:
             yield dataclasses.replace(answer, compile_seconds=answer.compile_seconds + seconds)
 
     def _pieces(self, prompts: Sequence[str]) -> Iterator[Iterable[Generation]]:
-        """For every prompt, its answer so far again and again, or once where it is not streamed."""
+        """The states of each prompt's answer as it grows, or only the final one where it is not streamed."""
         if self._streamed:
             return (stream(self._drafter, prompt, **self._settings) for prompt in prompts)
         answers = iterate(self._drafter, prompts, batch_size=self._batch_size, **self._settings)

@@ -31,16 +31,16 @@ COMMAND = "jaxspec tune"  # the `built_with` of methods whose adapter this comma
 class TuneOptions(DrafterOptions, TuneConfig):
     """Measure this machine, search trees, try the best few, and write the choice beside the adapter.
 
-    Of several methods, choose those that pay together. Of one whose adapter is made here, self_speculative, search its
-    settings, unless an adapter is given. On a CPU the layouts of the base's matrices are measured first.
+    Of several methods, choose those that pay together. For self_speculative without an adapter, search its settings and
+    write them as its adapter. On a CPU, measure the layouts of the base's matrices first.
 
     Attributes:
-      prompts: a JSONL file of prompts, no benchmark; empty takes the small set that ships. Of the file that the
-        adapter was trained on, only what training set aside is used.
-      column: field of that file that holds the prompt.
-      trials: settings to try in a search of them.
-      output: folder for tuned.json, tuning.png and the tree as tree.json; default the adapter's, for a union one in the
-        user's cache. A search of settings needs a new one, for the adapter.
+      prompts: a JSONL file of prompts, not those of a benchmark; empty takes the small set that ships. Of a file that
+        the adapter was trained on, only the held-out prompts are used.
+      column: field of that file with the prompt.
+      trials: number of settings to try, for self_speculative.
+      output: folder for tuned.json, tuning.png and the tree as tree.json; default the adapter's folder, for a union one
+        in the user's cache. A search of settings needs a new folder, for the adapter.
       json: print the result as one JSON object.
     """
 
@@ -107,7 +107,7 @@ def unseen_by_all(drafter: Drafter, source: str, column: str) -> list[str]:
 
 
 def save(tuning: Tuning, method: str, output: Path) -> Path:
-    """Write what was chosen, the tree by itself and the plot; the file of choices."""
+    """Write the choice, its tree and the plot. Returns the file of choices."""
     file = save_choice(output, method, tuning.choice)
     tree = output / "tree.json"
     if isinstance(tuning.choice.tree, TreePlan):
@@ -119,7 +119,7 @@ def save(tuning: Tuning, method: str, output: Path) -> Path:
 
 
 def record(options: TuneOptions, tuning: Tuning, file: Path) -> dict[str, Any]:
-    """What was chosen as plain values for JSON: for what, and with the figures behind it."""
+    """The choice as plain values for JSON: its circumstances, and the figures behind it."""
     choice = tuning.choice
     circumstances = ("machine", "dtype", "batch_size", "temperature", "draft_vocabulary")
     return {
@@ -136,7 +136,7 @@ def record(options: TuneOptions, tuning: Tuning, file: Path) -> dict[str, Any]:
 
 
 def table(tuning: Tuning) -> str:
-    """What was tried, and the verdict."""
+    """The table of trials, and the verdict."""
     expected = {option.name: option.tokens for option in tuning.options} | {"autoregressive": 1.0}
     rows = {option.name: option.rows for option in tuning.options} | {"autoregressive": 1}
     width = max(len(trial.name) for trial in tuning.trials)
