@@ -124,7 +124,7 @@ class Engine:
 
     @property
     def full(self) -> bool:
-        """Whether a further request would be refused: the queue is full, not counting requests that slots are free for."""
+        """Whether a further request would be refused: as many wait as may, besides those for which slots are free."""
         return len(self._waiting) >= self.limits.queue + self.limits.slots - self.running
 
     @property
