@@ -35,7 +35,7 @@ class Benchmark:
 
 
 def prepare(config: BenchConfig, model: Model) -> Benchmark:
-    """Load drafters and questions. Raises UserError for settings that make no sense or do not fit the base."""
+    """Load what is asked for. Raises UserError for settings that make no sense or do not fit the base."""
     check_bench(config)
     return Benchmark(config, model, load_ways(config, model), *select_questions(config, model))
 

@@ -193,7 +193,7 @@ def prefill_figure(name: str) -> dict[str, Any]:
 
 
 def training_figure(name: str, method_name: str) -> dict[str, Any]:
-    """Insertion groups per second in updates of one sequence, and the memory that an update needs."""
+    """Insertion groups per second of updates of one sequence, and the memory that an update needs."""
     model = _random(name)
     base = Base(model.params, Decoder(model.config, remat=_TRAIN.remat))
     method = _for_shapes(METHODS[method_name](), model.config)

@@ -207,7 +207,7 @@ def _abstract_drafter(config: RunConfig, base: Base, mesh: Mesh, tree: TreePlan)
 
 
 def _rows(drafter: DeviceDrafter) -> int:
-    """R, the rows of a step."""
+    """R of a step."""
     tree, methods = drafter.shape.stack, [source.method for source in drafter.sources]
     return tree.num_nodes + sum(tree.num_probes * method.probe_rows + method.further_rows for method in methods)
 

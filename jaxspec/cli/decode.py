@@ -64,8 +64,8 @@ class DecodeOptions(DrafterOptions):
       compare: also decode autoregressively and say whether the outputs are identical.
       beside: decode in this way, too, and compare all, as in --beside "medusa+suffix tree=best:5 vocabulary=8192"; may
         be repeated.
-      stream: print the text while it is generated, even when the output is not a terminal.
-      json: print one JSON object per prompt, or one with the figures of a dry run.
+      stream: print the text while it is made, even when the output is no terminal.
+      json: print one JSON object per prompt, or the figures of a dry run as one.
       mesh: devices that share the work.
       dry_run: compile a decoding step of 1, 16 and 64 rows from shapes alone, by default in bfloat16, and print its
         memory and operations per device; the devices need not be there.
@@ -111,7 +111,7 @@ class DecodeOptions(DrafterOptions):
 
     @property
     def compared(self) -> bool:
-        """Whether to decode autoregressively as well."""
+        """Whether to decode autoregressively, too."""
         return self.compare or bool(self.beside)
 
     @property
@@ -160,7 +160,7 @@ def check(options: DecodeOptions) -> None:
     if options.prompts and not Path(options.prompts).is_file():
         raise UserError(f"{options.prompts}: no such file")
     if options.stream and (options.json or options.batch_size > 1):
-        raise UserError("--stream prints one text while it is generated: it goes with neither --json nor --batch-size")
+        raise UserError("--stream prints one text while it is made: it goes with neither --json nor --batch-size")
     if options.tree == "auto" and options.draft_vocabulary is not None:
         raise UserError(
             "--tree auto also takes the draft vocabulary that `jaxspec tune` chose: leave --draft-vocabulary out"
@@ -188,7 +188,7 @@ def decode(options: DecodeOptions) -> None:
 
 
 def choose_drafter(options: DecodeOptions, run: Run, model: Model) -> Drafter:
-    """The drafter with the tree asked for; prints to stderr how it was chosen, and its base if that is tuned."""
+    """The method with the tree that was asked for; says on stderr how it was chosen and what it decodes on."""
     circumstances = {"batch_size": options.batch_size, "temperature": options.temperature}
     drafter = run.load(model, **circumstances)
     if run.tree is None and run.vocabulary is None and drafter.drafts:
@@ -234,10 +234,10 @@ def answers(
     """The answers to prompts, with those of autoregressive decoding where the two are compared.
 
     Args:
-      options: the command's options.
-      drafter: the drafter to decode with.
+      options: how to answer.
+      drafter: what decodes.
       beside: other ways to decode, by name.
-      prompts: the prompts' texts.
+      prompts: texts.
       show: called with an answer whenever it has grown.
     """
     model, acceptance, sampling = drafter.model, options.acceptance(), options.sampling()

@@ -40,7 +40,7 @@ class Side:
             yield dataclasses.replace(answer, compile_seconds=answer.compile_seconds + seconds)
 
     def _pieces(self, prompts: Sequence[str]) -> Iterator[Iterable[Generation]]:
-        """The states of each prompt's answer as it grows, or only the final one where it is not streamed."""
+        """For every prompt, its answer so far again and again, or once where it is not streamed."""
         if self._streamed:
             return (stream(self._drafter, prompt, **self._settings) for prompt in prompts)
         answers = iterate(self._drafter, prompts, batch_size=self._batch_size, **self._settings)

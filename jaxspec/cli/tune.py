@@ -31,8 +31,8 @@ COMMAND = "jaxspec tune"  # the `built_with` of methods whose adapter this comma
 class TuneOptions(DrafterOptions, TuneConfig):
     """Measure this machine, search trees, try the best few, and write the choice beside the adapter.
 
-    Of several methods, choose those that pay together. For self_speculative without an adapter, search its settings and
-    write them as its adapter. On a CPU, measure the layouts of the base's matrices first.
+    Of several methods, choose those that pay together. Of one whose adapter is made here, self_speculative, search its
+    settings, unless an adapter is given. On a CPU the layouts of the base's matrices are measured first.
 
     Attributes:
       prompts: a JSONL file of prompts, not those of a benchmark; empty takes the small set that ships. Of a file that
@@ -119,7 +119,7 @@ def save(tuning: Tuning, method: str, output: Path) -> Path:
 
 
 def record(options: TuneOptions, tuning: Tuning, file: Path) -> dict[str, Any]:
-    """The choice as plain values for JSON: its circumstances, and the figures behind it."""
+    """What was chosen as plain values for JSON: for what, and with the figures behind it."""
     choice = tuning.choice
     circumstances = ("machine", "dtype", "batch_size", "temperature", "draft_vocabulary")
     return {

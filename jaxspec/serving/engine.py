@@ -163,13 +163,12 @@ class Engine:
         Args:
           prompt: text or token ids.
           max_new_tokens: stop there, or at an end-of-text token.
-          sampling: sampling settings; greedy by default.
-          seed: sampling seed, which determines the text.
+          sampling: greedy by default.
+          seed: with sampling, decides the text.
           stop: texts that end the answer, and are cut off.
           drafting: whether to draft; the text is the same.
-          logprobs: whether to return the tokens' log-probabilities.
-          prompt_logprobs: whether to return the prompt's, too, in `AnswerStream.prompt_scores`, there with the first
-            piece.
+          logprobs: tell the tokens' log-probabilities.
+          prompt_logprobs: tell the prompt's, too: `Answer.prompt_scores`, there with the first piece.
           chat: wrap text in the tokenizer's chat template, where it has one.
 
         Returns:

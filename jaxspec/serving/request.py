@@ -24,14 +24,14 @@ class Request:
     """One prompt and how to answer it.
 
     Attributes:
-      ids: token ids of the prompt.
-      max_new_tokens: largest number of new tokens; an end-of-text token ends the answer earlier.
-      sampling: sampling settings.
-      seed: sampling seed, which determines the text.
+      ids: of the prompt.
+      max_new_tokens: stop there, or at an end-of-text token.
+      sampling: how tokens are drawn.
+      seed: with sampling, decides the text.
       stop: texts that end the answer, and are cut off.
       drafting: whether to draft; the text is the same.
-      logprobs: whether to return the tokens' log-probabilities.
-      prompt_logprobs: whether to return the prompt's, too.
+      logprobs: whether to tell the tokens' log-probabilities.
+      prompt_logprobs: whether to tell the prompt's, too.
     """
 
     ids: list[int]

@@ -84,9 +84,9 @@ class Checkpoints:
 def begin(
     checkpoints: Checkpoints, method: Method, train: TrainConfig, stage: int, base: Base, whole: bool
 ) -> TrainState:
-    """The state to continue from, on the devices of the base: that of the last checkpoint, or a new one.
+    """The state to continue from, on the devices of the base: that of the last checkpoint, or a fresh one.
 
-    `stage` is the stage of the last update; `whole` is as in `train_step`.
+    `stage` is the one that the last update belonged to; for `whole` see `train_step`.
     """
     make, mesh = functools.partial(first_state, method, train, stage), mesh_of(base.params)
     state = jax.eval_shape(make, base)

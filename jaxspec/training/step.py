@@ -1,7 +1,6 @@
 """Updates: the base is an argument, gradients reach the method's trainable pytree alone.
 
-Everything that differs between updates is data, learning rates included: runs that differ only in these share a
-program.
+What differs between updates is data, their learning rates too: runs that differ in nothing else share a program.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def learning_rates(method: Method, train: TrainConfig) -> np.ndarray:
 
 
 def _schedule(train: TrainConfig, peak: float, warmup: int, steps: int) -> optax.Schedule:
-    """The schedule of a stage: from zero to the highest rate, then along the configured course."""
+    """From zero to the highest rate, and along the configured course from there."""
     rest, share = steps - warmup, train.final_learning_rate
     after = {
         "cosine": optax.cosine_decay_schedule(peak, rest, share),
@@ -59,7 +58,7 @@ def _schedule(train: TrainConfig, peak: float, warmup: int, steps: int) -> optax
 
 @dataclasses.dataclass(frozen=True)
 class UpdateSettings:
-    """Settings that the program of an update depends on: the fields of `TrainConfig` of these names."""
+    """What the program of an update depends on: the fields of `TrainConfig` that have these names."""
 
     batch_size: int
     microbatch: int
@@ -71,11 +70,11 @@ class UpdateSettings:
 
     @classmethod
     def of(cls, train: TrainConfig) -> UpdateSettings:
-        """The settings of a training."""
+        """Those of a training."""
         return cls(*(getattr(train, field.name) for field in dataclasses.fields(cls)))
 
     def optimizer(self) -> optax.GradientTransformation:
-        """AdamW for a learning rate of -1: its updates must be multiplied by the negative rate."""
+        """AdamW for a learning rate of -1: what it returns is still to be multiplied by the negative rate."""
         clip = optax.clip_by_global_norm(self.clip) if self.clip else optax.identity()
         adam = optax.scale_by_adam(self.beta1, self.beta2)
         return optax.chain(clip, adam, optax.add_decayed_weights(self.weight_decay))
@@ -107,7 +106,7 @@ class TrainState:
     average: optax.EmaState | None
 
     def best(self, settings: UpdateSettings) -> PyTree:
-        """The weights to draft with: the moving average over the stage so far, or without `ema` the last weights."""
+        """The weights to draft with: their average over the stage's updates so far, or without one the last ones."""
         if self.average is None:
             return self.trainable
         return optax.tree.bias_correction(self.average.ema, settings.ema, self.average.count)
@@ -115,7 +114,7 @@ class TrainState:
 
 def first_state(method: Method, train: TrainConfig, stage: int, base: Base) -> TrainState:
     """The state before the first update of a run that begins with this stage."""
-    # a copy: weights that start as a part of the base must not share its memory, which steps would reuse
+    # a copy: what starts as a part of the base must not be the base's own memory, which steps would reuse
     trainable = jax.tree.map(jnp.copy, method.init(jax.random.key(train.seed), base))
     return enter_stage(method, UpdateSettings.of(train), stage, trainable)
 
@@ -150,9 +149,9 @@ def train_step(
       settings: of the update.
       stage: index into the method's stages.
       base: the frozen decoder.
-      state: the state before the update.
-      batch: training sequences.
-      rate: [] float32, the learning rate.
+      state: before the update.
+      batch: what it learns from.
+      rate: [] float32, its learning rate.
       whole: a mesh does not divide weights over `fsdp`, only gradients and the optimizer's state.
 
     Returns:
@@ -181,9 +180,9 @@ def train_steps(
       settings: of the updates.
       stage: index into the method's stages.
       base: the frozen decoder.
-      state: the state before the updates.
-      batches: batches of K updates; every array of a batch has a leading axis [K].
-      rates: [K] float32, the learning rates.
+      state: before the updates.
+      batches: of K updates, every array of a batch with an axis [K] before its own.
+      rates: [K] float32, their learning rates.
       count: [] int32, how many of the K updates to do.
       whole: as in `train_step`.
 
@@ -214,7 +213,7 @@ def _update(
     rate: jax.Array,
     whole: bool,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """The update of `train_step`, for both programs."""
+    """What `train_step` does, for both programs."""
     size = pass_size(settings.batch_size, settings.microbatch, parts_of_batch())
     parts = jax.tree.map(lambda x: divided(x.reshape(-1, size, *x.shape[1:]), None, "batch"), batch)
     trained = moving(method, state.trainable, stage)
@@ -227,7 +226,7 @@ def _update(
         (value, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(trained, batch)
         return divided_as(gradients), metrics | {"loss": value}
 
-    def add(sums: PyTree, batch: Batch) -> tuple[PyTree, None]:  # holds one gradient, however many are added
+    def add(sums: PyTree, batch: Batch) -> tuple[PyTree, None]:  # one gradient is held, however many are added
         return jax.tree.map(jnp.add, sums, part(batch)), None
 
     count = settings.batch_size // size
