@@ -101,7 +101,7 @@ class TextSource:
 
     Attributes:
       prompts: a file, or a data set on the hub.
-      split: of a data set on the hub.
+      split: split of a data set on the hub.
       column: name of the prompt's column, or of the conversation's.
       regenerate: the base writes the answers to conversations itself.
       context_column: name of a column with what the prompt is about.
@@ -125,14 +125,14 @@ class DataConfig:
     Attributes:
       prompts: a JSONL file with a `prompt` per line, or a data set on the hub, `owner/name` or where it has several
         configs `owner/name:config`; empty for the small set that ships with the project.
-      split: of a data set on the hub.
+      split: split of a data set on the hub.
       column: name of the prompt's column; where it holds conversations (lists of messages with `role` and `content`,
         or `from` and `value`), every turn of the assistant is an answer to learn.
       regenerate: the base writes the answers to conversations itself, each behind the turns that the data set gives.
       context_column: name of a column with what the prompt is about, as Alpaca's `input`: goes below it where it holds
         anything; empty: there is none.
       answer_column: name of the column with the answers to learn; empty: the base writes them itself.
-      mixture: several sources in place of all this, mixed by weight; `prompts` takes the place of a mixture.
+      mixture: several sources in place of `prompts`, mixed by weight; `prompts`, where given, replaces the mixture.
       answers: how many answers to train on; fewer when there are fewer prompts, of every source of a mixture.
       held_out: how many further prompts are set aside for evaluation, never trained on.
       held_out_seed: chooses the held-out prompts; the same for every method, so that figures compare.
@@ -140,8 +140,8 @@ class DataConfig:
       max_answer_tokens: training answers are cut there.
       held_out_tokens: held-out answers are cut there.
       chat: wrap prompts in the tokenizer's chat template, where it has one.
-      template: another one by name, llama2, vicuna (both with a system message, or llama2-short and vicuna-short) or
-        falcon, as BiTA's Table 6 has them; or variables of the tokenizer's own, as in enable_thinking=false.
+      template: another chat template by name: llama2, vicuna (both with a system message, or llama2-short and
+        vicuna-short) or falcon, as in BiTA's Table 6; or variables for the tokenizer's, as in enable_thinking=false.
       templates: every prompt is asked under each of these, by name; empty: under one.
       batch_size: prompts answered at once.
       cache: folder of the generated answers; they are made once per base and prompt set.

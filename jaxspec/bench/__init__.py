@@ -1,1 +1,1 @@
-"""The benchmark: questions, answers in turn, figures, report."""
+"""The benchmark: questions, runs, metrics, reports, and dry runs."""

@@ -22,7 +22,7 @@ _FIELDS = ("question_id", "category", "choices", "data", "batch")
 
 
 def accept_lengths(answer: Generation) -> list[int]:
-    """Tokens that each step emitted: those it accepted, and the bonus unless the answer ended before it."""
+    """Number of tokens that each step emitted: accepted ones, and the bonus unless the answer ended before it."""
     lengths, count = [], 0
     for drafted in answer.drafted[1:]:  # prefill emitted the first
         count += 1
@@ -35,8 +35,8 @@ class Answers:
     """The answer files of a benchmark: `answers/run_<n>/<way>.jsonl` in its folder.
 
     Args:
-      folder: of the benchmark.
-      ways: names.
+      folder: the benchmark's folder.
+      ways: names of the ways to decode.
     """
 
     def __init__(self, folder: Path, ways: Sequence[str]):
@@ -48,11 +48,11 @@ class Answers:
             )
 
     def file(self, way: str, run: int) -> Path:
-        """Where the answers of one way and run are."""
+        """The file with the answers of one way and run."""
         return self._folder / "answers" / f"run_{run}" / (re.sub(r"[^\w.,=-]", "-", way) + ".jsonl")
 
     def read(self, run: int) -> dict[str, list[Row]]:
-        """The rows of every way, of the batches that every way has answered.
+        """The rows of every way, for the batches that all ways have answered.
 
         Raises:
           UserError: a damaged line before the last one, which a kill may have cut.
@@ -62,7 +62,7 @@ class Answers:
         return {way: [row for row in found if done.issuperset(map(tuple, row["batch"]))] for way, found in rows.items()}
 
     def restore(self, run: int) -> set[tuple[str, int | str]]:
-        """The questions that every way has answered; anything else in the files, left by a kill, is removed."""
+        """The questions that all ways have answered; other lines, which an interrupted run left, are removed."""
         found = self.read(run)
         for way, rows in found.items():
             file = self.file(way, run)
@@ -95,11 +95,12 @@ def answer_row(
     """A line of an answer file.
 
     Args:
-      model_id: of base and method.
+      model_id: names base and method.
       batch: the questions answered together, whose times are the same.
-      question: the one of this line.
-      turns: its answers.
-      divergences: per turn, where they differ from autoregressive decoding's; no entry after the first that does.
+      question: the one that this line answers.
+      turns: its answers, turn by turn.
+      divergences: for each turn, where the answer differs from autoregressive decoding's; none after the first
+        difference.
     """
     choice = {
         "index": 0,

@@ -1,4 +1,4 @@
-"""A benchmark that is ready to begin: ways loaded, questions chosen."""
+"""A benchmark that is ready to begin: drafters loaded, questions chosen."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _TEMPLATE = 32  # tokens that a chat template may put around a turn
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """What to ask, and whom.
+    """Questions, and the ways to decode that answer them.
 
     Attributes:
-      config: what the user wants.
+      config: the user's settings.
       model: the base.
-      ways: by name, autoregressive decoding first.
-      questions: to ask.
+      ways: the ways to decode by name, autoregressive decoding first.
+      questions: the questions to ask.
       left_out: questions that do not fit the base's context.
     """
 

@@ -1,4 +1,4 @@
-"""What a benchmark asks, and how."""
+"""The settings of a benchmark."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ _RUN = tyro.conf.arg(name="run", metavar="RUN")
 
 @dataclasses.dataclass(frozen=True)
 class BenchConfig:
-    """What to ask, and how.
+    """The questions, the drafters that answer them, and how they decode.
 
     Attributes:
       runs: a method with its settings, as in --run ppd --run "bita tree=sparse:64 vocabulary=8192 adapter=DIR"; a tree
         of `auto` is the choice of `jaxspec tune`. Autoregressive decoding always runs; named twice it races itself.
         Default: every method that can draft for the base: those whose adapter ships and those that need none.
-      data: question files with commas between.
+      data: question files, separated by commas.
       model: smollm2-135m (the default), a Hugging Face directory or hub name, a base that `jaxspec train` or
         `jaxspec export` wrote, or a GGUF file.
-      dtype: of the weights, or exact: bfloat16 weights, with all else as exact as in float32; default float32 on CPU,
-        bfloat16 elsewhere.
-      limit: questions, the same number from every category; 0 is all. A folder may be resumed with a larger one,
-        where questions are asked one at a time.
-      max_new_tokens: per turn.
+      dtype: dtype of the weights, or exact: bfloat16 weights, with everything else as exact as in float32; default
+        float32 on CPU, bfloat16 elsewhere.
+      limit: number of questions, the same from every category; 0 asks all. With batch-size 1 a benchmark may be resumed
+        with a larger limit.
+      max_new_tokens: tokens per turn.
       batch_size: questions answered together.
-      temperature: of sampling; 0 is greedy.
+      temperature: sampling temperature; 0 is greedy.
       mt_bench_temperatures: sample MT-Bench's categories each at its own temperature, 0 to 0.7.
       top_k: keep the k most probable tokens; 0 keeps all.
       top_p: keep the most probable tokens up to this probability.
       min_p: drop tokens less probable than this fraction of the best.
       accept: match, rejection or typical, as for `jaxspec decode`: the same text, another of the same distribution, or
         lossy.
-      seed: of sampling; every further repeat takes the next.
+      seed: sampling seed; every further repeat takes the next one.
       repeats: how often all questions are asked.
-      wording: of what a file holds without instructions: plain, or as the papers or their released code say it.
-      shots: questions of a file to show with their answers in front of each of the others.
-      chat: ask inside the tokenizer's chat template, where it has one.
-      template: another one by name, llama2, llama2-short, vicuna, vicuna-short or falcon; or variables of the
-        tokenizer's own, as in enable_thinking=false.
+      wording: instructions around questions whose file has none: plain, or those of the papers or their released code.
+      shots: number of a file's questions to show, with their answers, in front of each of the others.
+      chat: wrap questions in the tokenizer's chat template, where it has one.
+      template: another chat template by name: llama2, llama2-short, vicuna, vicuna-short or falcon; or variables for
+        the tokenizer's template, as in enable_thinking=false.
       mesh: devices that share the work.
       peers: also ask Hugging Face transformers on PyTorch, greedily and with prompt lookup; one question at a time.
-      assistant: and with assisted generation by this smaller model.
+      assistant: also ask transformers with assisted generation by this smaller model.
     """
 
     runs: Annotated[tuple[str, ...], _RUN, tyro.conf.UseAppendAction] = ()
@@ -78,11 +78,11 @@ class BenchConfig:
     assistant: str = ""
 
     def sampling(self, temperature: float) -> SamplingConfig:
-        """How answers are drawn at a temperature."""
+        """The sampling settings at a temperature."""
         return SamplingConfig(temperature, self.top_k, self.top_p, self.min_p)
 
     def temperature_of(self, question: Question) -> float:
-        """The temperature a question is answered at."""
+        """The temperature at which a question is answered."""
         return MT_BENCH.get(question.category, self.temperature) if self.mt_bench_temperatures else self.temperature
 
 
@@ -91,7 +91,7 @@ def check_bench(config: BenchConfig) -> None:
     check_at_least(config, {"limit": 0, "shots": 0, "max_new_tokens": 2, "batch_size": 1, "repeats": 1})
     make_sampler(config.sampling(config.temperature))
     if config.assistant and not config.peers:
-        raise UserError("--assistant is for --peers")
+        raise UserError("--assistant needs --peers")
     if config.peers and config.mesh.devices > 1:
         raise UserError("peers run on one device: leave --mesh or --peers out")
     if config.peers and config.batch_size > 1:

@@ -12,7 +12,7 @@ from jaxspec.generation.generate import Generation
 
 
 def batches(questions: Sequence[Question], config: BenchConfig) -> Iterator[list[Question]]:
-    """Questions that can be answered together: at most `batch_size` of one group, one temperature and
+    """Batches of questions that can be answered together: at most `batch_size` of one group, one temperature and
     the same number of turns.
     """
     groups: dict[tuple, list[Question]] = {}
@@ -52,17 +52,17 @@ def divergences(
     config: BenchConfig,
     seed: int,
 ) -> list[Divergence | None]:
-    """Per turn, where answers differ from autoregressive decoding's, if they do, up to the first turn where they do.
+    """The first divergence of each turn from autoregressive decoding, up to the first turn that has one.
 
-    After it the conversations differ, and what follows says nothing: no entry.
+    After that turn the conversations differ, so later turns cannot be compared and have no entry.
 
     Args:
-      way: that gave the answers.
-      question: what was asked.
-      ours: the answers, turn by turn.
+      way: the way that gave the answers.
+      question: the question.
+      ours: its answers, turn by turn.
       plain: those of autoregressive decoding on the same base.
-      config: how it was asked.
-      seed: of both.
+      config: the benchmark's settings.
+      seed: sampling seed of both.
     """
     talk: list[str] = []
     found: list[Divergence | None] = []

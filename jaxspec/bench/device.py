@@ -1,10 +1,10 @@
-"""What an accelerator can do, measured in one go: the most valuable figures first, each written as soon as it is known.
+"""Measure an accelerator in one go: the most valuable figures first, each written as soon as it is measured.
 
 1. decode  the default model with drafters and trees of several sizes, beside autoregressive decoding
 2. step    random weights of larger shapes: a step's time by rows and batch, beside that of reading the weights
 3. train   updates of methods with probes on the largest of those shapes
 
-The same command resumes after a kill. A time limit is kept by leaving out what would not fit any more.
+The same command resumes an interrupted run. Figures that would exceed the time limit are left out.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _GUESS = {"decode": 60.0, "step": 25.0, "train": 90.0}  # seconds of a figure be
 
 @dataclasses.dataclass(frozen=True)
 class DeviceConfig:
-    """What to measure, in this order.
+    """The figures to measure, in this order.
 
     Attributes:
       minutes: time limit, loading and compiling included; 0 for none.
-      dtypes: of the default model's weights, in turn.
+      dtypes: dtypes of the default model's weights, in turn.
       shapes: 7b, 1b, 13b, smollm2-135m, or tiny to try the command: random weights of these shapes.
       drafters: methods whose adapter comes with jaxspec; default the best of each kind, then the others.
-      trees: rows of a step of each drafter.
-      limit: prompts.
-      max_new_tokens: of each answer.
+      trees: rows per step, for each drafter.
+      limit: number of prompts.
+      max_new_tokens: tokens per answer.
       prompts: a JSONL file with a prompt per line; default some that come with jaxspec.
       cpu: measure although JAX finds no accelerator.
     """
@@ -80,7 +80,7 @@ class Task:
     Attributes:
       key: names it, KIND/... .
       run: measures it.
-      group: what shares a model in memory; the one before is dropped first.
+      group: figures of one group share a model in memory; the model of the group before is dropped first.
     """
 
     key: str
@@ -89,7 +89,7 @@ class Task:
 
     @property
     def kind(self) -> str:
-        """decode, step or train."""
+        """Kind of the figure: decode, step or train."""
         return self.key.partition("/")[0]
 
 
@@ -109,7 +109,7 @@ def check_device(config: DeviceConfig) -> None:
         if name not in FIRST + OTHERS:
             raise UserError(f"unknown drafter {name!r}{suggest(name, FIRST + OTHERS)}")
     if jax.default_backend() == "cpu" and not config.cpu:
-        raise UserError("JAX finds no accelerator here, only a CPU; --cpu measures that")
+        raise UserError("JAX finds no accelerator here, only a CPU; measure it with --cpu")
     embedded_model_path()  # or an error, as for prompts
     read_prompts(config.prompts)
 
@@ -155,13 +155,13 @@ def _training(name: str) -> Iterator[Task]:
 def measure_device(config: DeviceConfig, folder: Path, began: float, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure what is missing and still fits the time limit; device.json is written after every figure.
 
-    A compilation cannot be interrupted: the limit may be exceeded by what is left of one. Figures that failed for
-    another reason than memory are tried again.
+    A compilation cannot be interrupted, so the last one may exceed the limit. Figures that failed for another reason
+    than memory are tried again.
 
     Args:
-      config: what to measure.
-      folder: of device.json.
-      began: `time.monotonic()` of when the time limit began.
+      config: the figures to measure.
+      folder: folder of device.json.
+      began: `time.monotonic()` at the start of the time limit.
       say: takes a line per figure.
 
     Raises:
@@ -194,19 +194,19 @@ def _is_missing(figure: dict[str, Any] | None) -> bool:
 
 
 class _TimeIsUp(BaseException):
-    """Not an Exception: it is no error of what it interrupts."""
+    """The time limit is over. A BaseException, because the interrupted code has no error to handle."""
 
 
 @contextlib.contextmanager
 def _until(end: float) -> Iterator[None]:
-    """Raises _TimeIsUp in the block at that time, for a figure that takes longer than expected."""
+    """Raise _TimeIsUp in the block at that time, for a figure that takes longer than expected."""
 
     def stop(*_: object) -> None:
         raise _TimeIsUp
 
     before = signal.signal(signal.SIGALRM, stop)
     left = max(end - time.monotonic(), 1e-3) if math.isfinite(end) else 0
-    signal.setitimer(signal.ITIMER_REAL, left, 1.0)  # again, where what it interrupts swallows every exception
+    signal.setitimer(signal.ITIMER_REAL, left, 1.0)  # repeated: the interrupted code may swallow any exception
     try:
         yield
     finally:
@@ -215,7 +215,7 @@ def _until(end: float) -> Iterator[None]:
 
 
 def expected_seconds(task: Task, known: dict[str, dict[str, Any]]) -> float:
-    """How long a figure may take: as the longest of its group so far, of its kind, or a guess."""
+    """Seconds that a figure may take: those of the longest in its group or kind so far, else a guess."""
     for prefix in (task.key.rpartition("/")[0], task.kind):
         if seconds := [figure["total_seconds"] for key, figure in known.items() if key.startswith(prefix)]:
             return max(seconds)
@@ -225,22 +225,22 @@ def expected_seconds(task: Task, known: dict[str, dict[str, Any]]) -> float:
 def _measure(task: Task) -> dict[str, Any]:
     with Stopwatch() as watch:
         try:
-            found = task.run()
+            figure = task.run()
         except jax.errors.JaxRuntimeError as error:
             full = "RESOURCE_EXHAUSTED" in str(error) or "OUT_OF_MEMORY" in str(error)
-            found = {"error": f"{_FULL if full else 'failed'} ({first_line(error)[:200]})"}
+            figure = {"error": f"{_FULL if full else 'failed'} ({first_line(error)[:200]})"}
         except UserError as error:
-            found = {"error": str(error)}
-    if "error" in found:
+            figure = {"error": str(error)}
+    if "error" in figure:
         forget_models()
-    return found | {
+    return figure | {
         "compile_seconds": round(watch.compile_seconds, 2),
         "total_seconds": round(watch.compile_seconds + watch.seconds, 2),
     }
 
 
 def summary(figure: dict[str, Any]) -> str:
-    """A figure in a line."""
+    """One line about a figure."""
     shown = {k: v for k, v in figure.items() if isinstance(v, str | int | float) and not k.endswith("_seconds")}
     parts = [
         f"{name.replace('_', ' ')} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
@@ -250,7 +250,7 @@ def summary(figure: dict[str, Any]) -> str:
 
 
 def _begin(config: DeviceConfig, folder: Path) -> dict[str, Any]:
-    """What the folder holds of this device and these settings, or a fresh beginning."""
+    """The folder's results for this device and these settings, or new ones."""
     settings = {"limit": config.limit, "max_new_tokens": config.max_new_tokens, "prompts": display_name(config.prompts)}
     head = {
         "device": device_name(),
@@ -273,13 +273,13 @@ def _begin(config: DeviceConfig, folder: Path) -> dict[str, Any]:
 
 
 def driver() -> str:
-    """What JAX runs the device with, and the version of NVIDIA's driver where there is one."""
+    """The platform version that JAX reports, and the version of NVIDIA's driver where there is one."""
     lines = jax.devices()[0].client.platform_version.splitlines()
     nvidia = Path("/proc/driver/nvidia/version")
     return ", ".join([*lines, *(nvidia.read_text().splitlines()[:1] if nvidia.exists() else [])])
 
 
 def read_device(folder: Path) -> dict[str, Any]:
-    """What `measure_device` has written there. Raises UserError for anything else."""
+    """Read the results of `measure_device`. Raises UserError for other content."""
     fields = ("device", "machine", "jax", "driver", "code", "date", "figures", "settings")
     return read_json(folder / DEVICE, fields)

@@ -44,7 +44,7 @@ _TRAIN = TrainConfig(batch_size=1, sequence_length=512, insertions=64, remat=Tru
 
 
 def shapes_of(name: str) -> ModelConfig:
-    """The shapes that a name stands for."""
+    """The model shapes of that name."""
     return SIZES.get(name) or SHAPES[name]
 
 
@@ -60,9 +60,9 @@ def _loaded(dtype: str) -> Model:
 
 @functools.lru_cache(maxsize=2)
 def _reference(dtype: str, own_base: str, config: DeviceConfig) -> tuple[Model, list[list[int]], list[Generation]]:
-    """A base, the prompts, and autoregressive decoding's answers: of the default model, or of what a method tuned.
+    """A base, the prompts and autoregressive decoding's answers, for the default model or the base that a method tuned.
 
-    Made once in a process, so that a resumed measurement compares with what its own process has measured.
+    Computed once per process, so that a resumed measurement compares figures of one process.
     """
     model = _loaded(dtype)
     base = load_drafter(own_base, model).model if own_base else model
@@ -76,8 +76,8 @@ def of_one_size(prompts: list[list[int]], max_new_tokens: int, depth: int = _DEP
 
     Args:
       prompts: token ids.
-      max_new_tokens: of each answer.
-      depth: of the deepest tree.
+      max_new_tokens: tokens per answer.
+      depth: depth of the deepest tree.
     """
     sizes = [buffer_sizes(len(prompt), max_new_tokens, depth) for prompt in prompts]
     most = max(sizes, key=sizes.count)
@@ -85,14 +85,14 @@ def of_one_size(prompts: list[list[int]], max_new_tokens: int, depth: int = _DEP
 
 
 def forget_models() -> None:
-    """Free what the figures of another group kept in memory, and what an error may have kept."""
+    """Free the models that another group of figures, or an error, has kept in memory."""
     for kept in (_random, _loaded, _reference):
         kept.cache_clear()
     gc.collect()
 
 
 def decode_figure(dtype: str, name: str, rows: int, config: DeviceConfig) -> dict[str, Any]:
-    """A drafter with a tree of at most so many rows on all prompts, beside autoregressive decoding of the same base."""
+    """Decode all prompts with a tree of at most `rows` rows, and autoregressively with the same base."""
     model = _loaded(dtype)
     if not METHODS[name]().facts(model.config).trained:
         plain = _reference(dtype, "", config)[2]
@@ -118,7 +118,7 @@ def decode_figure(dtype: str, name: str, rows: int, config: DeviceConfig) -> dic
 
 
 def largest_tree(drafter: Drafter, rows: int) -> Drafter:
-    """The drafter with the best tree of at most so many rows: dynamic for probes, of the likeliest nodes for heads.
+    """The drafter with the best tree of at most `rows` rows: dynamic for probes, sparse for heads.
 
     Raises UserError where not even one candidate fits.
     """
@@ -136,7 +136,7 @@ def largest_tree(drafter: Drafter, rows: int) -> Drafter:
 
 
 def _with_size(drafter: Drafter, size: int) -> Drafter | None:
-    """With so many candidates and their probes; None where there is no such tree."""
+    """The drafter with a tree of so many candidates and their probes; None where there is no such tree."""
     try:
         return drafter.with_tree(f"dynamic:{size}" if drafter.source.facts.probes else f"sparse:{size + 1}")
     except UserError:
@@ -144,7 +144,7 @@ def _with_size(drafter: Drafter, size: int) -> Drafter | None:
 
 
 def _timed(drafter: Drafter, prompts: list[list[int]], config: DeviceConfig) -> list[Generation]:
-    """Answers, each timed alone, after a few steps that only warm up."""
+    """Answers, each timed alone, after a few steps of warming up."""
     generate(drafter, prompts[:1], config.max_new_tokens, max_steps=8)
     return generate(drafter, prompts, config.max_new_tokens)
 
@@ -161,7 +161,7 @@ def _speed(answers: list[Generation]) -> dict[str, float]:
 
 
 def step_figure(name: str, batch: int, rows: int) -> dict[str, Any]:
-    """Median time of a step of verification, and which share of the memory's speed it reaches."""
+    """Median time of a verification step, and the share of the memory bandwidth that it reaches."""
     model = _random(name)
     timer = StepTimer(bare(model, rows), batch, CACHE)
     seconds = float(np.median([timer() for _ in range(_ROUNDS)]))
@@ -175,12 +175,12 @@ def step_figure(name: str, batch: int, rows: int) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _bytes_per_second() -> float:
-    """How fast this process streams a large array."""
+    """Bytes per second at which this process streams a large array."""
     return bandwidth(_ROUNDS)
 
 
 def prefill_figure(name: str) -> dict[str, Any]:
-    """Tokens per second of a prompt, and the speed of memory that steps are compared with."""
+    """Tokens per second of prefill, and the memory bandwidth that steps are compared with."""
     model = _random(name)
     tokens, lengths = np.ones((1, _PREFILL), np.int32), np.array([_PREFILL], np.int32)
 
@@ -220,7 +220,7 @@ def training_figure(name: str, method_name: str) -> dict[str, Any]:
 
 
 def _best(run: Callable[[], Any]) -> float:
-    """The least seconds of a few runs, after one that compiles."""
+    """The shortest time of a few runs, after one that compiles."""
     jax.block_until_ready(run())
     seconds = []
     for _ in range(5):

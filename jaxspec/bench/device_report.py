@@ -1,4 +1,4 @@
-"""Tables and plots of what `jaxspec bench device` has measured, made without the device."""
+"""Tables and plots of the figures of `jaxspec bench device`, made without the device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_device_report(results: dict[str, Any], folder: Path) -> Path:
 
 
 def head(results: dict[str, Any]) -> list[str]:
-    """Where and when."""
+    """Device, versions and date."""
     return [
         f"# {results['device']}",
         "",
@@ -39,7 +39,7 @@ def head(results: dict[str, Any]) -> list[str]:
 
 
 def decoding(results: dict[str, Any]) -> list[str]:
-    """Drafters on the default model."""
+    """The table of drafters on the default model."""
     found = list(_of_kind(results, "decode"))
     if not found:
         return []
@@ -81,7 +81,7 @@ def _decoding_row(key: tuple[str, ...], figure: Figure) -> list[str]:
 
 
 def steps(results: dict[str, Any]) -> list[str]:
-    """Steps of random weights, a line per shape and batch."""
+    """The table of steps with random weights, one line per shape and batch size."""
     curves, lines = _curves(results), []
     for (name, batch), curve in curves.items():
         cells = [
@@ -128,14 +128,14 @@ def training(results: dict[str, Any]) -> list[str]:
 
 
 def compiling(results: dict[str, Any]) -> list[str]:
-    """What the figures cost."""
+    """The time that compiling and measuring took."""
     figures = results["figures"].values()
-    whole, compiled = (sum(figure[name] for figure in figures) for name in ("total_seconds", "compile_seconds"))
-    return [f"{len(figures)} figures took {whole:.0f} s, {compiled:.0f} s of them compiling.", ""]
+    total, compiled = (sum(figure[name] for figure in figures) for name in ("total_seconds", "compile_seconds"))
+    return [f"{len(figures)} figures took {total:.0f} s, {compiled:.0f} s of them compiling.", ""]
 
 
 def _of_kind(results: dict[str, Any], kind: str) -> Iterator[tuple[tuple[str, ...], Figure]]:
-    """The figures of a kind, with the rest of their keys."""
+    """The figures of a kind, with the remaining parts of their keys."""
     for key, figure in results["figures"].items():
         first, *rest = key.split("/")
         if first == kind:
@@ -143,7 +143,7 @@ def _of_kind(results: dict[str, Any], kind: str) -> Iterator[tuple[tuple[str, ..
 
 
 def _curves(results: dict[str, Any]) -> dict[tuple[str, str], dict[int, Figure]]:
-    """Figures of steps by shapes and batch, then by rows."""
+    """Figures of steps, by shapes and batch size, then by rows."""
     curves: dict[tuple[str, str], dict[int, Figure]] = {}
     for (name, *rest), figure in _of_kind(results, "step"):
         if len(rest) == 2:
@@ -152,7 +152,7 @@ def _curves(results: dict[str, Any]) -> dict[tuple[str, str], dict[int, Figure]]
 
 
 def _draw(results: dict[str, Any], file: Path) -> bool:
-    """Time of a step and share of bandwidth by rows, and speed by rows; whether there was anything to draw."""
+    """Draw step time, share of bandwidth and speed by rows. Returns whether there was anything to draw."""
     curves = {
         key: {rows: f for rows, f in curve.items() if "error" not in f} for key, curve in _curves(results).items()
     }

@@ -1,4 +1,4 @@
-"""What a training or a decoding step would need, from shapes alone: nothing is downloaded and nothing runs."""
+"""Needs of a training or decoding step, computed from shapes alone: nothing is downloaded and nothing runs."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def dry_run_decoding(
 
 
 def training_lines(name: str, config: RunConfig, found: dict[str, Any]) -> list[str]:
-    """The figures of `dry_run_training` for people."""
+    """The figures of `dry_run_training` as text."""
     return [
         *_head(name, config, config.mesh, found),
         f"per device  weights {readable(found['weights_bytes'])}, trainable {readable(found['trainable_bytes'])}, "
@@ -123,7 +123,7 @@ def training_lines(name: str, config: RunConfig, found: dict[str, Any]) -> list[
 
 
 def decoding_lines(name: str, config: RunConfig, mesh: MeshConfig, found: dict[str, Any]) -> list[str]:
-    """The figures of `dry_run_decoding` for people."""
+    """The figures of `dry_run_decoding` as text."""
     return [
         *_head(name, config, mesh, found),
         f"per device  weights {readable(found['weights_bytes'])}, cache {readable(found['cache_bytes'])}; "
@@ -159,7 +159,7 @@ def abstract_base(shapes: ModelConfig, dtype: str, mesh: Mesh, remat: bool = Fal
 
 
 def _drafting(base: Base, count: int) -> Base:
-    """A base with a draft vocabulary of so many tokens; 0: all."""
+    """A base that drafts so many tokens of its vocabulary; 0: all."""
     if not count:
         return base
     columns = jax.ShapeDtypeStruct((base.decoder.config.hidden_size, count), base.params["lm_head"].dtype)
@@ -178,14 +178,14 @@ def decodings(
 
 
 def _tree(config: RunConfig, rows: int) -> TreePlan | None:
-    """The largest tree that needs no more rows; None where not even two nodes fit."""
+    """The largest tree within a number of rows; None where not even two nodes fit."""
     sized = (dataclasses.replace(config, tree=f"sparse:{nodes}").plan() for nodes in range(rows, 1, -1))
     most = rows - config.facts.further_rows
     return next((p for p in sized if p.num_nodes + p.num_probes * config.facts.probe_rows <= most), None)
 
 
 def _abstract_drafter(config: RunConfig, base: Base, mesh: Mesh, tree: TreePlan) -> DeviceDrafter:
-    """An untrained drafter."""
+    """A drafter without weights."""
     base = _drafting(base, config.draft_vocabulary)
 
     def make(base: Base) -> DeviceDrafter:
@@ -212,7 +212,7 @@ def _rows(drafter: DeviceDrafter, base: Base) -> int:
 def abstract_state(
     base: Base, drafter: DeviceDrafter, mesh: Mesh, batch_size: int, capacity: int
 ) -> tuple[Decoding, DecodeState]:
-    """What the decoding loop takes, without values.
+    """The arguments of the decoding loop as shapes.
 
     Args:
       base: from `abstract_base`.

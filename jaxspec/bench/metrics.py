@@ -1,8 +1,8 @@
-"""Figures from answer files alone: how many tokens a step makes, how much faster it is, whether the text is the same.
+"""Figures from answer files alone: tokens per step, speedup, and whether the text is the same.
 
 Questions are compared in pairs: the same question, answered in turn in the same run, by a method and by autoregressive
-decoding. Intervals are bootstrapped over questions. Where several are answered together, such a batch takes the place
-of a question in everything that is about time: it is the batch that was timed.
+decoding. Intervals are bootstrapped over questions. Where several questions are answered together, the batch was timed,
+and it takes the place of a question in all times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Estimate:
 
     Attributes:
       value: the figure.
-      low: lower end; None where there is too little to tell.
+      low: lower end; None where there are too few values.
       high: upper end, likewise.
     """
 
@@ -38,7 +38,7 @@ class Figures:
     """The result of a method on some questions.
 
     Attributes:
-      questions: how many, each counted once however often it was repeated.
+      questions: number of questions, each counted once however often it was repeated.
       tokens_per_step: emitted by all steps together over the number of all steps, the bonus included.
       tokens_per_second: median over questions, of decoding without prefill.
       speedup: of decoding, in pairs: the median over questions.
@@ -76,7 +76,7 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-    """What was answered together in one run: one question, or a batch of them, all turns."""
+    """All turns of the questions that were answered together in one run: one question, or a batch."""
 
     tokens: int
     steps: int
@@ -111,7 +111,7 @@ def _work(rows: Sequence[Row]) -> _Work:
 
 
 def _works(rows: Sequence[Row]) -> dict[tuple, _Work]:
-    """By what was answered together."""
+    """The work of one run, by the questions that were answered together."""
     batches: dict[tuple, list[Row]] = {}
     for row in rows:
         batches.setdefault(tuple(map(tuple, row["batch"])), []).append(row)
@@ -122,13 +122,13 @@ _Pairs = dict[tuple, tuple[_Work, _Work]]  # by what was answered together: ours
 
 
 def _pairs(rows: Sequence[Row], plain: Sequence[Row]) -> _Pairs:
-    """Of one run, without answers of a single token, which take no step."""
+    """The pairs of one run, without answers of a single token, which take no step."""
     ours, theirs = _works(rows), _works(plain)
     return {batch: (ours[batch], theirs[batch]) for batch in ours if ours[batch].steps and theirs[batch].steps}
 
 
 def _means(runs: Sequence[_Pairs], value: Callable[[_Work, _Work], float]) -> np.ndarray:
-    """[n]: of every question or batch, the mean over runs of the value of a pair."""
+    """The mean over runs of the value of each pair, [n] for n questions or batches."""
     found: dict[tuple, list[float]] = {}
     for pairs in runs:
         for batch, pair in pairs.items():
@@ -144,7 +144,7 @@ def figures(runs: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> Fi
     """A method's figures.
 
     Args:
-      runs: rows of its answer files, run by run.
+      runs: rows of the method's answer files, run by run.
       plain: those of autoregressive decoding, of the same questions.
 
     Returns:
@@ -176,7 +176,7 @@ def figures(runs: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> Fi
 
 
 def _acceptance(choices: Sequence[dict[str, Any]]) -> tuple[float, ...]:
-    """Accepted over offered at every depth that was offered anything."""
+    """Accepted over offered candidates, for every depth with candidates."""
     offered, accepted = (
         np.sum([turn for choice in choices for turn in choice[name]], axis=0) for name in ("offered", "accepted")
     )

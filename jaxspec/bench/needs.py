@@ -1,4 +1,4 @@
-"""What a compiled step needs of every device, as the compiler says.
+"""Memory and operations that a compiled step needs on each device, as the compiler reports them.
 
 The step is compiled for the mesh it is meant for, so that a configuration that cannot work fails here. For the CPU's
 virtual devices its temporaries are an upper bound: that compiler does not order work so as to save memory. For a TPU
@@ -20,25 +20,25 @@ from jaxspec.parallel.chips import Chip
 def measure_needs(
     lowered: Lowered, chip: Chip | None, passes: int = 1, weights: int = 0, trained: int = 0
 ) -> dict[str, Any]:
-    """Compile a step, and ask the compiler. A TPU's does not compile what does not fit, and says how much there was.
+    """Compile a step, and ask the compiler. A TPU's compiler refuses a step that does not fit, and says how much fits.
 
     Args:
       lowered: a step whose first argument is the base.
       chip: whose limits to compare with.
       passes: how often an update reads the weights.
-      weights: bytes of the base's.
+      weights: bytes of the base's weights.
       trained: bytes of the trainable pytree.
 
     Returns:
-      arguments: bytes of what goes in: weights, state, batch.
-      unread: bytes of the base's weights where a step does without them, because it trains others in their place; they
+      arguments: bytes of the arguments: weights, state, batch.
+      unread: bytes of the base's weights where a step does not read them, because it trains others in their place; they
         stay on the device.
-      temporaries: bytes of what it makes on the way, and of results that do not take the place of an argument.
+      temporaries: bytes of intermediate arrays, and of results that do not take the place of an argument.
       repeated: bytes of the arguments that every pass reads: the weights.
-      passes: how often it repeats what the next two figures count: forward and backward passes of one update.
+      passes: forward and backward passes of one update; the next two figures are those of one pass.
       flops: operations.
-      bytes: read and written, as the compiler counts them: what it copies to faster memory first counts every time.
-      fits: with a chip, whether its memory holds it all; where not, there may be nothing else but the `reason`.
+      bytes: bytes read and written, as the compiler counts them: a copy to faster memory counts every time.
+      fits: with a chip, whether its memory holds everything; if not, `reason` may be the only other entry.
       memory_seconds: with a chip, the least time that reading all arguments takes, weights in every pass.
       compute_seconds: with a chip, the least time that the arithmetic takes.
     """
@@ -69,7 +69,7 @@ def measure_needs(
 
 
 def needs_text(step: dict[str, Any]) -> str:
-    """The figures of `measure_needs` for people."""
+    """The figures of `measure_needs` as text."""
     if "reason" in step:
         return f"DOES NOT FIT ({step['reason']})"
     parts = [f"per device arguments {readable(step['arguments'])}"]

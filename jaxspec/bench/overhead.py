@@ -1,4 +1,4 @@
-"""Draft overhead: what a decoding step of every method consists of."""
+"""Draft overhead: the parts of a decoding step of every method, timed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _CACHE, _ROUNDS = 512, 9
 
 
 def measure_overhead(model: Model, drafters: dict[str, Drafter], batch_size: int) -> dict[str, dict[str, float]]:
-    """Greedy steps of every method, of its tree's nodes without drafting, and of one node, all in turn.
+    """Time greedy steps of every method, of its tree's nodes without drafting, and of one node, in turn.
 
     Args:
       model: the base.
-      drafters: by name, those that draft.
+      drafters: the drafters by name, autoregressive decoding left out.
       batch_size: B.
 
     Returns:
@@ -38,7 +38,7 @@ def measure_overhead(model: Model, drafters: dict[str, Drafter], batch_size: int
 
 
 def overhead_table(found: dict[str, dict[str, float]]) -> list[str]:
-    """Where the time of a step goes, in milliseconds, and how to read it."""
+    """The table of a step's parts in milliseconds, and how to read it."""
     heads = ["method", "nodes", "rows", "autoregressive", "verifying the nodes", "drafting", "whole step"]
     rows = []
     for name, parts in found.items():

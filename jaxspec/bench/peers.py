@@ -33,7 +33,7 @@ class Peer:
     Args:
       model: a torch model.
       settings: for its `generate`.
-      ours: whose tokenizer and end-of-text ids count.
+      ours: the base, whose tokenizer and end-of-text ids are used.
     """
 
     def __init__(self, model: Any, settings: dict[str, Any], ours: Model):
@@ -81,7 +81,7 @@ class Peer:
 
 
 def _now() -> float:
-    """The time once the device has done what it was told."""
+    """The time once the device has finished its work."""
     import torch
 
     if torch.cuda.is_initialized():
@@ -94,7 +94,7 @@ def seconds(clock: Sequence[float], shared: bool) -> tuple[float, float]:
 
     Args:
       clock: the beginning, the end of every pass, the end of all.
-      shared: whether the first pass verified candidates too: as much of it as another pass takes is decoding.
+      shared: whether the first pass also verified candidates; then the time of another pass counts as decoding.
     """
     first, passes = clock[1] - clock[0], np.diff(clock[1:-1])
     other = min(first, float(np.median(passes)) if len(passes) else first) if shared else 0.0
@@ -104,12 +104,12 @@ def seconds(clock: Sequence[float], shared: bool) -> tuple[float, float]:
 def tokens_by_pass(held: Sequence[int], prompt: int, tokens: int) -> list[int]:
     """Tokens emitted by every pass after prefill.
 
-    The pass over a prompt may verify candidates too: what it emits beyond the first token counts as a pass.
+    The pass over a prompt may also verify candidates: tokens that it emits beyond the first count as a pass.
 
     Args:
       held: tokens in the cache before each pass.
-      prompt: tokens of the prompt.
-      tokens: of the whole answer.
+      prompt: number of tokens of the prompt.
+      tokens: number of tokens of the complete answer.
     """
     ends = [*held[1:], prompt + tokens - 1]  # the newest token is in no cache
     first, *rest = (end - start for start, end in zip([prompt - 1, *held[1:]], ends, strict=True))
@@ -117,13 +117,13 @@ def tokens_by_pass(held: Sequence[int], prompt: int, tokens: int) -> list[int]:
 
 
 def cache_name(model: Any) -> str:
-    """What transformers calls the cache among a model's inputs and outputs: another name since 5.24."""
+    """The name of the cache among a model's inputs and outputs, which transformers changed in 5.24."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 @contextlib.contextmanager
 def _watched(model: Any) -> Iterator[list[tuple[float, int]]]:
-    """Notes when every pass of a model ended, and how many tokens the cache held before it."""
+    """Record when each pass of a model ended, and how many tokens the cache held before it."""
     passes: list[tuple[float, int]] = []
     held, name = 0, cache_name(model)
 
@@ -144,13 +144,13 @@ def _watched(model: Any) -> Iterator[list[tuple[float, int]]]:
 
 
 def library() -> str:
-    """What peers run on."""
+    """The libraries and the device that peers run on."""
     versions = (f"{name} {importlib.metadata.version(name)}" for name in ("transformers", "torch"))
     return ", ".join(versions)
 
 
 def load_peers(model: Model, assistant: str = "") -> dict[str, Peer]:
-    """Everything transformers offers, on the weights of a base.
+    """Every way in which transformers decodes, with the weights of a base.
 
     Args:
       model: the base.

@@ -1,4 +1,4 @@
-"""Programs that answers hold: found in the text, and run with their tests within limits."""
+"""Programs in answers: extracted from the text, and run with their tests within limits."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ runpy.run_path("answer.py", run_name="answer")
 def extract_code(answer: str, prompt: str, entry_point: str) -> str:
     """The program of an answer to a HumanEval question.
 
-    That is its code block that defines the function, else its first Python block, else all of it. A prompt holds the
-    imports; a bare body continues where the prompt ends.
+    It is the code block that defines the function, else the first Python block, else the full answer. The prompt holds
+    the imports; a bare function body continues the prompt.
     """
     blocks = [  # one in a list is indented as a whole, and so is its code
         re.sub(f"^{margin}", "", code, flags=re.MULTILINE)
@@ -49,14 +49,14 @@ def extract_code(answer: str, prompt: str, entry_point: str) -> str:
 def passes(program: str, test: str, entry_point: str, seconds: int = 10) -> bool:
     """Run generated code with its test in a process of its own, within limits of time, memory and file size.
 
-    It starts in an empty folder, without this process's environment, and may start no other process where the system
-    can forbid that. All this stops accidents, not attacks: it can still read and write what its user can.
+    The process starts in an empty folder, without this process's environment, and may start no other process where the
+    system can forbid that. This stops accidents, not attacks: it can still read and write all files of its user.
 
     Args:
-      program: defines the function.
-      test: defines `check`, which takes the function.
+      program: code that defines the function.
+      test: code that defines `check`, which takes the function.
       entry_point: the function's name.
-      seconds: that it may take.
+      seconds: time limit.
     """
     whole = f"{program}\n\n{test}\n\ncheck({entry_point})\nraise SystemExit({_PASSED})\n"
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
-"""How good answers are, where the question says what a good answer is. No judge models.
+"""Quality of answers, for questions that come with a reference or a test. No judge models.
 
-Lossless decoding cannot change these figures; they are for what may: typical acceptance, rejection sampling (another
-text of the same distribution), a fine-tuned base.
+Lossless decoding cannot change these figures; typical acceptance, rejection sampling (another text of the same
+distribution) and a fine-tuned base may.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def stated_number(text: str) -> float | None:
 
 
 def _stated(sentence: str) -> str:
-    """Of what a sentence states: what an equation ends in, what the sentence begins with, or its last number."""
+    """The number that a sentence states: at the end of its equation, at its beginning, or its last one."""
     numbers, result = _NUMBER.findall(sentence), _NUMBER.findall(sentence.rpartition("=")[2])
     if len(result) == 1:
         return result[0]
@@ -60,7 +60,7 @@ def solved(answer: str, solution: str) -> bool:
 
 
 def pass_at(k: int, tries: int, right: int) -> float:
-    """The chance that one of k answers passes, without bias from how many of `tries` >= k answers did."""
+    """Unbiased estimate of the chance that one of k answers passes, from `tries` >= k answers."""
     return 1 - math.comb(tries - right, k) / math.comb(tries, k)
 
 
@@ -89,9 +89,9 @@ def quality(kind: str, answers: Sequence[str], row: Row) -> dict[str, float]:
     """Scores of the answers that several runs gave to one question, by name; empty for a kind without any.
 
     Args:
-      kind: of question.
+      kind: kind of question.
       answers: texts, one per run.
-      row: the line of the question file.
+      row: the question's line in its file.
     """
     return _SCORES[kind](answers, row) if kind in _SCORES else {}
 
@@ -99,14 +99,14 @@ def quality(kind: str, answers: Sequence[str], row: Row) -> dict[str, float]:
 def score_answers(
     talks: dict[str, Talks], questions: Sequence[Question], file: Path, run_code: bool, say: Callable[[str], None]
 ) -> None:
-    """Score the last turns that can be scored and have not been, a line of `file` per way and question.
+    """Score the last turns that can be scored and have no score yet; a line of `file` per way and question.
 
     Args:
-      talks: what every way has said.
-      questions: what was asked.
+      talks: the answers of every way.
+      questions: the questions.
       file: scores.jsonl.
       run_code: run the programs that answers to HumanEval hold.
-      say: told what is left out.
+      say: called with a line about each kind of question that is left out.
     """
     kept = read_whole_lines(file, SCORED)
     write_atomically(file, "".join(json.dumps(row) + "\n" for row in kept).encode())  # without a line cut by a kill

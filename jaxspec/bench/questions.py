@@ -26,11 +26,12 @@ class Question:
 
     Attributes:
       data: name of the file.
-      id: unique in it.
-      category: what the file calls it; the kind of file where it has no categories.
-      turns: what the user says, turn by turn.
-      kind: of file, which says how an answer can be scored.
-      row: the whole line of the file, with whatever says what a good answer is; of HumanEval-X with the `entry_point`.
+      id: identifier, unique in the file.
+      category: category in the file; the kind of file where it has no categories.
+      turns: the user's messages, turn by turn.
+      kind: kind of file, which decides how an answer can be scored.
+      row: the complete line of the file, with the reference or test of a good answer; for HumanEval-X also the
+        `entry_point`.
     """
 
     data: str
@@ -42,7 +43,7 @@ class Question:
 
 
 def group_of(category: str) -> str:
-    """What results are summed up by: MT-Bench's categories together, every other category by itself."""
+    """The group of a category in results: MT-Bench's categories form one, every other category its own."""
     return "mt_bench" if category in MT_BENCH else category
 
 
@@ -73,7 +74,7 @@ _ANSWERED = {"hidden_transfer": " {}\n"}  # what stands around the answer of an 
 
 @dataclasses.dataclass(frozen=True)
 class _Format:
-    """A kind of question file: the columns that tell it, what is asked, and what says whether an answer is good."""
+    """A kind of question file: its distinctive columns, the column that is asked, and those to score an answer by."""
 
     kind: str
     columns: tuple[str, ...]
@@ -94,13 +95,13 @@ _IDS = ("question_id", "task_id", "id")
 
 
 def read_questions(path: str | Path, wording: str = "plain", shots: int = 0) -> list[Question]:
-    """All questions of a file; its columns tell the format.
+    """All questions of a file; its columns decide the format.
 
     Args:
       path: the file.
       wording: a key of `WORDINGS`.
-      shots: so many of the file's first rows are not asked, but shown with their answers in front of every question
-        (Hidden Transfer 4.2 shows one).
+      shots: number of the file's first rows that are not asked, but shown with their answers in front of every
+        question (Hidden Transfer 4.2 shows one).
 
     Raises:
       UserError: no such file, a malformed line, unknown columns, a turn that is no text, an id twice, or no questions.
@@ -109,7 +110,7 @@ def read_questions(path: str | Path, wording: str = "plain", shots: int = 0) -> 
     for number, row in read_jsonl(path):
         question = _question(row, path, number, WORDINGS[wording])
         if question.id in seen:
-            raise UserError(f"{path}:{number}: question {question.id!r} is there twice")
+            raise UserError(f"{path}:{number}: question {question.id!r} occurs twice")
         seen.add(question.id)
         questions.append(question)
     around = _ANSWERED.get(wording, "\n\n{}\n\n")
@@ -146,15 +147,15 @@ def _format_of(row: dict[str, Any]) -> _Format | None:
 
 
 def _entry_point(row: dict[str, Any], where: str) -> str:
-    """The function that a question of HumanEval-X asks for, which is declared last, behind its helpers."""
+    """The name of the function that a HumanEval-X question asks for: the last one declared, after its helpers."""
     declared = re.findall(r"^def (\w+)", row["declaration"], re.MULTILINE)
     if not declared:
-        raise UserError(f"{where}: of HumanEval-X only Python's questions can be asked, not {row['task_id']!r}")
+        raise UserError(f"{where}: only the Python questions of HumanEval-X are supported, not {row['task_id']!r}")
     return declared[-1]
 
 
 def _with_answer(question: Question, around: str) -> str:
-    """A question as an example, its answer with `around`. Raises UserError where it has no answer to show."""
+    """A question with its answer in `around`, as an example. Raises UserError for a question without an answer."""
     reference = _format_of(question.row).reference
     if len(reference) != 1:
         raise UserError(f"{question.data}: questions of this kind have no answers to show as examples")
@@ -165,8 +166,8 @@ def stratified(questions: Sequence[Question], limit: int) -> list[Question]:
     """At most `limit` questions, the same number from every category where there are enough, in their order.
 
     Args:
-      questions: all.
-      limit: how many; 0 is all. A smaller choice is part of every larger one.
+      questions: the questions to choose from.
+      limit: number of questions; 0 keeps all. A smaller choice is part of every larger one.
     """
     if not limit or limit >= len(questions):
         return list(questions)

@@ -47,11 +47,11 @@ def write_bench_report(results: Results, folder: Path) -> Path:
 
 
 def sections(results: Results, heading: str) -> list[str]:
-    """Everything that a report says in words and tables.
+    """The text and tables of a report.
 
     Args:
-      results: what to report.
-      heading: what marks the title of a section.
+      results: the results to report.
+      heading: Markdown prefix of section titles.
     """
     parts = {
         "All questions": [*overall_table(results), *control_line(results)],
@@ -71,7 +71,7 @@ def sections(results: Results, heading: str) -> list[str]:
 
 
 def command(setting: dict[str, Any]) -> str:
-    """The command line of a benchmark: what differs from the defaults, files without their folders."""
+    """The command line of a benchmark: settings that differ from the defaults, files without their folders."""
     runs = [word for run in setting["settings"]["runs"] for word in ("--run", run)]
     settings = {name: value for name, value in setting["settings"].items() if name != "runs"}
     return command_line(["jaxspec", "bench", "compare", *runs], settings, BenchConfig())
@@ -86,7 +86,7 @@ def setting_lines(results: Results) -> list[str]:
 
 
 def _circumstances(results: Results) -> str:
-    """What was asked how often, on which machine."""
+    """Number of questions and repeats, sampling settings, and the machine."""
     s, settings = results.setting, results.setting["settings"]
     drawn = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
     if settings["mt_bench_temperatures"]:
@@ -102,7 +102,7 @@ def _circumstances(results: Results) -> str:
 
 
 def _remarks(results: Results) -> list[str]:
-    """What else there is to know of some ways, of questions, and of memory."""
+    """Remarks on single ways, on questions and on memory."""
     s, ways = results.setting, results.setting["ways"]
     remarks = [f"{name}: {way['note']}." for name, way in ways.items() if "note" in way]
     if own := [way for way in ways if reference_of(s, way) not in (REFERENCE, way)]:
@@ -122,7 +122,7 @@ def _remarks(results: Results) -> list[str]:
 
 
 def overall_table(results: Results) -> list[str]:
-    """The main table, a line per way."""
+    """The main table, one line per way."""
     heads = ["method", "rows", "draft vocabulary", "tokens per step", "tokens/s", "speedup, median", "speedup, mean"]
     heads += ["with prefill", "ms per step", "step cost", "drafter, MiB", "identical"]
     repeated = results.setting["settings"]["repeats"] > 1
@@ -153,18 +153,18 @@ def overall_table(results: Results) -> list[str]:
 
 
 def control_line(results: Results) -> list[str]:
-    """A line that says how far to trust speedups."""
-    found = control_of(results)
-    if found is None:
+    """A line about how far speedups can be trusted."""
+    control = control_of(results)
+    if control is None:
         return []
-    within = "within" if abs(found.value - 1) <= CLOSE_SPEED else "**not within**"
-    return ["", f"Autoregressive decoding against itself: {interval(found, 3)}, {within} {CLOSE_SPEED} of 1."]
+    within = "within" if abs(control.value - 1) <= CLOSE_SPEED else "**not within**"
+    return ["", f"Autoregressive decoding against itself: {interval(control, 3)}, {within} {CLOSE_SPEED} of 1."]
 
 
 def by_group(results: Results, cell: Callable[[Figures], str], of: Collection[str] = ()) -> list[str]:
-    """A table of one figure, a line per way that is compared with another, and a column per group of questions.
+    """A table of one figure: one line per way that is compared with another, one column per group of questions.
 
-    Those are the groups in `of`; by default all but MT-Bench's categories. Nothing where there are none.
+    The groups are those in `of`, by default all but MT-Bench's categories. Empty without groups.
     """
     groups = {g: f for g, f in results.figures[REFERENCE].items() if (g in of if of else g not in MT_BENCH)}
     if not groups:
@@ -173,7 +173,7 @@ def by_group(results: Results, cell: Callable[[Figures], str], of: Collection[st
         [way, *(cell(results.figures[way][g]) if g in results.figures[way] else "" for g in groups)]
         for way in compared(results)
     ]
-    return table(["method", *(f"{group} ({found.questions})" for group, found in groups.items())], rows)
+    return table(["method", *(f"{group} ({figures.questions})" for group, figures in groups.items())], rows)
 
 
 def interval(estimate: Estimate, digits: int = 2) -> str:
@@ -195,7 +195,7 @@ def _acceptance(results: Results) -> list[str]:
 
 
 def _overhead(results: Results) -> list[str]:
-    """Where the time of a step goes."""
+    """The table of a step's parts."""
     if not results.overhead:
         return []
     lines = overhead_table(results.overhead["ways"])
@@ -214,7 +214,7 @@ def _quality(results: Results) -> list[str]:
 
 
 def _differences(results: Results) -> list[str]:
-    """One line per answer that is not autoregressive decoding's, among those that must match it."""
+    """One line per answer that differs from autoregressive decoding's although it must match it."""
     turns = [
         (f"{way}: {answer['data']} {answer['question_id']}, turn {turn}, run {run}", divergence)
         for way in compared(results)
@@ -231,7 +231,7 @@ def _differences(results: Results) -> list[str]:
 
 
 def _gap(results: Results, divergence: dict[str, Any]) -> str:
-    """What a gap between two scores says. In 16 bits passes of other shapes round differently by much more."""
+    """A remark on the gap between two scores. In 16 bits, passes of other shapes differ by much larger gaps."""
     if -1 in divergence["tokens"]:
         return "one answer ends where the other continues"
     gap = divergence["gap"]

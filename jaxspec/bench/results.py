@@ -1,4 +1,4 @@
-"""What a benchmark's folder holds, as figures."""
+"""The figures of a benchmark, read from its folder."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _BESIDE = {"memory.json": ("peak_bytes", "method_bytes"), "overhead.json": ("cod
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """Everything a folder holds.
+    """The content of a benchmark's folder.
 
     Attributes:
-      setting: bench.json.
-      rows: answers of every way, run by run; of questions that every way has answered.
+      setting: content of bench.json.
+      rows: answers of every way, run by run, for questions that all ways have answered.
       figures: {way: {group: figures}}; the group `all` first, MT-Bench's categories last, where they are large enough.
-      scores: {way: {kind and name: mean over questions}}, of answers that could be scored, and their perplexity.
-      memory: memory.json; empty for a benchmark that was cut short.
-      overhead: overhead.json, what a step of every method consists of; likewise.
+      scores: {way: {kind and name: mean over questions}} of the answers that could be scored, and their perplexity.
+      memory: content of memory.json; empty for a benchmark that was interrupted.
+      overhead: content of overhead.json, the timed parts of every method's step; empty likewise.
     """
 
     setting: dict[str, Any]
@@ -64,31 +64,31 @@ def load_results(folder: Path) -> Results:
 
 
 def reference_of(setting: dict[str, Any], way: str) -> str:
-    """The way that another is compared with: autoregressive decoding of the same base."""
+    """The reference of a way: autoregressive decoding of the same base."""
     return setting["ways"][way].get("reference", REFERENCE)
 
 
 def compared(results: Results) -> list[str]:
-    """The ways that are compared with another."""
+    """The ways that have a reference."""
     return [way for way in results.figures if way != reference_of(results.setting, way)]
 
 
 def control_of(results: Results) -> Estimate | None:
-    """Speed of autoregressive decoding against itself, where both took part."""
+    """The speed of autoregressive decoding relative to itself, where both took part."""
     return results.figures[AGAIN][ALL].speedup if AGAIN in results.figures else None
 
 
 def summary_of(results: Results) -> dict[str, Any]:
-    """All figures as plain values, for programs."""
+    """All figures as plain values for JSON."""
     ways = {way: {g: dataclasses.asdict(f) for g, f in groups.items()} for way, groups in results.figures.items()}
     measured = {"memory": results.memory, "overhead": results.overhead, "quality": results.scores}
     return {"setting": results.setting} | measured | {"ways": ways}
 
 
 def _by_group(runs: Rows, plain: Rows) -> dict[str, Figures]:
-    """Of all questions, of every group that has an answer of more than one token, and of MT-Bench's categories.
+    """Figures of all questions, of every group that has an answer of more than one token, and of MT-Bench's categories.
 
-    Of the latter those with enough questions for an interval.
+    Only categories of MT-Bench with enough questions for an interval have some.
     """
     categories = {answer["category"] for run in plain for answer in run}
     groups = [ALL, *sorted({*map(group_of, categories)}), *MT_BENCH]
@@ -103,7 +103,7 @@ def _only(runs: Rows, group: str) -> Rows:
 
 
 def _read_scores(folder: Path, ways: list[str]) -> dict[str, dict[str, float]]:
-    """Means over questions of every way, and the perplexity of its answers."""
+    """Each way's scores, as means over questions, and the perplexity of its answers."""
     values: dict[str, dict[str, list[float]]] = {way: {} for way in ways}
     for line in read_whole_lines(folder / "scores.jsonl", SCORED):
         for name, value in line["scores"].items():

@@ -1,7 +1,7 @@
-"""The benchmark: every way answers the same questions in turn, and every answer is kept on disk at once.
+"""The benchmark: all ways answer the same questions in turn, and every answer is written to disk at once.
 
-Tables and plots are made from these files alone (see `jaxspec.bench.results`). A benchmark that was killed, or that is
-asked for more questions than before, resumes with the first question that not every way has answered.
+Tables and plots are made from these files alone (see `jaxspec.bench.results`). An interrupted benchmark, or one with
+more questions than before, resumes with the first question that not all ways have answered.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def run_bench(
     run_code: bool = False,
     perplexities: bool = False,
 ) -> None:
-    """Ask all questions that have no answers yet, and score the answers where a question says what is right.
+    """Ask all questions that have no answers yet, and score the answers to questions that can be scored.
 
     Args:
-      config: what and how.
+      config: the settings.
       model: the base.
       output: folder for bench.json, answers/, overhead.json, scores.jsonl and perplexity.json.
-      say: told what is worth a line.
+      say: called with a line about each event.
       run_code: run the programs that answers to HumanEval hold.
-      perplexities: of every way's answers under the base.
+      perplexities: also measure the perplexity of every way's answers under the base.
 
     Raises:
-      UserError: settings that make no sense, a folder that holds another benchmark, or another process in it.
+      UserError: settings that make no sense, or a folder that holds another benchmark or is in use.
     """
     benchmark = prepare(config, model)
     answers = Answers(output, list(benchmark.ways))
@@ -72,7 +72,7 @@ def run_bench(
 
 
 def shuffled(questions: Sequence[Question]) -> list[Question]:
-    """In an order of their own, always the same: no category alone suffers when the machine is slow for a while."""
+    """Questions in a fixed random order: a slow phase of the machine hits all categories alike."""
     return sorted(questions, key=lambda q: hashlib.sha256(f"{q.data} {q.id}".encode()).digest())
 
 
@@ -82,7 +82,7 @@ def _is_complete(benchmark: Benchmark, answers: Answers) -> bool:
 
 
 def _ask_all(benchmark: Benchmark, answers: Answers, output: Path) -> None:
-    """Ask every question that not every way has answered."""
+    """Ask every question that not all ways have answered."""
     config = benchmark.config
     done = {run: answers.restore(run) for run in range(1, config.repeats + 1)}
     finished, total = sum(map(len, done.values())), config.repeats * len(benchmark.questions)
@@ -99,13 +99,13 @@ def _ask_all(benchmark: Benchmark, answers: Answers, output: Path) -> None:
 
 
 def ask(benchmark: Benchmark, batch: Sequence[Question], answers: Answers, number: int, run: int) -> None:
-    """Answer a batch in every way, and write the answers once they are all there.
+    """Answer a batch in every way, and write the answers once all are complete.
 
     Args:
-      benchmark: whom to ask, and how.
+      benchmark: the ways and the settings.
       batch: questions that are answered together.
-      answers: where they go.
-      number: of the batch, which decides the order of the ways.
+      answers: the files to write to.
+      number: number of the batch, which decides the order of the ways.
       run: 1 for the first of several repeats.
     """
     config, ways = benchmark.config, benchmark.ways
@@ -123,22 +123,22 @@ def ask(benchmark: Benchmark, batch: Sequence[Question], answers: Answers, numbe
 
 
 def _note_memory(file: Path, ways: dict[str, Way]) -> None:
-    """The most memory that any process of this benchmark has used, and what each way needs in addition to the base."""
+    """Write the peak memory of this benchmark's processes, and the bytes of each way in addition to the base."""
     before = read_json(file, ("peak_bytes",))["peak_bytes"] if file.exists() else 0
-    found = {"peak_bytes": max(before, peak_memory()), "method_bytes": {name: way.bytes for name, way in ways.items()}}
-    write_json(file, found)
+    memory = {"peak_bytes": max(before, peak_memory()), "method_bytes": {name: way.bytes for name, way in ways.items()}}
+    write_json(file, memory)
 
 
 def _write_overhead(benchmark: Benchmark, file: Path) -> None:
-    """What a step of every method consists of, measured once."""
+    """Measure the parts of every method's step, once."""
     if not file.exists():
         drafters = {name: way.drafter for name, way in benchmark.ways.items() if way.drafter and way.drafter.drafts}
-        found = measure_overhead(benchmark.model, drafters, benchmark.config.batch_size)
-        write_json(file, {"code": code_version(), "ways": found})
+        measured = measure_overhead(benchmark.model, drafters, benchmark.config.batch_size)
+        write_json(file, {"code": code_version(), "ways": measured})
 
 
 def _read_talks(benchmark: Benchmark, answers: Answers) -> dict[str, Talks]:
-    """What every way has said."""
+    """The answers of every way."""
     talks: dict[str, Talks] = {name: {} for name in benchmark.ways}
     for run in range(1, benchmark.config.repeats + 1):
         for name, rows in answers.read(run).items():
@@ -148,7 +148,7 @@ def _read_talks(benchmark: Benchmark, answers: Answers) -> dict[str, Talks]:
 
 
 def _perplexity(benchmark: Benchmark, talks: Talks) -> float:
-    """Of the last turns of one way's answers, under the base."""
+    """The perplexity of the last turns of one way's answers under the base."""
     model, spoken = benchmark.model, []
     for question in benchmark.questions:
         for turns in talks[question.data, question.id]:

@@ -1,4 +1,4 @@
-"""bench.json: all that the answers in a folder depend on. Only a benchmark of the same setting may add to them."""
+"""bench.json: the setting that a folder's answers depend on. Only a benchmark of the same setting may add answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WRITTEN += ("code", "began")
 
 
 def read_setting(folder: Path) -> dict[str, Any]:
-    """What bench.json says of a benchmark. Raises UserError where there is none, or none of this version."""
+    """Read bench.json. Raises UserError where there is none, or one of another version."""
     file = folder / _FILE
     if not file.exists():
         raise UserError(f"{folder}: no benchmark there ({_FILE} is missing)")
@@ -45,9 +45,9 @@ def claim_folder(benchmark: Benchmark, folder: Path, complete: bool) -> None:
     """Write bench.json, or check that it is the same, except for a smaller limit where questions are asked one by one.
 
     Args:
-      benchmark: what is to be asked.
-      folder: where.
-      complete: whether every answer is there, so that it no longer matters which code would give them.
+      benchmark: the benchmark.
+      folder: its folder.
+      complete: whether all answers are there, so that the version of the code no longer matters.
 
     Raises:
       UserError: the folder holds another benchmark, or some answers of other code.
@@ -81,7 +81,7 @@ def claim_folder(benchmark: Benchmark, folder: Path, complete: bool) -> None:
 
 
 def describe(benchmark: Benchmark) -> dict[str, Any]:
-    """All that answers depend on, as JSON holds it; of files and folders the names alone."""
+    """The settings that answers depend on, as plain values for JSON; files and folders by name only."""
     config, model = benchmark.config, benchmark.model
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(BenchConfig)}
     settings |= {
@@ -108,13 +108,13 @@ def describe(benchmark: Benchmark) -> dict[str, Any]:
 
 
 def _narrowed(benchmark: Benchmark, limit: int) -> Benchmark:
-    """The same with a smaller limit."""
+    """The setting with a smaller limit."""
     config = dataclasses.replace(benchmark.config, limit=limit)
     return dataclasses.replace(benchmark, config=config, questions=select_questions(config, benchmark.model)[0])
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
-    """In what two descriptions differ, in words by name, ignoring accuracies, which only the report shows."""
+    """The differences of two settings in words, by name; accuracies, which only the report shows, are ignored."""
     before, now = (
         setting | {"ways": {name: way | {"accuracy": None} for name, way in setting["ways"].items()}}
         for setting in (before, now)

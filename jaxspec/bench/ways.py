@@ -34,8 +34,8 @@ class Way:
       info: adapter, tree and draft vocabulary as plain values; `reference` where the base is one of its own: the way
         that decodes the same base autoregressively.
       answer: token ids of prompts, sampling and seed to an answer for each.
-      same_text: whether at a temperature its text must match that of its reference.
-      drafter: what decodes; None for another library.
+      same_text: whether, at a temperature, its text must match that of its reference.
+      drafter: the drafter; None for another library.
     """
 
     model: Model
@@ -46,12 +46,12 @@ class Way:
 
     @property
     def reference(self) -> str:
-        """The way that it is compared with."""
+        """The name of the way that it is compared with."""
         return self.info.get("reference", REFERENCE)
 
     @property
     def bytes(self) -> int:
-        """Memory in addition to the base: adapter, trees, and a base of its own."""
+        """Bytes of memory in addition to the base: adapter, trees, and a tuned base."""
         own = self.model.params if "reference" in self.info else {}
         return sum(leaf.nbytes for leaf in jax.tree.leaves((own, self.drafter and self.drafter.on_device)))
 

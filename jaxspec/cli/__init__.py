@@ -1,1 +1,1 @@
-"""The commands: what each does, its options, and how results and errors are shown."""
+"""The commands: their options, and how results and errors are printed."""

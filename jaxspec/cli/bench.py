@@ -1,4 +1,4 @@
-"""Compare methods on the same questions, report on that, or measure what steps cost and what a device can do."""
+"""Compare methods on the same questions, report the results, or measure step times and devices."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from jaxspec.parallel.sharding import in_mesh, mesh_of
 from jaxspec.tuning.steps import LATENCY, LatencyConfig, latency_table, measure_steps, read_latency, write_latency
 from jaxspec.weights.load import load_model
 
-_AROUND = 10.0  # seconds of starting Python and of a report: a time limit counts them too
+_AROUND = 10.0  # seconds to start Python and to write a report, which count towards a time limit
 
 
 @dataclasses.dataclass(frozen=True)
 class Compare(BenchConfig):
-    """Answer the same questions with several methods in turn. The same command resumes a run that was killed.
+    """Answer the same questions with several methods in turn. The same command resumes an interrupted run.
 
     Attributes:
       output: folder for the answers, summary.json, report.md and plots.
-      run_code: score HumanEval by running the programs that the answers hold, within limits of time and memory; what
-        a model writes is run with your rights: use a container where that matters.
-      perplexity: also score how probable the base finds the answers; for rules and bases that change the text.
+      run_code: score HumanEval by running the programs in the answers, within limits of time and memory. Code written
+        by a model runs with your rights: use a container where that matters.
+      perplexity: also measure the perplexity of the answers under the base, for acceptance rules and bases that change
+        the text.
       json: print summary.json instead of the table.
     """
 
@@ -49,10 +50,10 @@ class Compare(BenchConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Write the tables and plots of a folder again, from what was measured.
+    """Write the tables and plots of a folder again, from its measurements.
 
     Attributes:
-      folder: of a benchmark, or of latencies.
+      folder: of `jaxspec bench compare` or `jaxspec bench latency`.
       json: print summary.json, or latency.json, instead of the table.
     """
 
@@ -62,10 +63,10 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class Latency(LatencyConfig):
-    """Measure a step's time against its rows, and the time that reading the memory alone takes.
+    """Measure the time of a step by its number of rows, and the time to read the memory alone.
 
     Attributes:
-      output: folder for latency.json, latency.md and latency.png. The same command resumes a run that was killed.
+      output: folder for latency.json, latency.md and latency.png. The same command resumes an interrupted run.
     """
 
     output: str = "runs/latency"
@@ -73,11 +74,11 @@ class Latency(LatencyConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Device(DeviceConfig):
-    """Measure what an accelerator can do: decoding, steps of larger shapes, training. Resumes where it was stopped.
+    """Measure an accelerator: decoding, steps of larger models, training. The same command resumes an interrupted run.
 
     Attributes:
       output: folder for device.json, device.md and device.png.
-      report: make the page from what was measured, without a device.
+      report: make the page from earlier measurements, without a device.
     """
 
     output: str = "runs/device"
@@ -85,7 +86,7 @@ class Device(DeviceConfig):
 
 
 def main(args: list[str]) -> None:
-    """Parse, and do what the first word says."""
+    """Parse, and run the subcommand."""
     began = time.monotonic()
     options = parse(Compare | Report | Latency | Device, args)
     if isinstance(options, Device):
@@ -95,7 +96,7 @@ def main(args: list[str]) -> None:
 
 
 def compare(options: Compare) -> None:
-    """Ask and report."""
+    """Ask the questions, and report."""
     check_bench(options)
     enable_compilation_cache()
     model = load_model(options.model, options.dtype or None, options.mesh, options.template)
@@ -119,9 +120,9 @@ def report(options: Report) -> None:
     if not (folder / LATENCY).exists():
         show(folder, options.json)
         return
-    found = read_latency(folder)
-    write_latency(found, writable(folder))
-    print(json.dumps(found, indent=1) if options.json else "\n".join(latency_table(found)))
+    results = read_latency(folder)
+    write_latency(results, writable(folder))
+    print(json.dumps(results, indent=1) if options.json else "\n".join(latency_table(results)))
 
 
 def show(folder: Path, as_json: bool) -> None:
@@ -143,7 +144,7 @@ def device(options: Device, began: float) -> None:
     """Measure a device, or report on one."""
     folder = Path(options.output)
     if not options.report:
-        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")  # three quarters are too little for 13B
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")  # the default, 0.75, is too little for 13B
         enable_compilation_cache()
         measure_device(options, folder, began - _AROUND, _say)
     page = write_device_report(read_device(folder), folder)

@@ -1,4 +1,4 @@
-"""Build a datastore of earlier answers, or of any text, for REST to draft from."""
+"""Build a datastore of earlier answers, or of any text, that REST drafts from."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """Build a datastore, which `jaxspec decode --method rest --adapter DIR` drafts from.
+class DatastoreOptions:
+    """Build a datastore that `jaxspec decode --method rest --adapter DIR` drafts from.
 
     Attributes:
       model: the base whose tokens it holds: smollm2-135m (the default), a Hugging Face directory or hub name, a base
         that `jaxspec train` or `jaxspec export` wrote, or a GGUF file.
-      answers: a JSONL file: the base's answers as `jaxspec train` keeps them, those of `jaxspec bench` or of
-        `jaxspec decode --json`, or any file with one text per line.
-      column: field of that file that holds the text. Token ids in COLUMN_tokens, behind those in prompt_tokens, are
-        taken instead.
-      text: a plain text file, instead or as well.
-      longest: look for at most so many of the last tokens.
+      answers: a JSONL file with one text per line, such as the base's answers that `jaxspec train` keeps, or the output
+        of `jaxspec bench` or of `jaxspec decode --json`.
+      column: field of that file with the text. Token ids in COLUMN_tokens, after those in prompt_tokens, take
+        precedence.
+      text: a plain text file, instead of the answers or in addition.
+      longest: length of the longest sequence of last tokens to look up.
       output: the directory; it must not exist.
     """
 
@@ -42,7 +42,7 @@ class Options:
 
 def main(args: list[str]) -> None:
     """Parse, read, sort, write."""
-    options = parse(Options, args)
+    options = parse(DatastoreOptions, args)
     output = new_folder(options.output)
     if not options.answers and not options.text:
         raise UserError("give texts with --answers FILE.jsonl, with --text FILE, or both")
@@ -59,7 +59,7 @@ def main(args: list[str]) -> None:
     print(f"{output}: {method.size:,} tokens of {len(texts):,} text(s), {megabytes:.1f} MB")
 
 
-def read_texts(options: Options, model: Model) -> Iterator[list[int]]:
+def read_texts(options: DatastoreOptions, model: Model) -> Iterator[list[int]]:
     """Token ids of every text of the files. Raises UserError for one that cannot be read."""
     if options.answers:
         for number, row in read_jsonl(Path(options.answers)):
@@ -74,7 +74,7 @@ def texts_of(where: str, row: dict[str, Any], column: str, model: Model) -> Iter
         parts = (row.get("prompt_tokens", []), tokens)
         tokens = [token for part in parts for token in part] if all(isinstance(p, list) for p in parts) else [None]
         if not all(type(token) is int and 0 <= token < model.config.vocab_size for token in tokens):
-            raise UserError(f"{where}: {column}_tokens are no tokens of a vocabulary of {model.config.vocab_size}")
+            raise UserError(f"{where}: {column}_tokens must be token ids below {model.config.vocab_size}")
         yield tokens
     elif isinstance(row.get(column), str):
         yield model.encode_plain(row[column])

@@ -1,4 +1,4 @@
-"""Answer prompts, beside autoregressive decoding where asked; or say what decoding would need of devices."""
+"""Answer prompts, optionally compared with autoregressive decoding; or report the memory that decoding would need."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from jaxspec.weights.load import Model
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(DrafterOptions):
+class DecodeOptions(DrafterOptions):
     """Answer prompts with one method, optionally beside autoregressive decoding.
 
     Attributes:
@@ -44,23 +44,23 @@ class Options(DrafterOptions):
         stripped:60, chain:3, straightforward:3, cartesian:3,2, efficient:5, medusa:64, random:16), best:ROWS (the best
         nodes of all methods, chosen in every step; best:1@21,5@26 also chooses their number, by its milliseconds) or a
         JSON file; default auto where a choice exists, else the adapter's tree, for several methods best:8.
-      draft_vocabulary: draft only so many of the tokens that the base itself uses most; the output stays the same. 0
-        drafts all; default the adapter's own.
+      draft_vocabulary: draft only this many tokens, those that the base uses most; the output stays the same. 0 drafts
+        all; default the adapter's size.
       prompt: one prompt.
-      prompts: a JSONL file with a prompt per line, instead.
-      column: field of that file that holds the prompt.
+      prompts: a JSONL file with one prompt per line, instead.
+      column: field of that file with the prompt.
       chat: wrap prompts in the chat template, where there is one.
-      max_new_tokens: stop there or at an end-of-text token.
+      max_new_tokens: largest number of new tokens; an end-of-text token ends the answer earlier.
       max_length: longest prompt and answer together, in tokens; 0 takes the model's context, in a dry run at most 2048.
-      temperature: 0 is greedy.
+      temperature: sampling temperature; 0 is greedy.
       top_k: keep the k most probable tokens; 0 keeps all.
       top_p: keep the most probable tokens up to this probability.
       min_p: drop tokens less probable than this fraction of the best.
-      seed: decides the text when sampling.
+      seed: sampling seed, which determines the text.
       accept: match gives the text of autoregressive decoding; rejection, when sampling, another text of the same
         distribution; typical, when sampling, is lossy.
-      epsilon: typical acceptance, largest threshold.
-      delta: typical acceptance, factor of the entropy-dependent threshold.
+      epsilon: largest threshold of typical acceptance.
+      delta: factor of the entropy-dependent threshold of typical acceptance.
       batch_size: prompts decoded together.
       compare: also decode autoregressively and say whether the outputs are identical.
       beside: decode in this way, too, and compare all, as in --beside "medusa+suffix tree=best:5 vocabulary=8192"; may
@@ -68,10 +68,10 @@ class Options(DrafterOptions):
       stream: print the text while it is made, even when the output is no terminal.
       json: print one JSON object per prompt, or the figures of a dry run as one.
       mesh: devices that share the work.
-      dry_run: from shapes alone, compile a decoding step of 1, 16 and 64 rows, by default in bfloat16, and print what
-        it needs per device; no such devices are needed.
-      config: of a dry run: the named training run that gives the method and the base's shapes; default ppd_smollm2.
-      topology: of a dry run: compile for this slice of TPUs, like v5e:2x2x1 (needs the package libtpu).
+      dry_run: compile a decoding step of 1, 16 and 64 rows from shapes alone, by default in bfloat16, and print its
+        memory and operations per device; the devices need not be there.
+      config: for a dry run: the named training run that gives the method and the base's shapes; default ppd_smollm2.
+      topology: for a dry run: the slice of TPUs to compile for, like v5e:2x2x1 (needs the package libtpu).
     """
 
     model: str = ""
@@ -102,11 +102,11 @@ class Options(DrafterOptions):
     topology: str = ""
 
     def sampling(self) -> SamplingConfig:
-        """How tokens are drawn."""
+        """The sampling settings."""
         return SamplingConfig(self.temperature, self.top_k, self.top_p, self.min_p)
 
     def acceptance(self) -> Acceptance:
-        """Which drafted tokens are accepted."""
+        """The acceptance rule."""
         settings = {"epsilon": self.epsilon, "delta": self.delta} if self.accept == "typical" else {}
         return ACCEPTANCES[self.accept](**settings)
 
@@ -123,7 +123,7 @@ class Options(DrafterOptions):
 
     @property
     def streamed(self) -> bool:
-        """Whether a text is printed while it is made."""
+        """Whether a text is printed while it is generated."""
         return (self.stream or sys.stdout.isatty()) and not self.json and self.batch_size == 1
 
 
@@ -133,7 +133,7 @@ _DRY_RUN_TOO = ("dry_run", "model", "dtype", "batch_size", "max_length", "mesh",
 
 def main(args: list[str]) -> None:
     """Parse, check, decode."""
-    options = parse(Options, args)
+    options = parse(DecodeOptions, args)
     check_dry_run(options)
     if options.dry_run:
         dry_run(options)
@@ -142,8 +142,8 @@ def main(args: list[str]) -> None:
         decode(options)
 
 
-def check_dry_run(options: Options) -> None:
-    """Raise UserError for options of a dry run without one, and for those that one has no use for."""
+def check_dry_run(options: DecodeOptions) -> None:
+    """Raise UserError for options that only a dry run takes, and in a dry run for those that it does not take."""
     given = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default]
     if not options.dry_run and {*given} & {*_DRY_RUN_ALONE}:
         raise UserError("--config and --topology go with --dry-run")
@@ -152,7 +152,7 @@ def check_dry_run(options: Options) -> None:
         raise UserError(f"--dry-run decodes nothing: it does not go with --{useless[0]}")
 
 
-def check(options: Options) -> None:
+def check(options: DecodeOptions) -> None:
     """Raise UserError for options that make no sense, before anything is loaded."""
     if bool(options.prompt) == bool(options.prompts):
         raise UserError(
@@ -174,7 +174,7 @@ def check(options: Options) -> None:
     options.acceptance()
 
 
-def decode(options: Options) -> None:
+def decode(options: DecodeOptions) -> None:
     """Load, answer, print."""
     prompts = [options.prompt] if options.prompt else read_prompts(options.prompts, options.column)
     enable_compilation_cache()
@@ -188,7 +188,7 @@ def decode(options: Options) -> None:
         printer.finish(result)
 
 
-def choose_drafter(options: Options, run: Run, model: Model) -> Drafter:
+def choose_drafter(options: DecodeOptions, run: Run, model: Model) -> Drafter:
     """The method with the tree that was asked for; says on stderr how it was chosen and what it decodes on."""
     circumstances = {"batch_size": options.batch_size, "temperature": options.temperature}
     drafter = run.load(model, **circumstances)
@@ -214,8 +214,8 @@ def tuned_or_own(drafter: Drafter, batch_size: int, temperature: float) -> Draft
     return dataclasses.replace(drafter, note=join_notes(drafter.note, line))
 
 
-def make_printer(options: Options, drafter: Drafter) -> JsonPrinter | TextPrinter:
-    """What prints results in the form that was asked for."""
+def make_printer(options: DecodeOptions, drafter: Drafter) -> JsonPrinter | TextPrinter:
+    """The printer for the output format that was asked for."""
     name, model, acceptance = drafter.name, drafter.model, options.acceptance()
     same_text = acceptance.same_text(options.temperature)
     if options.json:
@@ -226,20 +226,20 @@ def make_printer(options: Options, drafter: Drafter) -> JsonPrinter | TextPrinte
 
 
 def answers(
-    options: Options,
+    options: DecodeOptions,
     drafter: Drafter,
     beside: dict[str, Drafter],
     prompts: Sequence[str],
     show: Callable[[Generation], None],
 ) -> Iterator[Result]:
-    """The answers to prompts, each with autoregressive decoding's where the two are compared.
+    """The answers to prompts, with those of autoregressive decoding where the two are compared.
 
     Args:
       options: how to answer.
       drafter: what decodes.
       beside: other ways to decode, by name.
       prompts: texts.
-      show: called with an answer as often as it has grown.
+      show: called with an answer whenever it has grown.
     """
     model, acceptance, sampling = drafter.model, options.acceptance(), options.sampling()
     room = {"max_new_tokens": options.max_new_tokens, "chat": options.chat, "max_length": options.max_length or None}
@@ -267,9 +267,9 @@ def answers(
         yield dataclasses.replace(result(ids, answer, reference), beside=also)
 
 
-def dry_run(options: Options) -> None:
-    """Compile steps for devices that need not exist, and print what they need."""
-    from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding  # brings what only training needs
+def dry_run(options: DecodeOptions) -> None:
+    """Compile steps for devices that need not exist, and print their memory and operations."""
+    from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding  # imports modules that only training needs
 
     mesh, chip = absent_mesh(options.mesh, options.topology)  # before JAX looks for devices
     name, dtype = options.config or "ppd_smollm2", options.dtype or "bfloat16"

@@ -16,18 +16,18 @@ from jaxspec.weights.params import params_fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class ExportOptions:
     """Write a base as a Hugging Face directory: config.json, weights in safetensors, tokenizer files.
 
-    With a method: the base as the method's adapter tunes it, and in adapter/ what then drafts on it. JAX_PLATFORMS=cpu
-    and --dtype bfloat16 export from the host's memory a base that no device can hold.
+    With a method, write the base as the method's adapter tunes it, and the adapter for that base in adapter/. Use
+    JAX_PLATFORMS=cpu and --dtype bfloat16 to export a base that no device can hold from the host's memory.
 
     Attributes:
       model: smollm2-135m (the default), a Hugging Face directory or hub name, a checkpoint that `jaxspec train` wrote,
         or a GGUF file.
-      method: first tune the base with the adapter of this method, where that has a base of its own.
+      method: a method that tunes its base, such as space: export the tuned base.
       adapter: folder of that adapter; default the one that ships for this method and model.
-      dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
+      dtype: dtype of the weights; default float32 on CPU, bfloat16 elsewhere.
       output: the directory; it must not exist.
     """
 
@@ -40,7 +40,7 @@ class Options:
 
 def main(args: list[str]) -> None:
     """Parse, load, tune, write."""
-    options = parse(Options, args)
+    options = parse(ExportOptions, args)
     output = new_folder(options.output)
     if options.adapter and not options.method:
         raise UserError("--adapter needs --method, the method it belongs to")
@@ -56,18 +56,18 @@ def main(args: list[str]) -> None:
         raise UserError(f"{options.method} leaves the base as it is: there is nothing to tune it with")
     export(drafter.model, output)
     save_adapter(output / "adapter", own_adapter(drafter, f"{output.name}, made from {options.model}"))
-    print(f"{output / 'adapter'}: what {options.method} drafts with on that base")
+    print(f"{output / 'adapter'}: the adapter of {options.method} for that base")
 
 
 def own_adapter(drafter: Drafter, base: str) -> Adapter:
-    """What drafts on the base that the method has tuned; `base` names it."""
+    """The adapter for the base that the method has tuned; `base` names that base."""
     source, fingerprint = drafter.source, drafter.model.fingerprint
     info = source.adapter.info | {"base": base}
     return Adapter(source.method, source.trainable, fingerprint, info, source.adapter.frequent_tokens)
 
 
 def export(model: Model, output: Path) -> None:
-    """Write the base, and say which one those who load it will find."""
+    """Write the base, and print its fingerprint as it will be loaded."""
     save_model(model, output)
     written = params_fingerprint(model.config, model.params)
     print(f"{output}: {model.name} as a Hugging Face directory, {model.dtype}, fingerprint {written}")

@@ -14,7 +14,7 @@ COMMANDS = {
     "tune": "choose the fastest draft tree for this machine",
     "bench": "measure how much faster the methods are, and whether their output is the same",
     "serve": "answer many requests at once behind the OpenAI interface, with a page to try it",
-    "datastore": "build from earlier answers what rest drafts from",
+    "datastore": "build a datastore of earlier answers, which rest drafts from",
     "export": "write a base where other software can read it",
 }
 

@@ -1,4 +1,4 @@
-"""From a command line to a dataclass; what does not fit becomes a sentence. Options that programs share."""
+"""Command lines parsed into dataclasses, with errors in one sentence; options that commands share."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class DrafterOptions:
-    """What decodes: a base, and the methods that draft for it.
+    """A base, and the methods that draft for it.
 
     Attributes:
-      model: smollm2-135m (the default), a Hugging Face directory or hub name, a base that `jaxspec train` or
-        `jaxspec export` wrote, or a GGUF file.
-      method: how to draft; several joined by a + draft together, as in medusa+prompt_lookup.
+      model: smollm2-135m (the default), a Hugging Face directory or hub name, a base written by `jaxspec train` or by
+        `jaxspec export`, or a GGUF file.
+      method: drafting method; several joined by a + draft together, as in medusa+prompt_lookup.
       adapter: folder of a trained adapter; default the one that ships for this method and model.
-      draft_model: for the method draft_model: a smaller base, named like the model, or the folder of one that
-        `jaxspec train` made of this model's layers; default the one that ships for this model.
-      draft_adapter: folder of an adapter of PPD for the draft model, which then makes its own draft in fewer passes; or
+      draft_model: for the method draft_model: a smaller base, named like the model, or the folder of one made of this
+        model's layers by `jaxspec train`; default the one that ships for this model.
+      draft_adapter: folder of an adapter of PPD for the draft model, which then needs fewer passes for its draft; or
         ppd, for the one that ships.
-      template: a chat template by name, where not the tokenizer's own: llama2, llama2-short, vicuna, vicuna-short or
-        falcon; or variables of its own, as in enable_thinking=false.
-      dtype: of the weights, or exact: bfloat16 weights, with all else as exact as in float32; default float32 on CPU,
-        bfloat16 elsewhere.
+      template: chat template in place of the tokenizer's: llama2, llama2-short, vicuna, vicuna-short or falcon; or
+        variables for the tokenizer's template, as in enable_thinking=false.
+      dtype: dtype of the weights, or exact: bfloat16 weights, with everything else as exact as in float32; default
+        float32 on CPU, bfloat16 elsewhere.
     """
 
     model: str = DEFAULT_MODEL
@@ -68,9 +68,9 @@ def parse(kind: type[T], args: Sequence[str], default: T | None = None, prog: st
     """Options from the command line.
 
     Args:
-      kind: dataclass whose fields are the options; a union of several makes a command of each.
+      kind: dataclass whose fields are the options; a union of several makes a subcommand of each.
       args: the command line.
-      default: values of options not given.
+      default: values of options that are not given.
       prog: name of the program, for --help; default `program()`.
 
     Raises:
@@ -100,7 +100,7 @@ def parse(kind: type[T], args: Sequence[str], default: T | None = None, prog: st
 
 
 def _first_paragraph(box: str) -> str:
-    """The sentence inside a drawn box: what stands between its title and the next ruled line."""
+    """The sentence inside a drawn box: the text between its title and the next ruled line."""
     lines = [line.strip("│╭╮╰╯─ ") for line in box.splitlines()[1:]]
     said = ["" if set(line) == {"-"} else line for line in lines]  # where a terminal knows nothing but ASCII
     return " ".join(itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, said)))

@@ -1,4 +1,4 @@
-"""What decoding shows: an object per prompt for programs, coloured text and a few lines of figures for people."""
+"""Output of `jaxspec decode`: one JSON object per prompt, or coloured text and a few lines of figures."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Result:
     """One prompt's answer.
 
     Attributes:
-      answer: the method's.
-      reference: autoregressive decoding's, where it was run for comparison.
-      divergence: where the two diverge, if they should not and do.
+      answer: the method's answer.
+      reference: autoregressive decoding's answer, where it was run for comparison.
+      divergence: the first divergence of two answers that should be identical.
       beside: the same of other ways to decode, by name.
     """
 
@@ -38,14 +38,14 @@ class JsonPrinter:
     """Prints one JSON object per prompt.
 
     Args:
-      facts: what is said of every answer: the names of the method and of the model, and so on.
+      facts: entries of every object: the names of the method and of the model, and so on.
     """
 
     def __init__(self, facts: dict[str, Any]):
         self._facts = facts
 
     def show(self, answer: Generation) -> None:
-        """Print nothing: an object is printed whole."""
+        """Print nothing: the object is printed at the end."""
 
     def finish(self, result: Result) -> None:
         """Print the object."""
@@ -57,9 +57,9 @@ class TextPrinter:
 
     Args:
       model: decodes tokens.
-      name: of the method.
-      remark: what there is to say about its text.
-      compare: whether texts have a title, because there are two.
+      name: the method's name.
+      remark: a remark on the method's text, printed with its figures.
+      compare: whether several texts are printed, so that each needs a title.
     """
 
     def __init__(self, model: Model, name: str, remark: str = "", compare: bool = False):
@@ -136,10 +136,10 @@ def colour(sources: int) -> tuple[str, int]:
 
 
 def source_lines(answer: Generation, coloured: bool) -> list[str]:
-    """A line per source: of the steps that had a candidate of it at each depth, those that took one and should have.
+    """One line per source: accepted and expected over offered candidates, by depth.
 
     Args:
-      answer: of several sources.
+      answer: an answer of several sources.
       coloured: whether to name the colours that tokens were printed in.
     """
     lines = []

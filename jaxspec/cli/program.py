@@ -1,4 +1,4 @@
-"""How a program starts and ends: precision, compiled programs kept on disk, errors in one line."""
+"""Start and end of a command: precision, the compilation cache on disk, errors in one line."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import jax
 from jaxspec.errors import UserError, first_line
 from jaxspec.files import user_cache
 
-# Found in what is raised when another process has gone, whatever carries the messages
+# Parts of the messages of errors that are raised when another process has ended
 _LOST = ("Gloo", "coordination service", "Connection", "heartbeat", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 
-# What Orbax, and asyncio on its behalf, log of an error that they also raise, with a traceback at every level
+# Log messages of Orbax, and of asyncio on its behalf, about errors that they also raise
 _RAISED_TOO = (
     "_SignalingThread.run() raised",
     "Handler Commit operations",
@@ -29,11 +29,11 @@ _RAISED_TOO = (
 
 
 def run_main(main: Callable[[list[str]], None]) -> None:
-    """Run an entry point: what is known to go wrong becomes one line on stderr and exit code 2; Ctrl-C exits with 130.
+    """Run an entry point: expected errors become one line on stderr and exit code 2; Ctrl-C exits with 130.
 
-    That is user errors, unusable files, too little memory and, among several processes, the end of another.
+    Expected are user errors, unusable files, too little memory and, among several processes, the end of another.
     """
-    # float32 is to be float32 on GPUs and TPUs too, which multiply it in fewer bits otherwise; others are as they are
+    # GPUs and TPUs multiply float32 in fewer bits by default; other dtypes are not affected
     if "JAX_DEFAULT_MATMUL_PRECISION" not in os.environ:
         jax.config.update("jax_default_matmul_precision", "highest")
     _say_errors_once()
@@ -66,7 +66,7 @@ def enable_compilation_cache() -> None:
 
 
 def _say_errors_once() -> None:
-    """Leave out what libraries print of an error that they also raise."""
+    """Suppress messages that libraries print about an error that they also raise."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(_is_news)
     sys.unraisablehook = _show_unraised
@@ -84,7 +84,7 @@ def _show_unraised(unraised: Any) -> None:
 
 
 def _explained(error: Exception) -> str | None:
-    """An error in one line; None for what should not happen."""
+    """An error in one line; None for an unexpected one."""
     text = first_line(error)
     if isinstance(error, UserError):
         return str(error)
@@ -98,7 +98,7 @@ def _explained(error: Exception) -> str | None:
 
 
 def _exit(code: int) -> NoReturn:
-    """End; where there are several processes at once, or this one would wait for those that wait for it."""
+    """Exit; one of several processes exits at once, or it would wait for those that wait for it."""
     if jax.distributed.is_initialized():
         sys.stdout.flush()
         sys.stderr.flush()

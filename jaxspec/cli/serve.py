@@ -22,25 +22,25 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(DrafterOptions):
+class ServeOptions(DrafterOptions):
     """Serve a model to clients of the OpenAI interface, and a chat at /.
 
     Attributes:
-      tree: draft tree, as `jaxspec decode` takes it; best:4@1,8@1 chooses a size in every step, by load and acceptance,
-        with the milliseconds that are measured at the start; default for several methods that draft together: such
-        sizes, from no draft on.
-      draft_vocabulary: draft only so many of the tokens that the base itself uses most; 0 drafts all; default the
-        adapter's own.
-      accept: match gives the text that a request's seed has alone; rejection, when sampling, another text of the same
+      tree: draft tree, as in `jaxspec decode`; best:4@1,8@1 chooses a size in every step, by load and acceptance, with
+        step times measured at the start; default for several methods that draft together: several such sizes,
+        including no draft.
+      draft_vocabulary: draft only this many tokens, those that the base uses most; 0 drafts all; default the adapter's
+        size.
+      accept: match gives the text that the request alone would get; rejection, when sampling, another text of the same
         distribution; typical, when sampling, is lossy.
       mesh: devices that share the work.
-      limits: what is held at most.
+      limits: limits of the engine, which bound its memory.
       host: address to listen at; 0.0.0.0 for all.
-      port: to listen at; 0 takes a free one.
-      name: of the model for clients; default the model's.
-      api_key: what clients must show; default the environment variable JAXSPEC_API_KEY, which other users of the
-        machine cannot see; empty: nothing.
-      max_body_bytes: of a request's body.
+      port: port to listen at; 0 takes a free one.
+      name: name of the model for clients; default the model's name.
+      api_key: key that clients must send; empty for none. Default the environment variable JAXSPEC_API_KEY, which
+        other users of the machine cannot see.
+      max_body_bytes: largest request body, in bytes.
       grace: seconds that running requests have after SIGTERM.
     """
 
@@ -60,12 +60,12 @@ class Options(DrafterOptions):
 
 def main(args: list[str]) -> None:
     """Parse, check, serve."""
-    options = parse(Options, args)
+    options = parse(ServeOptions, args)
     check(options)
     serve(options)
 
 
-def check(options: Options) -> None:
+def check(options: ServeOptions) -> None:
     """Raise UserError for options that make no sense, before anything is loaded."""
     check_at_least(options, {"port": 0, "max_body_bytes": 1, "grace": 0})
     if options.port > 65535:
@@ -74,8 +74,8 @@ def check(options: Options) -> None:
         raise UserError(f"the server needs {', '.join(missing)}; in a clone, install with: pip install -e '.[serve]'")
 
 
-def serve(options: Options) -> None:
-    """Load, compile, and answer until SIGTERM; what runs then is finished first."""
+def serve(options: ServeOptions) -> None:
+    """Load, compile, and answer until SIGTERM; requests that run then are finished first."""
     from jaxspec.serving.api import make_app
     from jaxspec.serving.server import bind, run
 
@@ -105,7 +105,7 @@ def serve(options: Options) -> None:
 
 
 def _log_to_stderr() -> None:
-    """A line per request; libraries may have set up the root logger, so it goes its own way."""
+    """Log one line per request; not through the root logger, which libraries may have set up."""
     handler, log = logging.StreamHandler(), logging.getLogger("jaxspec.serving")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log.addHandler(handler)

@@ -14,11 +14,10 @@ class Side:
     """One of the ways to decode that are compared.
 
     Args:
-      drafter: what decodes.
-      settings: of `stream`.
+      drafter: the drafter to decode with.
+      settings: arguments of `stream`.
       batch_size: prompts decoded together.
-      streamed: answer prompt by prompt and piece by piece; both sides stop as often, or the comparison would not be
-        fair.
+      streamed: answer prompt by prompt and piece by piece. All sides must stop equally often for a fair comparison.
     """
 
     def __init__(self, drafter: Drafter, settings: dict[str, Any], batch_size: int, streamed: bool):
@@ -32,7 +31,7 @@ class Side:
         self._compile_seconds = warm.compile_seconds
 
     def answers(self, prompts: Sequence[str], show: Callable[[Generation], None] | None = None) -> Iterator[Generation]:
-        """One answer per prompt; `show` sees it grow. What warming up compiled is counted with the first one."""
+        """One answer per prompt; `show` sees it grow. The first one counts the compile time of warming up."""
         for pieces in self._pieces(prompts):
             for answer in pieces:
                 if show:

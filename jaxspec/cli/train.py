@@ -1,4 +1,4 @@
-"""Train an adapter; or say what training would need of devices."""
+"""Train an adapter; or report the memory that training would need."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from jaxspec.weights.load import WEIGHT_DTYPES, check_dtype, load_model
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(RunConfig):
-    """Every setting of the run, and where it goes.
+class TrainOptions(RunConfig):
+    """Every setting of the run, and its output folder.
 
     Attributes:
       output: folder of the run and of the adapter; default runs/<config>.
       resume: continue the run in that folder.
-      dtype: of the base's weights; default float32 on CPU, bfloat16 elsewhere and in a dry run.
-      dry_run: from shapes alone, compile one update and print what it needs per device; no such devices are needed.
-      topology: of a dry run: compile for this slice of TPUs, like v5e:2x2x1 (needs the package libtpu).
+      dtype: dtype of the base's weights; default float32 on CPU, bfloat16 elsewhere and in a dry run.
+      dry_run: compile one update from shapes alone, and print its memory and operations per device; the devices need
+        not be there.
+      topology: for a dry run: the slice of TPUs to compile for, like v5e:2x2x1 (needs the package libtpu).
       json: print the figures of a dry run as JSON.
-      processes: how several of them, one per host, find each other.
+      processes: how several processes, one per host, find each other.
       show: print the settings as JSON and stop.
     """
 
@@ -51,7 +52,7 @@ class Options(RunConfig):
 
 
 def main(args: list[str]) -> None:
-    """Parse, then train, or say what the run is or needs."""
+    """Parse, then train, or print the settings or the needs of the run."""
     if {"-h", "--help"} & {*args} and not any(word.startswith("--config") for word in args):
         print(overview())
         return
@@ -67,18 +68,18 @@ def main(args: list[str]) -> None:
 
 
 def overview() -> str:
-    """What --help says where no config is named, whose settings would be listed."""
+    """The help text without --config; with a config, --help lists its settings."""
     return (
         f"usage: {program()} --config NAME [--output DIR] [--resume] [--train.steps 500 ...]\n\n"
         f"Train an adapter.\n\nConfigs, by paper; --config NAME --help lists all settings:\n{list_configs()}"
     )
 
 
-def parse_run(name: str, args: list[str]) -> tuple[Options, RunConfig]:
-    """The options over a named run, and the run that they make of it. Raises UserError for what makes no sense."""
+def parse_run(name: str, args: list[str]) -> tuple[TrainOptions, RunConfig]:
+    """The options, and the named run as they change it. Raises UserError for options that make no sense."""
     named = load_config(name)
     fields = {field.name: getattr(named, field.name) for field in dataclasses.fields(named)}
-    options = parse(Options, args, Options(**fields), prog=f"{program()} --config {name}")
+    options = parse(TrainOptions, args, TrainOptions(**fields), prog=f"{program()} --config {name}")
     config = RunConfig(**{field: getattr(options, field) for field in fields})
     if options.dtype:
         check_dtype(options.dtype, WEIGHT_DTYPES)
@@ -88,16 +89,16 @@ def parse_run(name: str, args: list[str]) -> tuple[Options, RunConfig]:
     return options, config
 
 
-def dry_run(name: str, config: RunConfig, options: Options) -> None:
-    """Compile an update for devices that need not exist, and print what it needs."""
+def dry_run(name: str, config: RunConfig, options: TrainOptions) -> None:
+    """Compile an update for devices that need not exist, and print its memory and operations."""
     mesh, chip = absent_mesh(config.mesh, options.topology)  # before JAX looks for devices
     check_config(config)
     found = dry_run_training(config, mesh, chip, options.dtype or "bfloat16")
     print(json.dumps(found, indent=1) if options.json else "\n".join(training_lines(name, config, found)))
 
 
-def train(config: RunConfig, options: Options, output: Path) -> None:
-    """Check, load, train, say where the adapter is."""
+def train(config: RunConfig, options: TrainOptions, output: Path) -> None:
+    """Check, load, train, print where the adapter is."""
     join_processes(options.processes)  # before JAX looks for devices
     check_config(config)
     check_files(config.data)
@@ -119,14 +120,15 @@ def train(config: RunConfig, options: Options, output: Path) -> None:
 
 
 def report(adapter: Adapter, output: Path) -> None:
-    """Print how good an adapter has become, and where it is."""
+    """Print the accuracy of an adapter, and where it is."""
     accuracy = adapter.info["accuracy"]
     for distance, ranks in enumerate(accuracy, 1):
         print(f"distance {distance}: top-1 {ranks[0]:.3f}  top-5 {sum(ranks[:5]):.3f}  top-10 {sum(ranks):.3f}")
     print(f"tokens per step: {adapter.info['tokens_per_step']} with the run's tree, by replay of held-out answers")
     if lost := lost_distances(accuracy):
+        names = " and ".join(f"distance-{distance}" for distance in lost)
         print(
-            f"what predicts distance {' and '.join(map(str, lost))} was lost in training: try a lower "
+            f"the {names} predictor{'s' if len(lost) > 1 else ''} collapsed in training: try a lower "
             "--train.learning-rate, a longer --train.warmup or another --train.seed",
             file=sys.stderr,
         )

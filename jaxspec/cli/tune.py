@@ -28,19 +28,19 @@ from jaxspec.tuning.tune import TuneConfig, Tuning, answers_to_search, tune, tun
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(DrafterOptions, TuneConfig):
+class TuneOptions(DrafterOptions, TuneConfig):
     """Measure this machine, search trees, try the best few, and write the choice beside the adapter.
 
     Of several methods, choose those that pay together. Of one whose adapter is made here, self_speculative, search its
     settings, unless an adapter is given. On a CPU the layouts of the base's matrices are measured first.
 
     Attributes:
-      prompts: a JSONL file of prompts, no benchmark; empty takes the small set that ships. Of the file that the
-        adapter was trained on, only what training set aside is used.
-      column: field of that file that holds the prompt.
-      trials: settings to try in a search of them.
-      output: folder for tuned.json, tuning.png and the tree as tree.json; default the adapter's, for a union one in the
-        user's cache. A search of settings needs a new one, for the adapter.
+      prompts: a JSONL file of prompts, not those of a benchmark; empty takes the small set that ships. Of a file that
+        the adapter was trained on, only the held-out prompts are used.
+      column: field of that file with the prompt.
+      trials: number of settings to try, for self_speculative.
+      output: folder for tuned.json, tuning.png and the tree as tree.json; default the adapter's folder, for a union one
+        in the user's cache. A search of settings needs a new folder, for the adapter.
       json: print the result as one JSON object.
     """
 
@@ -53,7 +53,7 @@ class Options(DrafterOptions, TuneConfig):
 
 def main(args: list[str]) -> None:
     """Parse, load, tune, write, print."""
-    options = parse(Options, args)
+    options = parse(TuneOptions, args)
     make_sampler(SamplingConfig(options.temperature))  # refuses a bad temperature before anything is loaded
     if options.prompts and not Path(options.prompts).is_file():
         raise UserError(f"{options.prompts}: no such file")
@@ -64,7 +64,7 @@ def main(args: list[str]) -> None:
         choose(options)
 
 
-def build(options: Options) -> None:
+def build(options: TuneOptions) -> None:
     """Search the settings of a method on answers of the base, and write them as its adapter."""
     output = new_folder(options.output)
     check_at_least(options, {"trials": 1, "max_new_tokens": 2, "accuracy_prompts": 0})
@@ -82,7 +82,7 @@ def build(options: Options) -> None:
     )
 
 
-def choose(options: Options) -> None:
+def choose(options: TuneOptions) -> None:
     """Choose the fastest draft tree, and of a union the sources that pay."""
     model = options.load_model()
     drafter = options.load_drafter(model)
@@ -109,7 +109,7 @@ def unseen_by_all(drafter: Drafter, source: str, column: str) -> list[str]:
 
 
 def save(tuning: Tuning, method: str, output: Path) -> Path:
-    """Write what was chosen, the tree by itself and the plot; the file of choices."""
+    """Write the choice, its tree and the plot. Returns the file of choices."""
     file = save_choice(output, method, tuning.choice)
     tree = output / "tree.json"
     if isinstance(tuning.choice.tree, TreePlan):
@@ -120,7 +120,7 @@ def save(tuning: Tuning, method: str, output: Path) -> Path:
     return file
 
 
-def record(options: Options, tuning: Tuning, file: Path) -> dict[str, Any]:
+def record(options: TuneOptions, tuning: Tuning, file: Path) -> dict[str, Any]:
     """What was chosen as plain values for JSON: for what, and with the figures behind it."""
     choice = tuning.choice
     circumstances = ("machine", "dtype", "batch_size", "temperature", "draft_vocabulary")
@@ -138,7 +138,7 @@ def record(options: Options, tuning: Tuning, file: Path) -> dict[str, Any]:
 
 
 def table(tuning: Tuning) -> str:
-    """What was tried, and the verdict."""
+    """The table of trials, and the verdict."""
     expected = {option.name: option.tokens for option in tuning.options} | {"autoregressive": 1.0}
     rows = {option.name: option.rows for option in tuning.options} | {"autoregressive": 1}
     width = max(len(trial.name) for trial in tuning.trials)

@@ -1,4 +1,4 @@
-"""An answer on its way from the engine's thread to whoever asked for it."""
+"""An answer on its way from the engine's thread to the client's event loop."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from jaxspec.serving.text import TextStream
 
 @dataclasses.dataclass
 class Times:
-    """When an answer came how far, by `time.monotonic`; 0 where it has not yet.
+    """Times at which an answer reached each stage, by `time.monotonic`; 0 for stages to come.
 
     Attributes:
-      asked: it was put into the queue.
-      read: its prompt was begun.
+      asked: it entered the queue.
+      read: reading of its prompt began.
       decoded: its prompt was read, and it got a slot.
     """
 
@@ -31,13 +31,13 @@ class Times:
 
 
 class AnswerStream(AsyncIterator[Piece]):
-    """The pieces of one answer, as they come; the last one says why it ends.
+    """The pieces of one answer, as they come; the last one gives the reason for the end.
 
     Attributes:
-      request: what was asked.
-      prompt_scores: of the prompt's tokens from the second on, where asked for; there with the first piece.
-      times: when it came how far.
-      cancelled: whether nobody wants any more.
+      request: the request that it answers.
+      prompt_scores: scores of the prompt's tokens from the second on, where asked for; there with the first piece.
+      times: times of its stages.
+      cancelled: whether the client wants no more of it.
     """
 
     def __init__(self, request: Request, decode: Callable[[list[int]], str], seconds: float):
@@ -51,11 +51,11 @@ class AnswerStream(AsyncIterator[Piece]):
         self._ended = False
 
     def cancel(self) -> None:
-        """Want no more; the slot is free after the steps under way."""
+        """Cancel the answer; its slot is free after the steps under way."""
         self.cancelled = True
 
     async def __anext__(self) -> Piece:
-        """The next piece. Raises what went wrong in the engine."""
+        """The next piece. Raises the error that ended the answer in the engine."""
         if self._ended:
             raise StopAsyncIteration
         piece = await self._pieces.get()
@@ -69,18 +69,18 @@ class AnswerStream(AsyncIterator[Piece]):
 
     @property
     def late(self) -> bool:
-        """Whether its time is over."""
+        """Whether its time limit is over."""
         return time.monotonic() > self._deadline
 
     def put(self, piece: Piece | Exception) -> None:
-        """Hand over a piece, or what went wrong."""
+        """Hand over a piece, or the error that ended the answer."""
         try:
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
-        except RuntimeError:  # the loop that asked has gone
+        except RuntimeError:  # the client's event loop has ended
             self.cancelled = True
 
     def extend(self, progress: RequestState, eos: Sequence[int]) -> Piece:
-        """What has been added since the last piece."""
+        """The piece that has been added since the last one."""
         stream, tokens = self._text, progress.tokens
         known = len(stream.tokens)
         text = stream.add(tokens[known:], progress.done)
@@ -105,6 +105,6 @@ class AnswerStream(AsyncIterator[Piece]):
 
 
 def token_scores(scores: Scores) -> list[TokenScore]:
-    """Host arrays, [X] and [X, K], place by place."""
+    """Scores of host arrays [X] and [X, K], position by position."""
     each = zip(scores.chosen.tolist(), scores.tokens.tolist(), scores.best.tolist(), strict=True)
     return [TokenScore(chosen, list(zip(tokens, best, strict=True))) for chosen, tokens, best in each]

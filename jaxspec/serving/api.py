@@ -27,7 +27,7 @@ from jaxspec.serving.replies import Choice, Replies
 from jaxspec.serving.request import Busy, Closed, Piece
 from jaxspec.weights.templates import own_template, with_variables
 
-MAX_BODY_BYTES = 4 * 2**20  # of a body
+MAX_BODY_BYTES = 4 * 2**20  # largest request body
 _PAGE = Path(__file__).parent / "page.html"
 _log = logging.getLogger("jaxspec.serving")
 
@@ -38,10 +38,10 @@ def make_app(
     """The web application.
 
     Args:
-      engine: what answers; closed when the application ends.
-      name: of the model, for clients.
-      api_key: what clients must show under /v1; empty: nothing.
-      max_body_bytes: of a request's body.
+      engine: the engine that answers; closed when the application ends.
+      name: name of the model, for clients.
+      api_key: key that clients must send under /v1; empty for none.
+      max_body_bytes: largest request body, in bytes.
       grace: seconds that running requests have when the application ends.
     """
     api = Api(engine, name, api_key, max_body_bytes)
@@ -73,7 +73,7 @@ class Api:
         self._metrics, self._started = Metrics(engine, name), int(time.time())
 
     def guarded(self, handler: Handler) -> Handler:
-        """A handler that wants the key, and whose errors become JSON and a line in the log."""
+        """A handler that checks the key, and whose errors become JSON and a line in the log."""
 
         async def guard(request: Request) -> Response:
             try:
@@ -90,13 +90,13 @@ class Api:
         return guard
 
     async def page(self, request: Request) -> Response:
-        """A chat in the browser."""
+        """The page with a chat."""
         return HTMLResponse(
             _PAGE.read_text(), headers={"content-security-policy": "default-src 'self' 'unsafe-inline' data:"}
         )
 
     async def health(self, request: Request) -> Response:
-        """200 while the engine works."""
+        """Answer with status 200 while the engine works."""
         return Response(status_code=200 if self._engine.alive else 503)
 
     async def metrics_page(self, request: Request) -> Response:
@@ -104,17 +104,17 @@ class Api:
         return Response(self._metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, request: Request) -> Response:
-        """The one model there is."""
+        """List the model."""
         model = {"id": self._name, "object": "model", "created": self._started, "owned_by": "jaxspec"}
         length = {"max_model_len": self._engine.max_length, "method": self._engine.drafter.name}
         return JSONResponse({"object": "list", "data": [model | length]})
 
     async def completions(self, request: Request) -> Response:
-        """Texts that go on."""
+        """Continue texts."""
         return await self._answer(request, chat=False)
 
     async def chat_completions(self, request: Request) -> Response:
-        """The next message of a chat."""
+        """Answer a chat with its next message."""
         return await self._answer(request, chat=True)
 
     async def _answer(self, request: Request, chat: bool) -> Response:
@@ -155,7 +155,7 @@ class Api:
         return body
 
     async def _submit(self, asked: Asked) -> list[Choice]:
-        """Put everything that is asked for into the queue, or nothing."""
+        """Put all answers of a request into the queue, or none."""
         seed = secrets.randbits(31) if asked.seed is None else asked.seed
         choices: list[Choice] = []
         wanted, most = asked.n * len(asked.prompts), self._engine.limits.queue + self._engine.limits.slots
@@ -194,7 +194,7 @@ class Api:
         return choices
 
     def _encode(self, asked: Asked, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt, which leave room for an answer."""
+        """Token ids of a prompt that leaves room for an answer."""
         if asked.chat:
             prompt = chat_ids(self._engine, prompt, asked.variables)
         return self._engine.encode(prompt, asked.max_tokens or 1, chat=False)
@@ -202,7 +202,7 @@ class Api:
     async def _whole(
         self, request: Request, replies: Replies, choices: list[Choice], log: Callable[[int], None]
     ) -> Response:
-        """The answer at once; given up when the client has gone."""
+        """The complete answer; cancelled when the client disconnects."""
 
         async def collect() -> None:
             async with contextlib.aclosing(self._merged(choices)) as merged:
@@ -253,7 +253,7 @@ class Api:
             log(status)
 
     async def _merged(self, choices: list[Choice]) -> AsyncIterator[tuple[int, Piece]]:
-        """The pieces of all choices as they come. Where it ends early, all are cancelled."""
+        """The pieces of all choices as they come. All are cancelled when it ends early."""
         pieces: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
 
         async def pump(index: int, choice: Choice) -> None:
@@ -297,15 +297,15 @@ class Api:
 
 
 def chat_ids(engine: Engine, messages: list[dict[str, str]], variables: Mapping[str, Any]) -> list[int]:
-    """Token ids of a conversation; of one message of the user the same as `Model.encode`.
+    """Token ids of a conversation; for a single message of the user those of `Model.encode`.
 
     Args:
-      engine: whose model to ask.
+      engine: the engine, whose model has the template.
       messages: role and content of each.
-      variables: of the template, and their values.
+      variables: values of the template's variables.
 
     Raises:
-      UserError: the template refuses it.
+      UserError: the template refuses the conversation.
     """
     template = own_template(engine.model.tokenizer)
     try:
@@ -315,7 +315,7 @@ def chat_ids(engine: Engine, messages: list[dict[str, str]], variables: Mapping[
 
 
 async def _left(request: Request) -> None:
-    """Return once the client has gone."""
+    """Return once the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -329,7 +329,7 @@ def _event(content: dict[str, Any]) -> str:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    """Unknown paths and methods."""
+    """Answer unknown paths and HTTP methods."""
     known = {404: f"no such path: {request.url.path}", 405: f"{request.method} is not for {request.url.path}"}
     told = ApiError(error.status_code, known.get(error.status_code, error.detail))
     return JSONResponse(told.body(), error.status_code, error.headers)

@@ -1,8 +1,8 @@
 """The engine: requests wait in a queue, share the slots, and get their answers piece by piece.
 
-One thread does all the work on devices. In turn it reads a chunk of the oldest waiting prompt, runs a few decoding
-steps for all requests under way, and hands out what they have added. Each text is what `generate` gives for that
-request alone.
+One thread does all work on devices. In turn it reads a chunk of the oldest waiting prompt, runs a few decoding steps
+for all running requests, and hands out the new tokens. Each text is the one that `generate` gives for that request
+alone.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What an engine holds at most, so that its memory is known from the start.
+    """The limits of an engine, from which its memory is known at the start.
 
     Attributes:
       slots: requests decoded together.
       queue: requests that may wait.
       max_length: longest prompt and answer together, in tokens; 0: 2048, or the base's context where that is less.
       prompt_chunk: tokens of a prompt to read between two chunks of steps.
-      steps_per_chunk: forward passes between two looks at what has finished.
-      top_logprobs: most probable tokens whose log-probabilities may be asked for; -1: none, not even the token's own.
-      prefixes: beginnings that prompts share, such as system prompts, to keep; each takes as much memory as a slot.
-      seconds: time that a request may take, waiting included; 0: any.
+      steps_per_chunk: forward passes between two checks for finished requests.
+      top_logprobs: largest number of most probable tokens whose log-probabilities a client may ask for; -1: none, not
+        even that of the token itself.
+      prefixes: number of prefixes shared by prompts, such as system prompts, to keep; each takes the memory of a slot.
+      seconds: time limit of a request, waiting included; 0: no limit.
     """
 
     slots: int = 8
@@ -75,12 +76,12 @@ class Engine:
 
     Args:
       model: the base.
-      method: the name of one, as `load_drafter` takes it, or a drafter on that base.
-      limits: what it holds at most.
-      acceptance: which candidates survive. `Match` gives the text that a request's seed has alone.
+      method: a method's name, as `load_drafter` takes it, or a drafter on that base.
+      limits: the limits of the engine.
+      acceptance: the acceptance rule. `Match` gives each request the text that it would get alone.
 
     Raises:
-      UserError: limits that the base does not admit, or what `load_drafter` raises.
+      UserError: limits that the base does not admit, or the errors of `load_drafter`.
     """
 
     def __init__(
@@ -106,29 +107,29 @@ class Engine:
         self._decode = _decoder(self.model)
         self._waiting: deque[AnswerStream] = deque()
         self._running: dict[int, AnswerStream] = {}  # by the identity of their requests
-        self._read: tuple[AnswerStream, PromptReader | None] | None = None  # no reader yet: it is to be made
+        self._read: tuple[AnswerStream, PromptReader | None] | None = None  # None: the reader is not made yet
         self._wake, self._closing = threading.Condition(), False
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
+        """Number of requests in the queue."""
         return len(self._waiting)
 
     @property
     def running(self) -> int:
-        """Requests under way, one that is being read included."""
+        """Number of running requests, including one whose prompt is being read."""
         return len(self._running) + (self._read is not None)
 
     @property
     def full(self) -> bool:
-        """Whether a further request would be refused: as many wait as may, beside those that a slot is free for."""
+        """Whether a further request would be refused: as many wait as may, besides those for which slots are free."""
         return len(self._waiting) >= self.limits.queue + self.limits.slots - self.running
 
     @property
     def alive(self) -> bool:
-        """Whether it works at all."""
+        """Whether the engine works."""
         return self._thread.is_alive()
 
     @property
@@ -176,7 +177,7 @@ class Engine:
         Raises:
           UserError: a prompt or a setting that makes no sense.
           Busy: the queue is full.
-          Closed: the engine ends.
+          Closed: the engine is closed.
         """
         if max_new_tokens < 0:
             raise UserError(f"max-new-tokens must be at least 0, got {max_new_tokens}")
@@ -198,7 +199,7 @@ class Engine:
         return answer
 
     def close(self, grace: float = float("inf")) -> None:
-        """Take no more requests, finish those there are, and after so many seconds cancel what is left."""
+        """Take no more requests, finish the present ones, and cancel those left after so many seconds."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -224,7 +225,7 @@ class Engine:
         try:
             while self._wait():
                 self._turn()
-        except Exception as error:  # nothing works any more: nobody shall wait for it
+        except Exception as error:  # the engine is broken: no client shall wait for it
             _log.exception("the engine ends")
             with self._wake:
                 self._closing = True
@@ -233,7 +234,7 @@ class Engine:
                 self._waiting, self._read, self._running = deque(), None, {}
 
     def _wait(self) -> bool:
-        """Wait until there is work; False where there will be none."""
+        """Wait until there is work. Returns False where there will be none."""
         with self._wake:
             while not self._all() and not self._closing:
                 self._wake.wait()
@@ -248,7 +249,7 @@ class Engine:
             if self._running:
                 self._slots.advance(self.limits.steps_per_chunk)
                 self._hand_out()
-        except Exception as error:  # of the devices: what all rows share is lost
+        except Exception as error:  # of the devices: the state that all rows share is lost
             _log.exception("requests failed")
             with self._wake:
                 for answer in self._running.values():
@@ -257,7 +258,7 @@ class Engine:
             self._slots.clear()
 
     def _drop_unwanted(self) -> None:
-        """End what was cancelled or took too long."""
+        """End answers that were cancelled or took too long."""
         leaving = []
         with self._wake:
             for answer in self._all():
@@ -279,7 +280,7 @@ class Engine:
         self._slots.release(requests)
 
     def _read_on(self) -> bool:
-        """Read a chunk of a prompt; once it is whole, its request gets a slot and has its first token: True then."""
+        """Read a chunk of a prompt. Returns True after the last one: the request has a slot and its first token."""
         if self._read is None and self._waiting and self._slots.free:
             with self._wake:
                 self._read = (self._waiting.popleft(), None)
@@ -300,14 +301,14 @@ class Engine:
         if not reader.finished:
             self._read = (answer, reader)
             return False
-        with self._wake:  # it must be found in one of both
+        with self._wake:  # the answer must always be in one of the two
             self._read, self._running[id(answer.request)] = None, answer
         self._slots.place(answer.request, reader)
         answer.times.decoded = time.monotonic()
         return True
 
     def _hand_out(self) -> None:
-        """Give every answer what it has got, and free the slots of those that end."""
+        """Give every answer its new tokens, and free the slots of those that end."""
         leaving = []
         for request, progress in self._slots.progress():
             answer = self._running[id(request)]
@@ -326,7 +327,7 @@ class Engine:
 
 
 def _decoder(model: Model) -> Callable[[list[int]], str]:
-    """Ids to text, with a tokenizer of its own: the other one is in use by other threads."""
+    """Ids to text, with a second tokenizer: other threads use the first one."""
     if model.tokenizer is None:
         return lambda ids: ""
     return dataclasses.replace(model, tokenizer=copy.deepcopy(model.tokenizer)).decode

@@ -1,4 +1,4 @@
-"""What is counted for Prometheus, under the names that dashboards for vLLM know."""
+"""Counters for Prometheus, under the names that dashboards for vLLM use."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Metrics:
     """Counters of one engine.
 
     Args:
-      engine: whose.
-      model: its name for clients, a label of everything.
+      engine: the engine.
+      model: the model's name for clients, a label of all counters.
     """
 
     def __init__(self, engine: Engine, model: str):
@@ -53,7 +53,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     async def watch(self, answer: AnswerStream) -> AsyncIterator[Piece]:
-        """The pieces of an answer, counted. Who stops before the end wants no more of it."""
+        """Pass on the pieces of an answer, and count them. A consumer that stops early cancels the answer."""
         last, drafted_by, counted, finish = answer.times.asked, [], Piece(), None
         first = True
         try:

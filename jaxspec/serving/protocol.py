@@ -1,4 +1,4 @@
-"""What clients of the OpenAI interface may ask for: every field checked, and what is wrong said with its name."""
+"""Requests of the OpenAI interface: every field is checked, and errors name it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMMON |= {"stream_options", "logprobs", "drafting", "sources"}
 _CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
 _COMPLETION = _COMMON | {"prompt", "echo"}
 _IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
-# What would change the answer and is not offered is accepted with the values that change nothing.
+# Fields that are not supported are accepted with the values that change nothing.
 _NEUTRAL = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -36,14 +36,14 @@ _NEUTRAL = {
 
 
 class ApiError(Exception):
-    """What a client is told.
+    """An error for the client.
 
     Attributes:
-      status: of HTTP.
+      status: HTTP status.
       message: what was wrong, and what to do.
       param: the field.
-      code: a word for programs.
-      headers: of the answer.
+      code: an identifier for programs.
+      headers: headers of the response.
     """
 
     def __init__(
@@ -66,24 +66,24 @@ class ApiError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """A request of either kind.
+    """A request for a completion or for a chat's next message.
 
     Attributes:
-      chat: whether it is one of a chat.
-      model: the base that is wanted; None: whichever there is.
-      prompts: what to answer.
-      variables: of the chat template, and their values.
-      max_tokens: of each answer; None: as many as there is room for.
-      sampling: how tokens are drawn.
-      seed: None: any.
+      chat: whether it belongs to a chat.
+      model: name of the base; None takes the engine's.
+      prompts: the prompts to answer.
+      variables: values of the chat template's variables.
+      max_tokens: tokens per answer; None: as many as there is room for.
+      sampling: sampling settings.
+      seed: sampling seed; None: any.
       stop: texts that end an answer.
       n: answers to each prompt; the i-th has the seed + i.
-      stream: send the answer while it is made.
-      usage: end the stream with what was used.
-      logprobs: how many of the most probable tokens to tell; None: not even the token's own.
+      stream: send the answer while it is generated.
+      usage: end the stream with the numbers of tokens used.
+      logprobs: number of most probable tokens to return with their log-probabilities; None: none, not even the token's.
       echo: begin the answer with the prompt.
       drafting: whether to draft.
-      sources: tell where each token came from.
+      sources: return the source of each token.
     """
 
     chat: bool
@@ -104,15 +104,15 @@ class Asked:
 
 
 def parse(body: bytes, chat: bool, best: int) -> Asked:
-    """The request in a body.
+    """Parse the body of a request.
 
     Args:
       body: JSON.
-      chat: whether it is of a chat.
-      best: how many of the most probable tokens may be asked for; -1: none, not even the token's own.
+      chat: whether it belongs to a chat.
+      best: largest number of most probable tokens that a client may ask for; -1: none, not even the token's.
 
     Raises:
-      ApiError: no JSON, or a field that is unknown or makes no sense.
+      ApiError: the body is not JSON, or a field is unknown or makes no sense.
     """
     fields = Fields(_read_json(body), _CHAT if chat else _COMPLETION)
     streams = fields.flag("stream")
@@ -149,7 +149,7 @@ class Fields:
 
     Args:
       body: the object.
-      known: the fields there may be.
+      known: names of the allowed fields.
     """
 
     def __init__(self, body: dict[str, Any], known: set[str]):
@@ -162,7 +162,7 @@ class Fields:
                 raise ApiError(400, f"unknown field {name!r}{suggest(name, known)}", name, "unknown_parameter")
 
     def take(self, name: str, kind: type | tuple[type, ...], what: str, default: Any = None) -> Any:
-        """A value of some type, which is `what` in words."""
+        """The value of a field of some type, named `what` in errors."""
         value = self._body.get(name)
         if value is None:
             return default
@@ -213,7 +213,7 @@ def _read_json(body: bytes) -> dict[str, Any]:
 
 
 def _logprobs(fields: Fields, chat: bool, best: int) -> int | None:
-    """How many of the most probable tokens to tell."""
+    """The number of most probable tokens to return."""
     if chat:
         wanted, name = fields.flag("logprobs"), "top_logprobs"
         count = fields.integer("top_logprobs", 0, 0)
@@ -242,7 +242,7 @@ def _usage(fields: Fields, streams: bool) -> bool:
         return False
     if not streams:
         raise ApiError(400, "stream_options needs stream to be true", "stream_options")
-    known = {"include_usage", "include_obfuscation"}  # the latter pads what is sent, and changes nothing else
+    known = {"include_usage", "include_obfuscation"}  # the latter only pads what is sent
     for name in options.keys() - known:
         message = f"unknown field {name!r} in stream_options{suggest(name, known)}"
         raise ApiError(400, message, f"stream_options.{name}", "unknown_parameter")

@@ -1,4 +1,4 @@
-"""What clients get: the objects of the OpenAI interface, whole or in chunks."""
+"""Responses: the objects of the OpenAI interface, complete or in chunks."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _LEAST = -9999.0  # JSON has no infinity
 
 @dataclasses.dataclass
 class Choice:
-    """One answer as far as it has come.
+    """One answer so far.
 
     Attributes:
-      answer: where it comes from.
-      prompt: its text, where it is echoed.
-      text: of the answer.
-      tokens: of the answer.
+      answer: the stream of its pieces.
+      prompt: the prompt's text, where it is echoed.
+      text: text of the answer.
+      tokens: tokens of the answer.
       drafted_by: per token, as in `Piece`.
       scores: per token, where log-probabilities were asked for.
-      piece: the last one.
-      offset: of the next token's text, for log-probabilities.
+      piece: the last piece.
+      offset: character offset of the next token's text, for log-probabilities.
     """
 
     answer: AnswerStream
@@ -42,7 +42,7 @@ class Choice:
     offset: int = 0
 
     def add(self, piece: Piece) -> None:
-        """Take a further piece."""
+        """Add a piece."""
         self.text += piece.text
         self.tokens += piece.tokens
         self.drafted_by += piece.drafted_by
@@ -51,12 +51,12 @@ class Choice:
 
 
 class Replies:
-    """Makes the objects that answer one request.
+    """Maker of the objects that answer one request.
 
     Args:
       asked: the request.
-      drafter: what decodes.
-      model: its name for clients.
+      drafter: the engine's drafter.
+      model: the model's name for clients.
     """
 
     def __init__(self, asked: Asked, drafter: Drafter, model: str):
@@ -67,7 +67,7 @@ class Replies:
         self._streams: dict[int, TextStream] = {}
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """The whole answer."""
+        """The complete answer."""
         made = [self._choice(i, choice) for i, choice in enumerate(choices)]
         kind = "chat.completion" if self._asked.chat else "text_completion"
         return self._object(kind, made) | {"usage": self.usage(choices)}
@@ -89,7 +89,7 @@ class Replies:
         return None
 
     def chunk(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
-        """What a piece adds."""
+        """The chunk for a piece."""
         first = len(choice.tokens) == len(piece.tokens)
         text = (choice.prompt if first else "") + piece.text
         content: dict[str, Any] = {"delta": {"content": text}} if self._asked.chat else {"text": text}
@@ -98,11 +98,11 @@ class Replies:
         return self._chunk(made | self._sources(index, choice, piece.tokens, piece.drafted_by))
 
     def closing(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """The chunk that says what was used."""
+        """The last chunk, with the numbers of tokens used."""
         return self._object(self._kind_of_chunk, []) | {"usage": self.usage(choices)}
 
     def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Tokens, each prompt's once."""
+        """Numbers of tokens, counting each prompt once."""
         prompt = sum(len(choice.answer.request.ids) for choice in choices[:: self._asked.n])
         completion = sum(len(choice.tokens) for choice in choices)
         accepted = sum(sources > 0 for choice in choices for sources in choice.drafted_by)
@@ -152,7 +152,7 @@ class Replies:
         return {"token": text, "logprob": max(logprob, _LEAST), "bytes": list(text.encode(errors="replace"))}
 
     def _listed(self, choice: Choice, tokens: list[int], scores: list[TokenScore | None]) -> dict[str, Any]:
-        """The form of completions: lists, and per token the best ones with its own."""
+        """Log-probabilities in the form of completions: lists, with the best tokens and the token itself for each."""
         texts, offsets, best = [self._text(token) for token in tokens], [], []
         for text, token, score in zip(texts, tokens, scores, strict=True):
             offsets.append(choice.offset)
@@ -166,7 +166,7 @@ class Replies:
         return self._tokenizer.decode([token])
 
     def _sources(self, index: int, choice: Choice, tokens: list[int], drafted_by: list[int]) -> dict[str, Any]:
-        """Where each part of the text came from: the base, a trained method, or one that looks things up."""
+        """The source of each part of the text: the base, a trained method, or a lookup."""
         if not self._asked.sources:
             return {}
         facts = [source.facts for source in self._drafter.sources if source.facts.distances]

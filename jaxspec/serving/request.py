@@ -1,4 +1,4 @@
-"""What is asked of an engine, and the pieces it answers in."""
+"""Requests to an engine, and the pieces of its answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Busy(UserError):
 
 
 class Closed(UserError):
-    """The engine takes no requests any more."""
+    """The engine takes no more requests."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class TokenScore:
-    """Log-probabilities at one place of a text, the base's own, before temperature and filters.
+    """The base's log-probabilities at one position of a text, before temperature and filters.
 
     Attributes:
-      logprob: of the token there.
-      best: the most probable tokens there with theirs, falling.
+      logprob: log-probability of the token there.
+      best: the most probable tokens there with their log-probabilities, falling.
     """
 
     logprob: float
@@ -59,13 +59,13 @@ class TokenScore:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """What has been added to an answer.
+    """Text and tokens added to an answer.
 
     Attributes:
-      text: new text. It may lag behind the tokens: what could be the start of a stop text, or of a character that is
-        not whole, waits.
+      text: new text. It may lag behind the tokens: the possible start of a stop text, or an incomplete character, is
+        held back.
       tokens: new tokens, an end-of-text token included; none beyond a stop text.
-      drafted_by: per token, the sources that offered it, a bit each; 0 where the base drew it itself.
+      drafted_by: per token, the sources that offered it, a bit each; 0 where the base drew it.
       scores: per token, where log-probabilities were asked for.
       steps: forward passes so far.
       drafts: steps so far that had a candidate.

@@ -1,4 +1,4 @@
-"""The process that serves: an address of its own from the start, and a good end at SIGTERM."""
+"""The server process: it binds its address at the start, and ends cleanly at SIGTERM."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def bind(host: str, port: int) -> socket.socket:
     """A socket at an address, to which nobody can connect before it is served; port 0 takes a free one.
 
     Raises:
-      UserError: the address is no good, or taken.
+      UserError: the address is invalid or in use.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-    except (OSError, UnicodeError) as error:  # UnicodeError: no name at all
+    except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot listen at {host}:{port} ({reason}); choose another --host or --port") from None
     return sock
@@ -35,8 +35,8 @@ def run(app: Starlette, sock: socket.socket, grace: float, ready: Callable[[], N
     """Answer until SIGTERM or SIGINT.
 
     Args:
-      app: what answers.
-      sock: where; of `bind`.
+      app: the application.
+      sock: the socket of `bind`.
       grace: seconds that running requests have at the end.
       ready: called once clients are admitted.
     """

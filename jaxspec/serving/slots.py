@@ -31,13 +31,13 @@ _MEASURED = 3  # steps of each size, of which the fastest counts
 
 @dataclasses.dataclass(frozen=True)
 class RequestState:
-    """How far a request has come.
+    """The progress of a request.
 
     Attributes:
       done: whether the limit or an end-of-text token was reached.
-      tokens: all of its tokens so far.
+      tokens: all tokens of its answer so far.
       drafted_by: per token, the sources that offered it, a bit each.
-      scores: of the tokens, host arrays; None where nobody may ask for them.
+      scores: scores of the tokens, host arrays; None where the engine keeps none.
       steps: forward passes so far.
       drafts: steps that had a candidate.
       drafted: candidates verified, over all steps.
@@ -91,7 +91,7 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """How many more requests there is room for."""
+        """Number of further requests that there is room for."""
         return self._count - sum(request is not None for request in self._requests)
 
     @property
@@ -128,7 +128,7 @@ class Slots:
             self._state = decode(self._decoding(self._requests), self._state, np.int32(steps))
 
     def progress(self) -> Iterator[tuple[Request, RequestState]]:
-        """How far each request has come."""
+        """The progress of each request."""
         state = self._state
         scored = any(request is not None and request.logprobs for request in self._requests)
         wanted = (state.done, state.counts, state.tokens, state.drafted_by, state.stats)
@@ -152,7 +152,7 @@ class Slots:
             )
 
     def release(self, leaving: Sequence[Request]) -> None:
-        """Free the rows of requests that are done, or whose answers nobody wants any more."""
+        """Free the rows of requests that are done or cancelled."""
         rows = [row for row, request in enumerate(self._requests) if any(request is one for one in leaving)]
         for row in rows:
             self._requests[row] = None

@@ -1,10 +1,10 @@
-"""From tokens to text while they come: what is not whole yet is held back, and a stop text ends it."""
+"""Text of tokens as they come: incomplete characters are held back, and a stop text ends it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-_HALF = "\ufffd"  # what a decoder makes of bytes that are not yet a character
+_HALF = "\ufffd"  # decoders return it for bytes that are not yet a character
 
 
 class TextStream:
@@ -29,7 +29,7 @@ class TextStream:
 
         Args:
           tokens: the next ones.
-          final: nothing comes after them: hold nothing back.
+          final: no tokens follow: hold nothing back.
         """
         known = len(self.tokens)
         self.tokens += tokens
@@ -61,7 +61,7 @@ class TextStream:
         return new
 
     def _whole(self, text: str) -> int:
-        """How much of a text may be shown: no half character, and nothing that may be the start of a stop text."""
+        """Length of the text that may be shown: no half character, and no possible start of a stop text."""
         text = text.rstrip(_HALF)
         starts = (len(text) - size for stop in self._stop for size in range(1, len(stop)) if text.endswith(stop[:size]))
         return min([len(text), *starts])

@@ -1,1 +1,1 @@
-"""Self-generated data, the trainer, checkpoints, held-out accuracy."""
+"""Training: the base's answers as data, the trainer, checkpoints, held-out accuracy."""

@@ -1,4 +1,4 @@
-"""Batches of answers: in an order that (seed, epoch) determines, with answers of similar length together."""
+"""Batches of answers of similar length, in an order that follows from seed and epoch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jaxspec.errors import UserError
 from jaxspec.training.data import AnsweredPrompt
 
 _WINDOW = 16  # batches within which answers are sorted by length
-ORDER = 2  # changes whenever the same settings give other batches: a run cannot resume with those
+ORDER = 2  # version of the order; a run resumes only with the order it began with
 
 
 def insertion_points(
     answer: AnsweredPrompt, length: int, positions: Literal["answer", "text"] = "answer"
 ) -> np.ndarray:
-    """Indices of the tokens of an answer, or of its text, that may own probes: a next next token is within `length`."""
+    """Indices of the tokens that may own probes, in an answer or its text: their next next token is within `length`."""
     start = len(answer.prompt_tokens)
     end = min(start + len(answer.answer_tokens), length)
     return np.arange(start if positions == "answer" else 0, end - 2)
@@ -60,7 +60,7 @@ class TrainingData:
 
     def __init__(self, answers: Sequence[AnsweredPrompt], train: TrainConfig):
         self._train = train
-        self._shuffled = functools.lru_cache(maxsize=2)(self._shuffle)  # of the epochs that a batch may touch
+        self._shuffled = functools.lru_cache(maxsize=2)(self._shuffle)  # for the two epochs that a batch may touch
         self.given = answers
         self.usable = [a for a in answers if len(self._points(a))]
         if not self.usable:
@@ -89,7 +89,7 @@ class TrainingData:
         return min(-(-longest // unit) * unit, t.sequence_length)
 
     def _items(self, step: int) -> Iterator[tuple[int, int, AnsweredPrompt]]:
-        """Of every row of a step's batch the epoch, its number in that, and the answer."""
+        """For each row of a step's batch: the epoch, the row's number in the epoch, and the answer."""
         size = self._train.batch_size
         for item in range(step * size, (step + 1) * size):
             epoch, at = divmod(item, len(self.usable))

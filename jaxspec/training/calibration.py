@@ -1,9 +1,9 @@
-"""What makes a drafter's scores probabilities, fitted to what came true.
+"""Calibration: turns a drafter's scores into probabilities, fitted to held-out text.
 
-A drafter's log-probability x of a candidate at distance d becomes a x + b, but no certainty, with one a and one b each:
-a tempers drafters that are too sure or not sure enough, b is what candidates have in common, such as a draft
-vocabulary that lacks some tokens. It is the conditional chance that is fitted: only positions count where the token at
-every smaller distance was among the candidates.
+A drafter's log-probability x of a candidate at distance d becomes a x + b, kept below 0, with one a and one b per
+distance: a corrects drafters that are too confident or not confident enough, b corrects effects common to all
+candidates, such as tokens missing from a draft vocabulary. The conditional chance is fitted: only positions count where
+the token at every smaller distance was among the candidates.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ IDENTITY = (1.0, 0.0)
 
 
 def fit(tried: np.ndarray, right: np.ndarray, otherwise: Sequence[Sequence[float]] | None = None) -> list[list[float]]:
-    """The most likely a and b of every distance, [M][2].
+    """Maximum-likelihood estimates of a and b for every distance, [M][2].
 
     Args:
       tried: [M, X], candidates by distance and by their log-probability x, from 0 down in X equal bins.
       right: [M, X], how many of them were right.
-      otherwise: [M][2], for distances with too few candidates to tell; default 1 and 0.
+      otherwise: [M][2], values for distances with too few candidates; default 1 and 0.
     """
     known = otherwise or [IDENTITY] * len(tried)
     return [_fit(*counts) for counts in zip(tried, right, known, strict=True)]
@@ -37,7 +37,7 @@ def _fit(tried: np.ndarray, right: np.ndarray, otherwise: Sequence[float]) -> li
         return [*otherwise]
 
     def surprise(settings: np.ndarray) -> float:
-        """-log of the chance of what came true, per candidate."""
+        """Negative log-likelihood per candidate."""
         log_p = np.minimum(settings[0] * x + settings[1], -1e-3)
         return -(right * log_p + (tried - right) * np.log1p(-np.exp(log_p))).sum() / tried.sum()
 

@@ -24,7 +24,7 @@ class Checkpoints:
     """The last `keep` checkpoints of one run in a folder, by the number of updates done.
 
     Raises:
-      UserError: from everything that writes, where the disk is full or cannot be written.
+      UserError: a write fails, because the disk is full or cannot be written.
     """
 
     def __init__(self, folder: Path, keep: int):
@@ -36,17 +36,17 @@ class Checkpoints:
 
     @property
     def latest(self) -> int:
-        """Updates done at the last one; 0 without any."""
+        """Number of updates at the last checkpoint; 0 without any."""
         return self._manager.latest_step() or 0
 
     def save(self, step: int, state: TrainState) -> None:
-        """Begin to write one, after finishing the one before."""
+        """Begin to write a checkpoint, after finishing the one before."""
         self.finish()  # so that an error here can say which checkpoint is the last good one
         with self._writing():
             self._manager.save(step, args=ocp.args.StandardSave(state))
 
     def finish(self) -> None:
-        """Wait for what is being written."""
+        """Wait for the checkpoint that is being written."""
         with self._writing():
             self._manager.wait_until_finished()
 
@@ -54,7 +54,7 @@ class Checkpoints:
         """Read one, to the shapes, dtypes and shardings of `like`.
 
         Raises:
-          UserError: it is damaged, or of another version of jaxspec.
+          UserError: the checkpoint is damaged, or of another version of jaxspec.
         """
         try:
             state = self._manager.restore(step, args=ocp.args.StandardRestore(like))
@@ -93,6 +93,6 @@ def begin(checkpoints: Checkpoints, update: Update, seed: int, base: Base) -> Tr
 
 
 def state_shardings(mesh: Mesh, state: TrainState, whole: bool) -> TrainState:
-    """Where a state lies: weights whole over `fsdp` or divided, the optimizer's state always divided."""
+    """Shardings of a state: weights replicated over `fsdp` or divided, the optimizer's state always divided."""
     weights = tree_shardings(mesh, state.trainable, whole)
     return TrainState(weights, tree_shardings(mesh, state.optimizer), tree_shardings(mesh, state.average, whole))

@@ -1,4 +1,4 @@
-"""Named runs: a file of configs/ per paper, each with a dict `RUNS`."""
+"""Named runs: one file in configs/ per paper, each with a dict `RUNS`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jaxspec.training.run_config import RunConfig
 
 
 def load_papers() -> dict[str, dict[str, RunConfig]]:
-    """All runs by paper, which is the name of its file, and by their own name."""
+    """All runs, by paper (the name of its file) and by the run's name."""
     return {path.stem: _runs(path) for path in sorted(shipped_folder("configs").glob("*.py"))}
 
 
 def _runs(path: Path) -> dict[str, RunConfig]:
-    """What a file of configs/ holds. Raises UserError for one that cannot be read, or has no `RUNS`."""
+    """The runs of a file of configs/. Raises UserError for a file that cannot be read or has no `RUNS`."""
     try:
         return runpy.run_path(str(path))["RUNS"]
     except KeyError:
@@ -27,7 +27,7 @@ def _runs(path: Path) -> dict[str, RunConfig]:
 
 
 def load_configs() -> dict[str, RunConfig]:
-    """All runs by name. Raises UserError where two files have one of the same name."""
+    """All runs by name. Raises UserError where two files have a run of the same name."""
     configs: dict[str, RunConfig] = {}
     for paper, runs in load_papers().items():
         if twice := [name for name in runs if name in configs]:
@@ -37,7 +37,7 @@ def load_configs() -> dict[str, RunConfig]:
 
 
 def load_config(name: str) -> RunConfig:
-    """The run of that name. Raises UserError for an unknown one, with a suggestion."""
+    """The run of that name. Raises UserError, with a suggestion, for an unknown name."""
     configs = load_configs()
     if name not in configs:
         raise UserError(f"unknown config {name!r}{suggest(name, configs)}; configs, by paper:\n{list_configs()}")
@@ -50,7 +50,7 @@ def list_configs() -> str:
 
 
 def split_config_name(args: list[str]) -> tuple[str, list[str]]:
-    """Take `--config NAME` out of a command line: the name, and the remaining arguments. Raises UserError without."""
+    """Split `--config NAME` off a command line: the name, and the other arguments. Raises UserError without it."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", nargs="?")
     found, rest = parser.parse_known_args(args)

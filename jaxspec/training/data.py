@@ -1,7 +1,7 @@
-"""Training text: the base's own greedy answers to prompts, made once, cached on disk, resumable; or given answers.
+"""Training text: the base's greedy answers to prompts, generated once and cached on disk; or given answers.
 
-A method learns to guess what its base would say, so the base writes the training text itself (BiTA 3.3, PPD
-4.3.2). The cache is a JSONL file that can be read with any tool; a killed run continues after its last complete line.
+A method learns to predict its base, so the base writes the training text (BiTA 3.3, PPD 4.3.2). The cache is a JSONL
+file; an interrupted run continues after its last complete line.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AnsweredPrompt:
 
     Attributes:
       prompt_tokens: ids of the prompt, chat template included.
-      answer_tokens: ids of what to say, the base's own answer or a given one, with the end-of-text token where it came.
+      answer_tokens: ids of the answer, the base's or a given one, with the end-of-text token if it has one.
     """
 
     prompt_tokens: list[int]
@@ -48,7 +48,7 @@ class AnsweredPrompt:
 
 
 def cache_file(model: Model, data: DataConfig, limit: int) -> Path:
-    """Where the base's answers, cut at `limit` tokens, are cached: a file per base, prompts and what shapes answers."""
+    """The cache file of the base's answers of at most `limit` tokens: one per base, prompts and settings of answers."""
     keys = [_key(source, data, limit) for source in data.text_sources]
     shares = repr([(key, float(source.weight)) for key, source in zip(keys, data.text_sources, strict=True)])
     key = keys[0] if len(keys) == 1 else _digest(shares.encode())
@@ -56,7 +56,7 @@ def cache_file(model: Model, data: DataConfig, limit: int) -> Path:
 
 
 def _key(source: TextSource, data: DataConfig, limit: int) -> str:
-    """What names the answers to one source: its prompts and what shapes answers to them."""
+    """A key for the answers to one source: its prompts, and the settings that answers depend on."""
     file = Path(source.prompts) if source.prompts else SHIPPED_PROMPTS
     content = file.read_bytes() if file.is_file() else source.prompts.encode()
     split = source.split if source.split != TextSource.split else ""
@@ -77,7 +77,7 @@ def _digest(content: bytes) -> str:
 def prepare_answers(
     model: Model, data: DataConfig, prompts: Sequence[Selected]
 ) -> tuple[list[AnsweredPrompt], list[AnsweredPrompt]]:
-    """Held-out and training answers to `select_prompts`: given ones, or cached ones and the missing ones made now.
+    """Held-out and training answers to `select_prompts`: given ones, or cached ones and the missing ones generated now.
 
     Raises:
       UserError: the cache cannot be written, or another run is writing it.
@@ -96,7 +96,7 @@ def prepare_answers(
 def _answers(
     model: Model, data: DataConfig, prompts: dict[int, Selected], limit: int, label: str
 ) -> list[AnsweredPrompt]:
-    """Answers to numbered prompts, in their order, cut at the limit."""
+    """Answers to numbered prompts, in order, cut at the limit."""
     given = [AnsweredPrompt(p.prompt_tokens, p.answer_tokens) for p in prompts.values() if p.answer_tokens is not None]
     if given:
         return _cut(given, limit)
@@ -119,14 +119,14 @@ def _answers(
 
 
 def _cut(given: list[AnsweredPrompt], limit: int) -> list[AnsweredPrompt]:
-    """Given answers, none longer than the limit."""
+    """Given answers, cut at the limit."""
     if cut := sum(len(answer.answer_tokens) > limit for answer in given):
         print(f"cut at {limit} tokens: {cut} of {len(given)} answers", file=sys.stderr)
     return [AnsweredPrompt(answer.prompt_tokens, answer.answer_tokens[:limit]) for answer in given]
 
 
 def _cached(path: Path, prompts: dict[int, Selected]) -> dict[int, AnsweredPrompt]:
-    """Answers in the cache, by index, unless that meant another prompt when more or fewer were held out."""
+    """Cached answers by index, without those that belong to another prompt because `held_out` has changed."""
     rows = read_whole_lines(path, ("index", "prompt_tokens", "answer_tokens"))
     answers = {row["index"]: AnsweredPrompt(row["prompt_tokens"], row["answer_tokens"]) for row in rows}
     done = {i: answers[i] for i, p in prompts.items() if i in answers and answers[i].prompt_tokens == p.prompt_tokens}
@@ -136,11 +136,11 @@ def _cached(path: Path, prompts: dict[int, Selected]) -> dict[int, AnsweredPromp
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
-    """The cache, to add answers to while other runs keep out; only the first process writes there."""
+    """The cache, open for new answers and locked against other runs; only the first process writes to it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     refusal = f"{path}: another run is making these answers; start this one when it is done"
     with leader_in(locked(path.with_name(f".{path.name}.lock"), refusal)):
-        as_leader(functools.partial(drop_half_line, path))  # which a kill has left
+        as_leader(functools.partial(drop_half_line, path))  # left by an interrupted run
         with (path if is_leader() else Path(os.devnull)).open("a", encoding="utf-8") as file:
             yield file
 

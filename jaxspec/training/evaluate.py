@@ -1,4 +1,4 @@
-"""How well a drafter predicts held-out text, by distance and rank at every position; and the perplexity of a base."""
+"""Accuracy of a drafter on held-out text, by distance and rank at every position; and the perplexity of a base."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _POINTS = 256  # insertion points of an answer evaluated at a time, to bound the
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """How often a drafter is right on held-out answers: the base's own, or those that were given.
+    """Accuracy of a drafter on held-out answers: the base's, or given ones.
 
     Attributes:
       by_rank: [M, 10], how often the rank-k candidate at distance m + 1 is the token that follows.
       positions: insertion points counted at distance 1.
-      calibration: [M][2], what makes the drafter's scores probabilities; see `jaxspec.training.calibration`.
-      ranks: of every answer, the shortest first, [P, M] int: at each of its P insertion points the rank of the token
-        that follows at each distance, from 0; -1 where none follows or it is never drafted.
+      calibration: [M][2], turns the drafter's scores into probabilities; see `jaxspec.training.calibration`.
+      ranks: for every answer, the shortest first, [P, M] int: at each of its P insertion points, the rank from 0 of the
+        token that follows at each distance; -1 where none follows or it is never drafted.
     """
 
     by_rank: np.ndarray
@@ -58,9 +58,10 @@ def top(by_rank: Sequence[Sequence[float]] | np.ndarray, k: int) -> np.ndarray:
 
 
 def lost_distances(by_rank: Sequence[Sequence[float]]) -> list[int]:
-    """Distances whose prediction was lost in training: below 2/3 of a farther one, or below 0.45 of the one before.
+    """Distances whose predictor collapsed in training: below 2/3 of a farther one, or below 0.45 of the one before.
 
-    Judged by the five best candidates of [M][K], per distance and rank. No sound training has come so low.
+    The test compares accuracies of the five best candidates, from [M][K] per distance and rank. No training without a
+    collapse has been that low.
     """
     tops = top(by_rank, 5)
     overtaken = {d for d in range(1, len(tops)) if tops[d - 1] < 2 / 3 * max(tops[d:])}
@@ -71,9 +72,9 @@ def lost_distances(by_rank: Sequence[Sequence[float]]) -> list[int]:
 def _counts(
     method: Method, trainable: PyTree, base: Base, batch: Batch, sampler: Sampler, seed: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """Of every distance: hits by rank [M, 10], positions [M], and by log-probability candidates and hits [M, X].
+    """Counts per distance: hits by rank [M, 10], positions [M], and candidates and hits by log-probability [M, X].
 
-    And the rank of every token that follows, [B, G, M], -1 where it is never drafted.
+    Also the rank of every token that follows, [B, G, M], -1 where it is never drafted.
     """
     logits = method.predictions(for_products(trainable, base.dtype), base, batch)  # [B, G, M, V]
     target = batch.points[..., None] + 1 + np.arange(1, method.facts(base.decoder.config).distances + 1)  # [B, G, M]
@@ -112,13 +113,13 @@ def evaluate(
     Candidates are ranked as decoding ranks them: with the noise of the position they are for.
 
     Args:
-      method: settings.
-      trainable: its pytree.
+      method: the method, with its settings.
+      trainable: its trainable pytree.
       base: the frozen decoder.
       answers: held-out answers.
       progress: called with the number of answers done.
-      sampling: how the answers were drawn.
-      seed: with which seed.
+      sampling: sampling settings that the answers were drawn with.
+      seed: their sampling seed.
     """
     sampler, counts, ranks = make_sampler(sampling), None, []
     for done, batch in _batches(answers, base):
@@ -138,7 +139,7 @@ def evaluate(
 
 
 def _batches(answers: Sequence[AnsweredPrompt], base: Base) -> Iterator[tuple[int, Batch]]:
-    """How many answers so far, and the next ones, of similar length, with all their insertion points; on the host."""
+    """Batches of answers of similar length with all their insertion points, on the host, and the answers so far."""
     mesh = mesh_of(base.params)
     size = _BATCH if mesh is None else max(_BATCH, parts_of_batch(mesh))
     length = bucket(max(len(a.prompt_tokens) + len(a.answer_tokens) for a in answers), 64, 64)
@@ -155,7 +156,7 @@ def _batches(answers: Sequence[AnsweredPrompt], base: Base) -> Iterator[tuple[in
 
 @jax.jit
 def _entropy(base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """[B] sums of -log P over answer tokens, and how many they are."""
+    """Sums of -log P over answer tokens [B], and the numbers of tokens [B]."""
     text, _, _ = read_layers(base, batch.tokens, ())
     entropy, is_answer = answer_entropy(base, text, batch)
     return jnp.sum(entropy * is_answer, axis=1), jnp.sum(is_answer, axis=1)
@@ -164,9 +165,9 @@ def _entropy(base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
 def answer_entropies(
     base: Base, answers: Sequence[AnsweredPrompt], progress: Callable[[int], None] = lambda done: None
 ) -> np.ndarray:
-    """[n, 2], of every answer the sum of -log P over its tokens, and their number; the shortest answer first.
+    """For every answer the sum of -log P over its tokens, and their number, [n, 2]; the shortest answer first.
 
-    `progress` is told the number of answers done.
+    `progress` is called with the number of answers done.
     """
     found = []
     for done, batch in _batches(answers, base):
@@ -177,6 +178,6 @@ def answer_entropies(
 
 
 def perplexity(entropies: np.ndarray) -> float:
-    """exp of the mean of -log P over the tokens of all answers, from `answer_entropies`."""
+    """Perplexity over the tokens of all answers, from `answer_entropies`."""
     total, count = entropies.sum(axis=0)
     return float(np.exp(total / max(count, 1)))

@@ -33,8 +33,8 @@ class Example:
     """A prompt, or a conversation so far, and its answer.
 
     Attributes:
-      turns: of the user and of the base, the user's first and last.
-      answer: the given one; None: the base answers.
+      turns: messages of the user and of the assistant in turn; the first and the last are the user's.
+      answer: the given answer; None: the base answers.
     """
 
     turns: tuple[str, ...]
@@ -47,8 +47,8 @@ class Selected:
 
     Attributes:
       text: the user's last turn.
-      prompt_tokens: ids of the whole prompt, chat template included.
-      answer_tokens: ids of a given answer and of its end; None where the base answers.
+      prompt_tokens: ids of the complete prompt, chat template included.
+      answer_tokens: ids of a given answer, with its end-of-text token; None where the base answers.
     """
 
     text: str
@@ -63,7 +63,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict]]:
       UserError: the file cannot be read or a line (an element) is no JSON object; names file and number.
     """
     text = read_text(path)
-    if text.lstrip().startswith("["):  # as ShareGPT and Alpaca are published
+    if text.lstrip().startswith("["):  # the format of ShareGPT and Alpaca
         rows = enumerate(_parse(path, 1, text), 1)
     else:
         lines = enumerate(text.split("\n"), 1)  # splitlines would cut inside JSON strings
@@ -75,7 +75,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict]]:
 
 
 def _parse(path: Path, number: int, text: str) -> Any:
-    """JSON that begins in that line of a file."""
+    """Parse JSON that begins in that line of a file."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -85,16 +85,17 @@ def _parse(path: Path, number: int, text: str) -> Any:
 def read_prompts(source: str, column: str = "prompt") -> list[str]:
     """Prompts from a column of a JSONL file, or of the train split of a data set on the hub.
 
-    `source` is as `DataConfig.prompts`. Raises UserError: nothing there, a malformed line, no text in that column.
+    `source` is as in `DataConfig.prompts`. Raises UserError for a source that cannot be read, a malformed line, or a
+    row without text in that column.
     """
     return [_text(where, row, column) for where, row in _read_rows(source)]
 
 
 def read_examples(source: TextSource) -> list[Example]:
-    """All examples of a source, in its order.
+    """All examples of a source, in the source's order.
 
     Raises:
-      UserError: as `read_prompts`, a conversation that cannot be read, or two ways to answers.
+      UserError: as `read_prompts`, a conversation that cannot be read, or two origins of answers.
     """
     if source.regenerate and source.answer_column:
         raise UserError(
@@ -106,7 +107,7 @@ def read_examples(source: TextSource) -> list[Example]:
 
 
 def _read_rows(source: str, split: str = "train") -> list[tuple[str, dict[str, Any]]]:
-    """Every row, with its place for messages."""
+    """Every row, with its place in the source, for messages."""
     path = Path(source) if source else SHIPPED_PROMPTS
     if path.is_file() and split != TextSource.split:
         raise UserError(f"data.split {split!r}: {path} is a file, which has no splits")
@@ -152,7 +153,7 @@ def _text(where: str, row: dict[str, Any], column: str) -> str:
 
 
 def _conversation(where: str, messages: list, regenerate: bool) -> Iterator[Example]:
-    """An example per turn of the assistant, or with `regenerate` per turn of the user."""
+    """One example per turn of the assistant, or with `regenerate` per turn of the user."""
     system, turns = "", []
     for role, text in (_message(where, message) for message in messages):
         if not turns and role != "user":
@@ -179,8 +180,8 @@ def _message(where: str, message: Any) -> tuple[str, str]:
 def select_prompts(model: Model, data: DataConfig) -> list[Selected]:
     """Held-out examples, then training examples, in an order fixed by the seed.
 
-    Repeated and blank ones and those with too long a prompt are left out. Those that begin alike are on one side. Of a
-    mixture both sides have the same shares.
+    Repeated and blank examples and those with too long a prompt are left out. Examples that begin alike are all held
+    out or all trained on. Both parts of a mixture have the same shares.
 
     Raises:
       UserError: unreadable or too few, or some of them with an answer and some without.
@@ -215,7 +216,7 @@ def check_files(data: DataConfig) -> None:
 
 
 def _read_groups(sources: Sequence[TextSource]) -> list[list[list[Example]]]:
-    """By source, the examples that begin alike together; those that several sources have are the first one's."""
+    """Groups of examples that begin alike, by source; examples of several sources belong to the first one."""
     found: dict[str, tuple[int, dict[Example, None]]] = {}
     for number, source in enumerate(sources):
         for example in read_examples(source):
@@ -243,9 +244,9 @@ def _in_order(
 def _mix(
     queues: Sequence[Iterator[list[Selected]]], weights: Sequence[float], count: int
 ) -> list[tuple[int, Selected]]:
-    """The next `count` examples, with the numbers of their queues: always from the one furthest behind its share.
+    """The next `count` examples, with the numbers of their queues: always from the queue furthest behind its share.
 
-    No queue gives more than its share, so that where one runs out there are fewer, and the others are not repeated.
+    No queue gives more than its share: when one runs out, there are fewer examples, and none is repeated.
     """
     shares = [count * weight / sum(weights) for weight in weights]
     waiting, taken, found = set(range(len(queues))), [0] * len(queues), []
@@ -260,19 +261,19 @@ def _mix(
 
 
 def unseen_prompts(model: Model, trained_on: Mapping[str, Any], source: str, column: str = "prompt") -> list[str]:
-    """Prompts that an adapter was not trained on: those held out if this was its source, else all of `read_prompts`.
+    """Prompts that an adapter was not trained on: the held-out ones if this was its source, else all of `read_prompts`.
 
-    Of those held out each once, under however many templates or with however many answers it was.
+    Each held-out prompt occurs once, however many templates or answers it has.
 
     Args:
       model: the base.
       trained_on: settings of the adapter's training data, as its file holds them under `data`.
-      source: of prompts, as `read_prompts` takes it.
+      source: source of prompts, as in `read_prompts`.
       column: name of the field that holds the prompt.
 
     Raises:
-      UserError: as `read_prompts` and `select_prompts`, or it was one of several sources: what was held out of a
-        mixture follows from all of them.
+      UserError: as `read_prompts` and `select_prompts`, or the source is one of a mixture, whose held-out prompts
+        depend on all its sources.
     """
     name = display_name(source)
     if mixture := trained_on.get("mixture"):

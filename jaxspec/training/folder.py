@@ -23,7 +23,7 @@ _PARTS = ("adapter.json", "checkpoints", "log.jsonl")  # any of which shows that
 
 
 def check_output(output: Path, there: bool, resume: bool) -> None:
-    """Raise UserError for a folder where this run cannot begin or resume; `there`: whether it holds a run.json."""
+    """Raise UserError for a folder where this run cannot begin or resume; `there` says whether it holds a run.json."""
     if there and not resume:
         raise UserError(f"{output} already holds a run; continue it with --resume or give another --output")
     if not there and any((output / name).exists() for name in _PARTS):
@@ -31,7 +31,7 @@ def check_output(output: Path, there: bool, resume: bool) -> None:
 
 
 def identify(config: RunConfig, model: Model) -> dict[str, Any]:
-    """What identifies a run, for run.json: settings, base and the content of its prompts, but no machine's paths."""
+    """The identity of a run, for run.json: settings, base and the content of its prompts, without local paths."""
     run, data = describe(config), config.data
     del run["data"]["cache"]
     sources = [run["data"], *run["data"]["mixture"]]
@@ -45,10 +45,10 @@ def identify(config: RunConfig, model: Model) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def claim(output: Path, identity: dict[str, Any], resume: bool) -> Iterator[None]:
-    """Keep a new folder, or with `resume` one that holds this very run (see `identify`), while the run lasts.
+    """Lock a new folder, or with `resume` the folder of the same run (see `identify`), while the run lasts.
 
     Raises:
-      UserError: it holds another run, another process is writing there, or it cannot be written.
+      UserError: the folder holds another run, is in use by another process, or cannot be written.
     """
     file = output / "run.json"
     there = file.exists()  # asked once: the first process writes it as soon as all have asked
@@ -64,7 +64,7 @@ def claim(output: Path, identity: dict[str, Any], resume: bool) -> Iterator[None
 
 
 def _begin(output: Path, identity: dict[str, Any]) -> None:
-    """Undo a half-finished swap, and write down which run the folder holds."""
+    """Undo an interrupted swap, and write run.json."""
     for name in (BEST, OWN_MODEL):
         restore_folder(output / name)
     write_json(output / "run.json", identity)

@@ -1,4 +1,4 @@
-"""The log of a run: a JSONL file, and on request TensorBoard's."""
+"""The log of a run: a JSONL file, and on request TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from jaxspec.parallel.processes import is_leader
 
 
 def check_tensorboard() -> None:
-    """Raise UserError where the package that writes for TensorBoard, an extra, is not installed."""
+    """Raise UserError where tensorboardX, an optional dependency, is not installed."""
     if importlib.util.find_spec("tensorboardX") is None:
         raise UserError("train.tensorboard needs a package; install it with: pip install tensorboardX")
 
 
 class RunLog(contextlib.AbstractContextManager):
-    """Rows of figures, each with its `step`; only the first of several processes writes them.
+    """The log: rows of figures, each with its `step`. Only the first of several processes writes.
 
     Args:
-      folder: of log.jsonl and tensorboard/.
-      tensorboard: whether to write for TensorBoard too.
-      done: updates of the checkpoint that the run resumes from; TensorBoard drops what it has of later ones.
+      folder: folder of log.jsonl and tensorboard/.
+      tensorboard: whether to write for TensorBoard as well.
+      done: updates of the checkpoint that the run resumes from; TensorBoard drops figures of later ones.
     """
 
     def __init__(self, folder: Path, tensorboard: bool, done: int):
@@ -42,7 +42,7 @@ class RunLog(contextlib.AbstractContextManager):
             self._writer.close()
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append a row. Raises UserError where it cannot be written."""
+        """Append a row. Raises UserError if it cannot be written."""
         if not is_leader():
             return
         try:
@@ -54,7 +54,7 @@ class RunLog(contextlib.AbstractContextManager):
             self._draw(dict(row))
 
     def _draw(self, row: dict[str, Any]) -> None:
-        """Each figure by its name, and by distance where it has several."""
+        """Write each figure under its name, and by distance where it has several values."""
         step, answers = row.pop("step"), row.pop("held_out", None)
         part = f"held-out-{answers}" if answers else "training"  # fewer answers during training than at the end
         for name, value in row.items():

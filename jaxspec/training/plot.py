@@ -1,4 +1,4 @@
-"""The picture of a training run: loss and accuracy by step, on held-out and on training text, and what they come to."""
+"""Plot of a training run: loss, tokens per step, and accuracies on held-out and on training text, by update."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MEAN = 20  # updates over which accuracies on training text are averaged
 
 
 def plot_training(log: Path, file: Path) -> None:
-    """Draw a run's log.jsonl as a PNG file. Raises UserError where that cannot be written."""
+    """Draw a run's log.jsonl as a PNG file. Raises UserError if that cannot be written."""
     rows = read_whole_lines(log)
     updates = {r["step"]: r for r in rows if "loss" in r}  # a resumed run logs some steps twice
     try:

@@ -1,4 +1,4 @@
-"""One training run as a value: what to train, on what, how, over which devices."""
+"""The settings of a training run: method, data, optimizer and devices."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ _FREE = {  # settings that change nothing of the trained weights but their round
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """One named training run: what configs/ holds and `jaxspec train --config` takes.
+    """A named training run, as in configs/ and `jaxspec train --config`.
 
     Attributes:
       model: the base, as `load_model` takes it.
-      method: what to train, with its settings.
+      method: the method to train, with its settings.
       tree: the draft tree that goes with the adapter, as `jaxspec.trees.parse_tree` takes it.
-      draft_vocabulary: V', draft only the tokens that the base itself uses most; 0 drafts them all.
-      data: where the text comes from.
-      train: how to train.
-      mesh: over which devices.
+      draft_vocabulary: V', draft only this many tokens, those that the base uses most; 0 drafts all.
+      data: training text.
+      train: optimizer and schedule.
+      mesh: devices that share the work.
     """
 
     model: str
@@ -65,7 +65,7 @@ class RunConfig:
 
     @functools.cached_property
     def shapes(self) -> ModelConfig:
-        """The base's, which follow from its name: a run can be inspected without its weights."""
+        """The base's shapes, which follow from its name: a run can be inspected without the weights."""
         return load_shapes(self.model)
 
     @property
@@ -160,7 +160,7 @@ def _check_lengths(config: RunConfig) -> None:
 
 
 def describe(config: RunConfig) -> dict[str, Any]:
-    """A run as plain values for JSON, without a mixture whose place `data.prompts` takes."""
+    """A run as plain values for JSON, without a mixture that `data.prompts` replaces."""
     run = dataclasses.asdict(config) | {"method": {"name": config.method.name} | dataclasses.asdict(config.method)}
     if config.data.prompts:
         run["data"]["mixture"] = ()
@@ -168,7 +168,7 @@ def describe(config: RunConfig) -> dict[str, Any]:
 
 
 def training_settings(run: dict[str, Any]) -> dict[str, Any]:
-    """The part of what `describe` returns that trained weights depend on; the rest may differ in a resumed run."""
+    """The settings of `describe` that trained weights depend on; the others may differ in a resumed run."""
     kept = {name: value for name, value in run.items() if name not in ("tree", "draft_vocabulary", "mesh", "dtype")}
     for part, free in _FREE.items():
         kept[part] = {name: value for name, value in run[part].items() if name not in free}
@@ -182,7 +182,7 @@ def training_settings(run: dict[str, Any]) -> dict[str, Any]:
 def check_same_run(held: dict[str, Any], run: dict[str, Any], folder: Path) -> None:
     """Raise UserError unless a run can resume the one that a folder holds.
 
-    What its weights depend on must match (see `training_settings`), and the precision of its base.
+    The settings that its weights depend on must match (see `training_settings`), and the dtype of its base.
     """
     old, new = (flatten_dict(training_settings(settings), sep=".") for settings in (held, run))
     if old != new:

@@ -1,4 +1,4 @@
-"""Training data that published methods share, as it is on the Hugging Face hub.
+"""Data sets of the Hugging Face hub that several papers train on.
 
 ShareGPT has about 68,000 conversations, which the papers' scripts cut at the 2,048 tokens of a Vicuna. Here every turn
 of the assistant is an answer of its own, cut at 512 tokens and learned behind all the turns before it where these have
@@ -25,7 +25,7 @@ SHAREGPT = DataConfig(
 
 
 def _instructions(prompts: str, weight: float) -> TextSource:
-    """A set with Alpaca's columns, whose `output` is read by `answered` alone."""
+    """A data set with Alpaca's columns; `answered` reads the column `output`."""
     return TextSource(prompts, column="instruction", context_column="input", weight=weight)
 
 
@@ -45,5 +45,5 @@ CONVERSATIONS = (
 
 
 def answered(source: TextSource) -> TextSource:
-    """A set with the answers that it gives itself."""
+    """A data set with its answers."""
     return dataclasses.replace(source, answer_column="" if source.regenerate else "output", regenerate=False)

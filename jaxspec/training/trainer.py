@@ -1,4 +1,4 @@
-"""A run in a folder: make or read answers, train, evaluate, save checkpoints, and write an adapter at the end."""
+"""The trainer of a run: generates or reads answers, trains, evaluates, saves checkpoints, and writes an adapter."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Diverged(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class _Drafts:
-    """The run's draft tree for measured accuracies, and what a replay of the held-out answers makes of it."""
+    """The run's draft tree for measured accuracies, and its tokens per step by replay of the held-out answers."""
 
     plan: TreePlan
     tokens_per_step: float
@@ -75,18 +75,18 @@ class _Drafts:
 class Trainer:
     """One run in one folder: log.jsonl, checkpoints/, best/, and at the end the adapter and training.png.
 
-    A method that replaces its base leaves the new one in model/. Of one with a second base the folder is that base,
-    too, as `load_model` takes it. Several processes must all see the folder; only the first one writes there.
+    A method that replaces its base leaves the new one in model/. For a method with a second base, `load_model`
+    reads that base from the folder. Several processes must all see the folder; only the first one writes to it.
 
     Args:
-      config: what to train and how.
-      model: the base, on the mesh that the run is for.
+      config: the settings of the run.
+      model: the base, on the run's mesh.
       output: the folder.
       resume: continue the run that the folder holds.
-      stop: asked after every call of the device, and between the batches of an evaluation, whether to stop.
+      stop: called after every call of the device, and between the batches of an evaluation; returns whether to stop.
 
     Raises:
-      UserError: settings that cannot train, prompts that cannot be read, or a base of other shapes.
+      UserError: settings that cannot be trained with, prompts that cannot be read, or a base of other shapes.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Trainer:
         self._identity = identify(config, model)
 
     def run(self) -> Adapter:
-        """Make or read the answers, train, evaluate, write the adapter.
+        """Generate or read the answers, train, evaluate, write the adapter.
 
         Raises:
           UserError: the folder holds another run, is in use or cannot be written.
@@ -128,7 +128,7 @@ class Trainer:
         return adapter
 
     def _open(self) -> None:
-        """Open what the folder holds of this run so far."""
+        """Open the log and the checkpoints of the run so far."""
         self._checkpoints = Checkpoints(self.output / "checkpoints", self.config.train.keep)
         best = self.output / BEST / "adapter.json"
         held = read_json(best, ["tokens_per_step", "drafted_with"]) if best.exists() else {}
@@ -201,7 +201,7 @@ class Trainer:
     def _check_finite(self, step: int, metrics: dict[str, float]) -> None:
         if math.isfinite(metrics["loss"] + metrics["gradient_norm"]):
             return
-        self._checkpoints.finish()  # the newest may still be on its way
+        self._checkpoints.finish()  # the newest may still be written
         latest, rate = self._checkpoints.latest, self.config.train.learning_rate
         kept = f"the last good checkpoint, of step {latest}, is kept" if latest else "no checkpoint was written"
         raise Diverged(
@@ -218,7 +218,7 @@ class Trainer:
             raise Stopped(f"stopped after update {step} of {self.config.train.steps}; continue with --resume")
 
     def _evaluate(self, step: int, state: TrainState) -> str:
-        """Evaluate during training, and say how it went.
+        """Evaluate during training, and print the result.
 
         The best adapter so far goes to best/, unless its base is trained too.
         """
@@ -235,7 +235,7 @@ class Trainer:
         return f"step {step}, held-out top-1 {row['top1']}, tokens per step {row['tokens_per_step']}"
 
     def _finish(self, trainable: PyTree) -> Adapter:
-        """Evaluate the trained weights and write them, next to the new base if the method replaces it."""
+        """Evaluate the trained weights and write the adapter, with the new base if the method replaces it."""
         method, model, steps = self.config.method, self.model, self.config.train.steps
         if self.config.facts.adapter == "base":
             final, model = finalized(method, trainable, model)
@@ -284,7 +284,7 @@ class Trainer:
             raise Stopped("stopped in the last evaluation; continue with --resume")
 
     def _adapter(self, method: Method, trainable: PyTree, model: Model) -> Adapter:
-        """An adapter with its weights rounded as in its file, so that what is measured is what ships."""
+        """An adapter with its weights rounded as in its file, so that the shipped weights are measured."""
         trainable = as_stored(trainable, self.config.train.adapter_dtype)
         return Adapter(method, trainable, model.fingerprint, {}, self._frequent)
 
@@ -294,18 +294,18 @@ class Trainer:
         return adapter
 
     def _drafts(self, accuracy: Accuracy) -> _Drafts:
-        """What an adapter of measured accuracies drafts."""
+        """The draft tree of an adapter of measured accuracies, and its tokens per step."""
         known = np.maximum(accuracy.by_rank, 1e-6).tolist()  # a drafter that is never right has a tree too
         plan = method_plan(self.config.method, self.config.shapes, self.config.tree, known)
         return _Drafts(plan, round(replayed(plan, accuracy.ranks), 3))
 
     def _row(self, step: int, answers: list[AnsweredPrompt], accuracy: Accuracy, drafts: _Drafts) -> dict[str, Any]:
-        """An evaluation, for the log."""
+        """The row of an evaluation in the log."""
         tops = {f"top{k}": np.round(accuracy.top(k), 4).tolist() for k in (1, 5, 10)}
         return {"step": step, "held_out": len(answers), "tokens_per_step": drafts.tokens_per_step} | tops
 
     def _provenance(self, step: int, accuracy: Accuracy, drafts: _Drafts) -> dict[str, Any]:
-        """What adapter.json says about where an adapter after `step` updates comes from."""
+        """The provenance of an adapter after `step` updates, for adapter.json."""
         run, config, answers = self._identity, self.config, self._data.given
         size = {
             "answers": len(answers),
@@ -326,6 +326,6 @@ class Trainer:
 
 
 def _note(metrics: dict[str, float], rate: float) -> str:
-    """How an update went, for the progress bar."""
+    """Figures of an update, for the progress bar."""
     right = "/".join(f"{value:.2f}" for name, value in metrics.items() if name.startswith("top1"))
     return f"loss {metrics['loss']:.3f}, top-1 {right}, {rate:.0f} groups/s"

@@ -127,7 +127,7 @@ def test_bad_input(tmp_path, monkeypatch):
     monkeypatch.setattr(device, "device_name", lambda: "1 x Other")
     with pytest.raises(UserError, match=r"figures of another device .*, this is 1 x Other"):
         run(tmp_path)
-    with pytest.raises(UserError, match="JAX finds no accelerator here, only a CPU; --cpu measures that"):
+    with pytest.raises(UserError, match="JAX finds no accelerator here, only a CPU; measure it with --cpu"):
         run(tmp_path, DeviceConfig())
     with pytest.raises(UserError, match=r"unknown shapes '7' .did you mean '7b'"):
         run(tmp_path, DeviceConfig(shapes=("7",), cpu=True))

@@ -40,7 +40,7 @@ def test_seconds_of_a_first_pass_that_also_verified():
 def test_settings_that_peers_cannot_have_are_refused(monkeypatch):
     with pytest.raises(UserError, match="batch-size must be 1, got 4"):
         check_bench(BenchConfig(data="x", peers=True, batch_size=4))
-    with pytest.raises(UserError, match="--assistant is for --peers"):
+    with pytest.raises(UserError, match="--assistant needs --peers"):
         check_bench(BenchConfig(data="x", assistant="y"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install torch"):

@@ -60,9 +60,9 @@ def test_every_format_is_known_by_its_columns(tmp_path, row, category, said, nam
         (({"question": "a", "answer": 4},), "answer must be text"),
         (({"document": "a", "summary": None},), "summary must be text"),
         (({"id": [1], "prompt": "a"},), "id must be a number or a text, got [1]"),
-        (({**HUMANEVAL_X, "declaration": "int f() {", "task_id": "CPP/3"},), ":1: of HumanEval-X only Python's"),
+        (({**HUMANEVAL_X, "declaration": "int f() {", "task_id": "CPP/3"},), ":1: only the Python questions"),
         (({**HUMANEVAL_X, "declaration": None},), "declaration must be text"),
-        (({"id": 3, "prompt": "a"}, {"id": 3, "prompt": "b"}), "questions.jsonl:2: question 3 is there twice"),
+        (({"id": 3, "prompt": "a"}, {"id": 3, "prompt": "b"}), "questions.jsonl:2: question 3 occurs twice"),
     ],
 )
 def test_bad_files_are_refused_with_file_and_line(tmp_path, rows, message):

@@ -96,7 +96,10 @@ def test_what_is_no_benchmark_is_refused(finished, tmp_path, name, damage, messa
     ("args", "message"),
     [
         ([], "Expected one of {compare, report, latency, device}."),
-        (["report"], "error: Missing from jaxspec bench report: DIR of a benchmark, or of latencies. (required)\n"),
+        (
+            ["report"],
+            "error: Missing from jaxspec bench report: DIR of `jaxspec bench compare` or `jaxspec",
+        ),
         (["report", "tests"], "tests: no benchmark there (bench.json is missing)"),
         (["compare", "--data", ""], "--data"),
         (["compare", "--rnu", "ppd"], "unknown option '--rnu' (did you mean '--run'?)"),

@@ -45,7 +45,7 @@ def test_what_is_missing_is_named(monkeypatch):
 
 
 def test_a_taken_port_is_told_before_anything_is_loaded(monkeypatch):
-    monkeypatch.setattr(serve.Options, "load_model", None)
+    monkeypatch.setattr(serve.ServeOptions, "load_model", None)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="Address already in use"):
         serve.main(["--port", str(taken.getsockname()[1])])
 
