@@ -14,7 +14,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.drafters import METHODS, choice_folder, choose_tree
 from jaxspec.drafters.adapter import Adapter, save_adapter
-from jaxspec.drafters.choice import choice_name, find_choice, save_choice
+from jaxspec.drafters.choices import choice_name, find_choice, save_choice
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import display_name, exclusive, new_folder, writable, write_atomically

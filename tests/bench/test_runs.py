@@ -10,7 +10,7 @@ from jaxspec.bench.config import BenchConfig
 from jaxspec.bench.runs import AGAIN, REFERENCE, Run, name_runs, parse_run
 from jaxspec.bench.ways import load_ways
 from jaxspec.drafters import open_adapter
-from jaxspec.drafters.choice import TunedChoice, save_choice
+from jaxspec.drafters.choices import TunedChoice, save_choice
 from jaxspec.errors import UserError
 from jaxspec.machine import this_machine
 from jaxspec.methods import SPACE
