@@ -18,29 +18,11 @@ from jaxspec.drafters.drafter import Drafter, finalized
 from jaxspec.drafters.source import Source
 from jaxspec.errors import UserError, suggest
 from jaxspec.files import read_json
-from jaxspec.methods.amphista import Amphista
-from jaxspec.methods.bita import BiTA
-from jaxspec.methods.dflash import DFlash
+from jaxspec.methods import METHODS
 from jaxspec.methods.draft_model import DraftModel
-from jaxspec.methods.eagle import Eagle
-from jaxspec.methods.hidden_transfer import HiddenTransfer
-from jaxspec.methods.hydra import Hydra
-from jaxspec.methods.lookahead import Jacobi, Lookahead
-from jaxspec.methods.medusa import Medusa
-from jaxspec.methods.ppd import PPD
-from jaxspec.methods.prompt_lookup import PromptLookup
-from jaxspec.methods.rest import Rest
-from jaxspec.methods.self_speculative import SelfSpeculative
-from jaxspec.methods.space import SPACE
-from jaxspec.methods.suffix import Suffix
-from jaxspec.methods.token_recycling import TokenRecycling
 from jaxspec.trees import TreePlan, from_paths
 from jaxspec.weights.load import Model
 from jaxspec.weights.params import params_fingerprint
-
-_TRAINED = (PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista, Eagle, DFlash, DraftModel)
-_ALL = (Method, *_TRAINED, PromptLookup, Suffix, Rest, TokenRecycling, Lookahead, Jacobi, SelfSpeculative)
-METHODS: dict[str, type[Method]] = {cls.name: cls for cls in _ALL}
 
 
 def load_drafter(
