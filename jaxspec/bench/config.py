@@ -23,7 +23,7 @@ class BenchConfig:
     """What to ask, and how.
 
     Attributes:
-      runs: a method with its settings, as in --run ppd --run "bita tree=sparse:64 vocabulary=8192 adapter=DIR"; a tree
+      runs: a drafter, as in --run ppd --run "bita tree=sparse:64 vocabulary=8192 adapter=DIR"; a tree
         of `auto` is what tune.py chose. Autoregressive decoding always runs; named twice it races itself. Default:
         every method that can draft for the base: those whose adapter ships and those that need none.
       data: question files with commas between.

@@ -12,7 +12,7 @@ from jaxspec.cli.options import DrafterOptions, parse
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.sampling import make_sampler
-from jaxspec.drafters import METHODS, choice_folder, choose_tree
+from jaxspec.drafters import METHODS, DrafterSpec, choice_folder, choose_tree, load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
 from jaxspec.drafters.choices import choice_name, find_choice, save_choice
 from jaxspec.drafters.drafter import Drafter
@@ -58,10 +58,13 @@ def main(args: list[str]) -> None:
     if options.prompts and not Path(options.prompts).is_file():
         raise UserError(f"{options.prompts}: no such file")
     enable_compilation_cache()
-    if not options.adapter and options.method in METHODS and METHODS[options.method].built_with == PROGRAM:
+    spec = options.drafter()
+    if spec.tree is not None or spec.vocabulary is not None:
+        raise UserError(f"drafter {options.method!r}: the tree and the vocabulary are chosen here, leave them out")
+    if options.method in METHODS and METHODS[options.method].built_with == PROGRAM and spec.adapter is None:
         build(options)
     else:
-        choose(options)
+        choose(options, spec)
 
 
 def build(options: Options) -> None:
@@ -80,10 +83,10 @@ def build(options: Options) -> None:
     )
 
 
-def choose(options: Options) -> None:
+def choose(options: Options, spec: DrafterSpec) -> None:
     """Choose the fastest draft tree, and of a union the sources that pay."""
     model = options.load_model()
-    drafter = options.load_drafter(model)
+    drafter = load_drafter(spec, model)
     if not drafter.drafts:
         raise UserError(choose_tree(drafter).note)
     prompts = unseen_by_all(drafter, options.prompts, options.column)
@@ -126,7 +129,9 @@ def record(options: Options, tuning: Tuning, file: Path) -> dict[str, Any]:
         "method": options.method,
         "model": options.model,
         "choice": choice.name,
-        "tree": save_plan(choice.tree, options.method) if isinstance(choice.tree, TreePlan) else choice.tree,
+        "tree": save_plan(choice.tree, options.drafter().methods[0].method.name)
+        if isinstance(choice.tree, TreePlan)
+        else choice.tree,
         "sources": list(choice.sources),
         "calibration": dict(choice.calibration),
         **{name: getattr(choice, name) for name in circumstances},

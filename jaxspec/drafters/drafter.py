@@ -6,13 +6,14 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import PyTree
 from jaxspec.decoding.drafter import DeviceDrafter
 from jaxspec.decoding.method import Method
 from jaxspec.decoding.shape import Best, StaticTree
 from jaxspec.decoding.tree import Path
 from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.budget import Budget, parse_budget
+from jaxspec.drafters.budget import Budget, default_budget, parse_budget
 from jaxspec.drafters.source import Source
 from jaxspec.errors import UserError
 from jaxspec.trees import TreePlan, from_paths, parse_tree
@@ -27,13 +28,13 @@ class Drafter:
     Attributes:
       sources: methods with their adapters; at most one of them adds rows.
       model: the base they decode on: the one that they were loaded for, or what a method has tuned that to.
-      shape: fixed draft trees, of one source alone, or a budget of rows.
+      shape: fixed draft trees, of one source alone, or a budget of rows; by default a tree without candidates.
       note: how the shape was chosen, in words; empty where it was asked for.
     """
 
     sources: tuple[Source, ...]
     model: Model
-    shape: TreePlan | Budget
+    shape: TreePlan | Budget = from_paths([])
     note: str = ""
 
     @property
@@ -125,22 +126,11 @@ class Drafter:
             source.with_vocabulary(None if any(trained) and not own else draft_vocabulary)
             for source, own in zip(self.sources, trained, strict=True)
         )
-        drafter = dataclasses.replace(self, sources=sources, note=note)
-        if budget := parse_budget(tree, sources):
-            budget.divided(sources)  # refuses one that is too small
-            return dataclasses.replace(drafter, shape=budget)
-        if len(sources) > 1:
-            raise UserError(f"{self.name}: a union takes a tree of best:ROWS, got {str(tree)!r}")
-        [source] = sources
-        plan = _plan(source, self.model.config.num_layers, tree)
-        tokens = source.draft_vocabulary or self.model.config.vocab_size
-        if plan.max_rank >= tokens:
-            raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {tokens}")
-        learned = source.method.learned_distance
-        if tree is not None and plan.depth > learned:
-            warning = f"warning: a tree of {plan.depth} levels, and {self.name} has learned {learned}"
-            drafter = dataclasses.replace(drafter, note=join_notes(note, warning))
-        return dataclasses.replace(drafter, shape=plan)
+        shape = _shape(sources, self.model.config, tree)
+        learned = sources[0].method.learned_distance if tree is not None and isinstance(shape, TreePlan) else None
+        if learned is not None and shape.depth > learned:
+            note = join_notes(note, f"warning: a tree of {shape.depth} levels, and {self.name} has learned {learned}")
+        return dataclasses.replace(self, sources=sources, shape=shape, note=note)
 
 
 def join_notes(*notes: str) -> str:
@@ -150,7 +140,7 @@ def join_notes(*notes: str) -> str:
 
 def autoregressive(model: Model) -> Drafter:
     """The drafter that drafts nothing."""
-    return Drafter((Source(Method(), {}),), model, from_paths([]))
+    return Drafter((Source(Method(), {}),), model)
 
 
 def make_drafter(
@@ -166,7 +156,7 @@ def make_drafter(
     """
     method, trainable, model = finalized(adapter.method, adapter.trainable, model)
     source = Source(method, trainable, adapter)
-    return Drafter((source,), model, from_paths([])).with_tree(tree, draft_vocabulary)
+    return Drafter((source,), model).with_tree(tree, draft_vocabulary)
 
 
 def finalized(method: Method, trainable: PyTree, model: Model) -> tuple[Method, PyTree, Model]:
@@ -183,11 +173,21 @@ def method_plan(method: Method, layers: int, spec: str, accuracy: Sequence[Seque
     return parse_tree(spec, method.name, method.max_distance, accuracy, method.probe_cost(layers))
 
 
-def _plan(source: Source, layers: int, tree: str | TreePlan | Sequence[Path] | None) -> TreePlan:
-    """The fixed trees of a source to decode with on a base of so many layers; None is its own."""
+def _shape(
+    sources: Sequence[Source], config: ModelConfig, tree: str | TreePlan | Sequence[Path] | None
+) -> TreePlan | Budget:
+    """The shape that is asked for of some sources on a base; None for their own."""
+    source, *others = sources
     method = source.method
+    if tree is None and (others or method.default_rows):
+        return default_budget(sources)
+    if isinstance(tree, str) and tree.startswith("best:"):
+        return parse_budget(tree, sources)
+    if others:
+        names = "+".join(each.method.name for each in sources)
+        raise UserError(f"{names}: a union takes a tree of best:ROWS, got {str(tree)!r}")
     if isinstance(tree, str):
-        plan = method_plan(method, layers, tree, source.accuracy)
+        plan = method_plan(method, config.num_layers, tree, source.accuracy)
     elif tree is not None:
         plan = tree if isinstance(tree, TreePlan) else from_paths(tree)
     else:
@@ -199,4 +199,7 @@ def _plan(source: Source, layers: int, tree: str | TreePlan | Sequence[Path] | N
     followed = {path[:-1] for state in plan.states for path in state.paths}
     if method.chains and len(followed) > plan.depth:
         raise UserError(f"{method.name}: it drafts a chain here: give the tree chain:N or best:N")
+    tokens = source.draft_vocabulary or config.vocab_size
+    if plan.max_rank >= tokens:
+        raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {tokens}")
     return plan

@@ -9,6 +9,7 @@ extensions of section 4.4 add.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import PyTree
 from jaxspec.decoding.method import Stage, check_least
 from jaxspec.errors import UserError
@@ -105,13 +107,34 @@ class PPD(ProbeMethod):
 
     # Sections 4.1, 4.2 and 4.4: prompt tokens, their ensembles and extensions
 
+    def abstract(self, config: ModelConfig) -> PyTree:
+        """As `Method.abstract`, of the settings alone: an adapter loads without tracing the base's layers."""
+        self.check_layers(config.num_layers)
+        size = config.vocab_size
+        if outside := [token for token in self.initial if not 0 <= token < size]:
+            raise UserError(f"ppd: initial must be token ids below {size}, this base's vocabulary, got {outside}")
+        M, D = self.distances, config.hidden_size
+        prefix = (config.num_layers - self.entry, config.num_kv_heads, M * self.prefix_tokens, config.head_dim)
+        shapes = {
+            "embeddings": (M, self.ensemble, D),
+            "weights": (M, self.ensemble),
+            "prefix": {"keys": prefix, "values": prefix},
+            "head": (D, size),
+        }
+        own = {part: shapes[part] for part, used in self._parts().items() if used}
+        return jax.tree.map(
+            lambda shape: jax.ShapeDtypeStruct(tuple(map(operator.index, shape)), jnp.float32),  # refuses floats
+            own,
+            is_leaf=lambda x: isinstance(x, tuple),
+        )
+
     def init(self, key: jax.Array, base: Base) -> PyTree:
         """Prompt tokens [M, n, D] copied from text tokens (6.1.2), and the extensions' parts.
 
         Late ones copy the hidden states of such tokens at their layer. The parts are weights [M, n], a prefix of
         M * prefix_tokens keys and values, and a head [D, V].
         """
-        self.check_layers(base)
+        parts = self.abstract(base.decoder.config)  # refuses what does not fit
         M, n = self.distances, self.ensemble
         for_tokens, for_prefix = jax.random.split(key)
         tokens = self._text_tokens(for_tokens, base.vocab_size)
@@ -121,7 +144,7 @@ class PPD(ProbeMethod):
             "prefix": lambda: init_prefix(for_prefix, base, M * self.prefix_tokens, self.entry),
             "head": lambda: base.params["lm_head"],
         }
-        trainable = {part: make[part]() for part, used in self._parts().items() if used}
+        trainable = {part: make[part]() for part in parts}
         return jax.tree.map(lambda x: x.astype(wide(x)), trainable)
 
     def _text_tokens(self, key: jax.Array, vocab_size: int) -> jax.Array:
@@ -129,8 +152,6 @@ class PPD(ProbeMethod):
         count = self.distances * self.ensemble
         if not self.initial:
             return jax.random.randint(key, (count,), 0, vocab_size)
-        if outside := [token for token in self.initial if not 0 <= token < vocab_size]:
-            raise UserError(f"ppd: initial must be token ids below {vocab_size}, this base's vocabulary, got {outside}")
         return jnp.asarray(np.resize(self.initial, count), jnp.int32)
 
     def prepared(self, trainable: PyTree, base: Base) -> PyTree:
