@@ -97,7 +97,7 @@ def choose(options: Options, spec: DrafterSpec) -> None:
         find_choice(output, drafter)  # refuses a damaged file before anything is measured
         tuning = measure(drafter, prompts, options)
         file = save(tuning, choice_name(drafter), output)
-    print(json.dumps(record(options, tuning, file)) if options.json else table(tuning))
+    print(json.dumps(record(options, tuning, choice_name(drafter), file)) if options.json else table(tuning))
     print(f"written to {file}, plot in {output / 'tuning.png'}", file=sys.stderr)
 
 
@@ -121,7 +121,7 @@ def save(tuning: Tuning, method: str, output: Path) -> Path:
     return file
 
 
-def record(options: Options, tuning: Tuning, file: Path) -> dict[str, Any]:
+def record(options: Options, tuning: Tuning, method: str, file: Path) -> dict[str, Any]:
     """What was chosen as plain values for JSON: for what, and with the figures behind it."""
     choice = tuning.choice
     circumstances = ("machine", "dtype", "batch_size", "temperature", "draft_vocabulary")
@@ -129,9 +129,7 @@ def record(options: Options, tuning: Tuning, file: Path) -> dict[str, Any]:
         "method": options.method,
         "model": options.model,
         "choice": choice.name,
-        "tree": save_plan(choice.tree, options.drafter().methods[0].method.name)
-        if isinstance(choice.tree, TreePlan)
-        else choice.tree,
+        "tree": save_plan(choice.tree, method) if isinstance(choice.tree, TreePlan) else choice.tree,
         "sources": list(choice.sources),
         "calibration": dict(choice.calibration),
         **{name: getattr(choice, name) for name in circumstances},

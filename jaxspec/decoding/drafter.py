@@ -1,4 +1,4 @@
-"""The device-side part of a drafter: what of it goes into the jitted loop."""
+"""The device-side part of a drafter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxspec.model.rows import Rows
 
 @flax.struct.dataclass
 class DeviceDrafter:
-    """What of a drafter goes into the jitted loop.
+    """The device-side part of a drafter, a pytree in the jitted loop; `drafters.Drafter` loads it on the host.
 
     Attributes:
       sources: what offers candidates; none in autoregressive decoding.

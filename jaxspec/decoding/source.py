@@ -1,4 +1,4 @@
-"""The device-side part of a source: what of it goes into the jitted loop."""
+"""The device-side part of a source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxspec.model.base import DraftVocabulary
 
 @flax.struct.dataclass
 class DeviceSource:
-    """What of a source goes into the jitted loop.
+    """The device-side part of a source, a pytree in the jitted loop; `drafters.Source` holds files, weights and text.
 
     Attributes:
       trainable: the adapter's pytree, `prepared`; empty for methods without one.

@@ -32,7 +32,7 @@ _FREQUENT = "frequent_tokens"  # a tensor beside those of the method
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """A trained adapter, or a built one.
+    """A trained adapter, or one that a program builds.
 
     Attributes:
       method: its method with the settings it was trained with.
@@ -41,9 +41,9 @@ class Adapter:
       info: further content of adapter.json: `base` (name), `training`, `data`, `accuracy` [M][K] per distance and
         rank, `calibration` (`greedy` and perhaps `sampled`, [M][2]: `calibrated`), `tree` (the candidate paths of its
         draft tree), `draft_vocabulary` (how many tokens it drafts, 0 all).
-      frequent_tokens: ids by how often the base writes them, int32, what a draft vocabulary is taken from; None where
-        that was not counted.
-      folder: where it was read from; None for one that was not.
+      frequent_tokens: ids by how often the base writes them, int32; a draft vocabulary is the first of them. None where
+        they were not counted.
+      folder: that it was read from, or None.
     """
 
     method: Method
@@ -55,7 +55,7 @@ class Adapter:
 
     @functools.cached_property
     def digest(self) -> str:
-        """12 hex digits that name these weights, or the settings where they are all there is."""
+        """12 hex digits that name the weights, or the settings of an adapter without weights."""
         digest = hashlib.sha256(b"" if self.trainable else self.method.spec.encode())
         for leaf in jax.tree.leaves(self.trainable):  # one at a time: all of a whole base may not fit
             digest.update(host(leaf).tobytes())

@@ -21,9 +21,11 @@ _FEW_NODES = 4
 class Budget:
     """The best nodes of all offers, chosen in every step: `best:ROWS`, or `best:ROWS@MS,ROWS@MS` of several sizes.
 
+    The host-side part, as a user writes it; `Best` is its arrays in the jitted loop.
+
     Attributes:
       rows: of the largest step, the root and probes included.
-      sizes: rows and milliseconds of every size a step may have, the smallest first; empty where there is but one.
+      sizes: rows and milliseconds of every size a step may have, the smallest first; empty where there is only one.
     """
 
     rows: int
@@ -54,16 +56,16 @@ class Budget:
         return nodes, owners, distances
 
     def with_sizes(self, sources: Sequence[Source]) -> Budget:
-        """The same with smaller sizes, from no draft on, where it has but one.
+        """The budget with smaller sizes, from no draft on, where it has only one.
 
-        Their milliseconds are yet to be measured: all the same, which chooses the largest.
+        Their milliseconds are not measured yet: all are equal, so that the largest is chosen.
         """
         least = 1 + self.rows - self.divided(sources)[0]
         sizes = sorted({least, (least + self.rows) // 2, self.rows})
         return self if self.sizes else Budget(self.rows, tuple((rows, 1.0) for rows in sizes))
 
     def on_device(self, sources: Sequence[Source]) -> Best:
-        """What the jitted loop takes."""
+        """The device-side part."""
         nodes, owners, distances = self.divided(sources)
         depth = min(nodes - 1, max(source.method.max_distance for source in sources))
         trees = tuple(source.tree.arrays(0) for source in sources)

@@ -1,4 +1,4 @@
-"""A drafter: methods with their adapters, what makes a draft of their offers, and the base they decode on."""
+"""The host-side part of a drafter: sources, the shape that makes a draft of their offers, and the base."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ from jaxspec.weights.params import params_fingerprint
 class Drafter:
     """Ready to decode. Made by `load_drafter`, `make_drafter` or `autoregressive`.
 
+    The host-side part: files, weights, a user's words; `DeviceDrafter` is a pytree in the jitted loop.
+
     Attributes:
       sources: methods with their adapters; at most one of them adds rows.
-      model: the base they decode on: the one that they were loaded for, or what a method has tuned that to.
+      model: the base they decode on: the one that they were loaded for, or a method's tuned version of it.
       shape: fixed draft trees, of one source alone, or a budget of rows; by default a tree without candidates.
       note: how the shape was chosen, in words; empty where it was asked for.
     """
@@ -44,7 +46,7 @@ class Drafter:
 
     @property
     def digest(self) -> str:
-        """Names what drafts, and on which base, for choices that hold of it alone."""
+        """A name of the sources' weights and of the base, for choices that hold for these alone."""
         digests = sorted(filter(None, (source.digest for source in self.sources)))
         alone = len(self.sources) == 1 and self.sources[0].adapter is not None
         return digests[0] if alone else "+".join([self.model.fingerprint, *digests])
@@ -84,19 +86,19 @@ class Drafter:
 
     @property
     def least_rows(self) -> int:
-        """Rows of its smallest step. Kernels lie as is best for these: a loaded machine mostly takes the smallest."""
+        """Rows of its smallest step, which get the best layout of kernels: a loaded machine mostly takes it."""
         sizes = self.shape.sizes if isinstance(self.shape, Budget) else ()
         return sizes[0][0] if sizes else self.num_rows
 
     @functools.cached_property
     def on_device(self) -> DeviceDrafter:
-        """What the jitted loop takes."""
+        """The device-side part."""
         sources = tuple(source.on_device(self.model) for source in self.sources if source.method.max_distance)
         return DeviceDrafter(sources, self.device_shape)
 
     @property
     def device_shape(self) -> StaticTree | Best:
-        """What makes drafts of offers there."""
+        """The device-side part of the shape."""
         if isinstance(self.shape, Budget):
             return self.shape.on_device(self.sources)
         return StaticTree(self.shape.arrays(self.source.method.probe_distances))
@@ -134,7 +136,7 @@ class Drafter:
 
 
 def join_notes(*notes: str) -> str:
-    """One line of those that say something."""
+    """One line of the notes that are not empty."""
     return "; ".join(filter(None, notes))
 
 
@@ -160,7 +162,7 @@ def make_drafter(
 
 
 def finalized(method: Method, trainable: PyTree, model: Model) -> tuple[Method, PyTree, Model]:
-    """What decodes: a method, its pytree, and the base they are for, which `Method.finalize` may change."""
+    """A method, its pytree and its base, ready to decode: `Method.finalize` may change all three."""
     method, trainable, base = method.finalize(trainable, model.base)
     if base is not model.base:
         fingerprint = params_fingerprint(model.config, base.params)

@@ -47,6 +47,8 @@ class State:
 class TreePlan:
     """Draft trees and the way from one to the next. Built by the functions of this package.
 
+    The host-side part, paths to search and to keep in files; `StaticTree` is their arrays in the jitted loop.
+
     Attributes:
       states: ordered by `needs`; a step that ends on a node with candidates for n distances is followed by the last
         one that needs at most n.

@@ -61,7 +61,7 @@ def refuses(capsys, monkeypatch):
         (["--prompt", "x", "--accept", "typical", "--epsilon", "-1"], "must be positive"),
         (["--prompt", "x", "--model", "smollm2-135"], "did you mean 'smollm2-135m'?"),
         (["--prompt", "x", "--tree", "auto", "--draft-vocabulary", "9"], "leave vocabulary=9 (--draft-vocabulary) out"),
-        (["--prompt", "x", "--method", "ppd tree=chain:2", "--tree", "chain:1"], "tree is given twice, as 'chain:2' and as 'chain:1'"),
+        (["--prompt", "x", "--method", "ppd tree=a", "--tree", "b"], "tree is given twice, as 'a' and as 'b'"),
         (["--prompt", "x", "--method", "ppd adapter=y", "--adapter", "z"], "adapter is given twice, as 'y' and as 'z'"),
         (["--prompt", "x", "--draft-model", "y"], "a draft model is for the method draft_model"),
         (["--prompt", "x", "--draft-adapter", "y"], "a draft adapter is for the method draft_model"),
