@@ -12,20 +12,18 @@ class UserError(Exception):
     """Bad input. Entry points print the message, nearly always one line, on stderr and exit with code 2."""
 
 
-def check_at_least(settings: object, least: Mapping[str, float], method: str = "") -> None:
+def check_at_least(settings: object, least: Mapping[str, float]) -> None:
     """Raise UserError for a setting that is too small.
 
     Args:
       settings: whatever has them as attributes.
       least: by name, `part.name` for one of a part; of a tuple every element must be so large.
-      method: name of the method that the settings belong to, if any; they are then reported under their Python names.
     """
     for name, value in least.items():
         given = operator.attrgetter(name)(settings)
         smallest = min(given) if isinstance(given, tuple) else given
         if not smallest >= value:  # nor is NaN
-            display_name = f"{method}: {name}" if method else name.replace("_", "-")
-            raise UserError(f"{display_name} must be at least {value}, got {smallest}")
+            raise UserError(f"{name.replace('_', '-')} must be at least {value}, got {smallest}")
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -23,7 +23,7 @@ class BenchConfig:
     """The questions, the drafters that answer them, and how they decode.
 
     Attributes:
-      runs: a method with its settings, as in --run ppd --run "bita tree=sparse:64 vocabulary=8192 adapter=DIR"; a tree
+      runs: a drafter, as in --run ppd --run "bita tree=sparse:64 vocabulary=8192 adapter=DIR"; a tree
         of `auto` is the choice of `jaxspec tune`. Autoregressive decoding always runs; named twice it races itself.
         Default: every method that can draft for the base: those whose adapter ships and those that need none.
       data: question files, separated by commas.

@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict
 
 from jaxspec.bench.benchmark import Benchmark, select_questions
 from jaxspec.bench.config import BenchConfig
-from jaxspec.bench.runs import parse_run
+from jaxspec.drafters import parse_drafter
 from jaxspec.errors import UserError, differences
 from jaxspec.files import display_name, read_json, write_json
 from jaxspec.machine import device_name
@@ -85,7 +85,7 @@ def describe(benchmark: Benchmark) -> dict[str, Any]:
     config, model = benchmark.config, benchmark.model
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(BenchConfig)}
     settings |= {
-        "runs": [parse_run(text).text for text in config.runs],
+        "runs": [parse_drafter(text).text for text in config.runs],
         "data": ",".join(Path(file).name for file in config.data.split(",")),
         "model": display_name(config.model),
         "mesh": dataclasses.asdict(config.mesh),

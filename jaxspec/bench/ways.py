@@ -11,10 +11,10 @@ import jax
 
 from jaxspec.bench.config import BenchConfig
 from jaxspec.bench.peers import Peer, library, load_peers
-from jaxspec.bench.runs import REFERENCE, Run, name_runs
+from jaxspec.bench.runs import REFERENCE, name_runs
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Match
-from jaxspec.drafters import METHODS, choose_tree, ships
+from jaxspec.drafters import METHODS, DrafterSpec, choose_tree, load_drafter, ships
 from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import Generation, generate
@@ -63,22 +63,22 @@ def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
       UserError: a run that cannot be read or does not fit the base.
     """
     runs = config.runs or [name for name in METHODS if ships(name, model)]
-    load = functools.cache(lambda run: run.load(model))  # runs that differ in the tree alone share their weights
+    load = functools.cache(lambda spec: load_drafter(spec, model))  # those that differ in the tree alone share weights
     ways: dict[str, Way] = {}
     for name, run in name_runs(runs).items():
         drafter = _with_tree(load(dataclasses.replace(run, tree=None, vocabulary=None)), run, config)
         info = _describe(drafter) if drafter.drafts else {}
         if drafter.model is not model:  # its text must match that of the base that the method has tuned
-            info["reference"] = f"{REFERENCE}, base of {Run(run.method, adapter=run.adapter).text}"
+            info["reference"] = f"{REFERENCE}, base of {DrafterSpec(run.methods, adapter=run.adapter).text}"
             plain = _decoding(autoregressive(drafter.model), {"reference": info["reference"]}, config)
             if ways.setdefault(info["reference"], plain).model is not drafter.model:
-                raise UserError(f"adapters of {run.method} need folders with different names")
+                raise UserError(f"adapters of {drafter.name} need folders with different names")
         ways[name] = _decoding(drafter, info, config)
     peers = load_peers(model, config.assistant) if config.peers else {}
     return ways | {name: _asking(peer, model, config) for name, peer in peers.items()}
 
 
-def _with_tree(drafter: Drafter, run: Run, config: BenchConfig) -> Drafter:
+def _with_tree(drafter: Drafter, run: DrafterSpec, config: BenchConfig) -> Drafter:
     if run.tree == "auto":
         return choose_tree(drafter, config.batch_size, config.temperature)
     return drafter.with_tree(run.tree, run.vocabulary, drafter.note)

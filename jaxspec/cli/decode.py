@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 
 import tyro
 
-from jaxspec.bench.runs import Run, parse_run
 from jaxspec.cli.options import DrafterOptions, parse
 from jaxspec.cli.printing import JsonPrinter, Result, TextPrinter
 from jaxspec.cli.program import enable_compilation_cache
@@ -21,7 +20,7 @@ from jaxspec.config import MeshConfig, SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance, Typical
 from jaxspec.decoding.method import abstract_trainable
 from jaxspec.decoding.sampling import make_sampler
-from jaxspec.drafters import as_chosen, tuned_choice
+from jaxspec.drafters import DrafterSpec, as_chosen, load_drafter, parse_drafter, tuned_choice
 from jaxspec.drafters.drafter import Drafter, autoregressive, join_notes
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.generation.divergence import first_divergence
@@ -63,8 +62,8 @@ class DecodeOptions(DrafterOptions):
       delta: factor of the entropy-dependent threshold of typical acceptance.
       batch_size: prompts decoded together.
       compare: also decode autoregressively and say whether the outputs are identical.
-      beside: decode in this way, too, and compare all, as in --beside "medusa+suffix tree=best:5 vocabulary=8192"; may
-        be repeated.
+      compare_with: decode with this drafter, too, and compare all, as in --compare-with "medusa+suffix tree=best:5
+        vocabulary=8192"; may be repeated.
       stream: print the text while it is made, even when the output is no terminal.
       json: print one JSON object per prompt, or the figures of a dry run as one.
       mesh: devices that share the work.
@@ -93,7 +92,7 @@ class DecodeOptions(DrafterOptions):
     delta: float = Typical.delta
     batch_size: int = 1
     compare: bool = False
-    beside: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WAY"), tyro.conf.UseAppendAction] = ()
+    compare_with: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DRAFTER"), tyro.conf.UseAppendAction] = ()
     stream: bool = False
     json: bool = False
     mesh: MeshConfig = MeshConfig()
@@ -113,13 +112,13 @@ class DecodeOptions(DrafterOptions):
     @property
     def compared(self) -> bool:
         """Whether to decode autoregressively, too."""
-        return self.compare or bool(self.beside)
+        return self.compare or bool(self.compare_with)
 
     @property
-    def run(self) -> Run:
-        """The first way to decode."""
-        folders = (name or None for name in (self.adapter, self.draft_model, self.draft_adapter))
-        return Run(self.method, self.tree or None, self.draft_vocabulary, *folders)
+    def drafters(self) -> list[DrafterSpec]:
+        """The drafter, and those that it is compared with."""
+        own = self.drafter(tree=self.tree or None, vocabulary=self.draft_vocabulary)
+        return [own, *map(parse_drafter, self.compare_with)]
 
     @property
     def streamed(self) -> bool:
@@ -162,14 +161,10 @@ def check(options: DecodeOptions) -> None:
         raise UserError(f"{options.prompts}: no such file")
     if options.stream and (options.json or options.batch_size > 1):
         raise UserError("--stream prints one text while it is made: it goes with neither --json nor --batch-size")
-    if options.tree == "auto" and options.draft_vocabulary is not None:
-        raise UserError(
-            "--tree auto also takes the draft vocabulary that `jaxspec tune` chose: leave --draft-vocabulary out"
-        )
     check_at_least(options, {"batch_size": 1})
-    runs = [options.run, *map(parse_run, options.beside)]
-    if again := [way for i, way in enumerate(options.beside, 1) if runs[i] in runs[:i]]:
-        raise UserError(f"--beside {again[0]!r}: that way to decode is there twice")
+    specs = options.drafters
+    if again := [text for i, text in enumerate(options.compare_with, 1) if specs[i] in specs[:i]]:
+        raise UserError(f"--compare-with {again[0]!r}: that drafter is there twice")
     make_sampler(options.sampling())  # this and the next refuse bad settings
     options.acceptance()
 
@@ -179,24 +174,23 @@ def decode(options: DecodeOptions) -> None:
     prompts = [options.prompt] if options.prompt else read_prompts(options.prompts, options.column)
     enable_compilation_cache()
     model = options.load_model(options.mesh)
-    drafter = choose_drafter(options, options.run, model)
-    beside = {way: choose_drafter(options, parse_run(way), model) for way in options.beside}
-    if different := [way for way, other in beside.items() if other.model is not drafter.model]:
-        raise UserError(f"--beside {different[0]!r}: that is another base than {drafter.name} decodes on")
+    drafter, *others = [choose_drafter(options, spec, model) for spec in options.drafters]
+    compared = dict(zip(options.compare_with, others, strict=True))
+    if different := [text for text, other in compared.items() if other.model is not drafter.model]:
+        raise UserError(f"--compare-with {different[0]!r}: that is another base than {drafter.name} decodes on")
     printer = make_printer(options, drafter)
-    for result in answers(options, drafter, beside, prompts, printer.show):
+    for result in answers(options, drafter, compared, prompts, printer.show):
         printer.finish(result)
 
 
-def choose_drafter(options: DecodeOptions, run: Run, model: Model) -> Drafter:
-    """The method with the tree that was asked for; says on stderr how it was chosen and what it decodes on."""
+def choose_drafter(options: DecodeOptions, spec: DrafterSpec, model: Model) -> Drafter:
+    """A drafter with the tree that was asked for; says on stderr how it was chosen and what it decodes on."""
     circumstances = {"batch_size": options.batch_size, "temperature": options.temperature}
-    drafter = run.load(model, **circumstances)
-    if run.tree is None and run.vocabulary is None and drafter.drafts:
+    drafter = load_drafter(spec, model, **circumstances)
+    own = drafter.model is not model and f"{spec.text} decodes on the base that it has tuned, not on {model.name}"
+    if spec.tree is None and spec.vocabulary is None and drafter.drafts:
         drafter = tuned_or_own(drafter, **circumstances)
-    own = drafter.model is not model
-    lines = [drafter.note, own and f"{run.method} decodes on the base that it has tuned, not on {model.name}"]
-    for line in filter(None, lines):
+    for line in filter(None, [drafter.note, own]):
         print(line, file=sys.stderr)
     return drafter
 
@@ -228,7 +222,7 @@ def make_printer(options: DecodeOptions, drafter: Drafter) -> JsonPrinter | Text
 def answers(
     options: DecodeOptions,
     drafter: Drafter,
-    beside: dict[str, Drafter],
+    compared: dict[str, Drafter],
     prompts: Sequence[str],
     show: Callable[[Generation], None],
 ) -> Iterator[Result]:
@@ -237,7 +231,7 @@ def answers(
     Args:
       options: how to answer.
       drafter: what decodes.
-      beside: other ways to decode, by name.
+      compared: other drafters, by the texts that name them.
       prompts: texts.
       show: called with an answer whenever it has grown.
     """
@@ -246,7 +240,7 @@ def answers(
     encoded = encode_prompts(model, prompts, **room)  # refuses a bad prompt before any is answered
     settings = room | {"sampling": sampling, "seed": options.seed}
     how = (options.batch_size, options.streamed)
-    drafters = [drafter, *beside.values()]
+    drafters = [drafter, *compared.values()]
     sides = [Side(each, settings | {"acceptance": acceptance}, *how) for each in drafters]
     references = itertools.repeat(None)
     if options.compared:
@@ -263,8 +257,8 @@ def answers(
 
     ours, *others = (side.answers(prompts, show if side is sides[0] else None) for side in sides)
     for ids, answer, *rest, reference in zip(encoded, ours, *others, references, strict=False):
-        also = {name: result(ids, other, reference) for name, other in zip(beside, rest, strict=True)}
-        yield dataclasses.replace(result(ids, answer, reference), beside=also)
+        also = {name: result(ids, other, reference) for name, other in zip(compared, rest, strict=True)}
+        yield dataclasses.replace(result(ids, answer, reference), compared=also)
 
 
 def dry_run(options: DecodeOptions) -> None:

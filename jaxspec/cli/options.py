@@ -14,8 +14,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import tyro
 
 from jaxspec.config import MeshConfig
-from jaxspec.drafters import load_drafter
-from jaxspec.drafters.drafter import Drafter
+from jaxspec.drafters import DrafterSpec, parse_drafter
 from jaxspec.errors import UserError, suggest
 from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
 
@@ -29,7 +28,8 @@ class DrafterOptions:
     Attributes:
       model: smollm2-135m (the default), a Hugging Face directory or hub name, a base written by `jaxspec train` or by
         `jaxspec export`, or a GGUF file.
-      method: drafting method; several joined by a + draft together, as in medusa+prompt_lookup.
+      method: the drafter: a method, or several joined by a + that draft together, then settings of which the options
+        below are short forms, as in --method "medusa+suffix tree=best:5 vocabulary=8192 adapter=DIR".
       adapter: folder of a trained adapter; default the one that ships for this method and model.
       draft_model: for the method draft_model: a smaller base, named like the model, or the folder of one made of this
         model's layers by `jaxspec train`; default the one that ships for this model.
@@ -53,10 +53,11 @@ class DrafterOptions:
         """The base, on a mesh."""
         return load_model(self.model or DEFAULT_MODEL, self.dtype or None, mesh, self.template)
 
-    def load_drafter(self, model: Model, **settings: Any) -> Drafter:
-        """The methods on a base; further settings as `load_drafter` takes them."""
-        folders = {name: getattr(self, name) or None for name in ("adapter", "draft_model", "draft_adapter")}
-        return load_drafter(self.method, model, **folders, **settings)
+    def drafter(self, **settings: Any) -> DrafterSpec:
+        """The drafter, as --method and its short forms say it; further settings by the names of its fields."""
+        folders = {"adapter": self.adapter, "draft": self.draft_model, "draft_adapter": self.draft_adapter}
+        folders = {name: folder or None for name, folder in folders.items()}
+        return parse_drafter(self.method).with_settings(**folders, **settings)
 
 
 def program() -> str:

@@ -25,13 +25,13 @@ class Result:
       answer: the method's answer.
       reference: autoregressive decoding's answer, where it was run for comparison.
       divergence: the first divergence of two answers that should be identical.
-      beside: the same of other ways to decode, by name.
+      compared: the same of other drafters, by the texts that name them.
     """
 
     answer: Generation
     reference: Generation | None = None
     divergence: Divergence | None = None
-    beside: dict[str, Result] = dataclasses.field(default_factory=dict)
+    compared: dict[str, Result] = dataclasses.field(default_factory=dict)
 
 
 class JsonPrinter:
@@ -79,8 +79,8 @@ class TextPrinter:
         """Print the rest of an answer that has been shown, the text it is compared with, and the figures."""
         self._text.end()
         self._text = None
-        reference, ways = result.reference, {self._name: result} | result.beside
-        others = {name: other.answer for name, other in result.beside.items()}
+        reference, ways = result.reference, {self._name: result} | result.compared
+        others = {name: other.answer for name, other in result.compared.items()}
         others |= {"autoregressive": reference} if reference else {}
         for name, other in others.items():
             print(f"[{name}]\n{other.text}", flush=True)
@@ -91,7 +91,7 @@ class TextPrinter:
         if reference:
             print(summary("autoregressive", reference), file=sys.stderr)
             for name, way in ways.items():
-                print(comparison(way) + (f" ({name})" if result.beside else ""), file=sys.stderr)
+                print(comparison(way) + (f" ({name})" if result.compared else ""), file=sys.stderr)
 
 
 class GrowingText:
@@ -177,8 +177,8 @@ def record(result: Result) -> dict[str, Any]:
         row["autoregressive_tokens_per_second"] = round(speed, 2)
         row["speedup"] = round(answer.tokens_per_second / speed, 3) if speed else None
         row["first_divergence"] = result.divergence.as_json() if result.divergence else None
-    if result.beside:
-        row["beside"] = {name: record(other) for name, other in result.beside.items()}
+    if result.compared:
+        row["compared_with"] = {name: record(other) for name, other in result.compared.items()}
     return row
 
 

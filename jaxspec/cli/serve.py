@@ -14,6 +14,7 @@ from jaxspec.cli.options import DrafterOptions, parse
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import MeshConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES
+from jaxspec.drafters import load_drafter
 from jaxspec.drafters.budget import Budget
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.serving.engine import Engine, Limits
@@ -84,8 +85,9 @@ def serve(options: ServeOptions) -> None:
     began = time.monotonic()
     sock = bind(options.host, options.port)
     model = options.load_model(options.mesh)
-    drafter = options.load_drafter(model, tree=options.tree or None, draft_vocabulary=options.draft_vocabulary)
-    if not options.tree and isinstance(drafter.shape, Budget):
+    spec = options.drafter(tree=options.tree or None, vocabulary=options.draft_vocabulary)
+    drafter = load_drafter(spec, model)
+    if spec.tree is None and isinstance(drafter.shape, Budget):
         drafter = dataclasses.replace(drafter, shape=drafter.shape.with_sizes(drafter.sources))
     engine = Engine(model, drafter, options.limits, ACCEPTANCES[options.accept]())
     engine.warm_up()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxspec.drafters.drafter import Drafter
@@ -32,16 +32,13 @@ class Side:
 
     def answers(self, prompts: Sequence[str], show: Callable[[Generation], None] | None = None) -> Iterator[Generation]:
         """One answer per prompt; `show` sees it grow. The first one counts the compile time of warming up."""
-        for pieces in self._pieces(prompts):
+        if self._streamed:
+            grown = (stream(self._drafter, prompt, **self._settings) for prompt in prompts)
+        else:  # every answer in one piece
+            grown = zip(iterate(self._drafter, prompts, batch_size=self._batch_size, **self._settings), strict=True)
+        for pieces in grown:
             for answer in pieces:
                 if show:
                     show(answer)
             seconds, self._compile_seconds = self._compile_seconds, 0.0
             yield dataclasses.replace(answer, compile_seconds=answer.compile_seconds + seconds)
-
-    def _pieces(self, prompts: Sequence[str]) -> Iterator[Iterable[Generation]]:
-        """For every prompt, its answer so far again and again, or once where it is not streamed."""
-        if self._streamed:
-            return (stream(self._drafter, prompt, **self._settings) for prompt in prompts)
-        answers = iterate(self._drafter, prompts, batch_size=self._batch_size, **self._settings)
-        return ([answer] for answer in answers)

@@ -13,9 +13,9 @@ from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.method import method_text
 from jaxspec.decoding.sampling import make_sampler
-from jaxspec.drafters import METHODS, choice_folder, choose_tree
+from jaxspec.drafters import METHODS, DrafterSpec, choice_folder, choose_tree, load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
-from jaxspec.drafters.choice import choice_name, find_choice, save_choice
+from jaxspec.drafters.choices import choice_name, find_choice, save_choice
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import display_name, exclusive, new_folder, writable, write_atomically
@@ -58,10 +58,13 @@ def main(args: list[str]) -> None:
     if options.prompts and not Path(options.prompts).is_file():
         raise UserError(f"{options.prompts}: no such file")
     enable_compilation_cache()
-    if not options.adapter and options.method in METHODS and options.method == SelfSpeculative.name:
+    spec = options.drafter()
+    if spec.tree is not None or spec.vocabulary is not None:
+        raise UserError(f"drafter {options.method!r}: the tree and the vocabulary are chosen here, leave them out")
+    if options.method == SelfSpeculative.name and spec.adapter is None:
         build(options)
     else:
-        choose(options)
+        choose(options, spec)
 
 
 def build(options: TuneOptions) -> None:
@@ -82,10 +85,10 @@ def build(options: TuneOptions) -> None:
     )
 
 
-def choose(options: TuneOptions) -> None:
+def choose(options: TuneOptions, spec: DrafterSpec) -> None:
     """Choose the fastest draft tree, and of a union the sources that pay."""
     model = options.load_model()
-    drafter = options.load_drafter(model)
+    drafter = load_drafter(spec, model)
     if not drafter.drafts:
         raise UserError(choose_tree(drafter).note)
     prompts = unseen_by_all(drafter, options.prompts, options.column)
@@ -96,7 +99,7 @@ def choose(options: TuneOptions) -> None:
         find_choice(output, drafter)  # refuses a damaged file before anything is measured
         tuning = measure(drafter, prompts, options)
         file = save(tuning, choice_name(drafter), output)
-    print(json.dumps(record(options, tuning, file)) if options.json else table(tuning))
+    print(json.dumps(record(options, tuning, choice_name(drafter), file)) if options.json else table(tuning))
     print(f"written to {file}, plot in {output / 'tuning.png'}", file=sys.stderr)
 
 
@@ -120,7 +123,7 @@ def save(tuning: Tuning, method: str, output: Path) -> Path:
     return file
 
 
-def record(options: TuneOptions, tuning: Tuning, file: Path) -> dict[str, Any]:
+def record(options: TuneOptions, tuning: Tuning, method: str, file: Path) -> dict[str, Any]:
     """What was chosen as plain values for JSON: for what, and with the figures behind it."""
     choice = tuning.choice
     circumstances = ("machine", "dtype", "batch_size", "temperature", "draft_vocabulary")
@@ -128,7 +131,7 @@ def record(options: TuneOptions, tuning: Tuning, file: Path) -> dict[str, Any]:
         "method": options.method,
         "model": options.model,
         "choice": choice.name,
-        "tree": save_plan(choice.tree, options.method) if isinstance(choice.tree, TreePlan) else choice.tree,
+        "tree": save_plan(choice.tree, method) if isinstance(choice.tree, TreePlan) else choice.tree,
         "sources": list(choice.sources),
         "calibration": dict(choice.calibration),
         **{name: getattr(choice, name) for name in circumstances},

@@ -20,7 +20,7 @@ from jaxspec.model.rows import Rows
 
 @flax.struct.dataclass
 class DeviceDrafter:
-    """The part of a drafter that the jitted loop takes.
+    """The device-side part of a drafter, a pytree in the jitted loop; `drafters.Drafter` loads it on the host.
 
     Attributes:
       sources: what offers candidates; none in autoregressive decoding.

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import Accepted, Draft, DraftContext, Offer, PyTree
-from jaxspec.errors import UserError, check_at_least
+from jaxspec.errors import UserError
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder, abstract_params
 from jaxspec.model.rows import Rows
@@ -287,5 +287,15 @@ def check_choices(method: Method) -> None:
 
 
 def check_least(method: Method, **least: float) -> None:
-    """Raise UserError for a setting that is too small; `least` by its name."""
-    check_at_least(method, least, method.name)
+    """Raise UserError for a setting that is too small, or of which an element is; `least` by its name."""
+    for name, value in least.items():
+        given = getattr(method, name)
+        smallest = min(given) if isinstance(given, tuple) else given
+        if not smallest >= value:  # nor is NaN
+            raise UserError(f"{method.name}: {name} must be at least {value}, got {smallest}")
+
+
+def check_decay(name: str, decay: float) -> None:
+    """Raise UserError for a decay that is no share."""
+    if not 0 < decay <= 1:
+        raise UserError(f"{name}: decay must be above 0 and at most 1, got {decay}")

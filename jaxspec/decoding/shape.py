@@ -22,6 +22,8 @@ from jaxspec.decoding.tree import Tree, owned_probes, select_trees
 class StaticTree:
     """A fixed tree of one source, or a stack of them that follow each other (PPD 5.4).
 
+    The device-side part of fixed trees, a pytree in the jitted loop; `trees.TreePlan` is searched and kept on the host.
+
     Attributes:
       stack: the trees, with a leading axis.
     """
@@ -95,6 +97,8 @@ def _places(tree: Tree, offer: Offer) -> tuple[jax.Array, jax.Array]:
 @flax.struct.dataclass
 class Best:
     """The most probable candidates of all sources.
+
+    The device-side part of a budget, a pytree in the jitted loop; `drafters.Budget` is what a user writes on the host.
 
     The chance of a candidate, given its parent, is the highest that any source gives it; where siblings come to more
     than 1 together they are scaled to it. A path's chance is the product, so that a draft of the best nodes holds every

@@ -12,7 +12,7 @@ from jaxspec.model.base import DraftVocabulary
 
 @flax.struct.dataclass
 class DeviceSource:
-    """The part of a source that the jitted loop takes.
+    """The device-side part of a source, a pytree in the jitted loop; `drafters.Source` holds files, weights and text.
 
     Attributes:
       trainable: the adapter's pytree, after `Method.prepare`; empty for methods without one.

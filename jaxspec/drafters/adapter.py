@@ -20,6 +20,7 @@ from jaxspec.decoding.draft import PyTree
 from jaxspec.decoding.method import Method, abstract_trainable, method_text
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, shipped_folder, write_atomically
+from jaxspec.methods import METHODS
 from jaxspec.parallel.processes import as_leader, host
 from jaxspec.weights.storage import pack, read_weights
 
@@ -31,7 +32,7 @@ _FREQUENT = "frequent_tokens"  # a tensor beside those of the method
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """A trained adapter, or a built one.
+    """A trained adapter, or one that a program builds.
 
     Attributes:
       method: its method with the settings it was trained with.
@@ -40,9 +41,9 @@ class Adapter:
       info: further content of adapter.json: `base` (name), `training`, `data`, `accuracy` [M][K] per distance and
         rank, `calibration` (`greedy` and perhaps `sampled`, [M][2]: `calibrated`), `tree` (the candidate paths of its
         draft tree), `draft_vocabulary` (how many tokens it drafts, 0 all).
-      frequent_tokens: ids by how often the base writes them, int32, what a draft vocabulary is taken from; None where
-        that was not counted.
-      folder: where it was read from; None for one that was not.
+      frequent_tokens: ids by how often the base writes them, int32; a draft vocabulary is the first of them. None where
+        they were not counted.
+      folder: that it was read from, or None.
     """
 
     method: Method
@@ -54,7 +55,7 @@ class Adapter:
 
     @functools.cached_property
     def digest(self) -> str:
-        """12 hex digits that name these weights, or the settings where they are all there is."""
+        """12 hex digits that name the weights, or the settings of an adapter without weights."""
         digest = hashlib.sha256(b"" if self.trainable else method_text(self.method).encode())
         for leaf in jax.tree.leaves(self.trainable):  # one at a time: all of a whole base may not fit
             digest.update(host(leaf).tobytes())
@@ -95,33 +96,47 @@ def save_adapter(folder: Path, adapter: Adapter, dtype: str = "float32") -> None
     as_leader(write)
 
 
-def read_adapter(folder: Path, config: ModelConfig, methods: Mapping[str, type[Method]]) -> Adapter:
-    """Read an adapter and check it against its own settings and the base's shapes.
+def read_head(folder: Path) -> dict[str, Any]:
+    """What adapter.json says. Raises UserError where there is none, or one of another format."""
+    file = folder / "adapter.json"
+    if not file.exists():
+        raise UserError(f"{folder}: no adapter there (adapter.json is missing)")
+    head = read_json(file)
+    if head.get("format") != _FORMAT:
+        raise UserError(f"{file}: format {head.get('format')!r} is not {_FORMAT}")
+    return head
+
+
+def load_adapter(folder: Path, config: ModelConfig, head: Mapping[str, Any] | None = None) -> Adapter:
+    """Read an adapter, of whichever method, and check it against its own settings and the base's shapes.
 
     Args:
       folder: what `save_adapter` wrote.
       config: of the base.
-      methods: the known ones by name.
+      head: of `read_head`, where that was read already.
 
     Raises:
       UserError: missing or truncated files, an unknown method or setting, a tensor missing, unknown or misshapen.
     """
-    head = read_json(folder / "adapter.json")
-    if head.get("format") != _FORMAT:
-        raise UserError(f"{folder}/adapter.json: format {head.get('format')!r} is not {_FORMAT}")
-    name, settings = head.get("method"), head.get("settings", {})
-    if name not in methods:
+    info = dict(head or read_head(folder))
+    name, settings, fingerprint = info.pop("method", None), info.pop("settings", {}), info.pop("fingerprint", "")
+    if name not in METHODS:
         raise UserError(f"{folder}/adapter.json: unknown method {name!r}")
     try:
-        method = methods[name](**settings)
+        method = METHODS[name](**settings)
         expected = flax.traverse_util.flatten_dict(abstract_trainable(method, config), sep="/")
     except TypeError as error:
         raise UserError(f"{folder}/adapter.json: settings do not fit {name}: {error}") from None
     file = folder / WEIGHTS
     flat = read_weights(file)
     frequent = flat.pop(_FREQUENT, None)
-    if frequent is not None and not _are_tokens(frequent, config.vocab_size):
-        raise UserError(f"{file}: {_FREQUENT} must hold different token ids of the vocabulary of {config.vocab_size}")
+    if frequent is not None:
+        ids = np.unique(frequent)
+        whole = frequent.ndim == 1 and np.issubdtype(frequent.dtype, np.integer) and len(ids) == frequent.size
+        if not whole or not np.all((ids >= 0) & (ids < config.vocab_size)):
+            known = f"the vocabulary of {config.vocab_size}"
+            raise UserError(f"{file}: {_FREQUENT} must hold different token ids of {known}")
+        frequent = frequent.astype(np.int32)
     for key in sorted(expected.keys() | flat.keys()):
         if key not in flat:
             raise UserError(f"{file}: tensor {key!r} is missing")
@@ -131,15 +146,8 @@ def read_adapter(folder: Path, config: ModelConfig, methods: Mapping[str, type[M
             shape, wanted = list(flat[key].shape), list(expected[key].shape)
             raise UserError(f"{file}: tensor {key!r} has shape {shape}, {name} on this base needs {wanted}")
     trainable = flax.traverse_util.unflatten_dict(flat, sep="/")
-    frequent = None if frequent is None else frequent.astype(np.int32)
-    info = {k: v for k, v in head.items() if k not in ("format", "method", "settings", "fingerprint")}
-    return Adapter(method, trainable, head.get("fingerprint", ""), info, frequent, folder)
-
-
-def _are_tokens(ids: np.ndarray, vocab_size: int) -> bool:
-    """Whether an array is a list of different token ids."""
-    whole = ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer)
-    return whole and len(np.unique(ids)) == ids.size and bool(np.all((ids >= 0) & (ids < vocab_size)))
+    info.pop("format")
+    return Adapter(method, trainable, fingerprint, info, frequent, folder)
 
 
 def find_shipped(method: str, fingerprint: str) -> Path | None:

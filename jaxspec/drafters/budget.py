@@ -21,9 +21,11 @@ _FEW_NODES = 4
 class Budget:
     """The best nodes of all offers, chosen in every step: `best:ROWS`, or `best:ROWS@MS,ROWS@MS` of several sizes.
 
+    The host-side part, as a user writes it; `Best` is its arrays in the jitted loop.
+
     Attributes:
       rows: of the largest step, the root and probes included.
-      sizes: rows and milliseconds of every size a step may have, the smallest first; empty where there is but one.
+      sizes: rows and milliseconds of every size a step may have, the smallest first; empty where there is only one.
     """
 
     rows: int
@@ -54,16 +56,16 @@ class Budget:
         return nodes, owners, distances
 
     def with_sizes(self, sources: Sequence[Source]) -> Budget:
-        """The same with smaller sizes, from no draft on, where it has but one.
+        """The budget with smaller sizes, from no draft on, where it has only one.
 
-        Their milliseconds are yet to be measured: all the same, which chooses the largest.
+        Their milliseconds are not measured yet: all are equal, so that the largest is chosen.
         """
         least = 1 + self.rows - self.divided(sources)[0]
         sizes = sorted({least, (least + self.rows) // 2, self.rows})
         return self if self.sizes else Budget(self.rows, tuple((rows, 1.0) for rows in sizes))
 
     def on_device(self, sources: Sequence[Source]) -> Best:
-        """What the jitted loop takes."""
+        """The device-side part."""
         nodes, owners, distances = self.divided(sources)
         depth = min(nodes - 1, max(source.facts.distances for source in sources))
         trees = tuple(source.tree.arrays(0) for source in sources)
@@ -83,30 +85,35 @@ def smallest_draft(sources: Sequence[Source]) -> int:
     return 2 + probes + further_rows(sources)
 
 
-def parse_budget(tree: object, sources: Sequence[Source]) -> Budget | None:
-    """The budget of rows that `best:ROWS` asks for. Raises UserError for no such number.
+def default_budget(sources: Sequence[Source]) -> Budget:
+    """The budget of sources that are given no tree: a union's, or that of a method whose candidates fit none.
 
-    A union has one of its own, and so have methods whose candidates fit no fixed tree.
+    Raises UserError for settings that need too many rows.
     """
     adding = [source.facts for source in sources if source.facts.further_rows]
-    if tree is None and (adding or len(sources) > 1):
-        usual = [1 + facts.default_candidates + facts.further_rows for facts in adding]
-        rows = max(*usual, 8, smallest_draft(sources))
-        if rows > _MOST_ROWS:
-            raise UserError(f"a draft of {rows} rows is larger than the largest, {_MOST_ROWS}: choose smaller settings")
-        return Budget(rows)
-    if not isinstance(tree, str) or not tree.startswith("best:"):
-        return None
+    rows = max(8, smallest_draft(sources), *(1 + f.default_candidates + f.further_rows for f in adding))
+    if rows > _MOST_ROWS:
+        raise UserError(f"a draft of {rows} rows is larger than the largest, {_MOST_ROWS}: choose smaller settings")
+    return _checked(Budget(rows), sources)
+
+
+def parse_budget(tree: str, sources: Sequence[Source]) -> Budget:
+    """The budget of rows that `best:ROWS` asks for. Raises UserError for no such number, or too few rows."""
     parts = tree.removeprefix("best:").split(",")
     found = [re.fullmatch(r"(\d+)(?:@(\d+(?:\.\d+)?))?", part) for part in parts]
     rows = [int(match[1]) if match else 0 for match in found]
     if not 2 <= rows[-1] <= _MOST_ROWS or not all(found):
         raise UserError(f"tree {tree!r}: write best:ROWS with 2 to {_MOST_ROWS} rows, or best:ROWS@MS,ROWS@MS")
     if len(parts) == 1:
-        return Budget(rows[0])
+        return _checked(Budget(rows[0]), sources)
     costs = [float(match[2] or 0) for match in found]
     if min(costs) <= 0:
         raise UserError(f"tree {tree!r}: of several sizes each needs its milliseconds, as in best:1@21,4@23.5")
     if not rows[0] or any(more <= less for less, more in itertools.pairwise(rows)):
         raise UserError(f"tree {tree!r}: sizes must be given in order, from 1 row on")
-    return Budget(rows[-1], tuple(zip(rows, costs, strict=True)))
+    return _checked(Budget(rows[-1], tuple(zip(rows, costs, strict=True))), sources)
+
+
+def _checked(budget: Budget, sources: Sequence[Source]) -> Budget:
+    budget.divided(sources)  # refuses one that is too small
+    return budget

@@ -1,16 +1,135 @@
-"""What `jaxspec tune` chose for this machine: which of a drafter's methods, and the tree."""
+"""What `jaxspec tune` chose for a machine: how to decode there, kept in files, and applied to a drafter."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from jaxspec.decoding.method import Calibration
 from jaxspec.drafters.budget import Budget
-from jaxspec.drafters.choice import TunedChoice, choice_name, find_choice
 from jaxspec.drafters.drafter import Drafter, autoregressive, join_notes
 from jaxspec.errors import UserError
-from jaxspec.files import shipped_folder, user_cache
+from jaxspec.files import read_json, shipped_folder, user_cache, write_json
 from jaxspec.machine import this_machine
+from jaxspec.trees import TreePlan
+from jaxspec.trees.plan import plan_from_json, plan_to_json
+
+_FILE = "tuned.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class TunedChoice:
+    """The fastest way to decode under given circumstances.
+
+    Attributes:
+      machine: of `this_machine`.
+      dtype: of the base's weights.
+      adapter: digest of the weights that it was made for; others would have other accuracies.
+      batch_size: prompts decoded together.
+      cache_length: S, slots of the cache while measuring.
+      temperature: of sampling; 0 is greedy.
+      tree: fixed trees, or the budget of a union; None where autoregressive decoding is faster than all of them.
+      name: the tree in words.
+      info: the figures behind it.
+      draft_vocabulary: how many tokens to draft; 0 is all.
+      sources: those of a union's methods that pay together.
+      calibration: [M][2] of each source, at this temperature; those left out keep their own.
+    """
+
+    machine: dict[str, Any]
+    dtype: str
+    adapter: str
+    batch_size: int
+    cache_length: int
+    temperature: float
+    tree: TreePlan | str | None
+    name: str
+    info: dict[str, Any]
+    draft_vocabulary: int = 0
+    sources: Sequence[str] = ()
+    calibration: Mapping[str, Calibration] = dataclasses.field(default_factory=dict)
+
+
+def save_choice(folder: Path, method: str, choice: TunedChoice) -> Path:
+    """Write a choice into a folder, in place of an earlier one under the same circumstances."""
+    kept = [c for c in _read(folder, method) if _circumstances(c) != _circumstances(choice)]
+    rows = [
+        dataclasses.asdict(c) | {"tree": plan_to_json(c.tree) if isinstance(c.tree, TreePlan) else c.tree}
+        for c in [*kept, choice]
+    ]
+    write_json(folder / _FILE, {"method": method, "choices": rows})
+    return folder / _FILE
+
+
+def choice_name(drafter: Drafter) -> str:
+    """The names of its methods, in whatever order they were given."""
+    return "+".join(sorted(source.method.name for source in drafter.sources))
+
+
+def find_choice(
+    folder: Path | None, drafter: Drafter, batch_size: int = 1, temperature: float = 0.0, anywhere: bool = False
+) -> TunedChoice | None:
+    """What was chosen on this machine for this drafter and dtype, nearest to what is asked for.
+
+    Where there is none, one made on a machine that differs only in its processor counts, if it drafts at all.
+
+    Args:
+      folder: where choices are kept; None for an adapter that was not read from disk, which has none.
+      drafter: whatever its shape.
+      batch_size: a choice made for less than half or more than twice as many prompts does not count.
+      temperature: of sampling; choices for greedy decoding do not count for sampling, nor the other way round.
+      anywhere: take one made on any other machine, or for another dtype, too, if it drafts at all.
+
+    Returns:
+      The nearest choice, the newest of several, or None.
+
+    Raises:
+      UserError: a damaged file.
+    """
+    choices = _read(folder, choice_name(drafter)) if folder else []
+    near = [
+        choice
+        for choice in reversed(choices)
+        if choice.adapter == drafter.digest
+        and batch_size / 2 <= choice.batch_size <= batch_size * 2
+        and (choice.temperature > 0) == (temperature > 0)
+    ]
+    machine, dtype = this_machine(), drafter.model.precision
+    here = [c for c in near if (c.machine, c.dtype) == (machine, dtype)]
+    alike = [c for c in near if anywhere or (_kind(c.machine), c.dtype) == (_kind(machine), dtype)]
+    return min(
+        here or [c for c in alike if c.tree is not None],
+        key=lambda c: (abs(c.temperature - temperature), abs(c.batch_size - batch_size)),
+        default=None,
+    )
+
+
+def _kind(machine: dict[str, Any]) -> dict[str, Any]:
+    """A machine without the name of its processor."""
+    return {name: value for name, value in machine.items() if name != "processor"}
+
+
+def _circumstances(choice: TunedChoice) -> tuple:
+    return choice.machine, choice.dtype, choice.adapter, choice.batch_size, choice.cache_length, choice.temperature
+
+
+def _read(folder: Path, method: str) -> list[TunedChoice]:
+    file = folder / _FILE
+    if not file.exists():
+        return []
+    content = read_json(file)
+    if content.get("method") != method:
+        raise UserError(f"{file}: these trees belong to method {content.get('method')!r}, not {method!r}")
+    try:
+        return [TunedChoice(**row | {"tree": _tree(row["tree"], str(file))}) for row in content["choices"]]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{file}: not written by `jaxspec tune` ({error})") from None
+
+
+def _tree(value: Any, file: str) -> TreePlan | str | None:
+    return value if value is None or isinstance(value, str) else plan_from_json(value, file)
 
 
 def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0) -> Drafter:
@@ -38,7 +157,8 @@ def as_chosen(drafter: Drafter, choice: TunedChoice) -> Drafter:
     if choice.tree is None:
         note = f"no tree of {drafter.name} pays on this machine: autoregressive decoding"
         return autoregressive(drafter.model).with_tree(None, note=note)
-    where = "this machine" if choice.machine == this_machine() else "another machine (run `jaxspec tune` for this one)"
+    here = choice.machine == this_machine()
+    where = "this machine" if here else "another machine (`jaxspec tune` tunes for this one)"
     line = f"tuned for {where}: {choice.name} (batch {choice.batch_size}, temperature {choice.temperature:g})"
     chosen = _chosen_sources(drafter, choice)
     trained = any(source.trained for source in chosen.sources)
@@ -62,7 +182,7 @@ def _chosen_sources(drafter: Drafter, choice: TunedChoice) -> Drafter:
 
 
 def tuned_choice(drafter: Drafter, batch_size: int, temperature: float) -> TunedChoice | None:
-    """What `jaxspec tune` chose for this machine; of methods that are not tuned beside an adapter, else what ships."""
+    """The choice of `jaxspec tune` for this machine; for unions and untrained methods else the one that ships."""
     wanted = (drafter, batch_size, temperature)
     if _keeps_beside_adapter(drafter):
         return find_choice(drafter.source.adapter.folder, *wanted)
@@ -71,7 +191,7 @@ def tuned_choice(drafter: Drafter, batch_size: int, temperature: float) -> Tuned
 
 
 def choice_folder(drafter: Drafter) -> Path | None:
-    """Where `jaxspec tune` keeps its choices: beside the one adapter, else in the user's cache."""
+    """The folder of the choices of `jaxspec tune`: beside the one adapter, else in the user's cache."""
     if _keeps_beside_adapter(drafter):
         return drafter.source.adapter.folder
     return user_cache("unions", choice_name(drafter))

@@ -1,4 +1,4 @@
-"""Another base as a draft model: found beside the one that it drafts for, and refused where it has other tokens."""
+"""Another base as a draft model: loaded for the base that it drafts for, and refused where it has other tokens."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """PPD inside a draft model (Chen, 2024, section 6.4.2): the draft model decodes its own draft with probes.
 
-A draft model is a base, so a method with probes can draft for it. The chain that it drafts is token for token the one
-that it would draft without, in fewer passes: each verifies what the probes of the pass before have guessed.
+A draft model is a base, so a method with probes can draft for it. Its chain is token for token the one without probes,
+in fewer passes: each pass verifies the guesses that the probes of the pass before have made.
 
     observe   |t0 t1 t2| r ? ?          the text, the newest token, and its probes: the first candidate and two guesses
     pass 1     t0 t1 t2  r | a b c ...  the candidate, the guesses, and probes behind each: b is right, c is not
@@ -35,7 +35,7 @@ from jaxspec.model.rows import run_rows
 
 @flax.struct.dataclass
 class Chain:
-    """A chain on its way, with its siblings.
+    """An unfinished chain, with its siblings.
 
     Attributes:
       cache: of the draft model, with the candidates that it has verified.
@@ -56,14 +56,14 @@ class Chain:
     passes: jax.Array
 
     def write(self, at: jax.Array, ranked: tuple[jax.Array, jax.Array, jax.Array | None]) -> Chain:
-        """With levels from `at` [B] on, as `rank` returns them."""
+        """The chain with new levels from `at` [B] on, as `rank` returns them."""
         put = jax.vmap(lambda buffer, new, at: lax.dynamic_update_slice(buffer, new, (at, 0)))
         levels = (self.tokens, self.log_p, self.log_q)
         tokens, log_p, log_q = (x if x is None else put(x, new, at) for x, new in zip(levels, ranked, strict=True))
         return self.replace(tokens=tokens, log_p=log_p, log_q=log_q)
 
     def follows(self, least: float) -> jax.Array:
-        """[B, n + m + 1] bool, levels whose chain before them is more probable than `least`, a logarithm."""
+        """[B, n + m + 1] bool, levels behind a chain that is more probable than `least`, a logarithm."""
         before = jnp.cumsum(self.log_p[..., 0], axis=1) - self.log_p[..., 0]
         return before > least
 

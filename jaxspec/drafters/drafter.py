@@ -1,4 +1,4 @@
-"""A drafter: methods with their adapters, what makes a draft of their offers, and the base they decode on."""
+"""The host-side part of a drafter: sources, the shape that makes a draft of their offers, and the base."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxspec.decoding.method import Finalized, Method
 from jaxspec.decoding.shape import Best, StaticTree
 from jaxspec.decoding.tree import Path
 from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.budget import Budget, parse_budget
+from jaxspec.drafters.budget import Budget, default_budget, parse_budget
 from jaxspec.drafters.source import Source
 from jaxspec.errors import UserError
 from jaxspec.trees import TreePlan, from_paths, parse_tree
@@ -25,16 +25,18 @@ from jaxspec.weights.params import params_fingerprint
 class Drafter:
     """Ready to decode. Made by `load_drafter`, `make_drafter` or `autoregressive`.
 
+    The host-side part: files, weights, a user's words; `DeviceDrafter` is a pytree in the jitted loop.
+
     Attributes:
       sources: methods with their adapters; at most one of them adds rows.
-      model: the base they decode on: the one that they were loaded for, or what a method has tuned that to.
-      shape: fixed draft trees, of one source alone, or a budget of rows.
+      model: the base they decode on: the one that they were loaded for, or a method's tuned version of it.
+      shape: fixed draft trees, of one source alone, or a budget of rows; by default a tree without candidates.
       note: how the shape was chosen, in words; empty where it was asked for.
     """
 
     sources: tuple[Source, ...]
     model: Model
-    shape: TreePlan | Budget
+    shape: TreePlan | Budget = from_paths([])
     note: str = ""
 
     @property
@@ -44,7 +46,7 @@ class Drafter:
 
     @property
     def digest(self) -> str:
-        """Names what drafts, and on which base, for choices that hold of it alone."""
+        """A name of the sources' weights and of the base, for choices that hold for these alone."""
         digests = sorted(filter(None, (source.digest for source in self.sources)))
         alone = len(self.sources) == 1 and self.sources[0].adapter is not None
         return digests[0] if alone else "+".join([self.model.fingerprint, *digests])
@@ -83,19 +85,19 @@ class Drafter:
 
     @property
     def least_rows(self) -> int:
-        """Rows of its smallest step. Kernels lie as is best for these: a loaded machine mostly takes the smallest."""
+        """Rows of its smallest step, which get the best layout of kernels: a loaded machine mostly takes it."""
         sizes = self.shape.sizes if isinstance(self.shape, Budget) else ()
         return sizes[0][0] if sizes else self.num_rows
 
     @functools.cached_property
     def on_device(self) -> DeviceDrafter:
-        """What the jitted loop takes."""
+        """The device-side part."""
         sources = tuple(source.on_device(self.model) for source in self.sources if source.facts.distances)
         return DeviceDrafter(sources, self.device_shape)
 
     @property
     def device_shape(self) -> StaticTree | Best:
-        """What makes drafts of offers there."""
+        """The device-side part of the shape."""
         if isinstance(self.shape, Budget):
             return self.shape.on_device(self.sources)
         return StaticTree(self.shape.arrays(self.source.facts.probes))
@@ -125,32 +127,20 @@ class Drafter:
             source.with_vocabulary(None if any(trained) and not own else draft_vocabulary)
             for source, own in zip(self.sources, trained, strict=True)
         )
-        drafter = dataclasses.replace(self, sources=sources, note=note)
-        if budget := parse_budget(tree, sources):
-            budget.divided(sources)  # refuses one that is too small
-            return dataclasses.replace(drafter, shape=budget)
-        if len(sources) > 1:
-            raise UserError(f"{self.name}: a union takes a tree of best:ROWS, got {str(tree)!r}")
-        [source] = sources
-        plan = _plan(source, tree)
-        tokens = source.draft_vocabulary or self.model.config.vocab_size
-        if plan.max_rank >= tokens:
-            raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {tokens}")
-        learned = source.facts.learned_distances
-        if tree is not None and plan.depth > learned:
-            warning = f"warning: a tree of {plan.depth} levels, and {self.name} has learned {learned}"
-            drafter = dataclasses.replace(drafter, note=join_notes(note, warning))
-        return dataclasses.replace(drafter, shape=plan)
+        shape, learned = _shape(sources, tree), sources[0].facts.learned_distances
+        if tree is not None and isinstance(shape, TreePlan) and shape.depth > learned:
+            note = join_notes(note, f"warning: a tree of {shape.depth} levels, and {self.name} has learned {learned}")
+        return dataclasses.replace(self, sources=sources, shape=shape, note=note)
 
 
 def join_notes(*notes: str) -> str:
-    """One line of those that say something."""
+    """One line of the notes that are not empty."""
     return "; ".join(filter(None, notes))
 
 
 def autoregressive(model: Model) -> Drafter:
     """The drafter that drafts nothing."""
-    return Drafter((Source(Method(), {}, model.config),), model, from_paths([]))
+    return Drafter((Source(Method(), {}, model.config),), model)
 
 
 def make_drafter(
@@ -166,11 +156,11 @@ def make_drafter(
     """
     final, model = finalized(adapter.method, adapter.trainable, model)
     source = Source(final.method, final.trainable, model.config, adapter)
-    return Drafter((source,), model, from_paths([])).with_tree(tree, draft_vocabulary)
+    return Drafter((source,), model).with_tree(tree, draft_vocabulary)
 
 
 def finalized(method: Method, trainable: PyTree, model: Model) -> tuple[Finalized, Model]:
-    """What decodes after training, and its base as a model, which `Method.finalize` may change."""
+    """The result of `Method.finalize`, and its base as a model."""
     final = method.finalize(trainable, model.base)
     if final.base is not model.base:
         fingerprint = params_fingerprint(model.config, final.base.params)
@@ -184,9 +174,17 @@ def method_plan(method: Method, config: ModelConfig, spec: str, accuracy: Sequen
     return parse_tree(spec, method.name, facts.distances, accuracy, facts.probe_cost)
 
 
-def _plan(source: Source, tree: str | TreePlan | Sequence[Path] | None) -> TreePlan:
-    """The fixed trees of a source to decode with; None is its own."""
+def _shape(sources: Sequence[Source], tree: str | TreePlan | Sequence[Path] | None) -> TreePlan | Budget:
+    """The shape that is asked for of some sources; None for their own."""
+    source, *others = sources
     method, facts = source.method, source.facts
+    if tree is None and (others or facts.further_rows):
+        return default_budget(sources)
+    if isinstance(tree, str) and tree.startswith("best:"):
+        return parse_budget(tree, sources)
+    if others:
+        names = "+".join(each.method.name for each in sources)
+        raise UserError(f"{names}: a union takes a tree of best:ROWS, got {str(tree)!r}")
     if isinstance(tree, str):
         plan = method_plan(method, source.config, tree, source.accuracy)
     elif tree is not None:
@@ -200,4 +198,7 @@ def _plan(source: Source, tree: str | TreePlan | Sequence[Path] | None) -> TreeP
     followed = {path[:-1] for state in plan.states for path in state.paths}
     if facts.chain_only and len(followed) > plan.depth:
         raise UserError(f"{method.name}: it drafts a chain here: give the tree chain:N or best:N")
+    tokens = source.draft_vocabulary or source.config.vocab_size
+    if plan.max_rank >= tokens:
+        raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {tokens}")
     return plan

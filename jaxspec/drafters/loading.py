@@ -1,50 +1,30 @@
-"""From a method's name to a drafter that is ready to decode."""
+"""From a drafter as a user writes it to one that is ready to decode."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxspec.config import ModelConfig
-from jaxspec.decoding.method import Method
 from jaxspec.decoding.tree import Path as TreePath
-from jaxspec.drafters.adapter import OWN_MODEL, WEIGHTS, Adapter, find_shipped, read_adapter
+from jaxspec.drafters.adapter import OWN_MODEL, WEIGHTS, Adapter, find_shipped, load_adapter, read_head
 from jaxspec.drafters.choices import choose_tree
 from jaxspec.drafters.draft_source import draft_source
 from jaxspec.drafters.draft_steps import with_steps
 from jaxspec.drafters.drafter import Drafter, finalized
 from jaxspec.drafters.source import Source
-from jaxspec.errors import UserError, suggest
-from jaxspec.files import read_json
-from jaxspec.methods.amphista import Amphista
-from jaxspec.methods.bita import BiTA
-from jaxspec.methods.dflash import DFlash
+from jaxspec.drafters.spec import DrafterSpec, parse_drafter
+from jaxspec.errors import UserError
+from jaxspec.methods import METHODS
 from jaxspec.methods.draft_model import DraftModel
-from jaxspec.methods.eagle import Eagle
-from jaxspec.methods.hidden_transfer import HiddenTransfer
-from jaxspec.methods.hydra import Hydra
-from jaxspec.methods.lookahead import Jacobi, Lookahead
-from jaxspec.methods.medusa import Medusa
-from jaxspec.methods.ppd import PPD
-from jaxspec.methods.prompt_lookup import PromptLookup
-from jaxspec.methods.rest import Rest
-from jaxspec.methods.self_speculative import SelfSpeculative
-from jaxspec.methods.space import SPACE
-from jaxspec.methods.suffix import Suffix
-from jaxspec.methods.token_recycling import TokenRecycling
-from jaxspec.trees import TreePlan, from_paths
+from jaxspec.trees import TreePlan
 from jaxspec.weights.load import Model
 from jaxspec.weights.params import params_fingerprint
 
-_TRAINED = (PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista, Eagle, DFlash, DraftModel)
-_ALL = (Method, *_TRAINED, PromptLookup, Suffix, Rest, TokenRecycling, Lookahead, Jacobi, SelfSpeculative)
-METHODS: dict[str, type[Method]] = {cls.name: cls for cls in _ALL}
-
 
 def load_drafter(
-    name: str | Sequence[str],
+    text: str | Sequence[str] | DrafterSpec,
     model: Model,
     adapter: str | Path | None = None,
     *,
@@ -58,135 +38,82 @@ def load_drafter(
     """A method, or a union of several, ready to decode on a base.
 
     Args:
-      name: a key of `METHODS`; for a union several of them, as a list or joined as in `medusa+prompt_lookup`. One
-        without adapter may have settings: `lookahead:window=5,ngram=4`; one with an adapter those that its class calls
-        `adjustable`: `draft_model:confidence=0.5`.
+      text: a drafter as `parse_drafter` reads it, such as `ppd`, `lookahead:window=5,ngram=4` or `medusa+suffix
+        tree=best:5 vocabulary=8192`, or what that returned; or a list of methods. The arguments from `adapter` on,
+        without `batch_size` and `temperature`, are short forms of its settings. Settings of a method whose adapter
+        brings them are those that its class calls `adjustable`: `draft_model:confidence=0.5`.
       model: the base.
       adapter: folder of a trained adapter, or of a datastore; default the one that ships for this method and base. In a
         union it goes to the method that it belongs to.
-      tree: the draft tree: `auto`, the fastest way to decode that `jaxspec tune` found, on this machine or else
-        on one like it, which may be autoregressive decoding; a specification like `sparse:16`; `best:8` for the best
+      tree: the draft tree: `auto`, the fastest way to decode that `jaxspec tune` has found on this machine or one like
+        it, which may be autoregressive decoding; a specification like `sparse:16`; `best:8` for the best
         nodes of all offers, chosen in every step, within so many rows; a plan; or a list of paths. Default the
         adapter's own, and `best:8` for a union.
       draft_vocabulary: draft only so many of the base's most frequent tokens; 0 drafts all; default the adapter's own.
       batch_size: prompts decoded together, for `auto`.
       temperature: of sampling, for `auto`; 0 is greedy.
-      draft_model: of the method `draft_model`: a base, as `load_model` takes or returns it; or the folder of what
-        `jaxspec train` made of this one's layers. Default the one that ships for this base.
+      draft_model: of the method `draft_model`: a base, as `load_model` takes or returns it; or the folder of one
+        made of this one's layers by `jaxspec train`. Default the one that ships for this base.
       draft_adapter: folder of an adapter of PPD, or of another method with probes, for the draft model; or the name of
         the method, for the adapter of it that ships for the draft model.
 
     Raises:
-      UserError: an unknown method, methods that cannot be joined, no adapter, one of another method or base, a draft
-        model with other tokens, or a tree that does not fit.
+      UserError: a drafter that cannot be read, a setting given in the text and as an argument, no adapter, one of
+        another method or base, a draft model with other tokens, or a tree that does not fit.
     """
-    drafter = _join(_parsed(name), model, adapter, draft_model, draft_adapter)
-    if tree != "auto":
-        return drafter.with_tree(tree, draft_vocabulary, drafter.note)
-    if draft_vocabulary is not None:
-        raise UserError(f"{drafter.name}: a tree of auto brings its own draft vocabulary, got {draft_vocabulary}")
-    return choose_tree(drafter, batch_size, temperature)
+    spec = text if isinstance(text, DrafterSpec) else parse_drafter(text)
+    spec = spec.with_settings(
+        tree=tree, vocabulary=draft_vocabulary, adapter=adapter, draft=draft_model, draft_adapter=draft_adapter
+    )
+    drafter = _with_adapters(spec, model)
+    if spec.tree == "auto":
+        return choose_tree(drafter, batch_size, temperature)
+    return drafter.with_tree(spec.tree, spec.vocabulary, drafter.note)
 
 
-def _check_known(name: str) -> None:
-    if name not in METHODS:
-        raise UserError(f"unknown method {name!r}{suggest(name, METHODS)}; methods: {', '.join(METHODS)}")
-
-
-def method_names(name: str | Sequence[str]) -> list[str]:
-    """The names of a union's methods, or of the one.
-
-    Raises:
-      UserError: an unknown one, settings that it does not have, or some that cannot be joined.
-    """
-    return [method.name for method, _ in _parsed(name)]
-
-
-def _parsed(name: str | Sequence[str]) -> list[tuple[Method, dict[str, Any]]]:
-    """The methods of a union, or the one, with their settings, as in `lookahead:window=5,ngram=4+suffix`."""
-    texts = name.split("+") if isinstance(name, str) else list(name)
-    parsed = [_parse_method(text) for text in texts]
-    methods = [method for method, _ in parsed]
-    joined, names = "+".join(texts), [method.name for method in methods]
-    for method in methods:
-        if names.count(method.name) > 1:
-            raise UserError(f"{joined}: {method.name} is there twice")
-        if len(names) > 1 and type(method) is Method:
-            raise UserError(f"{joined}: {method.name} drafts nothing, leave it out")
-    if not names:
-        raise UserError("a union needs at least one method")
-    return parsed
-
-
-def _parse_method(text: str) -> tuple[Method, dict[str, Any]]:
-    """A method by its name, and the settings behind it. Raises UserError for what it does not have."""
-    name, _, given = text.partition(":")
-    _check_known(name)
-    cls, settings = METHODS[name], {}
-    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-    if cls.adjustable is not None:
-        defaults = {setting: defaults[setting] for setting in cls.adjustable}
-        if given and not defaults:
-            raise UserError(f"{text}: the settings of {name} are those of its adapter")
-    for part in given.split(",") if given else []:
-        setting, _, value = part.partition("=")
-        if setting not in defaults:
-            known = ", ".join(defaults) or "no settings"
-            raise UserError(f"{text}: {name} has no setting {setting!r}{suggest(setting, defaults)}; it has {known}")
-        kind = type(defaults[setting])
-        try:
-            settings[setting] = kind(value)
-        except ValueError:
-            kinds = {int: "a whole number", float: "a number"}
-            raise UserError(f"{text}: {setting} must be {kinds[kind]}, got {value!r}") from None
-    return cls(**settings), settings
-
-
-def _join(
-    parsed: Sequence[tuple[Method, dict[str, Any]]],
-    model: Model,
-    adapter: str | Path | None,
-    draft_model: Model | str | Path | None,
-    draft_adapter: str | Path | None,
-) -> Drafter:
+def _with_adapters(spec: DrafterSpec, model: Model) -> Drafter:
     """The methods with their adapters, on the base that they decode on."""
-    names, note = [method.name for method, _ in parsed], ""
-    facts = [method.facts(model.config) for method, _ in parsed]
-    adding = [name for name, fact in zip(names, facts, strict=True) if fact.adds_rows]
+    names, draft = [each.method.name for each in spec.methods], spec.draft
+    facts = [each.method.facts(model.config) for each in spec.methods]
+    adding = [name for name, each in zip(names, facts, strict=True) if each.adds_rows]
     if len(adding) > 1:
-        joined = "+".join(names)
-        raise UserError(f"{joined}: only one method of a union can have probes or a window, got {' and '.join(adding)}")
-    trained = [name for name, fact in zip(names, facts, strict=True) if fact.trained]
-    folders = {} if adapter is None else {_owner(names, Path(adapter), model.config): adapter}
-    for what, given in {"draft model": draft_model, "draft adapter": draft_adapter}.items():
+        raise UserError(
+            f"drafter {spec.text!r}: only one method of a union can have probes or a window, got {' and '.join(adding)}"
+        )
+    folders = {} if spec.adapter is None else {_owner(names, Path(spec.adapter), model.config): spec.adapter}
+    for what, given in {"draft model": draft, "draft adapter": spec.draft_adapter}.items():
         if given is not None and DraftModel.name not in names:
             raise UserError(f"{'+'.join(names)}: a {what} is for the method {DraftModel.name}")
-    if draft_model is not None:
+    if draft is not None:
         if DraftModel.name in folders:
-            raise UserError(f"{DraftModel.name} takes an adapter or a draft model, not both; got {str(adapter)!r} too")
-        if not isinstance(draft_model, Model) and (Path(draft_model) / "adapter.json").exists():
-            folders[DraftModel.name], draft_model = draft_model, None
-    sources, own = [], model
-    for plain, settings in parsed:
-        name = plain.name
-        if not plain.facts(model.config).adapter:
-            sources.append(Source(plain, {}, model.config))
+            raise UserError(
+                f"{DraftModel.name} takes an adapter or a draft model, not both; got {str(spec.adapter)!r} too"
+            )
+        if not isinstance(draft, Model) and (Path(draft) / "adapter.json").exists():
+            folders[DraftModel.name], draft = draft, None
+    sources, own, note = [], model, ""
+    for each in spec.methods:
+        name = each.method.name
+        if not each.method.facts(model.config).adapter:
+            sources.append(Source(each.method, {}, model.config))
             continue
-        if draft_model is not None and name == DraftModel.name:
-            source, note = draft_source(draft_model, model, **settings)
+        if draft is not None and name == DraftModel.name:
+            source, note = draft_source(draft, model, **dict(each.settings))
             sources.append(source)
             continue
         loaded = open_adapter(name, model, folders.get(name))
         final, decodes = finalized(loaded.method, loaded.trainable, model)
-        if decodes is not model and len(trained) > 1:
+        if decodes is not model and sum(each.trained for each in facts) > 1:
             raise UserError(
                 f"{'+'.join(names)}: {name} tunes the base, and the other adapters are of the base as it was"
             )
         own = own if decodes is model else decodes
-        sources.append(Source(dataclasses.replace(final.method, **settings), final.trainable, own.config, loaded))
-    if draft_adapter is not None:
-        sources = [_stepped(source, draft_adapter, model) for source in sources]
-    return Drafter(tuple(sources), own, from_paths([]), note)
+        sources.append(
+            Source(dataclasses.replace(final.method, **dict(each.settings)), final.trainable, model.config, loaded)
+        )
+    if spec.draft_adapter is not None:
+        sources = [_stepped(source, spec.draft_adapter, model) for source in sources]
+    return Drafter(tuple(sources), own, note=note)
 
 
 def _stepped(source: Source, adapter: str | Path, model: Model) -> Source:
@@ -198,12 +125,12 @@ def _stepped(source: Source, adapter: str | Path, model: Model) -> Source:
     folder = find_shipped(adapter, fingerprint) if adapter in METHODS else Path(adapter)
     if folder is None:
         raise UserError(f"no adapter of {adapter} ships for this draft model: train one, or give its folder")
-    declared = _declared(folder)
-    wanted = declared.get("fingerprint")
+    head = read_head(folder)
+    wanted = head.get("fingerprint")
     if wanted != fingerprint:
-        whose = "the base" if wanted == model.fingerprint else f"another base ({declared.get('base')!r})"
+        whose = "the base" if wanted == model.fingerprint else f"another base ({head.get('base')!r})"
         raise UserError(f"{folder}: a draft adapter belongs to the draft model, and this one to {whose}")
-    return with_steps(source, load_adapter(folder, config))
+    return with_steps(source, load_adapter(folder, config, head))
 
 
 def _owner(names: Sequence[str], adapter: Path, config: ModelConfig) -> str:
@@ -213,7 +140,7 @@ def _owner(names: Sequence[str], adapter: Path, config: ModelConfig) -> str:
         raise UserError(f"{'+'.join(names)} takes no adapter, got {str(adapter)!r}")
     if len(takers) == 1:
         return takers[0]
-    declared = _declared(adapter).get("method")
+    declared = read_head(adapter).get("method")
     if declared not in takers:
         raise UserError(f"{adapter}: this adapter belongs to method {declared!r}, not to {' or '.join(takers)}")
     return declared
@@ -228,18 +155,12 @@ def ships(name: str, model: Model) -> bool:
     return folder is not None and (folder / WEIGHTS).exists()
 
 
-def load_adapter(folder: Path, config: ModelConfig) -> Adapter:
-    """The adapter in a folder, of whichever method, checked against the base's shapes. Raises UserError."""
-    return read_adapter(folder, config, METHODS)
-
-
 def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> Adapter:
     """The adapter that fits a method and a base; the arguments of `load_drafter`.
 
     Raises:
       UserError: a method that takes none, no adapter, or one of another method or base.
     """
-    _check_known(name)
     if not METHODS[name]().facts(model.config).adapter:
         raise UserError(f"{name} takes no adapter")
     folder = Path(adapter) if adapter else find_shipped(name, model.fingerprint)
@@ -250,32 +171,24 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
             f"the adapter of {name} is too large for the installed package: take the folder adapters/{folder.name} "
             "from the project's repository and give it with --adapter, from Python with adapter="
         )
-    declared = _declared(folder)
-    if declared.get("method") != name:
-        raise UserError(f"{folder}: this adapter belongs to method {declared.get('method')!r}, not {name!r}")
-    if declared.get("fingerprint") != model.fingerprint:
+    head = read_head(folder)
+    if head.get("method") != name:
+        raise UserError(f"{folder}: this adapter belongs to method {head.get('method')!r}, not {name!r}")
+    if head.get("fingerprint") != model.fingerprint:
         beside = folder / OWN_MODEL
         hint = f"; its base was trained with it: give {beside} as the model" if beside.is_dir() else ""
         raise UserError(
-            f"{folder}: this adapter was trained for another base ({declared.get('base')!r}, fingerprint "
-            f"{declared.get('fingerprint')}); {model.name!r} has {model.fingerprint}{hint}"
+            f"{folder}: this adapter was trained for another base ({head.get('base')!r}, fingerprint "
+            f"{head.get('fingerprint')}); {model.name!r} has {model.fingerprint}{hint}"
         )
-    return load_adapter(folder, model.config)
+    return load_adapter(folder, model.config, head)
 
 
 def _how_to_make(name: str, model: Model) -> str:
     """What to do where no adapter ships."""
     facts = METHODS[name]().facts(model.config)
     if not facts.trained:
-        return (
-            f"{name} needs an adapter that `jaxspec {facts.adapter}` builds: run it and give its folder with --adapter"
-        )
+        command = f"jaxspec {facts.adapter}"
+        return f"{name} needs an adapter that `{command}` builds: run it and give its folder with --adapter"
     hint = ", or name another base with --draft-model" if name == DraftModel.name else ""
     return f"no adapter of {name} ships for {model.name!r}; train one with `jaxspec train` and give its folder{hint}"
-
-
-def _declared(folder: Path) -> dict[str, Any]:
-    """What an adapter says of itself."""
-    if not (folder / "adapter.json").exists():
-        raise UserError(f"{folder}: no adapter there (adapter.json is missing)")
-    return read_json(folder / "adapter.json")

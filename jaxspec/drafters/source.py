@@ -1,4 +1,4 @@
-"""A source: a method with its adapter, as one of those that feed a draft."""
+"""The host-side part of a source: a method with its adapter."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ from jaxspec.weights.load import Model
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """A method as one of those that feed a draft.
+    """A method with its adapter, as one of several that feed a draft.
+
+    The host-side part: files, weights, settings; `DeviceSource` is a pytree in the jitted loop.
 
     Attributes:
       method: its settings.
       trainable: its pytree, as trained, in the host's memory where it was read from disk.
-      config: of the base that it drafts for.
-      adapter: what it was made from; None for a method that takes none, or where other weights took its place.
+      config: shapes of the base that it drafts for.
+      adapter: that it was made from; None for a method that takes none, or where other weights took its place.
       draft_vocabulary: V', how many of the base's most frequent tokens it may draft; 0: all.
       calibration: `greedy` or `sampled`, in place of the adapter's and the method's own.
-      weights: names those that came to the adapter's, or took its place.
+      weights: a name of weights that were added to the adapter's, or took their place.
     """
 
     method: Method
@@ -47,7 +49,7 @@ class Source:
 
     @functools.cached_property
     def facts(self) -> Facts:
-        """What the base's shapes and the settings say of the method."""
+        """The properties of the method on its base."""
         return self.method.facts(self.config)
 
     @property
@@ -57,7 +59,7 @@ class Source:
 
     @property
     def digest(self) -> str:
-        """Names what it drafts with: weights, or settings that are not the defaults; empty without any."""
+        """A name of its weights, or of settings that are not the defaults; empty without any."""
         if self.adapter or self.weights:
             return "+".join(filter(None, (self.adapter and self.adapter.digest, self.weights)))
         text = method_text(self.method)
@@ -89,7 +91,7 @@ class Source:
         return dataclasses.replace(self, draft_vocabulary=count)
 
     def on_device(self, model: Model) -> DeviceSource:
-        """What the jitted loop takes, for the base that it decodes on."""
+        """The device-side part, for the base that it decodes on."""
         base, method = model.base, self.method
         if self.draft_vocabulary:
             base = base.drafting(jnp.asarray(self.adapter.frequent_tokens[: self.draft_vocabulary]))
@@ -120,11 +122,11 @@ class Source:
 
 
 def learning(base: Base, method: Method, frequent: np.ndarray | None) -> Base:
-    """A base for a method to learn on, and to be judged on: what it learns to draft is the base's draft vocabulary.
+    """The base that a method is trained and evaluated on: its draft vocabulary is the tokens that the method learns.
 
     Args:
       base: the frozen decoder.
-      method: what learns.
+      method: the method to train.
       frequent: token ids by how often the base writes them.
     """
     count = method.facts(base.decoder.config).learned_tokens

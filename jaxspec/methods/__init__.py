@@ -1,5 +1,6 @@
-"""One file per paper."""
+"""One file per paper, and the table of all methods by name."""
 
+from jaxspec.decoding.method import Method
 from jaxspec.methods.amphista import Amphista
 from jaxspec.methods.bita import BiTA
 from jaxspec.methods.dflash import DFlash
@@ -17,7 +18,12 @@ from jaxspec.methods.space import SPACE
 from jaxspec.methods.suffix import Suffix
 from jaxspec.methods.token_recycling import TokenRecycling
 
+_TRAINED = (PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista, Eagle, DFlash, DraftModel)
+_ALL = (Method, *_TRAINED, PromptLookup, Suffix, Rest, TokenRecycling, Lookahead, Jacobi, SelfSpeculative)
+METHODS: dict[str, type[Method]] = {cls.name: cls for cls in _ALL}
+
 __all__ = [
+    "METHODS",
     "PPD",
     "SPACE",
     "Amphista",

@@ -63,7 +63,7 @@ class BiTA(ProbeMethod):
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
         """Masks [M, D], and prompts: [P, D] (shallow) or keys and values of every layer, N(0, 0.02) (4.1)."""
-        self.check_layers(base)
+        self.check_layers(base.decoder.config.num_layers)
         for_masks, for_prompts = jax.random.split(key)
         M, width = self.distances, base.decoder.config.hidden_size
         if self.initial == "text":

@@ -26,11 +26,11 @@ import numpy as np
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import DraftContext, Offer, PyTree, offer_ranked
 from jaxspec.decoding.levels import Parents, offer_levels
-from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, check_choices, check_least
+from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, check_choices, check_decay, check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.context_layer import DraftLayer, copied_layer
 from jaxspec.methods.heads import beside, init_beside
-from jaxspec.methods.losses import check_decay, check_weights, future_loss
+from jaxspec.methods.losses import check_weights, future_loss
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache, commit, empty_cache

@@ -27,10 +27,10 @@ import jax.numpy as jnp
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import DraftContext, Offer, PyTree
 from jaxspec.decoding.levels import Parents, offer_levels
-from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, check_choices, check_least
+from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, check_choices, check_decay, check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.heads import beside, init_beside, root_mean_square
-from jaxspec.methods.losses import check_decay, targets
+from jaxspec.methods.losses import targets
 from jaxspec.model.attention import MASKED
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide

@@ -27,8 +27,8 @@ import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import DraftContext, Offer, PyTree, offer_ranked
-from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, check_choices, check_least
-from jaxspec.methods.losses import check_decay, check_weights, future_loss
+from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, check_choices, check_decay, check_least
+from jaxspec.methods.losses import check_weights, future_loss
 from jaxspec.model.attention import Context, causal_context, continued_context, masks_of, of_layer
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide

@@ -66,7 +66,7 @@ class HiddenTransfer(ProbeMethod):
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
         """W_1 .. W_k, each [D, D]: the identity, the pseudo state as a copy of the real one."""
-        self.check_layers(base)
+        self.check_layers(base.decoder.config.num_layers)
         return {f"step{i}": jnp.eye(base.decoder.config.hidden_size) for i in range(1, self.distances + 1)}
 
     def enter(

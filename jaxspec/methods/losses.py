@@ -14,12 +14,6 @@ from jaxspec.errors import UserError
 from jaxspec.model.base import Base
 
 
-def check_decay(name: str, decay: float) -> None:
-    """Raise UserError for a decay that is no share."""
-    if not 0 < decay <= 1:
-        raise UserError(f"{name}: decay must be above 0 and at most 1, got {decay}")
-
-
 def check_weights(name: str, alignment: float, labels: float) -> None:
     """Raise UserError for weights of the two parts of `future_loss` that leave nothing to learn."""
     if min(alignment, labels) < 0 or not alignment + labels > 0:

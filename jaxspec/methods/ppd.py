@@ -111,7 +111,7 @@ class PPD(ProbeMethod):
         Late ones copy the hidden states of such tokens at their layer. The parts are weights [M, n], a prefix of
         M * prefix_tokens keys and values, and a head [D, V].
         """
-        self.check_layers(base)
+        self.check_layers(base.decoder.config.num_layers)
         M, n = self.distances, self.ensemble
         for_tokens, for_prefix = jax.random.split(key)
         tokens = self._text_tokens(for_tokens, base.vocab_size)

@@ -30,10 +30,10 @@ import numpy as np
 
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import Draft, DraftContext, Offer, PyTree, offer_ranked
-from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, Stage, check_choices, check_least
+from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, Stage, check_choices, check_decay, check_least
 from jaxspec.decoding.tree import Tree
 from jaxspec.errors import UserError
-from jaxspec.methods.losses import check_decay, future_loss
+from jaxspec.methods.losses import future_loss
 from jaxspec.model.attention import causal_context
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache
@@ -141,9 +141,8 @@ class ProbeMethod(Method, abc.ABC):
         """Logits [..., V] from the hidden states [..., n, D] of probes at the distances [...]."""
         return base.draft_logits(mean_normed(base, exits))
 
-    def check_layers(self, base: Base) -> None:
-        """Raise UserError where probes would join beyond the layers that the base has."""
-        layers = base.decoder.config.num_layers
+    def check_layers(self, layers: int) -> None:
+        """Raise UserError where probes would join beyond so many layers, those of the base."""
         if self.exits > layers:
             raise UserError(f"{self.name}: {self.exits} exits need as many layers, this base has {layers}")
         highest = layers - self.exits
@@ -361,6 +360,8 @@ def text_states(base: Base, tokens: jax.Array, layer: int) -> jax.Array:
       tokens: [X] int32; the last one stands before the first as well, since a text's first state is unlike all others.
       layer: 0 gives the embeddings.
     """
+    if layer == 0:
+        return base.embed(tokens)
     text = jnp.roll(jnp.append(tokens, tokens[-1]), 1)[None]
     x, _ = base.rows(base.embed(text), causal_context(1, text.size), layers=(0, layer))
     return x[0, 1:]

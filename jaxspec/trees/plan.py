@@ -47,6 +47,8 @@ class State:
 class TreePlan:
     """Draft trees and the way from one to the next. Built by the functions of this package.
 
+    The host-side part, paths to search and to keep in files; `StaticTree` is their arrays in the jitted loop.
+
     Attributes:
       states: ordered by `needs`; a step that ends on a node with candidates for n distances is followed by the last
         one that needs at most n.
@@ -238,7 +240,7 @@ def plan_from_json(value: object, where: str) -> TreePlan:
     try:
         if value and all(isinstance(state, dict) for state in value):
             return make_plan([_state(entry) for entry in value])
-        return from_paths(_paths(value))
+        return from_paths(_state({"paths": value, "probes": [], "needs": 0}).paths)
     except (TypeError, ValueError, KeyError, AttributeError):
         raise UserError(f"{where}: neither a list of paths nor a list of tree states") from None
     except UserError as error:
@@ -246,16 +248,10 @@ def plan_from_json(value: object, where: str) -> TreePlan:
 
 
 def _state(value: dict) -> State:
-    borrows = value.get("borrows", False)
-    if not isinstance(borrows, bool):
+    paths, borrows = value["paths"], value.get("borrows", False)
+    if not isinstance(paths, list) or not isinstance(borrows, bool):
         raise ValueError
-    return State(_paths(value["paths"]), _whole(value["probes"]), _whole([value["needs"]])[0], borrows)
-
-
-def _paths(value: object) -> tuple[Path, ...]:
-    if not isinstance(value, list):
-        raise ValueError
-    return tuple(map(_whole, value))
+    return State(tuple(map(_whole, paths)), _whole(value["probes"]), _whole([value["needs"]])[0], borrows)
 
 
 def _whole(value: object) -> Path:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.drafters.budget import Budget, smallest_draft
-from jaxspec.drafters.choice import TunedChoice
+from jaxspec.drafters.choices import TunedChoice
 from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.drafters.source import learning
 from jaxspec.errors import UserError, check_at_least

@@ -54,7 +54,9 @@ def unpack(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if scale is None or scale.shape != (*values.shape[:-2], 1, values.shape[-1]) or identity.shape:
             raise ValueError(f"tensor {name!r} is int8, and its scales are missing or misshapen")
         weights[name] = _dequantize(values, scale, identity)
-    return weights | {name: value if _is_whole(value) else value.astype(np.float32) for name, value in rest.items()}
+    for name, value in rest.items():
+        weights[name] = value if value.dtype.kind in "iu" else value.astype(np.float32)
+    return weights
 
 
 def read_weights(file: Path) -> dict[str, np.ndarray]:

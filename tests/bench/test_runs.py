@@ -1,29 +1,21 @@
-"""What a user writes of a run, and the ways that it becomes."""
+"""The names of the drafters that are compared, and the ways to decode that they become."""
 
 import dataclasses
 import shutil
 
 import pytest
 
-import jaxspec.bench.runs
+import jaxspec.bench.ways
 from jaxspec.bench.config import BenchConfig
-from jaxspec.bench.runs import AGAIN, REFERENCE, Run, name_runs, parse_run
+from jaxspec.bench.runs import AGAIN, REFERENCE, name_runs
 from jaxspec.bench.ways import load_ways
-from jaxspec.drafters import open_adapter
-from jaxspec.drafters.choice import TunedChoice, save_choice
+from jaxspec.drafters import DrafterSpec, open_adapter
+from jaxspec.drafters.choices import TunedChoice, save_choice
 from jaxspec.errors import UserError
 from jaxspec.machine import this_machine
 from jaxspec.methods import SPACE
 from jaxspec.trees import chain
 from tests.helpers.bench import config_of, save_untrained
-
-
-def test_settings_come_in_any_order(tmp_path):
-    expected = Run("bita", "cartesian:2,1", 8192, f"{tmp_path}/my adapter")
-    assert parse_run(f"bita 'adapter={tmp_path}/my adapter' vocabulary=8192  tree=cartesian:2,1") == expected
-    (tmp_path / "my adapter").mkdir()
-    assert expected.text == "bita tree=cartesian:2,1 vocabulary=8192 'adapter=my adapter'"
-    assert expected.name == "bita tree=cartesian:2,1 vocabulary=8192" and parse_run(expected.name).adapter is None
 
 
 def test_names_tell_runs_apart():
@@ -36,17 +28,7 @@ def test_names_tell_runs_apart():
 @pytest.mark.parametrize(
     ("runs", "message"),
     [
-        (["medusaa"], "unknown method 'medusaa' (did you mean 'medusa'?)"),
-        (["ppd=chain:2"], "expected METHOD[+METHOD...] [tree=SPEC] [vocabulary=N] [adapter=DIR]"),
-        ([""], "unknown method ''"),
-        (["ppd tre=chain:2"], "got 'tre=chain:2' (did you mean 'tree'?)"),
-        (["ppd chain:2"], "got 'chain:2'"),
-        (["ppd tree="], "got 'tree='"),
-        (["ppd tree=chain:1 tree=chain:2"], "tree is given twice"),
-        (["ppd vocabulary=x"], "vocabulary must be a whole number, got 'x'"),
-        (["ppd tree=auto vocabulary=5"], "brings its own vocabulary"),
-        (["ppd 'adapter=x"], "No closing quotation"),
-        (["autoregressive tree=chain:2"], "autoregressive drafts nothing and takes no settings"),
+        (["ppd chain:2"], "drafter 'ppd chain:2': got 'chain:2'"),
         (["ppd", "ppd"], "two runs are called 'ppd'"),
         (["ppd tree=a vocabulary=1", "ppd vocabulary=1 tree=a"], "two runs are called 'ppd tree=a vocabulary=1'"),
         (["autoregressive"] * 3, "two runs are called 'autoregressive again'"),
@@ -58,23 +40,13 @@ def test_what_makes_no_sense_is_refused(runs, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_draft_model_is_part_of_a_runs_name(tmp_path):
-    """And its folders are named without the way to them."""
-    (tmp_path / "small").mkdir()
-    run = parse_run(f"draft_model draft={tmp_path}/small draft-adapter=owner/ppd tree=chain:4")
-    assert run == Run("draft_model", "chain:4", draft=f"{tmp_path}/small", draft_adapter="owner/ppd")
-    assert run.name == "draft_model tree=chain:4 draft=small draft-adapter=owner/ppd"
-
-
 def test_an_adapter_is_loaded_once(files, model, monkeypatch):
-    loaded, load = [], jaxspec.bench.runs.load_drafter
-    monkeypatch.setattr(
-        jaxspec.bench.runs, "load_drafter", lambda *args, **more: loaded.append(args[0]) or load(*args, **more)
-    )
+    loaded, load = [], jaxspec.bench.ways.load_drafter
+    monkeypatch.setattr(jaxspec.bench.ways, "load_drafter", lambda *args: loaded.append(args[0]) or load(*args))
     ways = load_ways(config_of(files, "ppd", "ppd tree=cartesian:2,1", "medusa"), model)
     assert list(ways) == ["autoregressive", "ppd", "ppd tree=cartesian:2,1", "medusa"]
     assert ways["ppd"].drafter.plan.num_nodes == 4 and ways["ppd"].bytes > 0
-    assert loaded == ["autoregressive", "ppd", "medusa"]
+    assert [DrafterSpec(spec.methods).text for spec in loaded] == ["autoregressive", "ppd", "medusa"]
 
 
 def test_a_tuned_base_is_shared(model, tmp_path):

@@ -64,13 +64,13 @@ def test_text_goes_to_stdout_and_figures_to_stderr(decode_rows, decode_text, str
 
 
 @pytest.mark.slow
-def test_other_ways_stand_beside(decode_rows, decode_text):
+def test_drafters_are_compared(decode_rows, decode_text):
     ways = ["suffix tree=best:3", "prompt_lookup tree=best:4"]
-    options = ["--prompt", "hello", *(word for way in ways for word in ("--beside", way))]
+    options = ["--prompt", "hello", *(word for way in ways for word in ("--compare-with", way))]
     [row] = decode_rows(*options)
-    assert list(row["beside"]) == ways and row["identical_to_autoregressive"]
-    assert all(other["identical_to_autoregressive"] for other in row["beside"].values())
-    assert list(row["beside"][ways[1]]["sources"]) == ["prompt_lookup"]
+    assert list(row["compared_with"]) == ways and row["identical_to_autoregressive"]
+    assert all(other["identical_to_autoregressive"] for other in row["compared_with"].values())
+    assert list(row["compared_with"][ways[1]]["sources"]) == ["prompt_lookup"]
     out, err = decode_text(*options)
     assert out == "".join(f"[{name}]\n{row['text']}\n" for name in ("ppd", *ways, "autoregressive"))
     assert [f"({name})" in err for name in ("ppd", *ways)] == [True] * 3 and err.count("identical: yes") == 3
@@ -79,15 +79,15 @@ def test_other_ways_stand_beside(decode_rows, decode_text):
 @pytest.mark.parametrize(
     ("ways", "message"),
     [
-        (["sufix"], "run 'sufix': expected METHOD"),
-        (["suffix", "suffix"], "--beside 'suffix': that way to decode is there twice"),
+        (["sufix"], "drafter 'sufix': unknown method 'sufix' (did you mean 'suffix'?)"),
+        (["suffix", "suffix"], "--compare-with 'suffix': that drafter is there twice"),
         (["suffix tree=chain:99"], "is too deep: suffix has candidates for 16 distances"),
         (["autoregressive tree=chain:2"], "drafts nothing and takes no settings"),
     ],
 )
 def test_a_way_that_makes_no_sense_is_refused(decode_rows, ways, message):
     with pytest.raises(UserError) as error:
-        decode_rows("--prompt", "hello", *(word for way in ways for word in ("--beside", way)))
+        decode_rows("--prompt", "hello", *(word for way in ways for word in ("--compare-with", way)))
     assert message in str(error.value)
 
 

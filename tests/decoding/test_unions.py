@@ -17,7 +17,6 @@ from jaxspec.decoding.method import Facts, Method
 from jaxspec.drafters import METHODS, load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
 from jaxspec.drafters.drafter import autoregressive
-from jaxspec.drafters.loading import method_names
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate, generate_many
 from jaxspec.methods import (
@@ -366,7 +365,3 @@ def test_a_damaged_calibration_is_refused(tiny, calibration):
 
 def test_a_union_has_rows_for_the_probes_of_a_node(tiny):
     assert union([PPD(ensemble=3), LOOKUP], tiny, 40).with_tree(None).num_rows == 11
-
-
-def test_names_are_read_from_text_or_lists():
-    assert method_names("medusa+prompt_lookup") == method_names(["medusa", "prompt_lookup"])

@@ -7,7 +7,7 @@ import safetensors.numpy
 
 from jaxspec.drafters import load_adapter, load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
-from jaxspec.drafters.choice import TunedChoice, save_choice
+from jaxspec.drafters.choices import TunedChoice, save_choice
 from jaxspec.drafters.drafter import autoregressive, make_drafter
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate, generate_many, stream

@@ -12,8 +12,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.loop import decode
 from jaxspec.decoding.method import Batch, ReadChunk, abstract_trainable
 from jaxspec.decoding.tree import select_trees
-from jaxspec.drafters import METHODS
-from jaxspec.drafters.adapter import Adapter, read_adapter, save_adapter
+from jaxspec.drafters.adapter import Adapter, load_adapter, save_adapter
 from jaxspec.drafters.drafter import autoregressive, make_drafter
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
@@ -224,7 +223,7 @@ def test_settings_that_make_no_sense(tiny, tmp_path):
     one = dataclasses.replace(EAGLE, reads=(3,))
     save_adapter(tmp_path, Adapter(EAGLE, one.init(jax.random.key(0), tiny.base), tiny.fingerprint, {}))
     with pytest.raises(UserError, match=r"'fc/kernel' has shape \[32, 32\], eagle on this base needs \[64, 32\]"):
-        read_adapter(tmp_path, TINY, METHODS)
+        load_adapter(tmp_path, TINY)
 
 
 def in_numpy(*given):

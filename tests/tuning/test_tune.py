@@ -11,7 +11,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.method import Facts, Method
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
-from jaxspec.drafters.choice import save_choice
+from jaxspec.drafters.choices import save_choice
 from jaxspec.drafters.drafter import autoregressive, make_drafter
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate_many

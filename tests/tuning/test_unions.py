@@ -8,7 +8,7 @@ import pytest
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.draft import Offer
 from jaxspec.drafters import choice_folder, choose_tree
-from jaxspec.drafters.choice import TunedChoice, choice_name, save_choice
+from jaxspec.drafters.choices import TunedChoice, choice_name, save_choice
 from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate

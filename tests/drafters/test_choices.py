@@ -6,10 +6,10 @@ import json
 import jax
 import pytest
 
-import jaxspec.drafters.choice as tuned
+import jaxspec.drafters.choices as tuned
 from jaxspec.drafters import load_adapter, load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
-from jaxspec.drafters.choice import TunedChoice, find_choice, save_choice
+from jaxspec.drafters.choices import TunedChoice, find_choice, save_choice
 from jaxspec.errors import UserError
 from jaxspec.machine import this_machine
 from jaxspec.methods import PPD
