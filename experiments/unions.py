@@ -21,7 +21,8 @@ from jaxspec.cli.tune import unseen_by_all
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.draft import Draft
-from jaxspec.decoding.loop import decode, prefill, start
+from jaxspec.decoding.loop import decode
+from jaxspec.decoding.prompt import prefill
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.state import Decoding
 from jaxspec.drafters import load_drafter
@@ -99,10 +100,9 @@ def steps(drafter: Drafter, prompt: str, tokens: int) -> Iterator[tuple[list[int
     model, ids = drafter.model, drafter.model.encode(prompt)
     sampler = make_sampler(SamplingConfig())
     decoding = Decoding(model.base_for(drafter.num_rows), drafter.on_device, sampler, jnp.array(model.eos), Match())
-    text, lengths = jnp.array([ids], jnp.int32), jnp.array([len(ids)], jnp.int32)
-    taps, capacity = drafter.on_device.taps(model.config.num_layers), len(ids) + tokens + 64
-    cache, read = prefill(decoding.base, text, lengths, capacity=capacity, chunk=len(ids), taps=taps)
-    state = start(decoding, cache, read, jnp.array([tokens]), jnp.zeros(1, jnp.uint32), width=tokens)
+    rows = (np.array([ids], np.int32), np.array([len(ids)], np.int32), np.array([tokens]), np.zeros(1, np.uint32))
+    sizes = {"capacity": len(ids) + tokens + 64, "chunk": len(ids), "width": tokens}
+    state = prefill(decoding.base, decoding, *rows, **sizes)
     while not bool(state.done[0]):
         draft, count = jax.device_get(state.draft), int(state.counts[0])
         written = jax.device_get(state.tokens)[0, :count].tolist()

@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Acceptance, Match
-from jaxspec.decoding.loop import decode, prefill, start
+from jaxspec.decoding.loop import decode
+from jaxspec.decoding.prompt import prefill
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafters.drafter import Drafter
@@ -90,10 +91,9 @@ class Job:
         tokens, lengths = pad_tokens(prompts, padded)
         seeds = np.full(len(prompts), self._seed % 2**32, np.uint32)
         chunk = min(padded, prefill_chunk())
-        taps = self._decoding.drafter.taps(self.model.config.num_layers)
+        texts = (tokens, lengths, np.array(limits, np.int32), seeds)
         with in_mesh(self.mesh), Stopwatch() as watch:
-            cache, prompt = prefill(self.model.base, tokens, lengths, capacity=capacity, chunk=chunk, taps=taps)
-            state = start(self._decoding, cache, prompt, np.array(limits, np.int32), seeds, width=width)
+            state = prefill(self.model.base, self._decoding, *texts, capacity=capacity, chunk=chunk, width=width)
             jax.block_until_ready(state)
         return RunningBatch(state, watch.seconds, 0.0, watch.compile_seconds)
 
