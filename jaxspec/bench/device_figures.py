@@ -21,7 +21,7 @@ from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
 from jaxspec.generation.divergence import first_divergence
 from jaxspec.generation.generate import Generation, generate
-from jaxspec.generation.job import buffer_sizes, decoding_of
+from jaxspec.generation.job import bucket, buffer_sizes, decoding_of
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.training.batches import make_batch
@@ -81,7 +81,7 @@ def of_one_size(prompts: list[list[int]], max_new_tokens: int, depth: int = _DEP
       max_new_tokens: of each answer.
       depth: of the deepest tree.
     """
-    sizes = [buffer_sizes(len(prompt), max_new_tokens, depth) for prompt in prompts]
+    sizes = [(bucket(len(prompt)), *buffer_sizes(len(prompt), max_new_tokens, depth)) for prompt in prompts]
     most = max(sizes, key=sizes.count)
     return [prompt for prompt, size in zip(prompts, sizes, strict=True) if size == most]
 

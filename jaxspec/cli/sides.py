@@ -40,9 +40,8 @@ class Side:
             seconds, self._compile_seconds = self._compile_seconds, 0.0
             yield dataclasses.replace(answer, compile_seconds=answer.compile_seconds + seconds)
 
-    def _pieces(self, prompts: Sequence[str]) -> Iterator[Iterable[Generation]]:
-        """For every prompt, its answer so far again and again, or once where it is not streamed."""
+    def _pieces(self, prompts: Sequence[str]) -> Iterable[Iterable[Generation]]:
+        """For every prompt, its answer so far again and again, or once, alone in a tuple, where it is not streamed."""
         if self._streamed:
             return (stream(self._drafter, prompt, **self._settings) for prompt in prompts)
-        answers = iterate(self._drafter, prompts, batch_size=self._batch_size, **self._settings)
-        return ([answer] for answer in answers)
+        return zip(iterate(self._drafter, prompts, batch_size=self._batch_size, **self._settings), strict=True)
