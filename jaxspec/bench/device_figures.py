@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import ModelConfig, TrainConfig
-from jaxspec.decoding.loop import prefill
+from jaxspec.config import ModelConfig, SamplingConfig, TrainConfig
+from jaxspec.decoding.prompt import prefill
 from jaxspec.drafters import METHODS, load_drafter
 from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
 from jaxspec.generation.divergence import first_divergence
 from jaxspec.generation.generate import Generation, generate
-from jaxspec.generation.job import buffer_sizes
+from jaxspec.generation.job import bucket, buffer_sizes, decoding_of
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.training.batches import make_batch
@@ -79,7 +79,7 @@ def of_one_size(prompts: list[list[int]], max_new_tokens: int, depth: int = _DEP
       max_new_tokens: tokens per answer.
       depth: depth of the deepest tree.
     """
-    sizes = [buffer_sizes(len(prompt), max_new_tokens, depth) for prompt in prompts]
+    sizes = [(bucket(len(prompt)), *buffer_sizes(len(prompt), max_new_tokens, depth)) for prompt in prompts]
     most = max(sizes, key=sizes.count)
     return [prompt for prompt, size in zip(prompts, sizes, strict=True) if size == most]
 
@@ -182,10 +182,12 @@ def _bytes_per_second() -> float:
 def prefill_figure(name: str) -> dict[str, Any]:
     """Tokens per second of prefill, and the memory bandwidth that steps are compared with."""
     model = _random(name)
-    tokens, lengths = np.ones((1, _PREFILL), np.int32), np.array([_PREFILL], np.int32)
+    tokens, lengths, zero = np.ones((1, _PREFILL), np.int32), np.array([_PREFILL], np.int32), np.zeros(1, np.uint32)
+    decoding = decoding_of(autoregressive(model), 1, SamplingConfig())
 
     def run() -> Any:
-        return prefill(model.base, tokens, lengths, capacity=_PREFILL, chunk=_PREFILL)
+        rows = (tokens, lengths, lengths, zero)
+        return prefill(model.base, decoding, *rows, capacity=_PREFILL, chunk=_PREFILL, width=1)
 
     return {"tokens_per_second": _PREFILL / _best(run), "streaming_gigabytes_per_second": _bytes_per_second() / 1e9}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Lowered
 
@@ -15,8 +16,9 @@ from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, readabl
 from jaxspec.config import MeshConfig, ModelConfig, SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.drafter import DeviceDrafter
-from jaxspec.decoding.loop import decode, prefill, start
+from jaxspec.decoding.loop import decode
 from jaxspec.decoding.method import Batch
+from jaxspec.decoding.prompt import prefill
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.shape import StaticTree
 from jaxspec.decoding.source import DeviceSource
@@ -221,15 +223,11 @@ def abstract_state(
       batch_size: B.
       capacity: S, slots of the cache.
     """
-    tokens, lengths = _ints((batch_size, _PROMPT)), _ints((batch_size,))
     decoding = Decoding(base, drafter, make_sampler(SamplingConfig()), jnp.zeros(1, jnp.int32), Match())
-
-    def begin(decoding: Decoding, tokens: jax.Array, lengths: jax.Array) -> Any:
-        taps = decoding.drafter.taps(decoding.base)
-        cache, prompt = prefill(decoding.base, tokens, lengths, capacity=capacity, chunk=_PROMPT, taps=taps)
-        return start(decoding, cache, prompt, lengths, jnp.zeros(batch_size, jnp.uint32), width=64)
-
-    state = jax.eval_shape(begin, decoding, tokens, lengths)
+    tokens, lengths = np.ones((batch_size, _PROMPT), np.int32), np.full(batch_size, _PROMPT, np.int32)
+    rows = (tokens, lengths, lengths, np.zeros(batch_size, np.uint32))
+    sizes = {"capacity": capacity, "chunk": _PROMPT, "width": 64}
+    state = jax.eval_shape(lambda decoding: prefill(decoding.base, decoding, *rows, **sizes), decoding)
     places = jax.tree.map(lambda x: NamedSharding(mesh, partition(mesh, x.shape, state_names(x))), state)
     return decoding, with_shardings(state, places)
 

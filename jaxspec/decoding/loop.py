@@ -1,6 +1,5 @@
-"""Prefill, one step, and the jitted loop that repeats it.
+"""One step, and the jitted loop that repeats it.
 
-prefill   prompt -> cache, hidden states, first token
 step      rows through the base -> accept -> commit -> emit -> observe -> offer -> draft
 decode    while_loop over step, until every row is done or `max_steps` have run
 """
@@ -8,146 +7,17 @@ decode    while_loop over step, until every row is done or `max_steps` have run
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.decoding.draft import Accepted, Draft, DraftContext, Pace, PyTree
-from jaxspec.decoding.drafter import DeviceDrafter
+from jaxspec.decoding.draft import Accepted, Draft
 from jaxspec.decoding.method import ReadChunk, Step
-from jaxspec.decoding.state import DecodeState, Decoding, Prompt, divided_state
-from jaxspec.decoding.stats import Stats, count
-from jaxspec.model.attention import Context
-from jaxspec.model.base import Base
-from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows, pin_layouts
-from jaxspec.model.chunks import run_in_chunks
-from jaxspec.model.rows import read_layers, run_rows
-
-
-@functools.partial(jax.jit, static_argnames=("capacity", "chunk", "taps"))
-def prefill(
-    base: Base, tokens: jax.Array, lengths: jax.Array, *, capacity: int, chunk: int, taps: tuple[int, ...] = ()
-) -> tuple[Cache, Prompt]:
-    """Run the prompts through the base.
-
-    Args:
-      base: the frozen decoder.
-      tokens: [B, T] int32, padded on the right.
-      lengths: [B] int32.
-      capacity: S of the cache.
-      chunk: tokens to run at once, a divisor of T.
-      taps: before which layers the drafter reads hidden states.
-
-    Returns:
-      The cache, and what methods see of the prompts.
-    """
-    B = len(tokens)
-    cache = empty_cache(base.decoder.config, B, capacity, base.dtype)
-
-    def run(tokens: jax.Array, context: Context) -> tuple[tuple[jax.Array, dict[int, jax.Array]], Cache]:
-        hidden, kv, read = read_layers(base, tokens, taps, context)
-        return (hidden, read), kv
-
-    (hidden, read), cache = run_in_chunks(run, tokens, cache, chunk, _chunks(lengths, chunk))
-    logits = base.logits(hidden[jnp.arange(B), lengths - 1])
-    return divided_state(cache), Prompt(tokens, lengths, hidden, read, logits, chunk)
-
-
-@functools.partial(jax.jit, static_argnames=("width",), donate_argnames=("cache",))
-def start(
-    decoding: Decoding, cache: Cache, prompt: Prompt, limits: jax.Array, seeds: jax.Array, *, width: int
-) -> DecodeState:
-    """The state after prefill: the first token emitted, the first draft made.
-
-    Args:
-      decoding: what stays as it is.
-      cache: from `prefill`.
-      prompt: from `prefill`.
-      limits: [B] int32, tokens to emit; 0 for rows that only pad the batch.
-      seeds: [B] uint32.
-      width: room of the output buffer, at least the largest limit.
-    """
-    B, lengths, drafter = len(limits), prompt.lengths, decoding.drafter
-    first = decoding.first_token(prompt.logits, seeds, lengths)
-    contexts = decoding.draft_contexts(drafter.shape.begin(B), seeds, first, lengths, cache)
-    states = _read_prompt(drafter, contexts, prompt, first, cache.capacity)
-    return begin(decoding, cache, states, first, lengths, limits, seeds, width=width)
-
-
-def begin(
-    decoding: Decoding,
-    cache: Cache,
-    states: list[PyTree],
-    first: jax.Array,
-    lengths: jax.Array,
-    limits: jax.Array,
-    seeds: jax.Array,
-    *,
-    width: int,
-) -> DecodeState:
-    """The state once every source has read the prompts: `start` after that, for whoever reads them in another way.
-
-    Args:
-      decoding: what stays as it is.
-      cache: of the prompts.
-      states: what each source remembers of them and of the first token.
-      first: [B] int32, the first token.
-      lengths: [B] int32, of the prompts.
-      limits: [B] int32, tokens to emit.
-      seeds: [B] uint32.
-      width: room of the output buffer.
-    """
-    B, shape = len(limits), decoding.drafter.shape
-    trees, room = shape.begin(B), width + shape.depth + 1
-    counts = jnp.minimum(limits, 1)
-    done = (counts >= limits) | jnp.isin(first, decoding.eos)
-    pace = None if shape.costs is None else Pace.begin(~done, shape.costs[0])
-    offers = decoding.offers(decoding.draft_contexts(trees, seeds, first, lengths, cache), states, done, pace)
-    state = DecodeState(
-        cache=cache,
-        lengths=lengths,
-        tokens=jnp.zeros((B, room), jnp.int32).at[:, 0].set(first),
-        drafted_by=jnp.zeros((B, room), jnp.int32),
-        counts=counts,
-        limits=limits,
-        done=done,
-        draft=shape.draft(trees, first, offers, pace),
-        method_states=states,
-        seeds=seeds,
-        stats=Stats.zero(B, len(decoding.drafter.sources), shape.depth).with_offers(offers, ~done),
-        pace=pace,
-    )
-    return divided_state(state)
-
-
-def _read_prompt(
-    drafter: DeviceDrafter, contexts: Sequence[DraftContext], prompt: Prompt, first: jax.Array, capacity: int
-) -> list[PyTree]:
-    """What every source remembers of the prompts and of the first token after them [B], read chunk by chunk."""
-    B, W = len(prompt.tokens), prompt.chunk
-    tokens = jnp.pad(prompt.tokens, ((0, 0), (0, 1))).at[jnp.arange(B), prompt.lengths].set(first)
-    pairs = zip(drafter.sources, contexts, strict=True)
-    empty = [source.method.init_state(context.base, B, capacity) for source, context in pairs]
-
-    def read(chunk: jax.Array, states: list[PyTree]) -> list[PyTree]:
-        start = chunk * W
-        text = lax.dynamic_slice_in_dim(tokens, start, W + 1, axis=1)
-        hidden, taps = jax.tree.map(
-            lambda x: lax.dynamic_slice_in_dim(x, start, W, axis=1), (prompt.hidden, prompt.taps)
-        )
-        chunk = ReadChunk(text, hidden, jnp.full(B, start), jnp.clip(prompt.lengths - start, 0, W), taps)
-        return drafter.observe(contexts, chunk, states)
-
-    # XLA does not know the number of chunks. If it knew that it is 1, it would work out at compile time what a prompt
-    # sees of an empty cache.
-    return lax.fori_loop(0, _chunks(prompt.lengths, W), read, empty)
-
-
-def _chunks(lengths: jax.Array, width: int) -> jax.Array:
-    """How many chunks it takes to read the longest of some prompts [B]."""
-    return lax.div(jnp.max(lengths) + width - 1, width)
+from jaxspec.decoding.state import DecodeState, Decoding, divided_state
+from jaxspec.decoding.stats import count
+from jaxspec.model.cache import Cache, commit, gather_rows, pin_layouts
+from jaxspec.model.rows import run_rows
 
 
 def step(decoding: Decoding, state: DecodeState) -> DecodeState:

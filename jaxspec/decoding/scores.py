@@ -23,10 +23,10 @@ class Scores:
     tokens: jax.Array
 
     @classmethod
-    def zero(cls, batch: int, width: int, count: int) -> Scores:
-        """Room for `width` tokens and K = `count` best ones at each."""
-        shape = (batch, width, count)
-        return cls(jnp.zeros(shape[:2]), jnp.zeros(shape), jnp.zeros(shape, jnp.int32))
+    def begin(cls, logits: jax.Array, tokens: jax.Array, width: int, count: int) -> Scores:
+        """Of first tokens [B] by the base's logits there [B, V], with room for `width` tokens and K = `count` best."""
+        first = score(logits[:, None], tokens[:, None], count)
+        return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, width - 1), (0, 0))[: x.ndim]), first)
 
     def append(self, logits: jax.Array, path: jax.Array, tokens: jax.Array, at: jax.Array, wanted: jax.Array) -> Scores:
         """The scores with those of one step; unchanged where no row wants any.

@@ -1,4 +1,4 @@
-"""Data of the decoding loop: constants, prompts, and the state that changes from step to step."""
+"""Data of the decoding loop: constants, and the state that changes from step to step."""
 
 from __future__ import annotations
 
@@ -90,27 +90,6 @@ class Decoding:
             )
             for source, tree in zip(self.drafter.sources, trees, strict=False)
         ]
-
-
-@flax.struct.dataclass
-class Prompt:
-    """The prompts after prefill.
-
-    Attributes:
-      tokens: [B, T] int32, padded on the right.
-      lengths: [B] int32.
-      hidden: [B, T, D], hidden states of all positions, before the final norm.
-      taps: {layer: hidden states [B, T, D] before it}, of the layers asked for.
-      logits: [B, V] float32, the base's own after each prompt.
-      chunk: positions to run at once, a divisor of T (static).
-    """
-
-    tokens: jax.Array
-    lengths: jax.Array
-    hidden: jax.Array
-    taps: dict[int, jax.Array]
-    logits: jax.Array
-    chunk: int = flax.struct.field(pytree_node=False)
 
 
 @flax.struct.dataclass

@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Acceptance, Match
-from jaxspec.decoding.loop import insert
+from jaxspec.decoding.loop import decode, insert
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError
-from jaxspec.generation.job import Job, RunningBatch, bucket
+from jaxspec.generation.job import Job, RunningBatch, Settings, bucket
 from jaxspec.generation.prompts import as_text, encode_prompts
 from jaxspec.parallel.processes import host
 from jaxspec.parallel.sharding import in_mesh, parts_of_batch
@@ -92,23 +92,24 @@ class Generation:
 
 def _collect(drafter: Drafter, run: RunningBatch, row: int, prompt: str) -> Generation:
     """The answer of one batch row as it stands."""
-    model, state, count = drafter.model, run.state, int(run.state.counts[row])
-    stats, names = state.stats, [source.method.name for source in drafter.sources if source.facts.distances]
-    offered, accepted, expected = (host(x)[row].tolist() for x in (stats.offered, stats.accepted, stats.expected))
-    tokens = host(state.tokens)[row, :count].tolist()
+    model, state, count = drafter.model, run.state, int(host(run.state.counts)[row])
+    tokens, drafted_by = (host(x)[row, :count].tolist() for x in (state.tokens, state.drafted_by))
+    stats = jax.tree.map(lambda x: host(x)[row].tolist(), state.stats)
+    names = [source.method.name for source in drafter.sources if source.facts.distances]
+    each = map(SourceStats, stats.offered[1:], stats.accepted[1:], stats.expected[1:])
     return Generation(
         prompt=prompt,
         text=model.decode(tokens) if model.tokenizer else "",
         tokens=tokens,
-        drafted_by=host(state.drafted_by)[row, :count].tolist(),
-        steps=int(state.stats.steps[row]),
-        offered=offered[0],
-        accepted=accepted[0],
+        drafted_by=drafted_by,
+        steps=stats.steps,
+        offered=stats.offered[0],
+        accepted=stats.accepted[0],
         prefill_seconds=run.prefill_seconds,
         decode_seconds=run.decode_seconds,
         compile_seconds=run.compile_seconds,
-        sources=dict(zip(names, map(SourceStats, offered[1:], accepted[1:], expected[1:]), strict=True)),
-        draft_passes=int(stats.draft_passes[row]),
+        sources=dict(zip(names, each, strict=True)),
+        draft_passes=stats.draft_passes,
     )
 
 
@@ -117,13 +118,9 @@ def iterate(
     prompts: Sequence[str | Sequence[int]],
     max_new_tokens: int = 128,
     *,
-    sampling: SamplingConfig = SamplingConfig(),
-    seed: int = 0,
-    acceptance: Acceptance = Match(),
     batch_size: int = 1,
-    chat: bool = True,
-    max_length: int | None = None,
     max_steps: int = _UNBOUNDED,
+    **settings: Any,
 ) -> Iterator[Generation]:
     """Answer prompts, batch by batch as the answers are asked for.
 
@@ -131,14 +128,9 @@ def iterate(
       drafter: from `load_drafter`.
       prompts: texts or token ids.
       max_new_tokens: stop there, or at an end-of-text token.
-      sampling: greedy by default.
-      seed: with sampling, decides the text; the same for every prompt.
-      acceptance: `Match` gives autoregressive decoding's text, `Rejection` another of the same distribution,
-        `Typical` is lossy.
       batch_size: prompts decoded together; each accepts at its own pace.
-      chat: wrap texts in the tokenizer's chat template, where it has one.
-      max_length: longest prompt and answer together, in tokens; default the base's context.
       max_steps: forward passes after prefill; a few are enough to warm up.
+      **settings: of `Settings`: `sampling`, `seed`, `acceptance`, `chat`, `max_length`.
 
     Yields:
       One `Generation` per prompt, in order.
@@ -148,41 +140,58 @@ def iterate(
     """
     if batch_size < 1:
         raise UserError(f"batch-size must be at least 1, got {batch_size}")
-    model = drafter.model
-    encoded = encode_prompts(model, prompts, max_new_tokens, chat, max_length)
-    job = Job(drafter, sampling, seed, acceptance, min(batch_size, len(encoded)))
+    how = Settings(**settings)
+    encoded = encode_prompts(drafter.model, prompts, max_new_tokens, how.chat, how.max_length)
+    rows = min(batch_size, len(encoded))  # also of a last short batch: it keeps the compiled shape
+    job = Job(drafter, how, rows)
     for first in range(0, len(encoded), batch_size):
         batch = encoded[first : first + batch_size]
-        padding = min(batch_size, len(encoded)) - len(batch)  # a last short batch keeps the compiled shape
-        limits = [max_new_tokens] * len(batch) + [0] * padding
-        sizes = job.sizes(max(map(len, batch)), max_new_tokens)
-        run = job.begin([*batch, *[[0]] * padding], limits, *sizes)
-        job.advance(run, max_steps)
+        run = job.begin(batch, max_new_tokens, rows, *job.sizes(max(map(len, batch)), max_new_tokens))
+        with job.timed(run):
+            run.state = decode(job.decoding, run.state, np.int32(max_steps))
         for row in range(len(batch)):
-            yield _collect(drafter, run, row, as_text(model, prompts[first + row]))
+            yield _collect(drafter, run, row, as_text(drafter.model, prompts[first + row]))
 
 
 def generate(
-    drafter: Drafter,
-    prompts: Sequence[str | Sequence[int]],
-    max_new_tokens: int = 128,
-    **settings: Any,
+    drafter: Drafter, prompts: Sequence[str | Sequence[int]], max_new_tokens: int = 128, **settings: Any
 ) -> list[Generation]:
-    """Answer prompts: `iterate` as a list, with the same arguments.
+    """The answers to prompts as a list: `iterate`, with the same arguments."""
+    return list(iterate(drafter, prompts, max_new_tokens, **settings))
+
+
+def stream(
+    drafter: Drafter,
+    prompt: str | Sequence[int],
+    max_new_tokens: int = 128,
+    *,
+    steps_per_chunk: int = 4,
+    **settings: Any,
+) -> Iterator[Generation]:
+    """Answer one prompt piece by piece: the answer so far after every few steps.
 
     Args:
       drafter: from `load_drafter`.
-      prompts: texts or token ids.
+      prompt: text or token ids.
       max_new_tokens: stop there, or at an end-of-text token.
-      **settings: `sampling`, `seed`, `acceptance`, `batch_size`, `chat`, `max_length`, `max_steps` as in `iterate`.
+      steps_per_chunk: forward passes between two yields.
+      **settings: as in `iterate`.
 
-    Returns:
-      One `Generation` per prompt, in order.
+    Yields:
+      The `Generation` as it stands; the last one is complete.
 
     Raises:
       UserError: a prompt or a setting that makes no sense.
     """
-    return list(iterate(drafter, prompts, max_new_tokens, **settings))
+    how = Settings(**settings)
+    [ids] = encode_prompts(drafter.model, [prompt], max_new_tokens, how.chat, how.max_length)
+    job, text = Job(drafter, how, 1), as_text(drafter.model, prompt)
+    run = job.begin([ids], max_new_tokens, 1, *job.sizes(len(ids), max_new_tokens))
+    yield _collect(drafter, run, 0, text)
+    while not np.all(host(run.state.done)):
+        with job.timed(run):
+            run.state = decode(job.decoding, run.state, np.int32(steps_per_chunk))
+        yield _collect(drafter, run, 0, text)
 
 
 def generate_many(
@@ -211,13 +220,13 @@ def generate_many(
     Yields:
       Index of a prompt and the ids of its answer, in the order they finish.
     """
-    job = Job(drafter, sampling, seed, Match(), batch_size)  # however few are left: resumed ones round alike
+    job = Job(drafter, Settings(sampling, seed), batch_size)  # however few are left: resumed ones round alike
     parts = parts_of_batch(job.mesh)  # of a number that they do not divide every one would hold all rows
     batch_size = bucket(min(batch_size, len(prompts)), parts, parts)
     refill = min(refill, batch_size)
     together = bucket(refill, parts, parts)
-    _, width, capacity = job.sizes(max(map(len, prompts)), max_new_tokens)
-    run = job.begin([[0]] * batch_size, [0] * batch_size, bucket(1), width, capacity)  # all rows free
+    sizes = job.sizes(max(map(len, prompts)), max_new_tokens)
+    run = job.begin([], max_new_tokens, batch_size, *sizes)  # all rows free
     owner: list[int | None] = [None] * batch_size
     waiting = list(range(len(prompts)))[::-1]
     while waiting or any(prompt is not None for prompt in owner):
@@ -225,60 +234,16 @@ def generate_many(
         while waiting and len(free) >= min(refill, len(waiting)):
             taken = [waiting.pop() for _ in range(min(together, len(free), len(waiting)))]
             rows, free = free[: len(taken)], free[len(taken) :]
-            padding = together - len(taken)
-            limits = [max_new_tokens] * len(taken) + [0] * padding
-            batch = [*(prompts[i] for i in taken), *[[0]] * padding]
-            fresh = job.begin(batch, limits, bucket(max(map(len, batch))), width, capacity)
+            fresh = job.begin([prompts[i] for i in taken], max_new_tokens, together, *sizes)
+            places = np.array(rows + [batch_size] * (together - len(taken)), np.int32)
             with in_mesh(job.mesh):
-                run.state = insert(run.state, fresh.state, np.array(rows + [batch_size] * padding, np.int32))
+                run.state = insert(run.state, fresh.state, places)
             for row, prompt in zip(rows, taken, strict=True):
                 owner[row] = prompt
-        job.advance(run, steps_per_chunk)
-        done, counts = host(run.state.done), host(run.state.counts)
-        tokens = host(run.state.tokens)
+        with job.timed(run):
+            run.state = decode(job.decoding, run.state, np.int32(steps_per_chunk))
+        done, counts, tokens = map(host, (run.state.done, run.state.counts, run.state.tokens))
         for row, prompt in enumerate(owner):
             if prompt is not None and done[row]:
                 owner[row] = None
                 yield prompt, tokens[row, : counts[row]].tolist()
-
-
-def stream(
-    drafter: Drafter,
-    prompt: str | Sequence[int],
-    max_new_tokens: int = 128,
-    *,
-    sampling: SamplingConfig = SamplingConfig(),
-    seed: int = 0,
-    acceptance: Acceptance = Match(),
-    chat: bool = True,
-    max_length: int | None = None,
-    steps_per_chunk: int = 4,
-) -> Iterator[Generation]:
-    """Answer one prompt piece by piece: the arguments of `generate`, the answer so far after every few steps.
-
-    Args:
-      drafter: from `load_drafter`.
-      prompt: text or token ids.
-      max_new_tokens: stop there, or at an end-of-text token.
-      sampling: greedy by default.
-      seed: with sampling, decides the text.
-      acceptance: `Match` gives autoregressive decoding's text, `Rejection` another of the same distribution,
-        `Typical` is lossy.
-      chat: wrap text in the tokenizer's chat template, where it has one.
-      max_length: longest prompt and answer together, in tokens.
-      steps_per_chunk: forward passes between two yields.
-
-    Yields:
-      The `Generation` as it stands; the last one is complete.
-
-    Raises:
-      UserError: a prompt or a setting that makes no sense.
-    """
-    model = drafter.model
-    [ids] = encode_prompts(model, [prompt], max_new_tokens, chat, max_length)
-    job, text = Job(drafter, sampling, seed, acceptance, 1), as_text(model, prompt)
-    run = job.begin([ids], [max_new_tokens], *job.sizes(len(ids), max_new_tokens))
-    yield _collect(drafter, run, 0, text)
-    while not np.all(host(run.state.done)):
-        job.advance(run, steps_per_chunk)
-        yield _collect(drafter, run, 0, text)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Acceptance, Match
-from jaxspec.decoding.loop import decode, prefill, start
+from jaxspec.decoding.prompt import prefill
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafters.drafter import Drafter
@@ -38,10 +39,10 @@ def prefill_chunk() -> int:
     return 128 if jax.default_backend() == "cpu" else 512
 
 
-def buffer_sizes(longest_prompt: int, max_new_tokens: int, max_depth: int) -> tuple[int, int, int]:
-    """Bucketed prompt length, output width and cache capacity."""
-    padded, capacity = bucket(longest_prompt), cache_capacity(longest_prompt + max_new_tokens, max_depth)
-    return padded, bucket(max_new_tokens, 64), max(padded, capacity)
+def buffer_sizes(longest_prompt: int, max_new_tokens: int, max_depth: int) -> tuple[int, int]:
+    """Bucketed output width and cache capacity."""
+    capacity = cache_capacity(longest_prompt + max_new_tokens, max_depth)
+    return bucket(max_new_tokens, 64), max(bucket(longest_prompt), capacity)
 
 
 def decoding_of(
@@ -55,6 +56,26 @@ def decoding_of(
     base = drafter.model.base_for(batch_size * drafter.least_rows)
     rest = (drafter.on_device, make_sampler(sampling), jnp.array(eos or (-1,), jnp.int32))
     return Decoding(base, *put_beside(base.params, rest), acceptance)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How prompts are answered: keyword arguments of `generate`, `iterate` and `stream`.
+
+    Attributes:
+      sampling: greedy by default.
+      seed: with sampling, decides the text; the same for every prompt.
+      acceptance: `Match` gives autoregressive decoding's text, `Rejection` another of the same distribution,
+        `Typical` is lossy.
+      chat: wrap texts in the tokenizer's chat template, where it has one.
+      max_length: longest prompt and answer together, in tokens; default the base's context.
+    """
+
+    sampling: SamplingConfig = SamplingConfig()
+    seed: int = 0
+    acceptance: Acceptance = Match()
+    chat: bool = True
+    max_length: int | None = None
 
 
 @dataclasses.dataclass
@@ -72,38 +93,42 @@ class Job:
 
     Args:
       drafter: what decodes, and on which base.
-      sampling: how tokens are drawn.
-      seed: of sampling.
-      acceptance: which candidates survive.
+      settings: how.
       batch_size: prompts decoded together.
+
+    Attributes:
+      decoding: what stays as it is from step to step.
+      mesh: what the work is divided over, or None.
     """
 
-    def __init__(self, drafter: Drafter, sampling: SamplingConfig, seed: int, acceptance: Acceptance, batch_size: int):
-        self.model, self._seed = drafter.model, seed
-        self.mesh = mesh_of(self.model.params)
-        self._decoding = decoding_of(drafter, batch_size, sampling, acceptance, self.model.eos)
+    def __init__(self, drafter: Drafter, settings: Settings, batch_size: int):
+        self._model, self._seed = drafter.model, settings.seed
+        self.decoding = decoding_of(drafter, batch_size, settings.sampling, settings.acceptance, self._model.eos)
+        self.mesh = mesh_of(self._model.params)
+
+    def sizes(self, longest_prompt: int, max_new_tokens: int) -> tuple[int, int]:
+        """Of `buffer_sizes`, for this drafter."""
+        return buffer_sizes(longest_prompt, max_new_tokens, self.decoding.drafter.shape.depth)
 
     def begin(
-        self, prompts: Sequence[Sequence[int]], limits: Sequence[int], padded: int, width: int, capacity: int
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, rows: int, width: int, capacity: int
     ) -> RunningBatch:
-        """Prefill a batch of prompts, padded to `padded` tokens, and make the first draft."""
-        tokens, lengths = pad_tokens(prompts, padded)
-        seeds = np.full(len(prompts), self._seed % 2**32, np.uint32)
-        chunk = min(padded, prefill_chunk())
-        taps = self._decoding.drafter.taps(self.model.base)
+        """Read prompts and make the first draft, in a batch of so many rows; those without a prompt are done."""
+        spare = rows - len(prompts)
+        padded = bucket(max(map(len, prompts), default=1))
+        tokens, lengths = pad_tokens([*prompts, *[[0]] * spare], padded)
+        limits = np.array([max_new_tokens] * len(prompts) + [0] * spare, np.int32)
+        batch = (tokens, lengths, limits, np.full(rows, self._seed % 2**32, np.uint32))
+        sizes = {"capacity": capacity, "chunk": min(padded, prefill_chunk()), "width": width}
         with in_mesh(self.mesh), Stopwatch() as watch:
-            cache, prompt = prefill(self.model.base, tokens, lengths, capacity=capacity, chunk=chunk, taps=taps)
-            state = start(self._decoding, cache, prompt, np.array(limits, np.int32), seeds, width=width)
-            jax.block_until_ready(state)
+            state = jax.block_until_ready(prefill(self._model.base, self.decoding, *batch, **sizes))
         return RunningBatch(state, watch.seconds, 0.0, watch.compile_seconds)
 
-    def advance(self, run: RunningBatch, steps: int) -> None:
-        """Run some steps, or fewer where all rows are done."""
+    @contextlib.contextmanager
+    def timed(self, run: RunningBatch) -> Iterator[None]:
+        """A block that replaces the state of a batch, on the batch's clocks."""
         with in_mesh(self.mesh), Stopwatch() as watch:
-            run.state = jax.block_until_ready(decode(self._decoding, run.state, np.int32(steps)))
+            yield
+            jax.block_until_ready(run.state)
         run.compile_seconds += watch.compile_seconds
         run.decode_seconds += watch.seconds
-
-    def sizes(self, longest_prompt: int, max_new_tokens: int) -> tuple[int, int, int]:
-        """Of `buffer_sizes`, for this drafter."""
-        return buffer_sizes(longest_prompt, max_new_tokens, self._decoding.drafter.shape.depth)

@@ -14,8 +14,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Acceptance, Match
 from jaxspec.decoding.sampling import check_sampling
 from jaxspec.drafters import load_drafter
@@ -150,26 +150,16 @@ class Engine:
         prompt: str | Sequence[int],
         max_new_tokens: int = 128,
         *,
-        sampling: SamplingConfig = SamplingConfig(),
-        seed: int = 0,
-        stop: Sequence[str] = (),
-        drafting: bool = True,
-        logprobs: bool = False,
-        prompt_logprobs: bool = False,
         chat: bool = True,
+        **settings: Any,
     ) -> AnswerStream:
         """Ask for an answer, from a running event loop.
 
         Args:
           prompt: text or token ids.
           max_new_tokens: stop there, or at an end-of-text token.
-          sampling: greedy by default.
-          seed: with sampling, decides the text.
-          stop: texts that end the answer, and are cut off.
-          drafting: whether to draft; the text is the same.
-          logprobs: tell the tokens' log-probabilities.
-          prompt_logprobs: tell the prompt's, too: `Answer.prompt_scores`, there with the first piece.
           chat: wrap text in the tokenizer's chat template, where it has one.
+          **settings: of `Request`: `sampling`, `seed`, `stop`, `drafting`, `logprobs`, `prompt_logprobs`.
 
         Returns:
           An async iterator of `Piece`.
@@ -181,13 +171,12 @@ class Engine:
         """
         if max_new_tokens < 0:
             raise UserError(f"max-new-tokens must be at least 0, got {max_new_tokens}")
-        check_sampling(sampling)
-        if (logprobs or prompt_logprobs) and self.limits.top_logprobs < 0:
+        request = Request(self.encode(prompt, max_new_tokens, chat), max_new_tokens, **settings)
+        check_sampling(request.sampling)
+        if (request.logprobs or request.prompt_logprobs) and self.limits.top_logprobs < 0:
             raise UserError("logprobs: this engine keeps none; start it with top-logprobs of at least 0")
-        if stop and (not self.model.tokenizer or not all(stop)):
+        if request.stop and (not self.model.tokenizer or not all(request.stop)):
             raise UserError("stop: a stop text must not be empty, and needs a tokenizer")
-        ids = self.encode(prompt, max_new_tokens, chat)
-        request = Request(ids, max_new_tokens, sampling, seed, tuple(stop), drafting, logprobs, prompt_logprobs)
         answer = AnswerStream(request, self._decode, self.limits.seconds)
         with self._wake:
             if self._closing or not self.alive:

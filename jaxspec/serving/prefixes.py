@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxspec.serving.reading import Reading
+from jaxspec.decoding.prompt import Reading
 
 _REMEMBERED = 16  # prompts, of which only the ids
 
@@ -29,22 +29,21 @@ class Prefixes:
 
     def find(self, ids: Sequence[int]) -> tuple[int, Reading | None]:
         """How many tokens of a prompt were read before, and a copy of their reading."""
-        # The token behind what was read must be the same, too: sources have seen it.
-        found = [known for known in self._readings if len(known) <= len(ids) and tuple(ids[: len(known)]) == known]
+        found = [known for known in self._readings if len(known) < len(ids) and tuple(ids[: len(known)]) == known]
         if not found:
             return 0, None
         known = max(found, key=len)
         self._readings[known] = self._readings.pop(known)  # the last of them: used just now
-        return len(known) - 1, jax.tree.map(jnp.copy, self._readings[known])
+        return len(known), jax.tree.map(jnp.copy, self._readings[known])
 
     def shared(self, ids: Sequence[int]) -> int:
         """How many tokens, in whole chunks, a prompt shares with a recent one; it is remembered from now on."""
         most = max((_common(ids, other) for other in self._prompts), default=0)
         self._prompts.append(ids)
-        return max(min(most, len(ids)) - 1, 0) // self._width * self._width
+        return min(most, len(ids) - 1) // self._width * self._width
 
     def keep(self, ids: Sequence[int], reading: Reading) -> None:
-        """Keep a copy of the reading of all but the last of these tokens, in place of the one unused for longest."""
+        """Keep a copy of the reading of these tokens, in place of the one unused for longest."""
         if not self._count or tuple(ids) in self._readings:
             return
         while len(self._readings) >= self._count:

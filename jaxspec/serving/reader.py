@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import numpy as np
 
-from jaxspec.decoding.scores import Scores
+from jaxspec.decoding.method import ReadChunk
+from jaxspec.decoding.prompt import read, start
+from jaxspec.decoding.scores import Scores, score
 from jaxspec.decoding.state import DecodeState, Decoding
+from jaxspec.generation.prompts import pad_tokens
 from jaxspec.model.base import Base
 from jaxspec.serving.prefixes import Prefixes
-from jaxspec.serving.reading import Chunk, End, nothing_read, prompt_scores, read, ready
 from jaxspec.serving.request import Request
 
 
@@ -38,11 +42,9 @@ class PromptReader:
     ):
         self._base, self._decoding, self._request, self._width, self._best = base, decoding, request, width, best
         self._seeds = np.array([request.seed % 2**32], np.uint32)
-        self._end: End | None = None
-        self._prefixes, self._shared = prefixes, prefixes.shared(request.ids)
+        self._capacity, self._prefixes, self._shared = capacity, prefixes, prefixes.shared(request.ids)
         # Of what is not read again there are no log-probabilities.
-        self._next, known = (0, None) if request.prompt_logprobs else prefixes.find(request.ids)
-        self._reading = known or nothing_read(decoding, capacity=capacity)
+        self._next, self._reading = (0, None) if request.prompt_logprobs else prefixes.find(request.ids)
         self.scores: list[Scores] = []
 
     @property
@@ -52,21 +54,24 @@ class PromptReader:
 
     def read_on(self) -> None:
         """Read the next chunk."""
-        ids, start, W = self._request.ids, self._next, self._width
-        part = ids[start : start + W + 1]
-        tokens = np.zeros((1, W + 1), np.int32)
-        tokens[0, : len(part)] = part
-        self._next = min(start + W, len(ids))
-        length, last = np.array([self._next - start], np.int32), np.array([self.finished])
-        chunk = Chunk(tokens, length, last, self._seeds)
-        self._reading, self._end = read(self._base, self._decoding, self._reading, chunk)
+        ids, begin, W = self._request.ids, self._next, self._width
+        self._next = min(begin + W, len(ids))
+        chunk = (*pad_tokens([ids[begin : self._next]], W), self._seeds)
+        self._reading = read(self._base, self._decoding, self._reading, *chunk, capacity=self._capacity)
         if self._next == self._shared:
-            self._prefixes.keep(ids[: self._next + 1], self._reading)
+            self._prefixes.keep(ids[: self._next], self._reading)
         if self._request.prompt_logprobs:
-            scores = jax.device_get(prompt_scores(self._base, self._end, chunk, best=self._best))
-            self.scores.append(jax.tree.map(lambda x: x[0, : len(part) - 1], scores))
+            following = ids[begin + 1 : begin + W + 1]
+            scores = _scores(self._base, self._reading.last, pad_tokens([following], W)[0], best=self._best)
+            self.scores.append(jax.tree.map(lambda x: x[0, : len(following)], jax.device_get(scores)))
 
     def state(self, width: int) -> DecodeState:
         """What decoding begins with; the reader has nothing any more."""
-        limits = np.array([self._request.max_new_tokens], np.int32)
-        return ready(self._decoding, self._reading, self._end, limits, self._seeds, width=width, best=self._best)
+        limits, sizes = np.array([self._request.max_new_tokens], np.int32), {"width": width, "best": self._best}
+        return start(self._base, self._decoding, self._reading, limits, self._seeds, **sizes)
+
+
+@functools.partial(jax.jit, static_argnames=("best",))
+def _scores(base: Base, chunk: ReadChunk, following: jax.Array, *, best: int) -> Scores:
+    """Scores of the tokens after each of a chunk [1, W]."""
+    return score(base.logits(chunk.hidden), following, best)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 from jaxspec.config import SamplingConfig
@@ -26,19 +27,19 @@ class Request:
     Attributes:
       ids: of the prompt.
       max_new_tokens: stop there, or at an end-of-text token.
-      sampling: how tokens are drawn.
+      sampling: how tokens are drawn; greedy by default.
       seed: with sampling, decides the text.
       stop: texts that end the answer, and are cut off.
       drafting: whether to draft; the text is the same.
       logprobs: whether to tell the tokens' log-probabilities.
-      prompt_logprobs: whether to tell the prompt's, too.
+      prompt_logprobs: whether to tell the prompt's, too: `AnswerStream.prompt_scores`, there with the first piece.
     """
 
     ids: list[int]
     max_new_tokens: int = 128
     sampling: SamplingConfig = SamplingConfig()
     seed: int = 0
-    stop: tuple[str, ...] = ()
+    stop: Sequence[str] = ()
     drafting: bool = True
     logprobs: bool = False
     prompt_logprobs: bool = False

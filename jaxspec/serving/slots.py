@@ -164,8 +164,10 @@ class Slots:
 
     def warm_up(self) -> None:
         """Compile all programs there are, while there are no requests, and measure what steps of each size take."""
-        reader = self.reader(Request([0], prompt_logprobs=self._best is not None))
-        self.read_on(reader)
+        ids = [0] * min(self._chunk + 1, self._width)  # two chunks, where a prompt may have two
+        reader = self.reader(Request(ids, prompt_logprobs=self._best is not None))
+        while not reader.finished:
+            self.read_on(reader)
         with in_mesh(self._mesh):
             fresh = reader.state(self._width)
         while True:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.loop import decode, prefill, start
+from jaxspec.decoding.loop import decode
+from jaxspec.decoding.prompt import prefill
 from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.generation.job import decoding_of
 from jaxspec.progress import Progress
@@ -131,10 +132,9 @@ class StepTimer:
         base = self.decoding.base
         length = min(cache_length // 2, _PROMPT)
         tokens, lengths = np.ones((batch_size, length), np.int32), np.full(batch_size, length, np.int32)
-        taps = drafter.on_device.taps(drafter.model.base)
-        cache, prompt = prefill(base, tokens, lengths, capacity=cache_length, chunk=length, taps=taps)
         limits, seeds = np.full(batch_size, 2**30, np.int32), np.zeros(batch_size, np.uint32)
-        self.state = start(self.decoding, cache, prompt, limits, seeds, width=cache_length)
+        sizes = {"capacity": cache_length, "chunk": length, "width": cache_length}
+        self.state = prefill(base, self.decoding, tokens, lengths, limits, seeds, **sizes)
         self()
 
     def __call__(self) -> float:

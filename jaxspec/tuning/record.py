@@ -28,8 +28,8 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.draft import Accepted, Draft, Offer
 from jaxspec.decoding.drafter import DeviceDrafter
-from jaxspec.decoding.loop import prefill, start
 from jaxspec.decoding.method import ReadChunk, Step
+from jaxspec.decoding.prompt import prefill
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.shape import Best, StaticTree
 from jaxspec.decoding.state import DecodeState, Decoding
@@ -142,14 +142,10 @@ def _offers(drafter: Drafter, decoding: Decoding, texts: Sequence[Text], seed: i
     prompts, answers = zip(*texts, strict=True)
     padded, most = bucket(max(map(len, prompts))), bucket(max(map(len, answers)), 64, 64)
     (tokens, lengths), (forced, _) = pad_tokens(prompts, padded), pad_tokens(answers, most)
-    chunk = min(padded, prefill_chunk())
-    capacity = bucket(padded + most + 1, 128, 128)
-    taps = drafter.on_device.taps(drafter.model.base)
-    cache, prompt = prefill(drafter.model.base, tokens, lengths, capacity=capacity, chunk=chunk, taps=taps)
-    prompt = prompt.replace(logits=10.0 * jax.nn.one_hot(forced[:, 0], prompt.logits.shape[-1]))
-    greedy = decoding.replace(sampler=make_sampler(SamplingConfig()))
     seeds, limits = np.full(len(texts), seed % 2**32, np.uint32), np.full(len(texts), most, np.int32)
-    state = start(greedy, cache, prompt, limits, seeds, width=most)  # emits the first token of each answer
+    sizes = {"capacity": bucket(padded + most + 1, 128, 128), "chunk": min(padded, prefill_chunk()), "width": most}
+    prompts = (tokens, lengths, limits, seeds)
+    state = prefill(drafter.model.base, decoding, *prompts, **sizes, first=forced[:, 0])
     return jax.device_get(_run(decoding, state, jnp.asarray(forced)))
 
 

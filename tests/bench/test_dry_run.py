@@ -22,11 +22,10 @@ from jaxspec.bench.dry_run import (
 )
 from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, readable
 from jaxspec.config import DataConfig, MeshConfig, TrainConfig
-from jaxspec.decoding.loop import prefill
 from jaxspec.decoding.method import abstract_trainable
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE, DraftModel, HiddenTransfer
-from jaxspec.model.base import Base
+from jaxspec.model.cache import empty_cache
 from jaxspec.parallel.chips import CHIPS, absent_mesh
 from jaxspec.training.configs import load_config, load_configs
 from jaxspec.training.run_config import RunConfig, check_config
@@ -65,8 +64,7 @@ def test_bytes_are_those_of_arrays_that_lie_there(training):
     assert training["optimizer_bytes"] == 2 * 4 * embeddings + 4  # two moments, and a count of updates
     step = training["step"]
     assert step["unread"] == 0 and step["arguments"] > real and step["flops"] > 0 and step["temporaries"] > 0
-    base, lengths = Base(params, make_tiny().decoder), jnp.ones(4, int)
-    cache, _ = prefill(base, jnp.zeros((4, 32), int), lengths, capacity=512, chunk=32)  # 64 + 256, rounded up
+    cache = empty_cache(TINY, 4, 512, jnp.dtype("float32"))  # 64 + 256, rounded up
     assert training["answers_cache_bytes"] == sum(x.nbytes for x in jax.tree.leaves(cache)) / 8
     assert "96 trainable" in training_lines("tiny", RUN, training)[1]
 

@@ -5,7 +5,7 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
-from jaxspec.decoding.loop import prefill, start
+from jaxspec.decoding.prompt import prefill
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.state import Decoding
 from jaxspec.generation.job import bucket
@@ -32,6 +32,5 @@ def begin(drafter, prompts, limit, sampling=SamplingConfig(), acceptance=Match()
     tokens, lengths = pad_tokens(prompts, min(32, capacity))
     seeds, limits = np.broadcast_to(np.uint32(seeds), len(prompts)), np.full(len(prompts), limit, np.int32)
     with in_mesh(mesh_of(model.params)):
-        taps = drafter.on_device.taps(model.base)
-        cache, prompt = prefill(model.base, tokens, lengths, capacity=capacity, chunk=min(chunk, capacity), taps=taps)
-        return decoding, start(decoding, cache, prompt, limits, seeds, width=bucket(limit, 64))
+        sizes = {"capacity": capacity, "chunk": min(chunk, capacity), "width": bucket(limit, 64)}
+        return decoding, prefill(model.base, decoding, tokens, lengths, limits, seeds, **sizes)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from jaxspec.config import SamplingConfig
+from jaxspec.decoding.prompt import read
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
 from jaxspec.serving import reader
 from jaxspec.serving.engine import Engine
-from jaxspec.serving.reading import read
 from jaxspec.serving.request import Busy, Closed
 from jaxspec.serving.slots import Slots
 from tests.helpers.model import log_probabilities
@@ -117,9 +117,9 @@ def test_a_shared_beginning_is_read_once_and_changes_nothing(engine, monkeypatch
     lengths = []
     beginning = "a system prompt of more than two chunks, which all share: "
 
-    def counted(*arguments):
-        lengths.append(int(arguments[-1].length[0]))
-        return read(*arguments)
+    def counted(base, decoding, reading, tokens, count, *others, **sizes):
+        lengths.append(int(count[0]))
+        return read(base, decoding, reading, tokens, count, *others, **sizes)
 
     monkeypatch.setattr(reader, "read", counted)
     read_of = []

@@ -1,0 +1,200 @@
+"""Prompts, read in chunks of equal width: it bounds the memory of attention, and a server decodes in between.
+
+read      sources observe the chunk before; next chunk -> cache, hidden states
+start     first token; sources observe each row's last chunk; first draft
+prefill   both, over whole prompts
+
+A source observes a chunk together with the token after it, which at the end of a prompt is the first one emitted. So
+every chunk waits in `Reading.last` until that token is known, and the logits are computed once per prompt.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.decoding.draft import Pace, PyTree
+from jaxspec.decoding.method import ReadChunk
+from jaxspec.decoding.scores import Scores
+from jaxspec.decoding.state import DecodeState, Decoding, divided_state
+from jaxspec.decoding.stats import Stats
+from jaxspec.model.attention import causal_context, continued_context
+from jaxspec.model.base import Base
+from jaxspec.model.cache import Cache, commit, empty_cache
+from jaxspec.model.rows import read_layers
+
+
+@flax.struct.dataclass
+class Reading:
+    """How far B prompts of unequal length have been read.
+
+    Attributes:
+      cache: keys and values of what was read.
+      method_states: what each source remembers of all chunks but the last one.
+      last: of each row, the last chunk of its prompt so far; the token after it is not known yet.
+    """
+
+    cache: Cache
+    method_states: list[PyTree]
+    last: ReadChunk
+
+    @property
+    def lengths(self) -> jax.Array:
+        """[B] int32, tokens read."""
+        return self.last.first + self.last.length
+
+
+@functools.partial(jax.jit, static_argnames=("capacity",), donate_argnames=("reading",))
+def read(
+    base: Base,
+    decoding: Decoding,
+    reading: Reading | None,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    seeds: jax.Array,
+    *,
+    capacity: int,
+) -> Reading:
+    """Read the next chunk of some prompts.
+
+    Args:
+      base: in the form that is fastest for a chunk's rows.
+      decoding: what stays as it is.
+      reading: what was read before, in chunks of the same width; None: nothing.
+      tokens: [B, W] int32, padded on the right.
+      lengths: [B] int32, how many of the W there are; 0 where a prompt ended in an earlier chunk.
+      seeds: [B] uint32, of sampling.
+      capacity: S, slots of the cache.
+    """
+    B, W = tokens.shape
+    if reading is None:
+        cache, context = empty_cache(base.decoder.config, B, capacity, base.dtype), causal_context(B, W)
+        states = [source.method.init_state(decoding.base, B, capacity) for source in decoding.drafter.sources]
+    else:
+        states = _observe(decoding, reading, jnp.where(lengths > 0, W, 0), tokens[:, 0], seeds)
+        # In rows that ended, too: what is written there lies behind the prompt, and is never looked at.
+        cache, context = reading.cache, continued_context(reading.cache, reading.last.first + W, W)
+    hidden, kv, taps = read_layers(base, tokens, decoding.drafter.taps(base), context)
+    first = context.positions[:, 0]
+    last = ReadChunk(jnp.pad(tokens, ((0, 0), (0, 1))), hidden, first, lengths, taps)
+    if reading is not None:
+        last = last.updated(last, reading.last)
+    return divided_state(Reading(commit(cache, kv, first), states, last))
+
+
+def _observe(
+    decoding: Decoding, reading: Reading, lengths: jax.Array, following: jax.Array, seeds: jax.Array
+) -> list[PyTree]:
+    """What the sources remember once they have seen the last chunk, `lengths` [B] of it, and the token after it [B]."""
+    drafter, last, rows = decoding.drafter, reading.last, jnp.arange(len(lengths))
+    trees, position = drafter.shape.begin(len(lengths)), last.first + lengths
+    contexts = decoding.draft_contexts(trees, seeds, following, position, reading.cache)
+    chunk = last.replace(tokens=last.tokens.at[rows, lengths].set(following), length=lengths)
+    return drafter.observe(contexts, chunk, reading.method_states)
+
+
+@functools.partial(jax.jit, static_argnames=("width", "best"), donate_argnames=("memory",))
+def _start(
+    base: Base,
+    decoding: Decoding,
+    memory: tuple[Cache, list[PyTree]],
+    last: ReadChunk,
+    limits: jax.Array,
+    seeds: jax.Array,
+    first: jax.Array | None,
+    *,
+    width: int,
+    best: int | None,
+) -> DecodeState:
+    """`start`; of the reading it reuses the buffers that the state has, too."""
+    reading, B, shape = Reading(*memory, last), len(limits), decoding.drafter.shape
+    cache, lengths = reading.cache, reading.lengths
+    logits = base.logits(last.last(last.hidden))
+    first = decoding.first_token(logits, seeds, lengths) if first is None else first
+    states = _observe(decoding, reading, last.length, first, seeds)
+    trees, room = shape.begin(B), width + shape.depth + 1
+    counts = jnp.minimum(limits, 1)
+    done = (counts >= limits) | jnp.isin(first, decoding.eos)
+    pace = None if shape.costs is None else Pace.begin(~done, shape.costs[0])
+    offers = decoding.offers(decoding.draft_contexts(trees, seeds, first, lengths, cache), states, done, pace)
+    state = DecodeState(
+        cache=cache,
+        lengths=lengths,
+        tokens=jnp.zeros((B, room), jnp.int32).at[:, 0].set(first),
+        drafted_by=jnp.zeros((B, room), jnp.int32),
+        counts=counts,
+        limits=limits,
+        done=done,
+        draft=shape.draft(trees, first, offers, pace),
+        method_states=states,
+        seeds=seeds,
+        stats=Stats.zero(B, len(decoding.drafter.sources), shape.depth).with_offers(offers, ~done),
+        pace=pace,
+        scores=None if best is None else Scores.begin(logits, first, room, best),
+    )
+    return divided_state(state)
+
+
+def start(
+    base: Base,
+    decoding: Decoding,
+    reading: Reading,
+    limits: jax.Array,
+    seeds: jax.Array,
+    *,
+    width: int,
+    first: jax.Array | None = None,
+    best: int | None = None,
+) -> DecodeState:
+    """The state once prompts are read: the first token emitted, the first draft made. Ends the reading.
+
+    Args:
+      base: that read them.
+      decoding: what stays as it is.
+      reading: of whole prompts.
+      limits: [B] int32, tokens to emit; 0 for rows that only pad the batch.
+      seeds: [B] uint32, of sampling.
+      width: room of the output buffer, at least the largest limit.
+      first: [B] int32, a given first token; default the base's choice.
+      best: K, scores to keep of every token; None: the state has no room for any.
+    """
+    memory = (reading.cache, reading.method_states)
+    return _start(base, decoding, memory, reading.last, limits, seeds, first, width=width, best=best)
+
+
+def prefill(
+    base: Base,
+    decoding: Decoding,
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    limits: jax.Array,
+    seeds: jax.Array,
+    *,
+    capacity: int,
+    chunk: int,
+    width: int,
+    first: jax.Array | None = None,
+) -> DecodeState:
+    """Read whole prompts and start to decode.
+
+    Args:
+      base: in the form that is fastest for a chunk's rows.
+      decoding: what stays as it is.
+      tokens: [B, T] int32, padded on the right.
+      lengths: [B] int32; both lie on the host, for they say how many chunks there are.
+      limits: as in `start`.
+      seeds: likewise.
+      capacity: S, slots of the cache.
+      chunk: W, tokens to run at once, a divisor of T.
+      width: as in `start`.
+      first: likewise.
+    """
+    reading = None
+    for at in range(0, max(lengths), chunk):
+        part, left = tokens[:, at : at + chunk], np.clip(lengths - at, 0, chunk)
+        reading = read(base, decoding, reading, part, left, seeds, capacity=capacity)
+    return start(base, decoding, reading, limits, seeds, width=width, first=first)
