@@ -7,8 +7,8 @@ is in its `method_state`, a pytree every leaf of which has a batch axis.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import flax.struct
 import jax
@@ -208,26 +208,6 @@ class Method:
         Of a method whose adapter is built, one with the shapes that its settings say; integers stay integers on disk.
         """
         return {}
-
-    def search(
-        self,
-        base: Base,
-        texts: Sequence[tuple[Sequence[int], Sequence[int]]],
-        trials: int,
-        progress: Callable[[int, str], None],
-    ) -> tuple[Method, dict[str, Any]]:
-        """Better settings for a base, which are the whole adapter of a method that is `built_with` tune.py.
-
-        Args:
-          base: the frozen decoder.
-          texts: ids of prompts, and of the base's own answers to them.
-          trials: how many settings to try.
-          progress: called with the number tried, and a note.
-
-        Returns:
-          The method with them, and the figures behind the choice.
-        """
-        raise TypeError(f"{self.name} has no settings to search for")
 
     def finalize(self, trainable: PyTree, base: Base) -> tuple[Method, PyTree, Base]:
         """What decodes: a method, its pytree and the base they are for. Most leave the base as it is."""
