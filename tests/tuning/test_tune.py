@@ -192,7 +192,7 @@ def test_settings_of_a_union_that_cannot_be_tuned(tiny):
             tune(drafter, ["one", "two"], config)
 
 
-def test_a_lookup_is_tuned_with_budgets_alone(tiny):
-    config = TuneConfig(cache_length=64, accuracy_prompts=1, also=("chain:2",))
+def test_a_lookup_is_tuned_with_budgets_alone():
+    config = TuneConfig(cache_length=64, max_new_tokens=4, accuracy_prompts=1, also=("chain:2",))
     with pytest.raises(UserError, match="suffix: it is tuned with trees of best:ROWS alone, got 'chain:2'"):
-        tune(union([Suffix(length=4)], tiny, 8), ["one", "two"], dataclasses.replace(config, max_new_tokens=4))
+        tune(text_union(make_text_model(num_layers=1), Suffix(length=4)), ["one", "two"], config)
