@@ -16,8 +16,7 @@ from jaxspec.drafters import METHODS, load_drafter, ships
 from jaxspec.files import read_json, write_json
 from jaxspec.training.calibration import IDENTITY
 from jaxspec.training.examples import unseen_prompts
-from jaxspec.tuning.calibrate import fit_calibration
-from jaxspec.tuning.record import Text, record
+from jaxspec.tuning.record import Text, fit_calibration, record
 from jaxspec.tuning.tune import own_answers
 from jaxspec.weights.load import DEFAULT_MODEL, load_model
 

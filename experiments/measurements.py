@@ -29,7 +29,8 @@ from jaxspec.model.rows import read_layers
 from jaxspec.progress import Progress
 from jaxspec.training.batches import insertion_points, make_batch
 from jaxspec.training.data import AnsweredPrompt
-from jaxspec.tuning.latency import star, step_times
+from jaxspec.trees import State, TreePlan, make_plan
+from jaxspec.tuning.latency import step_times
 from jaxspec.tuning.race import race
 from jaxspec.versions import code_version
 from jaxspec.weights.load import Model
@@ -84,11 +85,17 @@ def measure_steps(
     for name, method in TIMED.items():
         adapter = Adapter(method, method.init(jax.random.key(0), model.base), model.fingerprint, {})
         for count in nodes:
-            drafters[name, count] = make_drafter(adapter, model, star(count, method.facts(model.config).probes), 0)
+            drafters[name, count] = make_drafter(adapter, model, _star(count, method.facts(model.config).probes), 0)
     results: dict[str, dict[str, float]] = {name: {} for name in TIMED}
     for (name, count), seconds in step_times(drafters, cache_length, rounds).items():
         results[name][str(drafters[name, count].num_rows)] = seconds
     return results
+
+
+def _star(nodes: int, probes: int) -> TreePlan:
+    """A root with candidates side by side, so many probes on every node."""
+    paths = tuple((rank,) for rank in range(nodes - 1))
+    return make_plan([State(paths, (probes,) * nodes, 1)])
 
 
 def measure_coverage(frequent_tokens: np.ndarray, answers: Sequence[AnsweredPrompt]) -> dict[str, float]:

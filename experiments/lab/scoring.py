@@ -24,11 +24,10 @@ from jaxspec.methods import PromptLookup
 from jaxspec.progress import Progress
 from jaxspec.trees import chain, medusa
 from jaxspec.trees.plan import plan_to_json
-from jaxspec.tuning.record import Recording, record
+from jaxspec.tuning.latency import with_sources
+from jaxspec.tuning.record import ranks_of, record
 from jaxspec.tuning.replay import replay
-from jaxspec.tuning.unions import with_sources
 
-RANKS = 10
 _TOGETHER = 8  # answers that a CPU records or decodes together; an accelerator takes all
 
 
@@ -126,7 +125,7 @@ def score(lab: Lab, job: Job) -> dict[str, Any]:
         recordings, drafter = load_recordings(recording_file(lab, job, name), lab.model)
         if not is_small:
             first = drafter.sources[0]
-            rounded = np.round(accuracy(recordings, 0), 4).tolist()
+            rounded = np.round(ranks_of(recordings, 0).accuracy, 4).tolist()
             found |= {"tokens": [len(recording.answer) - 1 for recording in recordings], "accuracy": rounded}
             found |= {"learned_tokens": first.facts.learned_tokens}
         for label, shape, sources in _replays(kind, nodes, is_small, len(drafter.sources)):
@@ -147,26 +146,6 @@ def _replays(kind: str, nodes: int, is_small: bool, sources: int) -> list[tuple[
     if kind == "all" and not is_small:
         found += [(f"{fixed}-{nodes}", (fixed, nodes), [0]) for fixed in ("same", "own")]
     return found
-
-
-def accuracy(recordings: Sequence[Recording], source: int) -> np.ndarray:
-    """[M, 10], how often the candidate of each rank at each distance is the token that comes.
-
-    Where candidates depend on those before them, of the positions at which the text was among those.
-    """
-    offer = recordings[0].offers[source]
-    depends = offer.parent is not None
-    hits, counted = np.zeros((offer.tokens.shape[1], RANKS)), np.zeros(offer.tokens.shape[1])
-    for recording in recordings:
-        for d, (reached, here, right, log_p) in enumerate(recording.along_answer(source)):
-            counts = np.ones(len(here), bool)
-            if depends:
-                counts = reached & (here.any(axis=1) | (d == 0))  # behind a leaf nothing is predicted
-            order = np.argsort(np.where(here, -log_p, np.inf), axis=1, kind="stable")[:, :RANKS]
-            ranked = np.take_along_axis(right, order, axis=1)[counts]
-            hits[d, : ranked.shape[1]] += ranked.sum(axis=0)
-            counted[d] += counts.sum()
-    return hits / np.maximum(counted, 1)[:, None]
 
 
 def decode_live(lab: Lab, job: Job) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from jaxspec.training.batches import make_batch
 from jaxspec.training.data import AnsweredPrompt
 from jaxspec.training.examples import read_prompts
 from jaxspec.training.step import Update, first_state, train_step
-from jaxspec.tuning.latency import StepTimer, bare
+from jaxspec.tuning.latency import bare, step_times
 from jaxspec.tuning.memory import bandwidth, step_bytes
 from jaxspec.tuning.steps import SIZES, random_model
 from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
@@ -163,8 +163,7 @@ def _speed(answers: list[Generation]) -> dict[str, float]:
 def step_figure(name: str, batch: int, rows: int) -> dict[str, Any]:
     """Median time of a verification step, and the share of the memory bandwidth that it reaches."""
     model = _random(name)
-    timer = StepTimer(bare(model, rows), batch, CACHE)
-    seconds = float(np.median([timer() for _ in range(_ROUNDS)]))
+    seconds = step_times({rows: bare(model, rows)}, CACHE, _ROUNDS, batch)[rows]
     rate = step_bytes(model, batch, CACHE) / seconds
     return {
         "milliseconds": 1e3 * seconds,

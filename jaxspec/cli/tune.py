@@ -13,9 +13,9 @@ from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.method import method_text
 from jaxspec.decoding.sampling import make_sampler
-from jaxspec.drafters import METHODS, DrafterSpec, choice_folder, choose_tree, load_drafter
+from jaxspec.drafters import DrafterSpec, choice_folder, choose_tree, load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
-from jaxspec.drafters.choices import choice_name, find_choice, save_choice
+from jaxspec.drafters.choices import TunedChoice, choice_name, find_choice, save_choice
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import display_name, exclusive, new_folder, writable, write_atomically
@@ -24,14 +24,14 @@ from jaxspec.progress import Progress
 from jaxspec.training.examples import unseen_prompts
 from jaxspec.trees import TreePlan, save_plan
 from jaxspec.tuning.plot import plot_tuning
-from jaxspec.tuning.tune import TuneConfig, Tuning, answers_to_search, tune, tune_union
+from jaxspec.tuning.tune import TuneConfig, Tuning, answers_to_search, tune
 
 
 @dataclasses.dataclass(frozen=True)
 class TuneOptions(DrafterOptions, TuneConfig):
-    """Measure this machine, search trees, try the best few, and write the choice beside the adapter.
+    """Measure this machine, replay trees on recorded answers, race the best few, and write the choice.
 
-    Of several methods, choose those that pay together. Of one whose adapter is made here, self_speculative, search its
+    Of several methods, choose those that pay together. Of self_speculative, whose adapter is made here, search the
     settings, unless an adapter is given. On a CPU the layouts of the base's matrices are measured first.
 
     Attributes:
@@ -68,14 +68,14 @@ def main(args: list[str]) -> None:
 
 
 def build(options: TuneOptions) -> None:
-    """Search the settings of a method on answers of the base, and write them as its adapter."""
+    """Search the settings of self-speculative decoding on answers of the base, and write them as its adapter."""
     output = new_folder(options.output)
-    check_at_least(options, {"trials": 1, "max_new_tokens": 2, "accuracy_prompts": 0})
+    check_at_least(options, {"trials": 1, "max_new_tokens": 2, "accuracy_prompts": 1})
     model = options.load_model()
     prompts = unseen_prompts(model, {}, options.prompts, options.column)
-    method, texts = METHODS[options.method](), answers_to_search(model, prompts, options)
+    texts = answers_to_search(model, prompts, options)
     with Progress("searching", options.trials, "settings") as progress:
-        method, figures = method.search(model.base, texts, options.trials, progress.update)
+        method, figures = SelfSpeculative().search(model.base, texts, options.trials, progress.update)
     info = {"base": display_name(options.model), "search": {"answers": len(texts), "trials": options.trials} | figures}
     save_adapter(output, Adapter(method, {}, model.fingerprint, info))
     print(
@@ -92,12 +92,10 @@ def choose(options: TuneOptions, spec: DrafterSpec) -> None:
     if not drafter.drafts:
         raise UserError(choose_tree(drafter).note)
     prompts = unseen_by_all(drafter, options.prompts, options.column)
-    one = len(drafter.sources) == 1 and drafter.source.trained and not drafter.source.facts.chain_only
-    measure = tune if one else tune_union
     output = writable(Path(options.output) if options.output else choice_folder(drafter))
     with exclusive(output):
         find_choice(output, drafter)  # refuses a damaged file before anything is measured
-        tuning = measure(drafter, prompts, options)
+        tuning = tune(drafter, prompts, options)
         file = save(tuning, choice_name(drafter), output)
     print(json.dumps(record(options, tuning, choice_name(drafter), file)) if options.json else table(tuning))
     print(f"written to {file}, plot in {output / 'tuning.png'}", file=sys.stderr)
@@ -116,11 +114,16 @@ def save(tuning: Tuning, method: str, output: Path) -> Path:
     file = save_choice(output, method, tuning.choice)
     tree = output / "tree.json"
     if isinstance(tuning.choice.tree, TreePlan):
-        write_atomically(tree, json.dumps(save_plan(tuning.choice.tree, method)).encode())
+        write_atomically(tree, json.dumps(_tree(tuning.choice)).encode())
     else:
         tree.unlink(missing_ok=True)  # of an earlier tuning
     plot_tuning(tuning.latency, tuning.options, tuning.trials, output / "tuning.png")
     return file
+
+
+def _tree(choice: TunedChoice) -> Any:
+    """What was chosen as a tree file has it, or as a user writes it."""
+    return save_plan(choice.tree, choice.sources[0]) if isinstance(choice.tree, TreePlan) else choice.tree
 
 
 def record(options: TuneOptions, tuning: Tuning, method: str, file: Path) -> dict[str, Any]:
@@ -128,10 +131,10 @@ def record(options: TuneOptions, tuning: Tuning, method: str, file: Path) -> dic
     choice = tuning.choice
     circumstances = ("machine", "dtype", "batch_size", "temperature", "draft_vocabulary")
     return {
-        "method": options.method,
+        "method": method,
         "model": options.model,
         "choice": choice.name,
-        "tree": save_plan(choice.tree, method) if isinstance(choice.tree, TreePlan) else choice.tree,
+        "tree": _tree(choice),
         "sources": list(choice.sources),
         "calibration": dict(choice.calibration),
         **{name: getattr(choice, name) for name in circumstances},
@@ -145,7 +148,6 @@ def table(tuning: Tuning) -> str:
     expected = {option.name: option.tokens for option in tuning.options} | {"autoregressive": 1.0}
     rows = {option.name: option.rows for option in tuning.options} | {"autoregressive": 1}
     width = max(len(trial.name) for trial in tuning.trials)
-    # what is expected and predicted does not know of draft vocabularies
     lines = [f"{'tree':{width}}  rows  tokens/step  expected  tokens/s  speedup"]
     for t in tuning.trials:
         lines.append(

@@ -165,17 +165,20 @@ def replayed(plan: TreePlan, texts: Sequence[np.ndarray]) -> float:
       texts: [P, M] int each, for P places that follow each other the ranks of the tokens drafted there that are right,
         by distance; -1 where none is.
     """
+    return sum(map(len, texts)) / max(sum(count_steps(plan, ranks) for ranks in texts), 1)
+
+
+def count_steps(plan: TreePlan, ranks: np.ndarray) -> int:
+    """The steps that one of the texts of `replayed` takes, [P, M] int."""
     known = [dict(zip(((), *state.paths), state.known, strict=True)) for state in plan.states]
-    steps = 0
-    for ranks in texts:
-        at, accepted, state = 0, 0, plan.next_state(plan.states[0].probes[0])  # behind a root alone
-        while at < len(ranks):
-            served = accepted if plan.states[state].borrows else 0  # of the last root's distances
-            right = tuple(ranks[at - served, served:].tolist())
-            accepted = max(n for n in range(len(right) + 1) if right[:n] in known[state])
-            state = plan.next_state(known[state][right[:accepted]])
-            at, steps = at + accepted + 1, steps + 1
-    return sum(map(len, texts)) / max(steps, 1)
+    steps, at, accepted, state = 0, 0, 0, plan.next_state(plan.states[0].probes[0])  # behind a root alone
+    while at < len(ranks):
+        served = accepted if plan.states[state].borrows else 0  # of the last root's distances
+        right = tuple(ranks[at - served, served:].tolist())
+        accepted = max(n for n in range(len(right) + 1) if right[:n] in known[state])
+        state = plan.next_state(known[state][right[:accepted]])
+        at, steps = at + accepted + 1, steps + 1
+    return steps
 
 
 def endings(

@@ -1,11 +1,11 @@
-"""How long a decoding step takes on this machine, by its number of rows."""
+"""How long a decoding step takes on this machine: by its number of rows, and by what drafts."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Hashable, Mapping
-from typing import TypeVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,51 +13,136 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.loop import decode
+from jaxspec.decoding.method import Facts
 from jaxspec.decoding.prompt import prefill
+from jaxspec.drafters.budget import smallest_draft
 from jaxspec.drafters.drafter import Drafter, autoregressive
+from jaxspec.drafters.source import Source
 from jaxspec.generation.job import decoding_of
 from jaxspec.progress import Progress
-from jaxspec.trees import State, TreePlan, chain, from_paths, make_plan
-from jaxspec.tuning.hardware import RowLatency, fit_latency
+from jaxspec.trees import TreePlan, chain, from_paths
 from jaxspec.weights.load import Model
 
 K = TypeVar("K", bound=Hashable)
-_SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # nodes
+_SIZES = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # rows
+_TYPICAL = 5  # rows to measure drafting with
+_ROUNDS = 9  # of measuring
 STEPS = 4  # per sample
 _PROMPT = 64  # tokens at most before the steps
 
 
-def measure_latency(
-    drafter: Drafter, draft_vocabulary: int, batch_size: int, cache_length: int, max_rows: int, rounds: int = 9
-) -> RowLatency:
-    """Seconds of a decoding step against its rows.
+@dataclasses.dataclass(frozen=True)
+class RowLatency:
+    """Seconds of a step by the number of rows, between and beyond the measured ones on straight lines.
 
-    Each size is a root with candidates side by side, every node with one probe where the method has probes. For
-    methods without, chains tell what a deeper tree adds.
+    All rows go through the vocabulary projection, which those of probes do not: steps with many of them are a little
+    faster.
+
+    Attributes:
+      rows: increasing.
+      seconds: medians, made increasing: a row more is never cheaper.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __call__(self, rows: float) -> float:
+        """Seconds of a step with that many rows."""
+        if rows <= self.rows[-1]:
+            return float(np.interp(rows, self.rows, self.seconds))
+        slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
+        return self.seconds[-1] + slope * (rows - self.rows[-1])
+
+
+def fit_latency(measured: Mapping[int, float]) -> RowLatency:
+    """The curve through medians {rows: seconds} of at least two sizes."""
+    rows = sorted(measured)
+    return RowLatency(tuple(rows), tuple(np.maximum.accumulate([measured[r] for r in rows]).tolist()))
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCosts:
+    """Seconds of a step.
+
+    Attributes:
+      latency: of verifying so many rows.
+      drafting: what each source adds, by its name and draft vocabulary: {depth of a fixed tree: seconds}, with depth 0
+        for drafts chosen per step.
+    """
+
+    latency: RowLatency
+    drafting: Mapping[tuple[str, int], Mapping[int, float]]
+
+    def __call__(self, drafter: Drafter, rows: int = 0) -> float:
+        """Of a step with these sources and this shape, or with so many rows."""
+        depth = drafter.shape.depth if isinstance(drafter.shape, TreePlan) else 0
+        return self.latency(rows or drafter.num_rows) + sum(self._adds(source, depth) for source in drafter.sources)
+
+    def _adds(self, source: Source, depth: int) -> float:
+        known = self.drafting[_key(source)]
+        if not depth:
+            return known[0]
+        depths = sorted(known)[1:]
+        return float(np.interp(depth, depths, [known[d] for d in depths]))
+
+
+def measure_costs(
+    drafters: Sequence[Drafter], batch_size: int, cache_length: int, max_rows: int, sampling: SamplingConfig
+) -> StepCosts:
+    """Time steps of verification alone, and some with each source of a union.
 
     Args:
-      drafter: what drafts, whatever its tree.
-      draft_vocabulary: over how many tokens; 0 is all. For heads, which draft level by level, it makes the difference.
+      drafters: the union with each draft vocabulary.
       batch_size: B.
       cache_length: S; attention looks at all of it.
       max_rows: the largest size.
-      rounds: measurements of each size.
+      sampling: how tokens are drawn.
     """
-    facts = drafter.source.facts
-    rows_per_node = 1 + facts.probe_rows
-    widths = [nodes for nodes in _SIZES if nodes * rows_per_node <= max_rows]
-    depths = range(2, facts.distances + 1) if not facts.probes else ()
-    sizes: dict[tuple[str, int], Drafter] = {("rows", 1): autoregressive(drafter.model)}
-    for nodes in widths:
-        sizes["rows", nodes * rows_per_node] = drafter.with_tree(star(nodes, 1), draft_vocabulary)
-    for depth in depths:
-        sizes["depth", depth] = drafter.with_tree(chain(depth), draft_vocabulary)
-    seconds = step_times(sizes, cache_length, rounds, batch_size)
-    latency = fit_latency({size: value for (kind, size), value in seconds.items() if kind == "rows"})
-    if not depths:
-        return latency
-    deeper = [seconds["depth", depth] - latency(depth + 1) for depth in depths]
-    return dataclasses.replace(latency, drafting=tuple(np.maximum.accumulate([0.0, *deeper]).tolist()))
+    timed: dict[Any, Drafter] = {rows: bare(drafters[0].model, rows) for rows in sizes_between(1, max_rows)}
+    sizes = [*timed]
+    for drafter, source in [(each, source) for each in drafters for source in each.sources]:
+        timed[_key(source), 0] = with_sources(drafter, [source], f"best:{max(_TYPICAL, smallest_draft([source]))}")
+        if fills_trees(source):
+            for depth in _depths(source.facts, max_rows):
+                timed[_key(source), depth] = with_sources(drafter, [source], chain(depth))
+    seconds = step_times(timed, cache_length, _ROUNDS, batch_size, sampling)
+    latency = fit_latency({rows: seconds[rows] for rows in sizes})
+    drafting: dict[tuple[str, int], dict[int, float]] = {}
+    for key, depth in (key for key in timed if key not in sizes):
+        adds = seconds[key, depth] - latency(timed[key, depth].num_rows)
+        drafting.setdefault(key, {})[depth] = max(adds, 0.0)
+    return StepCosts(latency, drafting)
+
+
+def fills_trees(source: Source) -> bool:
+    """Whether fixed trees of a source are worth trying: not of lookups, nor where candidates only fill chains."""
+    return source.trained and not source.facts.chain_only
+
+
+def _depths(facts: Facts, max_rows: int) -> set[int]:
+    """Depths of chains that tell what drafting takes: of probes, whose rows say it all, one."""
+    return {1} if facts.probes else {1, min(facts.distances, max_rows - 1)}
+
+
+def with_sources(drafter: Drafter, sources: Sequence[Source], tree: str | TreePlan) -> Drafter:
+    """Some of a drafter's sources with another tree. Raises UserError for one that does not fit."""
+    count = max(source.draft_vocabulary for source in sources)
+    part = dataclasses.replace(drafter, sources=tuple(sources))
+    return part.with_tree(tree, count if any(source.trained for source in sources) else None)
+
+
+def in_words(name: str, draft_vocabulary: int) -> str:
+    """Something that drafts, with its draft vocabulary where it has one."""
+    return f"{name}, {draft_vocabulary} tokens" if draft_vocabulary else name
+
+
+def sizes_between(least: int, most: int) -> list[int]:
+    """Numbers of rows worth measuring and trying."""
+    return sorted({rows for rows in (least, *_SIZES) if least <= rows <= most})
+
+
+def _key(source: Source) -> tuple[str, int]:
+    return source.method.name, source.draft_vocabulary
 
 
 def step_times(
@@ -91,12 +176,6 @@ def step_times(
                 done += 1
                 progress.update(done)
     return {name: float(np.median(values)) for name, values in samples.items()}
-
-
-def star(nodes: int, probes: int) -> TreePlan:
-    """A root with candidates side by side, so many probes on every node."""
-    paths = tuple((rank,) for rank in range(nodes - 1))
-    return make_plan([State(paths, (probes,) * nodes, 1)])
 
 
 def bare(model: Model, nodes: int) -> Drafter:

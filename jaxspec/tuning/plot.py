@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxspec.plotting import picture
-from jaxspec.tuning.hardware import Option, RowLatency
+from jaxspec.tuning.candidates import Option
+from jaxspec.tuning.latency import RowLatency
 from jaxspec.tuning.race import Trial
 
 

@@ -39,8 +39,9 @@ from jaxspec.generation.job import bucket, prefill_chunk
 from jaxspec.generation.prompts import pad_tokens
 from jaxspec.model.cache import commit
 from jaxspec.model.rows import run_rows
-from jaxspec.training.calibration import IDENTITY
+from jaxspec.training.calibration import BINS_PER_NAT, IDENTITY, NATS, fit
 from jaxspec.trees import State, make_plan
+from jaxspec.trees.spec import RANKS
 
 Text = tuple[Sequence[int], Sequence[int]]  # ids of a prompt and of its answer
 _WIDTH = 12  # nodes of the shape that recording pretends, which decides how many candidates sources give
@@ -78,6 +79,63 @@ class Recording:
             right = here & (offer.tokens[: T - d, d] == self.answer[1 + d :, None])
             yield reached, here, right, offer.log_p[: T - d, d]
             reached, above = reached & right.any(axis=1), right.argmax(axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """Where a source has the tokens of recorded answers.
+
+    Attributes:
+      along_answers: of every answer, [T, M] int: at each position the rank of the token that comes at each distance;
+        -1 where it is no candidate. Where candidates depend on those before them, it stands behind the answer's tokens.
+      accuracy: [M, 10], how often the candidate of each rank at each distance is the token that comes. Where candidates
+        depend on those before them, of the positions at which the text was among those.
+    """
+
+    along_answers: list[np.ndarray]
+    accuracy: np.ndarray
+
+
+def ranks_of(recordings: Sequence[Recording], source: int) -> Ranks:
+    """The ranks of the tokens that come, for one of the recorded sources by its number."""
+    offer, along_answers = recordings[0].offers[source], []
+    distances, depends = offer.tokens.shape[1], offer.parent is not None
+    hits, counted = np.zeros((distances, RANKS)), np.zeros(distances)
+    for recording in recordings:
+        found = np.full((len(recording.answer) - 1, distances), -1)
+        for d, (reached, here, right, log_p) in enumerate(recording.along_answer(source)):
+            # behind a leaf nothing is predicted
+            counts = reached & (here.any(axis=1) | (d == 0)) if depends else np.ones(len(here), bool)
+            order = np.argsort(np.where(here, -log_p, np.inf), axis=1, kind="stable")
+            ranked = np.take_along_axis(right, order, axis=1) & counts[:, None]
+            found[: len(here), d] = np.where(ranked.any(axis=1), ranked.argmax(axis=1), -1)
+            hits[d, : ranked.shape[1]] += ranked[:, :RANKS].sum(axis=0)
+            counted[d] += counts.sum()
+        along_answers.append(found)
+    return Ranks(along_answers, hits / np.maximum(counted, 1)[:, None])
+
+
+def fit_calibration(
+    recordings: Sequence[Recording], source: int, otherwise: Sequence[Sequence[float]]
+) -> list[list[float]]:
+    """The a and b of every distance, [M][2] (see `calibrated`), for one of the recorded sources by its number.
+
+    Only candidates count whose parents are right.
+
+    Args:
+      recordings: of the base's own answers.
+      source: its number among those recorded.
+      otherwise: [M][2], for distances with too few candidates to tell.
+    """
+    bins = NATS * BINS_PER_NAT
+    tried, right = np.zeros((2, len(otherwise), bins), np.int64)
+    for recording in recordings:
+        for d, (reached, here, hits, log_p) in enumerate(recording.along_answer(source)):
+            place = np.floor(-log_p * BINS_PER_NAT)
+            counts = reached[:, None] & here & (place >= 0) & (place < bins)
+            np.add.at(tried[d], place[counts].astype(int), 1)
+            np.add.at(right[d], place[counts & hits].astype(int), 1)
+    return fit(tried, right, otherwise)
 
 
 def record(

@@ -120,6 +120,11 @@ def replay(
     return Replay(steps, counts, float(done.time.sum()), done.tried.sum(axis=0), done.right.sum(axis=0))
 
 
+def slowest(steps: np.ndarray, batch_size: int) -> int:
+    """Steps of all batches, each as many as its slowest answer takes, of the steps [A] of answers in their order."""
+    return int(np.pad(steps, (0, -len(steps) % batch_size)).reshape(-1, batch_size).max(axis=1).sum())
+
+
 def _asked(offer: Offer, width: int) -> Offer:
     """At most `width` candidates per distance, as decoding would ask for: siblings share what chance there is.
 

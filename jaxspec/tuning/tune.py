@@ -1,37 +1,28 @@
-"""Measure a machine, pick the tree that should be fastest on it, and make sure by decoding."""
+"""Tune a drafter for a machine: measure steps, record what it offers, replay ways to draft, and race the best few."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.drafters.budget import Budget, smallest_draft
 from jaxspec.drafters.choices import TunedChoice
 from jaxspec.drafters.drafter import Drafter, autoregressive
-from jaxspec.drafters.source import learning
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.generation.generate import generate_many
 from jaxspec.generation.prompts import encode_prompts
 from jaxspec.machine import this_machine
 from jaxspec.progress import Progress
-from jaxspec.training.data import AnsweredPrompt
-from jaxspec.training.evaluate import Accuracy, evaluate
-from jaxspec.trees import chain, expected
-from jaxspec.trees.plan import check_accuracy
-from jaxspec.tuning.hardware import Option, RowLatency, make_option, rank_options
-from jaxspec.tuning.latency import measure_latency
+from jaxspec.tuning.candidates import Option, Predictor, best_of_kinds
+from jaxspec.tuning.latency import RowLatency, fills_trees, in_words, measure_costs, with_sources
 from jaxspec.tuning.layouts import tune_layouts
 from jaxspec.tuning.race import Trial, race
-from jaxspec.tuning.record import Text, record
-from jaxspec.tuning.unions import Candidate, Predictor, calibrate, in_words, measure_costs
+from jaxspec.tuning.record import Ranks, Recording, Text, fit_calibration, ranks_of, record
 from jaxspec.weights.load import Model
 
-_ANSWERED_PROMPTS = 16  # to measure or replay, where the adapter's own accuracies do not do
 _RECORDED_ROWS = 16
 
 
@@ -45,11 +36,10 @@ class TuneConfig:
       temperature: of sampling; 0 is greedy.
       max_new_tokens: tokens per answer.
       num_prompts: prompts of the final trial.
-      accuracy_prompts: further prompts to measure accuracies on, of a union to replay; 0 takes 16, and for one method
-        decoding greedily the adapter's own accuracies.
+      accuracy_prompts: further prompts, whose answers are recorded and replayed.
       max_rows: largest step to consider.
-      finalists: trees to try by decoding, the best predicted ones.
-      also: further trees to try, as `parse_tree` takes them.
+      finalists: trees to try by decoding, the best predicted ones, each of another kind.
+      also: further trees to try, as `--tree` takes them.
       draft_vocabularies: sizes of the draft vocabulary to try every tree with, 0 is all tokens; default the adapter's.
     """
 
@@ -58,7 +48,7 @@ class TuneConfig:
     temperature: float = 0.0
     max_new_tokens: int = 64
     num_prompts: int = 12
-    accuracy_prompts: int = 0
+    accuracy_prompts: int = 16
     max_rows: int = 64
     finalists: int = 4
     also: tuple[str, ...] = ()
@@ -72,7 +62,7 @@ class Tuning:
     Attributes:
       choice: the fastest way.
       latency: of the machine.
-      options: the best tree of every size, the best predicted first, and the others that were tried.
+      options: all that was replayed, the best predicted first, and the others that were tried.
       trials: the results of decoding, autoregressive first.
     """
 
@@ -82,142 +72,121 @@ class Tuning:
     trials: list[Trial]
 
 
-def _check_tuning(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -> None:
-    """Raise UserError for settings that cannot be measured, before anything is."""
-    _check(drafter, prompts, config, 2 * (1 + drafter.source.facts.probe_rows))
-    for count in _vocabularies(config, drafter):
-        for tree in (chain(1), *config.also):
-            _ = drafter.with_tree(tree, count).plan  # refuses what is no fixed tree
-
-
-def _check(drafter: Drafter, prompts: Sequence[str], config: TuneConfig, max_rows: int, replayed: bool = False) -> None:
-    """Raise UserError for settings that make no sense whatever is tuned; `max_rows` is the least number of them."""
-    model = drafter.model
-    least = {"batch_size": 1, "num_prompts": 1, "max_new_tokens": 2, "finalists": 1, "accuracy_prompts": 0}
-    check_at_least(config, least | {"cache_length": 64, "max_rows": max_rows})
-    if config.cache_length > model.config.max_positions:
-        raise UserError(f"cache-length is at most the base's {model.config.max_positions}, got {config.cache_length}")
-    measured, tried = _counts(config, replayed)
-    needed = measured + config.batch_size
-    if len(prompts) < needed:
-        raise UserError(f"these settings need at least {needed} prompts, there are {len(prompts)}")
-    encode_prompts(model, prompts[: measured + tried], 2 * config.max_new_tokens, True, None)
-
-
-def _vocabularies(config: TuneConfig, drafter: Drafter) -> tuple[int, ...]:
-    return config.draft_vocabularies or (drafter.source.adapter.info.get("draft_vocabulary", 0),)
-
-
-def _counts(config: TuneConfig, replayed: bool = False) -> tuple[int, int]:
-    """Prompts whose answers are measured or replayed, and prompts to try trees on."""
-    measured = config.accuracy_prompts or (_ANSWERED_PROMPTS if config.temperature or replayed else 0)
-    return measured, max(config.num_prompts // config.batch_size, 1) * config.batch_size
-
-
 def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning:
-    """Measure layouts of kernels and step times, search trees for the most tokens per second, and try the best few.
+    """Choose the fastest way to decode: of one method a tree, of a union also the sources.
+
+    Layouts of kernels and seconds of steps are measured. What the sources offer along some answers is recorded. Fixed
+    trees and budgets of every size are replayed on that, and the best of every kind are raced.
 
     Args:
       drafter: what drafts, whatever its tree.
-      prompts: texts that the adapter was not trained on and that are no benchmark; the first ones measure
-        accuracies where that is needed, those after them try the trees.
-      config: what to tune for.
-
-    Raises:
-      UserError: settings or prompts that cannot be measured.
-    """
-    _check_tuning(config, drafter, prompts)
-    tune_layouts(drafter.model)
-    source, vocabularies, sampling = drafter.source, _vocabularies(config, drafter), SamplingConfig(config.temperature)
-    measured, tried = _counts(config)
-    if measured:
-        accuracy = measure_accuracy(drafter, prompts[:measured], sampling, 2 * config.max_new_tokens).by_rank
-    else:
-        accuracy = check_accuracy(source.accuracy)
-    latency = measure_latency(drafter, vocabularies[0], config.batch_size, config.cache_length, config.max_rows)
-    probes = (source.facts.probes, source.facts.probe_rows)
-    ranked = rank_options(accuracy, latency, config.max_rows, *probes)
-    also = [
-        make_option(spec, expected(drafter.with_tree(spec).plan, accuracy), latency, *probes) for spec in config.also
-    ]
-    finalists, drafters = [], {}
-    for option, count in itertools.product([*ranked[: config.finalists], *also], vocabularies):
-        name = in_words(option.name, count)
-        finalists.append(dataclasses.replace(option, name=name))
-        drafters[name] = drafter.with_tree(option.shape, count)
-    figures = {
-        "drafting_milliseconds": [round(1e3 * seconds, 3) for seconds in latency.drafting],
-        "accuracy": np.round(accuracy, 5).tolist(),
-    }
-    tried_on, options = prompts[measured : measured + tried], [*ranked, *also, *finalists]
-    return _raced(drafter, tried_on, config, latency, options, drafters, figures)
-
-
-def tune_union(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning:
-    """Measure layouts of kernels, choose sources, rows and calibration by replaying answers, and try the best few.
-
-    Args:
-      drafter: the union to take sources of.
       prompts: texts that no adapter was trained on and that are no benchmark; the first ones are answered and replayed,
-        those after them try the best candidates.
+        those after them are raced on.
       config: what to tune for.
 
     Raises:
       UserError: settings or prompts that cannot be measured.
     """
-    _check_union(config, drafter, prompts)
+    wholes = _check(drafter, prompts, config)
     tune_layouts(drafter.model)
-    model, sampling, batch_size = drafter.model, SamplingConfig(config.temperature), config.batch_size
-    measured, tried = _counts(config, replayed=True)
-    texts = _long_enough(own_answers(model, prompts[:measured], sampling, 2 * config.max_new_tokens))
-    wholes, predictors = _with_vocabularies(drafter, config), []
+    sampling, batch_size, recorded = SamplingConfig(config.temperature), config.batch_size, config.accuracy_prompts
+    texts = _long_enough(own_answers(drafter.model, prompts[:recorded], sampling, 2 * config.max_new_tokens))
     costs = measure_costs(wholes, batch_size, config.cache_length, config.max_rows, sampling)
+    options, also = [], []
     for whole in wholes:
-        with Progress("recording", len(texts), "answers") as progress:
-            recordings = record(whole, texts, sampling, progress=progress.update)
-        whole = calibrate(whole, recordings, sampling.temperature > 0)
-        predictors.append(Predictor(whole, recordings, costs, batch_size, sampling.temperature > 0))
-    ranked = _best_first(candidate for predict in predictors for candidate in predict.rank(config.max_rows))
-    everyone = range(len(drafter.sources))
-    also = [predict.expect(everyone, tree) for predict in predictors for tree in config.also]
-    drafters = {option.name: made for option, made in [*ranked[: config.finalists], *also]}
-    tried_on, options = prompts[measured : measured + tried], {option.name: option for option, _ in [*ranked, *also]}
-    drafting = {in_words(*key): round(1e3 * value, 3) for key, value in costs.drafting.items()}
-    figures = {"drafting_milliseconds": drafting}
-    return _raced(drafter, tried_on, config, costs.latency, list(options.values()), drafters, figures)
-
-
-def _raced(
-    drafter: Drafter,
-    prompts: Sequence[str],
-    config: TuneConfig,
-    latency: RowLatency,
-    options: list[Option],
-    drafters: Mapping[str, Drafter],
-    figures: dict[str, Any],
-) -> Tuning:
-    """Try drafters, each of them one of the options by its name, and choose; the figures go with the choice."""
-    sampling = SamplingConfig(config.temperature)
-    whole = prompts[: len(prompts) // config.batch_size * config.batch_size]  # another batch would be another program
-    trials = race(drafter.model, drafters, whole, config.max_new_tokens, sampling, config.batch_size)
-    named = {option.name: option for option in options}
-    tried = [named[name] for name in drafters]
+        recordings = _record(whole, texts, sampling)
+        whole = _calibrated(whole, recordings, sampled=config.temperature > 0)
+        ranks = _ranks(whole, texts, sampling, recordings, config.max_rows)
+        predictor = Predictor(whole, recordings, ranks, costs, batch_size, config.temperature > 0)
+        options += predictor.options(config.max_rows)
+        also += [predictor.expect(range(len(whole.sources)), tree) for tree in config.also]
+    options.sort(key=lambda option: -option.predicted)
+    finalists = {option.name: option for option in [*best_of_kinds(options)[: config.finalists], *also]}
+    drafters = {name: option.drafter for name, option in finalists.items()}
+    raced = prompts[recorded : recorded + _race_size(config)]
+    raced = raced[: len(raced) // batch_size * batch_size]  # another batch would be another program
+    trials = race(drafter.model, drafters, raced, config.max_new_tokens, sampling, batch_size)
     info = {
         "trials": [dataclasses.asdict(trial) for trial in trials],
-        "expected_tokens": {o.name: round(o.tokens, 4) for o in tried},
-        "predicted_tokens_per_second": {o.name: round(o.predicted, 2) for o in tried},
-        "rows_of": {o.name: o.rows for o in tried},
-        "rows": list(latency.rows),
-        "milliseconds": [round(1e3 * seconds, 3) for seconds in latency.seconds],
-        **figures,
+        "expected_tokens": {name: round(option.tokens, 4) for name, option in finalists.items()},
+        "predicted_tokens_per_second": {name: round(option.predicted, 2) for name, option in finalists.items()},
+        "rows_of": {name: option.rows for name, option in finalists.items()},
+        "rows": list(costs.latency.rows),
+        "milliseconds": [round(1e3 * seconds, 3) for seconds in costs.latency.seconds],
+        "drafting_milliseconds": {
+            in_words(*key): {depth: round(1e3 * seconds, 3) for depth, seconds in added.items()}
+            for key, added in costs.drafting.items()
+        },
     }
-    return Tuning(_choice(drafter, config, drafters, trials, info), latency, options, trials)
+    return Tuning(_choice(drafter, config, drafters, trials, info), costs.latency, [*options, *also], trials)
+
+
+def _check(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> list[Drafter]:
+    """The drafter with each draft vocabulary. Raises UserError for settings that make no sense, before measuring."""
+    model, name = drafter.model, drafter.name
+    least = {"batch_size": 1, "num_prompts": 1, "max_new_tokens": 2, "finalists": 1, "accuracy_prompts": 1}
+    check_at_least(config, least | {"cache_length": 64, "max_rows": smallest_draft(drafter.sources)})
+    if config.cache_length > model.config.max_positions:
+        raise UserError(f"cache-length is at most the base's {model.config.max_positions}, got {config.cache_length}")
+    needed = config.accuracy_prompts + config.batch_size
+    if len(prompts) < needed:
+        raise UserError(f"these settings need at least {needed} prompts, there are {len(prompts)}")
+    used = prompts[: config.accuracy_prompts + _race_size(config)]
+    encode_prompts(model, used, 2 * config.max_new_tokens, True, None)
+    budget = f"best:{max(_RECORDED_ROWS, smallest_draft(drafter.sources))}"
+    wholes = [drafter.with_tree(budget, count) for count in config.draft_vocabularies or (None,)]
+    for whole in wholes:
+        if len({source.draft_vocabulary for source in whole.sources if source.trained}) > 1:
+            raise UserError(f"{name}: adapters with different draft vocabularies; give --draft-vocabularies")
+    for whole, tree in itertools.product(wholes, config.also):
+        shape = with_sources(whole, whole.sources, tree).shape
+        if not isinstance(shape, Budget) and not fills_trees(whole.source):
+            raise UserError(f"{name}: it is tuned with trees of best:ROWS alone, got {tree!r}")
+    return wholes
+
+
+def _race_size(config: TuneConfig) -> int:
+    """Prompts to race on, a multiple of the batch size."""
+    return max(config.num_prompts // config.batch_size, 1) * config.batch_size
+
+
+def _record(drafter: Drafter, texts: Sequence[Text], sampling: SamplingConfig, **how: bool) -> list[Recording]:
+    with Progress("recording", len(texts), "answers") as progress:
+        return record(drafter, texts, sampling, progress=progress.update, **how)
+
+
+def _calibrated(drafter: Drafter, recordings: Sequence[Recording], sampled: bool) -> Drafter:
+    """The drafter with every source calibrated to what was recorded of it, as far as that tells."""
+    sources = []
+    for number, source in enumerate(drafter.sources):
+        table = fit_calibration(recordings, number, source.calibrations()[int(sampled)].tolist())
+        sources.append(dataclasses.replace(source, calibration={_kind(sampled): table}))
+    return dataclasses.replace(drafter, sources=tuple(sources))
+
+
+def _ranks(
+    drafter: Drafter, texts: Sequence[Text], sampling: SamplingConfig, recordings: Sequence[Recording], max_rows: int
+) -> dict[int, Ranks]:
+    """The ranks that a replay of fixed trees needs, of the sources that fill them, by their numbers.
+
+    A source that drafts along paths is recorded along the largest tree: what it offers there holds of every part of it.
+    """
+    found = {}
+    for number, source in enumerate(drafter.sources):
+        if not fills_trees(source):
+            continue
+        if recordings[0].offers[number].parent is None:
+            found[number] = ranks_of(recordings, number)
+        else:
+            largest = with_sources(drafter, [source], f"sparse:{max_rows}")
+            found[number] = ranks_of(_record(largest, texts, sampling, as_drafted=True), 0)
+    return found
 
 
 def answers_to_search(model: Model, prompts: Sequence[str], config: TuneConfig) -> list[Text]:
-    """The base's own greedy answers to the first prompts, for `Method.search`. Raises UserError for none."""
-    count, _ = _counts(config, replayed=True)
-    return _long_enough(own_answers(model, prompts[:count], SamplingConfig(), 2 * config.max_new_tokens))
+    """The base's own greedy answers to the first prompts, to search settings on. Raises UserError for none."""
+    recorded = prompts[: config.accuracy_prompts]
+    return _long_enough(own_answers(model, recorded, SamplingConfig(), 2 * config.max_new_tokens))
 
 
 def _long_enough(texts: Sequence[Text]) -> list[Text]:
@@ -228,23 +197,17 @@ def _long_enough(texts: Sequence[Text]) -> list[Text]:
     return texts
 
 
-def _best_first(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """By predicted speed, each once: what has no draft vocabulary comes with every one."""
-    once = {option.name: (option, drafter) for option, drafter in candidates}
-    return sorted(once.values(), key=lambda candidate: -candidate[0].predicted)
-
-
 def _choice(
     drafter: Drafter,
     config: TuneConfig,
-    drafters: Mapping[str, Drafter],
+    drafters: dict[str, Drafter],
     trials: Sequence[Trial],
     figures: dict[str, Any],
 ) -> TunedChoice:
     """The fastest of the trials, autoregressive decoding among them, and the figures behind it."""
     best = max(trials, key=lambda trial: trial.speedup).name
     sources, shape = (drafters[best].sources, drafters[best].shape) if best in drafters else ((), None)
-    kind = "sampled" if config.temperature else "greedy"
+    kind = _kind(config.temperature > 0)
     return TunedChoice(
         machine=this_machine(),
         dtype=drafter.model.precision,
@@ -261,47 +224,9 @@ def _choice(
     )
 
 
-def _with_vocabularies(drafter: Drafter, config: TuneConfig) -> list[Drafter]:
-    """A union with each draft vocabulary to try."""
-    budget = f"best:{max(_RECORDED_ROWS, smallest_draft(drafter.sources))}"
-    return [drafter.with_tree(budget, count) for count in config.draft_vocabularies or (None,)]
-
-
-def _check_union(config: TuneConfig, drafter: Drafter, prompts: Sequence[str]) -> None:
-    """Raise UserError for settings of a union that cannot be measured, before anything is."""
-    least = smallest_draft(drafter.sources)
-    _check(drafter, prompts, config, least, replayed=True)
-    wholes = _with_vocabularies(drafter, config)
-    for whole in wholes:
-        counts = {source.draft_vocabulary for source in whole.sources if source.trained}
-        if len(counts) > 1:
-            raise UserError(f"{drafter.name}: adapters with different draft vocabularies; give --draft-vocabularies")
-    for whole, tree in itertools.product(wholes, config.also):
-        if not tree.startswith("best:"):
-            raise UserError(f"{drafter.name}: a union takes a tree of best:ROWS, got {tree!r}")
-        whole.with_tree(tree)
-
-
-def measure_accuracy(drafter: Drafter, prompts: Sequence[str], sampling: SamplingConfig, tokens: int) -> Accuracy:
-    """Rank accuracies on the base's own answers to prompts: greedy ones, or sampled with the noise that ranks drafts.
-
-    Args:
-      drafter: what predicts.
-      prompts: texts.
-      sampling: how the answers are drawn.
-      tokens: of an answer at most.
-
-    Raises:
-      UserError: no answer is long enough to measure anything on.
-    """
-    model, source = drafter.model, drafter.source
-    answers = [AnsweredPrompt(*text) for text in own_answers(model, prompts, sampling, tokens)]
-    base = learning(model.base, source.method, source.adapter.frequent_tokens)
-    with Progress("accuracy", len(answers), "answers") as progress:
-        accuracy = evaluate(source.method, source.trainable, base, answers, progress.update, sampling)
-    if not accuracy.positions:
-        raise UserError("the answers to these prompts are too short to measure accuracies on; give more or others")
-    return accuracy
+def _kind(sampled: bool) -> str:
+    """Which of a source's calibrations."""
+    return "sampled" if sampled else "greedy"
 
 
 def own_answers(model: Model, prompts: Sequence[str], sampling: SamplingConfig, tokens: int) -> list[Text]:

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.usefixtures("equal_layouts")
 
 def test_tune_measures_and_tries_and_decode_takes_its_choice(files, tmp_path, capsys):
     files = shutil.copytree(files, tmp_path / "files")
-    small = ["--cache-length", "64", "--max-rows", "4", "--num-prompts", "2", "--finalists", "1", "--also", "sparse:3"]
-    prompts = ["--prompts", str(files / "prompts.jsonl"), "--max-new-tokens", "8"]
+    small = ["--cache-length", "64", "--max-rows", "8", "--num-prompts", "2", "--finalists", "1", "--also", "sparse:3"]
+    prompts = ["--prompts", str(files / "prompts.jsonl"), "--max-new-tokens", "8", "--accuracy-prompts", "1"]
     (tmp_path / "tuned").mkdir()
     (tmp_path / "tuned" / "tree.json").write_text("of an earlier tuning")
     tune.main([*named(files), *small, *prompts, "--output", str(tmp_path / "tuned"), "--json"])
@@ -23,7 +23,7 @@ def test_tune_measures_and_tries_and_decode_takes_its_choice(files, tmp_path, ca
     tree = tmp_path / "tuned" / "tree.json"
     assert not tree.exists() if result["tree"] is None else "of an earlier tuning" not in tree.read_text()
     names = [trial["name"] for trial in result["trials"]]
-    assert names[0] == "autoregressive" and names[-1] == "sparse:3" and len(names) >= 3
+    assert names[0] == "autoregressive" and names[-1] == "ppd sparse:3" and len(names) >= 3
     assert all(trial["identical"] == 2 for trial in result["trials"])
     assert result["rows"][0] == 1 and "measuring: " in err
     assert (tmp_path / "tuned" / "tuning.png").stat().st_size > 5000

@@ -15,7 +15,7 @@ from jaxspec.trees import TreePlan
 from jaxspec.weights.shapes import SMOLLM2_135M
 
 TRAINED = {study.name: study.rows for study in STUDIES}
-SHIPPED = {name: f"{name}_smollm2" for name, method in METHODS.items() if method.trainable}
+SHIPPED = {name: f"{name}_smollm2" for name, method in METHODS.items() if method().facts(SMOLLM2_135M).trained}
 SHIPPED |= {"space": "space_smollm2_lora", "draft_model": "draft_smollm2"}
 
 

@@ -10,8 +10,9 @@ from jaxspec.drafters.drafter import autoregressive
 from jaxspec.generation.generate import generate
 from jaxspec.methods import PPD, Hydra, Medusa, PromptLookup, Suffix
 from jaxspec.trees import straightforward
-from jaxspec.tuning.record import record
-from jaxspec.tuning.replay import replay
+from jaxspec.trees.plan import count_steps
+from jaxspec.tuning.record import ranks_of, record
+from jaxspec.tuning.replay import replay, slowest
 from tests.helpers.methods import union
 from tests.helpers.tiny import make_prompts
 
@@ -64,7 +65,10 @@ def test_heads_that_expand_a_tree_are_recorded_with_it(tiny):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [Medusa(heads=3), PPD()], ids=["heads", "probes"])
 def test_a_fixed_tree_is_replayed_too(tiny, method):
-    """One tree, or with probes a stack of them that follow each other, whose nodes borrow their root's."""
+    """One tree, or with probes a stack of them that follow each other, whose nodes borrow their root's.
+
+    The ranks of the tokens that come tell it, too.
+    """
     model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(6)
     plain = generate(autoregressive(model), prompts, 40)
     texts = [(prompt, answer.tokens) for prompt, answer in zip(prompts, plain, strict=True)]
@@ -72,6 +76,28 @@ def test_a_fixed_tree_is_replayed_too(tiny, method):
     drafter = union([method], model, 8).with_tree(
         paths if not method.facts(model.config).probes else straightforward(2)
     )
-    replayed = replay(record(drafter, texts, batch_size=4), drafter)
+    recordings = record(drafter, texts, batch_size=4)
+    replayed = replay(recordings, drafter)
     assert replayed.steps.tolist() == [answer.steps for answer in generate(drafter, prompts, 40)]
     assert replayed.steps.sum() < replayed.tokens.sum() and not replayed.tried.any()
+    ranks = ranks_of(recordings, 0).along_answers
+    assert [count_steps(drafter.plan, of_answer) for of_answer in ranks] == replayed.steps.tolist()
+
+
+@pytest.mark.slow
+def test_parts_of_a_tree_are_replayed_from_what_was_recorded_with_it(tiny):
+    """Of heads whose candidates depend on those before them."""
+    model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(6)
+    plain = generate(autoregressive(model), prompts, 40)
+    texts = [(prompt, answer.tokens) for prompt, answer in zip(prompts, plain, strict=True)]
+    paths = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 0, 0), (1, 0, 0)]
+    whole = union([Hydra(heads=3)], model, 8).with_tree(paths)
+    ranks = ranks_of(record(whole, texts, batch_size=4, as_drafted=True), 0).along_answers
+    for part in (paths, paths[:6], [(0,), (0, 0), (0, 0, 0)]):
+        drafter = whole.with_tree(part)
+        live = [answer.steps for answer in generate(drafter, prompts, 40)]
+        assert [count_steps(drafter.plan, of_answer) for of_answer in ranks] == live and sum(live) < 6 * 39
+
+
+def test_a_batch_takes_as_many_steps_as_its_slowest_answer():
+    assert slowest(np.array([3, 5, 2, 4, 7]), 2) == 5 + 4 + 7 and slowest(np.array([3, 5]), 1) == 8

@@ -1,4 +1,4 @@
-"""Measured accuracies and races, on a tiny model."""
+"""Accuracies of sampled text, races, and whole tunings, on a tiny model."""
 
 import dataclasses
 
@@ -9,20 +9,21 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.method import Facts, Method
-from jaxspec.drafters import load_drafter
+from jaxspec.drafters import choice_folder, choose_tree, load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
-from jaxspec.drafters.choices import save_choice
-from jaxspec.drafters.drafter import autoregressive, make_drafter
+from jaxspec.drafters.choices import TunedChoice, choice_name, save_choice
+from jaxspec.drafters.drafter import Drafter, autoregressive, make_drafter
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate_many
-from jaxspec.methods import PPD, Medusa
+from jaxspec.machine import this_machine
+from jaxspec.methods import PPD, Hydra, Medusa, Suffix
 from jaxspec.model.rows import read_layers
 from jaxspec.training.data import AnsweredPrompt
 from jaxspec.training.evaluate import evaluate
 from jaxspec.trees import chain
-from jaxspec.tuning.latency import measure_latency
 from jaxspec.tuning.race import race
 from jaxspec.tuning.tune import TuneConfig, own_answers, tune
+from tests.helpers.methods import source, union
 from tests.helpers.tiny import make_prompts, make_text_model
 
 
@@ -73,12 +74,10 @@ def adapter_of(method, model, frequent, **info):
 
 
 @pytest.mark.slow
-def test_latency_covers_the_sizes_and_a_race_is_lossless(capsys):
+def test_a_race_is_lossless(capsys):
     model = make_text_model()
     adapter = adapter_of(PPD(ensemble=2), model, np.arange(model.config.vocab_size, dtype=np.int32))
     drafter = make_drafter(adapter, model, chain(2), 0)
-    latency = measure_latency(drafter, 20, 2, 64, 6, rounds=2)
-    assert latency.rows == (1, 6) and min(latency.seconds) > 0
     prompts = ["one", "two", "three", "four"]
     plain, trial = race(model, {"a chain": drafter}, prompts, 12, SamplingConfig(1.0), batch_size=2)
     assert (plain.name, trial.name) == ("autoregressive", "a chain")
@@ -89,21 +88,24 @@ def test_latency_covers_the_sizes_and_a_race_is_lossless(capsys):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("equal_layouts")
-def test_heads_are_tuned_with_what_depth_costs_and_with_draft_vocabularies(tmp_path):
-    """Every tree is tried with every vocabulary; the choice remembers its own."""
+def test_heads_are_tuned_with_draft_vocabularies(tmp_path):
+    """A tree of one's own is tried with every vocabulary; the choice remembers its own."""
     model = make_text_model()
     frequent = np.random.default_rng(0).permutation(model.config.vocab_size).astype(np.int32)
     accuracy = [[0.4, 0.2], [0.3, 0.1], [0.2, 0.1]]
     adapter = adapter_of(Medusa(heads=3), model, frequent, accuracy=accuracy, draft_vocabulary=40)
     drafter = make_drafter(adapter, model)
     config = TuneConfig(
-        cache_length=64, max_new_tokens=8, num_prompts=2, max_rows=4, finalists=1, also=("chain:2",),
-        draft_vocabularies=(0, 30),
+        cache_length=64, max_new_tokens=8, num_prompts=2, accuracy_prompts=1, max_rows=4, finalists=2,
+        also=("chain:2",), draft_vocabularies=(0, 30),
     )  # fmt: skip
     tuning = tune(drafter, ["one", "two", "three"], config)
-    assert len(tuning.latency.drafting) == 3 and tuning.latency.drafting[0] == 0
+    drafting = tuning.choice.info["drafting_milliseconds"]
+    assert drafting.keys() == {"medusa", "medusa, 30 tokens"} and drafting["medusa"].keys() == {0, 1, 3}
     names = [trial.name for trial in tuning.trials]
-    assert len(names) == 5 and {"chain:2", "chain:2, 30 tokens"} <= set(names)
+    assert 3 <= len(names) <= 5 and {"medusa chain:2", "medusa chain:2, 30 tokens"} <= set(names)
+    kinds = {option.kind for option in tuning.options}
+    assert {"medusa chain", "medusa sparse", "medusa best", "medusa best of several sizes, 30 tokens"} <= kinds
     assert all(trial.identical == 2 for trial in tuning.trials)
     choice = dataclasses.replace(tuning.choice, draft_vocabulary=30, tree=chain(2), name="chain:2, 30 tokens")
     save_adapter(tmp_path, adapter)
@@ -114,4 +116,82 @@ def test_heads_are_tuned_with_what_depth_costs_and_with_draft_vocabularies(tmp_p
     with pytest.raises(UserError, match="at most"):
         tune(drafter, ["one"] * 3, dataclasses.replace(config, draft_vocabularies=(10**6,)))
     default = dataclasses.replace(config, draft_vocabularies=(), also=())
-    assert [t.name.endswith(", 40 tokens") for t in tune(drafter, ["one"] * 3, default).trials] == [False, True]
+    assert [t.name.endswith(", 40 tokens") for t in tune(drafter, ["one"] * 3, default).trials] == [False, True, True]
+
+
+def text_union(model, *methods):
+    """A union on a model with text, with adapters that know which tokens are frequent."""
+    frequent = np.arange(model.config.vocab_size, dtype=np.int32)
+    sources = []
+    for each in (source(method, model) for method in methods):
+        if each.adapter:
+            each = dataclasses.replace(each, adapter=dataclasses.replace(each.adapter, frequent_tokens=frequent))
+        sources.append(each)
+    return Drafter(tuple(sources), model, None).with_tree(None)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("equal_layouts")
+def test_a_union_is_tuned_with_a_draft_vocabulary_and_a_budget_of_ones_own():
+    config = TuneConfig(
+        cache_length=64, max_new_tokens=8, num_prompts=2, accuracy_prompts=2, max_rows=4, finalists=2,
+        also=("best:4",), draft_vocabularies=(20,),
+    )  # fmt: skip
+    drafter = text_union(make_text_model(), Medusa(heads=3), Suffix(length=4))
+    tuning = tune(drafter, ["one", "two", "three", "four"], config)
+    names = [trial.name for trial in tuning.trials]
+    assert names[0] == "autoregressive" and "medusa+suffix best:4, 20 tokens" in names and len(names) <= 4
+    assert all(trial.identical == 2 for trial in tuning.trials)
+
+
+def test_what_was_chosen_is_what_decodes(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    drafter, table = text_union(make_text_model(), Medusa(heads=3), Suffix(length=4)), [[1.0, -0.5]] * 3
+    assert "never tuned" in choose_tree(drafter).note
+    folder = choice_folder(drafter)
+    folder.mkdir(parents=True)
+    circumstances = (this_machine(), "float32", drafter.digest, 1, 64, 0.0)
+    choice = TunedChoice(*circumstances, "best:3", "medusa best:3", {}, 20, ["medusa"], {"medusa": table})
+    save_choice(folder, choice_name(drafter), choice)
+    chosen = choose_tree(dataclasses.replace(drafter, sources=drafter.sources[::-1]))  # in whatever order
+    assert (chosen.name, chosen.shape.spec, chosen.sources[0].draft_vocabulary) == ("medusa", "best:3", 20)
+    np.testing.assert_allclose(chosen.sources[0].calibrations()[0], table)
+    assert "tuned for this machine: medusa best:3" in chosen.note
+    assert "never tuned" in choose_tree(drafter, temperature=0.8).note
+    save_choice(folder, choice_name(drafter), dataclasses.replace(choice, tree=None))
+    assert choose_tree(drafter).name == "autoregressive"
+    save_choice(folder, choice_name(drafter), dataclasses.replace(choice, calibration={"medusa": [[1.0]]}))
+    with pytest.raises(UserError, match="medusa: calibration must be two numbers for 3 distances"):
+        choose_tree(drafter)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("equal_layouts")
+def test_what_drafts_along_paths_is_recorded_with_the_largest_tree():
+    """Whose depth and ranks a part of it may have, though the adapter's own tree has one candidate."""
+    model = make_text_model()
+    accuracy = [[0.4, 0.2], [0.3, 0.1], [0.2, 0.1]]
+    adapter = adapter_of(Hydra(heads=3), model, np.arange(model.config.vocab_size, dtype=np.int32), accuracy=accuracy)
+    config = TuneConfig(
+        cache_length=64, max_new_tokens=12, num_prompts=1, accuracy_prompts=2, max_rows=8, finalists=1
+    )  # fmt: skip
+    tuning = tune(make_drafter(adapter, model), ["one", "two", "three"], config)
+    trees = [option.drafter.shape for option in tuning.options if option.kind == "hydra sparse"]
+    assert max(plan.depth for plan in trees) == 3 and max(plan.num_nodes for plan in trees) == 8
+
+
+def test_settings_of_a_union_that_cannot_be_tuned(tiny):
+    drafter = union([PPD(ensemble=2), Suffix(length=4)], tiny, 8)
+    for config, message in (
+        (TuneConfig(cache_length=64, max_rows=7), "max-rows must be at least 8"),
+        (TuneConfig(cache_length=512), "at most the base's 256, got 512"),
+        (TuneConfig(cache_length=64), "need at least 17 prompts, there are 2"),
+    ):
+        with pytest.raises(UserError, match=message):
+            tune(drafter, ["one", "two"], config)
+
+
+def test_a_lookup_is_tuned_with_budgets_alone():
+    config = TuneConfig(cache_length=64, max_new_tokens=4, accuracy_prompts=1, also=("chain:2",))
+    with pytest.raises(UserError, match="suffix: it is tuned with trees of best:ROWS alone, got 'chain:2'"):
+        tune(text_union(make_text_model(num_layers=1), Suffix(length=4)), ["one", "two"], config)

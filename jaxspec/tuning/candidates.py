@@ -1,0 +1,184 @@
+"""Predict by replay how fast every way to draft is on a machine: a source's fixed trees, and budgets of all unions.
+
+What a source offers along recorded answers does not depend on the others, so one recording tells of all unions. Seconds
+of a step are measured (`jaxspec.tuning.latency`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from jaxspec.drafters.budget import Budget, smallest_draft
+from jaxspec.drafters.drafter import Drafter
+from jaxspec.progress import Progress
+from jaxspec.trees import TreePlan, chain
+from jaxspec.trees.builders import sparse_tree
+from jaxspec.trees.dynamic import dynamic_sparse_tree
+from jaxspec.trees.plan import count_steps
+from jaxspec.tuning.latency import StepCosts, in_words, sizes_between, with_sources
+from jaxspec.tuning.record import Ranks, Recording
+from jaxspec.tuning.replay import replay, slowest
+
+_BRANCHES = 4  # sizes to choose among in every step
+_NEVER = 1e9  # cost of a size that is not to be chosen
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """A way to decode, and what is expected of it.
+
+    Attributes:
+      name: what it is, in words.
+      kind: likewise, whatever its number of rows.
+      drafter: its sources and shape.
+      tokens: per step.
+      predicted: tokens per second, for one prompt.
+    """
+
+    name: str
+    kind: str
+    drafter: Drafter
+    tokens: float
+    predicted: float
+
+    @property
+    def rows(self) -> int:
+        """R, rows of a step, padding included."""
+        return self.drafter.num_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictor:
+    """Predicts how fast parts of a union are, or one method is.
+
+    Attributes:
+      drafter: the union; its shape does not matter.
+      recordings: of its sources.
+      ranks: of the sources that fill fixed trees, by their numbers.
+      costs: of this machine.
+      batch_size: B, answers decoded together.
+      sampled: whether the recorded answers are.
+    """
+
+    drafter: Drafter
+    recordings: Sequence[Recording]
+    ranks: Mapping[int, Ranks]
+    costs: StepCosts
+    batch_size: int
+    sampled: bool
+
+    def options(self, max_rows: int) -> list[Option]:
+        """Of every part fixed trees, budgets of every number of rows, and one of several; the fastest first."""
+        parts, found = list(_parts(len(self.drafter.sources))), []
+        with Progress("replaying", len(parts), "unions") as progress:
+            for done, numbers in enumerate(parts, 1):
+                if budgets := list(self.budgets(numbers, max_rows)):
+                    most = min(2 * max(budgets, key=_predicted).rows, max_rows)
+                    found += [*budgets, self.expect(numbers, self._sized(budgets[0].drafter, most))]
+                if len(numbers) == 1 and numbers[0] in self.ranks:
+                    found += self.fixed_trees(numbers[0], max_rows)
+                progress.update(done)
+        return sorted(found, key=_predicted, reverse=True)
+
+    def expect(self, numbers: Sequence[int], tree: str | TreePlan, name: str = "") -> Option:
+        """What is expected of some of the sources, by their numbers, with a tree that may have a name."""
+        part = with_sources(self.drafter, [self.drafter.sources[i] for i in numbers], tree)
+        if isinstance(part.shape, Budget):
+            found = replay(self.recordings, part, numbers, self.batch_size, self.sampled)
+            seconds = found.time * (1e-3 if part.shape.sizes else self.costs(part))
+            kind = "best of several sizes" if part.shape.sizes else "best"
+            return self._option(part, part.shape.spec, kind, found.steps, seconds)
+        [number] = numbers
+        steps = np.array([count_steps(part.shape, ranks) for ranks in self.ranks[number].along_answers])
+        seconds = slowest(steps, self.batch_size) * self.costs(part)
+        name = name or str(tree)
+        return self._option(part, name, name.partition(":")[0], steps, seconds)
+
+    def _option(self, part: Drafter, tree: str, kind: str, steps: np.ndarray, seconds: float) -> Option:
+        tokens = sum(len(recording.answer) - 1 for recording in self.recordings)
+        count = max(source.draft_vocabulary for source in part.sources)
+        name, kind = (in_words(f"{part.name} {words}", count) for words in (tree, kind))
+        return Option(name, kind, part, float(tokens / steps.sum()), float(tokens / seconds / self.batch_size))
+
+    def fixed_trees(self, number: int, max_rows: int) -> Iterator[Option]:
+        """What is expected of one source, by its number, with every fixed tree within so many rows."""
+        facts, seen = self.drafter.sources[number].facts, set()
+        accuracy = np.maximum(self.ranks[number].accuracy, 1e-6)  # a source that is never right has trees, too
+        for name, plan in _plans(accuracy, max_rows, facts.probes, facts.probe_rows):
+            rows = plan.num_nodes + plan.num_probes * facts.probe_rows
+            if plan.depth and rows + facts.further_rows <= max_rows and plan.states not in seen:
+                seen.add(plan.states)
+                yield self.expect([number], plan, name)
+
+    def budgets(self, numbers: Sequence[int], max_rows: int) -> Iterator[Option]:
+        """What is expected of some of the sources, by their numbers, with every number of rows.
+
+        Several numbers of rows are one program, whose costs leave one size to choose.
+        """
+        sources = [self.drafter.sources[i] for i in numbers]
+
+        def program(rows: int) -> tuple[int, int]:
+            return Budget(rows).divided(sources)[1], max(rows, 8).bit_length()
+
+        for _, group in itertools.groupby(sizes_between(smallest_draft(sources), max_rows), program):
+            sizes = list(group)
+            for rows in sizes:
+                part = with_sources(self.drafter, sources, f"best:{rows}")
+                only = Budget(sizes[-1], tuple((size, 1.0 if size == rows else _NEVER) for size in sizes))
+                alone = dataclasses.replace(part, shape=only)
+                found = replay(self.recordings, alone, numbers, self.batch_size, self.sampled)
+                yield self._option(part, part.shape.spec, "best", found.steps, found.time * self.costs(part))
+
+    def _sized(self, part: Drafter, most: int) -> str:
+        """A budget of a few sizes up to so many rows, with their milliseconds; all probes are part of the smallest."""
+        probes = most - Budget(most).divided(part.sources)[0]
+        possible = sizes_between(1 + probes, most)
+        chosen = {possible[i] for i in np.linspace(0, len(possible) - 1, _BRANCHES).round().astype(int)}
+        return "best:" + ",".join(f"{rows}@{1e3 * self.costs(part, rows):.2f}" for rows in sorted(chosen))
+
+
+def best_of_kinds(options: Sequence[Option]) -> list[Option]:
+    """The first option of each kind."""
+    found: dict[str, Option] = {}
+    for option in options:
+        found.setdefault(option.kind, option)
+    return list(found.values())
+
+
+def _plans(accuracy: np.ndarray, max_rows: int, probes: int, probe_rows: float) -> Iterator[tuple[str, TreePlan]]:
+    """Chains, sparse trees of every size, and dynamic trees of every size and balance of candidates and probes.
+
+    Args:
+      accuracy: [M, K].
+      max_rows: rows of a step at most.
+      probes: distances a node may carry probes for; 0 for methods that draft after the pass.
+      probe_rows: rows per probe.
+    """
+    for length in range(1, len(accuracy) + 1):
+        yield f"chain:{length}", chain(length)
+    sizes = [n for n in range(2, max_rows + 1) if n < 16 or (n < 64 and n % 8 == 0) or n % 32 == 0]
+    for depth in range(1, len(accuracy) + 1):
+        for nodes in sizes:
+            yield f"sparse:{nodes} of depth {depth}", sparse_tree(accuracy[:depth], nodes)
+    for root_probes in range(1, probes + 1):
+        for budget in sizes:
+            for weight in (0.5, 1, 2):  # a state's candidates and probes are padded to the most of any state
+                for least in (0, 1):
+                    plan = dynamic_sparse_tree(
+                        accuracy, budget, root_probes=root_probes, probe_cost=weight * probe_rows, min_probes=least
+                    ).trimmed(root_probes)
+                    yield f"dynamic:{budget} ({root_probes} at the root, {least} at least, weight {weight:g})", plan
+
+
+def _predicted(option: Option) -> float:
+    return option.predicted
+
+
+def _parts(count: int) -> Iterator[tuple[int, ...]]:
+    """All non-empty sets of so many numbers."""
+    for size in range(1, count + 1):
+        yield from itertools.combinations(range(count), size)
