@@ -83,9 +83,10 @@ def read(
     last = ReadChunk(jnp.pad(tokens, ((0, 0), (0, 1))), hidden, first, lengths, taps)
     if reading is not None:
         last = last.updated(last, reading.last)
-    # As in `step`: the keys and values wait for all layers to have read the cache, or XLA would copy it.
-    at = jnp.maximum(first, jnp.minimum(jnp.argmax(hidden[:, -1], axis=-1), 0))
-    return divided_state(Reading(commit(*pin_layouts(cache, kv), at), states, last))
+        cache, kv = pin_layouts(cache, kv)
+        # As in `step`: keys and values wait until all layers have read the cache, or XLA would copy it.
+        first = jnp.maximum(first, jnp.minimum(jnp.argmax(hidden[:, -1], axis=-1), 0))
+    return divided_state(Reading(commit(cache, kv, first), states, last))
 
 
 def _observe(
