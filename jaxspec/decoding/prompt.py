@@ -24,7 +24,7 @@ from jaxspec.decoding.state import DecodeState, Decoding, divided_state
 from jaxspec.decoding.stats import Stats
 from jaxspec.model.attention import causal_context, continued_context
 from jaxspec.model.base import Base
-from jaxspec.model.cache import Cache, commit, empty_cache
+from jaxspec.model.cache import Cache, commit, empty_cache, pin_layouts
 from jaxspec.model.rows import read_layers
 
 
@@ -83,6 +83,9 @@ def read(
     last = ReadChunk(jnp.pad(tokens, ((0, 0), (0, 1))), hidden, first, lengths, taps)
     if reading is not None:
         last = last.updated(last, reading.last)
+        cache, kv = pin_layouts(cache, kv)
+        # As in `step`: keys and values wait until all layers have read the cache, or XLA would copy it.
+        first = jnp.maximum(first, jnp.minimum(jnp.argmax(hidden[:, -1], axis=-1), 0))
     return divided_state(Reading(commit(cache, kv, first), states, last))
 
 

@@ -101,7 +101,7 @@ def trees_of(tiny, method, measured, max_rows=12):
 
 @pytest.mark.parametrize("method", [PPD(), PPD(ensemble=4), Medusa(heads=3)], ids=["probes", "ensemble", "heads"])
 def test_fixed_trees_count_what_a_step_costs(tiny, method):
-    measured, probe_rows = {1: 1.0, 64: 3.0}, method.probe_rows if method.probe_distances else 0
+    measured, probe_rows = {1: 1.0, 64: 3.0}, method.facts(tiny.config).probe_rows
     options = trees_of(tiny, method, measured)
     assert options and len({option.drafter.shape.states for option in options}) == len(options)
     for option in options:
