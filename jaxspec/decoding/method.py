@@ -115,9 +115,9 @@ class Facts:
 
     Attributes:
       distances: M, how far ahead the method predicts; trees are at most this deep. 0: it drafts nothing.
-      learned_distances: how far ahead it has learned to predict; deeper trees draw a warning. None: `distances`.
+      learned_distances: how far ahead it has learned to predict; deeper trees draw a warning. 0: `distances`.
       default_candidates: size of a draft that is given no tree: a chain of so many candidates, or the best so many
-        where the method adds `further_rows`; None: `distances`. Trained adapters bring trees of their own.
+        where the method adds `further_rows`; 0: `distances`. Trained adapters bring trees of their own.
       chain_only: a fixed draft must be a chain: no other candidates of a level are followed.
       probe_rows: rows of a step that one probe makes; a node may carry a probe for each distance. 0: no probes.
       probe_cost: rows that a probe counts for in a tree's budget; less where probes run through fewer layers.
@@ -133,8 +133,8 @@ class Facts:
     """
 
     distances: int = 0
-    learned_distances: int | None = None
-    default_candidates: int | None = None
+    learned_distances: int = 0
+    default_candidates: int = 0
     chain_only: bool = False
     probe_rows: int = 0
     probe_cost: float = 0.0
@@ -144,11 +144,6 @@ class Facts:
     adapter: str = ""
     learned_tokens: int = 0
     stages: tuple[Stage, ...] = (Stage(),)
-
-    def __post_init__(self) -> None:
-        for name in ("learned_distances", "default_candidates"):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, self.distances)
 
     @property
     def trained(self) -> bool:

@@ -91,7 +91,9 @@ def default_budget(sources: Sequence[Source]) -> Budget:
     Raises UserError for settings that need too many rows.
     """
     adding = [source.facts for source in sources if source.facts.further_rows]
-    rows = max(8, smallest_draft(sources), *(1 + f.default_candidates + f.further_rows for f in adding))
+    rows = max(
+        8, smallest_draft(sources), *(1 + (f.default_candidates or f.distances) + f.further_rows for f in adding)
+    )
     if rows > _MOST_ROWS:
         raise UserError(f"a draft of {rows} rows is larger than the largest, {_MOST_ROWS}: choose smaller settings")
     return _checked(Budget(rows), sources)

@@ -127,7 +127,7 @@ class Drafter:
             source.with_vocabulary(None if any(trained) and not own else draft_vocabulary)
             for source, own in zip(self.sources, trained, strict=True)
         )
-        shape, learned = _shape(sources, tree), sources[0].facts.learned_distances
+        shape, learned = _shape(sources, tree), sources[0].facts.learned_distances or sources[0].facts.distances
         if tree is not None and isinstance(shape, TreePlan) and shape.depth > learned:
             note = join_notes(note, f"warning: a tree of {shape.depth} levels, and {self.name} has learned {learned}")
         return dataclasses.replace(self, sources=sources, shape=shape, note=note)
