@@ -47,6 +47,11 @@ class Reading:
         """[B] int32, tokens read."""
         return self.last.first + self.last.length
 
+    @property
+    def memory(self) -> tuple[Cache, list[PyTree]]:
+        """What decoding goes on with."""
+        return self.cache, self.method_states
+
 
 @functools.partial(jax.jit, static_argnames=("capacity",), donate_argnames=("reading",))
 def read(
@@ -101,19 +106,31 @@ def _observe(
 
 
 @functools.partial(jax.jit, static_argnames=("width", "best"), donate_argnames=("memory",))
-def _start(
+def start(
     base: Base,
     decoding: Decoding,
     memory: tuple[Cache, list[PyTree]],
     last: ReadChunk,
     limits: jax.Array,
     seeds: jax.Array,
-    first: jax.Array | None,
+    first: jax.Array | None = None,
     *,
     width: int,
-    best: int | None,
+    best: int | None = None,
 ) -> DecodeState:
-    """`start`; of the reading it reuses the buffers that the state has, too."""
+    """The state once prompts are read: the first token emitted, the first draft made.
+
+    Args:
+      base: that read them.
+      decoding: what stays as it is.
+      memory: of the reading; the state takes its buffers over.
+      last: of the reading.
+      limits: [B] int32, tokens to emit; 0 for rows that only pad the batch.
+      seeds: [B] uint32, of sampling.
+      first: [B] int32, a given first token; None: the base's choice.
+      width: room of the output buffer, at least the largest limit.
+      best: K, scores to keep of every token; None: the state has no room for any.
+    """
     reading, B, shape = Reading(*memory, last), len(limits), decoding.drafter.shape
     cache, lengths = reading.cache, reading.lengths
     logits = base.logits(last.last(last.hidden))
@@ -140,33 +157,6 @@ def _start(
         scores=None if best is None else Scores.begin(logits, first, room, best),
     )
     return divided_state(state)
-
-
-def start(
-    base: Base,
-    decoding: Decoding,
-    reading: Reading,
-    limits: jax.Array,
-    seeds: jax.Array,
-    *,
-    width: int,
-    first: jax.Array | None = None,
-    best: int | None = None,
-) -> DecodeState:
-    """The state once prompts are read: the first token emitted, the first draft made. Ends the reading.
-
-    Args:
-      base: that read them.
-      decoding: what stays as it is.
-      reading: of whole prompts.
-      limits: [B] int32, tokens to emit; 0 for rows that only pad the batch.
-      seeds: [B] uint32, of sampling.
-      width: room of the output buffer, at least the largest limit.
-      first: [B] int32, a given first token; default the base's choice.
-      best: K, scores to keep of every token; None: the state has no room for any.
-    """
-    memory = (reading.cache, reading.method_states)
-    return _start(base, decoding, memory, reading.last, limits, seeds, first, width=width, best=best)
 
 
 def prefill(
@@ -200,4 +190,4 @@ def prefill(
     for at in range(0, max(lengths), chunk):
         part, left = tokens[:, at : at + chunk], np.clip(lengths - at, 0, chunk)
         reading = read(base, decoding, reading, part, left, seeds, capacity=capacity)
-    return start(base, decoding, reading, limits, seeds, width=width, first=first)
+    return start(base, decoding, reading.memory, reading.last, limits, seeds, first, width=width)

@@ -67,8 +67,9 @@ class PromptReader:
 
     def state(self, width: int) -> DecodeState:
         """What decoding begins with; the reader has nothing any more."""
-        limits, sizes = np.array([self._request.max_new_tokens], np.int32), {"width": width, "best": self._best}
-        return start(self._base, self._decoding, self._reading, limits, self._seeds, **sizes)
+        limits, reading = np.array([self._request.max_new_tokens], np.int32), self._reading
+        rows = (reading.memory, reading.last, limits, self._seeds)
+        return start(self._base, self._decoding, *rows, width=width, best=self._best)
 
 
 @functools.partial(jax.jit, static_argnames=("best",))

@@ -2,7 +2,6 @@
 
 import re
 
-import jax
 import numpy as np
 import pytest
 
@@ -24,8 +23,8 @@ def programs(model):
     chunk, base = (tokens, counts, seeds), model.base
     reading = read(base, decoding, None, *chunk, capacity=CAPACITY)
     further = read.lower(base, decoding, reading, *chunk, capacity=CAPACITY).compile().as_text()
-    ending = jax.jit(lambda base, decoding, reading: start(base, decoding, reading, counts, seeds, width=W))
-    return further, ending.lower(base, decoding, reading).compile().as_text()
+    ending = start.lower(base, decoding, reading.memory, reading.last, counts, seeds, width=W).compile().as_text()
+    return further, ending
 
 
 def test_a_chunk_copies_no_cache_and_makes_no_logits(tiny):
