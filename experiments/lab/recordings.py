@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import Offer
 from jaxspec.drafters import METHODS
 from jaxspec.drafters.adapter import Adapter
@@ -55,7 +56,9 @@ def load_recordings(file: Path, model: Model) -> tuple[list[Recording], Drafter]
     try:
         with np.load(file) as held:
             arrays = {name: held[name] for name in held.files}
-        drafter = Drafter(tuple(map(_source, json.loads(str(arrays["sources"])))), model, from_paths([]))
+        drafter = Drafter(
+            tuple(_source(each, model.config) for each in json.loads(str(arrays["sources"]))), model, from_paths([])
+        )
         return _divided(arrays), drafter
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise UserError(
@@ -71,10 +74,10 @@ def _described(source: Source) -> dict[str, Any]:
     return {"settings": settings, "info": kept, "trained": source.adapter is not None}
 
 
-def _source(described: dict[str, Any]) -> Source:
+def _source(described: dict[str, Any], config: ModelConfig) -> Source:
     settings = dict(described["settings"])
     method = METHODS[settings.pop("name")](**settings)
-    return Source(method, {}, Adapter(method, {}, "", described["info"]) if described["trained"] else None)
+    return Source(method, {}, config, Adapter(method, {}, "", described["info"]) if described["trained"] else None)
 
 
 def _divided(arrays: dict[str, np.ndarray]) -> list[Recording]:

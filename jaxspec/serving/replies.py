@@ -169,14 +169,14 @@ class Replies:
         """The source of each part of the text: the base, a trained method, or a lookup."""
         if not self._asked.sources:
             return {}
-        facts = [source.facts for source in self._drafter.sources if source.facts.distances]
+        sources = [source for source in self._drafter.sources if source.facts.distances]
         if index not in self._streams:
             self._streams[index] = TextStream(self._drafter.model.decode, self._asked.stop)
         stream, parts = self._streams[index], []
         for number, (token, by) in enumerate(zip(tokens, drafted_by, strict=True), 1):
             text = stream.add([token], choice.piece.finish is not None and number == len(tokens))
-            offered = [source for bit, source in enumerate(facts) if by >> bit & 1]
-            learnt = any(source.trained for source in offered)
+            offered = [source for bit, source in enumerate(sources) if by >> bit & 1]
+            learnt = any(source.facts.trained for source in offered)
             kind = "learnt" if learnt else "lookup" if offered else "base"
-            parts.append({"text": text, "kind": kind, "methods": [method.name for method in offered]})
+            parts.append({"text": text, "kind": kind, "methods": [source.method.name for source in offered]})
         return {"parts": parts}

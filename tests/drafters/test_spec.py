@@ -58,7 +58,6 @@ def test_every_method_is_written_by_its_name(name):
         ("eagle:confidence=high+suffix", "eagle: confidence must be a number, got 'high'"),
         ("eagle:confidense=1", "eagle has no setting 'confidense' (did you mean 'confidence'?); it has confidence"),
         ("medusa:heads=3", "the settings of medusa are those of its adapter"),
-        ("ppd+bita", "only one method of a union can have probes or a window, got ppd and bita"),
     ],
 )
 def test_what_cannot_be_read_is_quoted_with_an_example(text, message):
