@@ -44,13 +44,14 @@ class Step:
 
 @flax.struct.dataclass
 class ReadChunk:
-    """Text that the base has just read: a prompt, or a chunk of one, or the accepted path of a step.
+    """Text that the base has just read: a chunk of a prompt, or the accepted path of a step.
 
     Attributes:
       tokens: [B, T + 1] int32, the tokens read and the one after the last of them; what follows is garbage.
       hidden: [B, T, D], their hidden states before the final norm.
-      first: [B] int32, position of the first of them.
-      length: [B] int32, how many of the T were read; 0 where a prompt ended in an earlier chunk.
+      first: [B] int32, position of the first of them, which differs between rows.
+      length: [B] int32, how many of the T were read; 0 in rows that have nothing to observe: their prompt has ended, or
+        the token after their last chunk is not known yet.
       taps: {layer: their hidden states [B, T, D] before it}, of the layers that any method of the drafter asks for
         (`Facts.taps`).
       step: what else a step computed; None of a prompt.

@@ -30,11 +30,11 @@ from jaxspec.model.rows import read_layers
 
 @flax.struct.dataclass
 class Reading:
-    """How far B prompts of unequal length have been read.
+    """State of B prompts of unequal length that are being read.
 
     Attributes:
       cache: keys and values of what was read.
-      method_states: what each source remembers of all chunks but the last one.
+      method_states: of each source, after all chunks but the last one.
       last: of each row, the last chunk of its prompt so far; the token after it is not known yet.
     """
 
@@ -49,7 +49,7 @@ class Reading:
 
     @property
     def memory(self) -> tuple[Cache, list[PyTree]]:
-        """What decoding goes on with."""
+        """Cache and method states, which decoding takes over."""
         return self.cache, self.method_states
 
 
@@ -68,8 +68,8 @@ def read(
 
     Args:
       base: in the form that is fastest for a chunk's rows.
-      decoding: what stays as it is.
-      reading: what was read before, in chunks of the same width; None: nothing.
+      decoding: constants of the generation.
+      reading: of the chunks before, of the same width; None at the start.
       tokens: [B, W] int32, padded on the right.
       lengths: [B] int32, how many of the W there are; 0 where a prompt ended in an earlier chunk.
       seeds: [B] uint32, of sampling.
@@ -97,7 +97,7 @@ def read(
 def _observe(
     decoding: Decoding, reading: Reading, lengths: jax.Array, following: jax.Array, seeds: jax.Array
 ) -> list[PyTree]:
-    """What the sources remember once they have seen the last chunk, `lengths` [B] of it, and the token after it [B]."""
+    """Method states after the last chunk, `lengths` [B] tokens of it, and the token after it, `following` [B]."""
     drafter, last, rows = decoding.drafter, reading.last, jnp.arange(len(lengths))
     trees, position = drafter.shape.begin(len(lengths)), last.first + lengths
     contexts = decoding.draft_contexts(trees, seeds, following, position, reading.cache)
@@ -122,7 +122,7 @@ def start(
 
     Args:
       base: that read them.
-      decoding: what stays as it is.
+      decoding: constants of the generation.
       memory: of the reading; the state takes its buffers over.
       last: of the reading.
       limits: [B] int32, tokens to emit; 0 for rows that only pad the batch.
@@ -176,7 +176,7 @@ def prefill(
 
     Args:
       base: in the form that is fastest for a chunk's rows.
-      decoding: what stays as it is.
+      decoding: constants of the generation.
       tokens: [B, T] int32, padded on the right.
       lengths: [B] int32; both lie on the host, for they say how many chunks there are.
       limits: as in `start`.
