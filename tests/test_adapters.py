@@ -15,7 +15,7 @@ ADAPTERS = {file.parent.name: json.loads(file.read_text()) for file in ROOT.glob
 SHIPPED = {
     name.split("-")[0]: adapter
     for name, adapter in ADAPTERS.items()
-    if name.endswith("-smollm2-135m") and METHODS[adapter["method"]].trainable
+    if name.endswith("-smollm2-135m") and METHODS[adapter["method"]]().facts(SMOLLM2_135M).trained
 }
 PROTOTYPE = {1: (0.419, 0.235, 0.162), 5: (0.727, 0.551, 0.436), 10: (0.814, 0.664, 0.571)}  # of BiTA, in an hour
 

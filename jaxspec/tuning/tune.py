@@ -87,19 +87,19 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
     Raises:
       UserError: settings or prompts that cannot be measured.
     """
-    wholes = _check(drafter, prompts, config)
+    variants = _check(drafter, prompts, config)
     tune_layouts(drafter.model)
     sampling, batch_size, recorded = SamplingConfig(config.temperature), config.batch_size, config.accuracy_prompts
     texts = _long_enough(own_answers(drafter.model, prompts[:recorded], sampling, 2 * config.max_new_tokens))
-    costs = measure_costs(wholes, batch_size, config.cache_length, config.max_rows, sampling)
+    costs = measure_costs(variants, batch_size, config.cache_length, config.max_rows, sampling)
     options, also = [], []
-    for whole in wholes:
-        recordings = _record(whole, texts, sampling)
-        whole = _calibrated(whole, recordings, sampled=config.temperature > 0)
-        ranks = _ranks(whole, texts, sampling, recordings, config.max_rows)
-        predictor = Predictor(whole, recordings, ranks, costs, batch_size, config.temperature > 0)
+    for variant in variants:
+        recordings = _record(variant, texts, sampling)
+        variant = _calibrated(variant, recordings, sampled=config.temperature > 0)
+        ranks = _ranks(variant, texts, sampling, recordings, config.max_rows)
+        predictor = Predictor(variant, recordings, ranks, costs, batch_size, config.temperature > 0)
         options += predictor.options(config.max_rows)
-        also += [predictor.expect(range(len(whole.sources)), tree) for tree in config.also]
+        also += [predictor.expect(range(len(variant.sources)), tree) for tree in config.also]
     options.sort(key=lambda option: -option.predicted)
     finalists = {option.name: option for option in [*best_of_kinds(options)[: config.finalists], *also]}
     drafters = {name: option.drafter for name, option in finalists.items()}
@@ -134,15 +134,15 @@ def _check(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> list
     used = prompts[: config.accuracy_prompts + _race_size(config)]
     encode_prompts(model, used, 2 * config.max_new_tokens, True, None)
     budget = f"best:{max(_RECORDED_ROWS, smallest_draft(drafter.sources))}"
-    wholes = [drafter.with_tree(budget, count) for count in config.draft_vocabularies or (None,)]
-    for whole in wholes:
-        if len({source.draft_vocabulary for source in whole.sources if source.trained}) > 1:
+    variants = [drafter.with_tree(budget, count) for count in config.draft_vocabularies or (None,)]
+    for variant in variants:
+        if len({source.draft_vocabulary for source in variant.sources if source.trained}) > 1:
             raise UserError(f"{name}: adapters with different draft vocabularies; give --draft-vocabularies")
-    for whole, tree in itertools.product(wholes, config.also):
-        shape = with_sources(whole, whole.sources, tree).shape
-        if not isinstance(shape, Budget) and not fills_trees(whole.source):
+    for variant, tree in itertools.product(variants, config.also):
+        shape = with_sources(variant, variant.sources, tree).shape
+        if not isinstance(shape, Budget) and not fills_trees(variant.source):
             raise UserError(f"{name}: it is tuned with trees of best:ROWS alone, got {tree!r}")
-    return wholes
+    return variants
 
 
 def _race_size(config: TuneConfig) -> int:

@@ -124,9 +124,9 @@ def test_too_little_memory_is_one_line(refuses):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--max-rows", "2"], "max-rows must be at least 4"),
+        (["--max-rows", "2"], "max-rows must be at least 5"),
         (["--max-new-tokens", "1"], "max-new-tokens must be at least 2"),
-        (["--num-prompts", "9000", "--batch-size", "999"], "need at least 999 prompts"),
+        (["--num-prompts", "9000", "--batch-size", "999"], "need at least 1000 prompts"),
         (["--cache-length", "100000"], "at most the base's"),
         (["--also", "cartesian:4000"], "outside the vocabulary"),
         (["--also", "sparse:3", "--output", "README.md"], "README.md: cannot be written"),
@@ -147,7 +147,7 @@ def test_too_little_memory_is_one_line(refuses):
 )
 def test_tune_refuses_bad_input_on_one_line(files, refuses, options, message):
     small = ["--prompts", str(files / "prompts.jsonl"), "--num-prompts", "2", "--max-new-tokens", "8"]
-    small += ["--cache-length", "64"]
+    small += ["--cache-length", "64", "--accuracy-prompts", "1"]
     refuses(tune.main, [*named(files), *small, *options], message)
 
 
