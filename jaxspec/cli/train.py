@@ -129,7 +129,7 @@ def report(adapter: Adapter, output: Path) -> None:
         names = " and ".join(f"distance-{distance}" for distance in lost)
         print(
             f"the {names} predictor{'s' if len(lost) > 1 else ''} collapsed in training: try a lower "
-            "--train.learning-rate, a longer --train.warmup or another --train.seed",
+            "--train.learning-rate, a longer --train.warmup, more updates or another --train.seed",
             file=sys.stderr,
         )
     print(f"adapter: {output}")

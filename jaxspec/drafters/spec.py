@@ -125,7 +125,7 @@ def _parse_method(text: str) -> MethodSpec:
     """A method by its name, with the settings behind it. Raises UserError for what it does not have."""
     name, _, given = text.partition(":")
     if name not in METHODS:
-        raise UserError(f"unknown method {name!r}{suggest(name, METHODS)}; methods: {', '.join(METHODS)}")
+        raise UserError(f"unknown method {name!r}{suggest(name, METHODS)}; imported methods: {', '.join(METHODS)}")
     cls, settings = METHODS[name], {}
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     if cls.adjustable is not None:

@@ -13,7 +13,11 @@ from jaxspec.training.run_config import RunConfig
 
 def load_papers() -> dict[str, dict[str, RunConfig]]:
     """All runs, by paper (the name of its file) and by the run's name."""
-    return {path.stem: _runs(path) for path in sorted(shipped_folder("configs").glob("*.py"))}
+    return {path.stem: _runs(path) for path in _files()}
+
+
+def _files() -> list[Path]:
+    return sorted(shipped_folder("configs").glob("*.py"))
 
 
 def _runs(path: Path) -> dict[str, RunConfig]:
@@ -37,11 +41,22 @@ def load_configs() -> dict[str, RunConfig]:
 
 
 def load_config(name: str) -> RunConfig:
-    """The run of that name. Raises UserError, with a suggestion, for an unknown name."""
+    """The run of that name. Raises UserError, with a suggestion, for an unknown name, or one that two files have.
+
+    A file that cannot be read is an error only where no other file has the run.
+    """
+    runs = {path.stem: run for path in _files() if (run := _readable(path).get(name))}
+    if len(runs) == 1:
+        return next(iter(runs.values()))
     configs = load_configs()
-    if name not in configs:
-        raise UserError(f"unknown config {name!r}{suggest(name, configs)}; configs, by paper:\n{list_configs()}")
-    return configs[name]
+    raise UserError(f"unknown config {name!r}{suggest(name, configs)}; configs, by paper:\n{list_configs()}")
+
+
+def _readable(path: Path) -> dict[str, RunConfig]:
+    try:
+        return _runs(path)
+    except UserError:
+        return {}
 
 
 def list_configs() -> str:

@@ -87,6 +87,15 @@ def test_two_runs_of_one_name_are_refused(tmp_path, monkeypatch):
         load_config("ppd_smollm2")
 
 
+def test_a_file_that_cannot_be_read_concerns_its_own_runs_alone(tmp_path, monkeypatch):
+    shutil.copy(Path("configs") / "ppd.py", tmp_path)
+    (tmp_path / "mine.py").write_text("from elsewhere import Mine")
+    monkeypatch.setattr("jaxspec.training.configs.shipped_folder", lambda name: tmp_path)
+    assert load_config("ppd_smollm2").method.name == "ppd"
+    with pytest.raises(UserError, match=r"mine\.py: cannot be read \(No module named 'elsewhere'\)"):
+        load_config("mine")
+
+
 @pytest.mark.parametrize("name", ["bita_7b", "bita_13b", "bita_70b", *(f"bita_vicuna_{n}b" for n in (7, 13, 33))])
 def test_configs_of_bita_are_its_papers(name):
     """Section 4.1."""
