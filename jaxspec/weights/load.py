@@ -59,6 +59,8 @@ class Model:
     eos: tuple[int, ...] = ()
     tokenizer: PreTrainedTokenizerBase | None = None
     exact: bool = False
+    _bases: dict[tuple[int, ...], Base] = dataclasses.field(default_factory=dict, init=False)  # by `base_for`'s blocks
+    _copies: Copies = dataclasses.field(default_factory=dict, init=False)
 
     @functools.cached_property
     def decoder(self) -> Decoder:
@@ -89,24 +91,12 @@ class Model:
 
         A kernel is copied once for each layout but the plain one; where all are plain it is `base`.
         """
-        blocks = {shape: self.block_for(rows, shape) for shape in self._shapes}
+        blocks = {shape: self.block_for(rows, shape) for shape in kernels_by_shape(self.params)}
         key = tuple(blocks.values())
         if key not in self._bases:
             params = in_blocks(self.params, blocks.__getitem__, made=self._copies)
             self._bases[key] = self.base if params is self.params else Base(params, self.decoder)
         return self._bases[key]
-
-    @functools.cached_property
-    def _shapes(self) -> list[tuple[int, int]]:
-        return list(kernels_by_shape(self.params))
-
-    @functools.cached_property
-    def _bases(self) -> dict[tuple[int, ...], Base]:
-        return {}
-
-    @functools.cached_property
-    def _copies(self) -> Copies:
-        return {}
 
     @property
     def dtype(self) -> jnp.dtype:
