@@ -11,16 +11,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import flax.traverse_util
 import jax.numpy as jnp
-import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, write_json
 from jaxspec.model.decoder import abstract_params, param_dtype
 from jaxspec.weights.hf import hf_config, read_config
-from jaxspec.weights.storage import read_weights
+from jaxspec.weights.storage import check_shapes, read_weights
 
 _KEY = "jaxspec_shared"
 
@@ -90,15 +89,8 @@ def join_shared(
             f"has {fingerprint}"
         )
     config, file = read_config(folder), folder / shared.weights
-    own = read_weights(file)
-    wanted = flax.traverse_util.flatten_dict(abstract_params(config, dtype), sep="/")
-    theirs = flax.traverse_util.flatten_dict(other, sep="/")
-    params = {}
-    for path, like in wanted.items():
-        source = theirs if path in shared.tensors else own
-        if path not in source or source[path].shape != like.shape:
-            found = "missing" if path not in source else f"of shape {list(source[path].shape)}"
-            raise UserError(f"{file}: tensor {path!r} is {found}, the configuration needs {list(like.shape)}")
-        value = source[path]
-        params[path] = value.astype(param_dtype(path, dtype)) if isinstance(value, np.ndarray) else value
-    return config, flax.traverse_util.unflatten_dict(params, sep="/"), shared.fingerprint
+    expected, theirs = (flatten_dict(tree, sep="/") for tree in (abstract_params(config, dtype), other))
+    own = {path: x.astype(param_dtype(path, dtype)) for path, x in read_weights(file).items()}
+    found = own | {path: theirs[path] for path in shared.tensors if path in theirs}
+    check_shapes(file, found, expected, "the configuration")
+    return config, unflatten_dict({path: found[path] for path in expected}, sep="/"), shared.fingerprint

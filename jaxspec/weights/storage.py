@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,16 @@ def read_weights(file: Path) -> dict[str, np.ndarray]:
         return unpack(safetensors.numpy.load_file(file))
     except (OSError, SafetensorError, ValueError) as error:
         raise UserError(f"{file}: not a complete safetensors file ({error})") from None
+
+
+def check_shapes(file: Path, tensors: Mapping[str, Any], expected: Mapping[str, Any], whose: str) -> None:
+    """Raise UserError for the first tensor of a file that is missing or misshapen; `whose` shapes are expected."""
+    for name, like in expected.items():
+        if name not in tensors:
+            raise UserError(f"{file}: tensor {name!r} is missing")
+        if tensors[name].shape != like.shape:
+            shape, needed = list(tensors[name].shape), list(like.shape)
+            raise UserError(f"{file}: tensor {name!r} has shape {shape}, {whose} needs {needed}")
 
 
 def as_stored(trainable: PyTree, dtype: str) -> PyTree:
