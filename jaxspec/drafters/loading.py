@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxspec.config import ModelConfig
-from jaxspec.decoding.tree import Path as TreePath
 from jaxspec.drafters.adapter import OWN_MODEL, WEIGHTS, Adapter, find_shipped, load_adapter, read_head
 from jaxspec.drafters.choices import choose_tree
 from jaxspec.drafters.draft_source import draft_source
@@ -19,6 +18,7 @@ from jaxspec.errors import UserError
 from jaxspec.methods import METHODS
 from jaxspec.methods.draft_model import DraftModel
 from jaxspec.trees import TreePlan
+from jaxspec.trees.arrays import Path as TreePath
 from jaxspec.weights.load import Model
 from jaxspec.weights.params import params_fingerprint
 
