@@ -125,11 +125,9 @@ def pad_tree(
             f"do not fit the padded size {num_nodes}, {num_probes}, {max_depth} and {max_rank}"
         )
 
-    of_nodes = {
-        name: np.pad(getattr(tree, name), (0, extra)) for name in ("parent", "depth", "rank", "live", "next_state")
-    }
+    of_nodes = ("parent", "depth", "rank", "live", "next_state")
     return Tree(
-        **of_nodes,
+        **{name: np.pad(getattr(tree, name), (0, extra)) for name in of_nodes},
         ancestors=np.pad(tree.ancestors, (0, extra)),
         probe_owner=np.pad(tree.probe_owner, (0, more)),
         probe_distance=np.pad(tree.probe_distance, (0, more), constant_values=tree.probe_of.shape[1]),
