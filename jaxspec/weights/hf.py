@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -232,14 +231,10 @@ def save_directory(
         max_shard_size=shard_bytes,
     )
     for file, names in shards.filename_to_tensors.items():
-        tensors = {name: _as_stored(paths[name], flat[paths[name]]) for name in names}
+        arrays = {name: np.asarray(flat[paths[name]]) for name in names}
+        tensors = {n: np.ascontiguousarray(x.T if stored_transposed(paths[n]) else x) for n, x in arrays.items()}
         safetensors.numpy.save_file(tensors, folder / file, metadata={"format": "pt"})
     if shards.is_sharded:
         index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
         (folder / f"{_WEIGHTS[0]}.index.json").write_text(json.dumps(index, indent=1))
     write_config(folder, config, eos)
-
-
-def _as_stored(path: str, array: jax.Array) -> np.ndarray:
-    array = np.asarray(array)
-    return np.ascontiguousarray(array.T if stored_transposed(path) else array)

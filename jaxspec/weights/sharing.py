@@ -43,12 +43,6 @@ class Shared:
     fingerprint: str
 
 
-def is_sharing(folder: Path) -> bool:
-    """Whether a folder holds such a base."""
-    file = folder / "config.json"
-    return file.exists() and _KEY in read_json(file)
-
-
 def write_sharing(folder: Path, config: ModelConfig, shared: Shared) -> None:
     """Write config.json beside the weights; another base on this machine is named as seen from the folder."""
     if Path(shared.base).exists():
@@ -57,11 +51,14 @@ def write_sharing(folder: Path, config: ModelConfig, shared: Shared) -> None:
     write_json(folder / "config.json", content)
 
 
-def read_shared(folder: Path) -> Shared:
-    """What the base in a folder shares. Raises UserError where config.json does not say it."""
+def read_shared(folder: Path) -> Shared | None:
+    """What the base in a folder shares; None for nothing. Raises UserError where config.json does not say it whole."""
     file = folder / "config.json"
+    content = read_json(file) if file.exists() else {}
+    if _KEY not in content:
+        return None
     try:
-        shared = Shared(**read_json(file)[_KEY])
+        shared = Shared(**content[_KEY])
     except TypeError as error:
         raise UserError(f"{file}: {_KEY} does not fit: {error}") from None
     there = folder / shared.base

@@ -48,16 +48,14 @@ def unpack(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
     Raises ValueError for an int8 tensor without its scales.
     """
-    weights, rest = {}, dict(tensors)
+    weights = dict(tensors)
     for name in [name for name, value in tensors.items() if value.dtype == np.int8]:
-        values, scale = rest.pop(name), rest.pop(name + _SCALE, None)
-        identity = rest.pop(name + _IDENTITY, np.float32(0))
+        scale, identity = weights.pop(name + _SCALE, None), weights.pop(name + _IDENTITY, np.float32(0))
+        values = weights[name]
         if scale is None or scale.shape != (*values.shape[:-2], 1, values.shape[-1]) or identity.shape:
             raise ValueError(f"tensor {name!r} is int8, and its scales are missing or misshapen")
         weights[name] = _dequantize(values, scale, identity)
-    for name, value in rest.items():
-        weights[name] = value if value.dtype.kind in "iu" else value.astype(np.float32)
-    return weights
+    return {name: x if _is_whole(x) else x.astype(np.float32, copy=False) for name, x in weights.items()}
 
 
 def read_weights(file: Path) -> dict[str, np.ndarray]:
