@@ -91,12 +91,16 @@ class Model:
 
         A kernel is copied once for each layout but the plain one; where all are plain it is `base`.
         """
-        blocks = {shape: self.block_for(rows, shape) for shape in kernels_by_shape(self.params)}
+        blocks = {shape: self.block_for(rows, shape) for shape in self._shapes}
         key = tuple(blocks.values())
         if key not in self._bases:
             params = in_blocks(self.params, blocks.__getitem__, made=self._copies)
             self._bases[key] = self.base if params is self.params else Base(params, self.decoder)
         return self._bases[key]
+
+    @functools.cached_property
+    def _shapes(self) -> list[tuple[int, int]]:
+        return list(kernels_by_shape(self.params))
 
     @property
     def dtype(self) -> jnp.dtype:
