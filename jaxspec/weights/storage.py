@@ -55,7 +55,7 @@ def unpack(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if scale is None or scale.shape != (*values.shape[:-2], 1, values.shape[-1]) or identity.shape:
             raise ValueError(f"tensor {name!r} is int8, and its scales are missing or misshapen")
         weights[name] = _dequantize(values, scale, identity)
-    return {name: x if _is_whole(x) else x.astype(np.float32, copy=False) for name, x in weights.items()}
+    return {name: x if x.dtype.kind in "iu" else x.astype(np.float32, copy=False) for name, x in weights.items()}
 
 
 def read_weights(file: Path) -> dict[str, np.ndarray]:
