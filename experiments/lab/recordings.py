@@ -14,8 +14,7 @@ import numpy as np
 
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import Offer
-from jaxspec.drafters import METHODS
-from jaxspec.drafters.adapter import Adapter
+from jaxspec.drafters.adapter import Adapter, method_of
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.drafters.source import Source
 from jaxspec.errors import UserError, first_line
@@ -76,7 +75,7 @@ def _described(source: Source) -> dict[str, Any]:
 
 def _source(described: dict[str, Any], config: ModelConfig) -> Source:
     settings = dict(described["settings"])
-    method = METHODS[settings.pop("name")](**settings)
+    method = method_of(settings.pop("name"), settings)
     return Source(method, {}, config, Adapter(method, {}, "", described["info"]) if described["trained"] else None)
 
 

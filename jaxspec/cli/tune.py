@@ -24,7 +24,7 @@ from jaxspec.progress import Progress
 from jaxspec.training.examples import unseen_prompts
 from jaxspec.trees import TreePlan, save_plan
 from jaxspec.tuning.plot import plot_tuning
-from jaxspec.tuning.tune import TuneConfig, Tuning, answers_to_search, tune
+from jaxspec.tuning.tune import TuneConfig, Tuning, answers_to_record, tune
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ def build(options: TuneOptions) -> None:
     check_at_least(options, {"trials": 1, "max_new_tokens": 2, "accuracy_prompts": 1})
     model = options.load_model()
     prompts = unseen_prompts(model, {}, options.prompts, options.column)
-    texts = answers_to_search(model, prompts, options)
+    texts = answers_to_record(model, prompts, options)
     with Progress("searching", options.trials, "settings") as progress:
         method, figures = SelfSpeculative().search(model.base, texts, options.trials, progress.update)
     info = {"base": display_name(options.model), "search": {"answers": len(texts), "trials": options.trials} | figures}

@@ -22,7 +22,7 @@ from jaxspec.errors import UserError
 from jaxspec.files import read_json, shipped_folder, write_atomically
 from jaxspec.methods import METHODS
 from jaxspec.parallel.processes import as_leader, host
-from jaxspec.weights.storage import pack, read_weights
+from jaxspec.weights.storage import check_shapes, pack, read_weights
 
 WEIGHTS = "adapter.safetensors"
 OWN_MODEL = "model"  # folder, beside an adapter, of a base that was trained with it
@@ -123,9 +123,9 @@ def load_adapter(folder: Path, config: ModelConfig, head: Mapping[str, Any] | No
     if name not in METHODS:
         raise UserError(f"{folder}/adapter.json: unknown method {name!r}")
     try:
-        method = METHODS[name](**settings)
+        method = method_of(name, settings)
         expected = flax.traverse_util.flatten_dict(abstract_trainable(method, config), sep="/")
-    except TypeError as error:
+    except (AttributeError, TypeError) as error:  # AttributeError: no object of settings
         raise UserError(f"{folder}/adapter.json: settings do not fit {name}: {error}") from None
     file = folder / WEIGHTS
     flat = read_weights(file)
@@ -137,17 +137,17 @@ def load_adapter(folder: Path, config: ModelConfig, head: Mapping[str, Any] | No
             known = f"the vocabulary of {config.vocab_size}"
             raise UserError(f"{file}: {_FREQUENT} must hold different token ids of {known}")
         frequent = frequent.astype(np.int32)
-    for key in sorted(expected.keys() | flat.keys()):
-        if key not in flat:
-            raise UserError(f"{file}: tensor {key!r} is missing")
-        if key not in expected:
-            raise UserError(f"{file}: unknown tensor {key!r}")
-        if flat[key].shape != expected[key].shape:
-            shape, wanted = list(flat[key].shape), list(expected[key].shape)
-            raise UserError(f"{file}: tensor {key!r} has shape {shape}, {name} on this base needs {wanted}")
+    check_shapes(file, flat, expected, f"{name} on this base")
+    for key in sorted(flat.keys() - expected.keys()):
+        raise UserError(f"{file}: unknown tensor {key!r}")
     trainable = flax.traverse_util.unflatten_dict(flat, sep="/")
     info.pop("format")
     return Adapter(method, trainable, fingerprint, info, frequent, folder)
+
+
+def method_of(name: str, settings: Mapping[str, Any]) -> Method:
+    """A method with settings as JSON holds them: lists instead of tuples. Raises TypeError where they do not fit."""
+    return METHODS[name](**{key: tuple(x) if isinstance(x, list) else x for key, x in settings.items()})
 
 
 def find_shipped(method: str, fingerprint: str) -> Path | None:

@@ -96,7 +96,7 @@ def default_budget(sources: Sequence[Source]) -> Budget:
     )
     if rows > _MOST_ROWS:
         raise UserError(f"a draft of {rows} rows is larger than the largest, {_MOST_ROWS}: choose smaller settings")
-    return _checked(Budget(rows), sources)
+    return Budget(rows)
 
 
 def parse_budget(tree: str, sources: Sequence[Source]) -> Budget:
@@ -106,16 +106,11 @@ def parse_budget(tree: str, sources: Sequence[Source]) -> Budget:
     rows = [int(match[1]) if match else 0 for match in found]
     if not 2 <= rows[-1] <= _MOST_ROWS or not all(found):
         raise UserError(f"tree {tree!r}: write best:ROWS with 2 to {_MOST_ROWS} rows, or best:ROWS@MS,ROWS@MS")
-    if len(parts) == 1:
-        return _checked(Budget(rows[0]), sources)
     costs = [float(match[2] or 0) for match in found]
-    if min(costs) <= 0:
+    if len(parts) > 1 and min(costs) <= 0:
         raise UserError(f"tree {tree!r}: of several sizes each needs its milliseconds, as in best:1@21,4@23.5")
     if not rows[0] or any(more <= less for less, more in itertools.pairwise(rows)):
         raise UserError(f"tree {tree!r}: sizes must be given in order, from 1 row on")
-    return _checked(Budget(rows[-1], tuple(zip(rows, costs, strict=True))), sources)
-
-
-def _checked(budget: Budget, sources: Sequence[Source]) -> Budget:
+    budget = Budget(rows[-1], tuple(zip(rows, costs, strict=True)) if len(parts) > 1 else ())
     budget.divided(sources)  # refuses one that is too small
     return budget

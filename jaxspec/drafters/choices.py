@@ -183,11 +183,11 @@ def _chosen_sources(drafter: Drafter, choice: TunedChoice) -> Drafter:
 
 def tuned_choice(drafter: Drafter, batch_size: int, temperature: float) -> TunedChoice | None:
     """The choice of `jaxspec tune` for this machine; for unions and untrained methods else the one that ships."""
-    wanted = (drafter, batch_size, temperature)
-    if _keeps_beside_adapter(drafter):
-        return find_choice(drafter.source.adapter.folder, *wanted)
+    found = find_choice(choice_folder(drafter), drafter, batch_size, temperature)
+    if found or _keeps_beside_adapter(drafter):
+        return found
     shipped = shipped_folder("adapters") / "unions" / choice_name(drafter)
-    return find_choice(choice_folder(drafter), *wanted) or find_choice(shipped, *wanted, anywhere=True)
+    return find_choice(shipped, drafter, batch_size, temperature, anywhere=True)
 
 
 def choice_folder(drafter: Drafter) -> Path | None:

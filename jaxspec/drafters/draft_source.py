@@ -33,7 +33,8 @@ def draft_source(draft: Model | str | Path, model: Model, **settings: Any) -> tu
         draft = load_model(str(draft), model.precision, MeshConfig(**mesh.shape) if mesh else MeshConfig())
     _check_vocabulary(draft, model)
     warning, reads = "", draft.config.max_positions
-    if _size(draft) >= _size(model):
+    ours, theirs = (parameter_count(abstract_params(each.config)) for each in (draft, model))
+    if ours >= theirs:
         warning = f"warning: draft model {draft.name!r} is no smaller than the base: it will not pay"
     elif reads < model.config.max_positions:
         warning = (
@@ -41,11 +42,6 @@ def draft_source(draft: Model | str | Path, model: Model, **settings: Any) -> tu
         )
     method = DraftModel(length=_LENGTH, shapes=draft.config, **settings)
     return Source(method, draft.params, model.config, weights=draft.fingerprint), warning
-
-
-def _size(model: Model) -> int:
-    """Parameters of a base."""
-    return parameter_count(abstract_params(model.config))
 
 
 def _check_vocabulary(draft: Model, model: Model) -> None:

@@ -99,32 +99,26 @@ class SteppedDraftModel(DraftModel):
 
     def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
         """Read what the base has read, and the token after it with probes behind it."""
-        tree = _chain(chunk.tokens.shape[1], chunk.length[:, None], self.inner.distances)
-        draft, cache = _draft(tree, chunk.tokens), method_state["cache"]
-        last = self.config(context.base).num_layers
-        states, rows = self._run(context, draft, cache, chunk.first)
+        model = self.as_draft_model(context.trainable, context.base)
+        tree, cache = _chain(chunk.tokens.shape[1], chunk.length[:, None], self.inner.distances), method_state["cache"]
+        states, rows = self._run(context, model, _draft(tree, chunk.tokens), cache, chunk.first)
+        last = states[model.decoder.config.num_layers]
         new = {
-            "newest": states[last][jnp.arange(len(chunk.length)), chunk.length],
-            "probes": self._probes(context, draft, states, chunk.length),
+            "newest": last[jnp.arange(len(chunk.length)), chunk.length],
+            "probes": self.inner.behind(model, tree, states, chunk.length),
         }
         kept = chunk.updated(new, {name: method_state[name] for name in new})
         return {"cache": commit(cache, rows, chunk.first)} | kept
 
     def _run(
-        self, context: DraftContext, draft: Draft, cache: Cache, lengths: jax.Array
+        self, context: DraftContext, model: Base, draft: Draft, cache: Cache, lengths: jax.Array
     ) -> tuple[dict[int, jax.Array], Cache]:
         """Run a chain with its probes. Returns states [B, R, D] by layer, and the chain's own keys and values."""
-        model = self.as_draft_model(context.trainable, context.base)
         inner = context.replace(trainable=context.trainable["inner"], base=model, position=lengths)
         rows = self.inner.rows(inner, draft, {})
         states, kv = run_rows(model, rows, cache, lengths[:, None, None])
         own = jax.tree.map(lambda x: x[:, :, : draft.tokens.shape[1]], kv)
         return {layer: x[:, 0] for layer, x in states.items()}, own
-
-    def _probes(self, context: DraftContext, draft: Draft, states: dict[int, jax.Array], node: jax.Array) -> PyTree:
-        """What the inner method remembers of the probes behind one node [B] of a chain."""
-        own = self.as_draft_model(context.trainable, context.base)
-        return self.inner.behind(own, draft.tree, states, node)
 
     def offer(self, context: DraftContext, method_state: PyTree) -> Offer:
         """A chain and what is ranked beside it, in as few passes as the probes allow."""
@@ -152,14 +146,14 @@ class SteppedDraftModel(DraftModel):
             newest = jnp.take_along_axis(chain.tokens[..., 0], at[:, None] - 1, axis=1)
             guessed, known = guesses(chain.probes, position + at)
             draft = _draft(tree, jnp.concatenate([newest, guessed], axis=1))
-            states, rows = self._run(context, draft, chain.cache, position + at)
+            states, rows = self._run(context, model, draft, chain.cache, position + at)
             levels = ranked(states[last][:, : m + 1], position + at + 1)
             right = known & (guessed == levels[0][:, :m, 0])
             taken = jnp.sum(jnp.cumprod(right, axis=1, dtype=jnp.int32), axis=1)
             return chain.write(at, levels).replace(
                 cache=commit(chain.cache, rows, position + at),
                 count=jnp.where(going, chain.count + taken + 1, chain.count),
-                probes=self._probes(context, draft, states, taken),
+                probes=self.inner.behind(model, tree, states, taken),
                 passes=chain.passes + jnp.any(going),
             )
 

@@ -11,12 +11,12 @@ from jaxspec.decoding.draft import PyTree
 from jaxspec.decoding.drafter import DeviceDrafter
 from jaxspec.decoding.method import Finalized, Method
 from jaxspec.decoding.shape import Best, StaticTree
-from jaxspec.decoding.tree import Path
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.budget import Budget, default_budget, parse_budget
 from jaxspec.drafters.source import Source
 from jaxspec.errors import UserError
 from jaxspec.trees import TreePlan, from_paths, parse_tree
+from jaxspec.trees.arrays import Path
 from jaxspec.weights.load import Model
 from jaxspec.weights.params import params_fingerprint
 
@@ -195,10 +195,10 @@ def _shape(sources: Sequence[Source], tree: str | TreePlan | Sequence[Path] | No
         raise UserError(f"a tree of {method.name} is 1 to {facts.distances} candidates deep, not {plan.depth}")
     if len(plan.states) > 1 and not facts.probes:
         raise UserError(f"{method.name} has no probes: it takes one tree, not {len(plan.states)} that depend on them")
-    followed = {path[:-1] for state in plan.states for path in state.paths}
-    if facts.chain_only and len(followed) > plan.depth:
+    paths = [path for state in plan.states for path in state.paths]
+    if facts.chain_only and len({path[:-1] for path in paths}) > plan.depth:
         raise UserError(f"{method.name}: it drafts a chain here: give the tree chain:N or best:N")
-    tokens = source.draft_vocabulary or source.config.vocab_size
-    if plan.max_rank >= tokens:
-        raise UserError(f"tree: rank {plan.max_rank} is outside the vocabulary of {tokens}")
+    tokens, highest = source.draft_vocabulary or source.config.vocab_size, max(path[-1] for path in paths)
+    if highest >= tokens:
+        raise UserError(f"tree: rank {highest} is outside the vocabulary of {tokens}")
     return plan

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxspec.config import ModelConfig
-from jaxspec.decoding.tree import Path as TreePath
 from jaxspec.drafters.adapter import OWN_MODEL, WEIGHTS, Adapter, find_shipped, load_adapter, read_head
 from jaxspec.drafters.choices import choose_tree
 from jaxspec.drafters.draft_source import draft_source
@@ -19,6 +18,7 @@ from jaxspec.errors import UserError
 from jaxspec.methods import METHODS
 from jaxspec.methods.draft_model import DraftModel
 from jaxspec.trees import TreePlan
+from jaxspec.trees.arrays import Path as TreePath
 from jaxspec.weights.load import Model
 from jaxspec.weights.params import params_fingerprint
 
@@ -74,6 +74,7 @@ def load_drafter(
 def _with_adapters(spec: DrafterSpec, model: Model) -> Drafter:
     """The methods with their adapters, on the base that they decode on."""
     names, draft = [each.method.name for each in spec.methods], spec.draft
+    joined = "+".join(names)
     facts = [each.method.facts(model.config) for each in spec.methods]
     adding = [name for name, each in zip(names, facts, strict=True) if each.adds_rows]
     if len(adding) > 1:
@@ -83,7 +84,7 @@ def _with_adapters(spec: DrafterSpec, model: Model) -> Drafter:
     folders = {} if spec.adapter is None else {_owner(names, Path(spec.adapter), model.config): spec.adapter}
     for what, given in {"draft model": draft, "draft adapter": spec.draft_adapter}.items():
         if given is not None and DraftModel.name not in names:
-            raise UserError(f"{'+'.join(names)}: a {what} is for the method {DraftModel.name}")
+            raise UserError(f"{joined}: a {what} is for the method {DraftModel.name}")
     if draft is not None:
         if DraftModel.name in folders:
             raise UserError(
@@ -92,25 +93,23 @@ def _with_adapters(spec: DrafterSpec, model: Model) -> Drafter:
         if not isinstance(draft, Model) and (Path(draft) / "adapter.json").exists():
             folders[DraftModel.name], draft = draft, None
     sources, own, note = [], model, ""
-    for each in spec.methods:
-        name = each.method.name
-        if not each.method.facts(model.config).adapter:
-            sources.append(Source(each.method, {}, model.config))
-            continue
-        if draft is not None and name == DraftModel.name:
-            source, note = draft_source(draft, model, **dict(each.settings))
-            sources.append(source)
-            continue
-        loaded = open_adapter(name, model, folders.get(name))
-        final, decodes = finalized(loaded.method, loaded.trainable, model)
-        if decodes is not model and sum(each.trained for each in facts) > 1:
-            raise UserError(
-                f"{'+'.join(names)}: {name} tunes the base, and the other adapters are of the base as it was"
-            )
-        own = own if decodes is model else decodes
-        sources.append(
-            Source(dataclasses.replace(final.method, **dict(each.settings)), final.trainable, model.config, loaded)
-        )
+    for name, known, each in zip(names, facts, spec.methods, strict=True):
+        settings = dict(each.settings)
+        if not known.adapter:
+            source = Source(each.method, {}, model.config)
+        elif draft is not None and name == DraftModel.name:
+            source, note = draft_source(draft, model, **settings)
+        else:
+            loaded = open_adapter(name, model, folders.get(name))
+            final, decodes = finalized(loaded.method, loaded.trainable, model)
+            if decodes is not model:
+                if sum(each.trained for each in facts) > 1:
+                    raise UserError(
+                        f"{joined}: {name} tunes the base, and the other adapters are of the base as it was"
+                    )
+                own = decodes
+            source = Source(dataclasses.replace(final.method, **settings), final.trainable, model.config, loaded)
+        sources.append(source)
     if spec.draft_adapter is not None:
         sources = [_stepped(source, spec.draft_adapter, model) for source in sources]
     return Drafter(tuple(sources), own, note=note)

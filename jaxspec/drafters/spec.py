@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.decoding.method import Method
-from jaxspec.decoding.tree import Path as TreePath
 from jaxspec.errors import UserError, suggest
 from jaxspec.files import display_name
 from jaxspec.methods import METHODS
 from jaxspec.trees import TreePlan
+from jaxspec.trees.arrays import Path as TreePath
 from jaxspec.weights.load import Model
 
 _FORM = (

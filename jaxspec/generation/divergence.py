@@ -65,8 +65,8 @@ def first_divergence(
     """
     if list(ours) == list(reference):
         return None
-    pairs = list(itertools.zip_longest(ours, reference, fillvalue=-1))
-    index, pair = next((i, (a, b)) for i, (a, b) in enumerate(pairs) if a != b)
+    pairs = itertools.zip_longest(ours, reference, fillvalue=-1)
+    index, pair = next((i, pair) for i, pair in enumerate(pairs) if len({*pair}) > 1)
     if -1 in pair:  # one stopped where the other went on: no tie can explain that
         return Divergence(index, pair, float("inf"))
     text = [*prompt, *reference[:index]]

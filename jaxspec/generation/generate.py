@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.loop import decode, insert
+from jaxspec.decoding.loop import insert
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError
 from jaxspec.generation.job import Job, RunningBatch, Settings, bucket
@@ -147,8 +147,7 @@ def iterate(
     for first in range(0, len(encoded), batch_size):
         batch = encoded[first : first + batch_size]
         run = job.begin(batch, max_new_tokens, rows, *job.sizes(max(map(len, batch)), max_new_tokens))
-        with job.timed(run):
-            run.state = decode(job.decoding, run.state, np.int32(max_steps))
+        job.decode(run, max_steps)
         for row in range(len(batch)):
             yield _collect(drafter, run, row, as_text(drafter.model, prompts[first + row]))
 
@@ -189,8 +188,7 @@ def stream(
     run = job.begin([ids], max_new_tokens, 1, *job.sizes(len(ids), max_new_tokens))
     yield _collect(drafter, run, 0, text)
     while not np.all(host(run.state.done)):
-        with job.timed(run):
-            run.state = decode(job.decoding, run.state, np.int32(steps_per_chunk))
+        job.decode(run, steps_per_chunk)
         yield _collect(drafter, run, 0, text)
 
 
@@ -240,8 +238,7 @@ def generate_many(
                 run.state = insert(run.state, fresh.state, places)
             for row, prompt in zip(rows, taken, strict=True):
                 owner[row] = prompt
-        with job.timed(run):
-            run.state = decode(job.decoding, run.state, np.int32(steps_per_chunk))
+        job.decode(run, steps_per_chunk)
         done, counts, tokens = map(host, (run.state.done, run.state.counts, run.state.tokens))
         for row, prompt in enumerate(owner):
             if prompt is not None and done[row]:

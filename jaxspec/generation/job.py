@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Acceptance, Match
+from jaxspec.decoding.loop import decode
 from jaxspec.decoding.prompt import prefill
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.state import DecodeState, Decoding
@@ -124,11 +124,9 @@ class Job:
             state = jax.block_until_ready(prefill(self._model.base, self.decoding, *batch, **sizes))
         return RunningBatch(state, watch.seconds, 0.0, watch.compile_seconds)
 
-    @contextlib.contextmanager
-    def timed(self, run: RunningBatch) -> Iterator[None]:
-        """A block that replaces the state of a batch, on the batch's clocks."""
+    def decode(self, run: RunningBatch, steps: int) -> None:
+        """Take a batch so many steps further, on its clocks."""
         with in_mesh(self.mesh), Stopwatch() as watch:
-            yield
-            jax.block_until_ready(run.state)
+            run.state = jax.block_until_ready(decode(self.decoding, run.state, np.int32(steps)))
         run.compile_seconds += watch.compile_seconds
         run.decode_seconds += watch.seconds

@@ -82,7 +82,6 @@ class DFlash(Method):
     decay: float = 0.8
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tapped", tuple(self.tapped))  # a list, where the settings come from JSON
         least = 1 if self.sample_from_anchor else 2
         if not least <= self.block <= _LONGEST:
             raise UserError(f"{self.name}: block must be {least} to {_LONGEST}, got {self.block}")

@@ -65,7 +65,6 @@ class DraftModel(Method):
     labels: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", tuple(self.layers))  # a list, where the settings come from JSON
         object.__setattr__(self, "shapes", _shapes(self.shapes))
         check_least(self, length=1, beam=1)
         if not 0 < self.confidence < 1:

@@ -84,7 +84,6 @@ class Eagle(Method):
     confidence: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reads", tuple(self.reads))  # a list, where the settings come from JSON
         check_least(self, depth=1, unroll=1, vocabulary=0, features=0, top_k=0)
         if list(self.reads) != sorted(set(self.reads)):
             raise UserError(f"eagle: reads must be different and in ascending order, got {list(self.reads)}")

@@ -80,7 +80,6 @@ class SPACE(ProbeMethod):
     targets: tuple[str, ...] = _TARGETS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "targets", tuple(self.targets))  # a list, where the settings come from JSON
         super().__post_init__()
         if not 0 <= self.p_ar <= 1:
             raise UserError(f"space: p-ar is a share between 0 and 1, got {self.p_ar}")

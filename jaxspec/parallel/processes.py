@@ -78,9 +78,7 @@ def as_leader(action: Callable[[], Any]) -> None:
     try:
         if is_leader():
             action()
-    except UserError as raised:
-        error = raised
-    except OSError as raised:
+    except (UserError, OSError) as raised:
         error = UserError(str(raised))
     if any_process(error is not None):
         raise error or UserError("the first process could not write its files")

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxspec.decoding.tree import Path
 from jaxspec.errors import UserError
+from jaxspec.trees.arrays import Path
 from jaxspec.trees.plan import State, TreePlan, check_accuracy, from_paths, make_plan
 
 _LARGEST = 4096  # nodes

@@ -20,9 +20,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from jaxspec.decoding.tree import Path
 from jaxspec.errors import UserError
-from jaxspec.trees.plan import State, TreePlan, check_accuracy, expected
+from jaxspec.trees.arrays import Path
+from jaxspec.trees.plan import State, TreePlan, check_accuracy, endings, expected
 
 _LARGEST = 1024  # rows: the search grows with their square
 _ROUNDS = 100
@@ -111,16 +111,13 @@ class _Search:
     def bias(self, plan: TreePlan) -> np.ndarray:
         """h [M + 1] by number of probes: h + gain = tokens + transition @ h, with h = 0 where the root leads."""
         count = len(plan.states)
-        tokens = np.array([sum(self._reach(path) for path in state.paths) for state in plan.states])
+        tokens = [sum(endings(state.paths, self.accuracy)[0].values()) - 1 for state in plan.states]
         equations = np.zeros((count + 1, count + 1))
         equations[:count, :count] = np.eye(count) - plan.transition
         equations[:count, count] = 1  # the gain
         equations[count, plan.next_state(self.root_probes)] = 1
         solved = np.linalg.lstsq(equations, np.append(tokens, 0.0), rcond=None)[0][:count]
         return np.array([solved[plan.next_state(n)] for n in range(len(self.accuracy) + 1)])
-
-    def _reach(self, path: Path) -> float:
-        return float(np.prod([self.accuracy[level, rank] for level, rank in enumerate(path)]))
 
     def state(self, needs: int, bias: np.ndarray) -> State:
         """The best tree of depth `needs` at most.

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.decoding.tree import Path, Tree, build_tree, check_paths, stack_trees
+from jaxspec.decoding.tree import Tree
 from jaxspec.errors import UserError
+from jaxspec.trees.arrays import Path, build_tree, check_paths, stack_trees
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +80,6 @@ class TreePlan:
         """Index of the state that follows a node with candidates for so many distances."""
         return max((i for i, state in enumerate(self.states) if state.needs <= known), default=0)
 
-    @property
-    def max_rank(self) -> int:
-        """The largest candidate rank of any node."""
-        return max((path[-1] for state in self.states for path in state.paths), default=0)
-
     def trimmed(self, root_probes: int) -> TreePlan:
         """The plan without states that are never reached, or that repeat the one before: they only pad the others."""
         pending, seen = [self.next_state(root_probes)], set()
@@ -106,8 +102,7 @@ class TreePlan:
         """
         trees = []
         for state in self.states:
-            probes = state.probes if distances else [0] * len(state.probes)
-            tree = build_tree(state.paths, distances, probes, state.borrows)
+            tree = build_tree(state.paths, distances, state.probes if distances else None, state.borrows)
             follows = np.array([self.next_state(known) for known in state.known], np.int32)
             trees.append(tree.replace(next_state=follows))
         return stack_trees(trees)
@@ -136,8 +131,7 @@ def make_plan(states: Sequence[State], accuracy: np.ndarray | None = None) -> Tr
 
 def from_paths(paths: Sequence[Path], accuracy: np.ndarray | None = None) -> TreePlan:
     """One tree, as many probes on every node as it is deep: the full sparse tree of PPD 5.3, and static trees."""
-    paths = check_paths(paths)
-    depth = len(paths[-1]) if paths else 0
+    depth = max(map(len, paths), default=0)
     return make_plan([State(tuple(paths), (depth,) * (len(paths) + 1), depth)], accuracy)
 
 

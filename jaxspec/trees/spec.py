@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path as File
 from typing import Any
 
@@ -48,7 +49,7 @@ def parse_tree(spec: str, method: str, distances: int, accuracy: list | None, pr
         raise UserError(f"tree {spec!r} says where probes go, and {method} has none; try sparse:NODES or chain:LENGTH")
     if name in _BUILDERS:
         plan = _build(name, _numbers(name, numbers), distances, accuracy, probe_cost)
-    elif _is_file(spec):
+    elif os.path.isfile(spec):
         plan = load_plan(File(spec), method)
     else:
         raise UserError(
@@ -60,13 +61,6 @@ def parse_tree(spec: str, method: str, distances: int, accuracy: list | None, pr
     if not plan.depth:
         raise UserError(f"tree {spec!r} has no candidates")
     return plan
-
-
-def _is_file(name: str) -> bool:
-    try:
-        return File(name).is_file()
-    except (OSError, ValueError):  # longer than any name may be
-        return False
 
 
 def _numbers(name: str, text: str) -> list[int]:

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from jaxspec.decoding.tree import Path
+from jaxspec.trees.arrays import Path
 from jaxspec.trees.builders import sparse_tree
 from jaxspec.trees.dynamic import check_budget, unsure
 from jaxspec.trees.plan import State, TreePlan, check_accuracy, endings, expected, make_plan

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -73,16 +73,17 @@ class Predictor:
 
     def options(self, max_rows: int) -> list[Option]:
         """Of every part fixed trees, budgets of every number of rows, and one of several; the fastest first."""
-        parts, found = list(_parts(len(self.drafter.sources))), []
+        every, found = range(len(self.drafter.sources)), []
+        parts = [numbers for size in every for numbers in itertools.combinations(every, size + 1)]
         with Progress("replaying", len(parts), "unions") as progress:
             for done, numbers in enumerate(parts, 1):
                 if budgets := list(self.budgets(numbers, max_rows)):
-                    most = min(2 * max(budgets, key=_predicted).rows, max_rows)
+                    most = min(2 * fastest_first(budgets)[0].rows, max_rows)
                     found += [*budgets, self.expect(numbers, self._sized(budgets[0].drafter, most))]
                 if len(numbers) == 1 and numbers[0] in self.ranks:
                     found += self.fixed_trees(numbers[0], max_rows)
                 progress.update(done)
-        return sorted(found, key=_predicted, reverse=True)
+        return fastest_first(found)
 
     def expect(self, numbers: Sequence[int], tree: str | TreePlan, name: str = "") -> Option:
         """What is expected of some of the sources, by their numbers, with a tree that may have a name."""
@@ -141,6 +142,11 @@ class Predictor:
         return "best:" + ",".join(f"{rows}@{1e3 * self.costs(part, rows):.2f}" for rows in sorted(chosen))
 
 
+def fastest_first(options: Iterable[Option]) -> list[Option]:
+    """Options by their predicted speed."""
+    return sorted(options, key=lambda option: -option.predicted)
+
+
 def best_of_kinds(options: Sequence[Option]) -> list[Option]:
     """The first option of each kind."""
     found: dict[str, Option] = {}
@@ -172,13 +178,3 @@ def _plans(accuracy: np.ndarray, max_rows: int, probes: int, probe_rows: float) 
                         accuracy, budget, root_probes=root_probes, probe_cost=weight * probe_rows, min_probes=least
                     ).trimmed(root_probes)
                     yield f"dynamic:{budget} ({root_probes} at the root, {least} at least, weight {weight:g})", plan
-
-
-def _predicted(option: Option) -> float:
-    return option.predicted
-
-
-def _parts(count: int) -> Iterator[tuple[int, ...]]:
-    """All non-empty sets of so many numbers."""
-    for size in range(1, count + 1):
-        yield from itertools.combinations(range(count), size)

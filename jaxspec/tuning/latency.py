@@ -13,7 +13,6 @@ import numpy as np
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.loop import decode
-from jaxspec.decoding.method import Facts
 from jaxspec.decoding.prompt import prefill
 from jaxspec.drafters.budget import smallest_draft
 from jaxspec.drafters.drafter import Drafter, autoregressive
@@ -103,7 +102,8 @@ def measure_costs(
     for drafter, source in [(each, source) for each in drafters for source in each.sources]:
         timed[_key(source), 0] = with_sources(drafter, [source], f"best:{max(_TYPICAL, smallest_draft([source]))}")
         if fills_trees(source):
-            for depth in _depths(source.facts, max_rows):
+            facts = source.facts  # of probes, whose rows say it all, one depth tells what drafting takes
+            for depth in {1} if facts.probes else {1, min(facts.distances, max_rows - 1)}:
                 timed[_key(source), depth] = with_sources(drafter, [source], chain(depth))
     seconds = step_times(timed, cache_length, _ROUNDS, batch_size, sampling)
     latency = fit_latency({rows: seconds[rows] for rows in sizes})
@@ -117,11 +117,6 @@ def measure_costs(
 def fills_trees(source: Source) -> bool:
     """Whether fixed trees of a source are worth trying: not of lookups, nor where candidates only fill chains."""
     return source.trained and not source.facts.chain_only
-
-
-def _depths(facts: Facts, max_rows: int) -> set[int]:
-    """Depths of chains that tell what drafting takes: of probes, whose rows say it all, one."""
-    return {1} if facts.probes else {1, min(facts.distances, max_rows - 1)}
 
 
 def with_sources(drafter: Drafter, sources: Sequence[Source], tree: str | TreePlan) -> Drafter:

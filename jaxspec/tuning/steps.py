@@ -96,11 +96,10 @@ def _copied(shapes: ModelConfig, dtype: str, config: LatencyConfig) -> int:
     if jax.default_backend() != "cpu":
         return 0
     layouts, sizes = read_layouts(dtype), [rows * batch for rows in config.rows for batch in config.batch_sizes]
-    copied = 0
-    for shape, kernels in kernels_by_shape(abstract_params(shapes)).items():
-        copies = {block_for(layouts, rows, shape) for rows in sizes} - {0}
-        copied += len(copies) * len(kernels) * math.prod(shape)
-    return copied
+    return sum(
+        len({block_for(layouts, rows, shape) for rows in sizes} - {0}) * len(kernels) * math.prod(shape)
+        for shape, kernels in kernels_by_shape(abstract_params(shapes)).items()
+    )
 
 
 def random_model(name: str, config: ModelConfig, dtype: str) -> Model:
@@ -166,10 +165,9 @@ def _begin(config: LatencyConfig, folder: Path) -> dict[str, Any]:
         began = time.strftime("%Y-%m-%d")
         return head | {"bytes_per_second": bandwidth(config.rounds), "began": began, "curves": []}
     before = read_latency(folder)
-    different = {name for name, value in head.items() if before[name] != value}
-    if different == {"code"} and len(before["curves"]) == len(_cases(before["settings"])):
-        different = set()  # nothing is left to measure
-    if different:
+    if len(before["curves"]) == len(_cases(before["settings"])):
+        del head["code"]  # nothing is left to measure
+    if any(before[name] != value for name, value in head.items()):
         raise UserError(
             f"{folder} holds what was measured with other settings, models, code or devices; give another --output"
         )

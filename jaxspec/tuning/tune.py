@@ -16,7 +16,7 @@ from jaxspec.generation.generate import generate_many
 from jaxspec.generation.prompts import encode_prompts
 from jaxspec.machine import this_machine
 from jaxspec.progress import Progress
-from jaxspec.tuning.candidates import Option, Predictor, best_of_kinds
+from jaxspec.tuning.candidates import Option, Predictor, best_of_kinds, fastest_first
 from jaxspec.tuning.latency import RowLatency, fills_trees, in_words, measure_costs, with_sources
 from jaxspec.tuning.layouts import tune_layouts
 from jaxspec.tuning.race import Trial, race
@@ -90,7 +90,7 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
     variants = _check(drafter, prompts, config)
     tune_layouts(drafter.model)
     sampling, batch_size, recorded = SamplingConfig(config.temperature), config.batch_size, config.accuracy_prompts
-    texts = _long_enough(own_answers(drafter.model, prompts[:recorded], sampling, 2 * config.max_new_tokens))
+    texts = answers_to_record(drafter.model, prompts, config, sampling)
     costs = measure_costs(variants, batch_size, config.cache_length, config.max_rows, sampling)
     options, also = [], []
     for variant in variants:
@@ -100,7 +100,7 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
         predictor = Predictor(variant, recordings, ranks, costs, batch_size, config.temperature > 0)
         options += predictor.options(config.max_rows)
         also += [predictor.expect(range(len(variant.sources)), tree) for tree in config.also]
-    options.sort(key=lambda option: -option.predicted)
+    options = fastest_first(options)
     finalists = {option.name: option for option in [*best_of_kinds(options)[: config.finalists], *also]}
     drafters = {name: option.drafter for name, option in finalists.items()}
     raced = prompts[recorded : recorded + _race_size(config)]
@@ -183,15 +183,12 @@ def _ranks(
     return found
 
 
-def answers_to_search(model: Model, prompts: Sequence[str], config: TuneConfig) -> list[Text]:
-    """The base's own greedy answers to the first prompts, to search settings on. Raises UserError for none."""
-    recorded = prompts[: config.accuracy_prompts]
-    return _long_enough(own_answers(model, recorded, SamplingConfig(), 2 * config.max_new_tokens))
-
-
-def _long_enough(texts: Sequence[Text]) -> list[Text]:
-    """Those with answers of two tokens. Raises UserError where none is left."""
-    texts = [text for text in texts if len(text[1]) > 1]
+def answers_to_record(
+    model: Model, prompts: Sequence[str], config: TuneConfig, sampling: SamplingConfig = SamplingConfig()
+) -> list[Text]:
+    """The base's own answers to the first prompts, those of two tokens or more. Raises UserError for none."""
+    answers = own_answers(model, prompts[: config.accuracy_prompts], sampling, 2 * config.max_new_tokens)
+    texts = [text for text in answers if len(text[1]) > 1]
     if not texts:
         raise UserError("the answers to these prompts are too short to measure anything on; give more or others")
     return texts

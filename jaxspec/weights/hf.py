@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import safetensors.numpy
+from huggingface_hub import split_state_dict_into_shards_factory
 from jax.sharding import Mesh
 from safetensors import SafetensorError, safe_open
 
@@ -152,12 +153,10 @@ def _shards(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _stream(shards: list[Path]) -> Iterator[tuple[str, np.ndarray]]:
-    for shard in shards:
-        yield from (_safetensors if shard.suffix == ".safetensors" else _pickled)(shard)
-
-
-def _safetensors(shard: Path) -> Iterator[tuple[str, np.ndarray]]:
+def _read_shard(shard: Path) -> Iterator[tuple[str, np.ndarray]]:
+    if shard.suffix != ".safetensors":
+        yield from _pickled(shard)
+        return
     try:
         with safe_open(shard, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 (a file handle, not a dict)
@@ -196,7 +195,8 @@ def load_directory(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) -> 
     For `dtype` and `mesh` see `load_params`. Raises UserError where a file is missing, truncated or does not match.
     """
     config = read_config(folder)
-    params, fingerprint = load_params(config, _stream(_shards(folder)), HF_NAMES, dtype, str(folder), mesh)
+    tensors = itertools.chain.from_iterable(map(_read_shard, _shards(folder)))
+    params, fingerprint = load_params(config, tensors, HF_NAMES, dtype, str(folder), mesh)
     return config, params, fingerprint
 
 
@@ -224,34 +224,17 @@ def save_directory(
     folder.mkdir(parents=True, exist_ok=True)
     flat = split_qkv(config, params)
     paths = tensor_names(config, HF_NAMES)
-    sizes = {name: flat[path].nbytes for name, path in paths.items()}
-    shards = _divide(sizes, shard_bytes)
-    stem, suffix = _WEIGHTS[0].split(".")
-    weight_map = {}
-    for number, names in enumerate(shards, 1):
-        file = _WEIGHTS[0] if len(shards) == 1 else f"{stem}-{number:05}-of-{len(shards):05}.{suffix}"
-        tensors = {name: _as_stored(paths[name], flat[paths[name]]) for name in names}
+    shards = split_state_dict_into_shards_factory(
+        {name: flat[path] for name, path in paths.items()},
+        get_storage_size=lambda array: array.nbytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=shard_bytes,
+    )
+    for file, names in shards.filename_to_tensors.items():
+        arrays = {name: np.asarray(flat[paths[name]]) for name in names}
+        tensors = {n: np.ascontiguousarray(x.T if stored_transposed(paths[n]) else x) for n, x in arrays.items()}
         safetensors.numpy.save_file(tensors, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(names, file)
-    if len(shards) > 1:
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+    if shards.is_sharded:
+        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
         (folder / f"{_WEIGHTS[0]}.index.json").write_text(json.dumps(index, indent=1))
     write_config(folder, config, eos)
-
-
-def _divide(sizes: dict[str, int], most: int) -> list[list[str]]:
-    """Names in order, in groups of at most `most` bytes, or of a single larger one."""
-    groups: list[list[str]] = [[]]
-    room = most
-    for name, size in sizes.items():
-        if size > room and groups[-1]:
-            groups.append([])
-            room = most
-        groups[-1].append(name)
-        room -= size
-    return groups
-
-
-def _as_stored(path: str, array: jax.Array) -> np.ndarray:
-    array = np.asarray(array)
-    return np.ascontiguousarray(array.T if stored_transposed(path) else array)

@@ -27,7 +27,7 @@ from jaxspec.weights.gguf import GGUFFile
 from jaxspec.weights.hf import eos_tokens, load_directory, read_config, save_directory
 from jaxspec.weights.layouts import Copies, Layouts, block_for, in_blocks, kernels_by_shape, read_layouts
 from jaxspec.weights.shapes import SHAPES
-from jaxspec.weights.sharing import is_sharing, join_shared, read_shared
+from jaxspec.weights.sharing import Shared, join_shared, read_shared
 from jaxspec.weights.templates import check_template, chosen_template, own_template
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -59,6 +59,8 @@ class Model:
     eos: tuple[int, ...] = ()
     tokenizer: PreTrainedTokenizerBase | None = None
     exact: bool = False
+    _bases: dict[tuple[int, ...], Base] = dataclasses.field(default_factory=dict, init=False)  # by `base_for`'s blocks
+    _copies: Copies = dataclasses.field(default_factory=dict, init=False)
 
     @functools.cached_property
     def decoder(self) -> Decoder:
@@ -99,14 +101,6 @@ class Model:
     @functools.cached_property
     def _shapes(self) -> list[tuple[int, int]]:
         return list(kernels_by_shape(self.params))
-
-    @functools.cached_property
-    def _bases(self) -> dict[tuple[int, ...], Base]:
-        return {}
-
-    @functools.cached_property
-    def _copies(self) -> Copies:
-        return {}
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -245,8 +239,8 @@ def load_model(
         check_template(template)
     devices = make_mesh(mesh)
     path = _find(name_or_path, _HUB_FILES, _OLDER_FILES)
-    if path.is_dir() and is_sharing(path):
-        return _load_sharing(name_or_path, path, dtype, mesh, template)
+    if shared := read_shared(path):
+        return _load_sharing(name_or_path, path, shared, dtype, mesh, template)
     if path.is_file():
         file = GGUFFile(path)
         weights, eos, tokenizer = file.load(held, devices), file.eos_tokens(), file.tokenizer()
@@ -258,9 +252,8 @@ def load_model(
     return Model(name_or_path, *weights, eos, tokenizer, dtype == "exact")
 
 
-def _load_sharing(name: str, folder: Path, dtype: str, mesh: MeshConfig, template: str) -> Model:
+def _load_sharing(name: str, folder: Path, shared: Shared, dtype: str, mesh: MeshConfig, template: str) -> Model:
     """A base that shares weights with another one, and has its tokenizer."""
-    shared = read_shared(folder)
     other = load_model(shared.base, dtype, mesh, template)
     config, params, fingerprint = join_shared(folder, shared, other.params, other.fingerprint, weights_dtype(dtype))
     params = put_beside(other.params, jax.tree.map(jnp.asarray, params))

@@ -26,41 +26,25 @@ from jaxspec.parallel.sharding import put, tree_shardings
 
 _SAMPLES = 64
 
-HF_NAMES = {
-    "embedding": "model.embed_tokens.weight",
-    "lm_head": "lm_head.weight",
-    "norm/scale": "model.norm.weight",
-    "attention_norm/scale": "input_layernorm.weight",
-    "mlp_norm/scale": "post_attention_layernorm.weight",
-    "attention/q": "self_attn.q_proj",
-    "attention/k": "self_attn.k_proj",
-    "attention/v": "self_attn.v_proj",
-    "attention/o": "self_attn.o_proj",
-    "attention/q_norm/scale": "self_attn.q_norm.weight",
-    "attention/k_norm/scale": "self_attn.k_norm.weight",
-    "mlp/gate": "mlp.gate_proj",
-    "mlp/up": "mlp.up_proj",
-    "mlp/down": "mlp.down_proj",
-    "layers": "model.layers",
+_NAMES = {  # of the parameters in Hugging Face files, and in GGUF files
+    "embedding": ("model.embed_tokens.weight", "token_embd.weight"),
+    "lm_head": ("lm_head.weight", "output.weight"),
+    "norm/scale": ("model.norm.weight", "output_norm.weight"),
+    "attention_norm/scale": ("input_layernorm.weight", "attn_norm.weight"),
+    "mlp_norm/scale": ("post_attention_layernorm.weight", "ffn_norm.weight"),
+    "attention/q": ("self_attn.q_proj", "attn_q"),
+    "attention/k": ("self_attn.k_proj", "attn_k"),
+    "attention/v": ("self_attn.v_proj", "attn_v"),
+    "attention/o": ("self_attn.o_proj", "attn_output"),
+    "attention/q_norm/scale": ("self_attn.q_norm.weight", "attn_q_norm.weight"),
+    "attention/k_norm/scale": ("self_attn.k_norm.weight", "attn_k_norm.weight"),
+    "mlp/gate": ("mlp.gate_proj", "ffn_gate"),
+    "mlp/up": ("mlp.up_proj", "ffn_up"),
+    "mlp/down": ("mlp.down_proj", "ffn_down"),
+    "layers": ("model.layers", "blk"),
 }
-
-GGUF_NAMES = {
-    "embedding": "token_embd.weight",
-    "lm_head": "output.weight",
-    "norm/scale": "output_norm.weight",
-    "attention_norm/scale": "attn_norm.weight",
-    "mlp_norm/scale": "ffn_norm.weight",
-    "attention/q": "attn_q",
-    "attention/k": "attn_k",
-    "attention/v": "attn_v",
-    "attention/o": "attn_output",
-    "attention/q_norm/scale": "attn_q_norm.weight",
-    "attention/k_norm/scale": "attn_k_norm.weight",
-    "mlp/gate": "ffn_gate",
-    "mlp/up": "ffn_up",
-    "mlp/down": "ffn_down",
-    "layers": "blk",
-}
+HF_NAMES = {path: name for path, (name, _) in _NAMES.items()}
+GGUF_NAMES = {path: name for path, (_, name) in _NAMES.items()}
 
 
 def parameter_count(tree: Any) -> int:

@@ -46,53 +46,30 @@ LLAMA2_13B = dataclasses.replace(LLAMA_13B, max_positions=4096, rms_norm_eps=1e-
 LLAMA2_70B = dataclasses.replace(
     LLAMA2_7B, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64, num_kv_heads=8
 )
-LLAMA31_8B = ModelConfig(
+LLAMA31_8B = dataclasses.replace(
+    LLAMA_7B,
     vocab_size=128256,
-    hidden_size=4096,
     intermediate_size=14336,
-    num_layers=32,
-    num_heads=32,
     num_kv_heads=8,
-    head_dim=128,
     max_positions=131072,
     rope_theta=500000.0,
     rope_scaling=RopeScaling("llama3", 8.0, 8192, 1.0, 4.0),
+    rms_norm_eps=1e-5,
 )
-LLAMA_68M = ModelConfig(
-    vocab_size=32000,
-    hidden_size=768,
-    intermediate_size=3072,
-    num_layers=2,
-    num_heads=12,
-    num_kv_heads=12,
-    head_dim=64,
-    max_positions=2048,
-    rms_norm_eps=1e-6,
+LLAMA_68M = dataclasses.replace(
+    LLAMA_7B, hidden_size=768, intermediate_size=3072, num_layers=2, num_heads=12, num_kv_heads=12, head_dim=64
 )
-QWEN15_14B = ModelConfig(
-    vocab_size=152064,
-    hidden_size=5120,
-    intermediate_size=13696,
-    num_layers=40,
-    num_heads=40,
-    num_kv_heads=40,
-    head_dim=128,
-    max_positions=32768,
-    rope_theta=1e6,
-    rms_norm_eps=1e-6,
-    qkv_bias=True,
+QWEN15_14B = dataclasses.replace(
+    LLAMA_13B, vocab_size=152064, intermediate_size=13696, max_positions=32768, rope_theta=1e6, qkv_bias=True
 )
-QWEN3_8B = ModelConfig(
+QWEN3_8B = dataclasses.replace(
+    LLAMA_7B,
     vocab_size=151936,
-    hidden_size=4096,
     intermediate_size=12288,
     num_layers=36,
-    num_heads=32,
     num_kv_heads=8,
-    head_dim=128,
     max_positions=40960,
     rope_theta=1e6,
-    rms_norm_eps=1e-6,
     head_norms=True,
 )
 TINY = ModelConfig(  # no model that there is: to try a command with

@@ -11,16 +11,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import flax.traverse_util
 import jax.numpy as jnp
-import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, write_json
 from jaxspec.model.decoder import abstract_params, param_dtype
 from jaxspec.weights.hf import hf_config, read_config
-from jaxspec.weights.storage import read_weights
+from jaxspec.weights.storage import check_shapes, read_weights
 
 _KEY = "jaxspec_shared"
 
@@ -44,12 +43,6 @@ class Shared:
     fingerprint: str
 
 
-def is_sharing(folder: Path) -> bool:
-    """Whether a folder holds such a base."""
-    file = folder / "config.json"
-    return file.exists() and _KEY in read_json(file)
-
-
 def write_sharing(folder: Path, config: ModelConfig, shared: Shared) -> None:
     """Write config.json beside the weights; another base on this machine is named as seen from the folder."""
     if Path(shared.base).exists():
@@ -58,11 +51,14 @@ def write_sharing(folder: Path, config: ModelConfig, shared: Shared) -> None:
     write_json(folder / "config.json", content)
 
 
-def read_shared(folder: Path) -> Shared:
-    """What the base in a folder shares. Raises UserError where config.json does not say it."""
+def read_shared(folder: Path) -> Shared | None:
+    """What the base in a folder shares; None for nothing. Raises UserError where config.json does not say it whole."""
     file = folder / "config.json"
+    content = read_json(file) if file.exists() else {}
+    if _KEY not in content:
+        return None
     try:
-        shared = Shared(**read_json(file)[_KEY])
+        shared = Shared(**content[_KEY])
     except TypeError as error:
         raise UserError(f"{file}: {_KEY} does not fit: {error}") from None
     there = folder / shared.base
@@ -90,15 +86,8 @@ def join_shared(
             f"has {fingerprint}"
         )
     config, file = read_config(folder), folder / shared.weights
-    own = read_weights(file)
-    wanted = flax.traverse_util.flatten_dict(abstract_params(config, dtype), sep="/")
-    theirs = flax.traverse_util.flatten_dict(other, sep="/")
-    params = {}
-    for path, like in wanted.items():
-        source = theirs if path in shared.tensors else own
-        if path not in source or source[path].shape != like.shape:
-            found = "missing" if path not in source else f"of shape {list(source[path].shape)}"
-            raise UserError(f"{file}: tensor {path!r} is {found}, the configuration needs {list(like.shape)}")
-        value = source[path]
-        params[path] = value.astype(param_dtype(path, dtype)) if isinstance(value, np.ndarray) else value
-    return config, flax.traverse_util.unflatten_dict(params, sep="/"), shared.fingerprint
+    expected, theirs = (flatten_dict(tree, sep="/") for tree in (abstract_params(config, dtype), other))
+    own = {path: x.astype(param_dtype(path, dtype)) for path, x in read_weights(file).items()}
+    found = own | {path: theirs[path] for path in shared.tensors if path in theirs}
+    check_shapes(file, found, expected, "the configuration")
+    return config, unflatten_dict({path: found[path] for path in expected}, sep="/"), shared.fingerprint

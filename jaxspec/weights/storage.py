@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +48,14 @@ def unpack(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
     Raises ValueError for an int8 tensor without its scales.
     """
-    weights, rest = {}, dict(tensors)
+    weights = dict(tensors)
     for name in [name for name, value in tensors.items() if value.dtype == np.int8]:
-        values, scale = rest.pop(name), rest.pop(name + _SCALE, None)
-        identity = rest.pop(name + _IDENTITY, np.float32(0))
+        scale, identity = weights.pop(name + _SCALE, None), weights.pop(name + _IDENTITY, np.float32(0))
+        values = weights[name]
         if scale is None or scale.shape != (*values.shape[:-2], 1, values.shape[-1]) or identity.shape:
             raise ValueError(f"tensor {name!r} is int8, and its scales are missing or misshapen")
         weights[name] = _dequantize(values, scale, identity)
-    for name, value in rest.items():
-        weights[name] = value if value.dtype.kind in "iu" else value.astype(np.float32)
-    return weights
+    return {name: x if x.dtype.kind in "iu" else x.astype(np.float32, copy=False) for name, x in weights.items()}
 
 
 def read_weights(file: Path) -> dict[str, np.ndarray]:
@@ -65,6 +64,16 @@ def read_weights(file: Path) -> dict[str, np.ndarray]:
         return unpack(safetensors.numpy.load_file(file))
     except (OSError, SafetensorError, ValueError) as error:
         raise UserError(f"{file}: not a complete safetensors file ({error})") from None
+
+
+def check_shapes(file: Path, tensors: Mapping[str, Any], expected: Mapping[str, Any], whose: str) -> None:
+    """Raise UserError for the first tensor of a file that is missing or misshapen; `whose` shapes are expected."""
+    for name, like in expected.items():
+        if name not in tensors:
+            raise UserError(f"{file}: tensor {name!r} is missing")
+        if tensors[name].shape != like.shape:
+            shape, needed = list(tensors[name].shape), list(like.shape)
+            raise UserError(f"{file}: tensor {name!r} has shape {shape}, {whose} needs {needed}")
 
 
 def as_stored(trainable: PyTree, dtype: str) -> PyTree:

@@ -39,19 +39,13 @@ def _template(before: str, user: str, assistant: str) -> str:
     )
 
 
-def _llama2(before: str) -> str:
-    return _template(before, "<s>[INST] BEFORESAID [/INST]", " SAID </s>")
-
-
-def _vicuna(before: str) -> str:
-    return _template(f"<s>{before}", "BEFOREUSER: SAID ASSISTANT:", " SAID</s>")
-
-
+_LLAMA2 = ("<s>[INST] BEFORESAID [/INST]", " SAID </s>")
+_VICUNA = ("BEFOREUSER: SAID ASSISTANT:", " SAID</s>")
 TEMPLATES = {
-    "llama2": _llama2(f"<<SYS>>\n{_LLAMA2_SYSTEM}\n<</SYS>>\n\n"),
-    "llama2-short": _llama2(""),
-    "vicuna": _vicuna(_VICUNA_SYSTEM),
-    "vicuna-short": _vicuna(""),
+    "llama2": _template(f"<<SYS>>\n{_LLAMA2_SYSTEM}\n<</SYS>>\n\n", *_LLAMA2),
+    "llama2-short": _template("", *_LLAMA2),
+    "vicuna": _template(f"<s>{_VICUNA_SYSTEM}", *_VICUNA),
+    "vicuna-short": _template("<s>", *_VICUNA),
     "falcon": _template("", "User: SAID\nAssistant:", " SAID\n"),
 }
 

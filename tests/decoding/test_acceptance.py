@@ -10,12 +10,12 @@ import pytest
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match, Rejection, Typical
 from jaxspec.decoding.sampling import make_sampler
-from jaxspec.decoding.tree import build_tree
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
 from jaxspec.methods import PPD
 from jaxspec.trees import from_paths
+from jaxspec.trees.arrays import build_tree
 from tests.helpers.drafting import batched, draft_of
 from tests.helpers.methods import untrained_drafter
 from tests.helpers.tiny import make_prompts

@@ -10,7 +10,6 @@ import pytest
 
 import jaxspec.weights.layouts
 from jaxspec.config import RopeScaling, SamplingConfig
-from jaxspec.decoding.tree import pad_tree, stack_trees
 from jaxspec.drafters import METHODS
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.generation.generate import generate
@@ -34,6 +33,7 @@ from jaxspec.methods import (
     TokenRecycling,
 )
 from jaxspec.trees import State, cartesian, efficient, from_paths, make_plan, random_tree, sparse_tree, straightforward
+from jaxspec.trees.arrays import pad_tree, stack_trees
 from tests.helpers.methods import settings as settings_of
 from tests.helpers.methods import untrained_drafter
 from tests.helpers.model import plain

@@ -16,7 +16,6 @@ from jaxspec.decoding.acceptance import Rejection
 from jaxspec.decoding.draft import Drawn
 from jaxspec.decoding.loop import decode
 from jaxspec.decoding.sampling import make_sampler
-from jaxspec.decoding.tree import build_tree
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.drafter import autoregressive, make_drafter
 from jaxspec.generation.generate import generate, stream
@@ -40,6 +39,7 @@ from jaxspec.methods import (
     TokenRecycling,
 )
 from jaxspec.trees import State, from_paths, make_plan
+from jaxspec.trees.arrays import build_tree
 from tests.helpers.decoding import begin
 from tests.helpers.drafting import draft_of
 from tests.helpers.methods import trained, untrained_drafter

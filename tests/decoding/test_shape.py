@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.decoding.draft import Offer, Pace
 from jaxspec.decoding.shape import Best, StaticTree
-from jaxspec.decoding.tree import build_tree, stack_trees
+from jaxspec.trees.arrays import build_tree, stack_trees
 from tests.helpers.model import quick_jit
 
 B, DEPTH = 3, 3

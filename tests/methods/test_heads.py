@@ -12,7 +12,6 @@ import pytest
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.loop import decode
 from jaxspec.decoding.method import Batch
-from jaxspec.decoding.tree import build_tree, pad_tree, stack_trees
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.drafter import autoregressive, make_drafter
 from jaxspec.errors import UserError
@@ -23,6 +22,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.decoder import Layer
 from jaxspec.model.rope import rope_angles
 from jaxspec.trees import from_paths
+from jaxspec.trees.arrays import build_tree, pad_tree, stack_trees
 from tests.helpers.decoding import begin
 from tests.helpers.methods import predict, settings, trained, untrained_drafter
 from tests.helpers.model import plain, run_layers

@@ -12,7 +12,7 @@ from scipy.special import log_softmax
 
 from jaxspec.decoding.draft import Accepted
 from jaxspec.decoding.method import Method, ReadChunk, Step, abstract_trainable
-from jaxspec.decoding.tree import build_tree, select_trees, stack_trees
+from jaxspec.decoding.tree import select_trees
 from jaxspec.drafters.drafter import method_plan
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE, BiTA, HiddenTransfer
@@ -22,6 +22,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.cache import commit, empty_cache
 from jaxspec.model.rows import run_rows
 from jaxspec.trees import parse_tree
+from jaxspec.trees.arrays import build_tree, stack_trees
 from tests.helpers.drafting import draft_of, drafting_of
 from tests.helpers.methods import batch_of, loss_and_gradient, predict, sequence, settings, trained
 from tests.helpers.model import plain

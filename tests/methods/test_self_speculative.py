@@ -11,7 +11,6 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.draft import Accepted
 from jaxspec.decoding.loop import decode
 from jaxspec.decoding.method import ReadChunk, Step, abstract_trainable
-from jaxspec.decoding.tree import build_tree
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
 from jaxspec.drafters.drafter import autoregressive
@@ -23,6 +22,7 @@ from jaxspec.model.attention import Context, causal_context
 from jaxspec.model.cache import commit, empty_cache
 from jaxspec.model.decoder import Skip
 from jaxspec.trees import chain
+from jaxspec.trees.arrays import build_tree
 from tests.helpers.decoding import begin
 from tests.helpers.drafting import batched, draft_of, drafting_of
 from tests.helpers.methods import untrained_drafter

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.tree import build_tree
 from jaxspec.model.attention import Context, causal_context, causal_mask
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, empty_cache, gather_rows
 from jaxspec.model.decoder import Decoder, Skip
 from jaxspec.model.rope import rope_angles
+from jaxspec.trees.arrays import build_tree
 from tests.helpers.model import VARIANTS, plain, quick_jit, random_base, random_tokens, run_layers, tiny_config
 
 CAPACITY = 20

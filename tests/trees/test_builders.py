@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxspec.decoding.tree import check_paths
 from jaxspec.errors import UserError
 from jaxspec.trees import (
     cartesian,
@@ -18,6 +17,7 @@ from jaxspec.trees import (
     sparse_tree,
     straightforward,
 )
+from jaxspec.trees.arrays import check_paths
 from tests.helpers.trees import random_accuracy
 
 

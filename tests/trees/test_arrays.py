@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.tree import build_tree, check_paths, pad_tree, select_trees, stack_trees
+from jaxspec.decoding.tree import select_trees
 from jaxspec.errors import UserError
+from jaxspec.trees.arrays import build_tree, check_paths, pad_tree, stack_trees
 from tests.helpers.trees import random_paths, tree_paths
 
 
