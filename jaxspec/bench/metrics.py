@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,57 +74,39 @@ class Figures:
 Row = dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Work:
-    """All turns of the questions that were answered together in one run: one question, or a batch."""
+class _Work(NamedTuple):
+    """Speeds of all turns of the questions that were answered together in one run: one question, or a batch."""
 
-    tokens: int
-    steps: int
-    decode_seconds: float
-    all_tokens: int
-    all_seconds: float
-
-    @property
-    def speed(self) -> float:
-        return self.tokens / self.decode_seconds
-
-    @property
-    def step_seconds(self) -> float:
-        return self.decode_seconds / self.steps
-
-    @property
-    def whole_speed(self) -> float:
-        return self.all_tokens / self.all_seconds
-
-
-def _work(rows: Sequence[Row]) -> _Work:
-    """Rows of one batch: their tokens add up, their times are the same, and the longest answer says how many steps."""
-    choices = [row["choices"][0] for row in rows]
-    made = sum(sum(choice["new_tokens"]) for choice in choices)
-    return _Work(
-        tokens=made - sum(len(choice["new_tokens"]) for choice in choices),  # prefill makes the first of every turn
-        steps=sum(map(max, zip(*(choice["decoding_steps"] for choice in choices), strict=True))),
-        decode_seconds=sum(choices[0]["decode_seconds"]),
-        all_tokens=made,
-        all_seconds=sum(choices[0]["wall_time"]),
-    )
+    speed: float  # tokens per second of decoding
+    step_seconds: float
+    whole_speed: float  # tokens per second, prefill included
 
 
 def _works(rows: Sequence[Row]) -> dict[tuple, _Work]:
-    """The work of one run, by the questions that were answered together."""
-    batches: dict[tuple, list[Row]] = {}
+    """The work of one run, by the questions that were answered together, without answers that take no step.
+
+    Tokens of a batch add up, its times are the same, and the longest answer says how many steps.
+    """
+    batches: dict[tuple, list[dict[str, Any]]] = {}
     for row in rows:
-        batches.setdefault(tuple(map(tuple, row["batch"])), []).append(row)
-    return {batch: _work(found) for batch, found in batches.items()}
+        batches.setdefault(tuple(map(tuple, row["batch"])), []).append(row["choices"][0])
+    works = {}
+    for batch, choices in batches.items():
+        if steps := sum(map(max, zip(*(choice["decoding_steps"] for choice in choices), strict=True))):
+            counts = [count for choice in choices for count in choice["new_tokens"]]
+            seconds, whole_seconds = (sum(choices[0][name]) for name in ("decode_seconds", "wall_time"))
+            decoded = sum(counts) - len(counts)  # prefill makes the first token of every turn
+            works[batch] = _Work(decoded / seconds, seconds / steps, sum(counts) / whole_seconds)
+    return works
 
 
 _Pairs = dict[tuple, tuple[_Work, _Work]]  # by what was answered together: ours, and autoregressive decoding's
 
 
 def _pairs(rows: Sequence[Row], plain: Sequence[Row]) -> _Pairs:
-    """The pairs of one run, without answers of a single token, which take no step."""
+    """The pairs of one run."""
     ours, theirs = _works(rows), _works(plain)
-    return {batch: (ours[batch], theirs[batch]) for batch in ours if ours[batch].steps and theirs[batch].steps}
+    return {batch: (ours[batch], theirs[batch]) for batch in ours if batch in theirs}
 
 
 def _means(runs: Sequence[_Pairs], value: Callable[[_Work, _Work], float]) -> np.ndarray:

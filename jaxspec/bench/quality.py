@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxspec.bench.programs import check_runner, extract_code, passes
 from jaxspec.bench.questions import Question
-from jaxspec.files import read_whole_lines, write_atomically
+from jaxspec.files import drop_half_line, read_whole_lines
 from jaxspec.progress import Progress
 
 Row = dict[str, Any]
@@ -109,7 +109,7 @@ def score_answers(
       say: called with a line about each kind of question that is left out.
     """
     kept = read_whole_lines(file, SCORED)
-    write_atomically(file, "".join(json.dumps(row) + "\n" for row in kept).encode())  # without a line cut by a kill
+    drop_half_line(file)
     known = {(row["way"], row["data"], row["question_id"]) for row in kept}
     kinds = _scorable(questions, run_code, say)
     asked = [question for question in questions if question.kind in kinds]
