@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.bench.config import BenchConfig
+from jaxspec.bench.config import REFERENCE, BenchConfig
 from jaxspec.bench.metrics import Estimate, Figures
-from jaxspec.bench.overhead import overhead_table
 from jaxspec.bench.questions import MT_BENCH
 from jaxspec.bench.results import ALL, Results, compared, control_of, reference_of, summary_of
-from jaxspec.bench.runs import REFERENCE
+from jaxspec.bench.run import CACHE, ROUNDS
 from jaxspec.config import command_line
 from jaxspec.files import write_atomically, write_json
 from jaxspec.generation.divergence import NEAR_TIE
@@ -195,13 +194,23 @@ def _acceptance(results: Results) -> list[str]:
 
 
 def _overhead(results: Results) -> list[str]:
-    """The table of a step's parts."""
+    """The table of a step's parts in milliseconds, and how to read it."""
     if not results.overhead:
         return []
-    lines = overhead_table(results.overhead["ways"])
+    heads = ["method", "nodes", "rows", "autoregressive", "verifying the nodes", "drafting", "whole step"]
+    rows = []
+    for name, parts in results.overhead["ways"].items():
+        plain, verifying, whole = (1e3 * parts[part] for part in ("plain", "verifying", "whole"))
+        seconds = (plain, verifying - plain, whole - verifying, whole)
+        rows.append([name, parts["nodes"], parts["rows"], *(f"{value:.1f}" for value in seconds)])
+    remark = (
+        f"Milliseconds of greedy steps, {CACHE} slots of cache, medians of {ROUNDS}. Drafting is the probes' rows, "
+        "or what follows the pass. In another process, where programs lie elsewhere in memory, any of these may take a "
+        "few milliseconds more or less; *step cost* above is of the answers themselves."
+    )
     if results.overhead["code"] != results.setting["code"]:
-        lines[-1] += " Measured with another version of the code than the answers."
-    return lines
+        remark += " Measured with another version of the code than the answers."
+    return [*table(heads, rows), "", remark]
 
 
 def _quality(results: Results) -> list[str]:

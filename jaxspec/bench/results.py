@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench.answers import Answers
+from jaxspec.bench.config import AGAIN, REFERENCE
 from jaxspec.bench.metrics import FEWEST, Estimate, Figures, figures
 from jaxspec.bench.quality import SCORED
 from jaxspec.bench.questions import MT_BENCH, group_of
-from jaxspec.bench.runs import AGAIN, REFERENCE
 from jaxspec.bench.setting import read_setting
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, read_whole_lines
