@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec import markdown
 from jaxspec.bench.config import REFERENCE, BenchConfig
 from jaxspec.bench.metrics import Estimate, Figures
 from jaxspec.bench.questions import MT_BENCH
@@ -63,10 +64,7 @@ def sections(results: Results, heading: str) -> list[str]:
         "Quality": _quality(results),
         "Where answers differ": _differences(results),
     }
-    lines = [*setting_lines(results), ""]
-    for title, body in parts.items():
-        lines += [f"{heading} {title}", "", *body, ""] if body else []
-    return lines
+    return [*setting_lines(results), "", *markdown.sections(parts, heading)]
 
 
 def command(setting: dict[str, Any]) -> str:
@@ -187,9 +185,7 @@ def _acceptance(results: Results) -> list[str]:
     if not drafting:
         return ["Nothing was drafted."]
     deepest = max(map(len, drafting.values()))
-    rows = [
-        [way, *(f"{rate:.3f}" for rate in rates), *[""] * (deepest - len(rates))] for way, rates in drafting.items()
-    ]
+    rows = [[way, *(f"{rate:.3f}" for rate in rates)] for way, rates in drafting.items()]
     return table(["method", *(f"depth {depth}" for depth in range(1, deepest + 1))], rows)
 
 
