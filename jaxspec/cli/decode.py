@@ -8,14 +8,13 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from jaxspec.cli.options import DrafterOptions, parse
-from jaxspec.cli.printing import JsonPrinter, Result, TextPrinter
+from jaxspec.cli.printing import Result, TextPrinter, record
 from jaxspec.cli.program import enable_compilation_cache
-from jaxspec.cli.sides import Side
 from jaxspec.config import MeshConfig, SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance, Typical
 from jaxspec.decoding.method import abstract_trainable
@@ -24,7 +23,7 @@ from jaxspec.drafters import DrafterSpec, as_chosen, load_drafter, parse_drafter
 from jaxspec.drafters.drafter import Drafter, autoregressive, join_notes
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.generation.divergence import first_divergence
-from jaxspec.generation.generate import Generation
+from jaxspec.generation.generate import Generation, iterate, stream
 from jaxspec.generation.prompts import encode_prompts
 from jaxspec.parallel.chips import absent_mesh
 from jaxspec.training.configs import load_config
@@ -178,9 +177,17 @@ def decode(options: DecodeOptions) -> None:
     compared = dict(zip(options.compare_with, others, strict=True))
     if different := [text for text, other in compared.items() if other.model is not drafter.model]:
         raise UserError(f"--compare-with {different[0]!r}: that is another base than {drafter.name} decodes on")
-    printer = make_printer(options, drafter)
-    for result in answers(options, drafter, compared, prompts, printer.show):
-        printer.finish(result)
+    acceptance = options.acceptance()
+    same_text = acceptance.same_text(options.temperature)
+    if not options.json:
+        printer = TextPrinter(drafter.model, drafter.name, "" if same_text else acceptance.remark, options.compared)
+        for result in answers(options, drafter, compared, prompts, printer.show):
+            printer.finish(result)
+        return
+    facts = {"method": drafter.name, "model": drafter.model.name, "base": drafter.model.fingerprint}
+    facts |= {"accept": options.accept, "lossless": same_text or acceptance.lossless}
+    for result in answers(options, drafter, compared, prompts):
+        print(json.dumps(facts | record(result), ensure_ascii=False), flush=True)
 
 
 def choose_drafter(options: DecodeOptions, spec: DrafterSpec, model: Model) -> Drafter:
@@ -208,46 +215,28 @@ def tuned_or_own(drafter: Drafter, batch_size: int, temperature: float) -> Draft
     return dataclasses.replace(drafter, note=join_notes(drafter.note, line))
 
 
-def make_printer(options: DecodeOptions, drafter: Drafter) -> JsonPrinter | TextPrinter:
-    """The printer for the output format that was asked for."""
-    name, model, acceptance = drafter.name, drafter.model, options.acceptance()
-    same_text = acceptance.same_text(options.temperature)
-    if options.json:
-        facts = {"method": name, "model": model.name, "base": model.fingerprint}
-        return JsonPrinter(facts | {"accept": options.accept, "lossless": same_text or acceptance.lossless})
-    remark = "" if same_text else acceptance.remark
-    return TextPrinter(model, name, remark, options.compared)
-
-
 def answers(
     options: DecodeOptions,
     drafter: Drafter,
     compared: dict[str, Drafter],
     prompts: Sequence[str],
-    show: Callable[[Generation], None],
+    show: Callable[[Generation], None] | None = None,
 ) -> Iterator[Result]:
-    """The answers to prompts, with those of autoregressive decoding where the two are compared.
+    """The answers to prompts, beside those of other drafters and of autoregressive decoding where these are compared.
 
-    Args:
-      options: how to answer.
-      drafter: what decodes.
-      compared: other drafters, by the texts that name them.
-      prompts: texts.
-      show: called with an answer whenever it has grown.
+    The other drafters come by the texts that name them; `show` is called with an answer whenever it has grown.
     """
     model, acceptance, sampling = drafter.model, options.acceptance(), options.sampling()
     room = {"max_new_tokens": options.max_new_tokens, "chat": options.chat, "max_length": options.max_length or None}
     encoded = encode_prompts(model, prompts, **room)  # refuses a bad prompt before any is answered
     settings = room | {"sampling": sampling, "seed": options.seed}
-    how = (options.batch_size, options.streamed)
-    drafters = [drafter, *compared.values()]
-    sides = [Side(each, settings | {"acceptance": acceptance}, *how) for each in drafters]
+    ours, *others = (
+        answers_of(options, each, prompts, settings | {"acceptance": acceptance}, show if each is drafter else None)
+        for each in (drafter, *compared.values())
+    )
     references = itertools.repeat(None)
     if options.compared:
-        plain = Side(autoregressive(model), settings, *how)
-        for side in (*sides, plain):
-            side.warm_up(prompts)
-        references = plain.answers(prompts)
+        references = answers_of(options, autoregressive(model), prompts, settings)
 
     def result(ids: Sequence[int], answer: Generation, reference: Generation | None) -> Result:
         if not reference or not acceptance.same_text(options.temperature):
@@ -255,10 +244,37 @@ def answers(
         divergence = first_divergence(model, ids, answer.tokens, reference.tokens, sampling, options.seed)
         return Result(answer, reference, divergence)
 
-    ours, *others = (side.answers(prompts, show if side is sides[0] else None) for side in sides)
     for ids, answer, *rest, reference in zip(encoded, ours, *others, references, strict=False):
         also = {name: result(ids, other, reference) for name, other in zip(compared, rest, strict=True)}
         yield dataclasses.replace(result(ids, answer, reference), compared=also)
+
+
+def answers_of(
+    options: DecodeOptions,
+    drafter: Drafter,
+    prompts: Sequence[str],
+    settings: dict[str, Any],
+    show: Callable[[Generation], None] | None = None,
+) -> Iterator[Generation]:
+    """One drafter's answer per prompt; `show` sees it grow.
+
+    Where several are compared, each warms up first, which compiles and touches the memory: the first timing is like the
+    others. Its compile time counts for the first answer. For a fair comparison all stop equally often.
+    """
+    size, compile_seconds = options.batch_size, 0.0
+    if options.compared:
+        [warm, *_] = iterate(drafter, prompts[:size], batch_size=size, max_steps=2, **settings)
+        compile_seconds = warm.compile_seconds
+    if options.streamed:
+        grown = (stream(drafter, prompt, **settings) for prompt in prompts)
+    else:  # every answer in one piece
+        grown = zip(iterate(drafter, prompts, batch_size=size, **settings), strict=True)
+    for pieces in grown:
+        for answer in pieces:
+            if show:
+                show(answer)
+        yield dataclasses.replace(answer, compile_seconds=answer.compile_seconds + compile_seconds)
+        compile_seconds = 0.0
 
 
 def dry_run(options: DecodeOptions) -> None:

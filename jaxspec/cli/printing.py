@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -32,24 +31,6 @@ class Result:
     reference: Generation | None = None
     divergence: Divergence | None = None
     compared: dict[str, Result] = dataclasses.field(default_factory=dict)
-
-
-class JsonPrinter:
-    """Prints one JSON object per prompt.
-
-    Args:
-      facts: entries of every object: the names of the method and of the model, and so on.
-    """
-
-    def __init__(self, facts: dict[str, Any]):
-        self._facts = facts
-
-    def show(self, answer: Generation) -> None:
-        """Print nothing: the object is printed at the end."""
-
-    def finish(self, result: Result) -> None:
-        """Print the object."""
-        print(json.dumps(self._facts | record(result), ensure_ascii=False), flush=True)
 
 
 class TextPrinter:

@@ -2,11 +2,9 @@
 
 import dataclasses
 import io
-import json
 
 from jaxspec.cli.printing import (
     GrowingText,
-    JsonPrinter,
     Result,
     TextPrinter,
     colour,
@@ -45,14 +43,6 @@ def test_an_answer_of_one_token_has_no_speed():
     single = dataclasses.replace(ANSWER, tokens=[1], steps=0, decode_seconds=0.0)
     assert single.tokens_per_second == 0 and comparison(Result(single, single)) == "identical: yes"
     assert record(Result(single, single))["speedup"] is None
-
-
-def test_json_is_printed_whole(capsys):
-    printer = JsonPrinter({"method": "ppd"})
-    printer.show(ANSWER)
-    assert capsys.readouterr().out == ""
-    printer.finish(Result(ANSWER))
-    assert json.loads(capsys.readouterr().out).items() >= {"method": "ppd", "text": "t"}.items()
 
 
 def test_texts_that_are_compared_have_titles(capsys):
