@@ -173,21 +173,25 @@ def decode(options: DecodeOptions) -> None:
     prompts = [options.prompt] if options.prompt else read_prompts(options.prompts, options.column)
     enable_compilation_cache()
     model = options.load_model(options.mesh)
-    drafter, *others = [choose_drafter(options, spec, model) for spec in options.drafters]
-    compared = dict(zip(options.compare_with, others, strict=True))
-    if different := [text for text, other in compared.items() if other.model is not drafter.model]:
-        raise UserError(f"--compare-with {different[0]!r}: that is another base than {drafter.name} decodes on")
+    drafters = [choose_drafter(options, spec, model) for spec in options.drafters]
+    drafter, *others = drafters
+    for text, other in zip(options.compare_with, others, strict=True):
+        if other.model is not drafter.model:
+            raise UserError(f"--compare-with {text!r}: that is another base than {drafter.name} decodes on")
     acceptance = options.acceptance()
     same_text = acceptance.same_text(options.temperature)
     if not options.json:
-        printer = TextPrinter(drafter.model, drafter.name, "" if same_text else acceptance.remark, options.compared)
-        for result in answers(options, drafter, compared, prompts, printer.show):
-            printer.finish(result)
+        names, remark = [drafter.name, *options.compare_with], "" if same_text else acceptance.remark
+        printer = TextPrinter(drafter.model, names, remark, options.compared)
+        for results in answers(options, drafters, prompts, printer.show):
+            printer.finish(results)
         return
     facts = {"method": drafter.name, "model": drafter.model.name, "base": drafter.model.fingerprint}
     facts |= {"accept": options.accept, "lossless": same_text or acceptance.lossless}
-    for result in answers(options, drafter, compared, prompts):
-        print(json.dumps(facts | record(result), ensure_ascii=False), flush=True)
+    for first, *rest in answers(options, drafters, prompts):
+        compared = dict(zip(options.compare_with, map(record, rest), strict=True))
+        row = facts | record(first) | ({"compared_with": compared} if compared else {})
+        print(json.dumps(row, ensure_ascii=False), flush=True)
 
 
 def choose_drafter(options: DecodeOptions, spec: DrafterSpec, model: Model) -> Drafter:
@@ -217,23 +221,20 @@ def tuned_or_own(drafter: Drafter, batch_size: int, temperature: float) -> Draft
 
 def answers(
     options: DecodeOptions,
-    drafter: Drafter,
-    compared: dict[str, Drafter],
+    drafters: Sequence[Drafter],
     prompts: Sequence[str],
     show: Callable[[Generation], None] | None = None,
-) -> Iterator[Result]:
-    """The answers to prompts, beside those of other drafters and of autoregressive decoding where these are compared.
+) -> Iterator[list[Result]]:
+    """Every drafter's answer to each prompt, beside that of autoregressive decoding where the two are compared.
 
-    The other drafters come by the texts that name them; `show` is called with an answer whenever it has grown.
+    `show` is called with an answer of the first drafter whenever it has grown.
     """
-    model, acceptance, sampling = drafter.model, options.acceptance(), options.sampling()
+    model, acceptance, sampling = drafters[0].model, options.acceptance(), options.sampling()
     room = {"max_new_tokens": options.max_new_tokens, "chat": options.chat, "max_length": options.max_length or None}
     encoded = encode_prompts(model, prompts, **room)  # refuses a bad prompt before any is answered
     settings = room | {"sampling": sampling, "seed": options.seed}
-    ours, *others = (
-        answers_of(options, each, prompts, settings | {"acceptance": acceptance}, show if each is drafter else None)
-        for each in (drafter, *compared.values())
-    )
+    shows, ours = [show, *[None] * len(drafters)], settings | {"acceptance": acceptance}
+    sides = [answers_of(options, each, prompts, ours, shown) for each, shown in zip(drafters, shows, strict=False)]
     references = itertools.repeat(None)
     if options.compared:
         references = answers_of(options, autoregressive(model), prompts, settings)
@@ -244,9 +245,8 @@ def answers(
         divergence = first_divergence(model, ids, answer.tokens, reference.tokens, sampling, options.seed)
         return Result(answer, reference, divergence)
 
-    for ids, answer, *rest, reference in zip(encoded, ours, *others, references, strict=False):
-        also = {name: result(ids, other, reference) for name, other in zip(compared, rest, strict=True)}
-        yield dataclasses.replace(result(ids, answer, reference), compared=also)
+    for ids, *each, reference in zip(encoded, *sides, references, strict=False):
+        yield [result(ids, answer, reference) for answer in each]
 
 
 def answers_of(

@@ -78,11 +78,8 @@ def build(options: TuneOptions) -> None:
         method, figures = SelfSpeculative().search(model.base, texts, options.trials, progress.update)
     info = {"base": display_name(options.model), "search": {"answers": len(texts), "trials": options.trials} | figures}
     save_adapter(output, Adapter(method, {}, model.fingerprint, info))
-    print(
-        json.dumps({"method": method_text(method), "file": str(output / "adapter.json")} | figures)
-        if options.json
-        else output
-    )
+    row = {"method": method_text(method), "file": str(output / "adapter.json")} | figures
+    print(json.dumps(row) if options.json else output)
 
 
 def choose(options: TuneOptions, spec: DrafterSpec) -> None:
@@ -145,15 +142,13 @@ def record(options: TuneOptions, tuning: Tuning, method: str, file: Path) -> dic
 
 def table(tuning: Tuning) -> str:
     """The table of trials, and the verdict."""
-    expected = {option.name: option.tokens for option in tuning.options} | {"autoregressive": 1.0}
-    rows = {option.name: option.rows for option in tuning.options} | {"autoregressive": 1}
+    found = {option.name: (option.rows, option.tokens) for option in tuning.options} | {"autoregressive": (1, 1.0)}
     width = max(len(trial.name) for trial in tuning.trials)
     lines = [f"{'tree':{width}}  rows  tokens/step  expected  tokens/s  speedup"]
     for t in tuning.trials:
-        lines.append(
-            f"{t.name:{width}}  {rows[t.name]:4.0f}  {t.tokens_per_step:11.2f}  {expected[t.name]:8.2f}  "
-            f"{t.tokens_per_second:8.1f}  {t.speedup:7.2f}"
-        )
+        rows, expected = found[t.name]
+        line = f"{t.name:{width}}  {rows:4.0f}  {t.tokens_per_step:11.2f}  {expected:8.2f}"
+        lines.append(f"{line}  {t.tokens_per_second:8.1f}  {t.speedup:7.2f}")
     speedup = max(trial.speedup for trial in tuning.trials)
     verdict = f"fastest: {tuning.choice.name}, {speedup:.2f} times autoregressive"
     if tuning.choice.tree is None:
