@@ -100,28 +100,6 @@ def _works(rows: Sequence[Row]) -> dict[tuple, _Work]:
     return works
 
 
-_Pairs = dict[tuple, tuple[_Work, _Work]]  # by what was answered together: ours, and autoregressive decoding's
-
-
-def _pairs(rows: Sequence[Row], plain: Sequence[Row]) -> _Pairs:
-    """The pairs of one run."""
-    ours, theirs = _works(rows), _works(plain)
-    return {batch: (ours[batch], theirs[batch]) for batch in ours if batch in theirs}
-
-
-def _means(runs: Sequence[_Pairs], value: Callable[[_Work, _Work], float]) -> np.ndarray:
-    """The mean over runs of the value of each pair, [n] for n questions or batches."""
-    found: dict[tuple, list[float]] = {}
-    for pairs in runs:
-        for batch, pair in pairs.items():
-            found.setdefault(batch, []).append(value(*pair))
-    return np.array([np.mean(values) for values in found.values()])
-
-
-def _speedup(ours: _Work, theirs: _Work) -> float:
-    return ours.speed / theirs.speed
-
-
 def figures(runs: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> Figures | None:
     """A method's figures.
 
@@ -132,27 +110,37 @@ def figures(runs: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> Fi
     Returns:
       None where no question has an answer of more than one token.
     """
-    pairs = [_pairs(rows, references) for rows, references in zip(runs, plain, strict=True)]
-    if not any(pairs):
+    found: dict[tuple, list[list[float]]] = {}  # by what was answered together, run by run
+    run_speedups = []
+    for rows, references in zip(runs, plain, strict=True):
+        theirs, speedups = _works(references), []
+        for batch, work in _works(rows).items():
+            if batch in theirs:
+                other = theirs[batch]
+                speedups.append(work.speed / other.speed)
+                cost = work.step_seconds / other.step_seconds
+                found.setdefault(batch, []).append([speedups[-1], cost, *work, other.whole_speed])
+        run_speedups += [float(np.median(speedups))] if speedups else []
+    if not found:
         return None
-    speedups = _means(pairs, _speedup)
-    whole_speed = np.mean(_means(pairs, lambda ours, _: ours.whole_speed))
+    means = np.array([np.mean(values, axis=0) for values in found.values()])
+    speedups, costs, speeds, step_seconds, whole_speeds, plain_speeds = means.T
     choices = [row["choices"][0] for rows in runs for row in rows]
     lengths = [[length for row in rows for length in row["choices"][0]["accept_lengths"]] for rows in runs]
     compared = [divergence for choice in choices for divergence in choice["divergence"]]
     return Figures(
         questions=len({(row["data"], row["question_id"]) for rows in runs for row in rows}),
         tokens_per_step=float(np.mean(list(itertools.chain.from_iterable(lengths)))),
-        tokens_per_second=float(np.median(_means(pairs, lambda ours, _: ours.speed))),
+        tokens_per_second=float(np.median(speeds)),
         speedup=estimate(speedups, np.median),
         mean_speedup=estimate(speedups, np.mean),
-        with_prefill=float(whole_speed / np.mean(_means(pairs, lambda _, theirs: theirs.whole_speed))),
-        step_milliseconds=float(1e3 * np.median(_means(pairs, lambda ours, _: ours.step_seconds))),
-        step_cost=float(np.median(_means(pairs, lambda ours, theirs: ours.step_seconds / theirs.step_seconds))),
+        with_prefill=float(np.mean(whole_speeds) / np.mean(plain_speeds)),
+        step_milliseconds=float(1e3 * np.median(step_seconds)),
+        step_cost=float(np.median(costs)),
         acceptance=_acceptance(choices),
         identical=sum(divergence is None for divergence in compared),
         answers=len(compared),
-        run_speedups=tuple(float(np.median(_means([found], _speedup))) for found in pairs if found),
+        run_speedups=tuple(run_speedups),
         run_tokens_per_step=tuple(float(np.mean(values)) for values in lengths if values),
     )
 

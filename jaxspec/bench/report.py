@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from jaxspec import markdown
-from jaxspec.bench.config import REFERENCE, BenchConfig
+from jaxspec.bench.config import AGAIN, REFERENCE, BenchConfig
 from jaxspec.bench.metrics import Estimate, Figures
 from jaxspec.bench.questions import MT_BENCH
-from jaxspec.bench.results import ALL, Results, compared, control_of, reference_of, summary_of
+from jaxspec.bench.results import ALL, Results, compared, reference_of, summary_of
 from jaxspec.bench.run import CACHE, ROUNDS
 from jaxspec.config import command_line
 from jaxspec.files import write_atomically, write_json
@@ -120,40 +120,38 @@ def _remarks(results: Results) -> list[str]:
 
 def overall_table(results: Results) -> list[str]:
     """The main table, one line per way."""
-    heads = ["method", "rows", "draft vocabulary", "tokens per step", "tokens/s", "speedup, median", "speedup, mean"]
-    heads += ["with prefill", "ms per step", "step cost", "drafter, MiB", "identical"]
     repeated = results.setting["settings"]["repeats"] > 1
-    heads += ["tokens per step, mean ± SD of runs", "speedup, mean ± SD of runs"] if repeated else []
     whole = all(len(rows) == results.setting["questions"] for rows in results.rows[REFERENCE])
     sizes, rows = results.memory.get("method_bytes", {}), []
     for way, groups in results.figures.items():
         f, info = groups[ALL], results.setting["ways"][way]
         peer = "library" in info
-        cells = [
-            way,
-            "" if peer else info.get("rows", 1),
-            (info["draft_vocabulary"] or "all") if "draft_vocabulary" in info else "",
-            f"{f.tokens_per_step:.2f}",
-            f"{f.tokens_per_second:.1f}",
-            interval(f.speedup),
-            interval(f.mean_speedup),
-            f"{f.with_prefill:.2f}",
-            f"{f.step_milliseconds:.1f}",
-            f"{f.step_cost:.2f}",
-            f"{sizes[way] / 2**20:.1f}" if way in sizes and not peer else "",
-            f"{f.identical} of {f.answers}" if f.answers and way != reference_of(results.setting, way) else "",
-        ]
+        row = {
+            "method": way,
+            "rows": "" if peer else info.get("rows", 1),
+            "draft vocabulary": (info["draft_vocabulary"] or "all") if "draft_vocabulary" in info else "",
+            "tokens per step": f"{f.tokens_per_step:.2f}",
+            "tokens/s": f"{f.tokens_per_second:.1f}",
+            "speedup, median": interval(f.speedup),
+            "speedup, mean": interval(f.mean_speedup),
+            "with prefill": f"{f.with_prefill:.2f}",
+            "ms per step": f"{f.step_milliseconds:.1f}",
+            "step cost": f"{f.step_cost:.2f}",
+            "drafter, MiB": f"{sizes[way] / 2**20:.1f}" if way in sizes and not peer else "",
+            "identical": f"{f.identical} of {f.answers}" if f.answers and way in compared(results) else "",
+        }
         if repeated:
-            cells += [_mean_and_spread(v) if whole else "unfinished" for v in (f.run_tokens_per_step, f.run_speedups)]
-        rows.append(cells)
-    return table(heads, rows)
+            for name, values in (("tokens per step", f.run_tokens_per_step), ("speedup", f.run_speedups)):
+                row[f"{name}, mean ± SD of runs"] = _mean_and_spread(values) if whole else "unfinished"
+        rows.append(row)
+    return table(list(rows[0]), [row.values() for row in rows])
 
 
 def control_line(results: Results) -> list[str]:
     """A line about how far speedups can be trusted."""
-    control = control_of(results)
-    if control is None:
+    if AGAIN not in results.figures:
         return []
+    control = results.figures[AGAIN][ALL].speedup
     within = "within" if abs(control.value - 1) <= CLOSE_SPEED else "**not within**"
     return ["", f"Autoregressive decoding against itself: {interval(control, 3)}, {within} {CLOSE_SPEED} of 1."]
 

@@ -117,7 +117,12 @@ def claim_folder(benchmark: Benchmark, folder: Path, complete: bool) -> None:
         raise UserError(
             f"{folder} holds {limit} questions, in batches that more questions would change: give another --output"
         )
-    different = _differences(before, describe(_narrowed(benchmark, limit)) if wider else now)
+    narrowed = benchmark
+    if wider:
+        config = dataclasses.replace(benchmark.config, limit=limit)
+        questions = select_questions(config, benchmark.model)[0]
+        narrowed = dataclasses.replace(benchmark, config=config, questions=questions)
+    different = _differences(before, describe(narrowed))
     if different.keys() == {"code"} and not complete:
         raise UserError(
             f"{folder} holds answers of another version of the code ({before['code']}): resume with that version, or "
@@ -156,12 +161,6 @@ def describe(benchmark: Benchmark) -> dict[str, Any]:
         "code": code_version(),
     }
     return json.loads(json.dumps(found))
-
-
-def _narrowed(benchmark: Benchmark, limit: int) -> Benchmark:
-    """The setting with a smaller limit."""
-    config = dataclasses.replace(benchmark.config, limit=limit)
-    return dataclasses.replace(benchmark, config=config, questions=select_questions(config, benchmark.model)[0])
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
