@@ -113,14 +113,14 @@ def figures(runs: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> Fi
     found: dict[tuple, list[list[float]]] = {}  # by what was answered together, run by run
     run_speedups = []
     for rows, references in zip(runs, plain, strict=True):
-        theirs, speedups = _works(references), []
+        theirs, ratios = _works(references), []
         for batch, work in _works(rows).items():
             if batch in theirs:
                 other = theirs[batch]
-                speedups.append(work.speed / other.speed)
+                ratios.append(work.speed / other.speed)
                 cost = work.step_seconds / other.step_seconds
-                found.setdefault(batch, []).append([speedups[-1], cost, *work, other.whole_speed])
-        run_speedups += [float(np.median(speedups))] if speedups else []
+                found.setdefault(batch, []).append([ratios[-1], cost, *work, other.whole_speed])
+        run_speedups += [float(np.median(ratios))] if ratios else []
     if not found:
         return None
     means = np.array([np.mean(values, axis=0) for values in found.values()])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +53,22 @@ def sections(results: Results, heading: str) -> list[str]:
       results: the results to report.
       heading: Markdown prefix of section titles.
     """
+    speedup, tokens = (lambda f: interval(f.speedup)), (lambda f: f"{f.tokens_per_step:.2f}")
     parts = {
         "All questions": [*overall_table(results), *control_line(results)],
-        "Speedup by category": by_group(results, lambda f: interval(f.speedup)),
-        "Tokens per step by category": by_group(results, lambda f: f"{f.tokens_per_step:.2f}"),
-        "Speedup by category of MT-Bench": by_group(results, lambda f: interval(f.speedup), MT_BENCH),
-        "Tokens per step by category of MT-Bench": by_group(results, lambda f: f"{f.tokens_per_step:.2f}", MT_BENCH),
+        "Speedup by category": by_group(results, speedup),
+        "Tokens per step by category": by_group(results, tokens),
+        "Speedup by category of MT-Bench": by_group(results, speedup, MT_BENCH),
+        "Tokens per step by category of MT-Bench": by_group(results, tokens, MT_BENCH),
         "Acceptance by depth": _acceptance(results),
         "Where the time of a step goes": _overhead(results),
         "Quality": _quality(results),
         "Where answers differ": _differences(results),
     }
-    return [*setting_lines(results), "", *markdown.sections(parts, heading)]
+    rule = results.setting["settings"]["accept"]
+    how = f"Acceptance: {rule}, {_RULES[rule]}. {_HOW_TO_READ}"
+    about = [f"`{command(results.setting)}`", _circumstances(results), how, *_remarks(results)]
+    return [*(line for paragraph in about for line in (paragraph, "")), *markdown.sections(parts, heading)]
 
 
 def command(setting: dict[str, Any]) -> str:
@@ -72,14 +76,6 @@ def command(setting: dict[str, Any]) -> str:
     runs = [word for run in setting["settings"]["runs"] for word in ("--run", run)]
     settings = {name: value for name, value in setting["settings"].items() if name != "runs"}
     return command_line(["jaxspec", "bench", "compare", *runs], settings, BenchConfig())
-
-
-def setting_lines(results: Results) -> list[str]:
-    """The command, the machine, and how to read the tables."""
-    rule = results.setting["settings"]["accept"]
-    how = f"Acceptance: {rule}, {_RULES[rule]}. {_HOW_TO_READ}"
-    paragraphs = [f"`{command(results.setting)}`", _circumstances(results), how, *_remarks(results)]
-    return "\n\n".join(paragraphs).split("\n")
 
 
 def _circumstances(results: Results) -> str:
@@ -142,7 +138,8 @@ def overall_table(results: Results) -> list[str]:
         }
         if repeated:
             for name, values in (("tokens per step", f.run_tokens_per_step), ("speedup", f.run_speedups)):
-                row[f"{name}, mean ± SD of runs"] = _mean_and_spread(values) if whole else "unfinished"
+                spread = f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}" if whole else "unfinished"
+                row[f"{name}, mean ± SD of runs"] = spread
         rows.append(row)
     return table(list(rows[0]), [row.values() for row in rows])
 
@@ -242,10 +239,6 @@ def _gap(results: Results, divergence: dict[str, Any]) -> str:
         return "a token that the filters let through in one pass and not in the other"
     word = "a near-tie" if gap < NEAR_TIE else "no near-tie"
     return f"gap {gap:.2g}" + (f", {word}" if results.setting["dtype"] == "float32" else "")
-
-
-def _mean_and_spread(values: Sequence[float]) -> str:
-    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
 
 
 def plot_bench(results: Results, file: Path) -> bool:

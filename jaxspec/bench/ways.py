@@ -66,7 +66,11 @@ def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
     load = functools.cache(lambda spec: load_drafter(spec, model))  # those that differ in the tree alone share weights
     ways: dict[str, Way] = {}
     for name, run in name_runs(runs).items():
-        drafter = _with_tree(load(dataclasses.replace(run, tree=None, vocabulary=None)), run, config)
+        drafter = load(dataclasses.replace(run, tree=None, vocabulary=None))
+        if run.tree == "auto":
+            drafter = choose_tree(drafter, config.batch_size, config.temperature)
+        else:
+            drafter = drafter.with_tree(run.tree, run.vocabulary, drafter.note)
         info = _describe(drafter) if drafter.drafts else {}
         if drafter.model is not model:  # its text must match that of the base that the method has tuned
             info["reference"] = f"{REFERENCE}, base of {DrafterSpec(run.methods, adapter=run.adapter).text}"
@@ -77,12 +81,6 @@ def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
     peers = load_peers(model, config.assistant) if config.peers else {}
     # Of peers only greedy text must match: they draw with other noise.
     return ways | {name: Way(model, {"library": library()}, peer, operator.not_) for name, peer in peers.items()}
-
-
-def _with_tree(drafter: Drafter, run: DrafterSpec, config: BenchConfig) -> Drafter:
-    if run.tree == "auto":
-        return choose_tree(drafter, config.batch_size, config.temperature)
-    return drafter.with_tree(run.tree, run.vocabulary, drafter.note)
 
 
 def _decoding(drafter: Drafter, info: dict[str, Any], config: BenchConfig) -> Way:
