@@ -58,9 +58,10 @@ def run_bench(
       UserError: settings that make no sense, or a folder that holds another benchmark or is in use.
     """
     benchmark = prepare(config, model)
-    answers = Answers(output, list(benchmark.ways))
+    answers, runs = Answers(output, list(benchmark.ways)), range(1, config.repeats + 1)
     with exclusive(writable(output)):
-        claim_folder(benchmark, output, _is_complete(benchmark, answers))
+        complete = all(len(rows) == len(benchmark.questions) for run in runs for rows in answers.read(run).values())
+        claim_folder(benchmark, output, complete)
         for name, way in benchmark.ways.items():
             if "note" in way.info:
                 say(f"{name}: {way.info['note']}")
@@ -78,11 +79,6 @@ def run_bench(
 def shuffled(questions: Sequence[Question]) -> list[Question]:
     """Questions in a fixed random order: a slow phase of the machine hits all categories alike."""
     return sorted(questions, key=lambda q: hashlib.sha256(f"{q.data} {q.id}".encode()).digest())
-
-
-def _is_complete(benchmark: Benchmark, answers: Answers) -> bool:
-    runs = range(1, benchmark.config.repeats + 1)
-    return all(len(rows) == len(benchmark.questions) for run in runs for rows in answers.read(run).values())
 
 
 def _ask_all(benchmark: Benchmark, answers: Answers, output: Path) -> None:

@@ -119,11 +119,6 @@ class DecodeOptions(DrafterOptions):
         own = self.drafter(tree=self.tree or None, vocabulary=self.draft_vocabulary)
         return [own, *map(parse_drafter, self.compare_with)]
 
-    @property
-    def streamed(self) -> bool:
-        """Whether a text is printed while it is generated."""
-        return (self.stream or sys.stdout.isatty()) and not self.json and self.batch_size == 1
-
 
 _DRY_RUN_ALONE = ("config", "topology")
 _DRY_RUN_TOO = ("dry_run", "model", "dtype", "batch_size", "max_length", "mesh", "json")
@@ -211,12 +206,12 @@ def tuned_or_own(drafter: Drafter, batch_size: int, temperature: float) -> Draft
     try:
         choice = tuned_choice(drafter, batch_size, temperature)
         chosen = as_chosen(drafter, choice) if choice else drafter
+        if chosen.drafts:
+            return chosen
+        remark = f"no tree of {drafter.name} pays on this machine; try --tree auto"
     except UserError as error:
-        return dataclasses.replace(drafter, note=join_notes(drafter.note, f"warning: {error}"))
-    if chosen.drafts:
-        return chosen
-    line = f"no tree of {drafter.name} pays on this machine; try --tree auto"
-    return dataclasses.replace(drafter, note=join_notes(drafter.note, line))
+        remark = f"warning: {error}"
+    return dataclasses.replace(drafter, note=join_notes(drafter.note, remark))
 
 
 def answers(
@@ -265,7 +260,7 @@ def answers_of(
     if options.compared:
         [warm, *_] = iterate(drafter, prompts[:size], batch_size=size, max_steps=2, **settings)
         compile_seconds = warm.compile_seconds
-    if options.streamed:
+    if (options.stream or sys.stdout.isatty()) and not options.json and size == 1:
         grown = (stream(drafter, prompt, **settings) for prompt in prompts)
     else:  # every answer in one piece
         grown = zip(iterate(drafter, prompts, batch_size=size, **settings), strict=True)

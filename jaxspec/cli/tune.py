@@ -93,7 +93,12 @@ def choose(options: TuneOptions, spec: DrafterSpec) -> None:
     with exclusive(output):
         find_choice(output, drafter)  # refuses a damaged file before anything is measured
         tuning = tune(drafter, prompts, options)
-        file = save(tuning, choice_name(drafter), output)
+        file = save_choice(output, choice_name(drafter), tuning.choice)
+        if isinstance(tuning.choice.tree, TreePlan):
+            write_atomically(output / "tree.json", json.dumps(_tree(tuning.choice)).encode())
+        else:
+            (output / "tree.json").unlink(missing_ok=True)  # of an earlier tuning
+        plot_tuning(tuning.latency, tuning.options, tuning.trials, output / "tuning.png")
     print(json.dumps(record(options, tuning, choice_name(drafter), file)) if options.json else table(tuning))
     print(f"written to {file}, plot in {output / 'tuning.png'}", file=sys.stderr)
 
@@ -104,18 +109,6 @@ def unseen_by_all(drafter: Drafter, source: str, column: str) -> list[str]:
     trained_on = [adapter.info.get("data", {}) for adapter in adapters] or [{}]
     first, *others = [unseen_prompts(drafter.model, data, source, column) for data in trained_on]
     return [prompt for prompt in first if all(prompt in other for other in others)]
-
-
-def save(tuning: Tuning, method: str, output: Path) -> Path:
-    """Write the choice, its tree and the plot. Returns the file of choices."""
-    file = save_choice(output, method, tuning.choice)
-    tree = output / "tree.json"
-    if isinstance(tuning.choice.tree, TreePlan):
-        write_atomically(tree, json.dumps(_tree(tuning.choice)).encode())
-    else:
-        tree.unlink(missing_ok=True)  # of an earlier tuning
-    plot_tuning(tuning.latency, tuning.options, tuning.trials, output / "tuning.png")
-    return file
 
 
 def _tree(choice: TunedChoice) -> Any:
