@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxspec.bench.config import REFERENCE
 from jaxspec.bench.metrics import Figures, figures
 from jaxspec.bench.report import command, interval
 from jaxspec.bench.results import Results, reference_of
-from jaxspec.bench.runs import REFERENCE
 from jaxspec.markdown import table
 
 _Batch = tuple[tuple, ...]

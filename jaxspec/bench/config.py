@@ -1,20 +1,24 @@
-"""The settings of a benchmark."""
+"""The settings of a benchmark, and the names of the drafters that it compares."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from jaxspec.bench.questions import MT_BENCH, Question
-from jaxspec.bench.runs import name_runs
 from jaxspec.config import MeshConfig, SamplingConfig
 from jaxspec.decoding.sampling import make_sampler
+from jaxspec.drafters import DrafterSpec, parse_drafter
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.weights.load import DEFAULT_MODEL
 
+REFERENCE = "autoregressive"
+AGAIN = f"{REFERENCE} again"  # against itself: how far two ways differ that do not
 _RUN = tyro.conf.arg(name="run", metavar="RUN")
 
 
@@ -102,3 +106,25 @@ def check_bench(config: BenchConfig) -> None:
     names = [Path(file).name for file in config.data.split(",")]
     if len(set(names)) < len(names):
         raise UserError(f"question files must have different names, got {', '.join(names)}")
+
+
+def name_runs(texts: Sequence[str]) -> dict[str, DrafterSpec]:
+    """Drafters by their names, autoregressive decoding first; named twice it races itself.
+
+    An adapter is part of a name only where nothing else tells two drafters apart.
+
+    Raises:
+      UserError: a drafter that cannot be read, or two of the same name.
+    """
+    runs = [parse_drafter(text) for text in texts]
+    names = [dataclasses.replace(run, adapter=None).text for run in runs]
+    alike = Counter(names)
+    named: dict[str, DrafterSpec] = {}
+    for name, run in zip(names, runs, strict=True):
+        name = run.text if alike[name] > 1 else name
+        if name == REFERENCE in named:
+            name = AGAIN
+        if name in named:
+            raise UserError(f"two runs are called {name!r}: give them other settings, or adapters with other names")
+        named[name] = run
+    return {REFERENCE: parse_drafter(REFERENCE)} | named

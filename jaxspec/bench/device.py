@@ -21,13 +21,7 @@ from typing import Any
 
 import jax
 
-from jaxspec.bench.device_figures import (
-    decode_figure,
-    forget_models,
-    prefill_figure,
-    step_figure,
-    training_figure,
-)
+from jaxspec.bench.device_figures import decode_figure, forget_models, prefill_figure, step_figure, training_figure
 from jaxspec.errors import UserError, check_at_least, first_line, suggest
 from jaxspec.files import display_name, exclusive, read_json, writable, write_json
 from jaxspec.machine import Stopwatch, device_name, this_machine
@@ -44,6 +38,9 @@ ROWS = {1: (1, 8, 16, 32, 64, 128, 256), 8: (1, 8, 32), 32: (1, 8)}  # by batch 
 TRAINED = ("ppd", "bita", "hidden_transfer")
 _FULL = "out of memory"
 _GUESS = {"decode": 60.0, "step": 25.0, "train": 90.0}  # seconds of a figure before the first of its kind is known
+
+
+Figure = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,26 +70,6 @@ class DeviceConfig:
     cpu: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """One figure.
-
-    Attributes:
-      key: names it, KIND/... .
-      run: measures it.
-      group: figures of one group share a model in memory; the model of the group before is dropped first.
-    """
-
-    key: str
-    run: Callable[[], dict[str, Any]]
-    group: str
-
-    @property
-    def kind(self) -> str:
-        """Kind of the figure: decode, step or train."""
-        return self.key.partition("/")[0]
-
-
 def check_device(config: DeviceConfig) -> None:
     """Raise UserError for settings that cannot be measured, or where there is no accelerator."""
     for name in ("dtypes", "trees"):
@@ -114,8 +91,8 @@ def check_device(config: DeviceConfig) -> None:
     read_prompts(config.prompts)
 
 
-def plan(config: DeviceConfig) -> list[Task]:
-    """All figures, the most valuable first."""
+def plan(config: DeviceConfig) -> dict[str, Callable[[], Figure]]:
+    """All figures, the most valuable first: what measures each, by its key KIND/MODEL/..."""
     first = [name for name in config.drafters if name in FIRST]
     others = [name for name in config.drafters if name not in FIRST]
     tasks = [
@@ -125,31 +102,28 @@ def plan(config: DeviceConfig) -> list[Task]:
         *(task for name in config.shapes[1:] for task in _steps(name)),
         *(task for dtype in config.dtypes for task in _decoding(config, dtype, others)),
     ]
-    return list({task.key: task for task in tasks}.values())  # both begin with autoregressive decoding
+    return dict(tasks)  # both begin with autoregressive decoding
 
 
-def _decoding(config: DeviceConfig, dtype: str, drafters: list[str]) -> Iterator[Task]:
-    def task(name: str, rows: int) -> Task:
-        run = functools.partial(decode_figure, dtype, name, rows, config)
-        return Task(f"decode/{dtype}/{name}/{rows}", run, f"decode/{dtype}")
-
-    if drafters:
-        yield task("autoregressive", 1)
-    for rows in config.trees:
-        yield from (task(name, rows) for name in drafters)
+_Tasks = Iterator[tuple[str, Callable[[], Figure]]]
 
 
-def _steps(name: str) -> Iterator[Task]:
-    yield Task(f"step/{name}/prefill", functools.partial(prefill_figure, name), name)
+def _decoding(config: DeviceConfig, dtype: str, drafters: list[str]) -> _Tasks:
+    sizes = [("autoregressive", 1)] if drafters else []
+    for name, rows in [*sizes, *((name, rows) for rows in config.trees for name in drafters)]:
+        yield f"decode/{dtype}/{name}/{rows}", functools.partial(decode_figure, dtype, name, rows, config)
+
+
+def _steps(name: str) -> _Tasks:
+    yield f"step/{name}/prefill", functools.partial(prefill_figure, name)
     for batch, sizes in ROWS.items():
         for rows in sizes:
-            run = functools.partial(step_figure, name, batch, rows)
-            yield Task(f"step/{name}/batch {batch}/{rows} rows", run, name)
+            yield f"step/{name}/batch {batch}/{rows} rows", functools.partial(step_figure, name, batch, rows)
 
 
-def _training(name: str) -> Iterator[Task]:
+def _training(name: str) -> _Tasks:
     for method in TRAINED:
-        yield Task(f"train/{name}/{method}", functools.partial(training_figure, name, method), name)
+        yield f"train/{name}/{method}", functools.partial(training_figure, name, method)
 
 
 def measure_device(config: DeviceConfig, folder: Path, began: float, say: Callable[[str], None]) -> dict[str, Any]:
@@ -172,24 +146,25 @@ def measure_device(config: DeviceConfig, folder: Path, began: float, say: Callab
     with exclusive(writable(folder)):
         results = _begin(config, folder)
         figures = results["figures"]
-        missing = [task for task in plan(config) if _is_missing(figures.get(task.key))]
+        missing = {key: task for key, task in plan(config).items() if _is_missing(figures.get(key))}
         with contextlib.suppress(_TimeIsUp), _until(end):
-            group = ""
-            for task in missing:
-                if end - time.monotonic() < expected_seconds(task, figures):
+            held = ""
+            for key, task in missing.items():
+                if end - time.monotonic() < expected_seconds(key, figures):
                     continue
-                if task.group != group:
+                model = key.split("/")[1]
+                if model != held:
                     forget_models()
-                    group = task.group
-                figures[task.key] = _measure(task)
+                    held = model
+                figures[key] = _measure(task)
                 write_json(folder / DEVICE, results)
-                say(f"{task.key}: {summary(figures[task.key])}")
-        if left_out := [task.key for task in missing if task.key not in figures]:
+                say(f"{key}: {summary(figures[key])}")
+        if left_out := [key for key in missing if key not in figures]:
             say(f"left out, as {config.minutes:g} minutes are up: {', '.join(left_out)}")
     return results
 
 
-def _is_missing(figure: dict[str, Any] | None) -> bool:
+def _is_missing(figure: Figure | None) -> bool:
     return figure is None or not figure.get("error", _FULL).startswith(_FULL)
 
 
@@ -214,18 +189,19 @@ def _until(end: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def expected_seconds(task: Task, known: dict[str, dict[str, Any]]) -> float:
+def expected_seconds(key: str, known: dict[str, Figure]) -> float:
     """Seconds that a figure may take: those of the longest in its group or kind so far, else a guess."""
-    for prefix in (task.key.rpartition("/")[0], task.kind):
-        if seconds := [figure["total_seconds"] for key, figure in known.items() if key.startswith(prefix)]:
+    kind = key.partition("/")[0]
+    for prefix in (key.rpartition("/")[0], kind):
+        if seconds := [figure["total_seconds"] for name, figure in known.items() if name.startswith(prefix)]:
             return max(seconds)
-    return _GUESS[task.kind]
+    return _GUESS[kind]
 
 
-def _measure(task: Task) -> dict[str, Any]:
+def _measure(task: Callable[[], Figure]) -> Figure:
     with Stopwatch() as watch:
         try:
-            figure = task.run()
+            figure = task()
         except jax.errors.JaxRuntimeError as error:
             full = "RESOURCE_EXHAUSTED" in str(error) or "OUT_OF_MEMORY" in str(error)
             figure = {"error": f"{_FULL if full else 'failed'} ({first_line(error)[:200]})"}
@@ -239,7 +215,7 @@ def _measure(task: Task) -> dict[str, Any]:
     }
 
 
-def summary(figure: dict[str, Any]) -> str:
+def summary(figure: Figure) -> str:
     """One line about a figure."""
     shown = {k: v for k, v in figure.items() if isinstance(v, str | int | float) and not k.endswith("_seconds")}
     parts = [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import functools
 import gc
 import time
-from collections.abc import Callable
+import timeit
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -122,25 +124,18 @@ def largest_tree(drafter: Drafter, rows: int) -> Drafter:
 
     Raises UserError where not even one candidate fits.
     """
-    best, low, high = None, 0, rows  # of that size or a smaller one; a tree of size `high` has too many rows
-    while high - low > 1:
-        size = (low + high) // 2
-        sized = _with_size(drafter, size)
-        if sized is not None and sized.num_rows > rows:
-            high = size
-        else:
-            best, low = sized or best, size
-    if best is None:
+
+    @functools.cache
+    def sized(size: int) -> Drafter | None:
+        with contextlib.suppress(UserError):  # there is no such tree
+            return drafter.with_tree(f"dynamic:{size}" if drafter.source.facts.probes else f"sparse:{size + 1}")
+
+    sizes = range(rows)
+    end = bisect.bisect_right(sizes, rows, key=lambda size: sized(size).num_rows if sized(size) else 0)
+    found = next(filter(None, map(sized, reversed(sizes[:end]))), None)
+    if found is None:
         raise UserError(f"{drafter.name} has no tree of {rows} rows")
-    return best
-
-
-def _with_size(drafter: Drafter, size: int) -> Drafter | None:
-    """The drafter with a tree of so many candidates and their probes; None where there is no such tree."""
-    try:
-        return drafter.with_tree(f"dynamic:{size}" if drafter.source.facts.probes else f"sparse:{size + 1}")
-    except UserError:
-        return None
+    return found
 
 
 def _timed(drafter: Drafter, prompts: list[list[int]], config: DeviceConfig) -> list[Generation]:
@@ -184,11 +179,13 @@ def prefill_figure(name: str) -> dict[str, Any]:
     tokens, lengths, zero = np.ones((1, _PREFILL), np.int32), np.array([_PREFILL], np.int32), np.zeros(1, np.uint32)
     decoding = decoding_of(autoregressive(model), 1, SamplingConfig())
 
-    def run() -> Any:
+    def run() -> None:
         rows = (tokens, lengths, lengths, zero)
-        return prefill(model.base, decoding, *rows, capacity=_PREFILL, chunk=_PREFILL, width=1)
+        jax.block_until_ready(prefill(model.base, decoding, *rows, capacity=_PREFILL, chunk=_PREFILL, width=1))
 
-    return {"tokens_per_second": _PREFILL / _best(run), "streaming_gigabytes_per_second": _bytes_per_second() / 1e9}
+    run()  # compiles
+    seconds = min(timeit.repeat(run, number=1, repeat=5))
+    return {"tokens_per_second": _PREFILL / seconds, "streaming_gigabytes_per_second": _bytes_per_second() / 1e9}
 
 
 def training_figure(name: str, method_name: str) -> dict[str, Any]:
@@ -218,14 +215,3 @@ def training_figure(name: str, method_name: str) -> dict[str, Any]:
         "seconds_per_update": seconds,
         "gigabytes": (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 1e9,
     }
-
-
-def _best(run: Callable[[], Any]) -> float:
-    """The shortest time of a few runs, after one that compiles."""
-    jax.block_until_ready(run())
-    seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        jax.block_until_ready(run())
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxspec.bench.device import DEVICE
 from jaxspec.files import write_atomically
-from jaxspec.markdown import table
+from jaxspec.markdown import sections, table
 from jaxspec.plotting import picture
 
 Figure = dict[str, Any]
@@ -18,7 +18,19 @@ _STYLES = ("o-", "s--", "^:")  # of a dtype's lines
 
 def write_device_report(results: dict[str, Any], folder: Path) -> Path:
     """Write device.md, and device.png where there is something to draw. Returns the page."""
-    lines = [*head(results), *decoding(results), *steps(results), *training(results), *compiling(results)]
+    figures = results["figures"].values()
+    total, compiled = (sum(figure[name] for figure in figures) for name in ("total_seconds", "compile_seconds"))
+    parts = {"Decoding": _decoding(results), "Time of a step": _steps(results), "Training": _training(results)}
+    lines = [
+        f"# {results['device']}",
+        "",
+        f"jax {results['jax']}, {results['driver']}, {results['date']}, code {results['code']}. Measured by "
+        f"`jaxspec bench device`; all figures are in {DEVICE}.",
+        "",
+        *sections(parts),
+        f"{len(figures)} figures took {total:.0f} s, {compiled:.0f} s of them compiling.",
+        "",
+    ]
     if importlib.util.find_spec("matplotlib") is None:
         lines += ["No plot: matplotlib is not installed. `--report` draws it elsewhere.", ""]
     elif _draw(results, folder / "device.png"):
@@ -27,111 +39,71 @@ def write_device_report(results: dict[str, Any], folder: Path) -> Path:
     return folder / "device.md"
 
 
-def head(results: dict[str, Any]) -> list[str]:
-    """Device, versions and date."""
-    return [
-        f"# {results['device']}",
-        "",
-        f"jax {results['jax']}, {results['driver']}, {results['date']}, code {results['code']}. Measured by "
-        f"`jaxspec bench device`; all figures are in {DEVICE}.",
-        "",
-    ]
-
-
-def decoding(results: dict[str, Any]) -> list[str]:
+def _decoding(results: dict[str, Any]) -> list[str]:
     """The table of drafters on the default model."""
     found = list(_of_kind(results, "decode"))
     if not found:
         return []
-    names = [
-        "dtype",
-        "drafter",
-        "rows",
-        "tokens per step",
-        "tokens/s",
-        "speed",
-        "step cost",
-        "identical",
-        "largest gap",
-    ]
+    heads = ["dtype", "drafter", "rows", "tokens per step", "tokens/s", "speed", "step cost", "identical"]
     settings, answers = results["settings"], max(figure.get("answers", 0) for _, figure in found)
-    return [
-        "## Decoding",
-        "",
+    about = (
         f"{answers} prompts, greedy, up to {settings['max_new_tokens']} tokens, one at a time, all answers "
         "together. *Speed* and *step cost*: over those of autoregressive decoding of the same base. *Largest gap*: "
-        "between the logits of the two tokens where an output first differs; small gaps are ties.",
-        "",
-        *table(names, [_decoding_row(key, figure) for key, figure in found]),
-        "",
-    ]
+        "between the logits of the two tokens where an output first differs; small gaps are ties."
+    )
+    return [about, "", *table([*heads, "largest gap"], [_decoding_row(key, figure) for key, figure in found])]
 
 
-def _decoding_row(key: tuple[str, ...], figure: Figure) -> list[str]:
+def _decoding_row(key: tuple[str, ...], figure: Figure) -> list[Any]:
     dtype, name, rows = key
     if "error" in figure:
-        return [dtype, name, rows, figure["error"], "", "", "", "", ""]
-    row = [dtype, name, str(figure.get("rows", rows)), f"{figure['tokens_per_step']:.2f}"]
-    row += [f"{figure['tokens_per_second']:.0f}"]
+        return [dtype, name, rows, figure["error"]]
+    rates = [f"{figure['tokens_per_step']:.2f}", f"{figure['tokens_per_second']:.0f}"]
     if "speedup" not in figure:
-        return [*row, "1", "1", "", ""]
+        return [dtype, name, rows, *rates, 1, 1]
     gaps = [difference["gap"] for difference in figure["differences"] if difference["gap"] is not None]
+    rates += [f"{figure['speedup']:.2f}", f"{figure['step_cost']:.2f}"]
     same = f"{figure['identical']} of {figure['answers']}"
-    return [*row, f"{figure['speedup']:.2f}", f"{figure['step_cost']:.2f}", same, f"{max(gaps):.2g}" if gaps else ""]
+    return [dtype, name, figure["rows"], *rates, same, f"{max(gaps):.2g}" if gaps else ""]
 
 
-def steps(results: dict[str, Any]) -> list[str]:
-    """The table of steps with random weights, one line per shape and batch size."""
-    curves, lines = _curves(results), []
-    for (name, batch), curve in curves.items():
+def _steps(results: dict[str, Any]) -> list[str]:
+    """The table of steps with random weights, one line per shape and batch size, and that of prefill."""
+    lines, streams = [], []
+    for (name, batch), curve in _curves(results).items():
+        sizes = [f"{rows} row{'s' * (rows > 1)}" for rows in curve]
         cells = [
-            figure["error"]
-            if "error" in figure
-            else f"{figure['milliseconds']:.1f} ({figure['share_of_bandwidth']:.0%})"
+            figure.get("error") or f"{figure['milliseconds']:.1f} ({figure['share_of_bandwidth']:.0%})"
             for figure in curve.values()
         ]
-        sizes = [f"{rows} row{'s' * (rows > 1)}" for rows in curve]
         lines += [f"**{name}, {batch}**", "", *table(sizes, [cells]), ""]
-    streams = [
-        [name, f"{figure['tokens_per_second']:.0f}", f"{figure['streaming_gigabytes_per_second']:.0f}"]
-        for (name, *rest), figure in _of_kind(results, "step")
-        if rest == ["prefill"] and "error" not in figure
-    ]
+    for (name, *rest), figure in _of_kind(results, "step"):
+        if rest == ["prefill"] and "error" not in figure:
+            rates = (figure["tokens_per_second"], figure["streaming_gigabytes_per_second"])
+            streams.append([name, *(f"{rate:.0f}" for rate in rates)])
     if not lines and not streams:
         return []
     about = (
         "Random weights in bfloat16, a cache of 512 slots. Milliseconds of a step by rows, and in brackets the share "
         "that it reaches of the speed at which the same process streams a large array."
     )
-    rates = table(["shapes", "prefill, tokens/s", "streaming, GB/s"], streams)
-    return ["## Time of a step", "", about, "", *lines, *rates, ""]
+    return [about, "", *lines, *table(["shapes", "prefill, tokens/s", "streaming, GB/s"], streams)]
 
 
-def training(results: dict[str, Any]) -> list[str]:
-    """Updates."""
-    rows = [
-        [*key, figure["error"], "", ""]
-        if "error" in figure
-        else [
-            *key,
-            f"{figure['groups_per_second']:.0f}",
-            f"{figure['seconds_per_update']:.3f}",
-            f"{figure['gigabytes']:.1f}",
-        ]
-        for key, figure in _of_kind(results, "train")
-    ]
+def _training(results: dict[str, Any]) -> list[str]:
+    """The table of updates."""
+    rows = []
+    for key, figure in _of_kind(results, "train"):
+        if "error" in figure:
+            rows.append([*key, figure["error"]])
+            continue
+        rates = (f"{figure['groups_per_second']:.0f}", f"{figure['seconds_per_update']:.3f}")
+        rows.append([*key, *rates, f"{figure['gigabytes']:.1f}"])
     if not rows:
         return []
     about = "One sequence of 512 tokens with 64 insertion points an update, activations recomputed, bfloat16 weights."
     heads = ["shapes", "method", "insertion groups per second", "seconds per update", "memory of an update, GB"]
-    return ["## Training", "", about, "", *table(heads, rows), ""]
-
-
-def compiling(results: dict[str, Any]) -> list[str]:
-    """The time that compiling and measuring took."""
-    figures = results["figures"].values()
-    total, compiled = (sum(figure[name] for figure in figures) for name in ("total_seconds", "compile_seconds"))
-    return [f"{len(figures)} figures took {total:.0f} s, {compiled:.0f} s of them compiling.", ""]
+    return [about, "", *table(heads, rows)]
 
 
 def _of_kind(results: dict[str, Any], kind: str) -> Iterator[tuple[tuple[str, ...], Figure]]:

@@ -68,9 +68,7 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
     with in_mesh(mesh):
         lowered = train_step.lower(update, base, state, batch, jax.ShapeDtypeStruct((), jnp.float32))
     parts, data = parts_of_batch(mesh), config.data
-    passes = train.batch_size // pass_size(
-        train.batch_size, train.microbatch, parts
-    )  # the compiler counts what it repeats once
+    passes = train.batch_size // pass_size(train.batch_size, train.microbatch, parts)  # the compiler counts one
     longest = data.max_prompt_tokens + max(data.max_answer_tokens, data.held_out_tokens)
     prompts = bucket(data.batch_size, parts, parts)  # that the base answers together
     return {
@@ -174,16 +172,23 @@ def decodings(
     """Arguments of the decoding loop by rows of a step; for the settings see `dry_run_decoding`."""
     base = abstract_base(config.shapes, dtype, mesh)
     capacity = cache_capacity(length, config.facts.distances)
-    drafters = [DeviceDrafter((), StaticTree(from_paths([]).arrays(0)))]
-    drafters += [_abstract_drafter(config, base, mesh, tree) for rows in ROWS[1:] if (tree := _tree(config, rows))]
-    return {_rows(drafter, base): abstract_state(base, drafter, mesh, batch_size, capacity) for drafter in drafters}
+    drafters = {1: DeviceDrafter((), StaticTree(from_paths([]).arrays(0)))}
+    for most in ROWS[1:]:
+        if found := _tree(config, most):
+            rows, tree = found
+            drafters[rows] = _abstract_drafter(config, base, mesh, tree)
+    return {rows: abstract_state(base, drafter, mesh, batch_size, capacity) for rows, drafter in drafters.items()}
 
 
-def _tree(config: RunConfig, rows: int) -> TreePlan | None:
-    """The largest tree within a number of rows; None where not even two nodes fit."""
-    sized = (dataclasses.replace(config, tree=f"sparse:{nodes}").plan() for nodes in range(rows, 1, -1))
-    most = rows - config.facts.further_rows
-    return next((p for p in sized if p.num_nodes + p.num_probes * config.facts.probe_rows <= most), None)
+def _tree(config: RunConfig, most: int) -> tuple[int, TreePlan] | None:
+    """The largest tree within a number of rows, and its rows; None where not even two nodes fit."""
+    facts = config.facts
+    for nodes in range(most, 1, -1):
+        plan = dataclasses.replace(config, tree=f"sparse:{nodes}").plan()
+        rows = plan.num_nodes + plan.num_probes * facts.probe_rows + facts.further_rows
+        if rows <= most:
+            return rows, plan
+    return None
 
 
 def _abstract_drafter(config: RunConfig, base: Base, mesh: Mesh, tree: TreePlan) -> DeviceDrafter:
@@ -201,14 +206,6 @@ def _abstract_drafter(config: RunConfig, base: Base, mesh: Mesh, tree: TreePlan)
     [source] = drafter.sources
     trainable = with_shardings(source.trainable, tree_shardings(mesh, source.trainable))
     return drafter.replace(sources=(source.replace(trainable=trainable),))
-
-
-def _rows(drafter: DeviceDrafter, base: Base) -> int:
-    """R of a step."""
-    tree = drafter.shape.stack
-    return tree.num_nodes + sum(
-        tree.num_probes * facts.probe_rows + facts.further_rows for facts in drafter.facts(base)
-    )
 
 
 def abstract_state(

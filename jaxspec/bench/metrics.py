@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,70 +74,30 @@ class Figures:
 Row = dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Work:
-    """All turns of the questions that were answered together in one run: one question, or a batch."""
+class _Work(NamedTuple):
+    """Speeds of all turns of the questions that were answered together in one run: one question, or a batch."""
 
-    tokens: int
-    steps: int
-    decode_seconds: float
-    all_tokens: int
-    all_seconds: float
-
-    @property
-    def speed(self) -> float:
-        return self.tokens / self.decode_seconds
-
-    @property
-    def step_seconds(self) -> float:
-        return self.decode_seconds / self.steps
-
-    @property
-    def whole_speed(self) -> float:
-        return self.all_tokens / self.all_seconds
-
-
-def _work(rows: Sequence[Row]) -> _Work:
-    """Rows of one batch: their tokens add up, their times are the same, and the longest answer says how many steps."""
-    choices = [row["choices"][0] for row in rows]
-    made = sum(sum(choice["new_tokens"]) for choice in choices)
-    return _Work(
-        tokens=made - sum(len(choice["new_tokens"]) for choice in choices),  # prefill makes the first of every turn
-        steps=sum(map(max, zip(*(choice["decoding_steps"] for choice in choices), strict=True))),
-        decode_seconds=sum(choices[0]["decode_seconds"]),
-        all_tokens=made,
-        all_seconds=sum(choices[0]["wall_time"]),
-    )
+    speed: float  # tokens per second of decoding
+    step_seconds: float
+    whole_speed: float  # tokens per second, prefill included
 
 
 def _works(rows: Sequence[Row]) -> dict[tuple, _Work]:
-    """The work of one run, by the questions that were answered together."""
-    batches: dict[tuple, list[Row]] = {}
+    """The work of one run, by the questions that were answered together, without answers that take no step.
+
+    Tokens of a batch add up, its times are the same, and the longest answer says how many steps.
+    """
+    batches: dict[tuple, list[dict[str, Any]]] = {}
     for row in rows:
-        batches.setdefault(tuple(map(tuple, row["batch"])), []).append(row)
-    return {batch: _work(found) for batch, found in batches.items()}
-
-
-_Pairs = dict[tuple, tuple[_Work, _Work]]  # by what was answered together: ours, and autoregressive decoding's
-
-
-def _pairs(rows: Sequence[Row], plain: Sequence[Row]) -> _Pairs:
-    """The pairs of one run, without answers of a single token, which take no step."""
-    ours, theirs = _works(rows), _works(plain)
-    return {batch: (ours[batch], theirs[batch]) for batch in ours if ours[batch].steps and theirs[batch].steps}
-
-
-def _means(runs: Sequence[_Pairs], value: Callable[[_Work, _Work], float]) -> np.ndarray:
-    """The mean over runs of the value of each pair, [n] for n questions or batches."""
-    found: dict[tuple, list[float]] = {}
-    for pairs in runs:
-        for batch, pair in pairs.items():
-            found.setdefault(batch, []).append(value(*pair))
-    return np.array([np.mean(values) for values in found.values()])
-
-
-def _speedup(ours: _Work, theirs: _Work) -> float:
-    return ours.speed / theirs.speed
+        batches.setdefault(tuple(map(tuple, row["batch"])), []).append(row["choices"][0])
+    works = {}
+    for batch, choices in batches.items():
+        if steps := sum(map(max, zip(*(choice["decoding_steps"] for choice in choices), strict=True))):
+            counts = [count for choice in choices for count in choice["new_tokens"]]
+            seconds, whole_seconds = (sum(choices[0][name]) for name in ("decode_seconds", "wall_time"))
+            decoded = sum(counts) - len(counts)  # prefill makes the first token of every turn
+            works[batch] = _Work(decoded / seconds, seconds / steps, sum(counts) / whole_seconds)
+    return works
 
 
 def figures(runs: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> Figures | None:
@@ -150,27 +110,37 @@ def figures(runs: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> Fi
     Returns:
       None where no question has an answer of more than one token.
     """
-    pairs = [_pairs(rows, references) for rows, references in zip(runs, plain, strict=True)]
-    if not any(pairs):
+    found: dict[tuple, list[list[float]]] = {}  # by what was answered together, run by run
+    run_speedups = []
+    for rows, references in zip(runs, plain, strict=True):
+        theirs, ratios = _works(references), []
+        for batch, work in _works(rows).items():
+            if batch in theirs:
+                other = theirs[batch]
+                ratios.append(work.speed / other.speed)
+                cost = work.step_seconds / other.step_seconds
+                found.setdefault(batch, []).append([ratios[-1], cost, *work, other.whole_speed])
+        run_speedups += [float(np.median(ratios))] if ratios else []
+    if not found:
         return None
-    speedups = _means(pairs, _speedup)
-    whole_speed = np.mean(_means(pairs, lambda ours, _: ours.whole_speed))
+    means = np.array([np.mean(values, axis=0) for values in found.values()])
+    speedups, costs, speeds, step_seconds, whole_speeds, plain_speeds = means.T
     choices = [row["choices"][0] for rows in runs for row in rows]
     lengths = [[length for row in rows for length in row["choices"][0]["accept_lengths"]] for rows in runs]
     compared = [divergence for choice in choices for divergence in choice["divergence"]]
     return Figures(
         questions=len({(row["data"], row["question_id"]) for rows in runs for row in rows}),
         tokens_per_step=float(np.mean(list(itertools.chain.from_iterable(lengths)))),
-        tokens_per_second=float(np.median(_means(pairs, lambda ours, _: ours.speed))),
+        tokens_per_second=float(np.median(speeds)),
         speedup=estimate(speedups, np.median),
         mean_speedup=estimate(speedups, np.mean),
-        with_prefill=float(whole_speed / np.mean(_means(pairs, lambda _, theirs: theirs.whole_speed))),
-        step_milliseconds=float(1e3 * np.median(_means(pairs, lambda ours, _: ours.step_seconds))),
-        step_cost=float(np.median(_means(pairs, lambda ours, theirs: ours.step_seconds / theirs.step_seconds))),
+        with_prefill=float(np.mean(whole_speeds) / np.mean(plain_speeds)),
+        step_milliseconds=float(1e3 * np.median(step_seconds)),
+        step_cost=float(np.median(costs)),
         acceptance=_acceptance(choices),
         identical=sum(divergence is None for divergence in compared),
         answers=len(compared),
-        run_speedups=tuple(float(np.median(_means([found], _speedup))) for found in pairs if found),
+        run_speedups=tuple(run_speedups),
         run_tokens_per_step=tuple(float(np.mean(values)) for values in lengths if values),
     )
 

@@ -6,6 +6,7 @@ They need PyTorch, which is not required otherwise.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import importlib.util
 import inspect
@@ -52,10 +53,9 @@ class Peer:
         import torch
 
         torch.manual_seed(seed)
-        how: dict[str, Any] = {"do_sample": False}
+        how: dict[str, Any] = {"do_sample": sampling.temperature > 0}
         if sampling.temperature:
-            how = {"do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k}
-            how |= {"top_p": sampling.top_p, "min_p": sampling.min_p or None}
+            how |= dataclasses.asdict(sampling) | {"min_p": sampling.min_p or None}
         ids = torch.tensor([list(prompt)], device=self._model.device)
         began = _now()
         with _watched(self._model) as passes:

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from jaxspec.bench.programs import check_runner, extract_code, passes
 from jaxspec.bench.questions import Question
-from jaxspec.files import read_whole_lines, write_atomically
+from jaxspec.files import drop_half_line, read_whole_lines
 from jaxspec.progress import Progress
 
 Row = dict[str, Any]
@@ -64,12 +65,9 @@ def pass_at(k: int, tries: int, right: int) -> float:
     return 1 - math.comb(tries - right, k) / math.comb(tries, k)
 
 
-def _summary(column: str) -> Callable[[Sequence[str], Row], dict[str, float]]:
-    def score(answers: Sequence[str], row: Row) -> dict[str, float]:
-        scores = [rouge(answer, row[column]) for answer in answers]
-        return {name: float(np.mean([score[name] for score in scores])) for name in scores[0]}
-
-    return score
+def _summary(column: str, answers: Sequence[str], row: Row) -> dict[str, float]:
+    scores = [rouge(answer, row[column]) for answer in answers]
+    return {name: float(np.mean([score[name] for score in scores])) for name in scores[0]}
 
 
 def _solved(answers: Sequence[str], row: Row) -> dict[str, float]:
@@ -82,7 +80,8 @@ def _programs(answers: Sequence[str], row: Row) -> dict[str, float]:
     return {f"pass@{k}": pass_at(k, len(answers), right) for k in (1, 10) if k <= len(answers)}
 
 
-_SCORES = {"cnn_dm": _summary("highlights"), "xsum": _summary("summary"), "gsm8k": _solved, "humaneval": _programs}
+_SCORES = {kind: partial(_summary, column) for kind, column in (("cnn_dm", "highlights"), ("xsum", "summary"))}
+_SCORES |= {"gsm8k": _solved, "humaneval": _programs}
 
 
 def quality(kind: str, answers: Sequence[str], row: Row) -> dict[str, float]:
@@ -109,7 +108,7 @@ def score_answers(
       say: called with a line about each kind of question that is left out.
     """
     kept = read_whole_lines(file, SCORED)
-    write_atomically(file, "".join(json.dumps(row) + "\n" for row in kept).encode())  # without a line cut by a kill
+    drop_half_line(file)
     known = {(row["way"], row["data"], row["question_id"]) for row in kept}
     kinds = _scorable(questions, run_code, say)
     asked = [question for question in questions if question.kind in kinds]

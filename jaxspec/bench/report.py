@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxspec.bench.config import BenchConfig
+from jaxspec import markdown
+from jaxspec.bench.config import AGAIN, REFERENCE, BenchConfig
 from jaxspec.bench.metrics import Estimate, Figures
-from jaxspec.bench.overhead import overhead_table
 from jaxspec.bench.questions import MT_BENCH
-from jaxspec.bench.results import ALL, Results, compared, control_of, reference_of, summary_of
-from jaxspec.bench.runs import REFERENCE
+from jaxspec.bench.results import ALL, Results, compared, reference_of, summary_of
+from jaxspec.bench.run import CACHE, ROUNDS
 from jaxspec.config import command_line
 from jaxspec.files import write_atomically, write_json
 from jaxspec.generation.divergence import NEAR_TIE
@@ -53,21 +53,22 @@ def sections(results: Results, heading: str) -> list[str]:
       results: the results to report.
       heading: Markdown prefix of section titles.
     """
+    speedup, tokens = (lambda f: interval(f.speedup)), (lambda f: f"{f.tokens_per_step:.2f}")
     parts = {
         "All questions": [*overall_table(results), *control_line(results)],
-        "Speedup by category": by_group(results, lambda f: interval(f.speedup)),
-        "Tokens per step by category": by_group(results, lambda f: f"{f.tokens_per_step:.2f}"),
-        "Speedup by category of MT-Bench": by_group(results, lambda f: interval(f.speedup), MT_BENCH),
-        "Tokens per step by category of MT-Bench": by_group(results, lambda f: f"{f.tokens_per_step:.2f}", MT_BENCH),
+        "Speedup by category": by_group(results, speedup),
+        "Tokens per step by category": by_group(results, tokens),
+        "Speedup by category of MT-Bench": by_group(results, speedup, MT_BENCH),
+        "Tokens per step by category of MT-Bench": by_group(results, tokens, MT_BENCH),
         "Acceptance by depth": _acceptance(results),
         "Where the time of a step goes": _overhead(results),
         "Quality": _quality(results),
         "Where answers differ": _differences(results),
     }
-    lines = [*setting_lines(results), ""]
-    for title, body in parts.items():
-        lines += [f"{heading} {title}", "", *body, ""] if body else []
-    return lines
+    rule = results.setting["settings"]["accept"]
+    how = f"Acceptance: {rule}, {_RULES[rule]}. {_HOW_TO_READ}"
+    about = [f"`{command(results.setting)}`", _circumstances(results), how, *_remarks(results)]
+    return [*(line for paragraph in about for line in (paragraph, "")), *markdown.sections(parts, heading)]
 
 
 def command(setting: dict[str, Any]) -> str:
@@ -75,14 +76,6 @@ def command(setting: dict[str, Any]) -> str:
     runs = [word for run in setting["settings"]["runs"] for word in ("--run", run)]
     settings = {name: value for name, value in setting["settings"].items() if name != "runs"}
     return command_line(["jaxspec", "bench", "compare", *runs], settings, BenchConfig())
-
-
-def setting_lines(results: Results) -> list[str]:
-    """The command, the machine, and how to read the tables."""
-    rule = results.setting["settings"]["accept"]
-    how = f"Acceptance: {rule}, {_RULES[rule]}. {_HOW_TO_READ}"
-    paragraphs = [f"`{command(results.setting)}`", _circumstances(results), how, *_remarks(results)]
-    return "\n\n".join(paragraphs).split("\n")
 
 
 def _circumstances(results: Results) -> str:
@@ -123,40 +116,39 @@ def _remarks(results: Results) -> list[str]:
 
 def overall_table(results: Results) -> list[str]:
     """The main table, one line per way."""
-    heads = ["method", "rows", "draft vocabulary", "tokens per step", "tokens/s", "speedup, median", "speedup, mean"]
-    heads += ["with prefill", "ms per step", "step cost", "drafter, MiB", "identical"]
     repeated = results.setting["settings"]["repeats"] > 1
-    heads += ["tokens per step, mean ± SD of runs", "speedup, mean ± SD of runs"] if repeated else []
     whole = all(len(rows) == results.setting["questions"] for rows in results.rows[REFERENCE])
     sizes, rows = results.memory.get("method_bytes", {}), []
     for way, groups in results.figures.items():
         f, info = groups[ALL], results.setting["ways"][way]
         peer = "library" in info
-        cells = [
-            way,
-            "" if peer else info.get("rows", 1),
-            (info["draft_vocabulary"] or "all") if "draft_vocabulary" in info else "",
-            f"{f.tokens_per_step:.2f}",
-            f"{f.tokens_per_second:.1f}",
-            interval(f.speedup),
-            interval(f.mean_speedup),
-            f"{f.with_prefill:.2f}",
-            f"{f.step_milliseconds:.1f}",
-            f"{f.step_cost:.2f}",
-            f"{sizes[way] / 2**20:.1f}" if way in sizes and not peer else "",
-            f"{f.identical} of {f.answers}" if f.answers and way != reference_of(results.setting, way) else "",
-        ]
+        row = {
+            "method": way,
+            "rows": "" if peer else info.get("rows", 1),
+            "draft vocabulary": (info["draft_vocabulary"] or "all") if "draft_vocabulary" in info else "",
+            "tokens per step": f"{f.tokens_per_step:.2f}",
+            "tokens/s": f"{f.tokens_per_second:.1f}",
+            "speedup, median": interval(f.speedup),
+            "speedup, mean": interval(f.mean_speedup),
+            "with prefill": f"{f.with_prefill:.2f}",
+            "ms per step": f"{f.step_milliseconds:.1f}",
+            "step cost": f"{f.step_cost:.2f}",
+            "drafter, MiB": f"{sizes[way] / 2**20:.1f}" if way in sizes and not peer else "",
+            "identical": f"{f.identical} of {f.answers}" if f.answers and way in compared(results) else "",
+        }
         if repeated:
-            cells += [_mean_and_spread(v) if whole else "unfinished" for v in (f.run_tokens_per_step, f.run_speedups)]
-        rows.append(cells)
-    return table(heads, rows)
+            for name, values in (("tokens per step", f.run_tokens_per_step), ("speedup", f.run_speedups)):
+                spread = f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}" if whole else "unfinished"
+                row[f"{name}, mean ± SD of runs"] = spread
+        rows.append(row)
+    return table(list(rows[0]), [row.values() for row in rows])
 
 
 def control_line(results: Results) -> list[str]:
     """A line about how far speedups can be trusted."""
-    control = control_of(results)
-    if control is None:
+    if AGAIN not in results.figures:
         return []
+    control = results.figures[AGAIN][ALL].speedup
     within = "within" if abs(control.value - 1) <= CLOSE_SPEED else "**not within**"
     return ["", f"Autoregressive decoding against itself: {interval(control, 3)}, {within} {CLOSE_SPEED} of 1."]
 
@@ -188,20 +180,28 @@ def _acceptance(results: Results) -> list[str]:
     if not drafting:
         return ["Nothing was drafted."]
     deepest = max(map(len, drafting.values()))
-    rows = [
-        [way, *(f"{rate:.3f}" for rate in rates), *[""] * (deepest - len(rates))] for way, rates in drafting.items()
-    ]
+    rows = [[way, *(f"{rate:.3f}" for rate in rates)] for way, rates in drafting.items()]
     return table(["method", *(f"depth {depth}" for depth in range(1, deepest + 1))], rows)
 
 
 def _overhead(results: Results) -> list[str]:
-    """The table of a step's parts."""
+    """The table of a step's parts in milliseconds, and how to read it."""
     if not results.overhead:
         return []
-    lines = overhead_table(results.overhead["ways"])
+    heads = ["method", "nodes", "rows", "autoregressive", "verifying the nodes", "drafting", "whole step"]
+    rows = []
+    for name, parts in results.overhead["ways"].items():
+        plain, verifying, whole = (1e3 * parts[part] for part in ("plain", "verifying", "whole"))
+        seconds = (plain, verifying - plain, whole - verifying, whole)
+        rows.append([name, parts["nodes"], parts["rows"], *(f"{value:.1f}" for value in seconds)])
+    remark = (
+        f"Milliseconds of greedy steps, {CACHE} slots of cache, medians of {ROUNDS}. Drafting is the probes' rows, "
+        "or what follows the pass. In another process, where programs lie elsewhere in memory, any of these may take a "
+        "few milliseconds more or less; *step cost* above is of the answers themselves."
+    )
     if results.overhead["code"] != results.setting["code"]:
-        lines[-1] += " Measured with another version of the code than the answers."
-    return lines
+        remark += " Measured with another version of the code than the answers."
+    return [*table(heads, rows), "", remark]
 
 
 def _quality(results: Results) -> list[str]:
@@ -239,10 +239,6 @@ def _gap(results: Results, divergence: dict[str, Any]) -> str:
         return "a token that the filters let through in one pass and not in the other"
     word = "a near-tie" if gap < NEAR_TIE else "no near-tie"
     return f"gap {gap:.2g}" + (f", {word}" if results.setting["dtype"] == "float32" else "")
-
-
-def _mean_and_spread(values: Sequence[float]) -> str:
-    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
 
 
 def plot_bench(results: Results, file: Path) -> bool:

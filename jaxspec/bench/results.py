@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench.answers import Answers
-from jaxspec.bench.metrics import FEWEST, Estimate, Figures, figures
+from jaxspec.bench.config import REFERENCE
+from jaxspec.bench.metrics import FEWEST, Figures, figures
 from jaxspec.bench.quality import SCORED
 from jaxspec.bench.questions import MT_BENCH, group_of
-from jaxspec.bench.runs import AGAIN, REFERENCE
 from jaxspec.bench.setting import read_setting
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, read_whole_lines
@@ -71,11 +71,6 @@ def reference_of(setting: dict[str, Any], way: str) -> str:
 def compared(results: Results) -> list[str]:
     """The ways that have a reference."""
     return [way for way in results.figures if way != reference_of(results.setting, way)]
-
-
-def control_of(results: Results) -> Estimate | None:
-    """The speed of autoregressive decoding relative to itself, where both took part."""
-    return results.figures[AGAIN][ALL].speedup if AGAIN in results.figures else None
 
 
 def summary_of(results: Results) -> dict[str, Any]:

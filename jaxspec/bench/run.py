@@ -9,27 +9,31 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxspec.bench.answers import Answers, answer_row, question_of
-from jaxspec.bench.benchmark import Benchmark, prepare
 from jaxspec.bench.config import BenchConfig
-from jaxspec.bench.conversations import batches, converse, divergences
-from jaxspec.bench.overhead import measure_overhead
 from jaxspec.bench.quality import Talks, score_answers
-from jaxspec.bench.questions import Question
-from jaxspec.bench.setting import claim_folder
+from jaxspec.bench.questions import Question, group_of
+from jaxspec.bench.setting import Benchmark, claim_folder, prepare
 from jaxspec.bench.ways import Way
+from jaxspec.drafters.drafter import Drafter
 from jaxspec.files import display_name, exclusive, read_json, writable, write_json
+from jaxspec.generation.divergence import Divergence, first_divergence
+from jaxspec.generation.generate import Generation
 from jaxspec.machine import make_room_for_programs
 from jaxspec.progress import Progress
 from jaxspec.training.data import AnsweredPrompt
 from jaxspec.training.evaluate import answer_entropies, perplexity
+from jaxspec.tuning.latency import bare, step_times
 from jaxspec.tuning.memory import peak_memory
 from jaxspec.tuning.race import in_turn
 from jaxspec.versions import code_version
 from jaxspec.weights.load import Model
+
+CACHE, ROUNDS = 512, 9  # slots and measurements, where the parts of a step are timed
 
 
 def run_bench(
@@ -54,9 +58,10 @@ def run_bench(
       UserError: settings that make no sense, or a folder that holds another benchmark or is in use.
     """
     benchmark = prepare(config, model)
-    answers = Answers(output, list(benchmark.ways))
+    answers, runs = Answers(output, list(benchmark.ways)), range(1, config.repeats + 1)
     with exclusive(writable(output)):
-        claim_folder(benchmark, output, _is_complete(benchmark, answers))
+        complete = all(len(rows) == len(benchmark.questions) for run in runs for rows in answers.read(run).values())
+        claim_folder(benchmark, output, complete)
         for name, way in benchmark.ways.items():
             if "note" in way.info:
                 say(f"{name}: {way.info['note']}")
@@ -74,11 +79,6 @@ def run_bench(
 def shuffled(questions: Sequence[Question]) -> list[Question]:
     """Questions in a fixed random order: a slow phase of the machine hits all categories alike."""
     return sorted(questions, key=lambda q: hashlib.sha256(f"{q.data} {q.id}".encode()).digest())
-
-
-def _is_complete(benchmark: Benchmark, answers: Answers) -> bool:
-    runs = range(1, benchmark.config.repeats + 1)
-    return all(len(rows) == len(benchmark.questions) for run in runs for rows in answers.read(run).values())
 
 
 def _ask_all(benchmark: Benchmark, answers: Answers, output: Path) -> None:
@@ -122,6 +122,73 @@ def ask(benchmark: Benchmark, batch: Sequence[Question], answers: Answers, numbe
         answers.append(name, run, rows)
 
 
+def batches(questions: Sequence[Question], config: BenchConfig) -> Iterator[list[Question]]:
+    """Batches of questions that can be answered together: at most `batch_size` of one group, one temperature and
+    the same number of turns.
+    """
+    groups: dict[tuple, list[Question]] = {}
+    for question in questions:
+        kind = (group_of(question.category), len(question.turns), config.temperature_of(question))
+        groups.setdefault(kind, []).append(question)
+        if len(groups[kind]) == config.batch_size:
+            yield groups.pop(kind)
+    yield from groups.values()
+
+
+def converse(way: Way, questions: Sequence[Question], config: BenchConfig, seed: int) -> list[Generation]:
+    """Answer questions with the same number of turns and one temperature together.
+
+    Returns:
+      The answers to all first turns, then those to all second ones, and so on.
+    """
+    sampling = config.sampling(config.temperature_of(questions[0]))
+    talks: list[list[str]] = [[] for _ in questions]
+    answers: list[Generation] = []
+    for turns in zip(*(question.turns for question in questions), strict=True):
+        for talk, turn in zip(talks, turns, strict=True):
+            talk.append(turn)
+        said = way.answer(
+            [way.model.encode(talk, config.chat) for talk in talks], config.max_new_tokens, sampling, seed
+        )
+        for talk, answer in zip(talks, said, strict=True):
+            talk.append(answer.text)
+        answers += said
+    return answers
+
+
+def divergences(
+    way: Way,
+    question: Question,
+    ours: Sequence[Generation],
+    plain: Sequence[Generation],
+    config: BenchConfig,
+    seed: int,
+) -> list[Divergence | None]:
+    """The first divergence of each turn from autoregressive decoding, up to the first turn that has one.
+
+    After that turn the conversations differ, so later turns cannot be compared and have no entry.
+
+    Args:
+      way: the way that gave the answers.
+      question: the question.
+      ours: its answers, turn by turn.
+      plain: those of autoregressive decoding on the same base.
+      config: the benchmark's settings.
+      seed: sampling seed of both.
+    """
+    talk: list[str] = []
+    found: list[Divergence | None] = []
+    sampling = config.sampling(config.temperature_of(question))
+    for text, answer, reference in zip(question.turns, ours, plain, strict=True):
+        talk.append(text)
+        prompt = way.model.encode(talk, config.chat)
+        found.append(first_divergence(way.model, prompt, answer.tokens, reference.tokens, sampling, seed))
+        if found[-1]:
+            break
+        talk.append(reference.text)
+    return found
+
+
 def _note_memory(file: Path, ways: dict[str, Way]) -> None:
     """Write the peak memory of this benchmark's processes, and the bytes of each way in addition to the base."""
     before = read_json(file, ("peak_bytes",))["peak_bytes"] if file.exists() else 0
@@ -135,6 +202,31 @@ def _write_overhead(benchmark: Benchmark, file: Path) -> None:
         drafters = {name: way.drafter for name, way in benchmark.ways.items() if way.drafter and way.drafter.drafts}
         measured = measure_overhead(benchmark.model, drafters, benchmark.config.batch_size)
         write_json(file, {"code": code_version(), "ways": measured})
+
+
+def measure_overhead(model: Model, drafters: dict[str, Drafter], batch_size: int) -> dict[str, dict[str, float]]:
+    """Time greedy steps of every method, of its tree's nodes without drafting, and of one node, in turn.
+
+    Args:
+      model: the base.
+      drafters: the drafters by name, autoregressive decoding left out.
+      batch_size: B.
+
+    Returns:
+      {name: {`nodes` and `rows` of the step, seconds of one node alone (`plain`), of all nodes without drafting
+      (`verifying`), and of the step (`whole`)}}.
+    """
+    if not drafters:
+        return {}
+    steps: dict[Any, Drafter] = {"plain": bare(model, 1)}  # a base of a method's own is as fast
+    for name, drafter in drafters.items():
+        steps |= {(name, "whole"): drafter, (name, "verifying"): bare(drafter.model, drafter.num_nodes)}
+    seconds = step_times(steps, CACHE, ROUNDS, batch_size)
+    found = {}
+    for name, drafter in drafters.items():
+        parts = {"plain": seconds["plain"], "verifying": seconds[name, "verifying"], "whole": seconds[name, "whole"]}
+        found[name] = {"nodes": drafter.num_nodes, "rows": drafter.num_rows} | parts
+    return found
 
 
 def _read_talks(benchmark: Benchmark, answers: Answers) -> dict[str, Talks]:

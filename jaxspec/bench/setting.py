@@ -1,30 +1,81 @@
-"""bench.json: the setting that a folder's answers depend on. Only a benchmark of the same setting may add answers."""
+"""A benchmark that is ready to begin, and bench.json: the setting that a folder's answers depend on.
+
+Only a benchmark of the same setting may add answers.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from flax.traverse_util import flatten_dict
 
-from jaxspec.bench.benchmark import Benchmark, select_questions
-from jaxspec.bench.config import BenchConfig
+from jaxspec.bench.config import BenchConfig, check_bench
+from jaxspec.bench.questions import Question, read_questions, stratified
+from jaxspec.bench.ways import Way, load_ways
 from jaxspec.drafters import parse_drafter
 from jaxspec.errors import UserError, differences
 from jaxspec.files import display_name, read_json, write_json
 from jaxspec.machine import device_name
 from jaxspec.versions import code_version
+from jaxspec.weights.load import Model
 
 _FILE = "bench.json"
 _CALLED = {"asked": "questions", "questions": "number of questions", "left_out": "questions left out"}
 _WRITTEN = ("model", "fingerprint", "dtype", "device", "settings", "ways", "questions", "asked", "left_out", "jax")
 _WRITTEN += ("code", "began")
+_TEMPLATE = 32  # tokens that a chat template may put around a turn
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """Questions, and the ways to decode that answer them.
+
+    Attributes:
+      config: the user's settings.
+      model: the base.
+      ways: the ways to decode by name, autoregressive decoding first.
+      questions: the questions to ask.
+      left_out: questions that do not fit the base's context.
+    """
+
+    config: BenchConfig
+    model: Model
+    ways: dict[str, Way]
+    questions: Sequence[Question]
+    left_out: Sequence[Question]
+
+
+def prepare(config: BenchConfig, model: Model) -> Benchmark:
+    """Load what is asked for. Raises UserError for settings that make no sense or do not fit the base."""
+    check_bench(config)
+    return Benchmark(config, model, load_ways(config, model), *select_questions(config, model))
+
+
+def select_questions(config: BenchConfig, model: Model) -> tuple[list[Question], list[Question]]:
+    """The questions to ask, and those of the files that do not fit the base's context.
+
+    Raises:
+      UserError: an unreadable file, or no question that fits.
+    """
+    fit, long = [], []
+    files = (read_questions(file, config.wording, config.shots) for file in config.data.split(","))
+    for question in itertools.chain.from_iterable(files):
+        spoken = [text for turn in question.turns for text in (turn, "")][:-1]
+        room = (config.max_new_tokens + _TEMPLATE) * len(question.turns)
+        fits = len(model.encode(spoken, config.chat)) + room <= model.config.max_positions
+        (fit if fits else long).append(question)
+    if not fit:
+        raise UserError(f"no question fits the {model.config.max_positions} positions of {model.name!r}")
+    return stratified(fit, config.limit), long
 
 
 def read_setting(folder: Path) -> dict[str, Any]:
@@ -66,7 +117,12 @@ def claim_folder(benchmark: Benchmark, folder: Path, complete: bool) -> None:
         raise UserError(
             f"{folder} holds {limit} questions, in batches that more questions would change: give another --output"
         )
-    different = _differences(before, describe(_narrowed(benchmark, limit)) if wider else now)
+    narrowed = benchmark
+    if wider:
+        config = dataclasses.replace(benchmark.config, limit=limit)
+        questions = select_questions(config, benchmark.model)[0]
+        narrowed = dataclasses.replace(benchmark, config=config, questions=questions)
+    different = _differences(before, describe(narrowed))
     if different.keys() == {"code"} and not complete:
         raise UserError(
             f"{folder} holds answers of another version of the code ({before['code']}): resume with that version, or "
@@ -105,12 +161,6 @@ def describe(benchmark: Benchmark) -> dict[str, Any]:
         "code": code_version(),
     }
     return json.loads(json.dumps(found))
-
-
-def _narrowed(benchmark: Benchmark, limit: int) -> Benchmark:
-    """The setting with a smaller limit."""
-    config = dataclasses.replace(benchmark.config, limit=limit)
-    return dataclasses.replace(benchmark, config=config, questions=select_questions(config, benchmark.model)[0])
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from jaxspec.bench.config import BenchConfig
-from jaxspec.bench.peers import Peer, library, load_peers
-from jaxspec.bench.runs import REFERENCE, name_runs
+from jaxspec.bench.config import REFERENCE, BenchConfig, name_runs
+from jaxspec.bench.peers import library, load_peers
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Match
 from jaxspec.drafters import METHODS, DrafterSpec, choose_tree, load_drafter, ships
@@ -33,14 +33,14 @@ class Way:
       model: the base that it decodes on.
       info: adapter, tree and draft vocabulary as plain values; `reference` where the base is one of its own: the way
         that decodes the same base autoregressively.
-      answer: token ids of prompts, sampling and seed to an answer for each.
+      answer: token ids of prompts, new tokens at most, sampling and seed to an answer for each.
       same_text: whether, at a temperature, its text must match that of its reference.
       drafter: the drafter; None for another library.
     """
 
     model: Model
     info: dict[str, Any]
-    answer: Callable[[Prompts, SamplingConfig, int], list[Generation]]
+    answer: Callable[[Prompts, int, SamplingConfig, int], list[Generation]]
     same_text: Callable[[float], bool]
     drafter: Drafter | None = None
 
@@ -66,7 +66,11 @@ def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
     load = functools.cache(lambda spec: load_drafter(spec, model))  # those that differ in the tree alone share weights
     ways: dict[str, Way] = {}
     for name, run in name_runs(runs).items():
-        drafter = _with_tree(load(dataclasses.replace(run, tree=None, vocabulary=None)), run, config)
+        drafter = load(dataclasses.replace(run, tree=None, vocabulary=None))
+        if run.tree == "auto":
+            drafter = choose_tree(drafter, config.batch_size, config.temperature)
+        else:
+            drafter = drafter.with_tree(run.tree, run.vocabulary, drafter.note)
         info = _describe(drafter) if drafter.drafts else {}
         if drafter.model is not model:  # its text must match that of the base that the method has tuned
             info["reference"] = f"{REFERENCE}, base of {DrafterSpec(run.methods, adapter=run.adapter).text}"
@@ -75,34 +79,19 @@ def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
                 raise UserError(f"adapters of {drafter.name} need folders with different names")
         ways[name] = _decoding(drafter, info, config)
     peers = load_peers(model, config.assistant) if config.peers else {}
-    return ways | {name: _asking(peer, model, config) for name, peer in peers.items()}
-
-
-def _with_tree(drafter: Drafter, run: DrafterSpec, config: BenchConfig) -> Drafter:
-    if run.tree == "auto":
-        return choose_tree(drafter, config.batch_size, config.temperature)
-    return drafter.with_tree(run.tree, run.vocabulary, drafter.note)
+    # Of peers only greedy text must match: they draw with other noise.
+    return ways | {name: Way(model, {"library": library()}, peer, operator.not_) for name, peer in peers.items()}
 
 
 def _decoding(drafter: Drafter, info: dict[str, Any], config: BenchConfig) -> Way:
     # What drafts nothing has nothing to accept: its text is the base's own, whatever the rule.
     acceptance = ACCEPTANCES[config.accept]() if drafter.drafts else Match()
 
-    def answer(prompts: Prompts, sampling: SamplingConfig, seed: int) -> list[Generation]:
+    def answer(prompts: Prompts, max_new_tokens: int, sampling: SamplingConfig, seed: int) -> list[Generation]:
         settings = {"sampling": sampling, "seed": seed, "acceptance": acceptance, "batch_size": len(prompts)}
-        return generate(drafter, prompts, config.max_new_tokens, **settings)
+        return generate(drafter, prompts, max_new_tokens, **settings)
 
     return Way(drafter.model, info, answer, acceptance.same_text, drafter)
-
-
-def _asking(peer: Peer, model: Model, config: BenchConfig) -> Way:
-    def answer(prompts: Prompts, sampling: SamplingConfig, seed: int) -> list[Generation]:
-        return peer(prompts, config.max_new_tokens, sampling, seed)
-
-    def same_text(temperature: float) -> bool:
-        return not temperature  # it draws with other noise
-
-    return Way(model, {"library": library()}, answer, same_text)
 
 
 def _describe(drafter: Drafter) -> dict[str, Any]:

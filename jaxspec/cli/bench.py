@@ -87,12 +87,8 @@ class Device(DeviceConfig):
 
 def main(args: list[str]) -> None:
     """Parse, and run the subcommand."""
-    began = time.monotonic()
     options = parse(Compare | Report | Latency | Device, args)
-    if isinstance(options, Device):
-        device(options, began)
-    else:
-        {Compare: compare, Report: report, Latency: latency}[type(options)](options)
+    {Compare: compare, Report: report, Latency: latency, Device: device}[type(options)](options)
 
 
 def compare(options: Compare) -> None:
@@ -140,9 +136,9 @@ def latency(options: Latency) -> None:
     _say(f"written to {options.output}")
 
 
-def device(options: Device, began: float) -> None:
+def device(options: Device) -> None:
     """Measure a device, or report on one."""
-    folder = Path(options.output)
+    began, folder = time.monotonic(), Path(options.output)
     if not options.report:
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")  # the default, 0.75, is too little for 13B
         enable_compilation_cache()

@@ -8,14 +8,13 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from jaxspec.cli.options import DrafterOptions, parse
-from jaxspec.cli.printing import JsonPrinter, Result, TextPrinter
+from jaxspec.cli.printing import Result, TextPrinter, record
 from jaxspec.cli.program import enable_compilation_cache
-from jaxspec.cli.sides import Side
 from jaxspec.config import MeshConfig, SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance, Typical
 from jaxspec.decoding.method import abstract_trainable
@@ -24,7 +23,7 @@ from jaxspec.drafters import DrafterSpec, as_chosen, load_drafter, parse_drafter
 from jaxspec.drafters.drafter import Drafter, autoregressive, join_notes
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.generation.divergence import first_divergence
-from jaxspec.generation.generate import Generation
+from jaxspec.generation.generate import Generation, iterate, stream
 from jaxspec.generation.prompts import encode_prompts
 from jaxspec.parallel.chips import absent_mesh
 from jaxspec.training.configs import load_config
@@ -120,11 +119,6 @@ class DecodeOptions(DrafterOptions):
         own = self.drafter(tree=self.tree or None, vocabulary=self.draft_vocabulary)
         return [own, *map(parse_drafter, self.compare_with)]
 
-    @property
-    def streamed(self) -> bool:
-        """Whether a text is printed while it is generated."""
-        return (self.stream or sys.stdout.isatty()) and not self.json and self.batch_size == 1
-
 
 _DRY_RUN_ALONE = ("config", "topology")
 _DRY_RUN_TOO = ("dry_run", "model", "dtype", "batch_size", "max_length", "mesh", "json")
@@ -174,13 +168,25 @@ def decode(options: DecodeOptions) -> None:
     prompts = [options.prompt] if options.prompt else read_prompts(options.prompts, options.column)
     enable_compilation_cache()
     model = options.load_model(options.mesh)
-    drafter, *others = [choose_drafter(options, spec, model) for spec in options.drafters]
-    compared = dict(zip(options.compare_with, others, strict=True))
-    if different := [text for text, other in compared.items() if other.model is not drafter.model]:
-        raise UserError(f"--compare-with {different[0]!r}: that is another base than {drafter.name} decodes on")
-    printer = make_printer(options, drafter)
-    for result in answers(options, drafter, compared, prompts, printer.show):
-        printer.finish(result)
+    drafters = [choose_drafter(options, spec, model) for spec in options.drafters]
+    drafter, *others = drafters
+    for text, other in zip(options.compare_with, others, strict=True):
+        if other.model is not drafter.model:
+            raise UserError(f"--compare-with {text!r}: that is another base than {drafter.name} decodes on")
+    acceptance = options.acceptance()
+    same_text = acceptance.same_text(options.temperature)
+    if not options.json:
+        names, remark = [drafter.name, *options.compare_with], "" if same_text else acceptance.remark
+        printer = TextPrinter(drafter.model, names, remark, options.compared)
+        for results in answers(options, drafters, prompts, printer.show):
+            printer.finish(results)
+        return
+    facts = {"method": drafter.name, "model": drafter.model.name, "base": drafter.model.fingerprint}
+    facts |= {"accept": options.accept, "lossless": same_text or acceptance.lossless}
+    for first, *rest in answers(options, drafters, prompts):
+        compared = dict(zip(options.compare_with, map(record, rest), strict=True))
+        row = facts | record(first) | ({"compared_with": compared} if compared else {})
+        print(json.dumps(row, ensure_ascii=False), flush=True)
 
 
 def choose_drafter(options: DecodeOptions, spec: DrafterSpec, model: Model) -> Drafter:
@@ -200,54 +206,33 @@ def tuned_or_own(drafter: Drafter, batch_size: int, temperature: float) -> Draft
     try:
         choice = tuned_choice(drafter, batch_size, temperature)
         chosen = as_chosen(drafter, choice) if choice else drafter
+        if chosen.drafts:
+            return chosen
+        remark = f"no tree of {drafter.name} pays on this machine; try --tree auto"
     except UserError as error:
-        return dataclasses.replace(drafter, note=join_notes(drafter.note, f"warning: {error}"))
-    if chosen.drafts:
-        return chosen
-    line = f"no tree of {drafter.name} pays on this machine; try --tree auto"
-    return dataclasses.replace(drafter, note=join_notes(drafter.note, line))
-
-
-def make_printer(options: DecodeOptions, drafter: Drafter) -> JsonPrinter | TextPrinter:
-    """The printer for the output format that was asked for."""
-    name, model, acceptance = drafter.name, drafter.model, options.acceptance()
-    same_text = acceptance.same_text(options.temperature)
-    if options.json:
-        facts = {"method": name, "model": model.name, "base": model.fingerprint}
-        return JsonPrinter(facts | {"accept": options.accept, "lossless": same_text or acceptance.lossless})
-    remark = "" if same_text else acceptance.remark
-    return TextPrinter(model, name, remark, options.compared)
+        remark = f"warning: {error}"
+    return dataclasses.replace(drafter, note=join_notes(drafter.note, remark))
 
 
 def answers(
     options: DecodeOptions,
-    drafter: Drafter,
-    compared: dict[str, Drafter],
+    drafters: Sequence[Drafter],
     prompts: Sequence[str],
-    show: Callable[[Generation], None],
-) -> Iterator[Result]:
-    """The answers to prompts, with those of autoregressive decoding where the two are compared.
+    show: Callable[[Generation], None] | None = None,
+) -> Iterator[list[Result]]:
+    """Every drafter's answer to each prompt, beside that of autoregressive decoding where the two are compared.
 
-    Args:
-      options: how to answer.
-      drafter: what decodes.
-      compared: other drafters, by the texts that name them.
-      prompts: texts.
-      show: called with an answer whenever it has grown.
+    `show` is called with an answer of the first drafter whenever it has grown.
     """
-    model, acceptance, sampling = drafter.model, options.acceptance(), options.sampling()
+    model, acceptance, sampling = drafters[0].model, options.acceptance(), options.sampling()
     room = {"max_new_tokens": options.max_new_tokens, "chat": options.chat, "max_length": options.max_length or None}
     encoded = encode_prompts(model, prompts, **room)  # refuses a bad prompt before any is answered
     settings = room | {"sampling": sampling, "seed": options.seed}
-    how = (options.batch_size, options.streamed)
-    drafters = [drafter, *compared.values()]
-    sides = [Side(each, settings | {"acceptance": acceptance}, *how) for each in drafters]
+    shows, ours = [show, *[None] * len(drafters)], settings | {"acceptance": acceptance}
+    sides = [answers_of(options, each, prompts, ours, shown) for each, shown in zip(drafters, shows, strict=False)]
     references = itertools.repeat(None)
     if options.compared:
-        plain = Side(autoregressive(model), settings, *how)
-        for side in (*sides, plain):
-            side.warm_up(prompts)
-        references = plain.answers(prompts)
+        references = answers_of(options, autoregressive(model), prompts, settings)
 
     def result(ids: Sequence[int], answer: Generation, reference: Generation | None) -> Result:
         if not reference or not acceptance.same_text(options.temperature):
@@ -255,10 +240,36 @@ def answers(
         divergence = first_divergence(model, ids, answer.tokens, reference.tokens, sampling, options.seed)
         return Result(answer, reference, divergence)
 
-    ours, *others = (side.answers(prompts, show if side is sides[0] else None) for side in sides)
-    for ids, answer, *rest, reference in zip(encoded, ours, *others, references, strict=False):
-        also = {name: result(ids, other, reference) for name, other in zip(compared, rest, strict=True)}
-        yield dataclasses.replace(result(ids, answer, reference), compared=also)
+    for ids, *each, reference in zip(encoded, *sides, references, strict=False):
+        yield [result(ids, answer, reference) for answer in each]
+
+
+def answers_of(
+    options: DecodeOptions,
+    drafter: Drafter,
+    prompts: Sequence[str],
+    settings: dict[str, Any],
+    show: Callable[[Generation], None] | None = None,
+) -> Iterator[Generation]:
+    """One drafter's answer per prompt; `show` sees it grow.
+
+    Where several are compared, each warms up first, which compiles and touches the memory: the first timing is like the
+    others. Its compile time counts for the first answer. For a fair comparison all stop equally often.
+    """
+    size, compile_seconds = options.batch_size, 0.0
+    if options.compared:
+        [warm, *_] = iterate(drafter, prompts[:size], batch_size=size, max_steps=2, **settings)
+        compile_seconds = warm.compile_seconds
+    if (options.stream or sys.stdout.isatty()) and not options.json and size == 1:
+        grown = (stream(drafter, prompt, **settings) for prompt in prompts)
+    else:  # every answer in one piece
+        grown = zip(iterate(drafter, prompts, batch_size=size, **settings), strict=True)
+    for pieces in grown:
+        for answer in pieces:
+            if show:
+                show(answer)
+        yield dataclasses.replace(answer, compile_seconds=answer.compile_seconds + compile_seconds)
+        compile_seconds = 0.0
 
 
 def dry_run(options: DecodeOptions) -> None:

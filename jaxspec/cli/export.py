@@ -8,7 +8,6 @@ from pathlib import Path
 from jaxspec.cli.options import parse
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
-from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError
 from jaxspec.files import new_folder
 from jaxspec.weights.load import DEFAULT_MODEL, WEIGHT_DTYPES, Model, check_dtype, load_model, save_model
@@ -51,19 +50,14 @@ def main(args: list[str]) -> None:
         export(model, output)
         return
     drafter = load_drafter(options.method, model, options.adapter or None)
-    _ = drafter.source  # refuses a union
+    source = drafter.source  # refuses a union
     if drafter.model is model:
         raise UserError(f"{options.method} leaves the base as it is: there is nothing to tune it with")
     export(drafter.model, output)
-    save_adapter(output / "adapter", own_adapter(drafter, f"{output.name}, made from {options.model}"))
+    info = source.adapter.info | {"base": f"{output.name}, made from {options.model}"}
+    fingerprint, frequent = drafter.model.fingerprint, source.adapter.frequent_tokens
+    save_adapter(output / "adapter", Adapter(source.method, source.trainable, fingerprint, info, frequent))
     print(f"{output / 'adapter'}: the adapter of {options.method} for that base")
-
-
-def own_adapter(drafter: Drafter, base: str) -> Adapter:
-    """The adapter for the base that the method has tuned; `base` names that base."""
-    source, fingerprint = drafter.source, drafter.model.fingerprint
-    info = source.adapter.info | {"base": base}
-    return Adapter(source.method, source.trainable, fingerprint, info, source.adapter.frequent_tokens)
 
 
 def export(model: Model, output: Path) -> None:

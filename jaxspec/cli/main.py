@@ -28,15 +28,12 @@ def run_command(args: list[str]) -> None:
     """Run the command that the first word names; where there is none, or it is --help, list them."""
     name, *rest = args or ["--help"]
     if name in ("-h", "--help"):
-        print(overview())
+        print("usage: jaxspec COMMAND [OPTIONS]\n")
+        for command, purpose in COMMANDS.items():
+            print(f"  {command:10}{purpose}")
+        print("\njaxspec COMMAND --help lists its options")
         return
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}{suggest(name, COMMANDS)}; commands: {', '.join(COMMANDS)}")
     sys.argv[0] = f"jaxspec {name}"  # for its --help
     importlib.import_module(f"jaxspec.cli.{name}").main(rest)
-
-
-def overview() -> str:
-    """A line per command."""
-    lines = [f"  {name:10}{purpose}" for name, purpose in COMMANDS.items()]
-    return "\n".join(["usage: jaxspec COMMAND [OPTIONS]", "", *lines, "", "jaxspec COMMAND --help lists its options"])

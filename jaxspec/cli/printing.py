@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from jaxspec.generation.divergence import NEAR_TIE, Divergence
 from jaxspec.generation.generate import Generation, SourceStats
@@ -25,107 +24,63 @@ class Result:
       answer: the method's answer.
       reference: autoregressive decoding's answer, where it was run for comparison.
       divergence: the first divergence of two answers that should be identical.
-      compared: the same of other drafters, by the texts that name them.
     """
 
     answer: Generation
     reference: Generation | None = None
     divergence: Divergence | None = None
-    compared: dict[str, Result] = dataclasses.field(default_factory=dict)
-
-
-class JsonPrinter:
-    """Prints one JSON object per prompt.
-
-    Args:
-      facts: entries of every object: the names of the method and of the model, and so on.
-    """
-
-    def __init__(self, facts: dict[str, Any]):
-        self._facts = facts
-
-    def show(self, answer: Generation) -> None:
-        """Print nothing: the object is printed at the end."""
-
-    def finish(self, result: Result) -> None:
-        """Print the object."""
-        print(json.dumps(self._facts | record(result), ensure_ascii=False), flush=True)
 
 
 class TextPrinter:
     """Prints texts on stdout as they grow, and figures on stderr.
 
+    On a terminal, tokens that were drafted and accepted have their source's colour.
+
     Args:
       model: decodes tokens.
-      name: the method's name.
-      remark: a remark on the method's text, printed with its figures.
+      names: the drafter's name, and those of others that it is compared with.
+      remark: a remark on their texts, printed with their figures.
       compare: whether several texts are printed, so that each needs a title.
     """
 
-    def __init__(self, model: Model, name: str, remark: str = "", compare: bool = False):
-        self._model, self._name, self._compare = model, name, compare
+    def __init__(self, model: Model, names: Sequence[str], remark: str = "", compare: bool = False):
+        self._model, self._names, self._compare = model, names, compare
         self._remark = f" ({remark})" if remark else ""
-        self._text: GrowingText | None = None
+        self._text: TextStream | None = None
 
     def show(self, answer: Generation) -> None:
-        """Print what an answer has gained since the last call."""
+        """Print what an answer has gained since the last call; a character that is still incomplete waits."""
         if self._text is None:
             if self._compare:
-                print(f"[{self._name}]")
-            self._text = GrowingText(self._model)
-        self._text.show(answer)
+                print(f"[{self._names[0]}]")
+            self._text = TextStream(self._model.decode)
+        for token in answer.tokens[len(self._text.tokens) :]:
+            self._write(answer, [token])
+        sys.stdout.flush()
 
-    def finish(self, result: Result) -> None:
-        """Print the rest of an answer that has been shown, the text it is compared with, and the figures."""
-        self._text.end()
+    def finish(self, results: Sequence[Result]) -> None:
+        """Print the rest of an answer that has been shown, those that it is compared with, and the figures."""
+        self._write(results[0].answer, [], final=True)
+        print(flush=True)
         self._text = None
-        reference, ways = result.reference, {self._name: result} | result.compared
-        others = {name: other.answer for name, other in result.compared.items()}
-        others |= {"autoregressive": reference} if reference else {}
-        for name, other in others.items():
+        reference, ways = results[0].reference, list(zip(self._names, results, strict=True))
+        others = [(name, way.answer) for name, way in ways[1:]]
+        for name, other in [*others, ("autoregressive", reference)] if reference else others:
             print(f"[{name}]\n{other.text}", flush=True)
-        for name, way in ways.items():
+        for name, way in ways:
             print(summary(name, way.answer) + self._remark, file=sys.stderr)
             if len(way.answer.sources) > 1:
                 print("\n".join(source_lines(way.answer, sys.stdout.isatty())), file=sys.stderr)
         if reference:
             print(summary("autoregressive", reference), file=sys.stderr)
-            for name, way in ways.items():
-                print(comparison(way) + (f" ({name})" if result.compared else ""), file=sys.stderr)
+            for name, way in ways:
+                print(comparison(way) + (f" ({name})" if others else ""), file=sys.stderr)
 
-
-class GrowingText:
-    """Prints an answer as it grows; on a terminal, tokens that were drafted and accepted have their source's colour.
-
-    Args:
-      model: decodes tokens.
-      out: where to print; default stdout.
-    """
-
-    def __init__(self, model: Model, out: TextIO | None = None):
-        self._out = out or sys.stdout
-        self._coloured = self._out.isatty()
-        self._text = TextStream(model.decode)
-        self._drafted_by: list[int] = []
-
-    def show(self, answer: Generation) -> None:
-        """Print what is new since the last call; a character that is still incomplete waits."""
-        self._drafted_by = answer.drafted_by
-        for token in answer.tokens[len(self._text.tokens) :]:
-            self._write([token])
-        self._out.flush()
-
-    def end(self) -> None:
-        """Print what still waits, and finish the line."""
-        self._write([], final=True)
-        self._out.write("\n")
-        self._out.flush()
-
-    def _write(self, tokens: Sequence[int], final: bool = False) -> None:
+    def _write(self, answer: Generation, tokens: Sequence[int], final: bool = False) -> None:
         """Print what further tokens add, in the colour of the last of them."""
         piece = self._text.add(tokens, final)
-        sources = piece and self._coloured and self._drafted_by[len(self._text.tokens) - 1]
-        self._out.write(f"\033[{colour(sources)[1]}m{piece}\033[0m" if sources else piece)
+        sources = piece and sys.stdout.isatty() and answer.drafted_by[len(self._text.tokens) - 1]
+        print(f"\033[{colour(sources)[1]}m{piece}\033[0m" if sources else piece, end="")
 
 
 def colour(sources: int) -> tuple[str, int]:
@@ -177,8 +132,6 @@ def record(result: Result) -> dict[str, Any]:
         row["autoregressive_tokens_per_second"] = round(speed, 2)
         row["speedup"] = round(answer.tokens_per_second / speed, 3) if speed else None
         row["first_divergence"] = result.divergence.as_json() if result.divergence else None
-    if result.compared:
-        row["compared_with"] = {name: record(other) for name, other in result.compared.items()}
     return row
 
 

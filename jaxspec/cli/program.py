@@ -34,8 +34,7 @@ def run_main(main: Callable[[list[str]], None]) -> None:
     Expected are user errors, unusable files, too little memory and, among several processes, the end of another.
     """
     # GPUs and TPUs multiply float32 in fewer bits by default; other dtypes are not affected
-    if "JAX_DEFAULT_MATMUL_PRECISION" not in os.environ:
-        jax.config.update("jax_default_matmul_precision", "highest")
+    _set_default("default_matmul_precision", "highest")
     _say_errors_once()
     try:
         main(sys.argv[1:])
@@ -56,13 +55,14 @@ def run_main(main: Callable[[list[str]], None]) -> None:
 
 def enable_compilation_cache() -> None:
     """Keep compiled programs on disk, so that the second start is fast. JAX's own environment variables override it."""
-    settings = {
-        "compilation_cache_dir": str(user_cache("xla")),
-        "persistent_cache_min_compile_time_secs": 0.5,
-    }
-    for name, value in settings.items():
-        if f"JAX_{name.upper()}" not in os.environ:
-            jax.config.update(f"jax_{name}", value)
+    _set_default("compilation_cache_dir", str(user_cache("xla")))
+    _set_default("persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _set_default(name: str, value: Any) -> None:
+    """Set an option of JAX that its environment variable does not set."""
+    if f"JAX_{name.upper()}" not in os.environ:
+        jax.config.update(f"jax_{name}", value)
 
 
 def _say_errors_once() -> None:

@@ -78,11 +78,8 @@ def build(options: TuneOptions) -> None:
         method, figures = SelfSpeculative().search(model.base, texts, options.trials, progress.update)
     info = {"base": display_name(options.model), "search": {"answers": len(texts), "trials": options.trials} | figures}
     save_adapter(output, Adapter(method, {}, model.fingerprint, info))
-    print(
-        json.dumps({"method": method_text(method), "file": str(output / "adapter.json")} | figures)
-        if options.json
-        else output
-    )
+    row = {"method": method_text(method), "file": str(output / "adapter.json")} | figures
+    print(json.dumps(row) if options.json else output)
 
 
 def choose(options: TuneOptions, spec: DrafterSpec) -> None:
@@ -96,7 +93,12 @@ def choose(options: TuneOptions, spec: DrafterSpec) -> None:
     with exclusive(output):
         find_choice(output, drafter)  # refuses a damaged file before anything is measured
         tuning = tune(drafter, prompts, options)
-        file = save(tuning, choice_name(drafter), output)
+        file = save_choice(output, choice_name(drafter), tuning.choice)
+        if isinstance(tuning.choice.tree, TreePlan):
+            write_atomically(output / "tree.json", json.dumps(_tree(tuning.choice)).encode())
+        else:
+            (output / "tree.json").unlink(missing_ok=True)  # of an earlier tuning
+        plot_tuning(tuning.latency, tuning.options, tuning.trials, output / "tuning.png")
     print(json.dumps(record(options, tuning, choice_name(drafter), file)) if options.json else table(tuning))
     print(f"written to {file}, plot in {output / 'tuning.png'}", file=sys.stderr)
 
@@ -107,18 +109,6 @@ def unseen_by_all(drafter: Drafter, source: str, column: str) -> list[str]:
     trained_on = [adapter.info.get("data", {}) for adapter in adapters] or [{}]
     first, *others = [unseen_prompts(drafter.model, data, source, column) for data in trained_on]
     return [prompt for prompt in first if all(prompt in other for other in others)]
-
-
-def save(tuning: Tuning, method: str, output: Path) -> Path:
-    """Write the choice, its tree and the plot. Returns the file of choices."""
-    file = save_choice(output, method, tuning.choice)
-    tree = output / "tree.json"
-    if isinstance(tuning.choice.tree, TreePlan):
-        write_atomically(tree, json.dumps(_tree(tuning.choice)).encode())
-    else:
-        tree.unlink(missing_ok=True)  # of an earlier tuning
-    plot_tuning(tuning.latency, tuning.options, tuning.trials, output / "tuning.png")
-    return file
 
 
 def _tree(choice: TunedChoice) -> Any:
@@ -145,15 +135,13 @@ def record(options: TuneOptions, tuning: Tuning, method: str, file: Path) -> dic
 
 def table(tuning: Tuning) -> str:
     """The table of trials, and the verdict."""
-    expected = {option.name: option.tokens for option in tuning.options} | {"autoregressive": 1.0}
-    rows = {option.name: option.rows for option in tuning.options} | {"autoregressive": 1}
+    found = {option.name: (option.rows, option.tokens) for option in tuning.options} | {"autoregressive": (1, 1.0)}
     width = max(len(trial.name) for trial in tuning.trials)
     lines = [f"{'tree':{width}}  rows  tokens/step  expected  tokens/s  speedup"]
     for t in tuning.trials:
-        lines.append(
-            f"{t.name:{width}}  {rows[t.name]:4.0f}  {t.tokens_per_step:11.2f}  {expected[t.name]:8.2f}  "
-            f"{t.tokens_per_second:8.1f}  {t.speedup:7.2f}"
-        )
+        rows, expected = found[t.name]
+        line = f"{t.name:{width}}  {rows:4.0f}  {t.tokens_per_step:11.2f}  {expected:8.2f}"
+        lines.append(f"{line}  {t.tokens_per_second:8.1f}  {t.speedup:7.2f}")
     speedup = max(trial.speedup for trial in tuning.trials)
     verdict = f"fastest: {tuning.choice.name}, {speedup:.2f} times autoregressive"
     if tuning.choice.tree is None:

@@ -9,13 +9,12 @@ import pytest
 
 import jaxspec.cli.bench
 from jaxspec.bench.answers import Answers
-from jaxspec.bench.benchmark import select_questions
 from jaxspec.bench.config import BenchConfig
-from jaxspec.bench.conversations import batches, converse, divergences
 from jaxspec.bench.questions import Question
 from jaxspec.bench.report import command, write_bench_report
 from jaxspec.bench.results import load_results
-from jaxspec.bench.run import shuffled
+from jaxspec.bench.run import batches, converse, divergences, shuffled
+from jaxspec.bench.setting import select_questions
 from jaxspec.bench.ways import load_ways
 from jaxspec.cli.options import parse
 from jaxspec.errors import UserError

@@ -6,8 +6,7 @@ import shutil
 import pytest
 
 import jaxspec.bench.ways
-from jaxspec.bench.config import BenchConfig
-from jaxspec.bench.runs import AGAIN, REFERENCE, name_runs
+from jaxspec.bench.config import AGAIN, REFERENCE, BenchConfig, name_runs
 from jaxspec.bench.ways import load_ways
 from jaxspec.drafters import DrafterSpec, open_adapter
 from jaxspec.drafters.choices import TunedChoice, save_choice

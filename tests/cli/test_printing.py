@@ -1,12 +1,10 @@
 """What people and programs are shown."""
 
+import contextlib
 import dataclasses
 import io
-import json
 
 from jaxspec.cli.printing import (
-    GrowingText,
-    JsonPrinter,
     Result,
     TextPrinter,
     colour,
@@ -47,23 +45,15 @@ def test_an_answer_of_one_token_has_no_speed():
     assert record(Result(single, single))["speedup"] is None
 
 
-def test_json_is_printed_whole(capsys):
-    printer = JsonPrinter({"method": "ppd"})
-    printer.show(ANSWER)
-    assert capsys.readouterr().out == ""
-    printer.finish(Result(ANSWER))
-    assert json.loads(capsys.readouterr().out).items() >= {"method": "ppd", "text": "t"}.items()
-
-
 def test_texts_that_are_compared_have_titles(capsys):
     model = make_text_model(num_layers=1)
     tokens = model.tokenizer.encode("hello")
     answer = dataclasses.replace(ANSWER, tokens=tokens, text="hello")
     for compare, out in ((False, "hello\n"), (True, "[ppd]\nhello\n[autoregressive]\nhello\n")):
-        printer = TextPrinter(model, "ppd", "a remark", compare)
+        printer = TextPrinter(model, ["ppd"], "a remark", compare)
         for count in (1, 3, 5):
             printer.show(dataclasses.replace(answer, tokens=tokens[:count]))
-        printer.finish(Result(answer, answer if compare else None))
+        printer.finish([Result(answer, answer if compare else None)])
         shown = capsys.readouterr()
         assert shown.out == out and "(a remark)\n" in shown.err and ("identical: yes" in shown.err) == compare
 
@@ -93,8 +83,9 @@ def test_drafted_tokens_are_green_and_half_characters_wait():
     tokens = model.tokenizer.encode("aé!")
     answer = dataclasses.replace(ANSWER, tokens=tokens, drafted_by=[0, 1, 1, 1])
     for out, wanted in ((io.StringIO(), "aé!\n"), (Terminal(), "a\033[32mé\033[0m\033[32m!\033[0m\n")):
-        printer = GrowingText(model, out)
-        for count in range(len(tokens) + 1):
-            printer.show(dataclasses.replace(answer, tokens=tokens[:count], drafted_by=answer.drafted_by[:count]))
-        printer.end()
+        printer = TextPrinter(model, ["ppd"])
+        with contextlib.redirect_stdout(out):
+            for count in range(len(tokens) + 1):
+                printer.show(dataclasses.replace(answer, tokens=tokens[:count], drafted_by=answer.drafted_by[:count]))
+            printer.finish([Result(answer)])
         assert out.getvalue() == wanted

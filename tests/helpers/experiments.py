@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from jaxspec.bench.config import REFERENCE
 from jaxspec.bench.metrics import figures
 from jaxspec.bench.results import ALL, Results
-from jaxspec.bench.runs import REFERENCE
 from jaxspec.drafters import METHODS
 
 
