@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .PHONY: demo test unit lint docs slow results questions setup clean
 
 demo: setup
-	$(BIN)/python -m jaxspec decode --method amphista+suffix --tree best:5 --draft-vocabulary 8192 --beside ppd --stream \
+	$(BIN)/python -m jaxspec decode --method amphista+suffix --tree best:5 --draft-vocabulary 8192 --compare-with ppd --stream \
 		--prompt "Compare cats and dogs as pets." --max-new-tokens 128
 
 test: lint unit

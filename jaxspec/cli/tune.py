@@ -61,7 +61,7 @@ def main(args: list[str]) -> None:
     spec = options.drafter()
     if spec.tree is not None or spec.vocabulary is not None:
         raise UserError(f"drafter {options.method!r}: the tree and the vocabulary are chosen here, leave them out")
-    if options.method == SelfSpeculative.name and spec.adapter is None:
+    if [type(each.method) for each in spec.methods] == [SelfSpeculative] and spec.adapter is None:
         build(options)
     else:
         choose(options, spec)

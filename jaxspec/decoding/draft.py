@@ -17,7 +17,7 @@ from jaxspec.model.cache import Cache
 
 PyTree = Any
 _MEMORY = 0.9  # how much the pace of one step counts after another
-_MAX_BACKOFF_STEPS = 16  # steps
+_MAX_BACKOFF_STEPS = 16
 
 
 @flax.struct.dataclass
@@ -120,7 +120,7 @@ class DraftContext:
     """The one argument of a method's decoding functions: what it drafts with, and behind which token.
 
     Attributes:
-      trainable: the adapter's pytree, `prepared`; empty for methods without one.
+      trainable: the adapter's pytree, as `Method.prepare` returned it; empty for methods without one.
       base: the frozen decoder, which knows what may be drafted.
       tree: the fixed tree that a method expands whose candidates depend on their path; arrays with a batch axis.
       sampler: ranks candidates with the noise of the positions they are for, or draws them independently.

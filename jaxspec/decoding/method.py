@@ -152,6 +152,11 @@ class Facts:
         return self.adapter in ("trained", "base")
 
     @property
+    def replaces_base(self) -> bool:
+        """Whether training ends in a base of its own, beside an adapter for it."""
+        return self.adapter == "base"
+
+    @property
     def probes(self) -> int:
         """Probes that a node may carry, one for each distance; 0 for methods that draft after the pass."""
         return self.distances if self.probe_rows else 0

@@ -49,7 +49,7 @@ class Reading:
 
     @property
     def memory(self) -> tuple[Cache, list[PyTree]]:
-        """Cache and method states, which decoding takes over."""
+        """Cache and method states, whose buffers `start` takes over; those of `last` it cannot use."""
         return self.cache, self.method_states
 
 
@@ -123,8 +123,8 @@ def start(
     Args:
       base: that read them.
       decoding: constants of the generation.
-      memory: of the reading; the state takes its buffers over.
-      last: of the reading.
+      memory: `Reading.memory`; donated.
+      last: `Reading.last`.
       limits: [B] int32, tokens to emit; 0 for rows that only pad the batch.
       seeds: [B] uint32, of sampling.
       first: [B] int32, a given first token; None: the base's choice.

@@ -73,7 +73,7 @@ class SteppedDraftModel(DraftModel):
     """A draft model that drafts a chain in steps of a method with probes; see `DraftModel`.
 
     Attributes:
-      inner: that method, whose prepared pytree is the entry `inner`.
+      inner: that method, whose pytree, as `Method.prepare` returned it, is the entry `inner`.
     """
 
     inner: ProbeMethod = PPD()

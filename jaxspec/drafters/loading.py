@@ -76,11 +76,6 @@ def _with_adapters(spec: DrafterSpec, model: Model) -> Drafter:
     names, draft = [each.method.name for each in spec.methods], spec.draft
     joined = "+".join(names)
     facts = [each.method.facts(model.config) for each in spec.methods]
-    adding = [name for name, each in zip(names, facts, strict=True) if each.adds_rows]
-    if len(adding) > 1:
-        raise UserError(
-            f"drafter {spec.text!r}: only one method of a union can have probes or a window, got {' and '.join(adding)}"
-        )
     folders = {} if spec.adapter is None else {_owner(names, Path(spec.adapter), model.config): spec.adapter}
     for what, given in {"draft model": draft, "draft adapter": spec.draft_adapter}.items():
         if given is not None and DraftModel.name not in names:
@@ -95,6 +90,8 @@ def _with_adapters(spec: DrafterSpec, model: Model) -> Drafter:
     sources, own, note = [], model, ""
     for name, known, each in zip(names, facts, spec.methods, strict=True):
         settings = dict(each.settings)
+        if known.adapter and settings and each.method.adjustable is None:
+            raise UserError(f"{each.text}: the settings of {name} are those of its adapter")
         if not known.adapter:
             source = Source(each.method, {}, model.config)
         elif draft is not None and name == DraftModel.name:

@@ -69,7 +69,7 @@ class Source:
     def tree(self) -> TreePlan:
         """The source's own tree: its adapter's, or a chain. Raises UserError for an adapter that holds none."""
         if not self.trained:
-            return chain(self.facts.default_candidates or self.facts.distances)
+            return chain(min(self.facts.default_candidates or self.facts.distances, self.facts.distances))
         if "tree" not in self.adapter.info:
             raise UserError("the adapter holds no tree; `jaxspec train` writes it")
         return plan_from_json(self.adapter.info["tree"], "the adapter's tree")

@@ -15,6 +15,7 @@ from jaxspec.methods import METHODS
 from jaxspec.trees import TreePlan
 from jaxspec.trees.arrays import Path as TreePath
 from jaxspec.weights.load import Model
+from jaxspec.weights.shapes import SMOLLM2_135M
 
 _FORM = (
     "METHOD[:SETTING=VALUE,...][+METHOD...] [tree=SPEC] [vocabulary=N] [adapter=DIR] [draft=MODEL] [draft-adapter=DIR]"
@@ -68,7 +69,7 @@ class DrafterSpec:
     def text(self) -> str:
         """As a user writes it, with files and folders by their own names: what is kept names no machine's paths."""
         values = {name.replace("_", "-"): getattr(self, name) for name in _SETTINGS}
-        words = [f"{name}={display_name(str(value))}" for name, value in values.items() if value is not None]
+        words = [f"{name}={_word(value)}" for name, value in values.items() if value is not None]
         return shlex.join(["+".join(each.text for each in self.methods), *words])
 
     def with_settings(self, **settings: Any) -> DrafterSpec:
@@ -80,7 +81,8 @@ class DrafterSpec:
         for name, value in given.items():
             if (held := getattr(self, name)) is not None:
                 word = name.replace("_", "-")
-                raise UserError(f"drafter {self.text!r}: {word} is given twice, as {str(held)!r} and as {str(value)!r}")
+                both = f"{_word(held)!r} and as {_word(value)!r}"
+                raise UserError(f"drafter {self.text!r}: {word} is given twice, as {both}")
         spec = dataclasses.replace(self, **given)
         if spec.tree == "auto" and spec.vocabulary is not None:
             raise UserError(
@@ -88,6 +90,15 @@ class DrafterSpec:
                 "(--draft-vocabulary) out"
             )
         return spec
+
+
+def _word(value: object) -> str:
+    """A setting in a word: values that Python code gives may have no text that a user could write."""
+    if isinstance(value, Model):
+        return value.name
+    if isinstance(value, str | Path):
+        return display_name(str(value))
+    return str(value) if isinstance(value, int) else "given"
 
 
 _SETTINGS = tuple(field.name for field in dataclasses.fields(DrafterSpec)[1:])
@@ -105,16 +116,12 @@ def parse_drafter(text: str | Sequence[str]) -> DrafterSpec:
         cannot be joined. The message quotes the word that is wrong and shows an example.
     """
     if not isinstance(text, str):
-        if not text:
-            raise UserError("a union needs at least one method")
         text = "+".join(text)
     try:
         first, *words = shlex.split(text) or [""]
         methods = tuple(_parse_method(word) for word in first.split("+"))
         if len(methods) > 1:
             _check_union([each.method for each in methods])
-        if words and type(methods[0].method) is Method:
-            raise UserError(f"{first} drafts nothing and takes no settings, got {words[0]!r}")
         settings = _parse_settings(words) if words else {}
     except (UserError, ValueError) as error:  # ValueError: an open quote
         raise UserError(f"drafter {text!r}: {error}; expected {_FORM}, as in {_EXAMPLE!r}") from None
@@ -153,6 +160,10 @@ def _check_union(methods: Sequence[Method]) -> None:
             raise UserError(f"{method.name} is there twice")
         if type(method) is Method:
             raise UserError(f"{method.name} drafts nothing, leave it out")
+    # What adds rows does so on every base.
+    adding = [method.name for method in methods if method.facts(SMOLLM2_135M).adds_rows]
+    if len(adding) > 1:
+        raise UserError(f"only one method of a union can have probes or a window, got {' and '.join(adding)}")
 
 
 def _parse_settings(words: Sequence[str]) -> dict[str, Any]:

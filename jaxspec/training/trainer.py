@@ -227,7 +227,7 @@ class Trainer:
         drafts = self._drafts(accuracy)
         row = self._row(step, answers, accuracy, drafts)
         self._log.write(row)
-        if drafts.tokens_per_step > self._best and self.config.facts.adapter != "base":
+        if drafts.tokens_per_step > self._best and not self.config.facts.replaces_base:
             self._best, new = drafts.tokens_per_step, self.output / f".{BEST}.tmp"
             info = self._provenance(step, accuracy, drafts) | {"step": step, "drafted_with": self.config.tree}
             self._save(new, self._adapter(method, trainable, self.model), info)
@@ -237,7 +237,7 @@ class Trainer:
     def _finish(self, trainable: PyTree) -> Adapter:
         """Evaluate the trained weights and write the adapter, with the new base if the method replaces it."""
         method, model, steps = self.config.method, self.model, self.config.train.steps
-        if self.config.facts.adapter == "base":
+        if self.config.facts.replaces_base:
             final, model = finalized(method, trainable, model)
             method, trainable = final.method, final.trainable
             save_model(model, self.output / OWN_MODEL, "orbax")

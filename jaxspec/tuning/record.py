@@ -233,8 +233,8 @@ def _run(decoding: Decoding, state: DecodeState, forced: jax.Array) -> list[Offe
 
     carry = (state.cache, state.lengths, state.method_states)
     pairs = (forced[:, :-2].T, forced[:, 1:-1].T)
-    draftings = decoding.draft_contexts(trees, state.seeds, forced[:, 0], state.lengths, state.cache)
-    at_first = drafter.offer(draftings, state.method_states)
+    contexts = decoding.draft_contexts(trees, state.seeds, forced[:, 0], state.lengths, state.cache)
+    at_first = drafter.offer(contexts, state.method_states)
     _, rest = lax.scan(step, carry, pairs)
     offers = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), at_first, rest)
     return [offer.replace(passes=None) for offer in offers]

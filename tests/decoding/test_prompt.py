@@ -10,7 +10,9 @@ from jaxspec.decoding.prompt import read, start
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.generation.job import decoding_of
+from jaxspec.methods import DraftModel, Eagle, Hydra, Suffix
 from tests.helpers.decoding import begin
+from tests.helpers.methods import union
 from tests.helpers.tiny import make_prompts
 
 B, W, CAPACITY = 3, 8, 64
@@ -47,3 +49,22 @@ def test_sources_observe_every_token_and_the_first_one_emitted(tiny, chunk):
         assert state.lengths[row] == len(prompt)
         known = [*prompt, int(state.tokens[row, 0])]
         assert state.method_states[0][row, : len(known)].tolist() == known
+
+
+@pytest.mark.parametrize(
+    "method",
+    [Suffix(), Eagle(depth=2, reads=(0, 1, 2)), DraftModel(length=2), Hydra(heads=2, prefix_layer=True)],
+    ids=lambda method: method.name,
+)
+def test_a_row_is_remembered_as_if_it_were_alone(tiny, method):
+    """The drafts after prompts of unequal length, read in one chunk to four, are those of each prompt by itself."""
+    text = [token for prompt in make_prompts(20, seed=4) for token in prompt]
+    prompts, drafter = [text[:length] for length in (5, 8, 17, 32)], union([method], tiny, 6)
+    _, together = begin(drafter, prompts, 4, chunk=8)
+    drafts = []
+    for row, prompt in enumerate(prompts):
+        _, alone = begin(drafter, [prompt], 4, chunk=8)
+        drafts.append(alone.draft.tokens[0].tolist())
+        assert alone.draft.valid[0].tolist() == together.draft.valid[row].tolist()
+        assert together.draft.tokens[row].tolist() == drafts[-1]
+    assert len({tuple(draft) for draft in drafts}) > 1

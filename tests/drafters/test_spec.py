@@ -53,7 +53,7 @@ def test_every_method_is_written_by_its_name(name):
         ("ppd tree=chain:1 tree=chain:2", "tree is given twice, the second time as 'tree=chain:2'"),
         ("ppd vocabulary=x", "vocabulary must be a whole number, got 'x'"),
         ("ppd 'adapter=x", "No closing quotation"),
-        ("autoregressive tree=chain:2", "autoregressive drafts nothing and takes no settings, got 'tree=chain:2'"),
+        ("ppd+bita", "only one method of a union can have probes or a window, got ppd and bita"),
         ("lookahead:window=wide", "lookahead: window must be a whole number, got 'wide'"),
         ("eagle:confidence=high+suffix", "eagle: confidence must be a number, got 'high'"),
         ("eagle:confidense=1", "eagle has no setting 'confidense' (did you mean 'confidence'?); it has confidence"),
@@ -81,6 +81,11 @@ def test_a_tree_of_auto_brings_its_own_vocabulary(tiny):
         ("ppd vocabulary=0", {"draft_vocabulary": 8}, "vocabulary is given twice, as '0' and as '8'"),
         ("ppd adapter=a", {"adapter": "b"}, "adapter is given twice, as 'a' and as 'b'"),
         ("draft_model draft=a", {"draft_model": "b"}, "draft is given twice, as 'a' and as 'b'"),
+        (
+            "ppd tree=chain:1",
+            {"tree": [(rank,) for rank in range(90)]},
+            "tree is given twice, as 'chain:1' and as 'given'",
+        ),
         ("draft_model draft-adapter=a", {"draft_adapter": "b"}, "draft-adapter is given twice, as 'a' and as 'b'"),
     ],
 )
@@ -95,3 +100,23 @@ def test_text_and_arguments_load_the_same(tiny):
     written, given = load_drafter(spec, tiny), load_drafter("lookahead:window=3,ngram=3+suffix", tiny, tree="best:12")
     assert written.shape == given.shape and written.num_rows == 12
     assert [each.sources[0].method for each in (written, given)] == [Lookahead(window=3, ngram=3)] * 2
+
+
+def test_a_model_is_named_and_not_printed(tiny):
+    with pytest.raises(UserError) as error:
+        load_drafter("draft_model draft=x", tiny, draft_model=tiny)
+    assert str(error.value) == f"drafter 'draft_model draft=x': draft is given twice, as 'x' and as {tiny.name!r}"
+
+
+def test_text_decides_no_more_than_its_short_forms(tiny):
+    """Of autoregressive decoding, which has no tree to choose."""
+    note = load_drafter("autoregressive", tiny, tree="auto").note
+    assert note and load_drafter("autoregressive tree=auto", tiny).note == note
+    with pytest.raises(UserError, match="autoregressive drafts nothing and has no tree, got 'chain:2'"):
+        load_drafter("autoregressive tree=chain:2", tiny)
+
+
+def test_own_trees_are_no_deeper_than_methods_predict(tiny):
+    for name in ("lookahead:guesses=9", "suffix", "jacobi", "token_recycling", "prompt_lookup"):
+        source = load_drafter(name, tiny, tree="best:40").source
+        assert 1 <= source.tree.depth <= source.facts.distances
