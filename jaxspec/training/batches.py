@@ -12,6 +12,7 @@ import numpy as np
 from jaxspec.config import TrainConfig
 from jaxspec.decoding.method import Batch
 from jaxspec.errors import UserError
+from jaxspec.generation.prompts import pad_tokens
 from jaxspec.training.data import AnsweredPrompt
 
 _WINDOW = 16  # batches within which answers are sorted by length
@@ -31,13 +32,9 @@ def make_batch(
     answers: Sequence[AnsweredPrompt], points: Sequence[np.ndarray], length: int, groups: int, seeds: Sequence[int] = ()
 ) -> Batch:
     """Stack B answers, each with at most `groups` (G) insertion points, as one batch of `length` (T) tokens."""
-    tokens = np.zeros((len(answers), length), np.int32)
+    tokens, lengths = pad_tokens([(a.prompt_tokens + a.answer_tokens)[:length] for a in answers], length)
     chosen = np.full((len(answers), groups), -1, np.int32)
-    lengths = np.zeros(len(answers), np.int32)
-    for row, (answer, at) in enumerate(zip(answers, points, strict=True)):
-        text = (answer.prompt_tokens + answer.answer_tokens)[:length]
-        tokens[row, : len(text)] = text
-        lengths[row] = len(text)
+    for row, at in enumerate(points):
         chosen[row, : len(at)] = at
     starts = np.array([len(a.prompt_tokens) for a in answers], np.int32)
     return Batch(tokens, lengths, starts, chosen, np.array(seeds, np.uint32) if seeds else None)

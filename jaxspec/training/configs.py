@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import runpy
-from pathlib import Path
 
 from jaxspec.errors import UserError, first_line, suggest
 from jaxspec.files import shipped_folder
@@ -12,18 +11,19 @@ from jaxspec.training.run_config import RunConfig
 
 
 def load_papers() -> dict[str, dict[str, RunConfig]]:
-    """All runs, by paper (the name of its file) and by the run's name."""
-    return {path.stem: _runs(path) for path in sorted(shipped_folder("configs").glob("*.py"))}
+    """All runs, by paper (the name of its file) and by the run's name.
 
-
-def _runs(path: Path) -> dict[str, RunConfig]:
-    """The runs of a file of configs/. Raises UserError for a file that cannot be read or has no `RUNS`."""
-    try:
-        return runpy.run_path(str(path))["RUNS"]
-    except KeyError:
-        raise UserError(f"{path}: no RUNS there; each file of configs/ holds a dict of that name") from None
-    except (SyntaxError, ImportError, TypeError, NameError) as error:
-        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
+    Raises UserError for a file that cannot be read or has no `RUNS`.
+    """
+    papers = {}
+    for path in sorted(shipped_folder("configs").glob("*.py")):
+        try:
+            papers[path.stem] = runpy.run_path(str(path))["RUNS"]
+        except KeyError:
+            raise UserError(f"{path}: no RUNS there; each file of configs/ holds a dict of that name") from None
+        except (SyntaxError, ImportError, TypeError, NameError) as error:
+            raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
+    return papers
 
 
 def load_configs() -> dict[str, RunConfig]:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import sys
@@ -97,9 +98,11 @@ def _answers(
     model: Model, data: DataConfig, prompts: dict[int, Selected], limit: int, label: str
 ) -> list[AnsweredPrompt]:
     """Answers to numbered prompts, in order, cut at the limit."""
-    given = [AnsweredPrompt(p.prompt_tokens, p.answer_tokens) for p in prompts.values() if p.answer_tokens is not None]
+    given = [p for p in prompts.values() if p.answer_tokens is not None]
     if given:
-        return _cut(given, limit)
+        if cut := sum(len(p.answer_tokens) > limit for p in given):
+            print(f"cut at {limit} tokens: {cut} of {len(given)} answers", file=sys.stderr)
+        return [AnsweredPrompt(p.prompt_tokens, p.answer_tokens[:limit]) for p in given]
     path = cache_file(model, data, limit)
     done = _cached(path, prompts)
     if len(done) < len(prompts):
@@ -116,13 +119,6 @@ def _answers(
                     generated += len(answer.answer_tokens)
                     progress.update(len(done), f"{generated / (time.monotonic() - began):.0f} tokens/s")
     return [done[i] for i in prompts]
-
-
-def _cut(given: list[AnsweredPrompt], limit: int) -> list[AnsweredPrompt]:
-    """Given answers, cut at the limit."""
-    if cut := sum(len(answer.answer_tokens) > limit for answer in given):
-        print(f"cut at {limit} tokens: {cut} of {len(given)} answers", file=sys.stderr)
-    return [AnsweredPrompt(answer.prompt_tokens, answer.answer_tokens[:limit]) for answer in given]
 
 
 def _cached(path: Path, prompts: dict[int, Selected]) -> dict[int, AnsweredPrompt]:
@@ -163,7 +159,6 @@ def frequent_tokens(answers: Sequence[AnsweredPrompt], vocab_size: int) -> np.nd
 
     Tokens that do not occur follow by id: tokenizers number frequent ones first.
     """
-    counts = np.zeros(vocab_size, int)
-    for answer in answers:
-        np.add.at(counts, answer.answer_tokens, 1)
+    tokens = np.fromiter(itertools.chain.from_iterable(answer.answer_tokens for answer in answers), int)
+    counts = np.bincount(tokens, minlength=vocab_size)
     return np.argsort(-counts, kind="stable")[:MOST_DRAFTS].astype(np.int32)

@@ -47,10 +47,6 @@ class Accuracy:
     calibration: list[list[float]]
     ranks: list[np.ndarray]
 
-    def top(self, k: int) -> np.ndarray:
-        """[M], how often the token is among the k best candidates."""
-        return top(self.by_rank, k)
-
 
 def top(by_rank: Sequence[Sequence[float]] | np.ndarray, k: int) -> np.ndarray:
     """[M], how often the token is among the k best candidates, from accuracies [M][K] per distance and rank."""
@@ -121,20 +117,18 @@ def evaluate(
       sampling: sampling settings that the answers were drawn with.
       seed: their sampling seed.
     """
-    sampler, counts, ranks = make_sampler(sampling), None, []
+    sampler, counts, ranks = make_sampler(sampling), [], []
     for done, batch in _batches(answers, base):
         parts, by_part = -(-batch.points.shape[1] // _POINTS), []
         for points in np.split(batch.points, parts, axis=1):
             part = put_batch(batch.replace(points=points), mesh_of(base.params))
-            found = _counts(method, trainable, base, part, sampler, np.uint32(seed))
-            *new, rank = (host(x) for x in found)
-            new = [x.astype(float) for x in new]
-            counts = [old + more for old, more in zip(counts, new, strict=True)] if counts else new
+            *sums, rank = map(host, _counts(method, trainable, base, part, sampler, np.uint32(seed)))
+            counts.append([x.astype(float) for x in sums])
             by_part.append(rank)
-        whole = np.concatenate(by_part, axis=1)
-        ranks += [row[points >= 0] for row, points in zip(whole, batch.points, strict=True)]
+        of_batch = np.concatenate(by_part, axis=1)
+        ranks += [row[points >= 0] for row, points in zip(of_batch, batch.points, strict=True)]
         progress(done)
-    hits, counted, tried, right = counts
+    hits, counted, tried, right = map(sum, zip(*counts, strict=True))
     return Accuracy(hits / np.maximum(counted, 1)[:, None], int(counted[0]), fit(tried, right), ranks[: len(answers)])
 
 
@@ -169,12 +163,12 @@ def answer_entropies(
 
     `progress` is called with the number of answers done.
     """
-    found = []
+    sums = []
     for done, batch in _batches(answers, base):
         batch = put_batch(batch, mesh_of(base.params))
-        found.append(np.stack([host(value) for value in _entropy(base, batch)], axis=1).astype(float))
+        sums.append(np.stack([host(value) for value in _entropy(base, batch)], axis=1).astype(float))
         progress(done)
-    return np.concatenate(found)[: len(answers)]
+    return np.concatenate(sums)[: len(answers)]
 
 
 def perplexity(entropies: np.ndarray) -> float:

@@ -275,12 +275,10 @@ def unseen_prompts(model: Model, trained_on: Mapping[str, Any], source: str, col
       UserError: as `read_prompts` and `select_prompts`, or the source is one of a mixture, whose held-out prompts
         depend on all its sources.
     """
-    name = display_name(source)
-    if mixture := trained_on.get("mixture"):
-        if name in (part["prompts"] for part in mixture):
-            raise UserError(f"{source}: the adapter was trained on a mixture that has it; give prompts it has not seen")
-        return read_prompts(source, column)
-    if trained_on.get("prompts") != name:
+    name, mixture = display_name(source), trained_on.get("mixture") or ()
+    if name in (part["prompts"] for part in mixture):
+        raise UserError(f"{source}: the adapter was trained on a mixture that has it; give prompts it has not seen")
+    if mixture or trained_on.get("prompts") != name:
         return read_prompts(source, column)
     known = {field.name for field in dataclasses.fields(DataConfig)} - {"prompts", "cache"}
     data = DataConfig(source, **{name: value for name, value in trained_on.items() if name in known})

@@ -32,13 +32,12 @@ _NOT_NEGATIVE = (
     *(f"train.{name}" for name in ("together", "microbatch", "eval_every", "eval_answers", "warmup", "clip", "seed")),
     "data.held_out_seed",
 )
-_FREE = {  # settings that change nothing of the trained weights but their rounding
-    "data": ("batch_size", "cache"),
-    "train": (
-        *("adapter_dtype", "eval_answers", "eval_every", "keep", "lengths", "remat", "save_every", "tensorboard"),
-        "together",
-    ),
-}
+_FREE = (  # settings that change nothing of the trained weights but their rounding
+    *("tree", "draft_vocabulary", "dtype", "data.batch_size", "data.cache"),
+    *(f"train.{name}" for name in ("adapter_dtype", "eval_answers", "eval_every", "keep", "lengths", "remat")),
+    *(f"train.{name}" for name in ("save_every", "tensorboard", "together")),
+    *(f"mesh.{field.name}" for field in dataclasses.fields(MeshConfig)),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,24 +166,22 @@ def describe(config: RunConfig) -> dict[str, Any]:
     return run
 
 
-def training_settings(run: dict[str, Any]) -> dict[str, Any]:
-    """The settings of `describe` that trained weights depend on; the others may differ in a resumed run."""
-    kept = {name: value for name, value in run.items() if name not in ("tree", "draft_vocabulary", "mesh", "dtype")}
-    for part, free in _FREE.items():
-        kept[part] = {name: value for name, value in run[part].items() if name not in free}
+def _training_settings(run: dict[str, Any]) -> dict[str, Any]:
+    """The settings of `describe` that trained weights depend on, flat; the others may differ in a resumed run."""
+    run = flatten_dict(run, sep=".")
+    kept = {name: value for name, value in run.items() if name not in _FREE}
     # a gradient is a mean over the targets of a pass: keep the sequences of a pass on all devices, 0 for a whole batch
-    batch_size, microbatch = run["train"]["batch_size"], run["train"]["microbatch"]
-    size = pass_size(batch_size, microbatch, run["mesh"]["data"] * run["mesh"]["fsdp"])
-    kept["train"]["microbatch"] = size if size < batch_size else 0
-    return kept
+    batch_size = run["train.batch_size"]
+    size = pass_size(batch_size, run["train.microbatch"], run["mesh.data"] * run["mesh.fsdp"])
+    return kept | {"train.microbatch": size if size < batch_size else 0}
 
 
 def check_same_run(held: dict[str, Any], run: dict[str, Any], folder: Path) -> None:
     """Raise UserError unless a run can resume the one that a folder holds.
 
-    The settings that its weights depend on must match (see `training_settings`), and the dtype of its base.
+    The settings that its weights depend on must match (see `_training_settings`), and the dtype of its base.
     """
-    old, new = (flatten_dict(training_settings(settings), sep=".") for settings in (held, run))
+    old, new = _training_settings(held), _training_settings(run)
     if old != new:
         words = differences(old, new)
         if old["train.microbatch"] != new["train.microbatch"]:

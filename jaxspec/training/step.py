@@ -5,7 +5,6 @@ What differs between updates is data, their learning rates too: runs that differ
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
 import itertools
@@ -31,67 +30,58 @@ def stage_ends(stages: Sequence[Stage], steps: int) -> list[int]:
     return [steps * number // count for number in range(1, count + 1)]
 
 
-def stage_of(stages: Sequence[Stage], steps: int, update: int) -> int:
-    """The stage of an update, both counted from 0."""
-    return bisect.bisect_right(stage_ends(stages, steps), update)
-
-
 def learning_rates(stages: Sequence[Stage], train: TrainConfig) -> np.ndarray:
-    """The learning rate of every update, [steps] float32. Each stage has a schedule and its share of the warm-up."""
+    """The learning rate of every update, [steps] float32.
+
+    Each stage has its share of the warm-up, from zero to its highest rate, and the configured course from there.
+    """
     warmup, ends = train.warmup // len(stages), [0, *stage_ends(stages, train.steps)]
-    rates = np.zeros(train.steps, np.float32)
+    rates, share = np.zeros(train.steps, np.float32), train.final_learning_rate
     for stage, (begin, end) in zip(stages, itertools.pairwise(ends), strict=True):
-        schedule = _schedule(train, stage.learning_rate * train.learning_rate, warmup, end - begin)
+        peak, rest = stage.learning_rate * train.learning_rate, end - begin - warmup
+        after = {
+            "cosine": optax.cosine_decay_schedule(peak, rest, share),
+            "linear": optax.linear_schedule(peak, share * peak, rest),
+            "constant": optax.constant_schedule(peak),
+        }[train.schedule]
+        schedule = optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
         rates[begin:end] = schedule(np.arange(end - begin))
     return rates
 
 
-def _schedule(train: TrainConfig, peak: float, warmup: int, steps: int) -> optax.Schedule:
-    """From zero to the highest rate, and along the configured course from there."""
-    rest, share = steps - warmup, train.final_learning_rate
-    after = {
-        "cosine": optax.cosine_decay_schedule(peak, rest, share),
-        "linear": optax.linear_schedule(peak, share * peak, rest),
-        "constant": optax.constant_schedule(peak),
-    }[train.schedule]
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
+_STATIC = ("batch_size", "microbatch", "weight_decay", "beta1", "beta2", "clip", "ema")
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """What the program of an update depends on.
+    """Static settings of an update: updates with the same ones share a compiled program.
 
     Attributes:
-      method: what is trained.
+      method: the method that is trained.
       stage: index into `Facts.stages`.
       trains: entries of the trainable pytree that move in this stage; None: all.
-      whole: a mesh does not divide weights over `fsdp`, only gradients and the optimizer's state.
-      batch_size: this and all that follow are the fields of `TrainConfig` of these names.
+      whole: whether a mesh keeps weights whole over `fsdp`, and divides only gradients and the optimizer's state.
+      train: batch size, optimizer and average; the other settings have their defaults.
     """
 
     method: Method
     stage: int
     trains: tuple[str, ...] | None
     whole: bool
-    batch_size: int
-    microbatch: int
-    weight_decay: float
-    beta1: float
-    beta2: float
-    clip: float
-    ema: float
+    train: TrainConfig
 
     @classmethod
     def of(cls, method: Method, config: ModelConfig, train: TrainConfig, stage: int = 0, whole: bool = False) -> Update:
         """The updates of a training's stage, on a base of these shapes."""
-        settings = {field.name: getattr(train, field.name) for field in dataclasses.fields(cls)[4:]}
-        return cls(method, stage, method.facts(config).stages[stage].trains, whole, **settings)
+        static = TrainConfig(**{name: getattr(train, name) for name in _STATIC})
+        return cls(method, stage, method.facts(config).stages[stage].trains, whole, static)
 
     def optimizer(self) -> optax.GradientTransformation:
-        """AdamW for a learning rate of -1: what it returns is still to be multiplied by the negative rate."""
-        clip = optax.clip_by_global_norm(self.clip) if self.clip else optax.identity()
-        adam = optax.scale_by_adam(self.beta1, self.beta2)
-        return optax.chain(clip, adam, optax.add_decayed_weights(self.weight_decay))
+        """AdamW without its learning rate: the caller multiplies its updates by the negative rate."""
+        train = self.train
+        clip = optax.clip_by_global_norm(train.clip) if train.clip else optax.identity()
+        adam = optax.scale_by_adam(train.beta1, train.beta2)
+        return optax.chain(clip, adam, optax.add_decayed_weights(train.weight_decay))
 
     def moving(self, trainable: PyTree) -> PyTree:
         """The part of the trainable pytree that the stage trains."""
@@ -133,7 +123,7 @@ def first_state(update: Update, seed: int, base: Base) -> TrainState:
 def enter_stage(update: Update, trainable: PyTree) -> TrainState:
     """The state before the first update of a stage: neither optimizer nor average remembers the stage before."""
     optimizer = update.optimizer().init(update.moving(trainable))
-    return TrainState(trainable, optimizer, optax.ema(update.ema).init(trainable) if update.ema else None)
+    return TrainState(trainable, optimizer, optax.ema(update.train.ema).init(trainable) if update.train.ema else None)
 
 
 _jit = functools.partial(jax.jit, static_argnames=("update",), donate_argnames=("state",))
@@ -157,7 +147,7 @@ def train_step(
     Returns:
       The new state, and metrics, each [], with `loss` and `gradient_norm`.
     """
-    size = pass_size(update.batch_size, update.microbatch, parts_of_batch())
+    size = pass_size(update.train.batch_size, update.train.microbatch, parts_of_batch())
     parts = jax.tree.map(lambda x: divided(x.reshape(-1, size, *x.shape[1:]), None, "batch"), batch)
     trained = update.moving(state.trainable)
 
@@ -172,7 +162,7 @@ def train_step(
     def add(sums: PyTree, batch: Batch) -> tuple[PyTree, None]:  # one gradient is held, however many are added
         return jax.tree.map(jnp.add, sums, part(batch)), None
 
-    count = update.batch_size // size
+    count = update.train.batch_size // size
     first = jax.tree.map(lambda x: x[0], parts)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, first))
     sums, _ = jax.lax.scan(add, divided_as(zeros), parts)
@@ -183,7 +173,7 @@ def train_step(
     trainable = state.trainable | divided_as(optax.apply_updates(trained, updates), update.whole)
     average = state.average
     if average is not None:
-        _, average = optax.ema(update.ema).update(trainable, average)
+        _, average = optax.ema(update.train.ema).update(trainable, average)
     return TrainState(trainable, divided_as(optimizer), average), metrics
 
 
