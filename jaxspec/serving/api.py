@@ -140,17 +140,12 @@ class Api:
             status = error.status
             raise
         finally:
-            usage = replies.usage(choices)
+            usage, seconds = replies.usage(choices), time.monotonic() - began
+            accepted = usage["completion_tokens_details"]["accepted_prediction_tokens"]
             _log.info(
-                "%s %d prompt %d new %d steps %d accepted %d %.2f s %s",
-                path,
-                status,
-                usage["prompt_tokens"],
-                usage["completion_tokens"],
-                usage["decoding_steps"],
-                usage["completion_tokens_details"]["accepted_prediction_tokens"],
-                time.monotonic() - began,
-                choices[0].whole.finish or "aborted",
+                f"{path} {status} prompt {usage['prompt_tokens']} new {usage['completion_tokens']} "
+                f"steps {usage['decoding_steps']} accepted {accepted} {seconds:.2f} s "
+                f"{choices[0].whole.finish or 'aborted'}"
             )
 
     async def _body(self, request: Request) -> bytes:

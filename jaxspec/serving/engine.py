@@ -106,12 +106,7 @@ class Engine:
         return encode_prompts(self.model, [prompt], max(max_new_tokens, 1), chat, self.max_length)[0]
 
     def submit(
-        self,
-        prompt: str | Sequence[int],
-        max_new_tokens: int = 128,
-        *,
-        chat: bool = True,
-        **settings: Any,
+        self, prompt: str | Sequence[int], max_new_tokens: int = 128, *, chat: bool = True, **settings: Any
     ) -> AnswerStream:
         """Ask for an answer, from a running event loop.
 

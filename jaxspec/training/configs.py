@@ -53,7 +53,7 @@ def split_config_name(args: list[str]) -> tuple[str, list[str]]:
     """Split `--config NAME` off a command line: the name, and the other arguments. Raises UserError without it."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", nargs="?")
-    found, rest = parser.parse_known_args(args)
-    if not found.config:
+    options, rest = parser.parse_known_args(args)
+    if not options.config:
         raise UserError(f"say what to train with --config NAME; configs, by paper:\n{list_configs()}")
-    return found.config, rest
+    return options.config, rest

@@ -134,8 +134,7 @@ def evaluate(
 
 def _batches(answers: Sequence[AnsweredPrompt], base: Base) -> Iterator[tuple[int, Batch]]:
     """Batches of answers of similar length with all their insertion points, on the host, and the answers so far."""
-    mesh = mesh_of(base.params)
-    size = _BATCH if mesh is None else max(_BATCH, parts_of_batch(mesh))
+    size = max(_BATCH, parts_of_batch(mesh_of(base.params)))
     length = bucket(max(len(a.prompt_tokens) + len(a.answer_tokens) for a in answers), 64, 64)
     ordered = sorted(answers, key=lambda a: len(a.answer_tokens))
     points = [insertion_points(a, length) for a in ordered]

@@ -1,6 +1,6 @@
-"""Updates: the base is an argument, gradients reach the method's trainable pytree alone.
+"""Updates of a method's trainable pytree. The base is an argument that gets no gradients.
 
-What differs between updates is data, their learning rates too: runs that differ in nothing else share a program.
+Batches and learning rates are data: runs that differ in nothing else share a compiled program.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jaxspec.parallel.sharding import divided, divided_as, parts_of_batch
 
 
 def stage_ends(stages: Sequence[Stage], steps: int) -> list[int]:
-    """The update after the last one of every stage."""
+    """The number of updates done at the end of every stage."""
     count = len(stages)
     return [steps * number // count for number in range(1, count + 1)]
 
@@ -84,7 +84,7 @@ class Update:
         return optax.chain(clip, adam, optax.add_decayed_weights(train.weight_decay))
 
     def moving(self, trainable: PyTree) -> PyTree:
-        """The part of the trainable pytree that the stage trains."""
+        """The entries of the trainable pytree that the stage trains."""
         return trainable if self.trains is None else {name: trainable[name] for name in self.trains}
 
 
@@ -100,7 +100,7 @@ class TrainState:
     Attributes:
       trainable: the method's pytree, float32.
       optimizer: the state of the stage's optimizer.
-      average: the moving average of the trainable pytree in this stage, from zero; None without `ema`.
+      average: moving average of the trainable pytree over this stage, which starts at zero; None without `ema`.
     """
 
     trainable: PyTree
@@ -108,7 +108,7 @@ class TrainState:
     average: optax.EmaState | None
 
     def best(self, ema: float) -> PyTree:
-        """The weights to draft with: their average over the stage's updates so far, or without one the last ones."""
+        """The weights to draft with: the average over the stage's updates so far, or without `ema` the present ones."""
         if self.average is None:
             return self.trainable
         return optax.tree.bias_correction(self.average.ema, ema, self.average.count)
@@ -116,12 +116,12 @@ class TrainState:
 
 def first_state(update: Update, seed: int, base: Base) -> TrainState:
     """The state before the first update of a run that begins with this stage."""
-    # a copy: what starts as a part of the base must not be the base's own memory, which steps would reuse
+    # a copy: weights that start as a part of the base must not share its memory, which updates would overwrite
     return enter_stage(update, jax.tree.map(jnp.copy, update.method.init(jax.random.key(seed), base)))
 
 
 def enter_stage(update: Update, trainable: PyTree) -> TrainState:
-    """The state before the first update of a stage: neither optimizer nor average remembers the stage before."""
+    """The state before the first update of a stage, with a fresh optimizer and average."""
     optimizer = update.optimizer().init(update.moving(trainable))
     return TrainState(trainable, optimizer, optax.ema(update.train.ema).init(trainable) if update.train.ema else None)
 
@@ -133,16 +133,16 @@ _jit = functools.partial(jax.jit, static_argnames=("update",), donate_argnames=(
 def train_step(
     update: Update, base: Base, state: TrainState, batch: Batch, rate: jax.Array
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update in a stage of the method.
+    """Do one update.
 
-    The state is donated. It stays in float32, as gradients are, while the method computes in the base's dtype.
+    State and gradients are in float32; the method computes in the base's dtype.
 
     Args:
-      update: what to train, and how.
+      update: static settings.
       base: the frozen decoder.
-      state: before the update.
-      batch: what it learns from.
-      rate: [] float32, its learning rate.
+      state: the state before the update; donated.
+      batch: the batch to learn from.
+      rate: [] float32, the learning rate.
 
     Returns:
       The new state, and metrics, each [], with `loss` and `gradient_norm`.
@@ -181,18 +181,18 @@ def train_step(
 def train_steps(
     update: Update, base: Base, state: TrainState, batches: Batch, rates: jax.Array, count: jax.Array
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Several updates, each as `train_step` does it.
+    """Do several updates, each as `train_step` does.
 
     Args:
-      update: what to train, and how.
+      update: static settings.
       base: the frozen decoder.
-      state: before the updates.
-      batches: of K updates, every array of a batch with an axis [K] before its own.
-      rates: [K] float32, their learning rates.
-      count: [] int32, how many of the K updates to do.
+      state: the state before the updates; donated.
+      batches: the batches of K updates, stacked: every array has a leading axis [K].
+      rates: [K] float32, the learning rates.
+      count: [] int32, number of the K updates to do.
 
     Returns:
-      The new state, and metrics, each [K]; those of updates that were not done are 0.
+      The new state, and metrics, each [K]; 0 for updates that were not done.
     """
 
     def one(number: jax.Array, state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:

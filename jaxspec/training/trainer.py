@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import importlib.util
 import json
 import math
 import time
@@ -33,8 +34,7 @@ from jaxspec.training.data import frequent_tokens, prepare_answers
 from jaxspec.training.evaluate import Accuracy, answer_entropies, evaluate, perplexity, top
 from jaxspec.training.examples import select_prompts
 from jaxspec.training.folder import BEST, claim, identify
-from jaxspec.training.logs import RunLog, check_tensorboard
-from jaxspec.training.plot import plot_training
+from jaxspec.training.logs import RunLog, plot_training
 from jaxspec.training.run_config import RunConfig, check_config
 from jaxspec.training.step import TrainState, Update, enter_stage, learning_rates, stage_ends, train_step, train_steps
 from jaxspec.trees.plan import plan_to_json, replayed
@@ -78,8 +78,8 @@ class Trainer:
         check_config(config)
         if model.config != config.shapes:
             raise UserError(f"{model.name!r} has other shapes than the config: {model.config}, not {config.shapes}")
-        if config.train.tensorboard:
-            check_tensorboard()
+        if config.train.tensorboard and importlib.util.find_spec("tensorboardX") is None:
+            raise UserError("train.tensorboard needs a package; install it with: pip install tensorboardX")
         self.config, self.model, self.output, self._resume, self._stop = config, model, output, resume, stop
         self.base = Base(model.params, Decoder(model.config, remat=config.train.remat))
         self.mesh = mesh_of(model.params)
