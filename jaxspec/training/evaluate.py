@@ -21,9 +21,8 @@ from jaxspec.model.decoder import for_products
 from jaxspec.model.rows import read_layers
 from jaxspec.parallel.processes import host
 from jaxspec.parallel.sharding import mesh_of, parts_of_batch, put_batch
-from jaxspec.training.batches import insertion_points, make_batch
 from jaxspec.training.calibration import BINS_PER_NAT, NATS, fit
-from jaxspec.training.data import AnsweredPrompt
+from jaxspec.training.data import AnsweredPrompt, insertion_points, make_batch
 from jaxspec.trees.spec import RANKS
 
 _BATCH = 2

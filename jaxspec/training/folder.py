@@ -13,8 +13,7 @@ from jaxspec.drafters.adapter import OWN_MODEL
 from jaxspec.errors import UserError
 from jaxspec.files import display_name, exclusive, read_json, restore_folder, writable, write_json
 from jaxspec.parallel.processes import as_leader, check_alike, leader_in
-from jaxspec.training.batches import ORDER
-from jaxspec.training.data import cache_file
+from jaxspec.training.data import ORDER, cache_file
 from jaxspec.training.run_config import RunConfig, check_same_run, describe
 from jaxspec.weights.load import Model
 
