@@ -1,10 +1,12 @@
-"""The settings of a training run: method, data, optimizer and devices."""
+"""Training runs: their settings (method, data, optimizer, devices), and the named ones in configs/, a file per paper."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import math
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from jaxspec.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
 from jaxspec.decoding.method import Facts, Method, abstract_trainable
 from jaxspec.drafters.drafter import method_plan
 from jaxspec.drafters.source import check_drafts
-from jaxspec.errors import UserError, check_at_least, differences
+from jaxspec.errors import UserError, check_at_least, differences, first_line, suggest
+from jaxspec.files import shipped_folder
 from jaxspec.parallel.sharding import check_mesh
 from jaxspec.training.data import MOST_DRAFTS
 from jaxspec.training.step import pass_size
@@ -75,6 +78,55 @@ class RunConfig:
     def plan(self) -> TreePlan:
         """The draft tree as it is without measured accuracies: for its size alone."""
         return method_plan(self.method, self.shapes, self.tree, _EVEN * self.facts.distances)
+
+
+def load_papers() -> dict[str, dict[str, RunConfig]]:
+    """All runs, by paper (the name of its file) and by the run's name.
+
+    Raises UserError for a file that cannot be read or has no `RUNS`.
+    """
+    papers = {}
+    for path in sorted(shipped_folder("configs").glob("*.py")):
+        try:
+            papers[path.stem] = runpy.run_path(str(path))["RUNS"]
+        except KeyError:
+            raise UserError(f"{path}: no RUNS there; each file of configs/ holds a dict of that name") from None
+        except (SyntaxError, ImportError, TypeError, NameError) as error:
+            raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
+    return papers
+
+
+def load_configs() -> dict[str, RunConfig]:
+    """All runs by name. Raises UserError where two files have a run of the same name."""
+    configs: dict[str, RunConfig] = {}
+    for paper, runs in load_papers().items():
+        if twice := [name for name in runs if name in configs]:
+            raise UserError(f"configs/{paper}.py: another file has a run {twice[0]!r} too; rename one of them")
+        configs |= runs
+    return configs
+
+
+def load_config(name: str) -> RunConfig:
+    """The run of that name. Raises UserError, with a suggestion, for an unknown name."""
+    configs = load_configs()
+    if name not in configs:
+        raise UserError(f"unknown config {name!r}{suggest(name, configs)}; configs, by paper:\n{list_configs()}")
+    return configs[name]
+
+
+def list_configs() -> str:
+    """The names of all runs, a line per paper."""
+    return "\n".join(f"  {paper}: {', '.join(runs)}" for paper, runs in load_papers().items())
+
+
+def split_config_name(args: list[str]) -> tuple[str, list[str]]:
+    """Split `--config NAME` off a command line: the name, and the other arguments. Raises UserError without it."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", nargs="?")
+    options, rest = parser.parse_known_args(args)
+    if not options.config:
+        raise UserError(f"say what to train with --config NAME; configs, by paper:\n{list_configs()}")
+    return options.config, rest
 
 
 def check_config(config: RunConfig) -> None:

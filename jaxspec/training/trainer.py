@@ -28,11 +28,10 @@ from jaxspec.model.decoder import Decoder
 from jaxspec.parallel.processes import as_leader, check_alike, is_leader
 from jaxspec.parallel.sharding import in_mesh, mesh_of, put_batch
 from jaxspec.progress import Progress
-from jaxspec.training.checkpoints import Checkpoints, begin
 from jaxspec.training.data import TrainingData, frequent_tokens, prepare_answers
 from jaxspec.training.evaluate import Accuracy, answer_entropies, evaluate, perplexity, top
 from jaxspec.training.examples import select_prompts
-from jaxspec.training.folder import BEST, claim, identify
+from jaxspec.training.folder import BEST, Checkpoints, begin, claim, identify
 from jaxspec.training.logs import RunLog, plot_training
 from jaxspec.training.run_config import RunConfig, check_config
 from jaxspec.training.step import TrainState, Update, enter_stage, learning_rates, stage_ends, train_step, train_steps
