@@ -70,16 +70,11 @@ def claim(output: Path, identity: dict[str, Any], resume: bool) -> Iterator[None
         check_same_run(read_json(file, identity), identity, output)
     as_leader(functools.partial(writable, output))
     with leader_in(exclusive(output)):
-        as_leader(functools.partial(_begin, output, identity))
+        for name in (BEST, OWN_MODEL):
+            as_leader(functools.partial(restore_folder, output / name))
+        as_leader(functools.partial(write_json, file, identity))
         check_alike(str(file.exists()).encode(), f"what {output} holds")
         yield
-
-
-def _begin(output: Path, identity: dict[str, Any]) -> None:
-    """Undo an interrupted swap, and write run.json."""
-    for name in (BEST, OWN_MODEL):
-        restore_folder(output / name)
-    write_json(output / "run.json", identity)
 
 
 class Checkpoints:
@@ -141,7 +136,7 @@ class Checkpoints:
             raise UserError(f"{self._folder}: a checkpoint cannot be written ({reason}); {kept}") from None
 
 
-def begin(checkpoints: Checkpoints, update: Update, seed: int, base: Base) -> TrainState:
+def starting_state(checkpoints: Checkpoints, update: Update, seed: int, base: Base) -> TrainState:
     """The state to continue from, on the devices of the base: that of the last checkpoint, or a fresh one.
 
     The stage of `update` is the one that the last update belonged to.

@@ -1,4 +1,4 @@
-"""Training runs: their settings (method, data, optimizer, devices), and the named ones in configs/, a file per paper."""
+"""Training runs: their settings, and the named runs in configs/, a file per paper."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from jaxspec.trees.spec import RANKS
 from jaxspec.weights.load import load_shapes
 from jaxspec.weights.templates import check_template
 
-_EVEN = [[1 / RANKS] * RANKS]  # accuracies that make any tree
 _POSITIVE = (
     *(f"train.{name}" for name in ("steps", "batch_size", "lengths", "insertions", "save_every", "keep")),
     *(f"data.{name}" for name in ("answers", "held_out", "batch_size", "max_answer_tokens", "held_out_tokens")),
@@ -77,7 +76,8 @@ class RunConfig:
 
     def plan(self) -> TreePlan:
         """The draft tree as it is without measured accuracies: for its size alone."""
-        return method_plan(self.method, self.shapes, self.tree, _EVEN * self.facts.distances)
+        accuracies = [[1 / RANKS] * RANKS] * self.facts.distances
+        return method_plan(self.method, self.shapes, self.tree, accuracies)
 
 
 def load_papers() -> dict[str, dict[str, RunConfig]]:
@@ -136,8 +136,7 @@ def check_config(config: RunConfig) -> None:
     check_at_least(config, dict.fromkeys(_POSITIVE, 1) | dict.fromkeys(_NOT_NEGATIVE, 0))
     _check_data(config.data)
     _check_drafting(config)
-    _check_batches(config)
-    _check_schedule(config.train, len(config.facts.stages))
+    _check_training(config)
     _check_lengths(config)
 
 
@@ -169,8 +168,8 @@ def _check_drafting(config: RunConfig) -> None:
     config.plan()
 
 
-def _check_batches(config: RunConfig) -> None:
-    train = config.train
+def _check_training(config: RunConfig) -> None:
+    train, stages = config.train, len(config.facts.stages)
     copies, shards, _ = check_mesh(config.mesh)
     parts = copies * shards
     if train.batch_size % parts:
@@ -180,9 +179,6 @@ def _check_batches(config: RunConfig) -> None:
             f"train.microbatch times the {parts} part(s) of the batch must divide train.batch-size "
             f"{train.batch_size}, got {train.microbatch}"
         )
-
-
-def _check_schedule(train: TrainConfig, stages: int) -> None:
     if not 0 <= train.ema < 1:
         raise UserError(f"train.ema must be at least 0 and below 1, got {train.ema}")
     if train.warmup // stages >= train.steps // stages:

@@ -49,6 +49,7 @@ def learning_rates(stages: Sequence[Stage], train: TrainConfig) -> np.ndarray:
     return rates
 
 
+# the fields of TrainConfig that a compiled update depends on
 _STATIC = ("batch_size", "microbatch", "weight_decay", "beta1", "beta2", "clip", "ema")
 
 

@@ -31,7 +31,7 @@ from jaxspec.progress import Progress
 from jaxspec.training.data import TrainingData, frequent_tokens, prepare_answers
 from jaxspec.training.evaluate import Accuracy, answer_entropies, evaluate, perplexity, top
 from jaxspec.training.examples import select_prompts
-from jaxspec.training.folder import BEST, Checkpoints, begin, claim, identify
+from jaxspec.training.folder import BEST, Checkpoints, claim, identify, starting_state
 from jaxspec.training.logs import RunLog, plot_training
 from jaxspec.training.run_config import RunConfig, check_config
 from jaxspec.training.step import TrainState, Update, enter_stage, learning_rates, stage_ends, train_step, train_steps
@@ -98,8 +98,10 @@ class Trainer:
           Stopped: the caller asked to stop; a run with `resume` continues from there.
         """
         with claim(self.output, self._identity, self._resume), in_mesh(self.mesh):
-            self._open()
-            with self._log:
+            self._checkpoints = Checkpoints(self.output / "checkpoints", self.config.train.keep)
+            done, self._best = self._checkpoints.latest, self._best_so_far()
+            check_alike(json.dumps([self._best, done]).encode(), f"what {self.output} holds")
+            with RunLog(self.output, self.config.train.tensorboard, done) as self._log:
                 self._held_out, answers = prepare_answers(self.model, self.config.data, self._prompts)
                 self._data = TrainingData(answers, self.config.train)
                 self._frequent = frequent_tokens(answers, self.model.config.vocab_size)
@@ -109,14 +111,11 @@ class Trainer:
             plot_training(self.output / "log.jsonl", self.output / "training.png")
         return adapter
 
-    def _open(self) -> None:
-        """Open the log and the checkpoints of the run so far."""
-        self._checkpoints = Checkpoints(self.output / "checkpoints", self.config.train.keep)
-        best = self.output / BEST / "adapter.json"
-        held = read_json(best, ["tokens_per_step", "drafted_with"]) if best.exists() else {}
-        self._best = held["tokens_per_step"] if held.get("drafted_with") == self.config.tree else -1.0
-        check_alike(json.dumps([self._best, self._checkpoints.latest]).encode(), f"what {self.output} holds")
-        self._log = RunLog(self.output, self.config.train.tensorboard, self._checkpoints.latest)
+    def _best_so_far(self) -> float:
+        """Tokens per step of the best adapter so far with the run's tree; -1 without one."""
+        file = self.output / BEST / "adapter.json"
+        best = read_json(file, ["tokens_per_step", "drafted_with"]) if file.exists() else {}
+        return best["tokens_per_step"] if best.get("drafted_with") == self.config.tree else -1.0
 
     def _train(self) -> PyTree:
         """Do the remaining updates. Returns the weights to draft with."""
@@ -124,7 +123,7 @@ class Trainer:
         updates = [Update.of(*settings, stage, self.config.mesh.zero == 2) for stage in range(len(self._stage_ends))]
         step = self._checkpoints.latest
         update = updates[bisect.bisect_right(self._stage_ends, max(step - 1, 0))]  # of the state that was saved
-        state = begin(self._checkpoints, update, train.seed, self.base)
+        state = starting_state(self._checkpoints, update, train.seed, self.base)
         began, groups = time.monotonic(), 0
         with Progress("training", train.steps, "steps", done=step) as progress:
             while step < train.steps:
