@@ -27,8 +27,7 @@ from jaxspec.methods import HiddenTransfer
 from jaxspec.model.base import Base
 from jaxspec.model.rows import read_layers
 from jaxspec.progress import Progress
-from jaxspec.training.batches import insertion_points, make_batch
-from jaxspec.training.data import AnsweredPrompt
+from jaxspec.training.data import AnsweredPrompt, insertion_points, make_batch
 from jaxspec.trees import State, TreePlan, make_plan
 from jaxspec.tuning.latency import step_times
 from jaxspec.tuning.race import race

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.config import TextSource
-from jaxspec.training.configs import load_papers
+from jaxspec.training.run_config import load_papers
 
 UNLISTED = {
     "train.remat": "spends time to save memory, the weights stay the same",

@@ -25,7 +25,7 @@ from jaxspec.errors import UserError
 from jaxspec.files import read_json, write_json
 from jaxspec.machine import Stopwatch
 from jaxspec.progress import Progress
-from jaxspec.training.batches import TrainingData
+from jaxspec.training.data import TrainingData
 from jaxspec.training.evaluate import evaluate
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.step import Update, first_state, train_step

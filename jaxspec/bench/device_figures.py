@@ -24,8 +24,7 @@ from jaxspec.generation.generate import Generation, generate
 from jaxspec.generation.job import bucket, buffer_sizes, decoding_of
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
-from jaxspec.training.batches import make_batch
-from jaxspec.training.data import AnsweredPrompt
+from jaxspec.training.data import AnsweredPrompt, make_batch
 from jaxspec.training.examples import read_prompts
 from jaxspec.training.step import Update, first_state, train_step
 from jaxspec.tuning.latency import bare, step_times

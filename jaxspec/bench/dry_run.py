@@ -35,7 +35,7 @@ from jaxspec.parallel.sharding import (
     tree_shardings,
     with_shardings,
 )
-from jaxspec.training.checkpoints import state_shardings
+from jaxspec.training.folder import state_shardings
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.step import Update, first_state, pass_size, train_step
 from jaxspec.trees import TreePlan, from_paths

@@ -26,8 +26,8 @@ from jaxspec.generation.divergence import first_divergence
 from jaxspec.generation.generate import Generation, iterate, stream
 from jaxspec.generation.prompts import encode_prompts
 from jaxspec.parallel.chips import absent_mesh
-from jaxspec.training.configs import load_config
 from jaxspec.training.examples import read_prompts
+from jaxspec.training.run_config import load_config
 from jaxspec.weights.load import Model
 
 

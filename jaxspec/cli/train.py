@@ -16,11 +16,10 @@ from jaxspec.files import check_writable, local_folder
 from jaxspec.parallel.chips import absent_mesh
 from jaxspec.parallel.preemption import on_sigterm
 from jaxspec.parallel.processes import ProcessConfig, as_leader, is_leader, join_processes
-from jaxspec.training.configs import list_configs, load_config, split_config_name
 from jaxspec.training.evaluate import lost_distances
 from jaxspec.training.examples import check_files
 from jaxspec.training.folder import check_output
-from jaxspec.training.run_config import RunConfig, check_config, describe
+from jaxspec.training.run_config import RunConfig, check_config, describe, list_configs, load_config, split_config_name
 from jaxspec.training.trainer import Stopped, Trainer
 from jaxspec.weights.load import WEIGHT_DTYPES, check_dtype, load_model
 

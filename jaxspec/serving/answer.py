@@ -5,47 +5,38 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 
 import jax
 
 from jaxspec.decoding.scores import Scores
-from jaxspec.serving.request import Piece, Request, TokenScore
-from jaxspec.serving.slots import RequestState
+from jaxspec.serving.request import Finish, Piece, Request, TokenScore
 from jaxspec.serving.text import TextStream
-
-
-@dataclasses.dataclass
-class Times:
-    """Times at which an answer reached each stage, by `time.monotonic`; 0 for stages to come.
-
-    Attributes:
-      asked: it entered the queue.
-      read: reading of its prompt began.
-      decoded: its prompt was read, and it got a slot.
-    """
-
-    asked: float = dataclasses.field(default_factory=time.monotonic)
-    read: float = 0.0
-    decoded: float = 0.0
 
 
 class AnswerStream(AsyncIterator[Piece]):
     """The pieces of one answer, as they come; the last one gives the reason for the end.
 
+    Times are those of `time.monotonic`.
+
     Attributes:
       request: the request that it answers.
-      prompt_scores: scores of the prompt's tokens from the second on, where asked for; there with the first piece.
-      times: times of its stages.
-      cancelled: whether the client wants no more of it.
+      prompt_scores: log-probabilities of the prompt's tokens from the second on, if the request asks for them; set
+        before the first piece.
+      asked_at: time at which the request entered the queue.
+      read_at: time at which reading of the prompt began; None before.
+      decoded_at: time at which the prompt was read and decoding began; None before.
+      cancelled: whether the client has cancelled it.
     """
 
     def __init__(self, request: Request, decode: Callable[[list[int]], str], seconds: float):
         self.request = request
         self.prompt_scores: list[TokenScore] = []
-        self.times = Times()
+        self.asked_at = time.monotonic()
+        self.read_at: float | None = None
+        self.decoded_at: float | None = None
         self.cancelled = False
-        self._deadline = self.times.asked + seconds if seconds else float("inf")
+        self._deadline = self.asked_at + seconds if seconds else float("inf")
         self._text = TextStream(decode, request.stop)
         self._loop, self._pieces = asyncio.get_running_loop(), asyncio.Queue()
         self._ended = False
@@ -68,9 +59,9 @@ class AnswerStream(AsyncIterator[Piece]):
     # For the engine's thread
 
     @property
-    def late(self) -> bool:
-        """Whether its time limit is over."""
-        return time.monotonic() > self._deadline
+    def interruption(self) -> Finish | None:
+        """The reason to end it before its text does, if there is one."""
+        return "cancelled" if self.cancelled else "timeout" if time.monotonic() > self._deadline else None
 
     def put(self, piece: Piece | Exception) -> None:
         """Hand over a piece, or the error that ended the answer."""
@@ -79,27 +70,18 @@ class AnswerStream(AsyncIterator[Piece]):
         except RuntimeError:  # the client's event loop has ended
             self.cancelled = True
 
-    def extend(self, progress: RequestState, eos: Sequence[int]) -> Piece:
-        """The piece that has been added since the last one."""
-        stream, tokens = self._text, progress.tokens
-        known = len(stream.tokens)
-        text = stream.add(tokens[known:], progress.done)
-        new, finish, scores = slice(known, len(stream.tokens)), None, []
-        if stream.stopped is not None:
-            finish = "stop"
-        elif progress.done:
-            finish = "stop" if tokens and tokens[-1] in eos else "length"
-        if self.request.logprobs:
-            scores = token_scores(jax.tree.map(lambda x: x[new], progress.scores))
-        return Piece(
+    def extend(self, so_far: Piece, scores: Scores | None) -> Piece:
+        """The piece that extends the answer to the tokens `so_far`, with their scores, or to its first stop text."""
+        stream, before = self._text, len(self._text.tokens)
+        text = stream.add(so_far.tokens[before:], so_far.finish is not None)
+        new = slice(before, len(stream.tokens))
+        return dataclasses.replace(
+            so_far,
             text=text,
             tokens=stream.tokens[new],
-            drafted_by=progress.drafted_by[new],
-            scores=scores,
-            steps=progress.steps,
-            drafts=progress.drafts,
-            drafted=progress.drafted,
-            finish=finish,
+            drafted_by=so_far.drafted_by[new],
+            scores=token_scores(jax.tree.map(lambda x: x[new], scores)) if self.request.logprobs else [],
+            finish=so_far.finish if stream.stopped is None else "stop",
             stop=stream.stopped,
         )
 

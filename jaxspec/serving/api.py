@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,8 @@ def make_app(
         Route("/health", api.health),
         Route("/metrics", api.metrics_page),
         Route("/v1/models", api.guarded(api.models)),
-        Route("/v1/completions", api.guarded(api.completions), methods=["POST"]),
-        Route("/v1/chat/completions", api.guarded(api.chat_completions), methods=["POST"]),
+        Route("/v1/completions", api.guarded(functools.partial(api.answer, chat=False)), methods=["POST"]),
+        Route("/v1/chat/completions", api.guarded(functools.partial(api.answer, chat=True)), methods=["POST"]),
     ]
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_error})
 
@@ -69,7 +70,7 @@ class Api:
     """The handlers of one engine."""
 
     def __init__(self, engine: Engine, name: str, api_key: str, max_body_bytes: int):
-        self._engine, self._name, self._key, self._most_bytes = engine, name, api_key, max_body_bytes
+        self._engine, self._name, self._key, self._max_body_bytes = engine, name, api_key, max_body_bytes
         self._metrics, self._started = Metrics(engine, name), int(time.time())
 
     def guarded(self, handler: Handler) -> Handler:
@@ -109,15 +110,8 @@ class Api:
         length = {"max_model_len": self._engine.max_length, "method": self._engine.drafter.name}
         return JSONResponse({"object": "list", "data": [model | length]})
 
-    async def completions(self, request: Request) -> Response:
-        """Continue texts."""
-        return await self._answer(request, chat=False)
-
-    async def chat_completions(self, request: Request) -> Response:
-        """Answer a chat with its next message."""
-        return await self._answer(request, chat=True)
-
-    async def _answer(self, request: Request, chat: bool) -> Response:
+    async def answer(self, request: Request, chat: bool) -> Response:
+        """Continue texts, or answer a chat with its next message."""
         if self._engine.full:  # before anything is read
             raise _busy("too many requests are waiting already; try again later")
         began = time.monotonic()
@@ -127,31 +121,39 @@ class Api:
             raise ApiError(404, message, "model", "model_not_found")
         choices = await self._submit(asked)
         replies = Replies(asked, self._engine.drafter, self._name)
-
-        def log(status: int) -> None:
-            usage, piece = replies.usage(choices), choices[0].piece
-            _log.info(
-                "%s %d prompt %d new %d steps %d accepted %d %.2f s %s",
-                request.url.path,
-                status,
-                usage["prompt_tokens"],
-                usage["completion_tokens"],
-                usage["decoding_steps"],
-                usage["completion_tokens_details"]["accepted_prediction_tokens"],
-                time.monotonic() - began,
-                piece.finish or "aborted",
-            )
-
+        logged = self._logged(request.url.path, replies, choices, began)
         if asked.stream:
-            return StreamingResponse(self._events(asked, replies, choices, log), media_type="text/event-stream")
-        return await self._whole(request, replies, choices, log)
+            return StreamingResponse(self._events(asked, replies, choices, logged), media_type="text/event-stream")
+        with logged:
+            async for _ in self._merged(choices, request):
+                pass
+        return JSONResponse(replies.whole(choices))
+
+    @contextlib.contextmanager
+    def _logged(self, path: str, replies: Replies, choices: list[Choice], began: float) -> Iterator[None]:
+        """A block that answers a request, with a line in the log at its end."""
+        status = 499
+        try:
+            yield
+            status = 200
+        except ApiError as error:
+            status = error.status
+            raise
+        finally:
+            usage, seconds = replies.usage(choices), time.monotonic() - began
+            accepted = usage["completion_tokens_details"]["accepted_prediction_tokens"]
+            _log.info(
+                f"{path} {status} prompt {usage['prompt_tokens']} new {usage['completion_tokens']} "
+                f"steps {usage['decoding_steps']} accepted {accepted} {seconds:.2f} s "
+                f"{choices[0].whole.finish or 'aborted'}"
+            )
 
     async def _body(self, request: Request) -> bytes:
         body = b""
         async for part in request.stream():
             body += part
-            if len(body) > self._most_bytes:
-                raise ApiError(413, f"the body has more than {self._most_bytes} bytes", code="body_too_large")
+            if len(body) > self._max_body_bytes:
+                raise ApiError(413, f"the body has more than {self._max_body_bytes} bytes", code="body_too_large")
         return body
 
     async def _submit(self, asked: Asked) -> list[Choice]:
@@ -162,127 +164,106 @@ class Api:
         if wanted > most:
             raise ApiError(400, f"n answers to each prompt are {wanted}, and this server holds {most} at most", "n")
         try:
-            for prompt in asked.prompts:
-                ids = await asyncio.to_thread(self._encode, asked, prompt)
-                longest, text = asked.max_tokens, ""
-                if asked.echo:
-                    text = prompt if isinstance(prompt, str) else self._engine.model.decode(ids)
-                for i in range(asked.n):
-                    answer = self._engine.submit(
-                        ids,
-                        self._engine.max_length - len(ids) if longest is None else longest,
-                        sampling=asked.sampling,
-                        seed=seed + i,
-                        stop=asked.stop,
-                        drafting=asked.drafting,
-                        logprobs=asked.logprobs is not None,
-                        prompt_logprobs=asked.logprobs is not None and asked.echo,
-                    )
-                    choices.append(Choice(answer, text))
-        except BaseException as error:  # a request that is cancelled, too
-            for choice in choices:
-                choice.answer.cancel()
-            if isinstance(error, Busy):
-                raise _busy(str(error)) from None
-            if isinstance(error, Closed):
-                raise ApiError(503, str(error)) from None
-            if isinstance(error, UserError):
-                raise ApiError(400, str(error), "messages" if asked.chat else "prompt") from None
-            raise
+            with contextlib.ExitStack() as undo:
+                for prompt in asked.prompts:
+                    ids = await asyncio.to_thread(self._encode, asked, prompt)
+                    room, echo = self._engine.max_length - len(ids), ""
+                    if asked.echo:
+                        echo = prompt if isinstance(prompt, str) else self._engine.model.decode(ids)
+                    for i in range(asked.n):
+                        answer = self._engine.submit(
+                            ids,
+                            room if asked.max_tokens is None else asked.max_tokens,
+                            sampling=asked.sampling,
+                            seed=seed + i,
+                            stop=asked.stop,
+                            drafting=asked.drafting,
+                            logprobs=asked.logprobs is not None,
+                            prompt_logprobs=asked.logprobs is not None and asked.echo,
+                        )
+                        undo.callback(answer.cancel)
+                        choices.append(Choice(answer, echo))
+                undo.pop_all()
+        except Busy as error:
+            raise _busy(str(error)) from None
+        except Closed as error:
+            raise ApiError(503, str(error)) from None
+        except UserError as error:
+            raise ApiError(400, str(error), "messages" if asked.chat else "prompt") from None
         for choice in choices[:: asked.n]:
             self._metrics.prompt_tokens.inc(len(choice.answer.request.ids))
         return choices
 
     def _encode(self, asked: Asked, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt that leaves room for an answer."""
+        """Token ids of a prompt that leaves room for an answer. Raises UserError for one that is refused."""
         if asked.chat:
-            prompt = chat_ids(self._engine, prompt, asked.variables)
+            model = self._engine.model
+            template = own_template(model.tokenizer)
+            try:
+                prompt = model.encode_messages(prompt, template and with_variables(template, asked.variables))
+            except Exception as error:  # templates raise what they like, such as that roles must alternate
+                raise UserError(f"the model's chat template refuses these messages: {error}") from None
         return self._engine.encode(prompt, asked.max_tokens or 1, chat=False)
 
-    async def _whole(
-        self, request: Request, replies: Replies, choices: list[Choice], log: Callable[[int], None]
-    ) -> Response:
-        """The complete answer; cancelled when the client disconnects."""
-
-        async def collect() -> None:
-            async with contextlib.aclosing(self._merged(choices)) as merged:
-                async for _ in merged:
-                    pass
-
-        collecting = asyncio.ensure_future(collect())
-        leaving = asyncio.ensure_future(_left(request))
-        try:
-            await asyncio.wait({collecting, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not collecting.done():
-                raise ClientDisconnect
-            collecting.result()
-        except ApiError as error:
-            log(error.status)
-            raise
-        except ClientDisconnect:
-            log(499)
-            raise
-        finally:
-            for task in (collecting, leaving):
-                task.cancel()
-            await asyncio.gather(collecting, leaving, return_exceptions=True)
-        log(200)
-        return JSONResponse(replies.whole(choices))
-
     async def _events(
-        self, asked: Asked, replies: Replies, choices: list[Choice], log: Callable[[int], None]
+        self, asked: Asked, replies: Replies, choices: list[Choice], logged: contextlib.AbstractContextManager[None]
     ) -> AsyncIterator[str]:
         """Server-sent events."""
-        status = 499
         try:
-            for index, choice in enumerate(choices):
-                if opening := replies.opening(index, choice):
+            with logged:
+                for opening in replies.openings(len(choices)):
                     yield _event(opening)
-            async with contextlib.aclosing(self._merged(choices)) as merged:
-                async for index, piece in merged:
-                    yield _event(replies.chunk(index, choices[index], piece))
-            if asked.usage:
-                yield _event(replies.closing(choices))
-            status = 200
-            yield "data: [DONE]\n\n"
+                async with contextlib.aclosing(self._merged(choices)) as merged:
+                    async for index, piece in merged:
+                        yield _event(replies.chunk(index, choices[index], piece))
+                if asked.usage:
+                    yield _event(replies.closing(choices))
         except ApiError as error:
-            status = error.status
             yield _event(error.body())
-            yield "data: [DONE]\n\n"
-        finally:
-            log(status)
+        yield "data: [DONE]\n\n"
 
-    async def _merged(self, choices: list[Choice]) -> AsyncIterator[tuple[int, Piece]]:
-        """The pieces of all choices as they come. All are cancelled when it ends early."""
+    async def _merged(self, choices: list[Choice], request: Request | None = None) -> AsyncIterator[tuple[int, Piece]]:
+        """The pieces of all choices as they come, until the client of the request disconnects.
+
+        All choices are cancelled when it ends early.
+        """
         pieces: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
 
         async def pump(index: int, choice: Choice) -> None:
             try:
-                async with contextlib.aclosing(self._metrics.watch(choice.answer)) as watched:
-                    async for piece in watched:
-                        await pieces.put((index, piece))
+                async for piece in self._metrics.watch(choice.answer):
+                    pieces.put_nowait((index, piece))
             except Exception as error:
-                await pieces.put((index, error))
+                pieces.put_nowait((index, error))
 
-        pumps = [asyncio.ensure_future(pump(*item)) for item in enumerate(choices)]
+        async def watch_client() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            pieces.put_nowait((0, ClientDisconnect()))
+
+        tasks = [asyncio.ensure_future(pump(*item)) for item in enumerate(choices)]
+        if request is not None:
+            tasks.append(asyncio.ensure_future(watch_client()))
         try:
             unfinished = len(choices)
             while unfinished:
                 index, piece = await pieces.get()
+                if isinstance(piece, ClientDisconnect):
+                    raise piece
                 if isinstance(piece, Exception):
                     raise ApiError(500, f"the request failed in the engine: {type(piece).__name__}") from piece
                 if piece.finish == "timeout":
-                    raise ApiError(
-                        504, f"the answer took longer than {self._engine.limits.seconds:g} s", code="timeout"
-                    )
-                choices[index].add(piece)
+                    seconds = self._engine.limits.seconds
+                    raise ApiError(504, f"the answer took longer than {seconds:g} s", code="timeout")
+                choices[index].whole = choices[index].whole.followed_by(piece)
                 yield index, piece
                 unfinished -= piece.finish is not None
         finally:
-            for task, choice in zip(pumps, choices, strict=True):
+            for choice in choices:
+                choice.answer.cancel()
+            for task in tasks:
                 task.cancel()
-                choice.answer.cancel()  # by itself, for a task that has not begun yet
-            await asyncio.gather(*pumps, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _check_key(self, request: Request) -> None:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
@@ -294,30 +275,6 @@ class Api:
     def _refuse(self, request: Request, error: ApiError) -> Response:
         _log.info("%s %d %s", request.url.path, error.status, error.message)
         return JSONResponse(error.body(), error.status, error.headers)
-
-
-def chat_ids(engine: Engine, messages: list[dict[str, str]], variables: Mapping[str, Any]) -> list[int]:
-    """Token ids of a conversation; for a single message of the user those of `Model.encode`.
-
-    Args:
-      engine: the engine, whose model has the template.
-      messages: role and content of each.
-      variables: values of the template's variables.
-
-    Raises:
-      UserError: the template refuses the conversation.
-    """
-    template = own_template(engine.model.tokenizer)
-    try:
-        return engine.model.encode_messages(messages, with_variables(template, variables) if template else None)
-    except Exception as error:  # templates raise what they like, such as that roles must alternate
-        raise UserError(f"the model's chat template refuses these messages: {error}") from None
-
-
-async def _left(request: Request) -> None:
-    """Return once the client has disconnected."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _busy(message: str) -> ApiError:

@@ -20,55 +20,17 @@ from jaxspec.decoding.acceptance import Acceptance, Match
 from jaxspec.decoding.sampling import check_sampling
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.drafter import Drafter
-from jaxspec.errors import UserError, check_at_least
-from jaxspec.generation.job import bucket, cache_capacity
+from jaxspec.errors import UserError
 from jaxspec.generation.prompts import encode_prompts
+from jaxspec.parallel.sharding import in_mesh, mesh_of
 from jaxspec.serving.answer import AnswerStream, token_scores
 from jaxspec.serving.reader import PromptReader
-from jaxspec.serving.request import Busy, Closed, Finish, Piece, Request
+from jaxspec.serving.request import Busy, Closed, Limits, Piece, Request
 from jaxspec.serving.slots import Slots
 from jaxspec.weights.load import Model
 
-_LONGEST = 2048  # tokens of prompt and answer, unless asked for more
+_DEFAULT_MAX_LENGTH = 2048  # tokens of prompt and answer together
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """The limits of an engine, from which its memory is known at the start.
-
-    Attributes:
-      slots: requests decoded together.
-      queue: requests that may wait.
-      max_length: longest prompt and answer together, in tokens; 0: 2048, or the base's context where that is less.
-      prompt_chunk: tokens of a prompt to read between two chunks of steps.
-      steps_per_chunk: forward passes between two checks for finished requests.
-      top_logprobs: largest number of most probable tokens whose log-probabilities a client may ask for; -1: none, not
-        even that of the token itself.
-      prefixes: number of prefixes shared by prompts, such as system prompts, to keep; each takes the memory of a slot.
-      seconds: time limit of a request, waiting included; 0: no limit.
-    """
-
-    slots: int = 8
-    queue: int = 64
-    max_length: int = 0
-    prompt_chunk: int = 128
-    steps_per_chunk: int = 4
-    top_logprobs: int = 5
-    prefixes: int = 2
-    seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        least = {
-            "slots": 1,
-            "queue": 0,
-            "max_length": 0,
-            "prompt_chunk": 1,
-            "steps_per_chunk": 1,
-            "prefixes": 0,
-            "seconds": 0,
-        }
-        check_at_least(self, least | {"top_logprobs": -1})
 
 
 class Engine:
@@ -94,20 +56,17 @@ class Engine:
         self.drafter = load_drafter(method, model) if isinstance(method, str) else method
         self.model, self.limits = self.drafter.model, limits
         context = self.model.config.max_positions
-        self.max_length = limits.max_length or min(_LONGEST, context)
+        self.max_length = limits.max_length or min(_DEFAULT_MAX_LENGTH, context)
         if not 2 <= self.max_length <= context:
             raise UserError(f"max-length must be between 2 and the base's {context}, got {self.max_length}")
-        chunk = bucket(min(limits.prompt_chunk, self.max_length), 1)
-        depth = self.drafter.on_device.shape.depth
-        capacity = max(cache_capacity(self.max_length, depth), bucket(self.max_length, chunk, chunk))
-        best = None if limits.top_logprobs < 0 else min(limits.top_logprobs, self.model.config.vocab_size)
-        self._slots = Slots(
-            self.drafter, acceptance, limits.slots, capacity, self.max_length, chunk, best, limits.prefixes
-        )
+        self._mesh = mesh_of(self.model.params)
+        with in_mesh(self._mesh):
+            self._slots = Slots(self.drafter, acceptance, dataclasses.replace(limits, max_length=self.max_length))
         self._decode = _decoder(self.model)
         self._waiting: deque[AnswerStream] = deque()
-        self._running: dict[int, AnswerStream] = {}  # by the identity of their requests
-        self._read: tuple[AnswerStream, PromptReader | None] | None = None  # None: the reader is not made yet
+        self._reading: AnswerStream | None = None  # whose prompt is being read
+        self._reader: PromptReader | None = None  # of that prompt, from its first chunk on
+        self._running: dict[Request, AnswerStream] = {}
         self._wake, self._closing = threading.Condition(), False
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
@@ -120,11 +79,11 @@ class Engine:
     @property
     def running(self) -> int:
         """Number of running requests, including one whose prompt is being read."""
-        return len(self._running) + (self._read is not None)
+        return len(self._running) + (self._reading is not None)
 
     @property
     def full(self) -> bool:
-        """Whether a further request would be refused: as many wait as may, besides those for which slots are free."""
+        """Whether a further request would be refused: the queue and the free slots have no room for it."""
         return len(self._waiting) >= self.limits.queue + self.limits.slots - self.running
 
     @property
@@ -139,19 +98,15 @@ class Engine:
 
     def warm_up(self) -> None:
         """Compile everything that requests will need, before the first one."""
-        self._slots.warm_up()
+        with in_mesh(self._mesh):
+            self._slots.warm_up()
 
     def encode(self, prompt: str | Sequence[int], max_new_tokens: int, chat: bool = True) -> list[int]:
         """Token ids of a prompt; raises UserError for one that is empty or too long for its answer."""
         return encode_prompts(self.model, [prompt], max(max_new_tokens, 1), chat, self.max_length)[0]
 
     def submit(
-        self,
-        prompt: str | Sequence[int],
-        max_new_tokens: int = 128,
-        *,
-        chat: bool = True,
-        **settings: Any,
+        self, prompt: str | Sequence[int], max_new_tokens: int = 128, *, chat: bool = True, **settings: Any
     ) -> AnswerStream:
         """Ask for an answer, from a running event loop.
 
@@ -204,23 +159,24 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.close(float("inf") if kind is None else 0)
 
-    # The thread
+    # The engine's thread
 
     def _all(self) -> list[AnswerStream]:
-        reading = [self._read[0]] if self._read else []
+        reading = [self._reading] if self._reading else []
         return [*self._waiting, *reading, *self._running.values()]
 
     def _work(self) -> None:
         try:
-            while self._wait():
-                self._turn()
+            with in_mesh(self._mesh):
+                while self._wait():
+                    self._turn()
         except Exception as error:  # the engine is broken: no client shall wait for it
             _log.exception("the engine ends")
             with self._wake:
                 self._closing = True
                 for answer in self._all():
                     answer.put(error)
-                self._waiting, self._read, self._running = deque(), None, {}
+                self._waiting, self._reading, self._running = deque(), None, {}
 
     def _wait(self) -> bool:
         """Wait until there is work. Returns False where there will be none."""
@@ -232,8 +188,8 @@ class Engine:
     def _turn(self) -> None:
         """Read a chunk of a prompt, and decode a few steps."""
         try:
-            self._drop_unwanted()
-            if self._read_on():
+            self._drop_interrupted()
+            if self._read_chunk():
                 self._hand_out()
             if self._running:
                 self._slots.advance(self.limits.steps_per_chunk)
@@ -246,73 +202,68 @@ class Engine:
                 self._running = {}
             self._slots.clear()
 
-    def _drop_unwanted(self) -> None:
+    def _drop_interrupted(self) -> None:
         """End answers that were cancelled or took too long."""
-        leaving = []
+        ended = []
         with self._wake:
             for answer in self._all():
-                finish: Finish | None = "cancelled" if answer.cancelled else "timeout" if answer.late else None
-                if finish:
-                    leaving.append(answer.request)
+                if finish := answer.interruption:
                     answer.put(Piece(finish=finish))
-            gone = {id(request) for request in leaving}
-            self._waiting = deque(answer for answer in self._waiting if id(answer.request) not in gone)
-            if self._read and id(self._read[0].request) in gone:
-                self._read = None
-        self._leave(leaving)
+                    ended.append(answer)
+            self._waiting = deque(answer for answer in self._waiting if answer not in ended)
+            if self._reading in ended:
+                self._reading = None
+        self._release(ended)
 
-    def _leave(self, requests: Sequence[Request]) -> None:
-        """Free the slots of these requests."""
+    def _release(self, ended: Sequence[AnswerStream]) -> None:
+        """Free the slots of answers that have ended."""
         with self._wake:
-            for request in requests:
-                self._running.pop(id(request), None)
-        self._slots.release(requests)
+            for answer in ended:
+                self._running.pop(answer.request, None)
+        self._slots.release([answer.request for answer in ended])
 
-    def _read_on(self) -> bool:
+    def _read_chunk(self) -> bool:
         """Read a chunk of a prompt. Returns True after the last one: the request has a slot and its first token."""
-        if self._read is None and self._waiting and self._slots.free:
+        if self._reading is None and self._waiting and self._slots.free:
             with self._wake:
-                self._read = (self._waiting.popleft(), None)
-            self._read[0].times.read = time.monotonic()
-        if self._read is None:
+                self._reading, self._reader = self._waiting.popleft(), None
+            self._reading.read_at = time.monotonic()
+        if (answer := self._reading) is None:
             return False
-        answer, reader = self._read
         try:
-            reader = reader or self._slots.reader(answer.request)
-            self._slots.read_on(reader)
-            if reader.finished:
-                answer.prompt_scores = [score for part in reader.scores for score in token_scores(part)]
+            self._reader = self._reader or self._slots.reader(answer.request)
+            self._reader.read_chunk()
+            if not self._reader.finished:
+                return False
+            answer.prompt_scores = [score for part in self._reader.scores for score in token_scores(part)]
         except Exception as error:  # of this prompt alone
             _log.exception("a prompt could not be read")
             answer.put(error)
-            self._read = None
-            return False
-        if not reader.finished:
-            self._read = (answer, reader)
+            self._reading = None
             return False
         with self._wake:  # the answer must always be in one of the two
-            self._read, self._running[id(answer.request)] = None, answer
-        self._slots.place(answer.request, reader)
-        answer.times.decoded = time.monotonic()
+            self._reading, self._running[answer.request] = None, answer
+        self._slots.place(answer.request, self._reader)
+        answer.decoded_at = time.monotonic()
         return True
 
     def _hand_out(self) -> None:
         """Give every answer its new tokens, and free the slots of those that end."""
-        leaving = []
-        for request, progress in self._slots.progress():
-            answer = self._running[id(request)]
+        ended = []
+        for request, so_far, scores in self._slots.progress():
+            answer = self._running[request]
             try:
-                piece = answer.extend(progress, self.model.eos)
-                if piece.tokens or piece.finish:
-                    answer.put(piece)
-                ends = piece.finish is not None
+                piece = answer.extend(so_far, scores)
             except Exception as error:  # of this answer alone
                 _log.exception("a request failed")
                 answer.put(error)
-                ends = True
-            if ends:
-                leaving.append(request)
-        self._leave(leaving)
+                ended.append(answer)
+                continue
+            if piece.tokens or piece.finish:
+                answer.put(piece)
+            if piece.finish:
+                ended.append(answer)
+        self._release(ended)
 
 
 def _decoder(model: Model) -> Callable[[list[int]], str]:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from jaxspec.serving.answer import AnswerStream
 from jaxspec.serving.engine import Engine
-from jaxspec.serving.request import Finish, Piece
+from jaxspec.serving.request import Piece
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -30,8 +30,8 @@ class Metrics:
             ("num_requests_waiting", "Requests in the queue.", lambda: engine.waiting),
             ("kv_cache_usage_perc", "Share of the slots in use.", lambda: engine.running / engine.limits.slots),
         ):
-            labels = {"documentation": what, "labelnames": ["model_name"], "registry": self._registry}
-            Gauge(f"vllm:{name}", **labels).labels(model).set_function(value)
+            gauge = Gauge(f"vllm:{name}", what, ["model_name"], registry=self._registry)
+            gauge.labels(model).set_function(value)
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens of answers.")
         self._drafts = self._counter("spec_decode_num_drafts", "Steps that had a candidate.")
@@ -53,43 +53,37 @@ class Metrics:
         return generate_latest(self._registry)
 
     async def watch(self, answer: AnswerStream) -> AsyncIterator[Piece]:
-        """Pass on the pieces of an answer, and count them. A consumer that stops early cancels the answer."""
-        last, drafted_by, counted, finish = answer.times.asked, [], Piece(), None
-        first = True
+        """Pass on the pieces of an answer, and count them."""
+        whole, last = Piece(), answer.asked_at
         try:
             async for piece in answer:
-                now, finish = time.monotonic(), piece.finish
-                counted = piece if piece.steps else counted
+                now = time.monotonic()
                 if piece.tokens:
-                    self._count(piece, now - last, first)
-                    first, last = False, now
-                    drafted_by += piece.drafted_by
+                    self.generation_tokens.inc(len(piece.tokens))
+                    if not whole.tokens:
+                        self._first.observe(now - last)
+                    else:
+                        for _ in piece.tokens:
+                            self._between.observe((now - last) / len(piece.tokens))
+                    last = now
+                whole = whole.followed_by(piece)
                 yield piece
         finally:
-            answer.cancel()
-            self._end(answer, counted, finish, drafted_by)
+            self._end(answer, whole)
 
-    def _count(self, piece: Piece, seconds: float, first: bool) -> None:
-        self.generation_tokens.inc(len(piece.tokens))
-        if first:
-            self._first.observe(seconds)
-        else:
-            for _ in piece.tokens:
-                self._between.observe(seconds / len(piece.tokens))
-
-    def _end(self, answer: AnswerStream, piece: Piece, finish: Finish | None, drafted_by: list[int]) -> None:
-        now, times = time.monotonic(), answer.times
-        reason = finish if finish in ("stop", "length") else "abort"
+    def _end(self, answer: AnswerStream, whole: Piece) -> None:
+        now = time.monotonic()
+        reason = whole.finish if whole.finish in ("stop", "length") else "abort"
         self._success.labels(self._model, reason).inc()
-        self._whole.observe(now - times.asked)
-        if times.decoded:
-            self._queue.observe(times.read - times.asked)
-            self._prefill.observe(times.decoded - times.read)
-            self._decode.observe(now - times.decoded)
-        self._drafts.inc(piece.drafts)
-        self._draft_tokens.inc(piece.drafted)
+        self._whole.observe(now - answer.asked_at)
+        if answer.decoded_at:
+            self._queue.observe(answer.read_at - answer.asked_at)
+            self._prefill.observe(answer.decoded_at - answer.read_at)
+            self._decode.observe(now - answer.decoded_at)
+        self._drafts.inc(whole.drafts)
+        self._draft_tokens.inc(whole.drafted)
         depth = 0
-        for sources in drafted_by:
+        for sources in whole.drafted_by:
             depth = depth + 1 if sources else 0
             if depth:
                 self._accepted.inc()

@@ -35,6 +35,7 @@ _NEUTRAL = {
 }
 
 
+@dataclasses.dataclass(eq=False)
 class ApiError(Exception):
     """An error for the client.
 
@@ -46,16 +47,11 @@ class ApiError(Exception):
       headers: headers of the response.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ):
-        super().__init__(message)
-        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] | None = None
 
     def body(self) -> dict[str, Any]:
         """The JSON object of an error."""
@@ -115,17 +111,13 @@ def parse(body: bytes, chat: bool, best: int) -> Asked:
       ApiError: the body is not JSON, or a field is unknown or makes no sense.
     """
     fields = Fields(_read_json(body), _CHAT if chat else _COMPLETION)
-    streams = fields.flag("stream")
-    logprobs = _logprobs(fields, chat, best)
-    longest = fields.integer("max_tokens", None if chat else 16, 0)
-    if chat:
-        longest = fields.integer("max_completion_tokens", longest, 0)
+    max_tokens = fields.integer("max_tokens", None if chat else 16, 0)
     return Asked(
         chat=chat,
-        model=fields.text("model"),
+        model=fields.take("model", str, "a string"),
         prompts=[_messages(fields)] if chat else _prompts(fields),
         variables=_template_variables(fields),
-        max_tokens=longest,
+        max_tokens=fields.integer("max_completion_tokens", max_tokens, 0),
         sampling=SamplingConfig(
             temperature=fields.number("temperature", 1.0, 0, 1e6),
             top_k=max(fields.integer("top_k", 0, -1), 0),  # -1 is off for users of other engines
@@ -135,10 +127,10 @@ def parse(body: bytes, chat: bool, best: int) -> Asked:
         seed=fields.integer("seed", None, -(2**63), 2**64 - 1),
         stop=_stop(fields),
         n=fields.integer("n", 1, 1, _MOST_CHOICES),
-        stream=streams,
-        usage=_usage(fields, streams),
-        logprobs=logprobs,
-        echo=not chat and fields.flag("echo"),
+        stream=fields.flag("stream"),
+        usage=_usage(fields),
+        logprobs=_logprobs(fields, chat, best),
+        echo=fields.flag("echo"),
         drafting=fields.flag("drafting", True),
         sources=fields.flag("sources"),
     )
@@ -173,10 +165,6 @@ class Fields:
     def flag(self, name: str, default: bool = False) -> bool:
         """True or false."""
         return self.take(name, bool, "true or false", default)
-
-    def text(self, name: str) -> str | None:
-        """A string."""
-        return self.take(name, str, "a string")
 
     def integer(self, name: str, default: int | None, least: int, most: int = 2**31 - 1) -> int | None:
         """A whole number within bounds."""
@@ -214,14 +202,12 @@ def _read_json(body: bytes) -> dict[str, Any]:
 
 def _logprobs(fields: Fields, chat: bool, best: int) -> int | None:
     """The number of most probable tokens to return."""
-    if chat:
-        wanted, name = fields.flag("logprobs"), "top_logprobs"
-        count = fields.integer("top_logprobs", 0, 0)
-        if count and not wanted:
+    name = "top_logprobs" if chat else "logprobs"
+    count = fields.integer(name, 0 if chat else None, 0)
+    if chat and not fields.flag("logprobs"):
+        if count:
             raise ApiError(400, "top_logprobs needs logprobs to be true", name)
-        count = count if wanted else None
-    else:
-        count, name = fields.integer("logprobs", None, 0), "logprobs"
+        count = None
     if count is not None and count > best:
         allowed = f"at most {best}" if best >= 0 else "not available"
         raise ApiError(400, f"{name} is {allowed} on this server, got {count}; see --top-logprobs", name)
@@ -236,11 +222,11 @@ def _stop(fields: Fields) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _usage(fields: Fields, streams: bool) -> bool:
+def _usage(fields: Fields) -> bool:
     options = fields.take("stream_options", dict, "an object")
     if options is None:
         return False
-    if not streams:
+    if not fields.flag("stream"):
         raise ApiError(400, "stream_options needs stream to be true", "stream_options")
     known = {"include_usage", "include_obfuscation"}  # the latter only pads what is sent
     for name in options.keys() - known:

@@ -1,49 +1,91 @@
-"""Reads one request's prompt, chunk by chunk."""
+"""Reads prompts chunk by chunk. Prefixes that prompts share, such as system prompts, are read once."""
 
 from __future__ import annotations
 
 import functools
+import itertools
+from collections import deque
+from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoding.method import ReadChunk
-from jaxspec.decoding.prompt import read, start
+from jaxspec.decoding.prompt import Reading, read, start
 from jaxspec.decoding.scores import Scores, score
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.generation.prompts import pad_tokens
 from jaxspec.model.base import Base
-from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.request import Request
+
+_RECENT = 16  # prompts whose token ids are kept, to find the prefixes that they share
+
+
+class Prefixes:
+    """Store of readings of prefixes that two recent prompts had in common, in whole chunks: rounding is the same.
+
+    Args:
+      count: number of readings to keep; each is as large as a slot.
+      width: W, tokens of a chunk.
+    """
+
+    def __init__(self, count: int, width: int):
+        self.count, self.width = count, width
+        self._prompts: deque[Sequence[int]] = deque(maxlen=_RECENT)
+        self._readings: dict[tuple[int, ...], Reading] = {}  # by their tokens, the most recently used last
+
+    def find(self, ids: Sequence[int]) -> tuple[int, Reading | None]:
+        """The length of the longest stored prefix of a prompt, and a copy of its reading; 0 and None without one."""
+        shorter = (prefix for prefix in self._readings if len(prefix) < len(ids))
+        matches = [prefix for prefix in shorter if prefix == tuple(ids[: len(prefix)])]
+        if not matches:
+            return 0, None
+        longest = max(matches, key=len)
+        self._readings[longest] = self._readings.pop(longest)
+        return len(longest), jax.tree.map(jnp.copy, self._readings[longest])
+
+    def shared(self, ids: Sequence[int]) -> int:
+        """Number of tokens, in whole chunks, that a prompt shares with a recent one. Adds it to the recent prompts."""
+        most = max((_common_length(ids, other) for other in self._prompts), default=0)
+        self._prompts.append(ids)
+        return min(most, len(ids) - 1) // self.width * self.width
+
+    def keep(self, ids: Sequence[int], reading: Reading) -> None:
+        """Store a copy of the reading of these tokens, in place of the least recently used one."""
+        if not self.count or tuple(ids) in self._readings:
+            return
+        while len(self._readings) >= self.count:
+            del self._readings[next(iter(self._readings))]
+        self._readings[tuple(ids)] = jax.tree.map(jnp.copy, reading)
+
+
+def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 class PromptReader:
-    """Reads one request's prompt into a row of its own.
+    """Reader of one request's prompt, into a row of its own.
 
     Args:
-      base: in the form that is fastest for a chunk's rows.
-      decoding: of one row, with the request's settings.
-      request: whose prompt.
-      width: tokens of a chunk.
-      capacity: slots of the cache.
-      best: K, scores to keep; None where there is no room for any.
-      prefixes: what need not be read again.
+      base: the base, in the form that is fastest for a chunk's rows.
+      decoding: constants of decoding one row, with the request's settings.
+      request: the request.
+      capacity: S, slots of the cache.
+      best: K, number of most probable tokens whose scores the state keeps; None keeps no scores.
+      prefixes: store of the prefixes that need not be read again.
+
+    Attributes:
+      scores: scores of the prompt's tokens from the second on, one entry per chunk, if the request asks for them.
     """
 
     def __init__(
-        self,
-        base: Base,
-        decoding: Decoding,
-        request: Request,
-        width: int,
-        capacity: int,
-        best: int | None,
-        prefixes: Prefixes,
+        self, base: Base, decoding: Decoding, request: Request, capacity: int, best: int | None, prefixes: Prefixes
     ):
-        self._base, self._decoding, self._request, self._width, self._best = base, decoding, request, width, best
+        self._base, self._decoding, self._request, self._capacity, self._best = base, decoding, request, capacity, best
         self._seeds = np.array([request.seed % 2**32], np.uint32)
-        self._capacity, self._prefixes, self._shared = capacity, prefixes, prefixes.shared(request.ids)
-        # Of what is not read again there are no log-probabilities.
+        self._prefixes, self._shared = prefixes, prefixes.shared(request.ids)
+        # A stored reading has no log-probabilities.
         self._next, self._reading = (0, None) if request.prompt_logprobs else prefixes.find(request.ids)
         self.scores: list[Scores] = []
 
@@ -52,9 +94,9 @@ class PromptReader:
         """Whether the whole prompt was read."""
         return self._next >= len(self._request.ids)
 
-    def read_on(self) -> None:
+    def read_chunk(self) -> None:
         """Read the next chunk."""
-        ids, begin, W = self._request.ids, self._next, self._width
+        ids, begin, W = self._request.ids, self._next, self._prefixes.width
         self._next = min(begin + W, len(ids))
         chunk = (*pad_tokens([ids[begin : self._next]], W), self._seeds)
         self._reading = read(self._base, self._decoding, self._reading, *chunk, capacity=self._capacity)
@@ -66,7 +108,7 @@ class PromptReader:
             self.scores.append(jax.tree.map(lambda x: x[0, : len(following)], jax.device_get(scores)))
 
     def state(self, width: int) -> DecodeState:
-        """What decoding begins with; the reader has nothing any more."""
+        """The state after the prompt, with room for `width` tokens. It takes over the buffers of the reading."""
         limits, reading = np.array([self._request.max_new_tokens], np.int32), self._reading
         rows = (reading.memory, reading.last, limits, self._seeds)
         return start(self._base, self._decoding, *rows, width=width, best=self._best)
@@ -74,5 +116,5 @@ class PromptReader:
 
 @functools.partial(jax.jit, static_argnames=("best",))
 def _scores(base: Base, chunk: ReadChunk, following: jax.Array, *, best: int) -> Scores:
-    """Scores of the tokens after each of a chunk [1, W]."""
+    """Scores of the tokens [1, W] int32 that follow those of a chunk [1, W]."""
     return score(base.logits(chunk.hidden), following, best)

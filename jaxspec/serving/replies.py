@@ -24,30 +24,16 @@ class Choice:
     Attributes:
       answer: the stream of its pieces.
       prompt: the prompt's text, where it is echoed.
-      text: text of the answer.
-      tokens: tokens of the answer.
-      drafted_by: per token, as in `Piece`.
-      scores: per token, where log-probabilities were asked for.
-      piece: the last piece.
+      whole: all its pieces, joined.
       offset: character offset of the next token's text, for log-probabilities.
+      parts: text of the tokens whose sources were returned.
     """
 
     answer: AnswerStream
     prompt: str = ""
-    text: str = ""
-    tokens: list[int] = dataclasses.field(default_factory=list)
-    drafted_by: list[int] = dataclasses.field(default_factory=list)
-    scores: list[TokenScore] = dataclasses.field(default_factory=list)
-    piece: Piece = Piece()
+    whole: Piece = Piece()
     offset: int = 0
-
-    def add(self, piece: Piece) -> None:
-        """Add a piece."""
-        self.text += piece.text
-        self.tokens += piece.tokens
-        self.drafted_by += piece.drafted_by
-        self.scores += piece.scores
-        self.piece = piece
+    parts: TextStream | None = None
 
 
 class Replies:
@@ -61,87 +47,72 @@ class Replies:
 
     def __init__(self, asked: Asked, drafter: Drafter, model: str):
         self._asked, self._drafter, self._model = asked, drafter, model
-        self._tokenizer = drafter.model.tokenizer
-        self.id = f"{'chatcmpl' if asked.chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self._id = f"{'chatcmpl' if asked.chat else 'cmpl'}-{uuid.uuid4().hex}"
         self._created = int(time.time())
-        self._streams: dict[int, TextStream] = {}
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The complete answer."""
-        made = [self._choice(i, choice) for i, choice in enumerate(choices)]
-        kind = "chat.completion" if self._asked.chat else "text_completion"
-        return self._object(kind, made) | {"usage": self.usage(choices)}
+        message = {"role": "assistant", "refusal": None}
+        made = [self._choice(i, choice, choice.whole, "message", message) for i, choice in enumerate(choices)]
+        return self._object(made, "chat.completion") | {"usage": self.usage(choices)}
 
-    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        text = choice.prompt + choice.text
-        if self._asked.chat:
-            content: dict[str, Any] = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        else:
-            content = {"text": text}
-        made = {"index": index} | content | self._end(choice.piece)
-        made["logprobs"] = self._logprobs(choice, choice.tokens, choice.scores, first=True)
-        return made | self._sources(index, choice, choice.tokens, choice.drafted_by)
-
-    def opening(self, index: int, choice: Choice) -> dict[str, Any] | None:
-        """The chunk before the first token, where there is one."""
-        if self._asked.chat:
-            return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}})
-        return None
+    def openings(self, count: int) -> list[dict[str, Any]]:
+        """The chunks before the first tokens of so many answers, where there are any."""
+        start = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None, "logprobs": None}
+        return [self._object([{"index": i} | start]) for i in range(count if self._asked.chat else 0)]
 
     def chunk(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
         """The chunk for a piece."""
-        first = len(choice.tokens) == len(piece.tokens)
-        text = (choice.prompt if first else "") + piece.text
-        content: dict[str, Any] = {"delta": {"content": text}} if self._asked.chat else {"text": text}
-        made = {"index": index} | content | self._end(piece)
-        made["logprobs"] = self._logprobs(choice, piece.tokens, piece.scores, first)
-        return self._chunk(made | self._sources(index, choice, piece.tokens, piece.drafted_by))
+        return self._object([self._choice(index, choice, piece, "delta", {})])
 
     def closing(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The last chunk, with the numbers of tokens used."""
-        return self._object(self._kind_of_chunk, []) | {"usage": self.usage(choices)}
+        return self._object([]) | {"usage": self.usage(choices)}
 
     def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Numbers of tokens, counting each prompt once."""
         prompt = sum(len(choice.answer.request.ids) for choice in choices[:: self._asked.n])
-        completion = sum(len(choice.tokens) for choice in choices)
-        accepted = sum(sources > 0 for choice in choices for sources in choice.drafted_by)
-        drafted = sum(choice.piece.drafted for choice in choices)
+        completion = sum(len(choice.whole.tokens) for choice in choices)
+        accepted = sum(sources > 0 for choice in choices for sources in choice.whole.drafted_by)
+        drafted = sum(choice.whole.drafted for choice in choices)
         details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "completion_tokens_details": details,
-            "decoding_steps": sum(choice.piece.steps for choice in choices),
+            "decoding_steps": sum(choice.whole.steps for choice in choices),
             "drafted_tokens": drafted,
         }
 
-    @property
-    def _kind_of_chunk(self) -> str:
-        return "chat.completion.chunk" if self._asked.chat else "text_completion"
+    def _object(self, choices: list[dict[str, Any]], chat_kind: str = "chat.completion.chunk") -> dict[str, Any]:
+        kind = chat_kind if self._asked.chat else "text_completion"
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
 
-    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
+    def _choice(self, index: int, choice: Choice, piece: Piece, key: str, message: dict[str, Any]) -> dict[str, Any]:
+        """A piece of an answer, which may be the whole one; the first piece follows the prompt where it is echoed."""
+        first = len(choice.whole.tokens) == len(piece.tokens)
+        text = (choice.prompt if first else "") + piece.text
+        made = {"index": index} | ({key: message | {"content": text}} if self._asked.chat else {"text": text})
+        made |= {"finish_reason": piece.finish, "logprobs": self._logprobs(choice, piece, first)}
+        if piece.finish:
+            made["stop_reason"] = piece.stop
+        if self._asked.sources:
+            made["parts"] = self._parts(choice, piece)
+        return made
 
-    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return self._object(self._kind_of_chunk, [{"finish_reason": None, "logprobs": None} | choice])
-
-    def _end(self, piece: Piece) -> dict[str, Any]:
-        return {"finish_reason": piece.finish} | ({"stop_reason": piece.stop} if piece.finish else {})
-
-    def _logprobs(self, choice: Choice, tokens: list[int], scores: list[TokenScore], first: bool) -> Any:
-        """Log-probabilities of some tokens, after the prompt's where it is echoed."""
+    def _logprobs(self, choice: Choice, piece: Piece, first: bool) -> Any:
+        """Log-probabilities of a piece's tokens, after the prompt's where it is echoed."""
         if self._asked.logprobs is None:
             return None
+        tokens, scores = piece.tokens, piece.scores
         if self._asked.chat:
             each = zip(tokens, scores, strict=True)
             return {"content": [self._scored(token, score) for token, score in each], "refusal": None}
-        whole: list[TokenScore | None] = list(scores)
         if first and choice.prompt:
             ids = choice.answer.request.ids
-            tokens, whole = ids + tokens, [None, *choice.answer.prompt_scores, *scores]
-        return self._listed(choice, tokens, whole)
+            tokens, scores = ids + tokens, [None, *choice.answer.prompt_scores, *scores]
+        return self._listed(choice, tokens, scores)
 
     def _scored(self, token: int, score: TokenScore) -> dict[str, Any]:
         best = [self._token(one, logprob) for one, logprob in score.best[: self._asked.logprobs]]
@@ -163,20 +134,17 @@ class Replies:
         return {"tokens": texts, "token_logprobs": own, "top_logprobs": best, "text_offset": offsets}
 
     def _text(self, token: int) -> str:
-        return self._tokenizer.decode([token])
+        return self._drafter.model.tokenizer.decode([token])
 
-    def _sources(self, index: int, choice: Choice, tokens: list[int], drafted_by: list[int]) -> dict[str, Any]:
-        """The source of each part of the text: the base, a trained method, or a lookup."""
-        if not self._asked.sources:
-            return {}
+    def _parts(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
+        """The text of each token of a piece, and its source: the base, a trained method, or a lookup."""
         sources = [source for source in self._drafter.sources if source.facts.distances]
-        if index not in self._streams:
-            self._streams[index] = TextStream(self._drafter.model.decode, self._asked.stop)
-        stream, parts = self._streams[index], []
-        for number, (token, by) in enumerate(zip(tokens, drafted_by, strict=True), 1):
-            text = stream.add([token], choice.piece.finish is not None and number == len(tokens))
-            offered = [source for bit, source in enumerate(sources) if by >> bit & 1]
+        choice.parts = choice.parts or TextStream(self._drafter.model.decode, self._asked.stop)
+        parts = []
+        for number, (token, mask) in enumerate(zip(piece.tokens, piece.drafted_by, strict=True), 1):
+            text = choice.parts.add([token], piece.finish is not None and number == len(piece.tokens))
+            offered = [source for bit, source in enumerate(sources) if mask >> bit & 1]
             learnt = any(source.facts.trained for source in offered)
             kind = "learnt" if learnt else "lookup" if offered else "base"
             parts.append({"text": text, "kind": kind, "methods": [source.method.name for source in offered]})
-        return {"parts": parts}
+        return parts

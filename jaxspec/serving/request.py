@@ -1,4 +1,4 @@
-"""Requests to an engine, and the pieces of its answers."""
+"""Limits of an engine, requests to it, and the pieces of its answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from jaxspec.config import SamplingConfig
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, check_at_least
 
 Finish = Literal["stop", "length", "cancelled", "timeout"]
 
@@ -21,18 +21,49 @@ class Closed(UserError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
-    """One prompt and how to answer it.
+class Limits:
+    """The limits of an engine, from which its memory is known at the start.
 
     Attributes:
-      ids: of the prompt.
+      slots: requests decoded together.
+      queue: requests that may wait.
+      max_length: longest prompt and answer together, in tokens; 0: 2048, or the base's context where that is less.
+      prompt_chunk: tokens of a prompt to read between two chunks of steps.
+      steps_per_chunk: forward passes between two checks for finished requests.
+      top_logprobs: largest number of most probable tokens whose log-probabilities a client may ask for; -1: none, not
+        even that of the token itself.
+      prefixes: number of prefixes shared by prompts, such as system prompts, to keep; each takes the memory of a slot.
+      seconds: time limit of a request, waiting included; 0: no limit.
+    """
+
+    slots: int = 8
+    queue: int = 64
+    max_length: int = 0
+    prompt_chunk: int = 128
+    steps_per_chunk: int = 4
+    top_logprobs: int = 5
+    prefixes: int = 2
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        least = dict.fromkeys(("slots", "prompt_chunk", "steps_per_chunk"), 1)
+        least |= dict.fromkeys(("queue", "max_length", "prefixes", "seconds"), 0)
+        check_at_least(self, least | {"top_logprobs": -1})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Request:
+    """One prompt and how to answer it. Two requests are never equal, whatever they ask for.
+
+    Attributes:
+      ids: token ids of the prompt.
       max_new_tokens: stop there, or at an end-of-text token.
       sampling: how tokens are drawn; greedy by default.
       seed: with sampling, decides the text.
       stop: texts that end the answer, and are cut off.
       drafting: whether to draft; the text is the same.
-      logprobs: whether to tell the tokens' log-probabilities.
-      prompt_logprobs: whether to tell the prompt's, too: `AnswerStream.prompt_scores`, there with the first piece.
+      logprobs: whether to return the log-probabilities of the answer's tokens.
+      prompt_logprobs: whether to return those of the prompt's, as `AnswerStream.prompt_scores`.
     """
 
     ids: list[int]
@@ -51,7 +82,7 @@ class TokenScore:
 
     Attributes:
       logprob: log-probability of the token there.
-      best: the most probable tokens there with their log-probabilities, falling.
+      best: the most probable tokens there with their log-probabilities, the highest first.
     """
 
     logprob: float
@@ -66,12 +97,12 @@ class Piece:
       text: new text. It may lag behind the tokens: the possible start of a stop text, or an incomplete character, is
         held back.
       tokens: new tokens, an end-of-text token included; none beyond a stop text.
-      drafted_by: per token, the sources that offered it, a bit each; 0 where the base drew it.
-      scores: per token, where log-probabilities were asked for.
+      drafted_by: bit mask per token, of the sources that offered it; 0 where the base drew it.
+      scores: log-probabilities per token, if the request asks for them.
       steps: forward passes so far.
       drafts: steps so far that had a candidate.
       drafted: candidates verified so far, in all steps.
-      finish: why the answer ends here: `stop` at an end-of-text token or a stop text, `length`, `cancelled` or
+      finish: reason why the answer ends here: `stop` at an end-of-text token or a stop text, `length`, `cancelled` or
         `timeout`; None where it goes on.
       stop: the stop text that ended it.
     """
@@ -85,3 +116,17 @@ class Piece:
     drafted: int = 0
     finish: Finish | None = None
     stop: str | None = None
+
+    def followed_by(self, new: Piece) -> Piece:
+        """This piece and the next one, joined."""
+        return Piece(
+            text=self.text + new.text,
+            tokens=self.tokens + new.tokens,
+            drafted_by=self.drafted_by + new.drafted_by,
+            scores=self.scores + new.scores,
+            steps=max(self.steps, new.steps),  # a piece that only says `cancelled` or `timeout` counts none
+            drafts=max(self.drafts, new.drafts),
+            drafted=max(self.drafted, new.drafted),
+            finish=new.finish,
+            stop=new.stop,
+        )

@@ -27,8 +27,7 @@ def fit(tried: np.ndarray, right: np.ndarray, otherwise: Sequence[Sequence[float
       right: [M, X], how many of them were right.
       otherwise: [M][2], values for distances with too few candidates; default 1 and 0.
     """
-    known = otherwise or [IDENTITY] * len(tried)
-    return [_fit(*counts) for counts in zip(tried, right, known, strict=True)]
+    return [_fit(*counts) for counts in zip(tried, right, otherwise or [IDENTITY] * len(tried), strict=True)]
 
 
 def _fit(tried: np.ndarray, right: np.ndarray, otherwise: Sequence[float]) -> list[float]:
@@ -41,5 +40,5 @@ def _fit(tried: np.ndarray, right: np.ndarray, otherwise: Sequence[float]) -> li
         log_p = np.minimum(settings[0] * x + settings[1], -1e-3)
         return -(right * log_p + (tried - right) * np.log1p(-np.exp(log_p))).sum() / tried.sum()
 
-    found = minimize(surprise, IDENTITY, method="Nelder-Mead", bounds=((0.1, 10.0), (-10.0, 2.0)))
-    return np.round(found.x, 4).tolist()
+    optimum = minimize(surprise, IDENTITY, method="Nelder-Mead", bounds=((0.1, 10.0), (-10.0, 2.0)))
+    return np.round(optimum.x, 4).tolist()

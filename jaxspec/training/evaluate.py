@@ -21,9 +21,8 @@ from jaxspec.model.decoder import for_products
 from jaxspec.model.rows import read_layers
 from jaxspec.parallel.processes import host
 from jaxspec.parallel.sharding import mesh_of, parts_of_batch, put_batch
-from jaxspec.training.batches import insertion_points, make_batch
 from jaxspec.training.calibration import BINS_PER_NAT, NATS, fit
-from jaxspec.training.data import AnsweredPrompt
+from jaxspec.training.data import AnsweredPrompt, insertion_points, make_batch
 from jaxspec.trees.spec import RANKS
 
 _BATCH = 2
@@ -46,10 +45,6 @@ class Accuracy:
     positions: int
     calibration: list[list[float]]
     ranks: list[np.ndarray]
-
-    def top(self, k: int) -> np.ndarray:
-        """[M], how often the token is among the k best candidates."""
-        return top(self.by_rank, k)
 
 
 def top(by_rank: Sequence[Sequence[float]] | np.ndarray, k: int) -> np.ndarray:
@@ -121,27 +116,24 @@ def evaluate(
       sampling: sampling settings that the answers were drawn with.
       seed: their sampling seed.
     """
-    sampler, counts, ranks = make_sampler(sampling), None, []
+    sampler, counts, ranks = make_sampler(sampling), [], []
     for done, batch in _batches(answers, base):
         parts, by_part = -(-batch.points.shape[1] // _POINTS), []
         for points in np.split(batch.points, parts, axis=1):
             part = put_batch(batch.replace(points=points), mesh_of(base.params))
-            found = _counts(method, trainable, base, part, sampler, np.uint32(seed))
-            *new, rank = (host(x) for x in found)
-            new = [x.astype(float) for x in new]
-            counts = [old + more for old, more in zip(counts, new, strict=True)] if counts else new
+            *sums, rank = map(host, _counts(method, trainable, base, part, sampler, np.uint32(seed)))
+            counts.append([x.astype(float) for x in sums])
             by_part.append(rank)
-        whole = np.concatenate(by_part, axis=1)
-        ranks += [row[points >= 0] for row, points in zip(whole, batch.points, strict=True)]
+        of_batch = np.concatenate(by_part, axis=1)
+        ranks += [row[points >= 0] for row, points in zip(of_batch, batch.points, strict=True)]
         progress(done)
-    hits, counted, tried, right = counts
+    hits, counted, tried, right = map(sum, zip(*counts, strict=True))
     return Accuracy(hits / np.maximum(counted, 1)[:, None], int(counted[0]), fit(tried, right), ranks[: len(answers)])
 
 
 def _batches(answers: Sequence[AnsweredPrompt], base: Base) -> Iterator[tuple[int, Batch]]:
     """Batches of answers of similar length with all their insertion points, on the host, and the answers so far."""
-    mesh = mesh_of(base.params)
-    size = _BATCH if mesh is None else max(_BATCH, parts_of_batch(mesh))
+    size = max(_BATCH, parts_of_batch(mesh_of(base.params)))
     length = bucket(max(len(a.prompt_tokens) + len(a.answer_tokens) for a in answers), 64, 64)
     ordered = sorted(answers, key=lambda a: len(a.answer_tokens))
     points = [insertion_points(a, length) for a in ordered]
@@ -169,12 +161,12 @@ def answer_entropies(
 
     `progress` is called with the number of answers done.
     """
-    found = []
+    sums = []
     for done, batch in _batches(answers, base):
         batch = put_batch(batch, mesh_of(base.params))
-        found.append(np.stack([host(value) for value in _entropy(base, batch)], axis=1).astype(float))
+        sums.append(np.stack([host(value) for value in _entropy(base, batch)], axis=1).astype(float))
         progress(done)
-    return np.concatenate(found)[: len(answers)]
+    return np.concatenate(sums)[: len(answers)]
 
 
 def perplexity(entropies: np.ndarray) -> float:

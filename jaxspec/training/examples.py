@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -194,8 +193,8 @@ def select_prompts(model: Model, data: DataConfig) -> list[Selected]:
     if too_long:
         print(f"left out, more than {data.max_prompt_tokens} tokens: {len(too_long)} prompts", file=sys.stderr)
     if len(queues) > 1:
-        counts = Counter(number for number, _ in chosen)
-        named = (f"{counts[number]} from {source.prompts!r}" for number, source in enumerate(data.text_sources))
+        numbers = [number for number, _ in chosen]
+        named = (f"{numbers.count(i)} from {source.prompts!r}" for i, source in enumerate(data.text_sources))
         print(f"mixture: {', '.join(named)}", file=sys.stderr)
     if len(held_out) < data.held_out or not chosen:
         raise UserError(
@@ -217,17 +216,17 @@ def check_files(data: DataConfig) -> None:
 
 def _read_groups(sources: Sequence[TextSource]) -> list[list[list[Example]]]:
     """Groups of examples that begin alike, by source; examples of several sources belong to the first one."""
-    found: dict[str, tuple[int, dict[Example, None]]] = {}
+    groups: dict[str, tuple[int, dict[Example, None]]] = {}
     for number, source in enumerate(sources):
         for example in read_examples(source):
             if example.turns[-1].strip() and example.answer != "":
-                owner, group = found.setdefault(example.turns[0], (number, {}))
+                owner, group = groups.setdefault(example.turns[0], (number, {}))
                 if owner == number:
                     group[example] = None
-    if len({example.answer is None for _, group in found.values() for example in group}) > 1:
+    if len({example.answer is None for _, group in groups.values() for example in group}) > 1:
         names = ", ".join(source.prompts for source in sources)
         raise UserError(f"{names}: some rows have a conversation or an answer and some a prompt alone; give one kind")
-    return [[list(group) for owner, group in found.values() if owner == number] for number in range(len(sources))]
+    return [[list(group) for owner, group in groups.values() if owner == number] for number in range(len(sources))]
 
 
 def _in_order(
@@ -249,15 +248,15 @@ def _mix(
     No queue gives more than its share: when one runs out, there are fewer examples, and none is repeated.
     """
     shares = [count * weight / sum(weights) for weight in weights]
-    waiting, taken, found = set(range(len(queues))), [0] * len(queues), []
+    waiting, taken, chosen = set(range(len(queues))), [0] * len(queues), []
     while waiting := {number for number in waiting if taken[number] < shares[number]}:
         number = min(waiting, key=lambda number: (taken[number] / weights[number], number))
         if (group := next(queues[number], None)) is None:
             waiting.remove(number)
         else:
             taken[number] += len(group)
-            found += [(number, selected) for selected in group]
-    return found[:count]
+            chosen += [(number, selected) for selected in group]
+    return chosen[:count]
 
 
 def unseen_prompts(model: Model, trained_on: Mapping[str, Any], source: str, column: str = "prompt") -> list[str]:
@@ -275,15 +274,13 @@ def unseen_prompts(model: Model, trained_on: Mapping[str, Any], source: str, col
       UserError: as `read_prompts` and `select_prompts`, or the source is one of a mixture, whose held-out prompts
         depend on all its sources.
     """
-    name = display_name(source)
-    if mixture := trained_on.get("mixture"):
-        if name in (part["prompts"] for part in mixture):
-            raise UserError(f"{source}: the adapter was trained on a mixture that has it; give prompts it has not seen")
+    name, mixture = display_name(source), trained_on.get("mixture") or ()
+    if name in (part["prompts"] for part in mixture):
+        raise UserError(f"{source}: the adapter was trained on a mixture that has it; give prompts it has not seen")
+    if mixture or trained_on.get("prompts") != name:
         return read_prompts(source, column)
-    if trained_on.get("prompts") != name:
-        return read_prompts(source, column)
-    known = {field.name for field in dataclasses.fields(DataConfig)} - {"prompts", "cache"}
-    data = DataConfig(source, **{name: value for name, value in trained_on.items() if name in known})
+    names = {field.name for field in dataclasses.fields(DataConfig)} - {"prompts", "cache"}
+    data = DataConfig(source, **{name: value for name, value in trained_on.items() if name in names})
     return list(dict.fromkeys(selected.text for selected in select_prompts(model, data)[: data.held_out]))
 
 
@@ -294,6 +291,6 @@ def _select(model: Model, data: DataConfig, example: Example, template: str) -> 
         return Selected(last, model.encode(example.turns, data.chat, template), None)
     templated = data.chat and (template or model.tokenizer.chat_template)
     prompt = model.encode([*turns, last if templated else f"{last}\n\n"], data.chat, template)
-    own = model.tokenizer.eos_token_id  # which in a chat model ends a turn, unlike other ends of text
-    end = [own] if own in model.eos else model.eos[:1]
+    eos = model.tokenizer.eos_token_id  # which in a chat model ends a turn, unlike other ends of text
+    end = [eos] if eos in model.eos else model.eos[:1]
     return Selected(last, prompt, [*model.encode_plain(example.answer), *end])

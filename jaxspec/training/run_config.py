@@ -1,10 +1,13 @@
-"""The settings of a training run: method, data, optimizer and devices."""
+"""Training runs: their settings, and the named runs in configs/, a file per paper."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import dataclasses
 import functools
 import math
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ from jaxspec.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
 from jaxspec.decoding.method import Facts, Method, abstract_trainable
 from jaxspec.drafters.drafter import method_plan
 from jaxspec.drafters.source import check_drafts
-from jaxspec.errors import UserError, check_at_least, differences
+from jaxspec.errors import UserError, check_at_least, differences, first_line, suggest
+from jaxspec.files import shipped_folder
 from jaxspec.parallel.sharding import check_mesh
 from jaxspec.training.data import MOST_DRAFTS
 from jaxspec.training.step import pass_size
@@ -23,7 +27,6 @@ from jaxspec.trees.spec import RANKS
 from jaxspec.weights.load import load_shapes
 from jaxspec.weights.templates import check_template
 
-_EVEN = [[1 / RANKS] * RANKS]  # accuracies that make any tree
 _POSITIVE = (
     *(f"train.{name}" for name in ("steps", "batch_size", "lengths", "insertions", "save_every", "keep")),
     *(f"data.{name}" for name in ("answers", "held_out", "batch_size", "max_answer_tokens", "held_out_tokens")),
@@ -32,13 +35,12 @@ _NOT_NEGATIVE = (
     *(f"train.{name}" for name in ("together", "microbatch", "eval_every", "eval_answers", "warmup", "clip", "seed")),
     "data.held_out_seed",
 )
-_FREE = {  # settings that change nothing of the trained weights but their rounding
-    "data": ("batch_size", "cache"),
-    "train": (
-        *("adapter_dtype", "eval_answers", "eval_every", "keep", "lengths", "remat", "save_every", "tensorboard"),
-        "together",
-    ),
-}
+_FREE = (  # settings that change nothing of the trained weights but their rounding
+    *("tree", "draft_vocabulary", "dtype", "data.batch_size", "data.cache"),
+    *(f"train.{name}" for name in ("adapter_dtype", "eval_answers", "eval_every", "keep", "lengths", "remat")),
+    *(f"train.{name}" for name in ("save_every", "tensorboard", "together")),
+    *(f"mesh.{field.name}" for field in dataclasses.fields(MeshConfig)),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +77,67 @@ class RunConfig:
 
     def plan(self) -> TreePlan:
         """The draft tree as it is without measured accuracies: for its size alone."""
-        return method_plan(self.method, self.shapes, self.tree, _EVEN * self.facts.distances)
+        accuracies = [[1 / RANKS] * RANKS] * self.facts.distances
+        return method_plan(self.method, self.shapes, self.tree, accuracies)
+
+
+def load_papers() -> dict[str, dict[str, RunConfig]]:
+    """All runs, by paper (the name of its file) and by the run's name; raises what `_read_runs` raises."""
+    return {path.stem: _read_runs(path) for path in _files()}
+
+
+def _files() -> list[Path]:
+    return sorted(shipped_folder("configs").glob("*.py"))
+
+
+def _read_runs(path: Path) -> dict[str, RunConfig]:
+    """The runs of a file of configs/. Raises UserError for a file that cannot be read or has no `RUNS`."""
+    try:
+        return runpy.run_path(str(path))["RUNS"]
+    except KeyError:
+        raise UserError(f"{path}: no RUNS there; each file of configs/ holds a dict of that name") from None
+    except (SyntaxError, ImportError, TypeError, NameError) as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
+
+
+def load_configs() -> dict[str, RunConfig]:
+    """All runs by name. Raises UserError where two files have a run of the same name."""
+    configs: dict[str, RunConfig] = {}
+    for paper, runs in load_papers().items():
+        if twice := [name for name in runs if name in configs]:
+            raise UserError(f"configs/{paper}.py: another file has a run {twice[0]!r} too; rename one of them")
+        configs |= runs
+    return configs
+
+
+def load_config(name: str) -> RunConfig:
+    """The run of that name. Raises UserError, with a suggestion, for an unknown name, or one that two files have.
+
+    A file that cannot be read is an error only where no other file has the run.
+    """
+    runs = []
+    for path in _files():
+        with contextlib.suppress(UserError):
+            runs += [run for run_name, run in _read_runs(path).items() if run_name == name]
+    if len(runs) == 1:
+        return runs[0]
+    configs = load_configs()
+    raise UserError(f"unknown config {name!r}{suggest(name, configs)}; configs, by paper:\n{list_configs()}")
+
+
+def list_configs() -> str:
+    """The names of all runs, a line per paper."""
+    return "\n".join(f"  {paper}: {', '.join(runs)}" for paper, runs in load_papers().items())
+
+
+def split_config_name(args: list[str]) -> tuple[str, list[str]]:
+    """Split `--config NAME` off a command line: the name, and the other arguments. Raises UserError without it."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", nargs="?")
+    options, rest = parser.parse_known_args(args)
+    if not options.config:
+        raise UserError(f"say what to train with --config NAME; configs, by paper:\n{list_configs()}")
+    return options.config, rest
 
 
 def check_config(config: RunConfig) -> None:
@@ -85,8 +147,7 @@ def check_config(config: RunConfig) -> None:
     check_at_least(config, dict.fromkeys(_POSITIVE, 1) | dict.fromkeys(_NOT_NEGATIVE, 0))
     _check_data(config.data)
     _check_drafting(config)
-    _check_batches(config)
-    _check_schedule(config.train, len(config.facts.stages))
+    _check_training(config)
     _check_lengths(config)
 
 
@@ -118,8 +179,8 @@ def _check_drafting(config: RunConfig) -> None:
     config.plan()
 
 
-def _check_batches(config: RunConfig) -> None:
-    train = config.train
+def _check_training(config: RunConfig) -> None:
+    train, stages = config.train, len(config.facts.stages)
     copies, shards, _ = check_mesh(config.mesh)
     parts = copies * shards
     if train.batch_size % parts:
@@ -129,9 +190,6 @@ def _check_batches(config: RunConfig) -> None:
             f"train.microbatch times the {parts} part(s) of the batch must divide train.batch-size "
             f"{train.batch_size}, got {train.microbatch}"
         )
-
-
-def _check_schedule(train: TrainConfig, stages: int) -> None:
     if not 0 <= train.ema < 1:
         raise UserError(f"train.ema must be at least 0 and below 1, got {train.ema}")
     if train.warmup // stages >= train.steps // stages:
@@ -167,24 +225,22 @@ def describe(config: RunConfig) -> dict[str, Any]:
     return run
 
 
-def training_settings(run: dict[str, Any]) -> dict[str, Any]:
-    """The settings of `describe` that trained weights depend on; the others may differ in a resumed run."""
-    kept = {name: value for name, value in run.items() if name not in ("tree", "draft_vocabulary", "mesh", "dtype")}
-    for part, free in _FREE.items():
-        kept[part] = {name: value for name, value in run[part].items() if name not in free}
+def _training_settings(run: dict[str, Any]) -> dict[str, Any]:
+    """The settings of `describe` that trained weights depend on, flat; the others may differ in a resumed run."""
+    run = flatten_dict(run, sep=".")
+    kept = {name: value for name, value in run.items() if name not in _FREE}
     # a gradient is a mean over the targets of a pass: keep the sequences of a pass on all devices, 0 for a whole batch
-    batch_size, microbatch = run["train"]["batch_size"], run["train"]["microbatch"]
-    size = pass_size(batch_size, microbatch, run["mesh"]["data"] * run["mesh"]["fsdp"])
-    kept["train"]["microbatch"] = size if size < batch_size else 0
-    return kept
+    batch_size = run["train.batch_size"]
+    size = pass_size(batch_size, run["train.microbatch"], run["mesh.data"] * run["mesh.fsdp"])
+    return kept | {"train.microbatch": size if size < batch_size else 0}
 
 
 def check_same_run(held: dict[str, Any], run: dict[str, Any], folder: Path) -> None:
     """Raise UserError unless a run can resume the one that a folder holds.
 
-    The settings that its weights depend on must match (see `training_settings`), and the dtype of its base.
+    The settings that its weights depend on must match (see `_training_settings`), and the dtype of its base.
     """
-    old, new = (flatten_dict(training_settings(settings), sep=".") for settings in (held, run))
+    old, new = _training_settings(held), _training_settings(run)
     if old != new:
         words = differences(old, new)
         if old["train.microbatch"] != new["train.microbatch"]:

@@ -24,15 +24,11 @@ SHAREGPT = DataConfig(
 )
 
 
-def _instructions(prompts: str, weight: float) -> TextSource:
-    """A data set with Alpaca's columns; `answered` reads the column `output`."""
-    return TextSource(prompts, column="instruction", context_column="input", weight=weight)
-
-
-ALPACA_GPT4 = _instructions("vicgalle/alpaca-gpt4", 52002)
-ALPACA_GPT4_ZH = _instructions("shibing624/alpaca-zh", 48818)
-CODE_ALPACA = _instructions("sahil2801/CodeAlpaca-20k", 20022)
-PLATYPUS = _instructions("garage-bAInd/Open-Platypus", 24926)
+# With Alpaca's columns; `answered` reads the column `output`
+ALPACA_GPT4 = TextSource("vicgalle/alpaca-gpt4", column="instruction", context_column="input", weight=52002)
+ALPACA_GPT4_ZH = TextSource("shibing624/alpaca-zh", column="instruction", context_column="input", weight=48818)
+CODE_ALPACA = TextSource("sahil2801/CodeAlpaca-20k", column="instruction", context_column="input", weight=20022)
+PLATYPUS = TextSource("garage-bAInd/Open-Platypus", column="instruction", context_column="input", weight=24926)
 LIMA = TextSource("64bits/lima_vicuna_format", column="conversations", regenerate=True, weight=1029)
 CIP = TextSource("alespalla/chatbot_instruction_prompts", weight=50000)
 

@@ -1,11 +1,10 @@
-"""Updates: the base is an argument, gradients reach the method's trainable pytree alone.
+"""Updates of a method's trainable pytree. The base is an argument that gets no gradients.
 
-What differs between updates is data, their learning rates too: runs that differ in nothing else share a program.
+Batches and learning rates are data: runs that differ in nothing else share a compiled program.
 """
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
 import itertools
@@ -26,75 +25,67 @@ from jaxspec.parallel.sharding import divided, divided_as, parts_of_batch
 
 
 def stage_ends(stages: Sequence[Stage], steps: int) -> list[int]:
-    """The update after the last one of every stage."""
+    """The number of updates done at the end of every stage."""
     count = len(stages)
     return [steps * number // count for number in range(1, count + 1)]
 
 
-def stage_of(stages: Sequence[Stage], steps: int, update: int) -> int:
-    """The stage of an update, both counted from 0."""
-    return bisect.bisect_right(stage_ends(stages, steps), update)
-
-
 def learning_rates(stages: Sequence[Stage], train: TrainConfig) -> np.ndarray:
-    """The learning rate of every update, [steps] float32. Each stage has a schedule and its share of the warm-up."""
+    """The learning rate of every update, [steps] float32.
+
+    Each stage has its share of the warm-up, from zero to its highest rate, and the configured course from there.
+    """
     warmup, ends = train.warmup // len(stages), [0, *stage_ends(stages, train.steps)]
-    rates = np.zeros(train.steps, np.float32)
+    rates, share = np.zeros(train.steps, np.float32), train.final_learning_rate
     for stage, (begin, end) in zip(stages, itertools.pairwise(ends), strict=True):
-        schedule = _schedule(train, stage.learning_rate * train.learning_rate, warmup, end - begin)
+        peak, rest = stage.learning_rate * train.learning_rate, end - begin - warmup
+        after = {
+            "cosine": optax.cosine_decay_schedule(peak, rest, share),
+            "linear": optax.linear_schedule(peak, share * peak, rest),
+            "constant": optax.constant_schedule(peak),
+        }[train.schedule]
+        schedule = optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
         rates[begin:end] = schedule(np.arange(end - begin))
     return rates
 
 
-def _schedule(train: TrainConfig, peak: float, warmup: int, steps: int) -> optax.Schedule:
-    """From zero to the highest rate, and along the configured course from there."""
-    rest, share = steps - warmup, train.final_learning_rate
-    after = {
-        "cosine": optax.cosine_decay_schedule(peak, rest, share),
-        "linear": optax.linear_schedule(peak, share * peak, rest),
-        "constant": optax.constant_schedule(peak),
-    }[train.schedule]
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
+# the fields of TrainConfig that a compiled update depends on
+_STATIC = ("batch_size", "microbatch", "weight_decay", "beta1", "beta2", "clip", "ema")
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """What the program of an update depends on.
+    """Static settings of an update: updates with the same ones share a compiled program.
 
     Attributes:
-      method: what is trained.
+      method: the method that is trained.
       stage: index into `Facts.stages`.
       trains: entries of the trainable pytree that move in this stage; None: all.
-      whole: a mesh does not divide weights over `fsdp`, only gradients and the optimizer's state.
-      batch_size: this and all that follow are the fields of `TrainConfig` of these names.
+      whole: whether a mesh keeps weights whole over `fsdp`, and divides only gradients and the optimizer's state.
+      train: batch size, optimizer and average; the other settings have their defaults.
     """
 
     method: Method
     stage: int
     trains: tuple[str, ...] | None
     whole: bool
-    batch_size: int
-    microbatch: int
-    weight_decay: float
-    beta1: float
-    beta2: float
-    clip: float
-    ema: float
+    train: TrainConfig
 
     @classmethod
     def of(cls, method: Method, config: ModelConfig, train: TrainConfig, stage: int = 0, whole: bool = False) -> Update:
         """The updates of a training's stage, on a base of these shapes."""
-        settings = {field.name: getattr(train, field.name) for field in dataclasses.fields(cls)[4:]}
-        return cls(method, stage, method.facts(config).stages[stage].trains, whole, **settings)
+        static = TrainConfig(**{name: getattr(train, name) for name in _STATIC})
+        return cls(method, stage, method.facts(config).stages[stage].trains, whole, static)
 
     def optimizer(self) -> optax.GradientTransformation:
-        """AdamW for a learning rate of -1: what it returns is still to be multiplied by the negative rate."""
-        clip = optax.clip_by_global_norm(self.clip) if self.clip else optax.identity()
-        adam = optax.scale_by_adam(self.beta1, self.beta2)
-        return optax.chain(clip, adam, optax.add_decayed_weights(self.weight_decay))
+        """AdamW without its learning rate: the caller multiplies its updates by the negative rate."""
+        train = self.train
+        clip = optax.clip_by_global_norm(train.clip) if train.clip else optax.identity()
+        adam = optax.scale_by_adam(train.beta1, train.beta2)
+        return optax.chain(clip, adam, optax.add_decayed_weights(train.weight_decay))
 
     def moving(self, trainable: PyTree) -> PyTree:
-        """The part of the trainable pytree that the stage trains."""
+        """The entries of the trainable pytree that the stage trains."""
         return trainable if self.trains is None else {name: trainable[name] for name in self.trains}
 
 
@@ -110,7 +101,7 @@ class TrainState:
     Attributes:
       trainable: the method's pytree, float32.
       optimizer: the state of the stage's optimizer.
-      average: the moving average of the trainable pytree in this stage, from zero; None without `ema`.
+      average: moving average of the trainable pytree over this stage, which starts at zero; None without `ema`.
     """
 
     trainable: PyTree
@@ -118,7 +109,7 @@ class TrainState:
     average: optax.EmaState | None
 
     def best(self, ema: float) -> PyTree:
-        """The weights to draft with: their average over the stage's updates so far, or without one the last ones."""
+        """The weights to draft with: the average over the stage's updates so far, or without `ema` the present ones."""
         if self.average is None:
             return self.trainable
         return optax.tree.bias_correction(self.average.ema, ema, self.average.count)
@@ -126,14 +117,14 @@ class TrainState:
 
 def first_state(update: Update, seed: int, base: Base) -> TrainState:
     """The state before the first update of a run that begins with this stage."""
-    # a copy: what starts as a part of the base must not be the base's own memory, which steps would reuse
+    # a copy: weights that start as a part of the base must not share its memory, which updates would overwrite
     return enter_stage(update, jax.tree.map(jnp.copy, update.method.init(jax.random.key(seed), base)))
 
 
 def enter_stage(update: Update, trainable: PyTree) -> TrainState:
-    """The state before the first update of a stage: neither optimizer nor average remembers the stage before."""
+    """The state before the first update of a stage, with a fresh optimizer and average."""
     optimizer = update.optimizer().init(update.moving(trainable))
-    return TrainState(trainable, optimizer, optax.ema(update.ema).init(trainable) if update.ema else None)
+    return TrainState(trainable, optimizer, optax.ema(update.train.ema).init(trainable) if update.train.ema else None)
 
 
 _jit = functools.partial(jax.jit, static_argnames=("update",), donate_argnames=("state",))
@@ -143,21 +134,21 @@ _jit = functools.partial(jax.jit, static_argnames=("update",), donate_argnames=(
 def train_step(
     update: Update, base: Base, state: TrainState, batch: Batch, rate: jax.Array
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update in a stage of the method.
+    """Do one update.
 
-    The state is donated. It stays in float32, as gradients are, while the method computes in the base's dtype.
+    State and gradients are in float32; the method computes in the base's dtype.
 
     Args:
-      update: what to train, and how.
+      update: static settings.
       base: the frozen decoder.
-      state: before the update.
-      batch: what it learns from.
-      rate: [] float32, its learning rate.
+      state: the state before the update; donated.
+      batch: the batch to learn from.
+      rate: [] float32, the learning rate.
 
     Returns:
       The new state, and metrics, each [], with `loss` and `gradient_norm`.
     """
-    size = pass_size(update.batch_size, update.microbatch, parts_of_batch())
+    size = pass_size(update.train.batch_size, update.train.microbatch, parts_of_batch())
     parts = jax.tree.map(lambda x: divided(x.reshape(-1, size, *x.shape[1:]), None, "batch"), batch)
     trained = update.moving(state.trainable)
 
@@ -172,7 +163,7 @@ def train_step(
     def add(sums: PyTree, batch: Batch) -> tuple[PyTree, None]:  # one gradient is held, however many are added
         return jax.tree.map(jnp.add, sums, part(batch)), None
 
-    count = update.batch_size // size
+    count = update.train.batch_size // size
     first = jax.tree.map(lambda x: x[0], parts)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, first))
     sums, _ = jax.lax.scan(add, divided_as(zeros), parts)
@@ -183,7 +174,7 @@ def train_step(
     trainable = state.trainable | divided_as(optax.apply_updates(trained, updates), update.whole)
     average = state.average
     if average is not None:
-        _, average = optax.ema(update.ema).update(trainable, average)
+        _, average = optax.ema(update.train.ema).update(trainable, average)
     return TrainState(trainable, divided_as(optimizer), average), metrics
 
 
@@ -191,18 +182,18 @@ def train_step(
 def train_steps(
     update: Update, base: Base, state: TrainState, batches: Batch, rates: jax.Array, count: jax.Array
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Several updates, each as `train_step` does it.
+    """Do several updates, each as `train_step` does.
 
     Args:
-      update: what to train, and how.
+      update: static settings.
       base: the frozen decoder.
-      state: before the updates.
-      batches: of K updates, every array of a batch with an axis [K] before its own.
-      rates: [K] float32, their learning rates.
-      count: [] int32, how many of the K updates to do.
+      state: the state before the updates; donated.
+      batches: the batches of K updates, stacked: every array has a leading axis [K].
+      rates: [K] float32, the learning rates.
+      count: [] int32, number of the K updates to do.
 
     Returns:
-      The new state, and metrics, each [K]; those of updates that were not done are 0.
+      The new state, and metrics, each [K]; 0 for updates that were not done.
     """
 
     def one(number: jax.Array, state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:

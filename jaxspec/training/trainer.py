@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import bisect
 import functools
+import importlib.util
 import json
 import math
 import time
@@ -27,26 +28,14 @@ from jaxspec.model.decoder import Decoder
 from jaxspec.parallel.processes import as_leader, check_alike, is_leader
 from jaxspec.parallel.sharding import in_mesh, mesh_of, put_batch
 from jaxspec.progress import Progress
-from jaxspec.training.batches import TrainingData
-from jaxspec.training.checkpoints import Checkpoints, begin
-from jaxspec.training.data import AnsweredPrompt, frequent_tokens, prepare_answers
-from jaxspec.training.evaluate import Accuracy, answer_entropies, evaluate, perplexity
+from jaxspec.training.data import TrainingData, frequent_tokens, prepare_answers
+from jaxspec.training.evaluate import Accuracy, answer_entropies, evaluate, perplexity, top
 from jaxspec.training.examples import select_prompts
-from jaxspec.training.folder import BEST, claim, identify
-from jaxspec.training.logs import RunLog, check_tensorboard
-from jaxspec.training.plot import plot_training
+from jaxspec.training.folder import BEST, Checkpoints, claim, identify, starting_state
+from jaxspec.training.logs import RunLog, plot_training
 from jaxspec.training.run_config import RunConfig, check_config
-from jaxspec.training.step import (
-    TrainState,
-    Update,
-    enter_stage,
-    learning_rates,
-    stage_ends,
-    stage_of,
-    train_step,
-    train_steps,
-)
-from jaxspec.trees.plan import TreePlan, plan_to_json, replayed
+from jaxspec.training.step import TrainState, Update, enter_stage, learning_rates, stage_ends, train_step, train_steps
+from jaxspec.trees.plan import plan_to_json, replayed
 from jaxspec.weights.load import Model, save_model
 from jaxspec.weights.params import params_fingerprint
 from jaxspec.weights.sharing import Shared, write_sharing
@@ -62,14 +51,6 @@ class Stopped(Exception):
 
 class Diverged(UserError):
     """The loss or the gradient of a run is no longer finite."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Drafts:
-    """The run's draft tree for measured accuracies, and its tokens per step by replay of the held-out answers."""
-
-    plan: TreePlan
-    tokens_per_step: float
 
 
 class Trainer:
@@ -95,15 +76,16 @@ class Trainer:
         check_config(config)
         if model.config != config.shapes:
             raise UserError(f"{model.name!r} has other shapes than the config: {model.config}, not {config.shapes}")
-        if config.train.tensorboard:
-            check_tensorboard()
+        if config.train.tensorboard and importlib.util.find_spec("tensorboardX") is None:
+            raise UserError("train.tensorboard needs a package; install it with: pip install tensorboardX")
         self.config, self.model, self.output, self._resume, self._stop = config, model, output, resume, stop
         self.base = Base(model.params, Decoder(model.config, remat=config.train.remat))
         self.mesh = mesh_of(model.params)
         self._rates = learning_rates(config.facts.stages, config.train)
-        self._together = config.train.together or (1 if jax.default_backend() == "cpu" else _TOGETHER)
-        if self.mesh is not None:  # batches of several updates are not divided over one
-            self._together = 1
+        self._stage_ends = stage_ends(config.facts.stages, config.train.steps)
+        usual = 1 if jax.default_backend() == "cpu" else _TOGETHER
+        # batches of several updates are not divided over a mesh
+        self._together = (config.train.together or usual) if self.mesh is None else 1
         self._prompts = select_prompts(model, config.data)
         self._identity = identify(config, model)
 
@@ -116,8 +98,10 @@ class Trainer:
           Stopped: the caller asked to stop; a run with `resume` continues from there.
         """
         with claim(self.output, self._identity, self._resume), in_mesh(self.mesh):
-            self._open()
-            with self._log:
+            self._checkpoints = Checkpoints(self.output / "checkpoints", self.config.train.keep)
+            done, self._best = self._checkpoints.latest, self._best_so_far()
+            check_alike(json.dumps([self._best, done]).encode(), f"what {self.output} holds")
+            with RunLog(self.output, self.config.train.tensorboard, done) as self._log:
                 self._held_out, answers = prepare_answers(self.model, self.config.data, self._prompts)
                 self._data = TrainingData(answers, self.config.train)
                 self._frequent = frequent_tokens(answers, self.model.config.vocab_size)
@@ -127,29 +111,26 @@ class Trainer:
             plot_training(self.output / "log.jsonl", self.output / "training.png")
         return adapter
 
-    def _open(self) -> None:
-        """Open the log and the checkpoints of the run so far."""
-        self._checkpoints = Checkpoints(self.output / "checkpoints", self.config.train.keep)
-        best = self.output / BEST / "adapter.json"
-        held = read_json(best, ["tokens_per_step", "drafted_with"]) if best.exists() else {}
-        self._best = held["tokens_per_step"] if held.get("drafted_with") == self.config.tree else -1.0
-        check_alike(json.dumps([self._best, self._checkpoints.latest]).encode(), f"what {self.output} holds")
-        self._log = RunLog(self.output, self.config.train.tensorboard, self._checkpoints.latest)
+    def _best_so_far(self) -> float:
+        """Tokens per step of the best adapter so far with the run's tree; -1 without one."""
+        file = self.output / BEST / "adapter.json"
+        best = read_json(file, ["tokens_per_step", "drafted_with"]) if file.exists() else {}
+        return best["tokens_per_step"] if best.get("drafted_with") == self.config.tree else -1.0
 
     def _train(self) -> PyTree:
         """Do the remaining updates. Returns the weights to draft with."""
-        train, method, stages = self.config.train, self.config.method, self.config.facts.stages
-        first = self._checkpoints.latest
-        stage = stage_of(stages, train.steps, max(first - 1, 0))  # of the state that was saved
-        update = Update.of(method, self.config.shapes, train, stage, self.config.mesh.zero == 2)
-        state = begin(self._checkpoints, update, train.seed, self.base)
-        began, groups, step = time.monotonic(), 0, first
-        with Progress("training", train.steps, "steps", done=first) as progress:
+        train, settings = self.config.train, (self.config.method, self.config.shapes, self.config.train)
+        updates = [Update.of(*settings, stage, self.config.mesh.zero == 2) for stage in range(len(self._stage_ends))]
+        step = self._checkpoints.latest
+        update = updates[bisect.bisect_right(self._stage_ends, max(step - 1, 0))]  # of the state that was saved
+        state = starting_state(self._checkpoints, update, train.seed, self.base)
+        began, groups = time.monotonic(), 0
+        with Progress("training", train.steps, "steps", done=step) as progress:
             while step < train.steps:
                 if step and train.eval_every and step % train.eval_every == 0:  # repeated by a run that resumes here
                     progress.message(self._evaluate(step, state))
-                if update.stage != stage_of(stages, train.steps, step):
-                    update = Update.of(method, self.config.shapes, train, update.stage + 1, update.whole)
+                if update.stage != (stage := bisect.bisect_right(self._stage_ends, step)):
+                    update = updates[stage]
                     state = enter_stage(update, state.best(train.ema))
                 call_began, batches = time.monotonic(), [self._data.batch(i) for i in range(step, self._end(step))]
                 state, rows = self._call(update, state, step, batches)
@@ -168,7 +149,7 @@ class Trainer:
         self._checkpoints.finish()
         if 0 < train.eval_every < train.steps:  # the last point of the curve, on the same answers as the others
             self._evaluate(train.steps, state)
-        return state.best(self.config.train.ema)
+        return state.best(train.ema)
 
     def _end(self, step: int) -> int:
         """The update after the last one of the call that begins with `step`.
@@ -176,7 +157,7 @@ class Trainer:
         None lies beyond a checkpoint, an evaluation or the end of the stage, and their batches have one length.
         """
         train = self.config.train
-        ends = [step + self._together, *stage_ends(self.config.facts.stages, train.steps)]
+        ends = [step + self._together, *self._stage_ends]
         ends += [(step // every + 1) * every for every in (train.save_every, train.eval_every) if every]
         updates = range(step, min(end for end in ends if end > step))
         length = self._data.length(step)
@@ -188,14 +169,13 @@ class Trainer:
         """The updates from `step` on in one call of the device: the new state, and the metrics of every one."""
         count, rates = len(batches), self._rates[step : step + len(batches)]
         if self._together == 1:
-            batch = put_batch(batches[0], self.mesh)
-            state, metrics = train_step(update, self.base, state, batch, rates[0])
-            return state, [{name: float(value) for name, value in metrics.items()}]
-        unused = self._together - count  # every call has as many batches, so that there is one program
-        stacked = jax.tree.map(lambda *parts: np.stack(parts), *batches, *[batches[-1]] * unused)
-        rates = np.pad(rates, (0, unused))
-        state, metrics = train_steps(update, self.base, state, stacked, rates, np.int32(count))
-        values = {name: np.asarray(value) for name, value in metrics.items()}
+            state, metrics = train_step(update, self.base, state, put_batch(batches[0], self.mesh), rates[0])
+        else:
+            unused = self._together - count  # every call has as many batches, so that there is one program
+            stacked = jax.tree.map(lambda *parts: np.stack(parts), *batches, *[batches[-1]] * unused)
+            rates = np.pad(rates, (0, unused))
+            state, metrics = train_steps(update, self.base, state, stacked, rates, np.int32(count))
+        values = {name: np.atleast_1d(value) for name, value in metrics.items()}
         return state, [{name: float(value[i]) for name, value in values.items()} for i in range(count)]
 
     def _check_finite(self, step: int, metrics: dict[str, float]) -> None:
@@ -224,40 +204,36 @@ class Trainer:
         """
         method, trainable, answers = self.config.method, state.best(self.config.train.ema), self._held_out[:_QUICK]
         accuracy = evaluate(method, trainable, self.base, answers, lambda evaluated: self._stop_if_asked(step, state))
-        drafts = self._drafts(accuracy)
-        row = self._row(step, answers, accuracy, drafts)
-        self._log.write(row)
-        if drafts.tokens_per_step > self._best and not self.config.facts.replaces_base:
-            self._best, new = drafts.tokens_per_step, self.output / f".{BEST}.tmp"
-            info = self._provenance(step, accuracy, drafts) | {"step": step, "drafted_with": self.config.tree}
-            self._save(new, self._adapter(method, trainable, self.model), info)
+        row, info = self._record(step, len(answers), accuracy)
+        if row["tokens_per_step"] > self._best and not self.config.facts.replaces_base:
+            self._best, new = row["tokens_per_step"], self.output / f".{BEST}.tmp"
+            info |= {"step": step, "drafted_with": self.config.tree}
+            self._save(new, method, as_stored(trainable, self.config.train.adapter_dtype), self.model, info)
             as_leader(functools.partial(swap_folder, new, self.output / BEST))
         return f"step {step}, held-out top-1 {row['top1']}, tokens per step {row['tokens_per_step']}"
 
     def _finish(self, trainable: PyTree) -> Adapter:
         """Evaluate the trained weights and write the adapter, with the new base if the method replaces it."""
-        method, model, steps = self.config.method, self.model, self.config.train.steps
+        train, method, model = self.config.train, self.config.method, self.model
         if self.config.facts.replaces_base:
             final, model = finalized(method, trainable, model)
             method, trainable = final.method, final.trainable
             save_model(model, self.output / OWN_MODEL, "orbax")
-        adapter = self._adapter(method, trainable, model)
-        final, own = finalized(method, adapter.trainable, model)  # what is measured is what decodes
-        method, weights = final.method, final.trainable
-        base = learning(own.base, method, self._frequent)
-        answers = self._held_out[: self.config.train.eval_answers or None]
+        stored = as_stored(trainable, train.adapter_dtype)  # what is measured is what decodes
+        final, own = finalized(method, stored, model)
+        base = learning(own.base, final.method, self._frequent)
+        answers = self._held_out[: train.eval_answers or None]
         with Progress("evaluation", len(answers), "answers") as progress:
-            accuracy = evaluate(method, weights, base, answers, functools.partial(self._show, progress))
-        drafts = self._drafts(accuracy)
-        self._log.write(self._row(steps, answers, accuracy, drafts))
-        info = self._provenance(steps, accuracy, drafts)
+            show = functools.partial(self._show, progress)
+            accuracy = evaluate(final.method, final.trainable, base, answers, show)
+        _, info = self._record(train.steps, len(answers), accuracy)
         if own is not self.model:
             info |= self._perplexities(own)
         if model is not self.model:
             info["base"] = f"{OWN_MODEL}, made from {info['base']}"
-        adapter = self._save(self.output, adapter, info)
+        adapter = self._save(self.output, method, stored, model, info)
         if final.draft_model:
-            self._describe_draft_model(final.draft_model, weights)
+            self._describe_draft_model(final.draft_model, final.trainable)
         return adapter
 
     def _describe_draft_model(self, draft_model: Base, weights: PyTree) -> None:
@@ -283,40 +259,29 @@ class Trainer:
         if self._stop() and done < progress.total:
             raise Stopped("stopped in the last evaluation; continue with --resume")
 
-    def _adapter(self, method: Method, trainable: PyTree, model: Model) -> Adapter:
-        """An adapter with its weights rounded as in its file, so that the shipped weights are measured."""
-        trainable = as_stored(trainable, self.config.train.adapter_dtype)
-        return Adapter(method, trainable, model.fingerprint, {}, self._frequent)
-
-    def _save(self, folder: Path, adapter: Adapter, info: dict[str, Any]) -> Adapter:
-        adapter = dataclasses.replace(adapter, info=info)
+    def _save(self, folder: Path, method: Method, stored: PyTree, model: Model, info: dict[str, Any]) -> Adapter:
+        adapter = Adapter(method, stored, model.fingerprint, info, self._frequent)
         save_adapter(folder, adapter, self.config.train.adapter_dtype)
         return adapter
 
-    def _drafts(self, accuracy: Accuracy) -> _Drafts:
-        """The draft tree of an adapter of measured accuracies, and its tokens per step."""
-        known = np.maximum(accuracy.by_rank, 1e-6).tolist()  # a drafter that is never right has a tree too
-        plan = method_plan(self.config.method, self.config.shapes, self.config.tree, known)
-        return _Drafts(plan, round(replayed(plan, accuracy.ranks), 3))
-
-    def _row(self, step: int, answers: list[AnsweredPrompt], accuracy: Accuracy, drafts: _Drafts) -> dict[str, Any]:
-        """The row of an evaluation in the log."""
-        tops = {f"top{k}": np.round(accuracy.top(k), 4).tolist() for k in (1, 5, 10)}
-        return {"step": step, "held_out": len(answers), "tokens_per_step": drafts.tokens_per_step} | tops
-
-    def _provenance(self, step: int, accuracy: Accuracy, drafts: _Drafts) -> dict[str, Any]:
-        """The provenance of an adapter after `step` updates, for adapter.json."""
-        run, config, answers = self._identity, self.config, self._data.given
+    def _record(self, step: int, answers: int, accuracy: Accuracy) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Log an evaluation after `step` updates. Returns the row, and the adapter's provenance, for adapter.json."""
+        by_rank = np.maximum(accuracy.by_rank, 1e-6).tolist()  # a drafter that is never right has a tree too
+        plan = method_plan(self.config.method, self.config.shapes, self.config.tree, by_rank)
+        row = {"step": step, "held_out": answers, "tokens_per_step": round(replayed(plan, accuracy.ranks), 3)}
+        row |= {f"top{k}": np.round(top(accuracy.by_rank, k), 4).tolist() for k in (1, 5, 10)}
+        self._log.write(row)
+        run, data = self._identity, self._data
         size = {
-            "answers": len(answers),
-            "answer_tokens": sum(len(answer.answer_tokens) for answer in answers),
-            "answers_seen": min(len(self._data.usable), step * config.train.batch_size),
+            "answers": len(data.given),
+            "answer_tokens": sum(len(answer.answer_tokens) for answer in data.given),
+            "answers_seen": min(len(data.usable), step * self.config.train.batch_size),
         }
-        return {
+        return row, {
             "base": run["model"],
-            "tree": plan_to_json(drafts.plan),
-            "tokens_per_step": drafts.tokens_per_step,
-            "draft_vocabulary": config.draft_vocabulary,
+            "tree": plan_to_json(plan),
+            "tokens_per_step": row["tokens_per_step"],
+            "draft_vocabulary": self.config.draft_vocabulary,
             "training": run["train"],
             "data": run["data"] | size,
             "accuracy": accuracy.by_rank.tolist(),

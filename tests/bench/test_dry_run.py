@@ -27,8 +27,7 @@ from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE, DraftModel, HiddenTransfer
 from jaxspec.model.cache import empty_cache
 from jaxspec.parallel.chips import CHIPS, absent_mesh
-from jaxspec.training.configs import load_config, load_configs
-from jaxspec.training.run_config import RunConfig, check_config
+from jaxspec.training.run_config import RunConfig, check_config, load_config, load_configs
 from jaxspec.weights.params import parameter_count
 from jaxspec.weights.shapes import SHAPES
 from tests.helpers.tiny import TINY, make_tiny, on_mesh

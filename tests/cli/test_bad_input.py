@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.cli import decode, train, tune
 from jaxspec.cli.program import run_main
-from jaxspec.training.configs import load_papers
+from jaxspec.training.run_config import load_papers
 from jaxspec.weights.hf import save_directory
 from tests.helpers.cli import arguments, named
 from tests.helpers.tiny import make_text_model

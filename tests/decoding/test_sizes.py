@@ -17,7 +17,7 @@ from jaxspec.decoding.source import DeviceSource
 from jaxspec.drafters import METHODS
 from jaxspec.methods import Suffix
 from jaxspec.parallel.chips import absent_mesh
-from jaxspec.training.configs import load_config
+from jaxspec.training.run_config import load_config
 from jaxspec.trees import chain
 from jaxspec.tuning.latency import StepTimer
 from tests.helpers.methods import union

@@ -10,7 +10,7 @@ from experiments.studies import STUDIES
 from jaxspec.decoding.method import abstract_trainable
 from jaxspec.drafters import METHODS
 from jaxspec.drafters.drafter import method_plan
-from jaxspec.training.configs import load_config
+from jaxspec.training.run_config import load_config
 from jaxspec.trees import TreePlan
 from jaxspec.weights.shapes import SMOLLM2_135M
 

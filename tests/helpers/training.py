@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxspec.training.checkpoints import Checkpoints
+from jaxspec.training.folder import Checkpoints
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.step import TrainState
 from jaxspec.weights.load import save_model

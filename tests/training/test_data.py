@@ -13,8 +13,14 @@ from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
 from jaxspec.files import locked
 from jaxspec.generation.generate import generate
-from jaxspec.training.batches import TrainingData, insertion_points
-from jaxspec.training.data import AnsweredPrompt, cache_file, frequent_tokens, prepare_answers
+from jaxspec.training.data import (
+    AnsweredPrompt,
+    TrainingData,
+    cache_file,
+    frequent_tokens,
+    insertion_points,
+    prepare_answers,
+)
 from jaxspec.training.examples import select_prompts
 from tests.helpers.files import read_jsonl, write_jsonl
 from tests.helpers.training import files_of_at_most

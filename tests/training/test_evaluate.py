@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from jaxspec.methods import PPD
-from jaxspec.training.batches import make_batch
-from jaxspec.training.data import AnsweredPrompt
+from jaxspec.training.data import AnsweredPrompt, make_batch
 from jaxspec.training.evaluate import answer_entropies, evaluate, lost_distances, perplexity
 from tests.helpers.model import plain, quick_jit
 

@@ -13,9 +13,8 @@ from jaxspec.methods import PPD, SPACE, Amphista, BiTA, DFlash, Eagle, HiddenTra
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.parallel.sharding import in_mesh, make_mesh, put, put_batch, tree_shardings
-from jaxspec.training.batches import TrainingData
-from jaxspec.training.checkpoints import state_shardings
-from jaxspec.training.data import AnsweredPrompt
+from jaxspec.training.data import AnsweredPrompt, TrainingData
+from jaxspec.training.folder import state_shardings
 from jaxspec.training.step import Update, first_state, learning_rates, train_step
 from tests.helpers.tiny import TINY
 

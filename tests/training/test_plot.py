@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxspec.training.plot import plot_training
+from jaxspec.training.logs import plot_training
 from tests.helpers.files import write_jsonl
 
 

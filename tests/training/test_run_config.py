@@ -12,8 +12,7 @@ from jaxspec.decoding.method import Method
 from jaxspec.drafters import METHODS
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, Amphista, BiTA, Eagle, HiddenTransfer, Hydra, Medusa
-from jaxspec.training.configs import load_config, load_configs, load_papers, split_config_name
-from jaxspec.training.run_config import check_config
+from jaxspec.training.run_config import check_config, load_config, load_configs, load_papers, split_config_name
 from jaxspec.weights.shapes import SHAPES
 from tests.helpers.tiny import TINY
 
@@ -82,7 +81,7 @@ def test_every_paper_has_a_file_of_runs_that_bear_its_name():
 def test_two_runs_of_one_name_are_refused(tmp_path, monkeypatch):
     for name in ("ppd.py", "mine.py"):
         shutil.copy(Path("configs") / "ppd.py", tmp_path / name)
-    monkeypatch.setattr("jaxspec.training.configs.shipped_folder", lambda name: tmp_path)
+    monkeypatch.setattr("jaxspec.training.run_config.shipped_folder", lambda name: tmp_path)
     with pytest.raises(UserError, match=r"ppd\.py: another file has a run 'ppd_vicuna_7b' too"):
         load_config("ppd_smollm2")
 
@@ -90,7 +89,7 @@ def test_two_runs_of_one_name_are_refused(tmp_path, monkeypatch):
 def test_a_file_that_cannot_be_read_concerns_its_own_runs_alone(tmp_path, monkeypatch):
     shutil.copy(Path("configs") / "ppd.py", tmp_path)
     (tmp_path / "mine.py").write_text("from elsewhere import Mine")
-    monkeypatch.setattr("jaxspec.training.configs.shipped_folder", lambda name: tmp_path)
+    monkeypatch.setattr("jaxspec.training.run_config.shipped_folder", lambda name: tmp_path)
     assert load_config("ppd_smollm2").method.name == "ppd"
     with pytest.raises(UserError, match=r"mine\.py: cannot be read \(No module named 'elsewhere'\)"):
         load_config("mine")

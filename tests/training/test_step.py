@@ -16,8 +16,7 @@ from jaxspec.decoding.method import Method, Stage
 from jaxspec.methods import PPD, SPACE, Eagle, HiddenTransfer
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
-from jaxspec.training.batches import TrainingData
-from jaxspec.training.data import AnsweredPrompt
+from jaxspec.training.data import AnsweredPrompt, TrainingData
 from jaxspec.training.step import Update, first_state, learning_rates, train_step, train_steps
 from tests.helpers.methods import settings
 from tests.helpers.tiny import TINY

@@ -17,7 +17,7 @@ from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
 from jaxspec.methods import PPD, SPACE, DraftModel, HiddenTransfer, Hydra, Medusa
-from jaxspec.training.batches import TrainingData
+from jaxspec.training.data import TrainingData
 from jaxspec.training.run_config import check_config
 from jaxspec.training.step import stage_ends, train_step, train_steps
 from jaxspec.training.trainer import Stopped, Trainer
