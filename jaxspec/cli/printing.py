@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxspec.generation.divergence import NEAR_TIE, Divergence
 from jaxspec.generation.generate import Generation, SourceStats
-from jaxspec.serving.text import TextStream
+from jaxspec.generation.text import TextStream
 from jaxspec.weights.load import Model
 
 _COLOURS = {"green": 32, "blue": 34, "magenta": 35, "yellow": 33, "red": 31}  # of one source after the other

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 import jax
 
 from jaxspec.decoding.scores import Scores
+from jaxspec.generation.text import TextStream
 from jaxspec.serving.request import Finish, Piece, Request, TokenScore
-from jaxspec.serving.text import TextStream
 
 
 class AnswerStream(AsyncIterator[Piece]):

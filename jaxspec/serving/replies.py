@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxspec.drafters.drafter import Drafter
+from jaxspec.generation.text import TextStream
 from jaxspec.serving.answer import AnswerStream
 from jaxspec.serving.protocol import Asked
 from jaxspec.serving.request import Piece, TokenScore
-from jaxspec.serving.text import TextStream
 
 _LEAST = -9999.0  # JSON has no infinity
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from jaxspec.serving.text import TextStream
+from jaxspec.generation.text import TextStream
 
 
 def decode(tokens):
