@@ -82,7 +82,7 @@ def test_drafters_are_compared(decode_rows, decode_text):
         (["sufix"], "drafter 'sufix': unknown method 'sufix' (did you mean 'suffix'?)"),
         (["suffix", "suffix"], "--compare-with 'suffix': that drafter is there twice"),
         (["suffix tree=chain:99"], "is too deep: suffix has candidates for 16 distances"),
-        (["autoregressive tree=chain:2"], "drafts nothing and takes no settings"),
+        (["autoregressive tree=chain:2"], "autoregressive drafts nothing and has no tree, got 'chain:2'"),
     ],
 )
 def test_a_way_that_makes_no_sense_is_refused(decode_rows, ways, message):

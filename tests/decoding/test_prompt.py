@@ -53,7 +53,7 @@ def test_sources_observe_every_token_and_the_first_one_emitted(tiny, chunk):
 
 @pytest.mark.parametrize(
     "method",
-    [Suffix(), Eagle(depth=2, reads=(0, 1, 2)), DraftModel(length=2), Hydra(heads=2, prefix_layer=True)],
+    [Suffix(), Eagle(depth=2, reads=(0, 1, 2)), DraftModel(length=2), Hydra(heads=2, prefix_attention=True)],
     ids=lambda method: method.name,
 )
 def test_a_row_is_remembered_as_if_it_were_alone(tiny, method):

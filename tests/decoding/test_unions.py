@@ -280,7 +280,7 @@ def test_other_ways_to_accept(tiny):
         ("self_speculative", {}, "needs an adapter that `jaxspec tune` builds: run it and give its folder"),
         ("autoregressive+prompt_lookup", {}, "autoregressive drafts nothing, leave it out"),
         ("", {}, "unknown method ''"),
-        ([], {}, "a union needs at least one method"),
+        ([], {}, "unknown method ''"),
         ("lookahead:window=5000,ngram=9", {}, "a draft of 40024 rows is larger than the largest, 4096"),
         ("prompt_lookup", {"tree": "best:1"}, "write best:ROWS with 2 to 4096 rows"),
         ("prompt_lookup", {"tree": "best:0"}, "write best:ROWS with 2 to 4096 rows"),
