@@ -321,7 +321,7 @@ def test_a_draft_vocabulary_is_lossless_and_drafts_nothing_else(tiny, number, me
     sampling = (SamplingConfig(), SamplingConfig(1.2, top_k=7))[number % 2]
     ids = np.array([7, 0, 3, 12, 5, 9], np.int32)
     trainable = trained(method, tiny.base)
-    paths = [path for path in PATHS if len(path) <= method.heads]
+    paths = [path for path in PATHS if len(path) <= method.facts(TINY).distances]
     drafter = make_drafter(Adapter(method, trainable, tiny.fingerprint, {}, ids), tiny, paths, len(ids))
     prompts, settings = make_prompts(8), {"sampling": sampling, "seed": 3}
     ours = generate(drafter, prompts, 24, batch_size=4, **settings)

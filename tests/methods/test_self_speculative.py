@@ -62,14 +62,14 @@ def test_it_drafts_what_its_parts_say_behind_the_bases_own_keys_and_values(model
     offer = draft(context)
     drafted = jnp.concatenate([text[:, -1:], offer.tokens[..., 0]], axis=1)
     mask = jnp.broadcast_to(jnp.tri(M, dtype=bool), (2, 1, M, M))
-    context = Context(jnp.broadcast_to(6 + jnp.arange(M), (2, M)), mask, cache, jnp.full((2, 1), 6))
-    hidden, _ = base.rows(base.embed(drafted[:, :-1]), context, skip=PARTS.skip)
+    rows = Context(jnp.broadcast_to(6 + jnp.arange(M), (2, M)), mask, cache, jnp.full((2, 1), 6))
+    hidden, _ = base.rows(base.embed(drafted[:, :-1]), rows, skip=PARTS.skip)
     log_p, best = jax.lax.top_k(jax.nn.log_softmax(base.logits(hidden)), 2)
     np.testing.assert_array_equal(offer.tokens, best)
     np.testing.assert_allclose(offer.log_p, log_p, rtol=1e-4, atol=1e-5)
     assert offer.known.all()
     assert draft(context.replace(active=jnp.array([False, True]))).known.any(axis=(1, 2)).tolist() == [False, True]
-    unskipped, _ = base.rows(base.embed(drafted[:, :-1]), context)
+    unskipped, _ = base.rows(base.embed(drafted[:, :-1]), rows)
     assert (jnp.argmax(base.logits(unskipped), axis=-1) != offer.tokens[..., 0]).any()
 
 
