@@ -97,7 +97,7 @@ def save_adapter(folder: Path, adapter: Adapter, dtype: str = "float32") -> None
 
 
 def read_head(folder: Path) -> dict[str, Any]:
-    """What adapter.json says. Raises UserError where there is none, or one of another format."""
+    """The content of adapter.json. Raises UserError where there is none, or one of another format."""
     file = folder / "adapter.json"
     if not file.exists():
         raise UserError(f"{folder}: no adapter there (adapter.json is missing)")

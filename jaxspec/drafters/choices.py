@@ -1,4 +1,4 @@
-"""What `jaxspec tune` chose for a machine: how to decode there, kept in files, and applied to a drafter."""
+"""Choices of `jaxspec tune` for a machine: kept in files, and applied to a drafter."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def choice_name(drafter: Drafter) -> str:
 def find_choice(
     folder: Path | None, drafter: Drafter, batch_size: int = 1, temperature: float = 0.0, anywhere: bool = False
 ) -> TunedChoice | None:
-    """What was chosen on this machine for this drafter and dtype, nearest to what is asked for.
+    """The choice for this machine, drafter and dtype whose circumstances are nearest to those asked for.
 
     Where there is none, one made on a machine that differs only in its processor counts, if it drafts at all.
 
@@ -166,7 +166,7 @@ def as_chosen(drafter: Drafter, choice: TunedChoice) -> Drafter:
 
 
 def _chosen_sources(drafter: Drafter, choice: TunedChoice) -> Drafter:
-    """Those of a drafter's sources that a choice is of, calibrated as it says."""
+    """The drafter with the sources of a choice, calibrated as it says."""
     kind = "sampled" if choice.temperature else "greedy"
     sources = []
     for source in drafter.sources:

@@ -57,7 +57,7 @@ def _check_vocabulary(draft: Model, model: Model) -> None:
 
 
 def _differences(draft: dict[str, int], base: dict[str, int]) -> str:
-    """Which ids stand for other tokens, in words: how many, and the first of them; empty where none does."""
+    """The ids that stand for other tokens, in words: how many, and the first of them; empty where none does."""
     there, here = ({number: token for token, number in vocabulary.items()} for vocabulary in (draft, base))
     ids = [number for number in sorted(there | here) if there.get(number) != here.get(number)]
     shown = ", ".join(f"{i} is {there.get(i, 'none')!r} there and {here.get(i, 'none')!r} here" for i in ids[:3])

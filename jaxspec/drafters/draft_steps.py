@@ -83,16 +83,16 @@ class SteppedDraftModel(DraftModel):
         return super().as_draft_model({name: part for name, part in trainable.items() if name != "inner"}, base)
 
     def facts(self, config: ModelConfig) -> Facts:
-        """As of a draft model; fixed drafts are chains."""
+        """The facts of a draft model, whose fixed drafts are chains."""
         return dataclasses.replace(super().facts(config), chain_only=True)
 
     def prepare(self, trainable: PyTree, base: Base) -> PyTree:
-        """Both parts."""
+        """The pytrees of the draft model and of the method inside it."""
         params = super().prepare({name: part for name, part in trainable.items() if name != "inner"}, base)
         return params | {"inner": self.inner.prepare(trainable["inner"], self.as_draft_model(params, base))}
 
     def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
-        """And the newest token's probes; the cache has room for a draft and what its last pass verifies."""
+        """The draft model's state with the newest token's probes, and room for a draft and its last pass's rows."""
         state = super().init_state(base, batch, capacity + self.length + self.inner.distances + 1)
         own = base.replace(decoder=base.decoder.clone(config=self.config(base)))
         return state | {"probes": self.inner.init_state(own, batch, capacity)}

@@ -1,4 +1,4 @@
-"""From a drafter as a user writes it to one that is ready to decode."""
+"""Load a drafter from its text: find adapters, check that they fit the base, choose a tree."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
 
 
 def _how_to_make(name: str, model: Model) -> str:
-    """What to do where no adapter ships."""
+    """Advice where no adapter ships."""
     facts = METHODS[name]().facts(model.config)
     if not facts.trained:
         command = f"jaxspec {facts.adapter}"

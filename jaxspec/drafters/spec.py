@@ -45,7 +45,7 @@ class MethodSpec:
 
 @dataclasses.dataclass(frozen=True)
 class DrafterSpec:
-    """Which methods draft, and how to load them. Made by `parse_drafter`.
+    """The methods of a drafter, and how to load them. Made by `parse_drafter`.
 
     The fields behind `methods` take what the arguments of `load_drafter` take; None leaves the choice to the adapter.
 

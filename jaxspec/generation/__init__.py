@@ -1,1 +1,1 @@
-"""From prompts to answers: jobs and batches, whole or streamed, and where two answers part."""
+"""Generation: prompts to answers, whole or streamed, in batches; and where two answers part."""

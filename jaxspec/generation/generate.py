@@ -23,7 +23,7 @@ _UNBOUNDED = np.iinfo(np.int32).max
 
 @dataclasses.dataclass(frozen=True)
 class SourceStats:
-    """What one source did for an answer; each list is per depth from 1.
+    """Counters of one source in an answer; each list is per depth from 1.
 
     Attributes:
       offered: steps that had a candidate of the source there below the accepted path.

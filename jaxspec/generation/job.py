@@ -52,7 +52,7 @@ def decoding_of(
     acceptance: Acceptance = Match(),
     eos: Sequence[int] = (),
 ) -> Decoding:
-    """What stays as it is while batches are decoded; `eos` are the ids that end a text."""
+    """Constants of decoding a drafter's batches; `eos` are the ids that end a text."""
     base = drafter.model.base_for(batch_size * drafter.least_rows)
     rest = (drafter.on_device, make_sampler(sampling), jnp.array(eos or (-1,), jnp.int32))
     return Decoding(base, *put_beside(base.params, rest), acceptance)
@@ -60,7 +60,7 @@ def decoding_of(
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How prompts are answered: keyword arguments of `generate`, `iterate` and `stream`.
+    """Settings of answers: keyword arguments of `generate`, `iterate` and `stream`.
 
     Attributes:
       sampling: greedy by default.
@@ -89,7 +89,7 @@ class RunningBatch:
 
 
 class Job:
-    """What all batches of one call share.
+    """The parts that all batches of one call share.
 
     Args:
       drafter: what decodes, and on which base.
@@ -107,7 +107,7 @@ class Job:
         self.mesh = mesh_of(self._model.params)
 
     def sizes(self, longest_prompt: int, max_new_tokens: int) -> tuple[int, int]:
-        """Of `buffer_sizes`, for this drafter."""
+        """The `buffer_sizes` of this drafter."""
         return buffer_sizes(longest_prompt, max_new_tokens, self.decoding.drafter.shape.depth)
 
     def begin(

@@ -57,7 +57,7 @@ def encode_prompts(
 
 
 def _too_long(model: Model, length: int, max_new_tokens: int, longest: int) -> str:
-    """Which limit a prompt of that length, with its answer, exceeds, and what helps."""
+    """The limit that a prompt of that length exceeds with its answer, and advice."""
     context = model.config.max_positions
     lower = f"lower max-new-tokens to {longest - length}" if length < longest else "shorten it"
     if longest == context:

@@ -17,7 +17,7 @@ from jaxspec.parallel.sharding import check_mesh, make_mesh
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What Google publishes of a TPU generation, per chip.
+    """Published figures of a TPU generation, per chip.
 
     Attributes:
       memory: bytes.

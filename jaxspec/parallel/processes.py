@@ -17,7 +17,7 @@ from jaxspec.errors import UserError, first_line
 
 @dataclasses.dataclass(frozen=True)
 class ProcessConfig:
-    """How processes find each other.
+    """Settings by which processes find each other.
 
     Attributes:
       coordinator: host:port of the first one; `auto` on TPU pods and under Slurm; empty: there is only one.

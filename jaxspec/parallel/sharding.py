@@ -96,7 +96,7 @@ def mesh_of(tree: Any) -> Mesh | None:
 
 
 def partition(mesh: Mesh, shape: Sequence[int], names: Sequence[str | None]) -> PartitionSpec:
-    """How an array lies on a mesh, concrete or abstract: a dimension that an axis does not divide stays whole.
+    """The partition of an array on a mesh, concrete or abstract: a dimension that no axis divides stays whole.
 
     `names` are those of its dimensions, or of the first ones, as `RULES` has them.
     """

@@ -1,4 +1,4 @@
-"""What to verify next, in words of paths: one tree for a static method, one per state for a dynamic one.
+"""Plans of draft trees as paths: one tree for a static method, one per state for a dynamic one.
 
 PPD 5.4: how many probes the last accepted node carried decides how deep the next tree can be. So a dynamic plan
 holds one tree per number of probes, and every node of every tree says, by its probes, which tree follows it.
@@ -197,7 +197,7 @@ def endings(
 
 
 def stationary(transition: np.ndarray) -> np.ndarray:
-    """How often each state of a chain with one recurrent class is visited: p = p @ transition, sum 1."""
+    """The stationary distribution of a chain with one recurrent class: p = p @ transition, sum 1."""
     count = len(transition)
     equations = np.vstack([transition.T - np.eye(count), np.ones(count)])
     return np.linalg.lstsq(equations, np.append(np.zeros(count), 1.0), rcond=None)[0]

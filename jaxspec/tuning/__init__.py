@@ -1,1 +1,1 @@
-"""What a machine's steps cost, and which tree is fastest on it."""
+"""Costs of a machine's steps, and the fastest tree on it."""

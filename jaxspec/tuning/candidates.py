@@ -29,7 +29,7 @@ _NEVER = 1e9  # cost of a size that is not to be chosen
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A way to decode, and what is expected of it.
+    """A tree or budget of some sources, with its predicted speed.
 
     Attributes:
       name: what it is, in words.
@@ -72,7 +72,7 @@ class Predictor:
     sampled: bool
 
     def options(self, max_rows: int) -> list[Option]:
-        """Of every part fixed trees, budgets of every number of rows, and one of several; the fastest first."""
+        """Options of every subset of the sources: fixed trees, budgets of one size and several; fastest first."""
         every, found = range(len(self.drafter.sources)), []
         parts = [numbers for size in every for numbers in itertools.combinations(every, size + 1)]
         with Progress("replaying", len(parts), "unions") as progress:
@@ -86,7 +86,7 @@ class Predictor:
         return fastest_first(found)
 
     def expect(self, numbers: Sequence[int], tree: str | TreePlan, name: str = "") -> Option:
-        """What is expected of some of the sources, by their numbers, with a tree that may have a name."""
+        """The option of some sources, by their numbers, with a tree; `name` is that of a plan."""
         part = with_sources(self.drafter, [self.drafter.sources[i] for i in numbers], tree)
         if isinstance(part.shape, Budget):
             found = replay(self.recordings, part, numbers, self.batch_size, self.sampled)
@@ -106,7 +106,7 @@ class Predictor:
         return Option(name, kind, part, float(tokens / steps.sum()), float(tokens / seconds / self.batch_size))
 
     def fixed_trees(self, number: int, max_rows: int) -> Iterator[Option]:
-        """What is expected of one source, by its number, with every fixed tree within so many rows."""
+        """Options of one source, by its number: every fixed tree of at most `max_rows`."""
         facts, seen = self.drafter.sources[number].facts, set()
         accuracy = np.maximum(self.ranks[number].accuracy, 1e-6)  # a source that is never right has trees, too
         for name, plan in _plans(accuracy, max_rows, facts.probes, facts.probe_rows):
@@ -116,7 +116,7 @@ class Predictor:
                 yield self.expect([number], plan, name)
 
     def budgets(self, numbers: Sequence[int], max_rows: int) -> Iterator[Option]:
-        """What is expected of some of the sources, by their numbers, with every number of rows.
+        """Options of some sources, by their numbers: budgets of every number of rows.
 
         Several numbers of rows are one program, whose costs leave one size to choose.
         """

@@ -1,4 +1,4 @@
-"""How long a decoding step takes on this machine: by its number of rows, and by what drafts."""
+"""Seconds of a decoding step on this machine by its number of rows, and what each drafter adds."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class StepCosts:
     drafting: Mapping[tuple[str, int], Mapping[int, float]]
 
     def __call__(self, drafter: Drafter, rows: int = 0) -> float:
-        """Of a step with these sources and this shape, or with so many rows."""
+        """Seconds of a step of this drafter, or of one with `rows` rows."""
         depth = drafter.shape.depth if isinstance(drafter.shape, TreePlan) else 0
         return self.latency(rows or drafter.num_rows) + sum(self._adds(source, depth) for source in drafter.sources)
 

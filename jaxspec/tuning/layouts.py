@@ -68,7 +68,7 @@ def measure_products(kernels: Sequence[jax.Array], dtype: jnp.dtype) -> Samples:
 
 
 def fastest(samples: Samples, shape: tuple[int, int]) -> dict[int, int]:
-    """By rows, the layout that is quickest; the default, unless another one beats it in every round but one."""
+    """The quickest layout by rows: the default, unless another one beats it in every round but one."""
     chosen = {}
     for rows in ROWS:
         usual = layouts.default_block(rows, shape)

@@ -49,7 +49,7 @@ _WIDTH = 12  # nodes of the shape that recording pretends, which decides how man
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """What sources offer behind every token of one answer but its last.
+    """The offers of sources behind every token of one answer but its last.
 
     Attributes:
       answer: [T + 1] int, ids of the answer.
@@ -83,7 +83,7 @@ class Recording:
 
 @dataclasses.dataclass(frozen=True)
 class Ranks:
-    """Where a source has the tokens of recorded answers.
+    """Ranks that a source gives to the tokens of recorded answers.
 
     Attributes:
       along_answers: of every answer, [T, M] int: at each position the rank of the token that comes at each distance;
@@ -147,7 +147,7 @@ def record(
     progress: Callable[[int], None] = lambda done: None,
     as_drafted: bool = False,
 ) -> list[Recording]:
-    """What the sources of a drafter offer along given answers, one pass of the base per token.
+    """Record the offers of a drafter's sources along given answers, one pass of the base per token.
 
     Args:
       drafter: its sources count, and with `as_drafted` its shape.
@@ -179,7 +179,7 @@ def record(
 
 
 def _recording(drafter: Drafter, sampling: SamplingConfig, batch_size: int, as_drafted: bool) -> Decoding:
-    """What decodes a root with all of its probes and nothing else, and asks sources as that shape or a large one."""
+    """The decoding of a root with all of its probes; sources are asked as for that shape or a large one."""
     sources = drafter.sources
     if as_drafted:
         shape = drafter.device_shape
@@ -196,7 +196,7 @@ def _recording(drafter: Drafter, sampling: SamplingConfig, batch_size: int, as_d
 
 
 def _offers(drafter: Drafter, decoding: Decoding, texts: Sequence[Text], seed: int) -> list[Offer]:
-    """Of each source, arrays [T, B, M, W] on the host, for answers padded to T + 1 tokens."""
+    """The offers of each source, arrays [T, B, M, W] on the host, for answers padded to T + 1 tokens."""
     prompts, answers = zip(*texts, strict=True)
     padded, most = bucket(max(map(len, prompts))), bucket(max(map(len, answers)), 64, 64)
     (tokens, lengths), (forced, _) = pad_tokens(prompts, padded), pad_tokens(answers, most)

@@ -29,7 +29,7 @@ _BINS = 200  # of chances
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """What decoding recorded answers with some shape would take.
+    """Steps and time that decoding recorded answers with a shape would take.
 
     Attributes:
       steps: [A] int, forward passes of each answer after prefill.
@@ -54,7 +54,7 @@ class Replay:
 
 @flax.struct.dataclass
 class _State:
-    """Where the replay of a batch is.
+    """State of a batch's replay.
 
     Attributes:
       at: [B] int32, place in the answer of the newest token.
@@ -188,7 +188,7 @@ def _replay(
 
 
 def _levels_above(tree: Tree, node: jax.Array) -> jax.Array:
-    """How far above a node [B] the owner of each of its probes is, [B, M]; -1 where it has none."""
+    """Levels between a node [B] and the owner of each of its probes, [B, M]; -1 where it has none."""
     rows = jnp.arange(len(node))
     probes = tree.probe_of[rows, node]
     owners = jnp.take_along_axis(tree.probe_owner, jnp.maximum(probes, 0), axis=1)
@@ -196,7 +196,7 @@ def _levels_above(tree: Tree, node: jax.Array) -> jax.Array:
 
 
 def _of_probes(offer: Offer, state: _State) -> Offer:
-    """What the newest token's probes offer, [B, M, W] of [B, T, M, W].
+    """The offers of the newest token's probes, [B, M, W] of [B, T, M, W].
 
     A probe that is borrowed from n levels above was recorded n places before, as the prediction n distances further.
     """

@@ -1,4 +1,4 @@
-"""How long one step of the base takes against rows, batch and cache: what the arithmetic of every method is based on.
+"""Seconds of a step of the base against rows, batch and cache, on which the arithmetic of every method rests.
 
 PPD Figure 6.6b and Hidden Transfer Figure 1: as long as a step waits for memory, further rows are nearly free. The
 time that it takes at least to read the weights and the cache is shown next to it.
@@ -41,7 +41,7 @@ _CURVE = {"model", "dtype", "batch_size", "cache_length", "seconds", "memory_sec
 
 @dataclasses.dataclass(frozen=True)
 class LatencyConfig:
-    """What to measure.
+    """Settings of the measurement.
 
     Attributes:
       models: smollm2-135m, 1b, 7b, 13b, tiny (random weights of these shapes), or what `load_model` takes.
@@ -154,7 +154,7 @@ def _cases(settings: dict[str, Any]) -> list[tuple[int, int, int]]:
 
 
 def _begin(config: LatencyConfig, folder: Path) -> dict[str, Any]:
-    """What the folder holds of this measurement, or all but its curves. Raises UserError for any other's."""
+    """The part of this measurement that the folder holds, without curves at first. Raises UserError for another's."""
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(LatencyConfig)}
     settings["models"] = [display_name(name) for name in config.models]
     shapes = repr([SIZES.get(name) or load_shapes(name) for name in config.models])
@@ -187,7 +187,7 @@ def _measure_curve(model: Model, batch_size: int, cache_length: int, config: Lat
 
 
 def read_latency(folder: Path) -> dict[str, Any]:
-    """What `measure_steps` has written there. Raises UserError for a file that lacks some of it."""
+    """The results that `measure_steps` has written. Raises UserError for a file that lacks some of them."""
     file = folder / LATENCY
     results = read_json(file, _HEAD)
     whole = [curve.keys() >= _CURVE for curve in results["curves"]]

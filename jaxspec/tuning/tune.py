@@ -28,7 +28,7 @@ _RECORDED_ROWS = 16
 
 @dataclasses.dataclass(frozen=True)
 class TuneConfig:
-    """What to tune for, and how hard to look.
+    """Settings of tuning.
 
     Attributes:
       batch_size: prompts decoded together.
@@ -57,7 +57,7 @@ class TuneConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """What tuning found.
+    """The result of tuning.
 
     Attributes:
       choice: the fastest way.
@@ -222,7 +222,7 @@ def _choice(
 
 
 def _kind(sampled: bool) -> str:
-    """Which of a source's calibrations."""
+    """The key of a source's calibration."""
     return "sampled" if sampled else "greedy"
 
 

@@ -1,1 +1,1 @@
-"""How bases get in: Hugging Face, GGUF, checkpoints, names of parameters, chat templates."""
+"""Reading and writing bases: Hugging Face, GGUF, checkpoints, parameter names, chat templates."""

@@ -46,7 +46,7 @@ def default_block(rows: int, shape: tuple[int, int]) -> int:
 
 
 def read_layouts(precision: str) -> Layouts:
-    """What was measured on a machine like this one, with this JAX, for bases of this precision.
+    """The layouts measured on a machine like this one, with this JAX, for bases of this precision.
 
     Nothing where the file is damaged: decoding continues with the default, and `jaxspec tune` writes the file anew.
     """

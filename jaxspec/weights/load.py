@@ -79,7 +79,7 @@ class Model:
 
     @functools.cached_property
     def layouts(self) -> Layouts:
-        """What `jaxspec tune` has measured on this machine."""
+        """The layouts that `jaxspec tune` has measured on this machine."""
         return read_layouts(self.precision)
 
     def block_for(self, rows: int, shape: tuple[int, int]) -> int:
@@ -87,7 +87,7 @@ class Model:
         return block_for(self.layouts, rows, shape) if self.on_one_cpu else 0
 
     def base_for(self, rows: int) -> Base:
-        """For passes of that many rows, those of a whole batch together, with every kernel in its fastest layout.
+        """The base for passes of that many rows, of a whole batch together, every kernel in its fastest layout.
 
         A kernel is copied once for each layout but the plain one; where all are plain it is `base`.
         """
@@ -109,7 +109,7 @@ class Model:
 
     @property
     def precision(self) -> str:
-        """Which of `DTYPES` it was loaded in."""
+        """The one of `DTYPES` that it was loaded in."""
         return "exact" if self.exact else str(self.dtype)
 
     def encode(self, prompt: str | Sequence[str], chat: bool = True, template: str = "") -> list[int]:
@@ -167,7 +167,7 @@ def embedded_model_path() -> Path:
 
 
 def _find(name_or_path: str, files: Sequence[str], older: Sequence[str] = ()) -> Path:
-    """Where a model is: the default one, a file, a folder, or the folder that these files are downloaded to.
+    """The place of a model: the default one, a file, a folder, or the folder that its files are downloaded to.
 
     `older` ones are downloaded instead if given and the first ones hold no weights.
     """

@@ -1,4 +1,4 @@
-"""From named tensors in a file to the parameter tree: one table of parameters, one strict loader.
+"""Loading parameters: one table, and one strict loader of named tensors from a file.
 
 The table (path, shape) comes from the decoder itself. A file format adds only its names for these paths. The
 loader takes tensors one at a time and refuses anything unknown, missing, duplicate or misshapen by name.

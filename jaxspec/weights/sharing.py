@@ -26,7 +26,7 @@ _KEY = "jaxspec_shared"
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """What a base shares.
+    """The parameters that a base shares with another one.
 
     Attributes:
       base: the other one, as `load_model` takes it.
@@ -52,7 +52,7 @@ def write_sharing(folder: Path, config: ModelConfig, shared: Shared) -> None:
 
 
 def read_shared(folder: Path) -> Shared | None:
-    """What the base in a folder shares; None for nothing. Raises UserError where config.json does not say it whole."""
+    """Parameters that the base in a folder shares, or None. Raises UserError for a config.json that is incomplete."""
     file = folder / "config.json"
     content = read_json(file) if file.exists() else {}
     if _KEY not in content:

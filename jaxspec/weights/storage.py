@@ -1,4 +1,4 @@
-"""How weights such as an adapter's are stored: as they are, in 16 bits, or as int8 with a scale per column."""
+"""Storage of weights such as an adapter's: as they are, in 16 bits, or as int8 with a scale per column."""
 
 from __future__ import annotations
 
