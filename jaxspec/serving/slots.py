@@ -73,10 +73,18 @@ class Slots:
 
     @property
     def memory(self) -> int:
-        """Bytes at most: all slots and, while rows are added, the former ones; a prompt and the shared prefixes."""
-        former = _fewer(self._count) if self._count > 1 else 0
-        rows = self._count + former + 1 + self._prefixes.count
-        return rows * sum(x.nbytes for x in jax.tree.leaves(self._state)) // len(self._requests)
+        """Bytes at most: all slots and, while rows are added, the former ones; a prompt and the shared prefixes.
+
+        These two also keep the hidden states of their last chunk.
+        """
+        former, readings, base = (
+            _fewer(self._count) if self._count > 1 else 0,
+            1 + self._prefixes.count,
+            self._model.base,
+        )
+        row = sum(x.nbytes for x in jax.tree.leaves(self._state)) // len(self._requests)
+        states = (1 + len(self._drafter.taps(base))) * self._chunk * base.decoder.config.hidden_size
+        return (self._count + former + readings) * row + readings * states * base.dtype.itemsize
 
     def reader(self, request: Request) -> PromptReader:
         """A reader of a request's prompt."""

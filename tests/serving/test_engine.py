@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxspec.config import SamplingConfig
+from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.prompt import read
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
@@ -255,3 +256,13 @@ def test_bad_requests_are_refused(engine, settings, message):
 
     with pytest.raises(UserError, match=message):
         asyncio.run(ask())
+
+
+def test_memory_counts_the_hidden_states_that_readings_keep(drafter):
+    """Of the prompt being read and of two shared prefixes: here twice as many in chunks of 64 as in chunks of 32."""
+    model, limits = drafter.model, dataclasses.replace(LIMITS, max_length=64, prefixes=2)
+    halves, whole = (
+        Slots(drafter, Match(), dataclasses.replace(limits, prompt_chunk=chunk)).memory for chunk in (32, 64)
+    )
+    layers = 1 + len(drafter.on_device.taps(model.base))
+    assert whole - halves == 3 * 32 * layers * model.config.hidden_size * 4
