@@ -81,15 +81,15 @@ def shaped(drafter: Drafter, kind: str, nodes: int) -> Drafter:
         alone = dataclasses.replace(drafter, sources=(first,))
         tree = own if kind == "own" else same_tree(first.facts.distances, nodes)
         return alone.with_tree(tree, 0 if first.trained else None)
-    sources = (with_own_tree(first, drafter.model.config.num_layers, nodes), *others)
+    sources = (with_own_tree(first, nodes), *others)
     return with_sources(drafter, sources, f"best:{rows_of(nodes, sources)}")
 
 
-def with_own_tree(source: Source, layers: int, nodes: int) -> Source:
+def with_own_tree(source: Source, nodes: int) -> Source:
     """A trained source whose own tree, which it expands if it drafts along paths, has so many nodes."""
     if not (source.adapter and source.accuracy):
         return source
-    plan = method_plan(source.method, layers, f"sparse:{nodes}", source.accuracy)
+    plan = method_plan(source.method, source.config, f"sparse:{nodes}", source.accuracy)
     info = source.adapter.info | {"tree": plan_to_json(plan)}
     return dataclasses.replace(source, adapter=dataclasses.replace(source.adapter, info=info))
 

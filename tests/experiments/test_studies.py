@@ -36,5 +36,5 @@ def test_every_entry_has_a_tree_for_its_method():
         else:
             method = TRAINED[entry.adapter[0]][entry.adapter[1]].method
         tree, accuracy = entry.tree, [[0.1] * 10] * method.facts(SMOLLM2_135M).distances
-        plan = tree if isinstance(tree, TreePlan) else method_plan(method, SMOLLM2_135M.num_layers, tree, accuracy)
+        plan = tree if isinstance(tree, TreePlan) else method_plan(method, SMOLLM2_135M, tree, accuracy)
         assert plan.depth <= method.facts(SMOLLM2_135M).distances
