@@ -14,7 +14,8 @@ SHORTER = {
     "STEPS = 200": "STEPS = 4",
     "ANSWERS = 500": "ANSWERS = 4",
     "--data.held-out 8": "--data.held-out 2",
-    "--num-prompts 4 --max-new-tokens 32": "--num-prompts 2 --max-new-tokens 8",
+    "--accuracy-prompts 4 --num-prompts 4": "--accuracy-prompts 1 --num-prompts 2",
+    "--max-new-tokens 32": "--max-new-tokens 8",
     "--max-rows 16 --finalists 2": "--max-rows 8 --finalists 1",
 }
 
