@@ -22,7 +22,7 @@ from jaxspec.errors import UserError
 from jaxspec.generation.generate import iterate
 from jaxspec.methods import PromptLookup
 from jaxspec.progress import Progress
-from jaxspec.trees import chain, medusa
+from jaxspec.trees import medusa
 from jaxspec.trees.plan import plan_to_json
 from jaxspec.tuning.latency import with_sources
 from jaxspec.tuning.record import ranks_of, record
@@ -77,9 +77,9 @@ def shaped(drafter: Drafter, kind: str, nodes: int) -> Drafter:
     """A drafter as one of the kinds of recordings has it."""
     first, *others = drafter.sources
     if kind in ("same", "own"):
-        own = f"sparse:{nodes}" if first.accuracy else chain(first.facts.default_candidates)
         alone = dataclasses.replace(drafter, sources=(first,))
-        tree = own if kind == "own" else same_tree(first.facts.distances, nodes)
+        own_tree = f"sparse:{nodes}" if first.accuracy else first.tree
+        tree = own_tree if kind == "own" else same_tree(first.facts.distances, nodes)
         return alone.with_tree(tree, 0 if first.trained else None)
     sources = (with_own_tree(first, nodes), *others)
     return with_sources(drafter, sources, f"best:{rows_of(nodes, sources)}")

@@ -18,11 +18,12 @@ from experiments.lab.jobs import Job, all_jobs, scored, trained
 from experiments.lab.lab import Lab, identity_of, plain
 from experiments.lab.queue import KINDS, Queue, choose
 from experiments.lab.recordings import load_recordings, save_recordings
+from experiments.lab.scoring import shaped
 from experiments.lab.terms import Terms
 from experiments.lab.training import compare_updates, further_out, run_of, seconds_of_updates, train_run
 from jaxspec.config import DataConfig
 from jaxspec.decoding.draft import Offer
-from jaxspec.drafters import METHODS
+from jaxspec.drafters import METHODS, load_drafter
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.drafters.source import Source
@@ -381,3 +382,9 @@ def test_products_of_triton_are_left_out_where_there_is_a_gpu(monkeypatch):
     for _ in range(2):
         compile_quickly()
         assert os.environ["XLA_FLAGS"] == "--xla_dump_to=x --xla_gpu_enable_triton_gemm=false"
+
+
+@pytest.mark.parametrize("name", ["suffix", "lookahead", "jacobi"])
+def test_methods_without_accuracies_are_recorded_with_their_own_tree(model, name):
+    drafter = load_drafter(name, model)
+    assert shaped(drafter, "own", 16).shape == drafter.source.tree
