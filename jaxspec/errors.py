@@ -12,18 +12,20 @@ class UserError(Exception):
     """Bad input. Entry points print the message, nearly always one line, on stderr and exit with code 2."""
 
 
-def check_at_least(settings: object, least: Mapping[str, float]) -> None:
+def check_at_least(settings: object, least: Mapping[str, float], method: str = "") -> None:
     """Raise UserError for a setting that is too small.
 
     Args:
       settings: whatever has them as attributes.
       least: by name, `part.name` for one of a part; of a tuple every element must be so large.
+      method: whose settings they are, for the message; empty for options of a command.
     """
     for name, value in least.items():
         given = operator.attrgetter(name)(settings)
         smallest = min(given) if isinstance(given, tuple) else given
         if not smallest >= value:  # nor is NaN
-            raise UserError(f"{name.replace('_', '-')} must be at least {value}, got {smallest}")
+            shown = f"{method}: {name}" if method else name.replace("_", "-")
+            raise UserError(f"{shown} must be at least {value}, got {smallest}")
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
