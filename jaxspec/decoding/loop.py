@@ -16,7 +16,7 @@ from jaxspec.decoding.draft import Accepted, Draft
 from jaxspec.decoding.method import ReadChunk, Step
 from jaxspec.decoding.state import DecodeState, Decoding, divided_state
 from jaxspec.decoding.stats import count
-from jaxspec.model.cache import Cache, commit, gather_rows, pin_layouts
+from jaxspec.model.cache import Cache, commit_after, gather_rows
 from jaxspec.model.rows import run_rows
 
 
@@ -30,10 +30,7 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
         sizes = [functools.partial(_verify, decoding, nodes) for nodes in shape.sizes]
         states, logits, accepted, kv = lax.switch(size, sizes, state)
 
-    # These are the lengths, whatever the bonus. Making them depend on it keeps XLA from writing the rows of a tree of
-    # one node before all layers have read the cache, for which it would copy the cache (barriers are gone by then).
-    at = jnp.maximum(state.lengths, jnp.minimum(accepted.bonus, 0))
-    cache = commit(*pin_layouts(state.cache, kv), at)
+    cache = commit_after(state.cache, kv, state.lengths, accepted.bonus)
     lengths = state.lengths + accepted.length + 1
 
     text = jnp.concatenate([draft.tokens[:, :1], _new_tokens(draft, accepted)], axis=1)  # [B, P + 2]

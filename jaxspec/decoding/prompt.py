@@ -24,7 +24,7 @@ from jaxspec.decoding.state import DecodeState, Decoding, divided_state
 from jaxspec.decoding.stats import Stats
 from jaxspec.model.attention import causal_context, continued_context
 from jaxspec.model.base import Base
-from jaxspec.model.cache import Cache, commit, empty_cache, pin_layouts
+from jaxspec.model.cache import Cache, commit, commit_after, empty_cache
 from jaxspec.model.rows import read_layers
 
 
@@ -86,12 +86,12 @@ def read(
     hidden, kv, taps = read_layers(base, tokens, decoding.drafter.taps(base), context)
     first = context.positions[:, 0]
     last = ReadChunk(jnp.pad(tokens, ((0, 0), (0, 1))), hidden, first, lengths, taps)
-    if reading is not None:
+    if reading is None:
+        cache = commit(cache, kv, first)
+    else:
         last = last.updated(last, reading.last)
-        cache, kv = pin_layouts(cache, kv)
-        # As in `step`: keys and values wait until all layers have read the cache, or XLA would copy it.
-        first = jnp.maximum(first, jnp.minimum(jnp.argmax(hidden[:, -1], axis=-1), 0))
-    return divided_state(Reading(commit(cache, kv, first), states, last))
+        cache = commit_after(cache, kv, first, jnp.argmax(hidden[:, -1], axis=-1))
+    return divided_state(Reading(cache, states, last))
 
 
 def _observe(

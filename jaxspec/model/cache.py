@@ -88,6 +88,15 @@ def _write(buffer: jax.Array, new: jax.Array, length: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice(buffer, new.astype(buffer.dtype), (0, length, 0))
 
 
+def commit_after(cache: Cache, rows: Cache, at: jax.Array, result: jax.Array) -> Cache:
+    """`commit` at slots `at` [B] that does not begin before a `result` [B] int32 of all layers, 0 or more, is there.
+
+    The slots are the same whatever the result. Making them depend on it keeps XLA from writing the rows of an early
+    layer before all layers have read the cache, for which it would copy the cache (barriers are gone by then).
+    """
+    return commit(*pin_layouts(cache, rows), jnp.maximum(at, jnp.minimum(result, 0)))
+
+
 def pin_layouts(cache: Cache, rows: Cache) -> tuple[Cache, Cache]:
     """A cache and what will be written into it, in layouts that spare copies of the cache.
 

@@ -257,7 +257,7 @@ def test_loops_compiled_for_tpus_copy_neither_weights_nor_caches(monkeypatch):
     mesh, _ = absent_mesh(MeshConfig(tensor=4), "v5e:2x2x1")
     loops = lowered_loops(config, mesh)
     assert len(loops) == 3 and not any(map(copied, loops))
-    monkeypatch.setattr("jaxspec.decoding.loop.pin_layouts", lambda cache, rows: (cache, rows))
+    monkeypatch.setattr("jaxspec.model.cache.pin_layouts", lambda cache, rows: (cache, rows))
     jax.clear_caches()  # of what was traced with the layouts
     assert all(len(copied(loop)) >= 12 for loop in lowered_loops(config, mesh))  # both ways
     jax.clear_caches()
