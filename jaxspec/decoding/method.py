@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import Accepted, Draft, DraftContext, Offer, PyTree
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, check_at_least
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder, abstract_params
 from jaxspec.model.rows import Rows
@@ -117,8 +117,8 @@ class Facts:
     Attributes:
       distances: M, how far ahead the method predicts; trees are at most this deep. 0: it drafts nothing.
       learned_distances: how far ahead it has learned to predict; deeper trees draw a warning. 0: `distances`.
-      default_candidates: size of a draft that is given no tree: a chain of so many candidates, or the best so many
-        where the method adds `further_rows`; 0: `distances`. Trained adapters bring trees of their own.
+      default_candidates: number of candidates in a draft that is given no tree: in a chain, or chosen per step if the
+        method adds `further_rows`; 0: `distances`. Trained adapters bring trees of their own.
       chain_only: a fixed draft must be a chain: no other candidates of a level are followed.
       probe_rows: rows of a step that one probe makes; a node may carry a probe for each distance. 0: no probes.
       probe_cost: rows that a probe counts for in a tree's budget; less where probes run through fewer layers.
@@ -289,11 +289,7 @@ def check_choices(method: Method) -> None:
 
 def check_least(method: Method, **least: float) -> None:
     """Raise UserError for a setting that is too small, or of which an element is; `least` by its name."""
-    for name, value in least.items():
-        given = getattr(method, name)
-        smallest = min(given) if isinstance(given, tuple) else given
-        if not smallest >= value:  # nor is NaN
-            raise UserError(f"{method.name}: {name} must be at least {value}, got {smallest}")
+    check_at_least(method, least, method.name)
 
 
 def check_decay(name: str, decay: float) -> None:
