@@ -76,13 +76,13 @@ class Options:
 
 def choose(names: Collection[str], measured: Mapping[str, Any]) -> set[str]:
     """What to measure: what is named, or else all that is missing. Raises UserError for an unknown name."""
-    known = [*(study.name for study in DECODING_STUDIES), *MEASURES]
+    studies = [*(study.name for study in DECODING_STUDIES), *MEASURES]
     for name in names:
-        if name not in known:
-            raise UserError(f"unknown study {name!r}{suggest(name, known)}; studies: {', '.join(known)}")
-    whole = {name for name in measured if name != "acceptance"}  # which is measured drafter by drafter
-    whole |= {"acceptance"} if SAMPLED.keys() <= measured.get("acceptance", {}).keys() else set()
-    return {*(names or [name for name in known if name not in whole])}
+        if name not in studies:
+            raise UserError(f"unknown study {name!r}{suggest(name, studies)}; studies: {', '.join(studies)}")
+    finished = {name for name in measured if name != "acceptance"}  # which is measured drafter by drafter
+    finished |= {"acceptance"} if SAMPLED.keys() <= measured.get("acceptance", {}).keys() else set()
+    return {*(names or [name for name in studies if name not in finished])}
 
 
 def trained(lab: Lab, study: str, label: str) -> Path:
@@ -142,13 +142,13 @@ def training_table(lab: Lab, study: Study) -> list[str]:
     done = [job for job in variants() if job.settings["study"] == study.name and lab.is_done(job)]
     lines = []
     for label in study.rows:
-        found = [lab.result(job.name) for job in done if job.settings["label"] == label]
-        if found:
-            tops = [np.mean([top(result["accuracy"], k) for result in found], axis=0) for k in (1, 5)]
-            own = [result["perplexity"]["own"] for result in found if "perplexity" in result]
-            perplexity = f"{np.mean(own):.3f}" if own else ""
+        results = [lab.result(job.name) for job in done if job.settings["label"] == label]
+        if results:
+            tops = [np.mean([top(result["accuracy"], k) for result in results], axis=0) for k in (1, 5)]
+            perplexities = [result["perplexity"]["own"] for result in results if "perplexity" in result]
+            perplexity = f"{np.mean(perplexities):.3f}" if perplexities else ""
             accuracies = [" / ".join(f"{value:.3f}" for value in values) for values in tops]
-            lines.append([label, len(found), *accuracies, f"{found[0]['parameters']:,}", perplexity])
+            lines.append([label, len(results), *accuracies, f"{results[0]['parameters']:,}", perplexity])
     heads = ["variant", "seeds", "top-1 by distance", "top-5", "trained parameters", "perplexity of a tuned base"]
     return table(heads, lines) if lines else []
 

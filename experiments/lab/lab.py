@@ -74,8 +74,8 @@ class Lab:
     def _read(self, name: str) -> tuple[dict[str, Any], str]:
         """A row and the digest of its result."""
         file = self.file(name)
-        known = file.stat() if file.exists() else None
-        return _read_row(file, known and (known.st_mtime_ns, known.st_size, known.st_ino))
+        status = file.stat() if file.exists() else None
+        return _read_row(file, status and (status.st_mtime_ns, status.st_size, status.st_ino))
 
     def is_done(self, job: Job) -> bool:
         """Whether it has a result, made from the results that the jobs it needs have now.

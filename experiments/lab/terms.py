@@ -56,10 +56,10 @@ class Terms:
 
     def stored(self) -> dict[str, Any]:
         """The terms as terms.json has them."""
-        own = {name: value for name, value in dataclasses.asdict(self).items() if name != "text"}
+        fields = {name: value for name, value in dataclasses.asdict(self).items() if name != "text"}
         answers = {"answers": self.text.answers, "validation": self.text.held_out}
         limits = {"answer_tokens": self.text.max_answer_tokens, "prompt_tokens": self.text.max_prompt_tokens}
-        return own | answers | limits
+        return fields | answers | limits
 
 
 @dataclasses.dataclass(frozen=True)

@@ -131,10 +131,10 @@ def largest_tree(drafter: Drafter, rows: int) -> Drafter:
 
     sizes = range(rows)
     end = bisect.bisect_right(sizes, rows, key=lambda size: sized(size).num_rows if sized(size) else 0)
-    found = next(filter(None, map(sized, reversed(sizes[:end]))), None)
-    if found is None:
+    largest = next(filter(None, map(sized, reversed(sizes[:end]))), None)
+    if largest is None:
         raise UserError(f"{drafter.name} has no tree of {rows} rows")
-    return found
+    return largest
 
 
 def _timed(drafter: Drafter, prompts: list[list[int]], config: DeviceConfig) -> list[Generation]:

@@ -177,7 +177,7 @@ def stream(
       **settings: as in `iterate`.
 
     Yields:
-      The `Generation` as it stands; the last one is complete.
+      The `Generation` so far; the last one holds the complete answer.
 
     Raises:
       UserError: a prompt or a setting that makes no sense.

@@ -113,7 +113,7 @@ class Job:
     def begin(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, rows: int, width: int, capacity: int
     ) -> RunningBatch:
-        """Read prompts and make the first draft, in a batch of so many rows; those without a prompt are done."""
+        """Read prompts and make the first draft in a batch of `rows` rows; rows without a prompt are done."""
         spare = rows - len(prompts)
         padded = bucket(max(map(len, prompts), default=1))
         tokens, lengths = pad_tokens([*prompts, *[[0]] * spare], padded)
@@ -125,7 +125,7 @@ class Job:
         return RunningBatch(state, watch.seconds, 0.0, watch.compile_seconds)
 
     def decode(self, run: RunningBatch, steps: int) -> None:
-        """Take a batch so many steps further, on its clocks."""
+        """Decode `steps` further steps of a batch, and add their time to its clocks."""
         with in_mesh(self.mesh), Stopwatch() as watch:
             run.state = jax.block_until_ready(decode(self.decoding, run.state, np.int32(steps)))
         run.compile_seconds += watch.compile_seconds

@@ -156,7 +156,7 @@ class DFlash(Method):
         return jax.tree.map(lambda x: x.astype(wide(x)), trainable)
 
     def _checked_taps(self, layers: int) -> tuple[int, ...]:
-        """The taps on a base of so many layers. Raises UserError where they, or the layers to copy, are not there."""
+        """The taps on a base of `layers` layers. Raises UserError if the base lacks them, or the layers to copy."""
         taps = self.taps(layers)
         if not 0 <= min(taps) <= max(taps) <= layers:
             tapped = ", ".join(map(str, taps))

@@ -57,7 +57,7 @@ class Replies:
         return self._object(made, "chat.completion") | {"usage": self.usage(choices)}
 
     def openings(self, count: int) -> list[dict[str, Any]]:
-        """The chunks before the first tokens of so many answers, where there are any."""
+        """The chunks that open `count` chat answers; completions have none."""
         start = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None, "logprobs": None}
         return [self._object([{"index": i} | start]) for i in range(count if self._asked.chat else 0)]
 
