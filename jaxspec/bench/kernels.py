@@ -10,6 +10,9 @@ import collections
 import dataclasses
 import re
 from collections.abc import Collection
+from typing import Any
+
+import jax
 
 from jaxspec.bench.hlo import Array, Computation, Instruction, Program, parse_program
 
@@ -59,6 +62,15 @@ class Kernels:
     def least_seconds(self, bandwidth: float) -> float:
         """The least time of a step on a device of a published bandwidth, in bytes per second."""
         return (self.read + self.written) / (BANDWIDTH_SHARE * bandwidth) + self.total * SECONDS
+
+
+def matrices_of(params: Any) -> set[tuple[int, int]]:
+    """The shapes [in, out] of the matrices of a base's layers, on one device."""
+    shapes = set()
+    for path, leaf in jax.tree.leaves_with_path(params):
+        if "layers_" in jax.tree_util.keystr(path) and leaf.ndim == 2:
+            shapes.add(leaf.sharding.shard_shape(leaf.shape))
+    return shapes
 
 
 def count_kernels(text: str, matrices: Collection[tuple[int, int]] = ()) -> Kernels:
@@ -163,12 +175,12 @@ def _read_of(fused: Computation, name: str, size: int) -> int:
 
 
 def _written(computation: Computation, kernel: Instruction, fused: list[Computation]) -> list[Array]:
-    """Arrays that a kernel writes: of an update in place, what is new."""
+    """Arrays that a kernel writes: of an update in place, what is new; a library's workspace is not counted."""
     if aliased := _aliased(kernel):
         others = [name for place, name in enumerate(kernel.operands) if place not in aliased]
         return [array for name in others for array in computation.by_name[name].arrays]
     if not fused:
-        return list(kernel.arrays)
+        return [array for array in kernel.arrays if not ("cublas" in kernel.attributes and array.dtype == "s8")]
     root = fused[0].root
     results = [fused[0].by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
     return [_update(fused[0], result) or result.arrays[0] for result in results]
@@ -185,5 +197,5 @@ def _update(fused: Computation, result: Instruction) -> Array | None:
 
 def _aliased(kernel: Instruction) -> set[int]:
     """Places of the operands that a custom call writes its results to."""
-    found = re.search(r"output_to_operand_aliasing=\{(.*?\})\}", kernel.attributes)
-    return {int(place) for place in re.findall(r":\s*\((\d+)", found[1])} if found else set()
+    aliases = kernel.attributes.partition("output_to_operand_aliasing=")[2]
+    return {int(place) for place in re.findall(r"\{[\d, ]*\}: \((\d+), \{", aliases)}

@@ -66,10 +66,12 @@ class DecodeOptions(DrafterOptions):
       stream: print the text while it is made, even when the output is no terminal.
       json: print one JSON object per prompt, or the figures of a dry run as one.
       mesh: devices that share the work.
-      dry_run: compile a decoding step of 1, 16 and 64 rows from shapes alone, by default in bfloat16, and print its
-        memory and operations per device; the devices need not be there.
+      dry_run: compile decoding steps from shapes alone, by default in bfloat16, and print their memory, operations and
+        kernels per device; the devices need not be there. Steps are those of 1, 16 and 64 rows of a config's method, or
+        those of the drafter that --method names, as it ships or would be trained.
       config: for a dry run: the named training run that gives the method and the base's shapes; default ppd_smollm2.
-      topology: for a dry run: the slice of TPUs to compile for, like v5e:2x2x1 (needs the package libtpu).
+      topology: for a dry run: what to compile for: h100, a100, l4, t4 (needs jax-cuda13-plugin, no GPU) or a slice of
+        TPUs like v5e:2x2x1 (needs libtpu).
     """
 
     model: str = ""
@@ -121,7 +123,10 @@ class DecodeOptions(DrafterOptions):
 
 
 _DRY_RUN_ALONE = ("config", "topology")
-_DRY_RUN_TOO = ("dry_run", "model", "dtype", "batch_size", "max_length", "mesh", "json")
+_DRY_RUN_TOO = (
+    *("dry_run", "model", "dtype", "batch_size", "max_length", "mesh", "json"),
+    *("method", "tree", "draft_vocabulary"),
+)
 
 
 def main(args: list[str]) -> None:
@@ -278,7 +283,7 @@ def dry_run(options: DecodeOptions) -> None:
 
     mesh, chip = absent_mesh(options.mesh, options.topology)  # before JAX looks for devices
     name, dtype = options.config or "ppd_smollm2", options.dtype or "bfloat16"
-    config = load_config(name)
+    config, [spec] = load_config(name), options.drafters
     if options.model:
         config = dataclasses.replace(config, model=options.model)
         abstract_trainable(config.method, config.shapes)  # refuses settings that do not fit the base
@@ -289,6 +294,7 @@ def dry_run(options: DecodeOptions) -> None:
             f"give a batch-size of at least 1 and a max-length of at most {longest}, got {options.batch_size} and "
             f"{length}"
         )
-    found = dry_run_decoding(config, mesh, chip, options.batch_size, length, dtype)
+    named = None if spec == DecodeOptions().drafters[0] else spec
+    found = dry_run_decoding(config, mesh, chip, options.batch_size, length, dtype, named)
     lines = decoding_lines(name, config, options.mesh, found)
     print(json.dumps(found, indent=1) if options.json else "\n".join(lines))

@@ -34,7 +34,8 @@ class TrainOptions(RunConfig):
       dtype: dtype of the base's weights; default float32 on CPU, bfloat16 elsewhere and in a dry run.
       dry_run: compile one update from shapes alone, and print its memory and operations per device; the devices need
         not be there.
-      topology: for a dry run: the slice of TPUs to compile for, like v5e:2x2x1 (needs the package libtpu).
+      topology: for a dry run: what to compile for: h100, a100, l4, t4 (needs jax-cuda13-plugin, no GPU) or a slice of
+        TPUs like v5e:2x2x1 (needs libtpu).
       json: print the figures of a dry run as JSON.
       processes: how several processes, one per host, find each other.
       show: print the settings as JSON and stop.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -155,11 +156,16 @@ def find_shipped(method: str, fingerprint: str) -> Path | None:
 
     An installed package lacks the weights of large ones.
     """
-    for file in sorted(shipped_folder("adapters").glob("*/adapter.json")):
-        try:
-            head = read_json(file)
-        except UserError:  # a damaged neighbour is no reason to find nothing
-            continue
+    for folder, head in shipped_heads().items():
         if head.get("method") == method and head.get("fingerprint") == fingerprint:
-            return file.parent
+            return folder
     return None
+
+
+def shipped_heads() -> dict[Path, dict[str, Any]]:
+    """The content of adapter.json of all adapters that ship, by folder; damaged ones are left out."""
+    heads = {}
+    for file in sorted(shipped_folder("adapters").glob("*/adapter.json")):
+        with contextlib.suppress(UserError):
+            heads[file.parent] = read_json(file)
+    return heads

@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxspec.bench.absent import abstract_base, lower_step
 from jaxspec.bench.dry_run import (
     decoding_lines,
     decodings,
+    drafters_of,
     dry_run_decoding,
     dry_run_training,
-    lower_step,
     training_lines,
 )
 from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, readable
@@ -26,7 +27,7 @@ from jaxspec.decoding.method import abstract_trainable
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE, DraftModel, HiddenTransfer
 from jaxspec.model.cache import empty_cache
-from jaxspec.parallel.chips import CHIPS, absent_mesh
+from jaxspec.parallel.chips import TPUS, absent_mesh
 from jaxspec.training.run_config import RunConfig, check_config, load_config, load_configs
 from jaxspec.weights.params import parameter_count
 from jaxspec.weights.shapes import SHAPES
@@ -72,11 +73,11 @@ def test_bytes_are_those_of_arrays_that_lie_there(training):
 def test_passes_are_counted(mesh, training):
     """Each of the four parts of the batch takes as many sequences a pass as `microbatch` says."""
     train = dataclasses.replace(RUN.train, microbatch=1)
-    parts = dry_run_training(dataclasses.replace(RUN, train=train), mesh, CHIPS["v5e"], "float32")["step"]
+    parts = dry_run_training(dataclasses.replace(RUN, train=train), mesh, TPUS["v5e"], "float32")["step"]
     once = training["step"]
     assert (parts["passes"], once["passes"]) == (2, 1)
     weights = training["weights_bytes"] + training["trainable_bytes"]
-    assert parts["memory_seconds"] == (parts["arguments"] + weights) / CHIPS["v5e"].bandwidth
+    assert parts["memory_seconds"] == (parts["arguments"] + weights) / TPUS["v5e"].bandwidth
     assert 0.8 < 2 * parts["flops"] / once["flops"] < 1.25
 
 
@@ -107,7 +108,7 @@ METHODS = [PPD(), SPACE(), HiddenTransfer(layers=(0, 1, 1)), DraftModel(layers=(
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_steps_of_1_16_and_64_rows(mesh, method):
     run = dataclasses.replace(RUN, method=method, draft_vocabulary=12)
-    found = dry_run_decoding(run, mesh, CHIPS["v5e"], 2, 128)
+    found = dry_run_decoding(run, mesh, TPUS["v5e"], 2, 128)
     assert all(rows <= most for rows, most in zip(found["steps"], (1, 16, 64), strict=True))
     one, many, most = found["steps"].values()
     assert one["flops"] < many["flops"] < most["flops"]
@@ -117,7 +118,7 @@ def test_steps_of_1_16_and_64_rows(mesh, method):
     assert (found["drafter_state_bytes"] > found["cache_bytes"] / 2) == isinstance(method, DraftModel)  # 2 of 3 layers
     assert most["arguments"] - one["arguments"] > 0.9 * (found["drafter_bytes"] + found["drafter_state_bytes"])
     assert all(step["fits"] for step in found["steps"].values())
-    assert one["memory_seconds"] == one["arguments"] / CHIPS["v5e"].bandwidth
+    assert one["memory_seconds"] == one["arguments"] / TPUS["v5e"].bandwidth
 
 
 def few_layers(config, monkeypatch):
@@ -168,7 +169,7 @@ def test_every_kind_of_config_compiles_and_counts_its_work(name, mesh, monkeypat
     [
         (MeshConfig(data=64), "", "needs 64 devices"),
         (MeshConfig(data=0), "", "at least 1"),
-        (MeshConfig(), "v9:2x2", "write a generation and a shape"),
+        (MeshConfig(), "v9:2x2", "write a GPU .h100.*or a generation of TPUs"),
     ],
 )
 def test_devices_that_cannot_be(mesh, topology, message):
@@ -194,11 +195,11 @@ class TooLarge:
 
 
 def test_what_a_tpus_compiler_refuses_does_not_fit():
-    found = measure_needs(TooLarge(), CHIPS["v5e"])
+    found = measure_needs(TooLarge(), None, TPUS["v5e"])
     assert found == {"fits": False, "reason": "RESOURCE_EXHAUSTED: Used 21.95G of 15.48G hbm."}
     assert needs_text(found).startswith("DOES NOT FIT (RESOURCE_EXHAUSTED: Used 21.95G")
     with pytest.raises(jax.errors.JaxRuntimeError):  # of no chip's memory
-        measure_needs(TooLarge(), None)
+        measure_needs(TooLarge(), None, None)
 
 
 def dry_run(command, **environment):
@@ -238,7 +239,8 @@ COPY = re.compile(r"= (\w+)\[([\d,]+)\]\S* (?:copy|transpose)\(")  # not those i
 
 def lowered_loops(config, mesh):
     """The decoding loops of 1, 16 and 64 rows."""
-    return [lower_step(*both, mesh) for both in decodings(config, mesh, 1, 2000, "bfloat16").values()]
+    base = abstract_base(config.shapes, "bfloat16", mesh)
+    return [lower_step(*both, mesh) for both in decodings(drafters_of(config, base), base, mesh, 1, 2000).values()]
 
 
 def copied(loop):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.bench.dry_run import abstract_base, abstract_state, lower_step
+from jaxspec.bench.absent import abstract_base, abstract_state, lower_step
 from jaxspec.config import MeshConfig
 from jaxspec.decoding.drafter import DeviceDrafter
 from jaxspec.decoding.loop import decode
