@@ -26,15 +26,17 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 
-# The slower checks: the default model end to end, parity with PyTorch, and programs compiled for TPUs. The TPU's compiler,
-# the one that belongs to this JAX, lies apart: installed beside JAX it would make every start look for a TPU. Several
-# tests may compile at a time.
+# The slower checks: the default model end to end, parity with PyTorch, and programs compiled for TPUs and GPUs. Their
+# compilers, those that belong to this JAX, lie apart: installed beside JAX they would make every start look for a device.
+# Several tests may compile at a time.
 LIBTPU = $$($(BIN)/python -c 'from importlib.metadata import requires as r; \
 	print(next(line.split(";")[0] for line in r("jax") if line.startswith("libtpu")))')
-SLOWLY := ALLOW_MULTIPLE_LIBTPU_LOAD=1 PYTHONPATH=$(VENV)/tpu JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -n 2 --dist loadfile
+CUDA = $$($(BIN)/python -c 'import jax; \
+	print(*(f"jax-cuda13-{part}=={jax.__version__}" for part in ("plugin", "pjrt")))')
+SLOWLY := ALLOW_MULTIPLE_LIBTPU_LOAD=1 PYTHONPATH=$(VENV)/compilers JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -n 2 --dist loadfile
 slow: setup
 	$(BIN)/python -m pip install -q --retries 3 "torch==2.13.0"
-	$(BIN)/python -m pip install -q --retries 3 --no-deps --upgrade --target $(VENV)/tpu "$(LIBTPU)"
+	$(BIN)/python -m pip install -q --retries 3 --no-deps --upgrade --target $(VENV)/compilers "$(LIBTPU)" $(CUDA)
 	$(SLOWLY) -m "slow and not optimized"
 	$(SLOWLY) -m optimized
 
