@@ -1,4 +1,4 @@
-"""Compare methods on the same questions, report the results, or measure step times and devices."""
+"""Compare methods on the same questions, report the results, measure step times and devices, or count kernels."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import tyro
 from jaxspec.bench.config import BenchConfig, check_bench
 from jaxspec.bench.device import DeviceConfig, measure_device, read_device
 from jaxspec.bench.device_report import write_device_report
+from jaxspec.bench.kernel_table import KernelsConfig, compile_steps, kernel_table
 from jaxspec.bench.report import overall_table, write_bench_report
 from jaxspec.bench.results import load_results
 from jaxspec.bench.run import run_bench
@@ -85,10 +86,22 @@ class Device(DeviceConfig):
     report: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class Kernels(KernelsConfig):
+    """Compile decoding steps for a GPU, which need not be here, and count the kernels that they launch.
+
+    Attributes:
+      json: print the figures as JSON instead of a table.
+    """
+
+    json: bool = False
+
+
 def main(args: list[str]) -> None:
     """Parse, and run the subcommand."""
-    options = parse(Compare | Report | Latency | Device, args)
-    {Compare: compare, Report: report, Latency: latency, Device: device}[type(options)](options)
+    options = parse(Compare | Report | Latency | Device | Kernels, args)
+    commands = {Compare: compare, Report: report, Latency: latency, Device: device, Kernels: kernels}
+    commands[type(options)](options)
 
 
 def compare(options: Compare) -> None:
@@ -146,6 +159,12 @@ def device(options: Device) -> None:
     page = write_device_report(read_device(folder), folder)
     print(page.read_text())
     _say(f"written to {page}")
+
+
+def kernels(options: Kernels) -> None:
+    """Compile steps, and print a table."""
+    steps = compile_steps(options, _say)
+    print(json.dumps(steps, indent=1) if options.json else "\n".join(kernel_table(steps)))
 
 
 def _say(line: str) -> None:
