@@ -132,7 +132,7 @@ def _kernel(*refs: Any, normed: bool, splits: int, window: int | None, epsilon: 
     queries = min(block(heads * R), _QUERIES)
     slots = min(max(_BYTES // (2 * halved * dtype.itemsize), 16), 128)
     part, k, b = (pl.program_id(axis) for axis in range(3))
-    split, writes = lax.rem(part, splits), part == 0
+    split, writes = lax.rem(part, splits), part < splits
     query = lax.div(part, splits) * queries + jnp.arange(queries)
     row, head, live = lax.div(query, heads), lax.rem(query, heads), query < heads * R
     d, wide = jnp.arange(halved), jnp.arange(2 * halved)
@@ -199,10 +199,12 @@ def _kernel(*refs: Any, normed: bool, splits: int, window: int | None, epsilon: 
     each = lax.div(jnp.maximum(end - begin, 0) + splits - 1, splits)
     begin = begin + split * each
     own = min(block(R), slots)
-    found = (jnp.zeros((queries, 2 * halved), jnp.float32), jnp.full(queries, _MASKED, jnp.float32), jnp.zeros(queries, jnp.float32))
+    nothing = jnp.zeros(queries, jnp.float32)
+    found = (jnp.zeros((queries, 2 * halved), jnp.float32), nothing + _MASKED, nothing)
     found = lax.fori_loop(begin, jnp.minimum(begin + each, end), add_slots, found)
     blocks = -(-R // own)
-    found = lax.fori_loop(0, blocks if splits == 1 else jnp.where(split == 0, blocks, 0), add_rows, found)
+    begin = split * -(-blocks // splits)
+    found = lax.fori_loop(begin, jnp.minimum(begin - (-blocks // splits), blocks), add_rows, found)
 
     index, kept = (b, row, k, head), live[:, None] & (wide < Dh)[None]
     if splits == 1:
