@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxspec.model.blocks import wide
 from jaxspec.model.cache import Cache
 from jaxspec.model.gpu import either, has_kernels
-from jaxspec.model.gpu_attention import Reach, attend_step, takes
+from jaxspec.model.gpu_attention import MOST_ROWS, attend_step
 from jaxspec.model.rope import rotate
 
 MASKED = -1e30  # the score of what a row does not see
@@ -37,6 +37,21 @@ class Context:
     visible: jax.Array | None = None
     prefix: Cache | None = None
     sees_prefix: jax.Array | None = None
+
+
+@flax.struct.dataclass
+class Reach:
+    """What the rows of a step see of themselves and of a cache, for a kernel that makes no masks of it.
+
+    Attributes:
+      positions: [B, R] int32.
+      visible: [B, 1 or R] int32, slots of the cache.
+      window: of the layer (static).
+    """
+
+    positions: jax.Array
+    visible: jax.Array
+    window: int | None = flax.struct.field(pytree_node=False, default=None)
 
 
 def causal_mask(batch: int, length: int) -> jax.Array:
@@ -156,12 +171,21 @@ def attend_packed(
     prefix: tuple[jax.Array, jax.Array] | None = None,
     reach: Reach | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`attend` from queries, keys and values as their product leaves them; where there is one, by a kernel.
+    """`attend` from queries, keys and values as their product leaves them.
+
+    On GPUs with kernels (see `jaxspec.model.gpu`) one kernel does all of it where few rows in one group see a cache and
+    no prefix: in a decoding step, and in drafting. So prompts and sequences in training keep `attend`.
 
     Args:
-      qkv: as in `unpacked`, as are `norms`, `angles` and `epsilon`.
-      mask: as in `attend`, as are `cached`, `cached_mask` and `prefix`.
-      reach: what the masks of a layer say, for a kernel; None: there is none for this attention.
+      qkv: as in `unpacked`.
+      norms: likewise.
+      angles: likewise.
+      epsilon: likewise.
+      mask: as in `attend`.
+      cached: likewise.
+      cached_mask: likewise.
+      prefix: likewise.
+      reach: what the masks say; without it there is no kernel.
 
     Returns:
       [B, R, H * Dh], and the rows' rotated keys and their values, [B, K, R, Dh].
@@ -176,10 +200,12 @@ def attend_packed(
     def kernel(
         qkv: jax.Array, norms: tuple[jax.Array, ...], angles: jax.Array, reach: Reach, *context: Any
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        return attend_step(qkv, norms, angles, *context[:2], reach, epsilon)
+        seen = (reach.positions, reach.visible, reach.window)
+        return attend_step(qkv, norms, angles, *context[:2], *seen, epsilon)
 
     operands = (qkv, norms, angles, reach, mask, cached, cached_mask, prefix)
-    return either(kernel, plain, *operands) if takes(qkv, mask, cached, prefix, reach) else plain(*operands)
+    few = reach is not None and prefix is None and mask.shape[1] == 1 and qkv.shape[1] <= MOST_ROWS
+    return either(kernel, plain, *operands) if few and qkv.dtype == cached[0].dtype else plain(*operands)
 
 
 def masks_of(context: Context, window: int | None) -> tuple[jax.Array, jax.Array | None]:
@@ -200,7 +226,7 @@ def masks_of(context: Context, window: int | None) -> tuple[jax.Array, jax.Array
 
 
 def reach_of(context: Context, window: int | None) -> Reach | None:
-    """The same for a kernel; None where there is no cache or no kernel."""
+    """The same for a kernel; None where there is no cache, or no kernel."""
     if context.cache is None or not has_kernels():
         return None
     return Reach(context.positions, context.visible, window)

@@ -15,7 +15,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
-from jaxspec.model.attention import Context, attend_packed, causal_context, masks_of, normalised, of_layer, reach_of, unpacked
+from jaxspec.model.attention import (
+    Context,
+    attend_packed,
+    causal_context,
+    masks_of,
+    normalised,
+    of_layer,
+    reach_of,
+    unpacked,
+)
 from jaxspec.model.blocks import columns, product, wide
 from jaxspec.model.cache import Cache, usual_on_tpu
 from jaxspec.model.rope import rope_angles

@@ -117,5 +117,3 @@ def over_mesh(
 def block(size: int, least: int = 16) -> int:
     """The power of two that holds `size`, as Triton wants them; 16 is the least that tensor cores take."""
     return max(least, 1 << (size - 1).bit_length())
-
-

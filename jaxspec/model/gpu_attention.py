@@ -9,15 +9,13 @@ leaves too few instances for a GPU, several share it, and a second kernel merges
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.model.gpu import block, has_kernels, launch, over_mesh
+from jaxspec.model.gpu import block, launch, over_mesh
 
 MOST_ROWS = 128
 _MASKED = -1e30
@@ -29,30 +27,7 @@ _INSTANCES = 128  # about the multiprocessors of a large GPU
 _SHARE = 256  # slots per instance, at least
 
 
-@flax.struct.dataclass
-class Reach:
-    """What rows see of a cache, for kernels that make no mask of it.
-
-    Attributes:
-      positions: [B, R] int32.
-      visible: [B, 1 or R] int32, slots of the cache.
-      window: a layer's window (static).
-    """
-
-    positions: jax.Array
-    visible: jax.Array
-    window: int | None = flax.struct.field(pytree_node=False, default=None)
-
-
-def takes(qkv: jax.Array, mask: jax.Array, cached: tuple | None, prefix: tuple | None, reach: Reach | None) -> bool:
-    """Whether the kernel computes this attention on GPUs: of few rows, in one group, over a cache and no prefix.
-
-    So prompts and sequences in training keep `attend`, as does every device without kernels.
-    """
-    if reach is None or cached is None or prefix is not None or not has_kernels():
-        return False
-    same = qkv.dtype == cached[0].dtype and qkv.dtype in (jnp.bfloat16, jnp.float16, jnp.float32)
-    return same and mask.shape[1] == 1 and qkv.shape[1] <= MOST_ROWS
+Pair = tuple[jax.Array, jax.Array]
 
 
 def attend_step(
@@ -60,11 +35,13 @@ def attend_step(
     norms: tuple[jax.Array, ...],
     angles: jax.Array,
     mask: jax.Array,
-    cached: tuple[jax.Array, jax.Array],
-    reach: Reach,
+    cached: Pair,
+    positions: jax.Array,
+    visible: jax.Array,
+    window: int | None = None,
     epsilon: float = 0.0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Attention from queries, keys and values as their product leaves them.
+    """Attention of few rows from queries, keys and values as their product leaves them.
 
     Args:
       qkv: [B, R, K, H/K + 2, Dh], per key/value head its query heads, its key and its value.
@@ -72,61 +49,50 @@ def attend_step(
       angles: [B, R, Dh/2].
       mask: [B, 1, R, R] bool, which rows see which, whatever the window.
       cached: keys and values [B, K, S, Dh].
-      reach: positions, visible slots, window.
+      positions: [B, R] int32.
+      visible: [B, 1 or R] int32, how many slots of the cache a row sees.
+      window: how far back a row sees.
       epsilon: of the norms.
 
     Returns:
       [B, R, H * Dh], and the rows' rotated keys and their values, [B, K, R, Dh].
     """
-    B, R, K, width, Dh = qkv.shape
-    whole, texts = ("batch", None, "heads"), ("batch",)
-    inputs = [whole, (), texts, texts, texts, texts, texts, ("batch", "heads")]
-    run = functools.partial(_run, window=reach.window, epsilon=epsilon)
-    run = over_mesh(run, (B, K), inputs, [whole, ("batch", "heads"), ("batch", "heads")])
+    B, R, K = qkv.shape[:3]
+    whole, heads, texts = ("batch", None, "heads"), ("batch", "heads"), ("batch",)
+    inputs = [whole, texts, texts, texts, texts, texts, heads, heads, *[()] * len(norms)]
+    run = over_mesh(functools.partial(_run, window, epsilon), (B, K), inputs, [whole, heads, heads])
     cos, sin = jnp.cos(angles), jnp.sin(angles)  # the same in all layers
-    out, *new = run(qkv, norms, cos, sin, reach.positions, reach.visible, mask, cached)
-    return out.reshape(B, R, -1), *new
+    out, k, v = run(qkv, cos, sin, positions, visible, mask, *cached, *norms)
+    return out.reshape(B, R, -1), k, v
 
 
-def _run(
-    qkv: jax.Array,
-    norms: tuple[jax.Array, ...],
-    cos: jax.Array,
-    sin: jax.Array,
-    positions: jax.Array,
-    visible: jax.Array,
-    mask: jax.Array,
-    cached: tuple[jax.Array, jax.Array],
-    window: int | None,
-    epsilon: float,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The kernels on one device; the result is [B, R, K, H/K, Dh]."""
-    (B, R, K, width, Dh), dtype, S = qkv.shape, qkv.dtype, cached[0].shape[2]
-    heads = width - 2
+def _run(window: int | None, epsilon: float, *operands: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The kernels on one device; the first result is [B, R, K, H/K, Dh]."""
+    (B, R, K, width, Dh), dtype, S = operands[0].shape, operands[0].dtype, operands[6].shape[2]
+    heads, splits = width - 2, 1
     parts = -(-heads * R // _QUERIES)
-    splits = 1
     if S > _LONG:
         splits = min(block(-(-_INSTANCES // (B * K * parts)), 1), block(S // _SHARE, 1))
-    new = [jax.ShapeDtypeStruct((B, K, R, Dh), dtype)] * 2
-    kernel = functools.partial(_kernel, normed=bool(norms), splits=splits, window=window, epsilon=epsilon)
-    operands = (qkv, cos, sin, positions, visible, mask, *cached, *norms)
     shape = (B, R, K, heads, Dh)
+    out, new = jax.ShapeDtypeStruct(shape, dtype), [jax.ShapeDtypeStruct((B, K, R, Dh), dtype)] * 2
+    kernel = functools.partial(_kernel, splits=splits, window=window, epsilon=epsilon, inputs=len(operands))
     if splits == 1:
-        return tuple(launch(kernel, (parts, K, B), [jax.ShapeDtypeStruct(shape, dtype), *new], *operands))
-    partial = [jax.ShapeDtypeStruct((splits, *s), jnp.float32) for s in (shape, shape[:-1], shape[:-1])]
-    k, v, *found = launch(kernel, (parts * splits, K, B), [*new, *partial], *operands)
-    [out] = launch(_merge, (R * heads, K, B), [jax.ShapeDtypeStruct(shape, dtype)], *found, warps=1)
+        k, v, out = launch(kernel, (parts, K, B), [*new, out], *operands)
+        return out, k, v
+    found = [jax.ShapeDtypeStruct((splits, *s), jnp.float32) for s in (shape, shape[:-1], shape[:-1])]
+    k, v, *found = launch(kernel, (parts * splits, K, B), [*new, *found], *operands)
+    [out] = launch(_merge, (R * heads, K, B), [out], *found, warps=1)
     return out, k, v
 
 
-def _kernel(*refs: Any, normed: bool, splits: int, window: int | None, epsilon: float) -> None:
+def _kernel(*refs: Any, inputs: int, splits: int, window: int | None, epsilon: float) -> None:
     """One instance; `refs` are those of the operands and outputs in `_run`."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas.triton import load, store
 
-    qkv, cos, sin, positions, visible, mask, keys, values = refs[:8]
-    norms, outputs = refs[8 : 8 + 2 * normed], refs[8 + 2 * normed :]
-    (out, new_k, new_v), partial = (outputs, ()) if splits == 1 else ((None, *outputs[:2]), outputs[2:])
+    qkv, cos, sin, positions, visible, mask, keys, values, *norms = refs[:inputs]
+    new_k, new_v, *results = refs[inputs:]
+    q_norm, k_norm = norms or (None, None)
     (_, R, _, width, Dh), S, dtype = qkv.shape, keys.shape[2], qkv.dtype
     heads, half, halved = width - 2, Dh // 2, block(Dh // 2)
     queries = min(block(heads * R), _QUERIES)
@@ -137,12 +103,12 @@ def _kernel(*refs: Any, normed: bool, splits: int, window: int | None, epsilon: 
     row, head, live = lax.div(query, heads), lax.rem(query, heads), query < heads * R
     d, wide = jnp.arange(halved), jnp.arange(2 * halved)
 
-    def halves(ref: Any, *index: Any, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Two [n, Dh/2]; `index` [n] of all dimensions but the last, `seen` [n]."""
-        at, kept = _column(index), seen[:, None] & (d < half)[None]
-        return tuple(load(ref.at[*at, d[None] + start], mask=kept, other=0) for start in (0, half))
+    def halves(ref: Any, *index: Any, seen: jax.Array) -> Pair:
+        """Two [n, Dh/2]; `index` of all dimensions but the last, arrays in it [n, 1]; `seen` [n]."""
+        kept = seen[:, None] & (d < half)[None]
+        return tuple(load(ref.at[*index, d[None] + start], mask=kept, other=0) for start in (0, half))
 
-    def turned(x: tuple[jax.Array, jax.Array], row: jax.Array, seen: jax.Array, norm: Any) -> tuple[jax.Array, jax.Array]:
+    def turned(x: Pair, row: jax.Array, seen: jax.Array, norm: Any) -> Pair:
         """Normalised and rotated."""
         first, second = (part.astype(jnp.float32) for part in x)
         kept = seen[:, None] & (d < half)[None]
@@ -150,11 +116,12 @@ def _kernel(*refs: Any, normed: bool, splits: int, window: int | None, epsilon: 
             mean = jnp.sum(first * first + second * second, axis=1, keepdims=True) / Dh
             scales = (load(norm.at[d + start], mask=d < half, other=0)[None] for start in (0, half))
             root = lax.rsqrt(mean + epsilon)
-            first, second = ((x * root * s).astype(dtype).astype(jnp.float32) for x, s in zip((first, second), scales))
+            normed = ((x * root * scale).astype(dtype) for x, scale in zip((first, second), scales, strict=True))
+            first, second = (x.astype(jnp.float32) for x in normed)
         c, s = (load(ref.at[b, row[:, None], d[None]], mask=kept, other=0) for ref in (cos, sin))
         return (first * c - second * s).astype(dtype), (second * c + first * s).astype(dtype)
 
-    def add(found: tuple, k: tuple[jax.Array, jax.Array], v: jax.Array, sees: jax.Array) -> tuple:
+    def add(found: tuple, k: Pair, v: jax.Array, sees: jax.Array) -> tuple:
         """The softmax so far, of some more keys and values: weighted values, the largest score and the sum."""
         total, top, norm = found
         scores = (_dot(q[0], k[0].T) + _dot(q[1], k[1].T)) * Dh**-0.5
@@ -172,12 +139,12 @@ def _kernel(*refs: Any, normed: bool, splits: int, window: int | None, epsilon: 
         if window is not None:
             sees &= slot[None] > at[:, None] - window
         v = load(values.at[b, k, slot[:, None], wide[None]], mask=inside[:, None] & (wide < Dh)[None], other=0)
-        return add(found, halves(keys, b, k, slot, seen=inside), v, sees)
+        return add(found, halves(keys, b, k, slot[:, None], seen=inside), v, sees)
 
     def add_rows(i: jax.Array, found: tuple) -> tuple:
         other = i * own + jnp.arange(own)
         inside = other < R
-        new = turned(halves(qkv, b, other, k, heads, seen=inside), other, inside, norms[1] if normed else None)
+        new = turned(halves(qkv, b, other[:, None], k, heads, seen=inside), other, inside, k_norm)
         v_mask = inside[:, None] & (wide < Dh)[None]
         v = load(qkv.at[b, other[:, None], k, heads + 1, wide[None]], mask=v_mask, other=0)
         both = live[:, None] & inside[None]
@@ -190,7 +157,7 @@ def _kernel(*refs: Any, normed: bool, splits: int, window: int | None, epsilon: 
         store(new_v.at[b, k, other[:, None], wide[None]], v, mask=v_mask & writes)
         return add(found, new, v, sees)
 
-    q = turned(halves(qkv, b, row, k, head, seen=live), row, live, norms[0] if normed else None)
+    q = turned(halves(qkv, b, row[:, None], k, head[:, None], seen=live), row, live, q_norm)
     at = load(positions.at[b, row], mask=live, other=2**30)
     seen = load(visible.at[b, row if visible.shape[1] > 1 else row * 0], mask=live, other=0)
     limit = jnp.minimum(jnp.max(seen), S)
@@ -206,14 +173,14 @@ def _kernel(*refs: Any, normed: bool, splits: int, window: int | None, epsilon: 
     begin = split * -(-blocks // splits)
     found = lax.fori_loop(begin, jnp.minimum(begin - (-blocks // splits), blocks), add_rows, found)
 
-    index, kept = (b, row, k, head), live[:, None] & (wide < Dh)[None]
+    index, kept = (b, row[:, None], k, head[:, None], wide[None]), live[:, None] & (wide < Dh)[None]
     if splits == 1:
         total, _, norm = found
-        store(out.at[*_column(index), wide[None]], (total / jnp.maximum(norm, _TINY)[:, None]).astype(dtype), mask=kept)
+        store(results[0].at[*index], (total / jnp.maximum(norm, _TINY)[:, None]).astype(dtype), mask=kept)
     else:
-        store(partial[0].at[split, *_column(index), wide[None]], found[0], mask=kept)
-        for ref, x in zip(partial[1:], found[1:], strict=True):
-            store(ref.at[split, *index], x, mask=live)
+        store(results[0].at[split, *index], found[0], mask=kept)
+        for ref, x in zip(results[1:], found[1:], strict=True):
+            store(ref.at[split, b, row, k, head], x, mask=live)
 
 
 def _merge(total: Any, top: Any, norm: Any, out: Any) -> None:
@@ -230,10 +197,6 @@ def _merge(total: Any, top: Any, norm: Any, out: Any) -> None:
     sum_ = jnp.sum(weights * load(norm.at[each, b, row, k, head]))
     result = jnp.sum(weights[:, None] * values, axis=0) / jnp.maximum(sum_, _TINY)
     store(out.at[b, row, k, head, d], result.astype(out.dtype), mask=d < Dh)
-
-
-def _column(index: tuple) -> list:
-    return [x[:, None] if getattr(x, "ndim", 0) else x for x in index]
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
