@@ -58,13 +58,13 @@ def gather_rows(rows: Cache, index: jax.Array) -> Cache:
       L x [B, K, P, Dh].
     """
     arrays, structure = jax.tree.flatten(rows)
-    if arrays[0].shape[2] == index.shape[1] == 1:  # a lone root
+    if arrays and arrays[0].shape[2] == index.shape[1] == 1:  # a lone root
         return rows
 
     def plain(arrays: list[jax.Array], index: jax.Array) -> list[jax.Array]:
         return [_pick(x, index) for x in arrays]
 
-    picked = either(pick_rows, plain, arrays, index) if takes(arrays, index.shape[1]) else plain(arrays, index)
+    picked = either(pick_rows, plain, arrays, index) if takes(arrays) else plain(arrays, index)
     return jax.tree.unflatten(structure, picked)
 
 
@@ -94,8 +94,8 @@ def commit(cache: Cache, rows: Cache, lengths: jax.Array) -> Cache:
     def plain(buffers: list[jax.Array], new: list[jax.Array], lengths: jax.Array) -> list[jax.Array]:
         return [_write(*each, lengths) for each in zip(buffers, new, strict=True)]
 
-    few = takes(new, new[0].shape[2]) and takes(buffers, 0)
-    written = either(write_rows, plain, buffers, new, lengths) if few else plain(buffers, new, lengths)
+    operands = (buffers, new, lengths)
+    written = either(write_rows, plain, *operands) if takes(new, buffers) else plain(*operands)
     return jax.tree.unflatten(structure, written)
 
 

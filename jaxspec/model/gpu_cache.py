@@ -11,15 +11,15 @@ import jax.numpy as jnp
 
 from jaxspec.model.gpu import block, has_kernels, launch, over_mesh
 
-MOST_ROWS = 64
+MOST_ROWS = 128
 _ARRAYS = 80  # of a kernel, whose parameters have 4 KB
 _WHOLE = ("batch", "heads")
 
 
-def takes(arrays: Sequence[jax.Array], rows: int) -> bool:
-    """Whether the kernels serve so many rows of these arrays on GPUs: a step's, and arrays that are alike."""
-    alike = {(x.shape, x.dtype) for x in arrays}
-    return has_kernels() and len(alike) == 1 and rows <= MOST_ROWS
+def takes(rows: Sequence[jax.Array], buffers: Sequence[jax.Array] = ()) -> bool:
+    """Whether the kernels serve these arrays on GPUs: a step's rows, and arrays of which all layers' are alike."""
+    alike = all(len({(x.shape, x.dtype) for x in arrays}) == 1 for arrays in (rows, buffers or rows))
+    return alike and rows[0].shape[2] <= MOST_ROWS and has_kernels()
 
 
 def pick_rows(arrays: Sequence[jax.Array], index: jax.Array) -> list[jax.Array]:
@@ -28,7 +28,7 @@ def pick_rows(arrays: Sequence[jax.Array], index: jax.Array) -> list[jax.Array]:
     def run(index: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
         (B, K, _, Dh), dtype = arrays[0].shape, arrays[0].dtype
         picked = [jax.ShapeDtypeStruct((B, K, index.shape[1], Dh), dtype)] * len(arrays)
-        return launch(_pick, (len(arrays), K, B), picked, index, *arrays, warps=1)
+        return launch(_pick, (len(arrays), K, B), picked, index, *arrays)
 
     return _in_parts(run, index, arrays)
 
@@ -41,7 +41,7 @@ def write_rows(buffers: Sequence[jax.Array], new: Sequence[jax.Array], at: jax.A
         aliases = {1 + len(new) + i: i for i in range(len(buffers))}
         written = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in buffers]
         grid = (len(buffers), buffers[0].shape[1], buffers[0].shape[0])
-        return launch(_write, grid, written, at, *new, *buffers, aliases=aliases, warps=1)
+        return launch(_write, grid, written, at, *new, *buffers, aliases=aliases)
 
     return _in_parts(run, at, new, buffers)
 
