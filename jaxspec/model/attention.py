@@ -173,8 +173,8 @@ def attend_packed(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`attend` from queries, keys and values as their product leaves them.
 
-    On GPUs with kernels (see `jaxspec.model.gpu`) one kernel does all of it where few rows in one group see a cache and
-    no prefix: in a decoding step, and in drafting. So prompts and sequences in training keep `attend`.
+    On GPUs that have kernels (see `jaxspec.model.gpu`) one does all of it where few rows of one group see a cache and
+    no prefix: in decoding steps and in drafting. Prompts, and sequences in training, keep `attend`.
 
     Args:
       qkv: as in `unpacked`.
@@ -204,8 +204,18 @@ def attend_packed(
         return attend_step(qkv, norms, angles, *context[:2], *seen, epsilon)
 
     operands = (qkv, norms, angles, reach, mask, cached, cached_mask, prefix)
-    few = reach is not None and prefix is None and mask.shape[1] == 1 and qkv.shape[1] <= MOST_ROWS
-    return either(kernel, plain, *operands) if few and qkv.dtype == cached[0].dtype else plain(*operands)
+    return either(kernel, plain, *operands) if _has_kernel(qkv, mask, cached, prefix, reach) else plain(*operands)
+
+
+def _has_kernel(
+    qkv: jax.Array, mask: jax.Array, cached: tuple | None, prefix: tuple | None, reach: Reach | None
+) -> bool:
+    """Whether `attend_step` takes these arguments of `attend_packed`."""
+    if reach is None or cached is None or prefix is not None:
+        return False
+    (B, R), dtype = qkv.shape[:2], qkv.dtype
+    whole = mask.shape == (B, 1, R, R) and len(cached[0]) == len(reach.visible) == len(reach.positions) == B
+    return whole and R <= MOST_ROWS and dtype == cached[0].dtype and dtype.itemsize <= 4
 
 
 def masks_of(context: Context, window: int | None) -> tuple[jax.Array, jax.Array | None]:

@@ -1,6 +1,6 @@
 """Attention of a decoding step as one GPU kernel, of which `jaxspec.model.attention.attend` is the definition.
 
-An instance takes one key/value head of one text, and up to 64 of its queries: the query heads that share it, of all
+An instance takes one key/value head of one text, and some of its queries: the query heads that share it, of all
 rows, folded into one matrix. It normalises and rotates them, goes over the visible slots of the cache and over the rows
 themselves with one softmax, and hands on the rows' rotated keys and their values for the cache. Where a long cache
 leaves too few instances for a GPU, several share it, and a second kernel merges what they found.
@@ -20,12 +20,11 @@ from jaxspec.model.gpu import block, launch, over_mesh
 MOST_ROWS = 128
 _MASKED = -1e30
 _TINY = 1e-30  # instead of the sum of a row that sees nothing, such as one that only pads
-_QUERIES = 64  # of an instance
+_QUERIES = {2: 64, 4: 16}  # of an instance, by bytes per number: float32 takes no tensor cores, but many registers
 _BYTES = 2**14  # of keys that an instance reads at a time
 _LONG = 1024  # slots, from which on a cache is divided among instances
 _INSTANCES = 128  # about the multiprocessors of a large GPU
 _SHARE = 256  # slots per instance, at least
-
 
 Pair = tuple[jax.Array, jax.Array]
 
@@ -70,16 +69,15 @@ def _run(window: int | None, epsilon: float, *operands: jax.Array) -> tuple[jax.
     """The kernels on one device; the first result is [B, R, K, H/K, Dh]."""
     (B, R, K, width, Dh), dtype, S = operands[0].shape, operands[0].dtype, operands[6].shape[2]
     heads, splits = width - 2, 1
-    parts = -(-heads * R // _QUERIES)
+    parts = -(-heads * R // _QUERIES[dtype.itemsize])
     if S > _LONG:
         splits = min(block(-(-_INSTANCES // (B * K * parts)), 1), block(S // _SHARE, 1))
-    shape = (B, R, K, heads, Dh)
-    out, new = jax.ShapeDtypeStruct(shape, dtype), [jax.ShapeDtypeStruct((B, K, R, Dh), dtype)] * 2
+    out, new = jax.ShapeDtypeStruct((B, R, K, heads, Dh), dtype), [jax.ShapeDtypeStruct((B, K, R, Dh), dtype)] * 2
     kernel = functools.partial(_kernel, splits=splits, window=window, epsilon=epsilon, inputs=len(operands))
     if splits == 1:
         k, v, out = launch(kernel, (parts, K, B), [*new, out], *operands)
         return out, k, v
-    found = [jax.ShapeDtypeStruct((splits, *s), jnp.float32) for s in (shape, shape[:-1], shape[:-1])]
+    found = [jax.ShapeDtypeStruct((splits, *s), jnp.float32) for s in (out.shape, out.shape[:-1], out.shape[:-1])]
     k, v, *found = launch(kernel, (parts * splits, K, B), [*new, *found], *operands)
     [out] = launch(_merge, (R * heads, K, B), [out], *found, warps=1)
     return out, k, v
@@ -95,7 +93,7 @@ def _kernel(*refs: Any, inputs: int, splits: int, window: int | None, epsilon: f
     q_norm, k_norm = norms or (None, None)
     (_, R, _, width, Dh), S, dtype = qkv.shape, keys.shape[2], qkv.dtype
     heads, half, halved = width - 2, Dh // 2, block(Dh // 2)
-    queries = min(block(heads * R), _QUERIES)
+    queries = min(block(heads * R), _QUERIES[dtype.itemsize])
     slots = min(max(_BYTES // (2 * halved * dtype.itemsize), 16), 128)
     part, k, b = (pl.program_id(axis) for axis in range(3))
     split, writes = lax.rem(part, splits), part < splits
@@ -124,8 +122,7 @@ def _kernel(*refs: Any, inputs: int, splits: int, window: int | None, epsilon: f
     def add(found: tuple, k: Pair, v: jax.Array, sees: jax.Array) -> tuple:
         """The softmax so far, of some more keys and values: weighted values, the largest score and the sum."""
         total, top, norm = found
-        scores = (_dot(q[0], k[0].T) + _dot(q[1], k[1].T)) * Dh**-0.5
-        scores = jnp.where(sees, scores, _MASKED)
+        scores = jnp.where(sees, (_dot(q[0], k[0].T) + _dot(q[1], k[1].T)) * Dh**-0.5, _MASKED)
         higher = jnp.maximum(top, jnp.max(scores, axis=1))
         weights = jnp.where(sees, jnp.exp(scores - higher[:, None]), 0.0)
         kept = jnp.exp(top - higher)
@@ -147,8 +144,7 @@ def _kernel(*refs: Any, inputs: int, splits: int, window: int | None, epsilon: f
         new = turned(halves(qkv, b, other[:, None], k, heads, seen=inside), other, inside, k_norm)
         v_mask = inside[:, None] & (wide < Dh)[None]
         v = load(qkv.at[b, other[:, None], k, heads + 1, wide[None]], mask=v_mask, other=0)
-        both = live[:, None] & inside[None]
-        sees = load(mask.at[b, 0, row[:, None], other[None]], mask=both, other=False)
+        sees = load(mask.at[b, 0, row[:, None], other[None]], mask=live[:, None] & inside[None], other=False)
         if window is not None:
             sees &= load(positions.at[b, other], mask=inside, other=0)[None] > at[:, None] - window
         for start, part in zip((0, half), new, strict=True):
@@ -194,8 +190,8 @@ def _merge(total: Any, top: Any, norm: Any, out: Any) -> None:
     tops = load(top.at[each, b, row, k, head])
     weights = jnp.exp(tops - jnp.max(tops))
     values = load(total.at[each[:, None], b, row, k, head, d[None]], mask=(d < Dh)[None], other=0)
-    sum_ = jnp.sum(weights * load(norm.at[each, b, row, k, head]))
-    result = jnp.sum(weights[:, None] * values, axis=0) / jnp.maximum(sum_, _TINY)
+    whole = jnp.sum(weights * load(norm.at[each, b, row, k, head]))
+    result = jnp.sum(weights[:, None] * values, axis=0) / jnp.maximum(whole, _TINY)
     store(out.at[b, row, k, head, d], result.astype(out.dtype), mask=d < Dh)
 
 
