@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from jaxspec.model.blocks import wide
 from jaxspec.model.cache import Cache
+from jaxspec.model.gpu import either, has_kernels
+from jaxspec.model.gpu_attention import MOST_ROWS, attend_step
+from jaxspec.model.rope import rotate
 
 MASKED = -1e30  # the score of what a row does not see
 
@@ -32,6 +37,21 @@ class Context:
     visible: jax.Array | None = None
     prefix: Cache | None = None
     sees_prefix: jax.Array | None = None
+
+
+@flax.struct.dataclass
+class Reach:
+    """What the rows of a step see of themselves and of a cache, for a kernel that makes no masks of it.
+
+    Attributes:
+      positions: [B, R] int32.
+      visible: [B, 1 or R] int32, slots of the cache.
+      window: of the layer (static).
+    """
+
+    positions: jax.Array
+    visible: jax.Array
+    window: int | None = flax.struct.field(pytree_node=False, default=None)
 
 
 def causal_mask(batch: int, length: int) -> jax.Array:
@@ -113,6 +133,91 @@ def attend(
     return out.transpose(0, 2, 4, 1, 3, 5).reshape(B, R, H, Dh).astype(q.dtype)
 
 
+def normalised(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
+    """Root-mean-square normalisation of the last dimension, in float32."""
+    y = x.astype(wide(x))
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + epsilon)
+    return (y * scale).astype(x.dtype)
+
+
+def unpacked(
+    qkv: jax.Array, norms: tuple[jax.Array, ...], angles: jax.Array, epsilon: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Rotated queries [B, R, H, Dh], rotated keys and values [B, R, K, Dh].
+
+    Args:
+      qkv: [B, R, K, H/K + 2, Dh], per key/value head its query heads, its key and its value.
+      norms: scales [Dh] of the norms of queries and of keys; empty without.
+      angles: [B, R, Dh/2].
+      epsilon: of the norms.
+    """
+    B, R, K, _, Dh = qkv.shape
+    qk = qkv[..., :-1, :]
+    if norms:
+        parts = (qk[..., :-1, :], qk[..., -1:, :])
+        qk = jnp.concatenate([normalised(x, scale, epsilon) for x, scale in zip(parts, norms, strict=True)], axis=-2)
+    qk = rotate(qk.reshape(B, R, -1, Dh), angles).reshape(B, R, K, -1, Dh)
+    return qk[..., :-1, :].reshape(B, R, -1, Dh), qk[..., -1, :], qkv[..., -1, :]
+
+
+def attend_packed(
+    qkv: jax.Array,
+    norms: tuple[jax.Array, ...],
+    angles: jax.Array,
+    epsilon: float,
+    mask: jax.Array,
+    cached: tuple[jax.Array, jax.Array] | None = None,
+    cached_mask: jax.Array | None = None,
+    prefix: tuple[jax.Array, jax.Array] | None = None,
+    reach: Reach | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`attend` from queries, keys and values as their product leaves them.
+
+    On GPUs that have kernels (see `jaxspec.model.gpu`) one does all of it where few rows of one group see a cache and
+    no prefix: in decoding steps and in drafting. Prompts, and sequences in training, keep `attend`.
+
+    Args:
+      qkv: as in `unpacked`.
+      norms: likewise.
+      angles: likewise.
+      epsilon: likewise.
+      mask: as in `attend`.
+      cached: likewise.
+      cached_mask: likewise.
+      prefix: likewise.
+      reach: what the masks say; without it there is no kernel.
+
+    Returns:
+      [B, R, H * Dh], and the rows' rotated keys and their values, [B, K, R, Dh].
+    """
+
+    def plain(
+        qkv: jax.Array, norms: tuple[jax.Array, ...], angles: jax.Array, _: Reach | None, *context: Any
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        q, k, v = unpacked(qkv, norms, angles, epsilon)
+        return attend(q, k, v, *context).reshape(*q.shape[:2], -1), k.swapaxes(1, 2), v.swapaxes(1, 2)
+
+    def kernel(
+        qkv: jax.Array, norms: tuple[jax.Array, ...], angles: jax.Array, reach: Reach, *context: Any
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        seen = (reach.positions, reach.visible, reach.window)
+        return attend_step(qkv, norms, angles, *context[:2], *seen, epsilon)
+
+    operands = (qkv, norms, angles, reach, mask, cached, cached_mask, prefix)
+    return either(kernel, plain, *operands) if _has_kernel(qkv, mask, cached, prefix, reach) else plain(*operands)
+
+
+def _has_kernel(
+    qkv: jax.Array, mask: jax.Array, cached: tuple | None, prefix: tuple | None, reach: Reach | None
+) -> bool:
+    """Whether `attend_step` takes these arguments of `attend_packed`."""
+    if reach is None or cached is None or prefix is not None:
+        return False
+    (B, R), dtype = qkv.shape[:2], qkv.dtype
+    whole = mask.shape == (B, 1, R, R) and len(cached[0]) == len(reach.visible) == len(reach.positions) == B
+    return whole and R <= MOST_ROWS and dtype == cached[0].dtype and dtype.itemsize <= 4
+
+
 def masks_of(context: Context, window: int | None) -> tuple[jax.Array, jax.Array | None]:
     """A layer's masks, its window applied: rows to prefix and rows [B, G, r, P + r], rows to cache [B, 1 or R, S]."""
     mask, positions, old = context.mask, context.positions, None
@@ -128,6 +233,13 @@ def masks_of(context: Context, window: int | None) -> tuple[jax.Array, jax.Array
         seen = jnp.broadcast_to(context.sees_prefix, (len(mask), *context.sees_prefix.shape[1:]))
         mask = jnp.concatenate([seen.reshape(*mask.shape[:3], -1), mask], axis=-1)
     return mask, old
+
+
+def reach_of(context: Context, window: int | None) -> Reach | None:
+    """The same for a kernel; None where there is no cache, or no kernel."""
+    if context.cache is None or not has_kernels():
+        return None
+    return Reach(context.positions, context.visible, window)
 
 
 def of_layer(cache: Cache | None, layer: int) -> tuple[jax.Array, jax.Array] | None:

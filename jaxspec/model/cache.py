@@ -18,6 +18,8 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from jaxspec.config import ModelConfig
+from jaxspec.model.gpu import either
+from jaxspec.model.gpu_cache import pick_rows, takes, write_rows
 
 
 @flax.struct.dataclass
@@ -55,7 +57,15 @@ def gather_rows(rows: Cache, index: jax.Array) -> Cache:
     Returns:
       L x [B, K, P, Dh].
     """
-    return jax.tree.map(lambda x: _pick(x, index), rows)
+    arrays, structure = jax.tree.flatten(rows)
+    if arrays and arrays[0].shape[2] == index.shape[1] == 1:  # a lone root
+        return rows
+
+    def plain(arrays: list[jax.Array], index: jax.Array) -> list[jax.Array]:
+        return [_pick(x, index) for x in arrays]
+
+    picked = either(pick_rows, plain, arrays, index) if takes(arrays) else plain(arrays, index)
+    return jax.tree.unflatten(structure, picked)
 
 
 @jax.jit  # one trace for all layers
@@ -78,7 +88,15 @@ def commit(cache: Cache, rows: Cache, lengths: jax.Array) -> Cache:
     Returns:
       The cache with P slots of every batch row overwritten.
     """
-    return jax.tree.map(lambda buffer, new: _write(buffer, new, lengths), cache, rows)
+    buffers, structure = jax.tree.flatten(cache)
+    new = jax.tree.leaves(rows)
+
+    def plain(buffers: list[jax.Array], new: list[jax.Array], lengths: jax.Array) -> list[jax.Array]:
+        return [_write(*each, lengths) for each in zip(buffers, new, strict=True)]
+
+    operands = (buffers, new, lengths)
+    written = either(write_rows, plain, *operands) if takes(new, buffers) else plain(*operands)
+    return jax.tree.unflatten(structure, written)
 
 
 @jax.jit  # one trace for all layers

@@ -15,10 +15,19 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
-from jaxspec.model.attention import Context, attend, causal_context, masks_of, of_layer
+from jaxspec.model.attention import (
+    Context,
+    attend_packed,
+    causal_context,
+    masks_of,
+    normalised,
+    of_layer,
+    reach_of,
+    unpacked,
+)
 from jaxspec.model.blocks import columns, product, wide
 from jaxspec.model.cache import Cache, usual_on_tpu
-from jaxspec.model.rope import rope_angles, rotate
+from jaxspec.model.rope import rope_angles
 from jaxspec.parallel.sharding import divided
 
 
@@ -43,9 +52,17 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        y = x.astype(wide(x))
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.epsilon)
-        return (y * scale).astype(x.dtype)
+        return normalised(x, scale, self.epsilon)
+
+
+class Scale(nn.Module):
+    """The scale [n] of a norm that is computed elsewhere."""
+
+    size: int
+
+    @nn.compact
+    def __call__(self) -> jax.Array:
+        return self.param("scale", nn.initializers.ones, (self.size,))
 
 
 class Linear(nn.Module):
@@ -81,24 +98,23 @@ class Attention(nn.Module):
         self.qkv = Linear((c.num_heads + 2 * c.num_kv_heads) * c.head_dim, c.qkv_bias)
         self.o = Linear(c.hidden_size)
         if c.head_norms:
-            self.q_norm, self.k_norm = RMSNorm(c.rms_norm_eps), RMSNorm(c.rms_norm_eps)
+            self.q_norm, self.k_norm = Scale(c.head_dim), Scale(c.head_dim)
 
     def queries_keys_values(self, x: jax.Array, angles: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Normalised states [B, R, D] to rotated queries [B, R, H, Dh], rotated keys and values [B, R, K, Dh]."""
-        (B, R, _), K, Dh = x.shape, self.config.num_kv_heads, self.config.head_dim
-        qkv = usual_on_tpu(self.qkv(x)).reshape(B, R, K, -1, Dh)  # or the kernel would be copied into another layout
-        qk = qkv[..., :-1, :]
-        if self.config.head_norms:
-            qk = jnp.concatenate([self.q_norm(qk[..., :-1, :]), self.k_norm(qk[..., -1:, :])], axis=-2)
-        qk = rotate(qk.reshape(B, R, -1, Dh), angles).reshape(B, R, K, -1, Dh)
-        return qk[..., :-1, :].reshape(B, R, -1, Dh), qk[..., -1, :], qkv[..., -1, :]
+        return unpacked(*self._packed(x), angles, self.config.rms_norm_eps)
 
     def __call__(
         self, x: jax.Array, angles: jax.Array, *context: tuple | jax.Array | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        q, k, v = self.queries_keys_values(x, angles)
-        out = attend(q, k, v, *context).reshape(*x.shape[:2], -1)
-        return self.o(out), (k.swapaxes(1, 2), v.swapaxes(1, 2))
+        out, k, v = attend_packed(*self._packed(x), angles, self.config.rms_norm_eps, *context)
+        return self.o(out), (k, v)
+
+    def _packed(self, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        """[B, R, K, H/K + 2, Dh], and the scales of the norms of queries and keys."""
+        K, Dh = self.config.num_kv_heads, self.config.head_dim
+        qkv = usual_on_tpu(self.qkv(x))  # or the kernel would be copied into another layout
+        return qkv.reshape(*x.shape[:2], K, -1, Dh), (self.q_norm(), self.k_norm()) if self.config.head_norms else ()
 
 
 class MLP(nn.Module):
@@ -197,7 +213,8 @@ class Decoder(nn.Module):
                 masks[window] = masks_of(context, window)
             row_mask, cache_mask = masks[window]
             cached, prefix = of_layer(context.cache, i), of_layer(context.prefix, i)
-            layer, seen, k, v = self.layers[i], (angles, row_mask, cached, cache_mask, prefix), None, None
+            seen = (angles, row_mask, cached, cache_mask, prefix, reach_of(context, window))
+            layer, k, v = self.layers[i], None, None
             x = divided(x, "batch")
             if i not in (*skip.attention, *skip.mlp):
                 x, (k, v) = layer(x, *seen)

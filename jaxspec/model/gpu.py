@@ -1,0 +1,119 @@
+"""Kernels written for GPUs: where they run, and how a program holds them beside the code of other devices.
+
+They are written in Pallas and compiled by Triton, for NVIDIA GPUs of compute capability 8.0 or more. Everywhere else
+runs the plain code that every such kernel stands in for, which is also what is differentiated.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jaxspec.parallel.sharding import partition
+
+OLDEST = 8.0  # compute capability
+_INTERPRET = False  # tests set it: kernels run on the CPU, step by step
+
+# Said of every program with such a kernel, to developers of JAX's users rather than to ours.
+warnings.filterwarnings("ignore", message="The Pallas Triton backend is deprecated")
+
+
+def has_kernels() -> bool:
+    """Whether what is traced now may run on a GPU for which there are kernels: the mesh's, or else this process's."""
+    if _INTERPRET:
+        return True
+    absent, here = jax.sharding.get_abstract_mesh().abstract_device, jax.devices()[0]
+    if absent is None or absent.device_kind == here.device_kind:
+        capability = getattr(here, "compute_capability", "")  # of AMD's GPUs it is a name
+        return here.platform == "gpu" and bool(re.match(r"\d", capability)) and float(capability) >= OLDEST
+    return absent.platform == "gpu" and not absent.device_kind.startswith("Tesla")  # the last Tesla has 7.5
+
+
+def either(kernel: Callable, plain: Callable, *operands: Any) -> Any:
+    """A kernel on NVIDIA's GPUs, plain code with the same results elsewhere and under differentiation.
+
+    Neither may close over arrays. Call it only where `has_kernels`: other programs need not know of kernels at all.
+    """
+
+    @jax.custom_jvp
+    def chosen(*operands: Any) -> Any:
+        if _INTERPRET:
+            return kernel(*operands)
+        return lax.platform_dependent(*operands, cuda=kernel, default=plain)
+
+    @chosen.defjvp
+    def _(primals: Sequence, tangents: Sequence) -> Any:
+        return jax.jvp(plain, primals, tangents)
+
+    return chosen(*operands)
+
+
+def launch(
+    kernel: Callable,
+    grid: tuple[int, ...],
+    outputs: Sequence[jax.ShapeDtypeStruct],
+    *operands: jax.Array,
+    aliases: Mapping[int, int] | None = None,
+    warps: int = 4,
+    stages: int = 2,
+) -> list[jax.Array]:
+    """Run a kernel on whole arrays.
+
+    Args:
+      kernel: takes references to the operands and to the outputs.
+      grid: instances, at most three dimensions.
+      outputs: shapes and dtypes.
+      operands: arrays; a slice of a larger one would be copied.
+      aliases: outputs that are operands changed in place, {operand: output}.
+      warps: per instance.
+      stages: how far loops read ahead.
+    """
+    from jax.experimental import pallas as pl  # only where there are GPUs: importing it takes a while
+    from jax.experimental.pallas import triton
+
+    options = triton.CompilerParams(num_warps=warps, num_stages=stages)
+    aliases = dict(aliases or {})
+    call = pl.pallas_call(
+        kernel,
+        out_shape=list(outputs),
+        grid=grid,
+        input_output_aliases=aliases,
+        compiler_params=options,
+        interpret=_INTERPRET,
+    )
+    return call(*operands)
+
+
+def over_mesh(
+    function: Callable, sizes: tuple[int, int], inputs: Sequence[tuple], outputs: Sequence[tuple]
+) -> Callable:
+    """A function that runs on every device of the context's mesh with its part of the batch and of the heads.
+
+    XLA cannot divide a kernel by itself: it would gather all operands.
+
+    Args:
+      function: of whole arrays, on one device.
+      sizes: of the batch and of the key/value heads.
+      inputs: names of each argument's first dimensions ("batch", "heads" or None), for all leaves of it.
+      outputs: likewise.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return function
+    axes = dict(zip(("batch", "heads"), partition(mesh, sizes, ("batch", "heads")), strict=True))
+
+    def specs(names: Sequence[tuple]) -> tuple:
+        return tuple(PartitionSpec(*(axes.get(name) for name in each)) for each in names)
+
+    return jax.shard_map(function, in_specs=specs(inputs), out_specs=specs(outputs), check_vma=False)
+
+
+def block(size: int, least: int = 16) -> int:
+    """The power of two that holds `size`, as Triton wants them; 16 is the least that tensor cores take."""
+    return max(least, 1 << (size - 1).bit_length())
