@@ -113,12 +113,14 @@ def _count_kernel(
     kernel: Instruction,
     matrices: Collection[tuple[int, int]],
 ) -> None:
-    """Count one kernel."""
-    if re.search(r"\blayers_\d+", kernel.origin):
+    """Count one kernel. Its parts tell where it comes from where it does not say so itself."""
+    fused = [program.computations[name] for name in kernel.computations("calls")]
+    parts = [kernel, *(each for computation in fused for each in reversed(computation.instructions))]
+    origin = next((each.origin for each in parts if each.origin), "")
+    if re.search(r"\blayers_\d+", origin):
         kernels.layers += 1
     else:
         kernels.outside += 1
-    fused = [program.computations[name] for name in kernel.computations("calls")]
     kernels.read += _read(computation, kernel, fused)
     written = _written(computation, kernel, fused)
     kernels.written += sum(array.size for array in written)
