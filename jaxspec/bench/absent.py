@@ -25,12 +25,14 @@ from jaxspec.drafters.drafter import Drafter
 from jaxspec.drafters.source import Source
 from jaxspec.drafters.spec import MethodSpec
 from jaxspec.model.base import Base
+from jaxspec.model.blocks import holds_pairs, least_rows
 from jaxspec.model.decoder import Decoder, abstract_params
 from jaxspec.parallel.sharding import in_mesh, partition, tree_shardings, with_shardings
 from jaxspec.training.run_config import RunConfig, load_configs
 from jaxspec.trees.plan import plan_to_json
 from jaxspec.trees.spec import RANKS
 from jaxspec.weights.load import Model, weights_dtype
+from jaxspec.weights.parts import with_joined_gates
 
 _PROMPT = 32
 
@@ -49,8 +51,11 @@ def abstract_base(shapes: ModelConfig, dtype: str, mesh: Mesh, remat: bool = Fal
       mesh: what its weights are divided over.
       remat: whether layers are computed again in the backward pass.
     """
-    params = abstract_params(shapes, weights_dtype(dtype))
-    return Base(with_shardings(params, tree_shardings(mesh, params)), Decoder(shapes, remat, dtype == "exact"))
+    params, platform = abstract_params(shapes, weights_dtype(dtype)), mesh.devices.flat[0].platform
+    if holds_pairs(platform):
+        params = jax.eval_shape(with_joined_gates, params)
+    decoder = Decoder(shapes, remat, dtype == "exact", least_rows(platform))
+    return Base(with_shardings(params, tree_shardings(mesh, params)), decoder)
 
 
 def absent_drafter(spec: DrafterSpec, name: str, base: Base) -> Drafter:

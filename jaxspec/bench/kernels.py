@@ -68,8 +68,8 @@ def matrices_of(params: Any) -> set[tuple[int, int]]:
     """The shapes [in, out] of the matrices of a base's layers, on one device."""
     shapes = set()
     for path, leaf in jax.tree.leaves_with_path(params):
-        if "layers_" in jax.tree_util.keystr(path) and leaf.ndim == 2:
-            shapes.add(leaf.sharding.shard_shape(leaf.shape))
+        if "layers_" in jax.tree_util.keystr(path) and leaf.ndim >= 2:
+            shapes.add(leaf.sharding.shard_shape(leaf.shape)[-2:])
     return shapes
 
 

@@ -23,6 +23,7 @@ from jaxspec.errors import UserError
 from jaxspec.files import read_json, shipped_folder, write_atomically
 from jaxspec.methods import METHODS
 from jaxspec.parallel.processes import as_leader, host
+from jaxspec.weights.parts import with_split_gates
 from jaxspec.weights.storage import check_shapes, pack, read_weights
 
 WEIGHTS = "adapter.safetensors"
@@ -58,7 +59,7 @@ class Adapter:
     def digest(self) -> str:
         """12 hex digits that name the weights, or the settings of an adapter without weights."""
         digest = hashlib.sha256(b"" if self.trainable else method_text(self.method).encode())
-        for leaf in jax.tree.leaves(self.trainable):  # one at a time: all of a whole base may not fit
+        for leaf in jax.tree.leaves(with_split_gates(self.trainable)):  # one at a time: all of a whole base may not fit
             digest.update(host(leaf).tobytes())
         return digest.hexdigest()[:12]
 
@@ -74,7 +75,7 @@ def save_adapter(folder: Path, adapter: Adapter, dtype: str = "float32") -> None
     Raises:
       UserError: it cannot be written there.
     """
-    tensors = pack(adapter.trainable, dtype)
+    tensors = pack(with_split_gates(adapter.trainable), dtype)
     if adapter.frequent_tokens is not None:
         tensors[_FREQUENT] = adapter.frequent_tokens.astype(np.min_scalar_type(adapter.frequent_tokens.max()))
     weights = safetensors.numpy.save(tensors)

@@ -21,6 +21,7 @@ from jaxspec.trees import TreePlan, chain
 from jaxspec.trees.plan import plan_from_json
 from jaxspec.weights.layouts import in_blocks
 from jaxspec.weights.load import Model
+from jaxspec.weights.parts import as_held
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,7 +96,7 @@ class Source:
         base, method = model.base, self.method
         if self.draft_vocabulary:
             base = base.drafting(jnp.asarray(self.adapter.frequent_tokens[: self.draft_vocabulary]))
-        trainable = method.prepare(jax.tree.map(jnp.asarray, self.trainable), base)
+        trainable = as_held(method.prepare(jax.tree.map(jnp.asarray, self.trainable), base))
         source = DeviceSource(trainable, jnp.asarray(self.calibrations()), method, base.draft_vocabulary)
         # A prompt's drafts are made from about as many rows as there are distances, however many nodes the tree has.
         block = functools.partial(model.block_for, self.facts.distances)

@@ -46,6 +46,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.blocks import Corrected, merged, wide
 
 _TARGETS = ("qkv", "o", "gate", "up", "down")
+_PAIR = ("gate", "up")  # the base may hold them as one, `gate_up`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +104,9 @@ class SPACE(ProbeMethod):
     def _corrections(self, key: jax.Array, base: Base) -> PyTree:
         """`down` [in, r], random, and `up` [r, out], zero, for every target of every layer."""
         corrections = {}
-        for path, kernel in sorted(flax.traverse_util.flatten_dict(base.params).items(), key=lambda item: item[0]):
-            if path[-1] == "kernel" and path[-2] in self.targets:
+        for place, (rows, columns) in sorted(_matrices(base.params).items()):
+            if place[-1] in self.targets:
                 key, used = jax.random.split(key)
-                (rows, columns), place = kernel.shape, path[:-1]
                 corrections[*place, "down"] = jax.random.normal(used, (rows, self.rank)) * rows**-0.5
                 corrections[*place, "up"] = jnp.zeros((self.rank, columns))
         return flax.traverse_util.unflatten_dict(corrections)
@@ -119,6 +119,8 @@ class SPACE(ProbeMethod):
             return base
         params = flax.traverse_util.flatten_dict(base.params)
         corrections = flax.traverse_util.flatten_dict(trainable["lora"])
+        if any("gate_up" in path for path in params):
+            corrections = _of_pairs(corrections)
         for place in sorted({path[:-1] for path in corrections}):
             down, up = corrections[*place, "down"], corrections[*place, "up"] * (self.alpha / self.rank)
             params[*place, "kernel"] = Corrected(params[*place, "kernel"], down, up)
@@ -172,6 +174,26 @@ class SPACE(ProbeMethod):
             return super().finalize(trainable, base)
         tuned = base.replace(params=merged(self.tuned_base(trainable, base).params))
         return Finalized(dataclasses.replace(self, tuning="none"), {"mask": trainable["mask"]}, tuned)
+
+
+def _matrices(params: PyTree) -> dict[tuple[str, ...], tuple[int, int]]:
+    """The matrices of a base that may be corrected by place, [in, out]; of a pair each has a place of its own."""
+    shapes = {}
+    for (*place, name), leaf in flax.traverse_util.flatten_dict(params).items():
+        if name == "kernel":
+            names = _PAIR if place[-1] == "gate_up" else place[-1:]
+            shapes |= {(*place[:-1], each): leaf.shape[-2:] for each in names}
+    return shapes
+
+
+def _of_pairs(corrections: dict[tuple[str, ...], jax.Array]) -> dict[tuple[str, ...], jax.Array]:
+    """Corrections by path of a base that holds gate and up as a pair; one that is no target gets zeros."""
+    paired = {path: x for path, x in corrections.items() if path[-2] not in _PAIR}
+    for *layer, _, factor in corrections.keys() - paired.keys():
+        two = [corrections.get((*layer, name, factor)) for name in _PAIR]
+        like = next(x for x in two if x is not None)
+        paired[*layer, "gate_up", factor] = jnp.stack([jnp.zeros_like(like) if x is None else x for x in two])
+    return paired
 
 
 def _mean(values: jax.Array, weights: jax.Array) -> jax.Array:

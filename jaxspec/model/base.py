@@ -61,7 +61,14 @@ class Base:
     def rows(
         self, x: jax.Array, context: Context, layers: tuple[int, int] | None = None, skip: Skip = Skip()
     ) -> tuple[jax.Array, Cache]:
-        """Run rows through layers; see `Decoder.rows`."""
+        """Run rows through layers; see `Decoder.rows`. Keys and values are those of the rows alone."""
+        hidden, kv = self.padded_rows(x, context, layers, skip)
+        return hidden, jax.tree.map(lambda a: a[:, :, : x.shape[1]], kv)
+
+    def padded_rows(
+        self, x: jax.Array, context: Context, layers: tuple[int, int] | None = None, skip: Skip = Skip()
+    ) -> tuple[jax.Array, Cache]:
+        """Run rows through layers; see `Decoder.rows`. Keys and values of padding may follow those of the rows."""
         return self.decoder.apply({"params": self.params}, x, context, layers, skip, method="rows")
 
     def normed(self, x: jax.Array) -> jax.Array:

@@ -1,13 +1,22 @@
 """Products with a kernel in either layout: plain [in, out], or in blocks of columns [out / n, in, n].
 
+Kernels of one shape that multiply the same rows may be held side by side, [2, in, out], and take one product.
+
 XLA's CPU backend repacks a plain kernel for every product of two rows or more, which takes longer than the product. A
 block is a small matrix that needs no packing. `jaxspec.weights.layouts` chooses and makes the layouts. A single row is
 multiplied as two rows, by the code that two rows get. The layouts sum in different orders, so their products differ by
 rounding, as those of different numbers of rows do.
+
+On GPUs one row would be multiplied and summed without tensor cores, which may write an array as large as the kernel,
+and a few rows in more kernels than eight. A pass of the base pads its rows once (`least_rows`), other products their
+own.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -16,6 +25,18 @@ import jax.numpy as jnp
 from jax import lax
 
 _MANY_ROWS = 128  # with more, even making a plain kernel costs less than it saves
+_GPUS = ("gpu", "cuda", "rocm")
+_TILE = 8  # rows that tensor cores multiply at once
+
+
+def holds_pairs(platform: str) -> bool:
+    """Whether gate and up are held side by side: a kernel less per layer on GPUs, and slower on CPUs."""
+    return platform in _GPUS
+
+
+def least_rows(platform: str) -> int:
+    """Rows that a pass computes at least on devices of a platform (`jax.Device.platform`)."""
+    return _TILE if platform in _GPUS else 1
 
 
 @flax.struct.dataclass
@@ -25,7 +46,7 @@ class Corrected:
     Kept apart in training, so that no gradient as large as the kernel is ever made.
 
     Attributes:
-      kernel: [in, out].
+      kernel: [in, out], or several side by side as `products` takes them, as are the others then.
       down: [in, r].
       up: [r, out].
     """
@@ -35,7 +56,7 @@ class Corrected:
     up: jax.Array
 
     def merged(self) -> jax.Array:
-        """[in, out] in the kernel's own dtype."""
+        """The corrected kernel, in its own dtype."""
         correction = jnp.matmul(self.down, self.up, precision="highest")
         return (self.kernel.astype(wide(self.kernel)) + correction).astype(self.kernel.dtype)
 
@@ -60,16 +81,52 @@ def product(x: jax.Array, kernel: jax.Array | Corrected, **options: Any) -> jax.
     if (x.dtype, kernel.dtype) == (jnp.float32, jnp.bfloat16):
         high, middle, low = product(_in_terms(x), kernel, preferred_element_type=jnp.float32)
         return high + (middle + low)
-    if kernel.ndim == 2:
-        return jnp.matmul(x, kernel, **options)
-    rows = x.reshape(-1, x.shape[-1])
-    if len(rows) > _MANY_ROWS:
-        return jnp.matmul(x, kernel.swapaxes(0, 1).reshape(x.shape[-1], -1), **options)
+    rows = math.prod(x.shape[:-1])
+    if kernel.ndim == 3 and rows > _MANY_ROWS:
+        kernel = kernel.swapaxes(0, 1).reshape(x.shape[-1], -1)
+    multiply = functools.partial(jnp.matmul if kernel.ndim == 2 else _in_blocks, **options)
+    if kernel.ndim == 2 and rows >= _TILE:
+        return multiply(x, kernel)
+    return _tiled(multiply, x.reshape(rows, -1), kernel).reshape(*x.shape[:-1], -1)
+
+
+def products(x: jax.Array, kernel: jax.Array | Corrected, **options: Any) -> jax.Array:
+    """x [..., in] times kernels side by side, [C, in, out] or corrected: [C, ..., out], each as `product` has it."""
+    if isinstance(kernel, Corrected):
+        down, up = kernel.down.astype(x.dtype), kernel.up.astype(x.dtype)
+        y, thin = products(x, kernel.kernel, **options), products(x, down)
+        return y + (thin.reshape(len(thin), -1, thin.shape[-1]) @ up).reshape(y.shape)
+    if (x.dtype, kernel.dtype) == (jnp.float32, jnp.bfloat16):
+        high, middle, low = products(_in_terms(x), kernel, preferred_element_type=jnp.float32).swapaxes(0, 1)
+        return high + (middle + low)
+    multiply = functools.partial(_each, **options)
+    return _tiled(multiply, x.reshape(-1, x.shape[-1]), kernel).reshape(len(kernel), *x.shape[:-1], -1)
+
+
+def _in_blocks(rows: jax.Array, kernel: jax.Array, **options: Any) -> jax.Array:
+    """Rows [R, in] times a kernel in blocks [out / n, in, n]: [R, out]."""
     count = len(rows)
     rows = jnp.repeat(rows, 2, axis=0) if count == 1 else rows
-    everywhere = jnp.broadcast_to(rows, (len(kernel), *rows.shape))
-    y = lax.dot_general(everywhere, kernel, (((2,), (1,)), ((0,), (0,))), **options)[:, :count]  # [out / n, R, n]
-    return y.swapaxes(0, 1).reshape(*x.shape[:-1], -1)
+    y = _each(rows, kernel, **options)[:, :count]  # [out / n, R, n]
+    return y.swapaxes(0, 1).reshape(count, -1)
+
+
+def _each(rows: jax.Array, kernels: jax.Array, **options: Any) -> jax.Array:
+    """Rows [R, in] times each of some kernels [C, in, out]: [C, R, out]."""
+    everywhere = jnp.broadcast_to(rows, (len(kernels), *rows.shape))
+    return lax.dot_general(everywhere, kernels, (((2,), (1,)), ((0,), (0,))), **options)
+
+
+def _tiled(multiply: Callable[..., jax.Array], rows: jax.Array, kernel: jax.Array) -> jax.Array:
+    """The product [..., R, out] of rows [R, in] and a kernel; on GPUs of a tile of rows at least."""
+    count = len(rows)
+    if count >= _TILE:
+        return multiply(rows, kernel)
+
+    def padded(rows: jax.Array, kernel: jax.Array) -> jax.Array:
+        return multiply(jnp.pad(rows, ((0, _TILE - count), (0, 0))), kernel)[..., :count, :]
+
+    return lax.platform_dependent(rows, kernel, cuda=padded, rocm=padded, default=multiply)
 
 
 def _in_terms(x: jax.Array) -> jax.Array:

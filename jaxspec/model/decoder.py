@@ -25,8 +25,9 @@ from jaxspec.model.attention import (
     reach_of,
     unpacked,
 )
-from jaxspec.model.blocks import columns, product, wide
+from jaxspec.model.blocks import columns, product, products, wide
 from jaxspec.model.cache import Cache, usual_on_tpu
+from jaxspec.model.padding import pad_rows
 from jaxspec.model.rope import rope_angles
 from jaxspec.parallel.sharding import divided
 
@@ -77,7 +78,7 @@ class Linear(nn.Module):
         return y + self.param("bias", nn.initializers.zeros, (self.features,)) if self.use_bias else y
 
 
-def held(module: nn.Module, name: str, shape: tuple[int, int]) -> jax.Array:
+def held(module: nn.Module, name: str, shape: tuple[int, ...]) -> jax.Array:
     """A module's kernel in the layout it is held in; `init` makes a plain one of this shape."""
     if module.has_variable("params", name):
         return module.get_variable("params", name)
@@ -117,16 +118,30 @@ class Attention(nn.Module):
         return qkv.reshape(*x.shape[:2], K, -1, Dh), (self.q_norm(), self.k_norm()) if self.config.head_norms else ()
 
 
+class LinearPair(nn.Module):
+    """Two linear maps of the same rows in one product: kernel [2, in, out]."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., in] to [2, ..., out]."""
+        return products(x, held(self, "kernel", (2, x.shape[-1], self.features)))
+
+
 class MLP(nn.Module):
-    """The gated feed-forward block."""
+    """The gated feed-forward block: two products, or one where the parameters hold `gate_up` (see `holds_pairs`)."""
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         width = self.config.intermediate_size
-        gated = nn.silu(Linear(width, name="gate")(x)) * Linear(width, name="up")(x)
-        return Linear(self.config.hidden_size, name="down")(gated)
+        if self.has_variable("params", "gate_up"):
+            gate, up = LinearPair(width, name="gate_up")(x)
+        else:
+            gate, up = (Linear(width, name=name)(x) for name in ("gate", "up"))
+        return Linear(self.config.hidden_size, name="down")(nn.silu(gate) * up)
 
 
 class Layer(nn.Module):
@@ -163,11 +178,13 @@ class Decoder(nn.Module):
       config: shapes and constants.
       remat: recompute activations in the backward pass.
       exact: everything but the weights is float32, and products are as exact as with weights in float32.
+      least_rows: of a pass, of the whole batch together; fewer are padded (see `blocks.least_rows`).
     """
 
     config: ModelConfig
     remat: bool = False
     exact: bool = False
+    least_rows: int = 1
 
     def setup(self) -> None:
         c = self.config
@@ -200,8 +217,11 @@ class Decoder(nn.Module):
 
         Returns:
           Hidden states [B, R, D] before the final norm, and the rows' own keys and values, one
-          [B, K, R, Dh] per layer run, None where its attention is left out.
+          [B, K, R, Dh] per layer run, None where its attention is left out; those of rows that padded the pass come
+          behind them, for slices of every layer would be dear.
         """
+        count = x.shape[1]
+        x, context = pad_rows(x, context, self.least_rows)
         mask = context.mask
         assert mask.ndim == 4 and mask.shape[1] * mask.shape[2] == x.shape[1], (mask.shape, x.shape)
         first, last = layers or (0, self.config.num_layers)
@@ -224,7 +244,7 @@ class Decoder(nn.Module):
                 x = layer.feed(x)
             keys.append(k)
             values.append(v)
-        return x, Cache(tuple(keys), tuple(values))
+        return x[:, :count], Cache(tuple(keys), tuple(values))
 
     def final_norm(self, x: jax.Array) -> jax.Array:
         """The norm between the last layer and the vocabulary projection. [..., D]."""

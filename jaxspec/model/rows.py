@@ -73,7 +73,7 @@ def run_rows(
     Returns:
       {layer: hidden states [B, G, rows there, D] before it}, of every tap and, under the number of layers, of all rows
       after the last one, before the final norm; and the rows' own keys and values, [B, K, G * rows there, Dh] for every
-      layer that had rows.
+      layer that had rows, behind which those of padding may follow (see `Decoder.rows`).
     """
     last = base.decoder.config.num_layers
     stops = sorted({*(join.layer for join in rows.joins), *rows.taps, last})
@@ -111,7 +111,7 @@ def _segment(
         visible = visible[:, 0] if one_for_all else flat(jnp.broadcast_to(visible, rows.positions.shape))
     sees = None if prefix is None else flat(rows.sees_prefix)
     context = Context(flat(rows.positions), rows.mask[:, :, :r, :r], cache, visible, prefix, sees)
-    hidden, kv = base.rows(x.reshape(B, G * r, D), context, layers)
+    hidden, kv = base.padded_rows(x.reshape(B, G * r, D), context, layers)
     return hidden.reshape(x.shape), kv
 
 
@@ -133,4 +133,5 @@ def read_layers(
     visible = None if context.visible is None else context.visible[:, None]
     rows = Rows(base.embed(tokens)[:, None], context.positions[:, None], context.mask, taps=layers)
     states, kv = run_rows(base, rows, context.cache, visible)
+    kv = jax.tree.map(lambda a: a[:, :, : tokens.shape[1]], kv)
     return states[last][:, 0], kv, {layer: states[layer][:, 0] for layer in sorted(set(layers))}

@@ -41,6 +41,7 @@ DIMENSIONS = {
     "kv/kernel": ("embed", "heads"),
     "qkv/bias": ("heads",),
     "o/kernel": ("heads", "embed"),
+    "gate_up/kernel": ("embed", "mlp"),
     "gate/kernel": ("embed", "mlp"),
     "up/kernel": ("embed", "mlp"),
     "down/kernel": ("mlp", "embed"),

@@ -31,6 +31,7 @@ from jaxspec.versions import code_version
 from jaxspec.weights.layouts import block_for, kernels_by_shape, read_layouts
 from jaxspec.weights.load import DEFAULT_MODEL, Model, check_dtype, load_model, load_shapes, weights_dtype
 from jaxspec.weights.params import parameter_count
+from jaxspec.weights.parts import as_held
 from jaxspec.weights.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B, TINY
 
 SIZES = {"1b": MOBILELLAMA_1_4B, "7b": LLAMA_7B, "13b": LLAMA_13B, "tiny": TINY}
@@ -109,7 +110,9 @@ def random_model(name: str, config: ModelConfig, dtype: str) -> Model:
     def fill(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         return 0.02 * jax.random.normal(key, shape, weights_dtype(dtype))
 
-    params = jax.tree.map(lambda leaf: fill(jax.random.key(leaf.size), leaf.shape), abstract_params(config))
+    params = jax.tree.map(
+        lambda leaf: fill(jax.random.key(leaf.size), leaf.shape), jax.eval_shape(as_held, abstract_params(config))
+    )
     return Model(name, config, params, "random", exact=dtype == "exact")
 
 

@@ -17,9 +17,10 @@ from jaxspec.errors import UserError, first_line
 from jaxspec.files import read_json
 from jaxspec.model.decoder import abstract_params
 from jaxspec.parallel.processes import is_leader
-from jaxspec.parallel.sharding import placed
+from jaxspec.parallel.sharding import placed, put_beside
 from jaxspec.weights.hf import parse_config, write_config
 from jaxspec.weights.params import params_fingerprint
+from jaxspec.weights.parts import as_held, with_split_gates
 
 _PARAMS = "params"
 _FINGERPRINT = "jaxspec_fingerprint"  # of the parameters as written: other dtypes may round to another one
@@ -36,7 +37,7 @@ def save_checkpoint(folder: Path, config: ModelConfig, params: dict, eos: tuple[
 
     folder.mkdir(parents=True, exist_ok=True)
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save((folder / _PARAMS).resolve(), params)
+        checkpointer.save((folder / _PARAMS).resolve(), with_split_gates(params))
     fingerprint = params_fingerprint(config, params)  # every process must take part
     if is_leader():
         write_config(folder, config, eos, **{_FINGERPRINT: fingerprint})
@@ -63,4 +64,5 @@ def load_checkpoint(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) ->
             params = checkpointer.restore((folder / _PARAMS).resolve(), wanted)
     except Exception as error:  # Orbax raises many kinds
         raise UserError(f"{folder / _PARAMS}: not a checkpoint of these shapes ({first_line(error)})") from None
-    return config, jax.tree.map(jnp.asarray, params), content[_FINGERPRINT]
+    params = jax.tree.map(jnp.asarray, params)
+    return config, put_beside(params, as_held(params)), content[_FINGERPRINT]

@@ -19,7 +19,8 @@ from safetensors import SafetensorError, safe_open
 from jaxspec.config import ModelConfig, RopeScaling
 from jaxspec.errors import UserError, first_line
 from jaxspec.files import read_json
-from jaxspec.weights.params import HF_NAMES, load_params, split_qkv, stored_transposed, tensor_names
+from jaxspec.weights.params import HF_NAMES, load_params, stored_transposed, tensor_names
+from jaxspec.weights.parts import split_parts
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -222,7 +223,7 @@ def save_directory(
     Weights go to the host's memory a shard at a time; where there are several, an index says which holds what.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    flat = split_qkv(config, params)
+    flat = split_parts(config, params)
     paths = tensor_names(config, HF_NAMES)
     shards = split_state_dict_into_shards_factory(
         {name: flat[path] for name, path in paths.items()},

@@ -19,6 +19,7 @@ from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.errors import UserError, first_line, suggest
 from jaxspec.files import swap_folder
 from jaxspec.model.base import Base
+from jaxspec.model.blocks import least_rows
 from jaxspec.model.decoder import Decoder
 from jaxspec.parallel.processes import is_leader, wait_for_all
 from jaxspec.parallel.sharding import make_mesh, mesh_of, put_beside
@@ -65,7 +66,7 @@ class Model:
     @functools.cached_property
     def decoder(self) -> Decoder:
         """The Flax module that `params` belong to."""
-        return Decoder(self.config, exact=self.exact)
+        return Decoder(self.config, exact=self.exact, least_rows=least_rows(jax.default_backend()))
 
     @functools.cached_property
     def base(self) -> Base:

@@ -23,6 +23,7 @@ from jaxspec.errors import UserError
 from jaxspec.model.decoder import abstract_params, param_dtype
 from jaxspec.parallel.processes import host
 from jaxspec.parallel.sharding import put, tree_shardings
+from jaxspec.weights.parts import is_part, join_parts, split_parts
 
 _SAMPLES = 64
 
@@ -54,38 +55,8 @@ def parameter_count(tree: Any) -> int:
 
 def parameter_table(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Path and shape of every parameter as files hold them, e.g. `layers_0/attention/q/kernel`: (D, H * Dh)."""
-    flat = jax.eval_shape(functools.partial(split_qkv, config), abstract_params(config))
+    flat = jax.eval_shape(functools.partial(split_parts, config), abstract_params(config))
     return {path: leaf.shape for path, leaf in flat.items()}
-
-
-def split_qkv(config: ModelConfig, params: dict) -> dict[str, jax.Array]:
-    """A parameter tree by path as files hold it, the decoder's one `qkv` taken apart into `q`, `k` and `v`."""
-    K, Dh = config.num_kv_heads, config.head_dim
-    parts = {}
-    for path, array in flax.traverse_util.flatten_dict(params, sep="/").items():
-        if "/qkv/" not in path:
-            parts[path] = array
-            continue
-        heads = array.reshape(*array.shape[:-1], K, -1, Dh)
-        for name, part in {"q": heads[..., :-2, :], "k": heads[..., -2, :], "v": heads[..., -1, :]}.items():
-            parts[path.replace("/qkv/", f"/{name}/")] = part.reshape(*array.shape[:-1], -1)
-    return parts
-
-
-def join_qkv(config: ModelConfig, flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """By path, per key/value head its query heads, its key and its value side by side, as the decoder has them.
-
-    Layers of which a part is missing stay as they are.
-    """
-    K, Dh = config.num_kv_heads, config.head_dim
-    joined, flat = {}, dict(flat)
-    for path in list(flat):
-        names = [path.replace("/q/", f"/{name}/") for name in "qkv"]
-        if "/q/" in path and all(name in flat for name in names):
-            three = [flat.pop(name) for name in names]
-            heads = [part.reshape(*part.shape[:-1], K, -1, Dh) for part in three]
-            joined[path.replace("/q/", "/qkv/")] = np.concatenate(heads, axis=-2).reshape(*three[0].shape[:-1], -1)
-    return flat | joined
 
 
 def tensor_names(config: ModelConfig, names: dict[str, str]) -> dict[str, str]:
@@ -133,7 +104,7 @@ def load_params(
     """
     table, expected = parameter_table(config), tensor_names(config, names)
     params: dict[str, jax.Array] = {}
-    waiting: dict[str, np.ndarray] = {}  # parts of a layer's qkv, until all three are there
+    waiting: dict[str, np.ndarray] = {}  # parts of a parameter, until all are there
     digests: dict[str, str] = {}
     for name, array in tensors:
         if name.endswith("rotary_emb.inv_freq") or (config.tie_embeddings and name == names["lm_head"]):
@@ -150,18 +121,13 @@ def load_params(
         array = array.T if stored_transposed(path) else array
         digests[path] = tensor_digest(array)
         waiting[path] = np.array(array, param_dtype(path, dtype), order="C")  # a copy: files may be mapped into memory
-        waiting = join_qkv(config, waiting)
-        for whole in [path for path in waiting if not _is_part(path)]:
+        waiting = join_parts(config, waiting)
+        for whole in [path for path in waiting if not is_part(path)]:
             params[whole] = _placed(waiting.pop(whole), whole, mesh)
     missing = [name for name, path in expected.items() if path not in digests]
     if missing:
         raise UserError(f"{where}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
     return flax.traverse_util.unflatten_dict(params, sep="/"), fingerprint(config, digests)
-
-
-def _is_part(path: str) -> bool:
-    """Whether a file's tensor is only a part of a parameter."""
-    return any(f"/attention/{name}/" in path for name in "qkv")
 
 
 def _placed(array: np.ndarray, path: str, mesh: Mesh | None) -> jax.Array:
@@ -191,4 +157,7 @@ def fingerprint(config: ModelConfig, digests: dict[str, str]) -> str:
 
 def params_fingerprint(config: ModelConfig, params: dict) -> str:
     """The fingerprint of parameters that are already in memory."""
-    return fingerprint(config, {path: tensor_digest(leaf) for path, leaf in split_qkv(config, params).items()})
+    digests = {}
+    for name, tree in params.items():  # a layer at a time: parts are copies
+        digests |= {path: tensor_digest(leaf) for path, leaf in split_parts(config, {name: tree}).items()}
+    return fingerprint(config, digests)

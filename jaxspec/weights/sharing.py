@@ -19,6 +19,7 @@ from jaxspec.errors import UserError
 from jaxspec.files import read_json, write_json
 from jaxspec.model.decoder import abstract_params, param_dtype
 from jaxspec.weights.hf import hf_config, read_config
+from jaxspec.weights.parts import as_held
 from jaxspec.weights.storage import check_shapes, read_weights
 
 _KEY = "jaxspec_shared"
@@ -90,4 +91,5 @@ def join_shared(
     own = {path: x.astype(param_dtype(path, dtype)) for path, x in read_weights(file).items()}
     found = own | {path: theirs[path] for path in shared.tensors if path in theirs}
     check_shapes(file, found, expected, "the configuration")
-    return config, unflatten_dict({path: found[path] for path in expected}, sep="/"), shared.fingerprint
+    params = as_held(unflatten_dict({path: found[path] for path in expected}, sep="/"))
+    return config, params, shared.fingerprint

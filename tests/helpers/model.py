@@ -22,12 +22,11 @@ from jaxspec.model.decoder import Decoder
 from jaxspec.weights.params import (
     GGUF_NAMES,
     HF_NAMES,
-    join_qkv,
     parameter_table,
-    split_qkv,
     stored_transposed,
     tensor_names,
 )
+from jaxspec.weights.parts import join_parts, split_parts
 
 
 def tiny_config(**changes) -> ModelConfig:
@@ -61,7 +60,7 @@ def random_params(config: ModelConfig, seed: int = 0) -> dict:
         elif path.endswith("kernel"):
             noise *= (2.0 if "/q/" in path or "/k/" in path else 1.0) * shape[0] ** -0.5
         params[path] = noise.astype(np.float32)
-    return jax.tree.map(jnp.asarray, flax.traverse_util.unflatten_dict(join_qkv(config, params), sep="/"))
+    return jax.tree.map(jnp.asarray, flax.traverse_util.unflatten_dict(join_parts(config, params), sep="/"))
 
 
 def random_base(config: ModelConfig, seed: int = 0) -> Base:
@@ -99,7 +98,7 @@ def run_layers(base: Base, x: jax.Array, context: Context, layers: tuple[int, in
 
 def named_tensors(config: ModelConfig, params: dict, names: dict[str, str] = HF_NAMES) -> Iterator[tuple]:
     """(name, array) pairs as a file holds them."""
-    flat = split_qkv(config, params)
+    flat = split_parts(config, params)
     for name, path in tensor_names(config, names).items():
         array = np.asarray(flat[path])
         yield name, np.ascontiguousarray(array.T if stored_transposed(path) else array)
