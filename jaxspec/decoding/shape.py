@@ -47,7 +47,12 @@ class StaticTree:
         return [select_trees(self.stack, jnp.zeros(batch, jnp.int32))]
 
     def follow(self, draft: Draft, node: jax.Array) -> list[Tree]:
-        """The tree that each source fills after a draft whose last accepted node is `node` [B]."""
+        """The tree that each source fills after a draft whose last accepted node is `node` [B].
+
+        Of a stack of one it is the draft's own: what a loop returns as it was it need not copy.
+        """
+        if len(self.stack.parent) == 1:
+            return [draft.tree]
         state = jnp.take_along_axis(draft.tree.next_state, node[:, None], axis=1)[:, 0]
         return [select_trees(self.stack, state)]
 
