@@ -249,8 +249,8 @@ def rank(
     if sampler.sampling:
         scores += sampler.noise(context.seeds, positions, base.draft_ids(jnp.arange(scores.shape[-1])))
     best, index = jax.lax.top_k(scores, min(context.width, scores.shape[-1]))
-    log_p = best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-    return base.draft_ids(index), log_p, log_q
+    total = jnp.sum(jnp.exp(scores - best[..., :1]), axis=-1, keepdims=True)  # the first one is their maximum
+    return base.draft_ids(index), best - (jnp.log(total) + best[..., :1]), log_q
 
 
 def knowing_noise(context: DraftContext, offer: Offer) -> Offer:
