@@ -133,6 +133,7 @@ class DraftContext:
       fixed: the draft is that tree; otherwise it takes the best of all candidates, wherever they stand (static).
       cache: the base's keys and values of all tokens before the newest one, for methods that draft with its layers. It
         is only read.
+      free_rows: so many rows in all are not worth a condition that skips them (static); see `DeviceDrafter`.
     """
 
     trainable: PyTree
@@ -147,6 +148,7 @@ class DraftContext:
     depth: int = flax.struct.field(pytree_node=False)
     fixed: bool = flax.struct.field(pytree_node=False, default=True)
     cache: Cache | None = None
+    free_rows: int = flax.struct.field(pytree_node=False, default=0)
 
 
 @flax.struct.dataclass

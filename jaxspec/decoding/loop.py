@@ -24,10 +24,10 @@ from jaxspec.model.rows import run_rows
 def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     """One forward pass: verify the draft, keep what survives, draft again."""
     drafter, shape, draft = decoding.drafter, decoding.drafter.shape, state.draft
-    if draft.size is None:
+    size = None if draft.size is None else jnp.max(jnp.where(state.done, 0, draft.size))
+    if size is None or draft.tokens.size <= drafter.free_rows:  # what is beyond a size is not valid
         states, logits, accepted, kv = _verify(decoding, draft.tree.num_nodes, state)
     else:
-        size = jnp.max(jnp.where(state.done, 0, draft.size))
         sizes = [functools.partial(_verify, decoding, nodes) for nodes in shape.sizes]
         states, logits, accepted, kv = lax.switch(size, sizes, state)
 
