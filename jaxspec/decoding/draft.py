@@ -133,6 +133,7 @@ class DraftContext:
       fixed: the draft is that tree; otherwise it takes the best of all candidates, wherever they stand (static).
       cache: the base's keys and values of all tokens before the newest one, for methods that draft with its layers. It
         is only read.
+      free_rows: so many rows in all are not worth a condition that skips them (static); see `DeviceDrafter`.
     """
 
     trainable: PyTree
@@ -147,6 +148,7 @@ class DraftContext:
     depth: int = flax.struct.field(pytree_node=False)
     fixed: bool = flax.struct.field(pytree_node=False, default=True)
     cache: Cache | None = None
+    free_rows: int = flax.struct.field(pytree_node=False, default=0)
 
 
 @flax.struct.dataclass
@@ -249,8 +251,8 @@ def rank(
     if sampler.sampling:
         scores += sampler.noise(context.seeds, positions, base.draft_ids(jnp.arange(scores.shape[-1])))
     best, index = jax.lax.top_k(scores, min(context.width, scores.shape[-1]))
-    log_p = best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-    return base.draft_ids(index), log_p, log_q
+    total = jnp.sum(jnp.exp(scores - best[..., :1]), axis=-1, keepdims=True)  # the first one is their maximum
+    return base.draft_ids(index), best - (jnp.log(total) + best[..., :1]), log_q
 
 
 def knowing_noise(context: DraftContext, offer: Offer) -> Offer:

@@ -25,10 +25,13 @@ class DeviceDrafter:
     Attributes:
       sources: what offers candidates; none in autoregressive decoding.
       shape: what makes a draft of them.
+      free_rows: so many rows, of all texts together, take a pass no longer than a single one: no condition is worth
+        what it costs to skip them or some of them (static). On a GPU a condition splits the graph of kernels.
     """
 
     sources: tuple[DeviceSource, ...]
     shape: StaticTree | Best
+    free_rows: int = flax.struct.field(pytree_node=False, default=0)
 
     def facts(self, base: Base) -> list[Facts]:
         """The facts of every source on its base."""
@@ -66,6 +69,7 @@ class DeviceDrafter:
             calibration = context.sampler.pick(sampled, greedy)
             make = functools.partial(source.method.offer, context, state)
             own_passes = source.method.facts(context.base.decoder.config).own_passes
-            offer = run_if(jnp.any(context.active), make) if own_passes else make()
+            skipped = own_passes and len(context.active) > self.free_rows
+            offer = run_if(jnp.any(context.active), make) if skipped else make()
             offers.append(calibrated(offer, calibration))
         return offers

@@ -59,7 +59,7 @@ def offer_levels(context: DraftContext, expand: Expand, best: bool = False, conf
       best: the most probable nodes of each level expand, as many as the tree has inner ones there, in place of the
         tree's own (EAGLE-2, section 4.1): for drafts that do not keep to the tree.
       confidence: of these only those whose whole path is more probable than this; below the root, a level without any
-        is not expanded.
+        is not expanded, unless its rows are free.
     """
     tree, B, K = context.tree, len(context.root), min(context.width, context.base.num_drafts)
     rows, has_children = jnp.arange(B)[:, None], _has_children(tree)
@@ -80,7 +80,8 @@ def offer_levels(context: DraftContext, expand: Expand, best: bool = False, conf
             known = jnp.arange(width) < jnp.sum(expands, axis=1)[:, None]
         W, path, ancestors = above.shape[1], paths[rows, above], lineages[rows, above]
         run = functools.partial(expand, Parents(path, ancestors, known, level), tuple(expanded))
-        logits, needed = run_if(jnp.any(known), run) if best and level and confidence else run()
+        may_be_skipped = best and level and confidence and known.size > context.free_rows
+        logits, needed = run_if(jnp.any(known), run) if may_be_skipped else run()
         expanded.append(needed)
         tokens, log_p, q = rank(context, logits, context.position[:, None] + level + 1)
         follows = jnp.broadcast_to(path[:, :, None], (B, W, K, level + 1))

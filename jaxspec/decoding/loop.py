@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.decoding.arrays import overwrite
 from jaxspec.decoding.draft import Accepted, Draft
 from jaxspec.decoding.method import ReadChunk, Step
 from jaxspec.decoding.state import DecodeState, Decoding, divided_state
@@ -23,10 +24,10 @@ from jaxspec.model.rows import run_rows
 def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     """One forward pass: verify the draft, keep what survives, draft again."""
     drafter, shape, draft = decoding.drafter, decoding.drafter.shape, state.draft
-    if draft.size is None:
+    size = None if draft.size is None else jnp.max(jnp.where(state.done, 0, draft.size))
+    if size is None or draft.tokens.size <= drafter.free_rows:  # what is beyond a size is not valid
         states, logits, accepted, kv = _verify(decoding, draft.tree.num_nodes, state)
     else:
-        size = jnp.max(jnp.where(state.done, 0, draft.size))
         sizes = [functools.partial(_verify, decoding, nodes) for nodes in shape.sizes]
         states, logits, accepted, kv = lax.switch(size, sizes, state)
 
@@ -106,16 +107,16 @@ def _emit(state: DecodeState, draft: Draft, accepted: Accepted, new: jax.Array, 
     place = jnp.arange(new.shape[1])
     sources = jnp.roll(jnp.take_along_axis(draft.sources, accepted.path, axis=1), -1, axis=1)
     ends = jnp.isin(new, eos) & (place <= accepted.length[:, None])
-    until_end = jnp.where(jnp.any(ends, axis=1), jnp.argmax(ends, axis=1), accepted.length) + 1
+    end = jnp.min(jnp.where(ends, place, new.shape[1]), axis=1)  # the first place that ends the text
+    until_end = jnp.minimum(end, accepted.length) + 1
     emitted = jnp.where(state.done, 0, jnp.minimum(until_end, state.limits - state.counts))
     counts = state.counts + emitted
-    append = jax.vmap(lambda buffer, values, count: lax.dynamic_update_slice(buffer, values, (count,)))
     # What a row appends beyond its new count is garbage that nobody reads.
     return state.replace(
-        tokens=append(state.tokens, new, state.counts),
-        drafted_by=append(state.drafted_by, jnp.where(place < accepted.length[:, None], sources, 0), state.counts),
+        tokens=overwrite(state.tokens, new, state.counts),
+        drafted_by=overwrite(state.drafted_by, jnp.where(place < accepted.length[:, None], sources, 0), state.counts),
         counts=counts,
-        done=state.done | jnp.any(ends & (place < emitted[:, None]), axis=1) | (counts >= state.limits),
+        done=state.done | (end < emitted) | (counts >= state.limits),
     )
 
 

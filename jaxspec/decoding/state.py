@@ -87,6 +87,7 @@ class Decoding:
                 depth=shape.depth,
                 fixed=fixed,
                 cache=cache,
+                free_rows=self.drafter.free_rows,
             )
             for source, tree in zip(self.drafter.sources, trees, strict=False)
         ]

@@ -20,14 +20,15 @@ class Tree:
     Attributes:
       parent: [N] int32; the root is its own parent.
       depth: [N] int32; the root has 0.
-      rank: [N] int32, which candidate of its distance a node takes, 0 the most probable.
+      rank: [N] int32, which candidate of its distance a node takes, 0 the most probable; None where nodes are chosen.
       live: [N] bool; False for padding.
       ancestors: [N, N] bool; row n marks the path from the root to n, both included.
       probe_owner: [Q] int32, the node a probe belongs to; probes are ordered by distance.
       probe_distance: [Q] int32, 1 .. M.
       probe_live: [Q] bool; False for padding.
       probe_of: [N, M] int32, the probe at distance m + 1 of each node; -1 for none.
-      next_state: [N] int32, which tree of the stack the next step verifies when this node is the last accepted.
+      next_state: [N] int32, which tree of the stack the next step verifies when this node is the last accepted;
+        None where there is no stack.
       max_depth: deepest level the padded size allows (static).
       max_rank: number of candidates per distance the padded size allows (static).
       probe_ends: (E_1 .. E_M), the first E_d probes hold all those at distances up to d, in a stack perhaps some of a
@@ -38,14 +39,14 @@ class Tree:
 
     parent: jax.Array
     depth: jax.Array
-    rank: jax.Array
+    rank: jax.Array | None
     live: jax.Array
     ancestors: jax.Array
     probe_owner: jax.Array
     probe_distance: jax.Array
     probe_live: jax.Array
     probe_of: jax.Array
-    next_state: jax.Array
+    next_state: jax.Array | None
     max_depth: int = flax.struct.field(pytree_node=False)
     max_rank: int = flax.struct.field(pytree_node=False)
     probe_ends: tuple[int, ...] = flax.struct.field(pytree_node=False)
@@ -63,7 +64,7 @@ class Tree:
 
     def first(self, count: int) -> Tree:
         """The first nodes of a batch of trees, with all probes: the others are padding, as are probes that they own."""
-        named = {name: getattr(self, name)[:, :count] for name in _OF_NODES}
+        named = {name: x[:, :count] for name in _OF_NODES if (x := getattr(self, name)) is not None}
         named |= {"ancestors": self.ancestors[:, :count, :count]}
         return self.replace(**named, probe_owner=jnp.minimum(self.probe_owner, count - 1))
 

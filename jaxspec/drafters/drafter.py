@@ -6,6 +6,8 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+import jax
+
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import PyTree
 from jaxspec.decoding.drafter import DeviceDrafter
@@ -19,6 +21,9 @@ from jaxspec.trees import TreePlan, from_paths, parse_tree
 from jaxspec.trees.arrays import Path
 from jaxspec.weights.load import Model
 from jaxspec.weights.params import params_fingerprint
+
+# By JAX's name of the platform. A GPU reads the weights for as many rows in the time that it takes for one.
+FREE_ROWS = {"gpu": 32}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,7 +98,7 @@ class Drafter:
     def on_device(self) -> DeviceDrafter:
         """The device-side part."""
         sources = tuple(source.on_device(self.model) for source in self.sources if source.facts.distances)
-        return DeviceDrafter(sources, self.device_shape)
+        return DeviceDrafter(sources, self.device_shape, FREE_ROWS.get(jax.default_backend(), 0))
 
     @property
     def device_shape(self) -> StaticTree | Best:

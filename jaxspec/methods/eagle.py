@@ -331,12 +331,14 @@ def _attend(q: jax.Array, cached: KeyValue, visible: jax.Array, path: list[KeyVa
     B, R, H, Dh = q.shape
     K, S = cached[0].shape[1:3]
     dot = dict(preferred_element_type=wide(q))
-    grouped = q.reshape(B, R, K, H // K, Dh) * Dh**-0.5
-    scores = jnp.einsum("brkgd,bksd->brkgs", grouped, cached[0].astype(q.dtype), **dot)
-    scores = [jnp.where(visible[:, :, None, None], scores, MASKED)]
-    scores += [jnp.einsum("brkgd,brkd->brkg", grouped, k, **dot)[..., None] for k, _ in path]
+    grouped = (q.reshape(B, R, K, H // K, Dh) * Dh**-0.5).swapaxes(1, 2)  # [B, K, R, H/K, Dh]
+    folded = grouped.reshape(B, K, -1, Dh)
+    scores = jnp.einsum("bkqd,bksd->bkqs", folded, cached[0].astype(q.dtype), **dot).reshape(B, K, R, -1, S)
+    scores = [jnp.where(visible[:, None, :, None], scores, MASKED)]
+    scores += [jnp.einsum("bkrgd,brkd->bkrg", grouped, k, **dot)[..., None] for k, _ in path]
     weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1)).astype(q.dtype)
-    out = jnp.einsum("brkgs,bksd->brkgd", weights[..., :S], cached[1].astype(q.dtype), **dot)
+    old = weights[..., :S].reshape(B, K, -1, S)
+    out = jnp.einsum("bkqs,bksd->bkqd", old, cached[1].astype(q.dtype), **dot).reshape(B, K, R, -1, Dh)
     for i, (_, v) in enumerate(path):
-        out += weights[..., S + i, None] * v[:, :, :, None]
-    return out.reshape(B, R, -1).astype(q.dtype)
+        out += weights[..., S + i, None] * v.swapaxes(1, 2)[..., None, :]
+    return out.swapaxes(1, 2).reshape(B, R, -1).astype(q.dtype)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.decoding.arrays import overwrite
 from jaxspec.decoding.draft import DraftContext
 from jaxspec.decoding.method import Calibration, ReadChunk, check_least
 from jaxspec.methods.untrained import UntrainedMethod
@@ -45,7 +46,7 @@ class LookupMethod(UntrainedMethod):
 
     def observe(self, context: DraftContext, chunk: ReadChunk, text: jax.Array) -> jax.Array:
         """The text with what was read; the garbage behind it is overwritten before it is looked at."""
-        return jax.vmap(jax.lax.dynamic_update_slice)(text, chunk.tokens, chunk.first[:, None])
+        return overwrite(text, chunk.tokens, chunk.first)
 
     def matches(self, context: DraftContext, text: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
         """Earlier occurrences of the text's end.

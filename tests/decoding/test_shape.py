@@ -90,6 +90,9 @@ def choose(best, offers):
         ((marginals, trie), 5),
         ((marginals, trie), 12),
         ((trie, marginals, trie), 40),
+        ((functools.partial(marginals, distances=1), trie), 12),
+        ((trie, functools.partial(trie, distances=2)), 9),
+        ((trie, functools.partial(marginals, distances=2), functools.partial(trie, distances=2)), 40),
     ],
 )
 def test_best_takes_the_most_probable_paths_of_all_offers(nodes, kinds):

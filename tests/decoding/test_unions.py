@@ -16,7 +16,7 @@ from jaxspec.decoding.loop import decode
 from jaxspec.decoding.method import Facts, Method
 from jaxspec.drafters import METHODS, load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
-from jaxspec.drafters.drafter import autoregressive
+from jaxspec.drafters.drafter import FREE_ROWS, autoregressive
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate, generate_many
 from jaxspec.methods import (
@@ -187,6 +187,24 @@ def test_a_size_chosen_per_step_changes_nothing(tiny, methods, tree):
             state = decode(decoding, state, 1)
         assert state.tokens[0, : state.counts[0]].tolist() == answer.tokens
     assert sizes == {0, 1, 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "tree"),
+    [(Guesses(0), "best:1@20,3@23,9@44"), (Eagle(depth=3, confidence=0.1), "best:9")],
+    ids=["sizes", "levels"],
+)
+def test_free_rows_are_masked_without_conditions(tiny, monkeypatch, method, tree):
+    answers, conditions, prompts = [], [], make_prompts(4)
+    for rows in (0, 32):
+        monkeypatch.setitem(FREE_ROWS, "cpu", rows)
+        drafter = union([method], tiny, 9).with_tree(tree)
+        answers.append([(a.tokens, a.steps, a.offered) for a in generate(drafter, prompts, 24, seed=3)])
+        program = decode.lower(*begin(drafter, prompts[:1], 24, GREEDY, seeds=3), 1).as_text()
+        conditions.append(program.count("stablehlo.case"))
+    assert answers[0] == answers[1]
+    assert conditions[0] > conditions[1] == 0
 
 
 @pytest.mark.slow

@@ -1,0 +1,17 @@
+"""Operations on small arrays, made of what XLA fuses with its neighbours.
+
+Where a step is small, a GPU waits for the start of kernels, and every update of a slice, sort or reduction is at least
+one. Comparisons, selections and gathers join the kernels around them.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def overwrite(buffer: jax.Array, new: jax.Array, at: jax.Array) -> jax.Array:
+    """Rows [B, W] with new values [B, P] from a place of their own each, [B] int32, on; those beyond W are dropped."""
+    place = jnp.arange(buffer.shape[1]) - at[:, None]
+    values = jnp.take_along_axis(new, jnp.clip(place, 0, new.shape[1] - 1), axis=1)
+    return jnp.where((place >= 0) & (place < new.shape[1]), values, buffer)
