@@ -21,7 +21,7 @@ from jaxspec.decoding.source import DeviceSource
 from jaxspec.decoding.state import DecodeState, Decoding, state_names
 from jaxspec.drafters import DrafterSpec
 from jaxspec.drafters.adapter import Adapter, method_of, shipped_heads
-from jaxspec.drafters.drafter import Drafter
+from jaxspec.drafters.drafter import FREE_ROWS, Drafter
 from jaxspec.drafters.source import Source
 from jaxspec.drafters.spec import MethodSpec
 from jaxspec.model.base import Base
@@ -129,7 +129,7 @@ def abstract_drafter(drafter: Drafter, base: Base, mesh: Mesh) -> DeviceDrafter:
             trainable = final.method.prepare(final.trainable, own)
             calibration = jnp.zeros((2, source.facts.distances, 2))
             sources.append(DeviceSource(trainable, calibration, final.method, own.draft_vocabulary))
-        return DeviceDrafter(tuple(sources), drafter.device_shape)
+        return DeviceDrafter(tuple(sources), drafter.device_shape, FREE_ROWS.get(mesh.devices.flat[0].platform, 0))
 
     device = jax.eval_shape(make, base)
     return with_shardings(device, tree_shardings(mesh, device))
