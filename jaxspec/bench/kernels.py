@@ -25,7 +25,7 @@ _RENAMES = {"bitcast", "reshape", "get-tuple-element", "copy", "convert"}
 
 
 @dataclasses.dataclass
-class Kernels:
+class KernelCounts:
     """What the kernels of a computation amount to.
 
     Attributes:
@@ -51,7 +51,7 @@ class Kernels:
         """All kernels."""
         return self.layers + self.outside
 
-    def add(self, other: Kernels, times: int = 1) -> None:
+    def add(self, other: KernelCounts, times: int = 1) -> None:
         """Count what another computation amounts to, so many times, too: one that is not in the outermost loop."""
         for name in ("layers", "outside", "read", "written", "products"):
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
@@ -73,7 +73,7 @@ def matrices_of(params: Any) -> set[tuple[int, int]]:
     return shapes
 
 
-def count_kernels(text: str, matrices: Collection[tuple[int, int]] = ()) -> Kernels:
+def count_kernels(text: str, matrices: Collection[tuple[int, int]] = ()) -> KernelCounts:
     """Count the kernels of one step of a compiled program.
 
     Of a conditional the branch with most kernels counts; a loop counts as often as it runs, once where that is unknown.
@@ -86,8 +86,8 @@ def count_kernels(text: str, matrices: Collection[tuple[int, int]] = ()) -> Kern
     return _count(program, program.loop_body(), matrices)
 
 
-def _count(program: Program, computation: Computation, matrices: Collection[tuple[int, int]]) -> Kernels:
-    kernels = Kernels()
+def _count(program: Program, computation: Computation, matrices: Collection[tuple[int, int]]) -> KernelCounts:
+    kernels = KernelCounts()
     for each in computation.instructions:
         if each.opcode in _FREE or each.opcode.endswith("-done"):
             continue
@@ -107,7 +107,7 @@ def _count(program: Program, computation: Computation, matrices: Collection[tupl
 
 
 def _count_kernel(
-    kernels: Kernels,
+    kernels: KernelCounts,
     program: Program,
     computation: Computation,
     kernel: Instruction,

@@ -113,7 +113,7 @@ def _kernels(compiled: Compiled, base: Base, chip: Gpu) -> dict[str, Any]:
       written: bytes that they write.
       products: bytes of these that are results of products, partial sums included.
       large: how many arrays as large as a matrix of a layer are written besides those, by dtype and shape.
-      least_seconds: least time, see `Kernels.least_seconds`.
+      least_seconds: least time, see `KernelCounts.least_seconds`.
     """
     found = count_kernels(compiled.as_text(), matrices_of(base.params))
     return {

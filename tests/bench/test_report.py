@@ -95,7 +95,7 @@ def test_what_is_no_benchmark_is_refused(finished, tmp_path, name, damage, messa
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "Expected one of {compare, report, latency, device}."),
+        ([], "Expected one of {compare, report, latency, device, kernels}."),
         (
             ["report"],
             "error: Missing from jaxspec bench report: DIR of `jaxspec bench compare` or `jaxspec",
