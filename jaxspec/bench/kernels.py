@@ -151,7 +151,7 @@ def _as_large_as_a_matrix(shape: tuple[int, ...], elements: int, matrices: Colle
 
 def _read(computation: Computation, kernel: Instruction, fused: list[Computation]) -> int:
     """Bytes that a kernel reads."""
-    aliased = _aliased(kernel)
+    aliased = _aliased(computation, kernel)
     total = 0
     for place, operand in enumerate(kernel.operands):
         size = sum(array.size for array in computation.by_name[operand].arrays)
@@ -178,7 +178,7 @@ def _read_of(fused: Computation, name: str, size: int) -> int:
 
 def _written(computation: Computation, kernel: Instruction, fused: list[Computation]) -> list[Array]:
     """Arrays that a kernel writes: of an update in place, what is new; a library's workspace is not counted."""
-    if aliased := _aliased(kernel):
+    if aliased := _aliased(computation, kernel):
         others = [name for place, name in enumerate(kernel.operands) if place not in aliased]
         return [array for name in others for array in computation.by_name[name].arrays]
     if not fused:
@@ -197,7 +197,13 @@ def _update(fused: Computation, result: Instruction) -> Array | None:
     return fused.by_name[result.operands[1 if result.opcode == "dynamic-update-slice" else -1]].arrays[0]
 
 
-def _aliased(kernel: Instruction) -> set[int]:
-    """Places of the operands that a custom call writes its results to."""
+def _aliased(computation: Computation, kernel: Instruction) -> set[int]:
+    """Places of the operands that a custom call writes some of its other operands into.
+
+    A product that is added to an operand in place writes all of it: then it is smaller than what is multiplied.
+    """
     aliases = kernel.attributes.partition("output_to_operand_aliasing=")[2]
-    return {int(place) for place in re.findall(r"\{[\d, ]*\}: \((\d+), \{", aliases)}
+    places = {int(place) for place in re.findall(r"\{[\d, ]*\}: \((\d+), \{", aliases)}
+    sizes = [sum(array.size for array in computation.by_name[name].arrays) for name in kernel.operands]
+    kept = sum(sizes[place] for place in places)
+    return places if kept > sum(sizes) - kept else set()

@@ -143,6 +143,17 @@ def test_a_kernel_that_writes_into_its_arguments():
     assert kernels.written == before.written + 4  # the place where it writes counts as new
 
 
+def test_a_product_that_is_added_to_an_operand():
+    """It writes that, not the operands that it multiplies."""
+    fusion = "%gemm = bf16[8,8]{1,0} fusion(%rows, %matrix), kind=kCustom, calls=%fused_gemm"
+    call = '%gemm = (bf16[8,8]{1,0}, s8[4096]{0}) custom-call(%rows, %matrix, %sum), custom_call_target="__cublas$gemm"'
+    total = "%sum = bf16[8,8]{1,0} copy(%rows)"
+    text = PROGRAM.replace(fusion, f"{total}\n  {call}, output_to_operand_aliasing={{{{0}}: (2, {{}})}}")
+    kernels, before = count_kernels(text), count_kernels(PROGRAM)
+    assert kernels.products == before.products == 128
+    assert kernels.read == before.read + 64 + 128  # by the copy, and of the sum
+
+
 def test_a_compiler_of_another_jax_is_refused(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.1.0")
     with pytest.raises(UserError, match=r"jax-cuda13-plugin 0\.1\.0, and JAX is .*pip install --no-deps"):
