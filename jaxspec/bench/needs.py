@@ -8,6 +8,7 @@ or a GPU they are what the chip will use. A GPU's compiler counts no operations;
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import Any
 
 import jax
@@ -92,7 +93,7 @@ def _gpu_needs(lowered: Lowered, base: Base, chip: Gpu, passes: int, trained: in
         try:
             compiled = lowered.compile(compiler_options=options)
         except jax.errors.JaxRuntimeError as error:
-            kernels[name], last = {"reason": first_line(error)}, error
+            kernels[name], last = {"reason": textwrap.shorten(first_line(error), 120)}, error
             continue
         needs = needs or _memory(compiled, base, passes, trained)
         kernels[name] = _kernels(compiled, base, chip)

@@ -183,6 +183,8 @@ def test_a_union_compiled_for_a_gpu_that_is_not_here():
     assert found["drafter"] == "eagle+suffix tree=best:16" and list(found["steps"]) == ["1", "16"]
     one, union = found["steps"].values()
     assert one["fits"] and union["fits"]
-    for name in ("triton", "library"):
-        assert union["kernels"][name]["outside"] > one["kernels"][name]["outside"] > 0
-        assert union["kernels"][name]["read"] > 0.9 * found["weights_bytes"]
+    # which products each of the two takes without a GPU to try them on is up to the version of XLA
+    one, union = (next(each for each in step["kernels"].values() if "total" in each) for step in (one, union))
+    assert union["outside"] > one["outside"] > 0
+    assert union["read"] > 0.9 * found["weights_bytes"]
+    assert not one["large"] and not union["large"]
