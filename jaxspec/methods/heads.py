@@ -31,7 +31,7 @@ from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, check_choic
 from jaxspec.methods.losses import check_weights, future_loss
 from jaxspec.model.attention import Context, causal_context, continued_context, masks_of, of_layer
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import product, wide
+from jaxspec.model.blocks import own_products, product, wide
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.decoder import Layer, for_products
 from jaxspec.model.rope import rope_angles
@@ -145,7 +145,7 @@ class HeadMethod(Method, abc.ABC):
         heads = slice(first, first + x.shape[-2])
         for block in range(trainable["blocks"].shape[1] if "blocks" in trainable else 0):
             x = before(x, block)
-            inner = jnp.einsum("...md,mde->...me", x, trainable["blocks"][heads, block])
+            inner = own_products(x, trainable["blocks"][heads, block])
             x = x + jax.nn.silu(inner + trainable["bias"][heads, block])
         return x
 
@@ -156,7 +156,7 @@ class HeadMethod(Method, abc.ABC):
             return _projected(x, trainable["lm_head"][heads])
         logits = base.draft_logits(x)
         if self.lm_head == "low_rank":
-            thin = jnp.einsum("...md,mdr->...mr", x, trainable["down"][heads])
+            thin = own_products(x, trainable["down"][heads])
             logits += _projected(thin, trainable["up"][heads])
         return logits
 

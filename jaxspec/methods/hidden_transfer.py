@@ -19,6 +19,8 @@ from jaxspec.decoding.method import Batch, Stage
 from jaxspec.errors import UserError
 from jaxspec.methods.probes import ProbeMethod
 from jaxspec.model.base import Base
+from jaxspec.model.blocks import product
+from jaxspec.model.decoder import for_products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,13 +71,17 @@ class HiddenTransfer(ProbeMethod):
         self.check_layers(base.decoder.config.num_layers)
         return {f"step{i}": jnp.eye(base.decoder.config.hidden_size) for i in range(1, self.distances + 1)}
 
+    def prepare(self, trainable: PyTree, base: Base) -> PyTree:
+        """The maps in the base's dtype."""
+        return for_products(trainable, base.dtype)
+
     def enter(
         self, trainable: PyTree, entering: Sequence[int], distance: jax.Array, copy: jax.Array, owners: jax.Array
     ) -> jax.Array:
         """Pseudo hidden states W_i h of the steps i that begin at this layer."""
         pseudo = jnp.zeros_like(owners)
         for i in entering:
-            mapped = owners @ trainable[f"step{i}"].astype(owners.dtype)
+            mapped = product(owners, trainable[f"step{i}"].astype(owners.dtype))
             pseudo = jnp.where((distance == i)[..., None], mapped, pseudo)
         return pseudo
 

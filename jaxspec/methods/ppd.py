@@ -134,8 +134,10 @@ class PPD(ProbeMethod):
         return jnp.asarray(np.resize(self.initial, count), jnp.int32)
 
     def prepare(self, trainable: PyTree, base: Base) -> PyTree:
-        """The pytree; of a head of their own only the columns that may be drafted."""
-        return trainable | ({"head": base.draft_part(trainable["head"])} if "head" in trainable else {})
+        """The pytree; of a head of their own only the columns that may be drafted, in the base's dtype."""
+        if "head" not in trainable:
+            return trainable
+        return trainable | {"head": base.draft_part(trainable["head"]).astype(base.dtype)}
 
     def enter(
         self, trainable: PyTree, entering: Sequence[int], distance: jax.Array, copy: jax.Array, owners: jax.Array

@@ -103,6 +103,12 @@ def products(x: jax.Array, kernel: jax.Array | Corrected, **options: Any) -> jax
     return _tiled(multiply, x.reshape(-1, x.shape[-1]), kernel).reshape(len(kernel), *x.shape[:-1], -1)
 
 
+def own_products(x: jax.Array, kernels: jax.Array) -> jax.Array:
+    """x [..., M, in], each of the M times the kernel of its own in [M, in, out]: [..., M, out]."""
+    rows = x.reshape(-1, *x.shape[-2:]).swapaxes(0, 1)  # [M, R, in]
+    return _tiled(jnp.matmul, rows, kernels).swapaxes(0, 1).reshape(*x.shape[:-1], -1)
+
+
 def _in_blocks(rows: jax.Array, kernel: jax.Array, **options: Any) -> jax.Array:
     """Rows [R, in] times a kernel in blocks [out / n, in, n]: [R, out]."""
     count = len(rows)
@@ -118,13 +124,14 @@ def _each(rows: jax.Array, kernels: jax.Array, **options: Any) -> jax.Array:
 
 
 def _tiled(multiply: Callable[..., jax.Array], rows: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The product [..., R, out] of rows [R, in] and a kernel; on GPUs of a tile of rows at least."""
-    count = len(rows)
+    """The product [..., R, out] of rows [..., R, in] and a kernel; on GPUs of a tile of rows at least."""
+    count = rows.shape[-2]
     if count >= _TILE:
         return multiply(rows, kernel)
 
     def padded(rows: jax.Array, kernel: jax.Array) -> jax.Array:
-        return multiply(jnp.pad(rows, ((0, _TILE - count), (0, 0))), kernel)[..., :count, :]
+        spare = [(0, _TILE - count if axis == rows.ndim - 2 else 0) for axis in range(rows.ndim)]
+        return multiply(jnp.pad(rows, spare), kernel)[..., :count, :]
 
     return lax.platform_dependent(rows, kernel, cuda=padded, rocm=padded, default=multiply)
 
