@@ -117,7 +117,7 @@ def own_entry(word: str, rate: float) -> Entry:
             f"{method.name} drafts from an adapter that `jaxspec {facts.adapter}` builds and does not train"
         )
     content = digest(file.read_text(encoding="utf-8"))
-    return Entry(method.name, method, rate if facts.trained else 0.0, _CLIPPED, facts.own_passes, source=content)
+    return Entry(method.name, method, rate if facts.trained else 0.0, _CLIPPED, facts.own_layers > 0, source=content)
 
 
 def _load_class(file: Path, name: str) -> type[Method]:

@@ -119,6 +119,7 @@ def _info(run: RunConfig) -> dict:
 
 def abstract_drafter(drafter: Drafter, base: Base, mesh: Mesh) -> DeviceDrafter:
     """The device-side part of a drafter without weights, as shapes; `base` and `mesh` as in `abstract_state`."""
+    platform = mesh.devices.flat[0].platform
 
     def make(base: Base) -> DeviceDrafter:
         sources = []
@@ -127,9 +128,10 @@ def abstract_drafter(drafter: Drafter, base: Base, mesh: Mesh) -> DeviceDrafter:
             count, own = source.draft_vocabulary, final.base
             own = own.drafting(jnp.zeros(count, jnp.int32)) if count else own
             trainable = final.method.prepare(final.trainable, own)
+            trainable = with_joined_gates(trainable) if holds_pairs(platform) else trainable
             calibration = jnp.zeros((2, source.facts.distances, 2))
             sources.append(DeviceSource(trainable, calibration, final.method, own.draft_vocabulary))
-        return DeviceDrafter(tuple(sources), drafter.device_shape, FREE_ROWS.get(mesh.devices.flat[0].platform, 0))
+        return DeviceDrafter(tuple(sources), drafter.device_shape, FREE_ROWS.get(platform, 0))
 
     device = jax.eval_shape(make, base)
     return with_shardings(device, tree_shardings(mesh, device))

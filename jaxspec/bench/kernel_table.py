@@ -18,7 +18,7 @@ from jaxspec.bench.needs import device_bytes, measure_needs, readable
 from jaxspec.config import MeshConfig
 from jaxspec.drafters import parse_drafter
 from jaxspec.drafters.drafter import Drafter, autoregressive
-from jaxspec.errors import UserError
+from jaxspec.errors import UserError, check_at_least
 from jaxspec.generation.job import cache_capacity
 from jaxspec.markdown import table
 from jaxspec.model.base import Base
@@ -71,23 +71,29 @@ def compile_steps(config: KernelsConfig, say: Callable[[str], None]) -> list[dic
       say: told of every step.
 
     Returns:
-      For each step its `model`, `drafter`, `rows`, the bytes of the base's `weights`, and what `measure_needs` returns.
+      For each step its `model`, `drafter`, `rows`, the bytes of the base's `weights` and `cache`, and what
+      `measure_needs` returns.
 
     Raises:
       UserError: an unknown GPU, base or drafter, or a compiler that is missing.
     """
     if config.topology not in GPUS:
         raise UserError(f"topology {config.topology!r}: kernels are those of a GPU, {', '.join(GPUS)}")
+    check_at_least(config, {"rows": 1, "batch_size": 1, "length": 1})
     mesh, chip = absent_mesh(MeshConfig(), config.topology)
+    bases = {model: abstract_base(load_shapes(model), config.dtype, mesh) for model in config.models}
+    chosen = {model: dict(_drafters(config, model, base)) for model, base in bases.items()}
     steps = []
-    for model in config.models:
-        base = abstract_base(load_shapes(model), config.dtype, mesh)
-        for name, drafter in _drafters(config, model, base):
+    for model, base in bases.items():
+        if config.length > (longest := base.decoder.config.max_positions):
+            raise UserError(f"length must be at most {longest}, the context of {model}, got {config.length}")
+        for name, drafter in chosen[model].items():
             say(f"{model}, {name}")
-            capacity = cache_capacity(config.length, drafter.shape.depth if name.endswith("rows") else 8)
+            capacity = cache_capacity(config.length, 8)
             begun = abstract_state(base, abstract_drafter(drafter, base, mesh), mesh, config.batch_size, capacity)
             needs = measure_needs(lower_step(*begun, mesh), base, chip)
             facts = {"model": model, "drafter": name, "rows": drafter.num_rows, "weights": device_bytes(base.params)}
+            facts["cache"] = device_bytes(begun[1].cache)
             steps.append(facts | needs)
     return steps
 
@@ -102,7 +108,10 @@ def _drafters(config: KernelsConfig, model: str, base: Base) -> Iterator[tuple[s
 
 
 def kernel_table(steps: list[dict[str, Any]]) -> list[str]:
-    """The results of `compile_steps` as a Markdown table; with XLA's kernels for products / with the library's."""
+    """The results of `compile_steps` as a Markdown table; with XLA's kernels for products / with the library's.
+
+    *Read* is a share of weights and cache, and leaves out that results of products are read again.
+    """
     heads = [
         "base",
         "step",
@@ -110,7 +119,7 @@ def kernel_table(steps: list[dict[str, Any]]) -> list[str]:
         "a layer",
         "outside",
         "in branches",
-        "read, of weights",
+        "read",
         "written",
         "large arrays",
         "least, ms",
@@ -131,7 +140,7 @@ def _row(step: dict[str, Any]) -> list[str]:
         cell(lambda each: f"{each['per_layer']:.1f}"),
         cell(lambda each: f"{each['outside']}"),
         cell(lambda each: f"{each['in_branches']}"),
-        cell(lambda each: f"{each['read'] / step['weights']:.2f}"),
+        cell(lambda each: f"{(each['read'] - each['products']) / (step['weights'] + step['cache']):.2f}"),
         cell(lambda each: readable(each["written"])),
         cell(lambda each: f"{sum(each['large'].values())}"),
         cell(lambda each: f"{1000 * each['least_seconds']:.2f}"),

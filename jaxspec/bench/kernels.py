@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from jaxspec.bench.hlo import Array, Computation, Instruction, Program, parse_program
+from jaxspec.decoding.drafter import DRAFTING
 
 SECONDS = 1.7e-6  # from the start of one small kernel to that of the next, within a CUDA graph on an H100
 BANDWIDTH_SHARE = 0.8  # of the published bandwidth that streaming a large array reaches there
@@ -29,7 +30,7 @@ class KernelCounts:
     """What the kernels of a computation amount to.
 
     Attributes:
-      layers: kernels of the base's layers.
+      layers: kernels of the base's layers in its own pass.
       outside: all others.
       in_branches: those of both that lie in a branch of a conditional or in an inner loop: outside of CUDA graphs.
       read: bytes read, every operand of every kernel once, of what is sliced the slices.
@@ -117,7 +118,7 @@ def _count_kernel(
     fused = [program.computations[name] for name in kernel.computations("calls")]
     parts = [kernel, *(each for computation in fused for each in reversed(computation.instructions))]
     origin = next((each.origin for each in parts if each.origin), "")
-    if re.search(r"\blayers_\d+", origin):
+    if re.search(r"\blayers_\d+", origin) and DRAFTING not in origin:
         kernels.layers += 1
     else:
         kernels.outside += 1
@@ -136,7 +137,7 @@ def _count_kernel(
 def _is_product(kernel: Instruction, fused: list[Computation]) -> bool:
     """Whether a kernel multiplies matrices on tensor cores or by a library."""
     if kernel.opcode == "custom-call":
-        return "cublas" in kernel.attributes or "triton" in kernel.attributes
+        return "cublas" in kernel.attributes
     return any(each.opcode == "dot" for computation in fused for each in computation.instructions) or (
         "gemm" in kernel.attributes
     )
@@ -151,7 +152,7 @@ def _as_large_as_a_matrix(shape: tuple[int, ...], elements: int, matrices: Colle
 
 def _read(computation: Computation, kernel: Instruction, fused: list[Computation]) -> int:
     """Bytes that a kernel reads."""
-    aliased = _aliased(computation, kernel)
+    aliased = _aliased(kernel)
     total = 0
     for place, operand in enumerate(kernel.operands):
         size = sum(array.size for array in computation.by_name[operand].arrays)
@@ -178,7 +179,7 @@ def _read_of(fused: Computation, name: str, size: int) -> int:
 
 def _written(computation: Computation, kernel: Instruction, fused: list[Computation]) -> list[Array]:
     """Arrays that a kernel writes: of an update in place, what is new; a library's workspace is not counted."""
-    if aliased := _aliased(computation, kernel):
+    if aliased := _aliased(kernel):
         others = [name for place, name in enumerate(kernel.operands) if place not in aliased]
         return [array for name in others for array in computation.by_name[name].arrays]
     if not fused:
@@ -197,13 +198,12 @@ def _update(fused: Computation, result: Instruction) -> Array | None:
     return fused.by_name[result.operands[1 if result.opcode == "dynamic-update-slice" else -1]].arrays[0]
 
 
-def _aliased(computation: Computation, kernel: Instruction) -> set[int]:
-    """Places of the operands that a custom call writes some of its other operands into.
+def _aliased(kernel: Instruction) -> set[int]:
+    """Places of the operands that a kernel of ours writes some of its other operands into.
 
-    A product that is added to an operand in place writes all of it: then it is smaller than what is multiplied.
+    A library's product that is added to an operand writes all of that.
     """
+    if "cublas" in kernel.attributes:
+        return set()
     aliases = kernel.attributes.partition("output_to_operand_aliasing=")[2]
-    places = {int(place) for place in re.findall(r"\{[\d, ]*\}: \((\d+), \{", aliases)}
-    sizes = [sum(array.size for array in computation.by_name[name].arrays) for name in kernel.operands]
-    kept = sum(sizes[place] for place in places)
-    return places if kept > sum(sizes) - kept else set()
+    return {int(place) for place in re.findall(r"\{[\d, ]*\}: \((\d+), \{", aliases)}

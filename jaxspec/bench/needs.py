@@ -17,7 +17,7 @@ from jax.stages import Compiled, Lowered
 from jaxspec.bench.kernels import count_kernels, matrices_of
 from jaxspec.errors import first_line
 from jaxspec.model.base import Base
-from jaxspec.parallel.chips import Chip, Gpu
+from jaxspec.parallel.chips import GPU_MEMORY, Chip, Gpu
 
 # Who multiplies few rows on a GPU: kernels that XLA writes, or NVIDIA's library. A GPU times both for every product,
 # which a compiler without one cannot.
@@ -82,7 +82,8 @@ def _memory(compiled: Compiled, base: Base, passes: int, trained: int) -> dict[s
 
 
 def _fits(needs: dict[str, Any], chip: Chip) -> bool:
-    return needs["arguments"] + needs["unread"] + needs["temporaries"] <= chip.memory
+    memory = chip.memory * (GPU_MEMORY if isinstance(chip, Gpu) else 1)
+    return needs["arguments"] + needs["unread"] + needs["temporaries"] <= memory
 
 
 def _gpu_needs(lowered: Lowered, base: Base, chip: Gpu, passes: int, trained: int) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -153,7 +152,6 @@ def device(options: Device) -> None:
     """Measure a device, or report on one."""
     began, folder = time.monotonic(), Path(options.output)
     if not options.report:
-        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")  # the default, 0.75, is too little for 13B
         enable_compilation_cache()
         measure_device(options, folder, began - _AROUND, _say)
     page = write_device_report(read_device(folder), folder)

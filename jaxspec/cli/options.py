@@ -16,6 +16,7 @@ import tyro
 from jaxspec.config import MeshConfig
 from jaxspec.drafters import DrafterSpec, parse_drafter
 from jaxspec.errors import UserError, suggest
+from jaxspec.model.gpu import plain_note
 from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
 
 T = TypeVar("T")
@@ -50,7 +51,9 @@ class DrafterOptions:
     dtype: str = ""
 
     def load_model(self, mesh: MeshConfig = MeshConfig()) -> Model:
-        """The base, on a mesh."""
+        """The base, on a mesh; says on stderr what its device lacks."""
+        if note := plain_note():
+            print(note, file=sys.stderr)
         return load_model(self.model or DEFAULT_MODEL, self.dtype or None, mesh, self.template)
 
     def drafter(self, **settings: Any) -> DrafterSpec:

@@ -14,6 +14,7 @@ import jax
 
 from jaxspec.errors import UserError, first_line
 from jaxspec.files import user_cache
+from jaxspec.parallel.chips import GPU_MEMORY
 
 # Parts of the messages of errors that are raised when another process has ended
 _LOST = ("Gloo", "coordination service", "Connection", "heartbeat", "UNAVAILABLE", "DEADLINE_EXCEEDED")
@@ -35,6 +36,7 @@ def run_main(main: Callable[[list[str]], None]) -> None:
     """
     # GPUs and TPUs multiply float32 in fewer bits by default; other dtypes are not affected
     _set_default("default_matmul_precision", "highest")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(GPU_MEMORY))  # by default JAX reserves three quarters
     _say_errors_once()
     try:
         main(sys.argv[1:])

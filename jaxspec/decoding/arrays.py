@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 
 def overwrite(buffer: jax.Array, new: jax.Array, at: jax.Array) -> jax.Array:
@@ -15,3 +16,11 @@ def overwrite(buffer: jax.Array, new: jax.Array, at: jax.Array) -> jax.Array:
     place = jnp.arange(buffer.shape[1]) - at[:, None]
     values = jnp.take_along_axis(new, jnp.clip(place, 0, new.shape[1] - 1), axis=1)
     return jnp.where((place >= 0) & (place < new.shape[1]), values, buffer)
+
+
+def best_of(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The `count` largest of the last dimension and their places, both [..., count].
+
+    The barrier is for XLA's compiler for GPUs, which cannot take the largest of a slice: logits of few rows are one.
+    """
+    return lax.top_k(lax.optimization_barrier(x), count)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.decoding.arrays import best_of
 from jaxspec.decoding.sampling import Sampler
 from jaxspec.decoding.tree import Tree
 from jaxspec.model.base import Base
@@ -133,7 +134,7 @@ class DraftContext:
       fixed: the draft is that tree; otherwise it takes the best of all candidates, wherever they stand (static).
       cache: the base's keys and values of all tokens before the newest one, for methods that draft with its layers. It
         is only read.
-      free_rows: so many rows in all are not worth a condition that skips them (static); see `DeviceDrafter`.
+      free_rows: a level of so many rows in all is not worth a condition that skips it (static).
     """
 
     trainable: PyTree
@@ -250,7 +251,7 @@ def rank(
     log_q = base.draft_whole(jax.nn.log_softmax(scores), -jnp.inf) if sampler.independent else None
     if sampler.sampling:
         scores += sampler.noise(context.seeds, positions, base.draft_ids(jnp.arange(scores.shape[-1])))
-    best, index = jax.lax.top_k(scores, min(context.width, scores.shape[-1]))
+    best, index = best_of(scores, min(context.width, scores.shape[-1]))
     total = jnp.sum(jnp.exp(scores - best[..., :1]), axis=-1, keepdims=True)  # the first one is their maximum
     return base.draft_ids(index), best - (jnp.log(total) + best[..., :1]), log_q
 

@@ -17,6 +17,9 @@ from jaxspec.decoding.source import DeviceSource
 from jaxspec.model.base import Base
 from jaxspec.model.rows import Rows
 
+DRAFTING = "drafting"  # scope of operations, which compiled programs name
+FEW_LAYERS = 8  # run one after the other take no longer than what a condition costs where rows are free
+
 
 @flax.struct.dataclass
 class DeviceDrafter:
@@ -25,8 +28,8 @@ class DeviceDrafter:
     Attributes:
       sources: what offers candidates; none in autoregressive decoding.
       shape: what makes a draft of them.
-      free_rows: so many rows, of all texts together, take a pass no longer than a single one: no condition is worth
-        what it costs to skip them or some of them (static). On a GPU a condition splits the graph of kernels.
+      free_rows: so many nodes, of all texts together, take a pass no longer than a single one: a condition that skips
+        some of them, or a few layers, costs more than it spares (static). On a GPU it splits the graph of kernels.
     """
 
     sources: tuple[DeviceSource, ...]
@@ -68,8 +71,9 @@ class DeviceDrafter:
             greedy, sampled = source.calibration[:, None]
             calibration = context.sampler.pick(sampled, greedy)
             make = functools.partial(source.method.offer, context, state)
-            own_passes = source.method.facts(context.base.decoder.config).own_passes
-            skipped = own_passes and len(context.active) > self.free_rows
-            offer = run_if(jnp.any(context.active), make) if skipped else make()
-            offers.append(calibrated(offer, calibration))
+            layers = source.method.facts(context.base.decoder.config).own_layers
+            may_be_skipped = layers and len(context.active) > context.free_rows
+            with jax.named_scope(DRAFTING):
+                offer = run_if(jnp.any(context.active), make) if may_be_skipped else make()
+                offers.append(calibrated(offer, calibration))
         return offers

@@ -125,7 +125,8 @@ class Facts:
       further_rows: rows that `Method.rows` puts behind the nodes of every step besides probes.
       taps: before which layers `Method.observe` needs hidden states; the number of layers stands for those after the
         last one.
-      own_passes: `Method.offer` runs layers. It is skipped where no row wants a draft or none pays.
+      own_layers: how many layers `Method.offer` runs, one after the other. 0: none. Where there are any, it is skipped
+        where no row wants a draft or none pays, unless a condition takes longer.
       adapter: where the adapter comes from: `trained`; `base`, trained together with a base of its own; the name of the
         command that builds it; empty for methods that take none.
       learned_tokens: how many of the base's most frequent tokens it learns to draft; 0: all. In training these are the
@@ -141,7 +142,7 @@ class Facts:
     probe_cost: float = 0.0
     further_rows: int = 0
     taps: tuple[int, ...] = ()
-    own_passes: bool = False
+    own_layers: int = 0
     adapter: str = ""
     learned_tokens: int = 0
     stages: tuple[Stage, ...] = (Stage(),)

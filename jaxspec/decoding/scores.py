@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.decoding.arrays import best_of
+
 
 @flax.struct.dataclass
 class Scores:
@@ -53,4 +55,4 @@ def score(logits: jax.Array, tokens: jax.Array, count: int) -> Scores:
     """Scores of tokens [B, X] by the base's logits [B, X, V] there, with the `count` best."""
     log_p = jax.nn.log_softmax(logits)
     chosen = jnp.take_along_axis(log_p, tokens[..., None], axis=-1)[..., 0]
-    return Scores(chosen, *lax.top_k(log_p, count))
+    return Scores(chosen, *best_of(log_p, count))

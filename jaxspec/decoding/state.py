@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxspec.decoding.acceptance import Acceptance
 from jaxspec.decoding.draft import Draft, DraftContext, Offer, Pace, PyTree
-from jaxspec.decoding.drafter import DeviceDrafter
+from jaxspec.decoding.drafter import FEW_LAYERS, DeviceDrafter
 from jaxspec.decoding.sampling import Sampler
 from jaxspec.decoding.scores import Scores
 from jaxspec.decoding.shape import Best
@@ -60,7 +60,7 @@ class Decoding:
             return self.drafter.offer(contexts, states)
         wanted = ~done if self.drafts is None else self.drafts & ~done
         rests = jnp.bool_(False) if pace is None else pace.rests
-        passes = [facts.own_passes for facts in self.drafter.facts(self.base)]
+        passes = [facts.own_layers > 0 for facts in self.drafter.facts(self.base)]
         each = [d.replace(active=wanted & ~(rests & own)) for d, own in zip(contexts, passes, strict=True)]
         offers = self.drafter.offer(each, states)
         return [o.replace(known=o.known & d.active[:, None, None]) for o, d in zip(offers, each, strict=True)]
@@ -87,9 +87,9 @@ class Decoding:
                 depth=shape.depth,
                 fixed=fixed,
                 cache=cache,
-                free_rows=self.drafter.free_rows,
+                free_rows=self.drafter.free_rows if facts.own_layers <= FEW_LAYERS else 0,
             )
-            for source, tree in zip(self.drafter.sources, trees, strict=False)
+            for source, facts, tree in zip(self.drafter.sources, self.drafter.facts(self.base), trees, strict=False)
         ]
 
 

@@ -97,7 +97,7 @@ class DFlash(Method):
         return Facts(
             distances=self.distances,
             taps=self.taps(config.num_layers),
-            own_passes=True,
+            own_layers=self.layers,
             adapter="trained",
             learned_tokens=self.vocabulary,
         )

@@ -98,7 +98,7 @@ class Eagle(Method):
             distances=self.depth,
             learned_distances=min(self.depth, self.unroll),
             taps=self.taps(config.num_layers),
-            own_passes=True,
+            own_layers=self.depth,
             adapter="trained",
             learned_tokens=self.vocabulary,
         )

@@ -64,7 +64,8 @@ class SelfSpeculative(UntrainedMethod):
 
     def facts(self, config: ModelConfig) -> Facts:
         """By default it drafts one token more than a lookup: the base's own layers are more often right."""
-        return Facts(self.length, default_candidates=min(self.length, 4), own_passes=True, adapter="tune")
+        candidates, layers = min(self.length, 4), self.length * config.num_layers
+        return Facts(self.length, default_candidates=candidates, own_layers=layers, adapter="tune")
 
     @property
     def skip(self) -> Skip:

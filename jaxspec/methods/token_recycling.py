@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.decoding.arrays import best_of
 from jaxspec.decoding.draft import DraftContext, Offer, knowing_noise
 from jaxspec.decoding.method import Calibration, ReadChunk, check_least
 from jaxspec.methods.untrained import UntrainedMethod
@@ -54,7 +55,7 @@ class TokenRecycling(UntrainedMethod):
         if chunk.step is None:
             return table
         draft, rows = chunk.step.draft, jnp.arange(len(table))[:, None]
-        new = jax.lax.top_k(chunk.step.logits, table.shape[-1])[1]  # [B, N, k]
+        new = best_of(chunk.step.logits, table.shape[-1])[1]  # [B, N, k]
         number = jnp.where(draft.valid, jnp.arange(draft.tokens.shape[1]), -1)
         same = draft.tokens[:, None] == draft.tokens[..., None]
         last = number == jnp.max(jnp.where(same, number[:, None], -1), axis=-1)

@@ -174,7 +174,7 @@ def attend_packed(
     """`attend` from queries, keys and values as their product leaves them.
 
     On GPUs that have kernels (see `jaxspec.model.gpu`) one does all of it where few rows of one group see a cache and
-    no prefix: in decoding steps and in drafting. Prompts, and sequences in training, keep `attend`.
+    no prefix: in decoding steps, in drafting and in short chunks of prompts. Training and long chunks keep `attend`.
 
     Args:
       qkv: as in `unpacked`.

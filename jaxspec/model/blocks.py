@@ -87,7 +87,7 @@ def product(x: jax.Array, kernel: jax.Array | Corrected, **options: Any) -> jax.
     multiply = functools.partial(jnp.matmul if kernel.ndim == 2 else _in_blocks, **options)
     if kernel.ndim == 2 and rows >= _TILE:
         return multiply(x, kernel)
-    return _tiled(multiply, x.reshape(rows, -1), kernel).reshape(*x.shape[:-1], -1)
+    return _tiled(multiply, x.reshape(rows, x.shape[-1]), kernel).reshape(*x.shape[:-1], -1)
 
 
 def products(x: jax.Array, kernel: jax.Array | Corrected, **options: Any) -> jax.Array:

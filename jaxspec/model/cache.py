@@ -58,7 +58,7 @@ def gather_rows(rows: Cache, index: jax.Array) -> Cache:
       L x [B, K, P, Dh].
     """
     arrays, structure = jax.tree.flatten(rows)
-    if arrays and arrays[0].shape[2] == index.shape[1] == 1:  # a lone root
+    if all(x.shape[2] == index.shape[1] == 1 for x in arrays):  # a lone root
         return rows
 
     def plain(arrays: list[jax.Array], index: jax.Array) -> list[jax.Array]:

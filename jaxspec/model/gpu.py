@@ -6,6 +6,7 @@ runs the plain code that every such kernel stands in for, which is also what is 
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,10 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from jaxspec.parallel.chips import GPUS
 from jaxspec.parallel.sharding import partition
 
-OLDEST = 8.0  # compute capability
+OLDEST = (8, 0)  # compute capability
 _INTERPRET = False  # tests set it: kernels run on the CPU, step by step
 
 # Said of every program with such a kernel, to developers of JAX's users rather than to ours.
@@ -25,14 +27,33 @@ warnings.filterwarnings("ignore", message="The Pallas Triton backend is deprecat
 
 
 def has_kernels() -> bool:
-    """Whether what is traced now may run on a GPU for which there are kernels: the mesh's, or else this process's."""
+    """Whether what is traced now may run on a GPU for which there are kernels: the mesh's, or else this process's.
+
+    `JAXSPEC_KERNELS=0` in the environment turns them off.
+    """
     if _INTERPRET:
         return True
+    if os.environ.get("JAXSPEC_KERNELS") == "0":
+        return False
     absent, here = jax.sharding.get_abstract_mesh().abstract_device, jax.devices()[0]
     if absent is None or absent.device_kind == here.device_kind:
-        capability = getattr(here, "compute_capability", "")  # of AMD's GPUs it is a name
-        return here.platform == "gpu" and bool(re.match(r"\d", capability)) and float(capability) >= OLDEST
-    return absent.platform == "gpu" and not absent.device_kind.startswith("Tesla")  # the last Tesla has 7.5
+        return here.platform == "gpu" and capability_of(here) >= OLDEST
+    return absent.device_kind in {gpu.kind for gpu in GPUS.values() if gpu.capability >= OLDEST}
+
+
+def capability_of(device: jax.Device) -> tuple[int, ...]:
+    """The compute capability of an NVIDIA GPU; (0,) of any other device: of AMD's GPUs it is a name."""
+    capability = getattr(device, "compute_capability", "")
+    return tuple(map(int, capability.split("."))) if re.fullmatch(r"\d+\.\d+", capability) else (0,)
+
+
+def plain_note() -> str:
+    """One line for users whose GPU runs plain code in place of the kernels; empty for all others."""
+    device = jax.devices()[0]
+    if device.platform != "gpu" or has_kernels():
+        return ""
+    oldest = ".".join(map(str, OLDEST))
+    return f"{device.device_kind}: attention takes several kernels a layer here; one takes a GPU of {oldest} or later"
 
 
 def either(kernel: Callable, plain: Callable, *operands: Any) -> Any:

@@ -61,24 +61,34 @@ def _pick(index: Any, *refs: Any) -> None:
     """One head of one text in one array."""
     sources, results = refs[: len(refs) // 2], refs[len(refs) // 2 :]
     rows = index.shape[1]
-    _copy(sources, results, lambda b, place, load: load(index.at[b, place], mask=place < rows, other=0), None)
+
+    def picked(b: jax.Array, place: jax.Array, load: Callable) -> jax.Array:
+        return load(index.at[b, place], mask=place < rows, other=0)
+
+    _copy(rows, sources, results, source_row=picked)
 
 
 def _write(at: Any, *refs: Any) -> None:
     """Likewise."""
     third = len(refs) // 3
     new, buffers = refs[:third], refs[2 * third :]
-    last = buffers[0].shape[2] - new[0].shape[2]  # as `dynamic_update_slice` has it
-    _copy(new, buffers, None, lambda b, place, load: jnp.clip(load(at.at[b]), 0, last) + place)
+    rows, last = new[0].shape[2], buffers[0].shape[2] - new[0].shape[2]  # clamped as `dynamic_update_slice` clamps
+
+    def slot(b: jax.Array, place: jax.Array, load: Callable) -> jax.Array:
+        return jnp.clip(load(at.at[b]), 0, last) + place
+
+    _copy(rows, new, buffers, target_row=slot)
 
 
-def _copy(sources: Any, targets: Any, source_row: Callable | None, target_row: Callable | None) -> None:
-    """Copy rows of one array, which this instance's number says: each row's place may be another in either."""
+def _copy(
+    count: int, sources: Any, targets: Any, source_row: Callable | None = None, target_row: Callable | None = None
+) -> None:
+    """Copy so many rows of one array, which this instance's number says: each row's place may be another in either."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas.triton import load, store
 
     number, k, b = (pl.program_id(axis) for axis in range(3))
-    count, Dh = min(sources[0].shape[2], targets[0].shape[2]), sources[0].shape[3]
+    Dh = sources[0].shape[3]
     place, d = jnp.arange(block(count, 1)), jnp.arange(block(Dh))
     kept = (place < count)[:, None] & (d < Dh)[None]
     read = place if source_row is None else source_row(b, place, load)

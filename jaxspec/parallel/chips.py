@@ -100,6 +100,7 @@ GPUS = {
     "l4": Gpu(24e9, 0.300e12, 121e12, "NVIDIA L4", (8, 9), 58, 128, 1536, 102400, 48 * _MB, 2.04),
     "t4": Gpu(16e9, 0.320e12, 65e12, "Tesla T4", (7, 5), 40, 64, 1024, 65536, 4 * _MB, 1.59),
 }
+GPU_MEMORY = 0.92  # the part of a GPU's memory that commands reserve
 _COMPILERS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 
 

@@ -1,6 +1,8 @@
 """The attention kernel for GPUs, interpreted on the CPU, and what it is lowered to."""
 
+import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -134,12 +136,35 @@ def test_float32_is_never_rounded_to_tf32(interpreted, monkeypatch, capfd, capac
     ("kind", "platform", "expected"),
     [
         ("NVIDIA H100 80GB HBM3", "gpu", True),
-        ("NVIDIA A100-SXM4-40GB", "gpu", True),
+        ("NVIDIA A100-SXM4-80GB", "gpu", True),
         ("Tesla T4", "gpu", False),
         ("TPU v5 lite", "tpu", False),
     ],
 )
-def test_devices_that_have_kernels(kind, platform, expected):
+def test_devices_that_have_kernels(monkeypatch, kind, platform, expected):
     assert not gpu.has_kernels()  # here
     with jax.sharding.use_abstract_mesh(mesh_of(kind, platform)):
         assert gpu.has_kernels() == expected
+        monkeypatch.setenv("JAXSPEC_KERNELS", "0")
+        assert not gpu.has_kernels()
+
+
+@dataclasses.dataclass
+class Card:
+    """A GPU of this process."""
+
+    compute_capability: str
+    platform: str = "gpu"
+    device_kind: str = "a card"
+
+
+@pytest.mark.parametrize(
+    ("capability", "note"), [("7.5", "a card: .* a GPU of 8.0 or later"), ("9.0", "^$"), ("gfx942", "8.0")]
+)
+def test_an_older_card_says_so(monkeypatch, capability, note):
+    monkeypatch.setattr(jax, "devices", lambda: [Card(capability)])
+    assert re.search(note, gpu.plain_note())
+
+
+def test_a_cpu_has_nothing_to_say():
+    assert gpu.plain_note() == ""

@@ -36,6 +36,15 @@ def test_they_equal_what_other_devices_run(monkeypatch, layers):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+def test_a_path_may_be_longer_than_the_rows(monkeypatch):
+    """In a small size of a deep draft the last node repeats: all of the path is written into the cache."""
+    rng = np.random.default_rng(1)
+    rows, path = random_cache(rng, 2, 2, 2, "float32"), jnp.asarray(rng.integers(0, 2, (2, 5)))
+    expected = jax.jit(gather_rows)(rows, path)
+    monkeypatch.setattr(gpu, "_INTERPRET", True)
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(lambda *args: gather_rows(*args))(rows, path), expected)
+
+
 def test_a_lone_row_needs_no_picking():
     rows = random_cache(np.random.default_rng(0), 1, 2, 1, "float32")
     assert gather_rows(rows, jnp.zeros((2, 1), jnp.int32)) is rows
