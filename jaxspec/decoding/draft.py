@@ -252,8 +252,8 @@ def rank(
     if sampler.sampling:
         scores += sampler.noise(context.seeds, positions, base.draft_ids(jnp.arange(scores.shape[-1])))
     best, index = best_of(scores, min(context.width, scores.shape[-1]))
-    total = jnp.sum(jnp.exp(scores - best[..., :1]), axis=-1, keepdims=True)  # the first one is their maximum
-    return base.draft_ids(index), best - (jnp.log(total) + best[..., :1]), log_q
+    log_p = best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+    return base.draft_ids(index), log_p, log_q
 
 
 def knowing_noise(context: DraftContext, offer: Offer) -> Offer:
