@@ -25,7 +25,8 @@ from jaxspec.errors import UserError, check_at_least
 from jaxspec.generation.divergence import first_divergence
 from jaxspec.generation.generate import Generation, iterate, stream
 from jaxspec.generation.prompts import encode_prompts
-from jaxspec.parallel.chips import absent_mesh
+from jaxspec.model.gpu import OLDEST, older_note
+from jaxspec.parallel.chips import Gpu, absent_mesh
 from jaxspec.training.examples import read_prompts
 from jaxspec.training.run_config import load_config
 from jaxspec.weights.load import Model
@@ -282,6 +283,8 @@ def dry_run(options: DecodeOptions) -> None:
     from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding  # imports modules that only training needs
 
     mesh, chip = absent_mesh(options.mesh, options.topology)  # before JAX looks for devices
+    if isinstance(chip, Gpu) and chip.capability < OLDEST:
+        print(older_note(chip.kind), file=sys.stderr)
     name, dtype = options.config or "ppd_smollm2", options.dtype or "bfloat16"
     config, [spec] = load_config(name), options.drafters
     if options.model:

@@ -50,10 +50,13 @@ def capability_of(device: jax.Device) -> tuple[int, ...]:
 def plain_note() -> str:
     """One line for users whose GPU runs plain code in place of the kernels; empty for all others."""
     device = jax.devices()[0]
-    if device.platform != "gpu" or has_kernels():
-        return ""
+    return "" if device.platform != "gpu" or has_kernels() else older_note(device.device_kind)
+
+
+def older_note(kind: str) -> str:
+    """The line for a kind of GPU without kernels."""
     oldest = ".".join(map(str, OLDEST))
-    return f"{device.device_kind}: attention takes several kernels a layer here; one takes a GPU of {oldest} or later"
+    return f"{kind}: attention takes several kernels a layer here; one takes a GPU of {oldest} or later"
 
 
 def either(kernel: Callable, plain: Callable, *operands: Any) -> Any:
