@@ -30,7 +30,6 @@ from jaxspec.model.decoder import Decoder, abstract_params
 from jaxspec.parallel.sharding import in_mesh, partition, tree_shardings, with_shardings
 from jaxspec.training.run_config import RunConfig, load_configs
 from jaxspec.trees.plan import plan_to_json
-from jaxspec.trees.spec import RANKS
 from jaxspec.weights.load import Model, weights_dtype
 from jaxspec.weights.parts import with_joined_gates
 
@@ -113,8 +112,7 @@ def _settings(method: Method, model: Model) -> tuple[Method, dict]:
 
 def _info(run: RunConfig) -> dict:
     """What the adapter.json of a run's adapter would say of its drafts, with accuracies that are all alike."""
-    accuracy = [[1 / RANKS] * RANKS] * run.facts.distances
-    return {"tree": plan_to_json(run.plan()), "draft_vocabulary": run.draft_vocabulary, "accuracy": accuracy}
+    return {"tree": plan_to_json(run.plan()), "draft_vocabulary": run.draft_vocabulary, "accuracy": run.accuracy}
 
 
 def abstract_drafter(drafter: Drafter, base: Base, mesh: Mesh) -> DeviceDrafter:

@@ -25,7 +25,7 @@ from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.decoding.method import Batch, abstract_trainable
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafters import DrafterSpec
-from jaxspec.drafters.drafter import Drafter, autoregressive, method_plan
+from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.generation.job import bucket, cache_capacity
 from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.parallel.chips import Chip
@@ -33,7 +33,6 @@ from jaxspec.parallel.sharding import batch_shardings, in_mesh, partition, parts
 from jaxspec.training.folder import state_shardings
 from jaxspec.training.run_config import RunConfig
 from jaxspec.training.step import Update, first_state, pass_size, train_step
-from jaxspec.trees.spec import RANKS
 from jaxspec.weights.params import parameter_count
 
 ROWS = (1, 16, 64)
@@ -171,9 +170,7 @@ def decodings(
 def _within(drafter: Drafter, most: int) -> Drafter | None:
     """The drafter with its largest tree within a number of rows; None where not even two nodes fit."""
     for nodes in range(most, 1, -1):
-        accuracies = [[1 / RANKS] * RANKS] * drafter.source.facts.distances
-        plan = method_plan(drafter.source.method, drafter.model.config, f"sparse:{nodes}", accuracies)
-        if (sized := drafter.with_tree(plan)).num_rows <= most:
+        if (sized := drafter.with_tree(f"sparse:{nodes}")).num_rows <= most:
             return sized
     return None
 

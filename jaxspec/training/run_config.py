@@ -75,10 +75,14 @@ class RunConfig:
         """Of the method on the base."""
         return self.method.facts(self.shapes)
 
+    @property
+    def accuracy(self) -> list[list[float]]:
+        """[M][K], accuracies that are all alike, in place of measured ones."""
+        return [[1 / RANKS] * RANKS] * self.facts.distances
+
     def plan(self) -> TreePlan:
         """The draft tree as it is without measured accuracies: for its size alone."""
-        accuracies = [[1 / RANKS] * RANKS] * self.facts.distances
-        return method_plan(self.method, self.shapes, self.tree, accuracies)
+        return method_plan(self.method, self.shapes, self.tree, self.accuracy)
 
 
 def load_papers() -> dict[str, dict[str, RunConfig]]:
