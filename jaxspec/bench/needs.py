@@ -117,13 +117,13 @@ def _kernels(compiled: Compiled, base: Base, chip: Gpu) -> dict[str, Any]:
       large: how many arrays as large as a matrix of a layer are written besides those, by dtype and shape.
       least_seconds: least time, see `KernelCounts.least_seconds`.
     """
-    found = count_kernels(compiled.as_text(), matrices_of(base.params))
+    counts = count_kernels(compiled.as_text(), matrices_of(base.params))
     return {
-        "total": found.total,
-        "per_layer": found.layers / base.decoder.config.num_layers,
-        **{name: getattr(found, name) for name in ("outside", "in_branches", "read", "written", "products")},
-        "large": dict(found.large),
-        "least_seconds": found.least_seconds(chip.bandwidth),
+        "total": counts.total,
+        "per_layer": counts.layers / base.decoder.config.num_layers,
+        **{name: getattr(counts, name) for name in ("outside", "in_branches", "read", "written", "products")},
+        "large": dict(counts.large),
+        "least_seconds": counts.least_seconds(chip.bandwidth),
     }
 
 

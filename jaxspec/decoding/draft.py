@@ -134,7 +134,7 @@ class DraftContext:
       fixed: the draft is that tree; otherwise it takes the best of all candidates, wherever they stand (static).
       cache: the base's keys and values of all tokens before the newest one, for methods that draft with its layers. It
         is only read.
-      free_rows: a level of so many rows in all is not worth a condition that skips it (static).
+      free_rows: levels of at most so many rows in all run without a condition that could skip them (static).
     """
 
     trainable: PyTree

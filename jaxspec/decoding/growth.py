@@ -3,8 +3,8 @@
     offered by 1   a (b c)   d           nodes   a, held by 1 and 2     below it b (1 and 2), c (1)
     offered by 2   a (b)     e                   d, held by 1; e, held by 2
 
-A node stands for the candidates of all sources that end the same path of tokens: it holds them. Where but one source
-goes on, and says what stands below what, each of its candidates is a node, and no level has to be chosen.
+A node stands for all candidates, of any source, that end the same path of tokens: it holds them. On levels that only
+one source reaches, and whose candidates have parents, every candidate is a node.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def grow(offers: Sequence[Offer], root: jax.Array, nodes: int, depth: int) -> No
       depth: P, levels below the root.
     """
     distances = [min(offer.tokens.shape[1], depth) for offer in offers]
-    last = int(np.argmax(distances))  # the source that goes on when no other does
+    last = int(np.argmax(distances))  # the source that reaches deepest
     together = depth if offers[last].parent is None else max([0, *distances[:last], *distances[last + 1 :]])
     candidates, start = _Candidates.of(offers, together), 0
     none = jnp.zeros((len(root), 1), jnp.int32)
@@ -114,7 +114,7 @@ class _Candidates:
       log_p: [B, P, X] float32, minus infinity for what there is not.
       parent: [B, P, X] int32, a place among the X one distance nearer; anything where `anywhere`, and at the first.
       anywhere: [X] bool, which of them follow whatever stands before.
-      source: [X] int, whose they are.
+      source: [X] int, the source that offers each.
       rivals: [B, P, X, X] bool, for each those of other sources that have its token and are more probable: below a node
         that both follow they stand for both. None of one source.
     """

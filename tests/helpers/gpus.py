@@ -6,7 +6,7 @@ from jaxspec.parallel.chips import absent_mesh
 
 
 def absent_gpus(config):
-    """A mesh of so many H100; skips the test where the compiler for them is not installed."""
+    """A mesh of H100s; skips the test where the compiler for them is not installed."""
     pytest.importorskip("jax_plugins.xla_cuda13")
     return absent_mesh(config, "h100")[0]
 
