@@ -47,7 +47,7 @@ def main(args: list[str]) -> None:
     model = load_model(DEFAULT_MODEL)
     answered: dict[tuple, list[Text]] = {}
     for name in options.methods or [name for name in METHODS if ships(name, model)]:
-        drafter = load_drafter(name, model)
+        drafter = load_drafter(name, model, tree="own")
         adapter = drafter.source.adapter
         prompts = unseen_prompts(model, adapter.info.get("data", {}) if adapter else {}, options.prompts)
         found = {}

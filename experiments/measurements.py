@@ -52,7 +52,7 @@ def load_drafters(
     @functools.cache
     def load(adapter: str | tuple[str, str]) -> Drafter:
         if isinstance(adapter, str):
-            return load_drafter(adapter, model)
+            return load_drafter(adapter, model, tree="own")
         return make_drafter(load_adapter(folder(*adapter), model.config), model)
 
     return {

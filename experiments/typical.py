@@ -78,7 +78,7 @@ def main(args: list[str]) -> None:
     folder = writable(Path(options.output))
     check_at_least(options, {"samples": 1, "tokens": 2, "limit": 0})
     enable_compilation_cache()
-    drafter = load_drafter(options.method, load_model(DEFAULT_MODEL))
+    drafter = load_drafter(options.method, load_model(DEFAULT_MODEL), tree="own")
     found = measure_all(options, drafter, prompts, folder / "typical.json")
     print("\n".join(report(found)))
     draw(found, folder / "typical.png")

@@ -17,6 +17,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # what one worker has compiled the 
 import jax
 import pytest
 
+import jaxspec.drafters.costs
 import jaxspec.tuning.layouts
 import jaxspec.weights.layouts
 from jaxspec.machine import make_room_for_programs
@@ -72,9 +73,11 @@ def devices():
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_remembered(tmp_path_factory):
-    """Tests neither read nor write layouts in the user's cache."""
+    """Tests neither read nor write layouts and costs in the user's cache."""
+    folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jaxspec.weights.layouts, "FILE", tmp_path_factory.mktemp("cache") / "layouts.json")
+        patch.setattr(jaxspec.weights.layouts, "FILE", folder / "layouts.json")
+        patch.setattr(jaxspec.drafters.costs, "FILE", folder / "costs.json")
         yield
 
 

@@ -68,7 +68,7 @@ def drafter_of(lab: Lab, job: Job, vocabulary: int) -> Drafter:
     Its adapter is the one that a job before has trained, or without such a job the one that ships.
     """
     names = list(dict.fromkeys([job.entry.method.name, PromptLookup.name]))
-    drafter = load_drafter(names, lab.model, lab.folder(job) / "adapter" if job.needs else None)
+    drafter = load_drafter(names, lab.model, lab.folder(job) / "adapter" if job.needs else None, tree="own")
     trained = any(source.trained for source in drafter.sources)
     return drafter.with_tree(None, vocabulary) if trained else drafter
 

@@ -98,7 +98,7 @@ def decode_figure(dtype: str, name: str, rows: int, config: DeviceConfig) -> dic
     if not METHODS[name]().facts(model.config).trained:
         plain = _reference(dtype, "", config)[2]
         return _speed(plain) | {"answers": len(plain)}
-    drafter = largest_tree(load_drafter(name, model), rows)
+    drafter = largest_tree(load_drafter(name, model, tree="own"), rows)
     base, prompts, plain = _reference(dtype, name if drafter.model is not model else "", config)
     answers = _timed(drafter, prompts, config)
     differences = [

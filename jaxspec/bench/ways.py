@@ -14,7 +14,7 @@ from jaxspec.bench.config import REFERENCE, BenchConfig, name_runs
 from jaxspec.bench.peers import library, load_peers
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Match
-from jaxspec.drafters import METHODS, DrafterSpec, choose_tree, load_drafter, ships
+from jaxspec.drafters import METHODS, DrafterSpec, load_drafter, shaped, ships
 from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import Generation, generate
@@ -63,14 +63,11 @@ def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
       UserError: a run that cannot be read or does not fit the base.
     """
     runs = config.runs or [name for name in METHODS if ships(name, model)]
-    load = functools.cache(lambda spec: load_drafter(spec, model))  # those that differ in the tree alone share weights
+    load = functools.cache(lambda spec: load_drafter(spec, model, tree="own"))  # other trees share weights
     ways: dict[str, Way] = {}
     for name, run in name_runs(runs).items():
         drafter = load(dataclasses.replace(run, tree=None, vocabulary=None))
-        if run.tree == "auto":
-            drafter = choose_tree(drafter, config.batch_size, config.temperature)
-        else:
-            drafter = drafter.with_tree(run.tree, run.vocabulary, drafter.note)
+        drafter = shaped(drafter, run.tree, run.vocabulary, config.batch_size, config.temperature)
         info = _describe(drafter) if drafter.drafts else {}
         if drafter.model is not model:  # its text must match that of the base that the method has tuned
             info["reference"] = f"{REFERENCE}, base of {DrafterSpec(run.methods, adapter=run.adapter).text}"

@@ -19,8 +19,8 @@ from jaxspec.config import MeshConfig, SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance, Typical
 from jaxspec.decoding.method import abstract_trainable
 from jaxspec.decoding.sampling import make_sampler
-from jaxspec.drafters import DrafterSpec, as_chosen, load_drafter, parse_drafter, tuned_choice
-from jaxspec.drafters.drafter import Drafter, autoregressive, join_notes
+from jaxspec.drafters import DrafterSpec, load_drafter, parse_drafter
+from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.generation.divergence import first_divergence
 from jaxspec.generation.generate import Generation, iterate, stream
@@ -39,10 +39,10 @@ class DecodeOptions(DrafterOptions):
     Attributes:
       model: a Hugging Face directory or hub name, a base that `jaxspec train` or `jaxspec export` wrote, or a GGUF
         file; default smollm2-135m, in a dry run the config's.
-      tree: draft tree: auto (the choice of `jaxspec tune` for this machine), BUILDER:NUMBERS (sparse:16, dynamic:60,
+      tree: draft tree: auto (the default: the choice of `jaxspec tune` for this machine, else the best nodes of all
+        methods, as many as pay in every step), own (the adapter's), BUILDER:NUMBERS (sparse:16, dynamic:60,
         stripped:60, chain:3, straightforward:3, cartesian:3,2, efficient:5, medusa:64, random:16), best:ROWS (the best
-        nodes of all methods, chosen in every step; best:1@21,5@26 also chooses their number, by its milliseconds) or a
-        JSON file; default auto where a choice exists, else the adapter's tree, for several methods best:8.
+        nodes, chosen in every step; best:1@21,5@26 also chooses their number, by its milliseconds) or a JSON file.
       draft_vocabulary: draft only this many tokens, those that the base uses most; the output stays the same. 0 drafts
         all; default the adapter's size.
       prompt: one prompt.
@@ -200,24 +200,9 @@ def choose_drafter(options: DecodeOptions, spec: DrafterSpec, model: Model) -> D
     circumstances = {"batch_size": options.batch_size, "temperature": options.temperature}
     drafter = load_drafter(spec, model, **circumstances)
     own = drafter.model is not model and f"{spec.text} decodes on the base that it has tuned, not on {model.name}"
-    if spec.tree is None and spec.vocabulary is None and drafter.drafts:
-        drafter = tuned_or_own(drafter, **circumstances)
     for line in filter(None, [drafter.note, own]):
         print(line, file=sys.stderr)
     return drafter
-
-
-def tuned_or_own(drafter: Drafter, batch_size: int, temperature: float) -> Drafter:
-    """The choice of `jaxspec tune` for this machine where that drafts, else the drafter as it is."""
-    try:
-        choice = tuned_choice(drafter, batch_size, temperature)
-        chosen = as_chosen(drafter, choice) if choice else drafter
-        if chosen.drafts:
-            return chosen
-        remark = f"no tree of {drafter.name} pays on this machine; try --tree auto"
-    except UserError as error:
-        remark = f"warning: {error}"
-    return dataclasses.replace(drafter, note=join_notes(drafter.note, remark))
 
 
 def answers(

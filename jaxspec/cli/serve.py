@@ -15,7 +15,6 @@ from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import MeshConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES
 from jaxspec.drafters import load_drafter
-from jaxspec.drafters.budget import Budget
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.serving.engine import Engine, Limits
 
@@ -28,8 +27,8 @@ class ServeOptions(DrafterOptions):
 
     Attributes:
       tree: draft tree, as in `jaxspec decode`; best:4@1,8@1 chooses a size in every step, by load and acceptance, with
-        step times measured at the start; default for several methods that draft together: several such sizes,
-        including no draft.
+        step times measured at the start; default auto: the choice of `jaxspec tune`, else several such sizes, down to
+        no draft.
       draft_vocabulary: draft only this many tokens, those that the base uses most; 0 drafts all; default the adapter's
         size.
       accept: match gives the text that the request alone would get; rejection, when sampling, another text of the same
@@ -87,8 +86,6 @@ def serve(options: ServeOptions) -> None:
     model = options.load_model(options.mesh)
     spec = options.drafter(tree=options.tree or None, vocabulary=options.draft_vocabulary)
     drafter = load_drafter(spec, model)
-    if spec.tree is None and isinstance(drafter.shape, Budget):
-        drafter = dataclasses.replace(drafter, shape=drafter.shape.with_sizes(drafter.sources))
     engine = Engine(model, drafter, options.limits, ACCEPTANCES[options.accept]())
     engine.warm_up()
     key = options.api_key or os.environ.get("JAXSPEC_API_KEY", "")

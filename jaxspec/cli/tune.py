@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,19 @@ from jaxspec.decoding.sampling import make_sampler
 from jaxspec.drafters import DrafterSpec, choice_folder, choose_tree, load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
 from jaxspec.drafters.choices import TunedChoice, choice_name, find_choice, save_choice
+from jaxspec.drafters.costs import FILE as COSTS
+from jaxspec.drafters.costs import GREEDY, SAMPLED, RowCosts, save_costs
+from jaxspec.drafters.defaults import cost_name, with_default
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import display_name, exclusive, new_folder, writable, write_atomically
+from jaxspec.machine import this_machine
 from jaxspec.methods import SelfSpeculative
 from jaxspec.progress import Progress
 from jaxspec.training.examples import unseen_prompts
 from jaxspec.trees import TreePlan, save_plan
 from jaxspec.tuning.plot import plot_tuning
+from jaxspec.tuning.sizes import measure_rows
 from jaxspec.tuning.tune import TuneConfig, Tuning, answers_to_record, tune
 
 
@@ -35,6 +41,8 @@ class TuneOptions(DrafterOptions, TuneConfig):
     settings, unless an adapter is given. On a CPU the layouts of the base's matrices are measured first.
 
     Attributes:
+      quick: only measure what steps of a few rows cost, and keep it: all drafters choose rows by that unless they are
+        tuned.
       prompts: a JSONL file of prompts, not those of a benchmark; empty takes the small set that ships. Of a file that
         the adapter was trained on, only the held-out prompts are used.
       column: field of that file with the prompt.
@@ -44,11 +52,15 @@ class TuneOptions(DrafterOptions, TuneConfig):
       json: print the result as one JSON object.
     """
 
+    quick: bool = False
     prompts: str = ""
     column: str = "prompt"
     trials: int = 200
     output: str = ""
     json: bool = False
+
+
+_FULL_ALONE = ("temperature", "prompts", "also", "output", "draft_vocabularies")
 
 
 def main(args: list[str]) -> None:
@@ -61,7 +73,9 @@ def main(args: list[str]) -> None:
     spec = options.drafter()
     if spec.tree is not None or spec.vocabulary is not None:
         raise UserError(f"drafter {options.method!r}: the tree and the vocabulary are chosen here, leave them out")
-    if [type(each.method) for each in spec.methods] == [SelfSpeculative] and spec.adapter is None:
+    if options.quick:
+        measure(options, spec)
+    elif [type(each.method) for each in spec.methods] == [SelfSpeculative] and spec.adapter is None:
         build(options)
     else:
         choose(options, spec)
@@ -82,10 +96,58 @@ def build(options: TuneOptions) -> None:
     print(json.dumps(row) if options.json else output)
 
 
+def measure(options: TuneOptions, spec: DrafterSpec) -> None:
+    """Measure what steps of a few rows cost, greedy and sampled ones; print that, and a drafter's sizes by it."""
+    useless = [name for name in _FULL_ALONE if getattr(options, name) != getattr(TuneOptions(), name)]
+    if useless:
+        raise UserError(f"--quick races nothing: it does not go with --{useless[0].replace('_', '-')}")
+    check_at_least(options, {"batch_size": 1, "cache_length": 64})
+    began, model = time.monotonic(), options.load_model()
+    drafter = load_drafter(spec, model, tree="own")
+    if not drafter.drafts:
+        raise UserError(choose_tree(drafter).note)
+    costs = measure_rows(drafter, options.batch_size, options.cache_length)
+    save_costs(model, options.batch_size, costs)
+    chosen = with_default(drafter, options.batch_size, costs)
+    seconds = time.monotonic() - began
+    print(json.dumps(costs_record(options, chosen, costs, seconds)) if options.json else costs_table(chosen, costs))
+    print(f"written to {COSTS} after {seconds:.0f} s", file=sys.stderr)
+
+
+def costs_record(options: TuneOptions, chosen: Drafter, costs: RowCosts, seconds: float) -> dict[str, Any]:
+    """Costs and choice as plain values for JSON."""
+    drafting = costs.drafting[cost_name(chosen)]
+    return {
+        "method": chosen.name,
+        "model": options.model,
+        "machine": this_machine(),
+        "dtype": chosen.model.precision,
+        "batch_size": options.batch_size,
+        "rows": costs.rows,
+        "greedy_milliseconds": costs.costs[GREEDY],
+        "sampled_milliseconds": costs.costs[SAMPLED],
+        "drafting_milliseconds": drafting,
+        "choice": chosen.shape.spec,
+        "seconds": round(seconds, 1),
+    }
+
+
+def costs_table(chosen: Drafter, costs: RowCosts) -> str:
+    """The table of costs, and the sizes that a step of the drafter may have."""
+    greedy, sampled = costs.costs
+    drafting = costs.drafting[cost_name(chosen)]
+    lines = ["rows      greedy ms      sampled ms"]
+    for rows, *both in zip(costs.rows, greedy, sampled, strict=True):
+        shown = [f"{each:7.1f} ({each / first:.2f})" for each, first in zip(both, (greedy[0], sampled[0]), strict=True)]
+        lines.append(f"{rows:4g}  {shown[0]}  {shown[1]}")
+    lines.append(f"{chosen.name} drafts in {drafting[GREEDY]:.1f} ms, sampled in {drafting[SAMPLED]:.1f} ms")
+    return "\n".join([*lines, f"choice: {chosen.shape.spec}"])
+
+
 def choose(options: TuneOptions, spec: DrafterSpec) -> None:
     """Choose the fastest draft tree, and of a union the sources that pay."""
     model = options.load_model()
-    drafter = load_drafter(spec, model)
+    drafter = load_drafter(spec, model, tree="own")
     if not drafter.drafts:
         raise UserError(choose_tree(drafter).note)
     prompts = unseen_by_all(drafter, options.prompts, options.column)

@@ -90,24 +90,42 @@ class Pace:
       time: [B] float32, taken, in the unit of a shape's costs.
       active: [B] bool, rows that are not done.
       idle: [B] int32, steps in a row that had no draft, the same in all rows but new ones.
+      blind: [B] bool, whether the last step left out the rows that a method adds; the same in all rows.
     """
 
     tokens: jax.Array
     time: jax.Array
     active: jax.Array
     idle: jax.Array
+    blind: jax.Array
 
     @classmethod
     def begin(cls, active: jax.Array, cost: jax.Array) -> Pace:
-        """One token per step of a cost."""
+        """One token per step of a cost [B or 1]; a prompt has no added rows."""
         steps = jnp.full(active.shape, 1 / (1 - _MEMORY), jnp.float32)
-        return cls(steps, steps * cost, active, jnp.zeros(active.shape, jnp.int32))
+        return cls(steps, steps * cost, active, jnp.zeros(active.shape, jnp.int32), jnp.ones(active.shape, bool))
 
-    def after(self, emitted: jax.Array, cost: jax.Array, active: jax.Array, drafted: jax.Array | bool = True) -> Pace:
-        """The pace after a step that emitted some tokens [B] at a cost, with a draft or without."""
+    def after(
+        self,
+        emitted: jax.Array,
+        cost: jax.Array,
+        active: jax.Array,
+        drafted: jax.Array | bool = True,
+        added: jax.Array | bool = True,
+    ) -> Pace:
+        """The pace after a step.
+
+        Args:
+          emitted: [B] int32, tokens.
+          cost: [B or 1] float32, of the step.
+          active: [B] bool, rows that go on.
+          drafted: whether there was a draft.
+          added: whether the step had the rows that a method adds.
+        """
         idle = jnp.where(drafted, 0, jnp.max(jnp.where(self.active, self.idle, 0)) + 1)
         tokens, time = _MEMORY * self.tokens + emitted, _MEMORY * self.time + cost
-        return Pace(tokens, time, active, jnp.full_like(self.idle, idle))
+        blind = jnp.full(self.blind.shape, ~jnp.asarray(added))
+        return Pace(tokens, time, active, jnp.full_like(self.idle, idle), blind)
 
     @property
     def rests(self) -> jax.Array:

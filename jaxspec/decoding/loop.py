@@ -6,6 +6,7 @@ decode    while_loop over step, until every row is done or `max_steps` have run
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -14,7 +15,7 @@ from jax import lax
 
 from jaxspec.decoding.arrays import overwrite
 from jaxspec.decoding.draft import Accepted, Draft
-from jaxspec.decoding.method import ReadChunk, Step
+from jaxspec.decoding.method import ReadChunk, Step, node_rows
 from jaxspec.decoding.state import DecodeState, Decoding, divided_state
 from jaxspec.decoding.stats import count
 from jaxspec.model.cache import Cache, commit_after, gather_rows
@@ -26,10 +27,12 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     drafter, shape, draft = decoding.drafter, decoding.drafter.shape, state.draft
     size = None if draft.size is None else jnp.max(jnp.where(state.done, 0, draft.size))
     if size is None or draft.tokens.size <= drafter.free_rows:  # what is beyond a size is not valid
-        states, logits, accepted, kv = _verify(decoding, draft.tree.num_nodes, state)
+        (states, logits, accepted, kv), added = _verify(decoding, draft.tree.num_nodes, True, state), True
     else:
-        sizes = [functools.partial(_verify, decoding, nodes) for nodes in shape.sizes]
+        with_added = [number > 0 or not shape.alone for number in range(len(shape.sizes))]
+        sizes = [functools.partial(_verify, decoding, *each) for each in zip(shape.sizes, with_added, strict=True)]
         states, logits, accepted, kv = lax.switch(size, sizes, state)
+        added = jnp.array(with_added)[size]
 
     cache = commit_after(state.cache, kv, state.lengths, accepted.bonus)
     lengths = state.lengths + accepted.length + 1
@@ -41,7 +44,7 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
         return jnp.take_along_axis(x, accepted.path[..., None], axis=1)
 
     taps = {at: on_path(states[at]) for at in drafter.taps(decoding.base)}
-    verified = Step(draft, states, logits, accepted)
+    verified = Step(draft, states, logits, accepted, added)
     chunk = ReadChunk(text, on_path(states[layers]), state.lengths, accepted.length + 1, taps, verified)
     trees = shape.follow(draft, accepted.node)
     contexts = decoding.draft_contexts(trees, state.seeds, accepted.bonus, lengths, cache)
@@ -50,13 +53,13 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     if state.scores is not None:
         wanted = decoding.scored & ~state.done
         state = state.replace(scores=state.scores.append(logits, accepted.path, text[:, 1:], state.counts, wanted))
-    state = _emit(state, draft, accepted, text[:, 1:], decoding.eos)
-    pace = state.pace
+    was_done, state = state.done, _emit(state, draft, accepted, text[:, 1:], decoding.eos)
+    pace, costs = state.pace, decoding.costs
     if pace is not None:
-        drafted = (size > 0) | (shape.sizes[0] > 1)
-        pace = pace.after(accepted.length + 1, shape.costs[size], ~state.done, drafted)
+        drafted = jnp.any(draft.valid[:, 1:] & ~was_done[:, None])
+        pace = pace.after(accepted.length + 1, costs[:, size], ~state.done, drafted, added)
     offers = decoding.offers(contexts, memory, state.done, pace)
-    new_draft = shape.draft(trees, accepted.bonus, offers, pace)
+    new_draft = shape.draft(trees, accepted.bonus, offers, pace, costs)
     state = state.replace(
         cache=cache,
         lengths=jnp.where(state.done, state.lengths, lengths),
@@ -69,30 +72,36 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
 
 
 def _verify(
-    decoding: Decoding, num_nodes: int, state: DecodeState
+    decoding: Decoding, num_nodes: int, added: bool, state: DecodeState
 ) -> tuple[dict[int, jax.Array], jax.Array, Accepted, Cache]:
-    """Run the first nodes of the draft, and all of its probes, and see what survives. Only reads the cache.
+    """Run the first nodes of the draft, with the rows that a method adds or without; see what survives.
+
+    Only reads the cache.
 
     Returns:
-      Hidden states [B, rows there, D] by layer and logits [B, N, V], zeros for the nodes left out; the outcome, and the
+      Hidden states [B, rows there, D] by layer and logits [B, N, V], zeros for the rows left out; the outcome, and the
       accepted path's keys and values.
     """
     base, drafter, draft = decoding.base, decoding.drafter, state.draft.first(num_nodes)
     trees = [draft.tree] * len(drafter.sources)
     contexts = decoding.draft_contexts(trees, state.seeds, draft.tokens[:, 0], state.lengths, state.cache)
     rows = drafter.rows(base, contexts, draft, state.lengths, state.method_states)
+    left_out = dict.fromkeys((*rows.taps, base.decoder.config.num_layers), state.draft.tree.num_nodes - num_nodes)
+    if not added:
+        left_out = {layer: count + rows.there(layer) - num_nodes for layer, count in left_out.items()}
+        rows = dataclasses.replace(node_rows(base, draft, state.lengths), taps=rows.taps)
     states, kv = run_rows(base, rows, state.cache, state.lengths[:, None, None])
     logits = base.logits(states[base.decoder.config.num_layers][:, 0, :num_nodes])
     predicted = state.lengths[:, None] + 1 + jnp.arange(draft.tree.max_depth + 1)
     accepted = decoding.acceptance(draft, logits, decoding.sampler, state.seeds, predicted)
-    left_out = state.draft.tree.num_nodes - num_nodes
 
-    def whole(x: jax.Array) -> jax.Array:  # [B, 1, rows there, D] to [B, rows there and left out, D]
-        zeros = jnp.zeros((len(x), left_out, x.shape[-1]), x.dtype)
+    def whole(layer: int, x: jax.Array) -> jax.Array:  # [B, 1, rows there, D] to [B, rows there and left out, D]
+        zeros = jnp.zeros((len(x), left_out[layer], x.shape[-1]), x.dtype)
         return jnp.concatenate([x[:, 0, :num_nodes], zeros, x[:, 0, num_nodes:]], axis=1)
 
-    logits = jnp.pad(logits, ((0, 0), (0, left_out), (0, 0)))
-    return jax.tree.map(whole, states), logits, accepted, gather_rows(kv, accepted.path)
+    states = {layer: whole(layer, x) for layer, x in states.items()}
+    logits = jnp.pad(logits, ((0, 0), (0, state.draft.tree.num_nodes - num_nodes), (0, 0)))
+    return states, logits, accepted, gather_rows(kv, accepted.path)
 
 
 def _new_tokens(draft: Draft, accepted: Accepted) -> jax.Array:

@@ -34,12 +34,14 @@ class Step:
         for; and under the number of layers those of all rows after the last one, before the final norm.
       logits: [B, N, V] float32, the base's at the nodes.
       accepted: the surviving path and the bonus token.
+      added: bool scalar, whether the rows that a method adds were among them; if not, their states are zeros.
     """
 
     draft: Draft
     states: dict[int, jax.Array]
     logits: jax.Array
     accepted: Accepted
+    added: jax.Array | bool = True
 
 
 @flax.struct.dataclass
@@ -125,8 +127,7 @@ class Facts:
       further_rows: rows that `Method.rows` puts behind the nodes of every step besides probes.
       taps: before which layers `Method.observe` needs hidden states; the number of layers stands for those after the
         last one.
-      own_layers: how many layers `Method.offer` runs, one after the other. 0: none. Where there are any, it is skipped
-        where no row wants a draft or none pays, unless a condition takes longer.
+      own_layers: how many layers `Method.offer` runs, one after the other. 0: none.
       adapter: where the adapter comes from: `trained`; `base`, trained together with a base of its own; the name of the
         command that builds it; empty for methods that take none.
       learned_tokens: how many of the base's most frequent tokens it learns to draft; 0: all. In training these are the
@@ -151,6 +152,11 @@ class Facts:
     def trained(self) -> bool:
         """Whether training makes the adapter."""
         return self.adapter in ("trained", "base")
+
+    @property
+    def takes_time(self) -> bool:
+        """Whether `Method.offer` multiplies with weights: it is skipped where no row wants a draft or none pays."""
+        return self.trained or self.own_layers > 0
 
     @property
     def replaces_base(self) -> bool:
@@ -246,7 +252,8 @@ class Method:
     def rows(self, context: DraftContext, draft: Draft, method_state: PyTree) -> Rows:
         """The rows to verify, one group: the draft's nodes, then probes or `further_rows` for methods that have them.
 
-        Only nodes are ever committed. What the others become, `observe` finds in the states of the step.
+        Only nodes are ever committed. What the others become, `observe` finds in the states of the step, unless its
+        `added` says that the step left them out.
         """
         return node_rows(context.base, draft, context.position)
 

@@ -139,7 +139,8 @@ def start(
     trees, room = shape.begin(B), width + shape.depth + 1
     counts = jnp.minimum(limits, 1)
     done = (counts >= limits) | jnp.isin(first, decoding.eos)
-    pace = None if shape.costs is None else Pace.begin(~done, shape.costs[0])
+    costs = decoding.costs
+    pace = None if costs is None else Pace.begin(~done, costs[:, 0])
     offers = decoding.offers(decoding.draft_contexts(trees, seeds, first, lengths, cache), states, done, pace)
     state = DecodeState(
         cache=cache,
@@ -149,7 +150,7 @@ def start(
         counts=counts,
         limits=limits,
         done=done,
-        draft=shape.draft(trees, first, offers, pace),
+        draft=shape.draft(trees, first, offers, pace, costs),
         method_states=states,
         seeds=seeds,
         stats=Stats.zero(B, len(decoding.drafter.sources), shape.depth).with_offers(offers, ~done),

@@ -56,7 +56,14 @@ class StaticTree:
         state = jnp.take_along_axis(draft.tree.next_state, node[:, None], axis=1)[:, 0]
         return [select_trees(self.stack, state)]
 
-    def draft(self, trees: Sequence[Tree], root: jax.Array, offers: Sequence[Offer], pace: Pace | None = None) -> Draft:
+    def draft(
+        self,
+        trees: Sequence[Tree],
+        root: jax.Array,
+        offers: Sequence[Offer],
+        pace: Pace | None = None,
+        costs: jax.Array | None = None,
+    ) -> Draft:
         """The tree, filled by rank.
 
         Args:
@@ -64,6 +71,7 @@ class StaticTree:
           root: [B] int32, the newest token.
           offers: of the one source, or nothing.
           pace: not used here.
+          costs: likewise.
         """
         [tree] = trees
         is_root = tree.depth == 0
@@ -110,7 +118,8 @@ class Best:
     parent of its nodes. Probes go where the accepted path will most probably end.
 
     Where there are several sizes, a step has the one that is worth most: the tokens to expect of it, less what its time
-    would bring at the pace of late.
+    would bring at the pace of late. The smallest may be the root alone, without probes or a window. It leaves the step
+    after it without their candidates: now and then a step has them that need not have them, to try whether they pay.
 
     Attributes:
       trees: what each source expands that drafts along paths; arrays with a leading axis of one.
@@ -119,7 +128,8 @@ class Best:
       distances: M, probes that each of them carries (static).
       depth: P, candidates on the longest path (static).
       sizes: nodes of each size, the root included, the smallest first; empty where there is but one (static).
-      costs: [K] float32, milliseconds of a step of each size.
+      alone: whether a step of the smallest size leaves out the rows that a method adds (static).
+      costs: [2, K] float32, milliseconds of a step of each size, in greedy decoding and in sampling.
     """
 
     trees: tuple[Tree, ...]
@@ -128,6 +138,7 @@ class Best:
     distances: int = flax.struct.field(pytree_node=False)
     depth: int = flax.struct.field(pytree_node=False)
     sizes: tuple[int, ...] = flax.struct.field(pytree_node=False, default=())
+    alone: bool = flax.struct.field(pytree_node=False, default=False)
     costs: jax.Array | None = None
 
     @property
@@ -143,7 +154,14 @@ class Best:
         """Likewise: the same in every step."""
         return self.begin(len(node))
 
-    def draft(self, trees: Sequence[Tree], root: jax.Array, offers: Sequence[Offer], pace: Pace | None = None) -> Draft:
+    def draft(
+        self,
+        trees: Sequence[Tree],
+        root: jax.Array,
+        offers: Sequence[Offer],
+        pace: Pace | None = None,
+        costs: jax.Array | None = None,
+    ) -> Draft:
         """The best nodes, ordered by falling probability, parents first.
 
         Args:
@@ -151,21 +169,25 @@ class Best:
           root: [B] int32, the newest token.
           offers: one of each source.
           pace: of the rows, where there are several sizes.
+          costs: [B or 1, K] float32, of a step of each size, likewise.
         """
         nodes = grow(offers, root, self.nodes, self.depth)
         valid, size = nodes.log_p > -jnp.inf, None
         if self.sizes:
-            size = self._size(nodes.log_p, pace)
+            size = self._size(nodes.log_p, pace, costs)
             valid &= jnp.arange(self.nodes) < jnp.asarray(self.sizes)[size][:, None]
         tree = self._with_probes(nodes.parent, nodes.depth, valid, nodes.log_p)
         return Draft(tree, nodes.tokens, valid, nodes.sources, nodes.log_p, None, size)
 
-    def _size(self, log_p: jax.Array, pace: Pace) -> jax.Array:
+    def _size(self, log_p: jax.Array, pace: Pace, costs: jax.Array) -> jax.Array:
         """The size of the next step [B], the same for all rows, from the chances of nodes [B, N]."""
         tokens = jnp.cumsum(jnp.exp(log_p), axis=1)[:, jnp.asarray(self.sizes) - 1]  # [B, K]; the root's 1: the bonus
-        worth = tokens - (pace.tokens / pace.time)[:, None] * self.costs
+        worth = tokens - (pace.tokens / pace.time)[:, None] * costs
         total = jnp.sum(jnp.where(pace.active[:, None], worth, 0.0), axis=0)
-        return jnp.full(len(log_p), jnp.argmax(total), jnp.int32)
+        size = jnp.argmax(total)
+        if self.alone:
+            size = jnp.maximum(size, pace.blind & ~pace.rests)
+        return jnp.full(len(log_p), size, jnp.int32)
 
     def _with_probes(self, parent: jax.Array, depth: jax.Array, valid: jax.Array, log_p: jax.Array) -> Tree:
         """The topology, with probes on the nodes where the accepted path is most likely to end. Arrays [B, N]."""

@@ -43,6 +43,14 @@ class Decoding:
     drafts: jax.Array | None = None
     scored: jax.Array | None = None
 
+    @property
+    def costs(self) -> jax.Array | None:
+        """[B or 1, K] float32, of a step of each size; None where there is but one."""
+        if self.drafter.shape.costs is None:
+            return None
+        greedy, sampled = self.drafter.shape.costs[:, None]
+        return self.sampler.pick(sampled, greedy)
+
     def first_token(self, logits: jax.Array, seeds: jax.Array, lengths: jax.Array) -> jax.Array:
         """The token [B] after prompts of some lengths [B], from the base's logits there [B, V]."""
         noise = self.sampler.noise(seeds, lengths[:, None], jnp.arange(self.base.vocab_size))[:, 0]
@@ -53,15 +61,15 @@ class Decoding:
     ) -> list[Offer]:
         """The candidates of every source, in rows that draft and are not done [B].
 
-        Where no draft has paid of late, methods that draft by passes of their own rest, and are tried again now and
+        Where no draft has paid of late, methods that draft with weights of their own rest, and are tried again now and
         then: what they would offer is not known before.
         """
         if self.drafts is None and pace is None:
             return self.drafter.offer(contexts, states)
         wanted = ~done if self.drafts is None else self.drafts & ~done
         rests = jnp.bool_(False) if pace is None else pace.rests
-        passes = [facts.own_layers > 0 for facts in self.drafter.facts(self.base)]
-        each = [d.replace(active=wanted & ~(rests & own)) for d, own in zip(contexts, passes, strict=True)]
+        takes_time = [facts.takes_time for facts in self.drafter.facts(self.base)]
+        each = [d.replace(active=wanted & ~(rests & slow)) for d, slow in zip(contexts, takes_time, strict=True)]
         offers = self.drafter.offer(each, states)
         return [o.replace(known=o.known & d.active[:, None, None]) for o, d in zip(offers, each, strict=True)]
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.decoding.shape import Best
 from jaxspec.drafters.source import Source
@@ -15,6 +16,29 @@ from jaxspec.errors import UserError
 
 _MOST_ROWS = 4096
 _FEW_NODES = 4
+_MANY_ROWS = 12
+_SIZE = re.compile(r"(\d+)(?:@(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))?)?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """A size that a step may have.
+
+    Attributes:
+      rows: of the step, the root and what a method adds included; of the root alone 1.
+      greedy: milliseconds of a greedy step, or another unit that all sizes share.
+      sampled: likewise, of a sampled one.
+    """
+
+    rows: int
+    greedy: float
+    sampled: float
+
+    @property
+    def spec(self) -> str:
+        """As a user writes it."""
+        greedy, sampled = f"{self.greedy:.4g}", f"{self.sampled:.4g}"
+        return f"{self.rows}@{greedy}" if greedy == sampled else f"{self.rows}@{greedy}/{sampled}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,53 +49,51 @@ class Budget:
 
     Attributes:
       rows: of the largest step, the root and probes included.
-      sizes: rows and milliseconds of every size a step may have, the smallest first; empty where there is only one.
+      sizes: every size a step may have, the smallest first; empty where there is only one.
     """
 
     rows: int
-    sizes: tuple[tuple[int, float], ...] = ()
+    sizes: tuple[Size, ...] = ()
 
     @property
     def spec(self) -> str:
         """As a user writes it."""
-        sizes = ",".join(f"{rows}@{cost:g}" for rows, cost in self.sizes)
-        return f"best:{sizes or self.rows}"
+        return f"best:{','.join(size.spec for size in self.sizes) or self.rows}"
 
     def divided(self, sources: Sequence[Source]) -> tuple[int, int, int]:
         """Nodes, how many of them carry probes, and how many each. Raises UserError for too few rows."""
         probing = [source.facts for source in sources if source.facts.probes]
         distances, rows = (probing[0].probes, probing[0].probe_rows) if probing else (0, 0)
-        # Half of what is left of a few nodes, but one node's. Replays of BiTA and Hidden Transfer find no better share:
-        # nodes without probes borrow those of their ancestors.
-        owners = max(1, (self.rows - _FEW_NODES) // 2 // (distances * rows)) if probing else 0
+        # By replays of PPD, BiTA and Hidden Transfer. Of few rows two are probes, at distance 1. Of many it is half of
+        # what is left of a few nodes, but one node's: nodes without probes borrow those of their ancestors.
+        if self.rows < _MANY_ROWS:
+            distances, probes = min(distances, 1), min(2, self.rows - 2)
+        else:
+            probes = (self.rows - _FEW_NODES) // 2
+        owners = max(1, probes // (distances * rows)) if probing else 0
         nodes = self.rows - owners * distances * rows - further_rows(sources)
         if nodes < 2:
             least = smallest_draft(sources)
             added = "the root, a candidate and its probes" if probing else "the root, a candidate and the method's own"
             raise UserError(f"tree {self.spec}: a draft needs {least} rows, {added}")
-        if self.sizes and self.sizes[0][0] <= self.rows - nodes:
+        if any(1 < size.rows <= self.rows - nodes for size in self.sizes):
             least = 1 + self.rows - nodes
             added = "all probes" if probing else "the method's own"
-            raise UserError(f"tree {self.spec}: the smallest size needs {least} rows, the root and {added}")
+            raise UserError(
+                f"tree {self.spec}: a size needs {least} rows, the root and {added}, or is the root alone, 1"
+            )
         return nodes, owners, distances
-
-    def with_sizes(self, sources: Sequence[Source]) -> Budget:
-        """The budget with smaller sizes, from no draft on, where it has only one.
-
-        Their milliseconds are not measured yet: all are equal, so that the largest is chosen.
-        """
-        least = 1 + self.rows - self.divided(sources)[0]
-        sizes = sorted({least, (least + self.rows) // 2, self.rows})
-        return self if self.sizes else Budget(self.rows, tuple((rows, 1.0) for rows in sizes))
 
     def on_device(self, sources: Sequence[Source]) -> Best:
         """The device-side part."""
         nodes, owners, distances = self.divided(sources)
+        added = self.rows - nodes
         depth = min(nodes - 1, max(source.facts.distances for source in sources))
         trees = tuple(source.tree.arrays(0) for source in sources)
-        sizes = tuple(rows - (self.rows - nodes) for rows, _ in self.sizes)
-        costs = jnp.asarray([cost for _, cost in self.sizes], jnp.float32) if sizes else None
-        return Best(trees, nodes, owners, distances, depth, sizes, costs)
+        sizes = tuple(max(size.rows - added, 1) for size in self.sizes)
+        alone = added > 0 and bool(sizes) and self.sizes[0].rows == 1
+        costs = np.array([[s.greedy for s in self.sizes], [s.sampled for s in self.sizes]], np.float32)
+        return Best(trees, nodes, owners, distances, depth, sizes, alone, jnp.asarray(costs) if sizes else None)
 
 
 def further_rows(sources: Sequence[Source]) -> int:
@@ -80,37 +102,39 @@ def further_rows(sources: Sequence[Source]) -> int:
 
 
 def smallest_draft(sources: Sequence[Source]) -> int:
-    """Rows of the smallest draft: the root, a candidate and its probes, and what a method adds to every step."""
-    probes = max(source.facts.probes * source.facts.probe_rows for source in sources)
-    return 2 + probes + further_rows(sources)
+    """Rows of the smallest draft: the root, a candidate, a probe, and what a method adds to every step."""
+    return 2 + max(source.facts.probe_rows for source in sources) + further_rows(sources)
 
 
-def default_budget(sources: Sequence[Source]) -> Budget:
-    """The budget of sources that are given no tree: a union's, or that of a method whose candidates fit none.
+def default_rows(sources: Sequence[Source], wanted: int) -> int:
+    """Rows of the largest step of sources that were given no tree: so many, or more where they need more.
 
     Raises UserError for settings that need too many rows.
     """
     adding = [source.facts for source in sources if source.facts.further_rows]
-    rows = max(
-        8, smallest_draft(sources), *(1 + (f.default_candidates or f.distances) + f.further_rows for f in adding)
-    )
+    needed = (1 + (f.default_candidates or f.distances) + f.further_rows for f in adding)
+    rows = max(wanted, smallest_draft(sources), *needed)
     if rows > _MOST_ROWS:
         raise UserError(f"a draft of {rows} rows is larger than the largest, {_MOST_ROWS}: choose smaller settings")
-    return Budget(rows)
+    return rows
 
 
 def parse_budget(tree: str, sources: Sequence[Source]) -> Budget:
     """The budget of rows that `best:ROWS` asks for. Raises UserError for no such number, or too few rows."""
     parts = tree.removeprefix("best:").split(",")
-    found = [re.fullmatch(r"(\d+)(?:@(\d+(?:\.\d+)?))?", part) for part in parts]
+    found = [_SIZE.fullmatch(part) for part in parts]
     rows = [int(match[1]) if match else 0 for match in found]
     if not 2 <= rows[-1] <= _MOST_ROWS or not all(found):
-        raise UserError(f"tree {tree!r}: write best:ROWS with 2 to {_MOST_ROWS} rows, or best:ROWS@MS,ROWS@MS")
-    costs = [float(match[2] or 0) for match in found]
-    if len(parts) > 1 and min(costs) <= 0:
+        raise UserError(
+            f"tree {tree!r}: write best:ROWS with 2 to {_MOST_ROWS} rows, or best:ROWS@MS,ROWS@MS with milliseconds, "
+            "or with those of greedy and of sampled steps, ROWS@MS/MS"
+        )
+    costs = [(float(match[2] or 0), float(match[3] or match[2] or 0)) for match in found]
+    if len(parts) > 1 and min(map(min, costs)) <= 0:
         raise UserError(f"tree {tree!r}: of several sizes each needs its milliseconds, as in best:1@21,4@23.5")
     if not rows[0] or any(more <= less for less, more in itertools.pairwise(rows)):
         raise UserError(f"tree {tree!r}: sizes must be given in order, from 1 row on")
-    budget = Budget(rows[-1], tuple(zip(rows, costs, strict=True)) if len(parts) > 1 else ())
+    sizes = tuple(Size(count, *cost) for count, cost in zip(rows, costs, strict=True))
+    budget = Budget(rows[-1], sizes if len(parts) > 1 else ())
     budget.divided(sources)  # refuses one that is too small
     return budget

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.decoding.method import Calibration
-from jaxspec.drafters.budget import Budget
+from jaxspec.drafters.defaults import with_default
 from jaxspec.drafters.drafter import Drafter, autoregressive, join_notes
 from jaxspec.errors import UserError
-from jaxspec.files import read_json, shipped_folder, user_cache, write_json
+from jaxspec.files import read_json, user_cache, write_json
 from jaxspec.machine import this_machine
 from jaxspec.trees import TreePlan
+from jaxspec.trees.arrays import Path as TreePath
 from jaxspec.trees.plan import plan_from_json, plan_to_json
 
 _FILE = "tuned.json"
@@ -69,18 +70,15 @@ def choice_name(drafter: Drafter) -> str:
 
 
 def find_choice(
-    folder: Path | None, drafter: Drafter, batch_size: int = 1, temperature: float = 0.0, anywhere: bool = False
+    folder: Path | None, drafter: Drafter, batch_size: int = 1, temperature: float = 0.0
 ) -> TunedChoice | None:
     """The choice for this machine, drafter and dtype whose circumstances are nearest to those asked for.
-
-    Where there is none, one made on a machine that differs only in its processor counts, if it drafts at all.
 
     Args:
       folder: where choices are kept; None for an adapter that was not read from disk, which has none.
       drafter: whatever its shape.
       batch_size: a choice made for less than half or more than twice as many prompts does not count.
       temperature: of sampling; choices for greedy decoding do not count for sampling, nor the other way round.
-      anywhere: take one made on any other machine, or for another dtype, too, if it drafts at all.
 
     Returns:
       The nearest choice, the newest of several, or None.
@@ -88,27 +86,15 @@ def find_choice(
     Raises:
       UserError: a damaged file.
     """
-    choices = _read(folder, choice_name(drafter)) if folder else []
+    here = (this_machine(), drafter.model.precision, drafter.digest)
     near = [
         choice
-        for choice in reversed(choices)
-        if choice.adapter == drafter.digest
+        for choice in reversed(_read(folder, choice_name(drafter)) if folder else [])
+        if (choice.machine, choice.dtype, choice.adapter) == here
         and batch_size / 2 <= choice.batch_size <= batch_size * 2
         and (choice.temperature > 0) == (temperature > 0)
     ]
-    machine, dtype = this_machine(), drafter.model.precision
-    here = [c for c in near if (c.machine, c.dtype) == (machine, dtype)]
-    alike = [c for c in near if anywhere or (_kind(c.machine), c.dtype) == (_kind(machine), dtype)]
-    return min(
-        here or [c for c in alike if c.tree is not None],
-        key=lambda c: (abs(c.temperature - temperature), abs(c.batch_size - batch_size)),
-        default=None,
-    )
-
-
-def _kind(machine: dict[str, Any]) -> dict[str, Any]:
-    """A machine without the name of its processor."""
-    return {name: value for name, value in machine.items() if name != "processor"}
+    return min(near, key=lambda c: (abs(c.temperature - temperature), abs(c.batch_size - batch_size)), default=None)
 
 
 def _circumstances(choice: TunedChoice) -> tuple:
@@ -133,33 +119,55 @@ def _tree(value: Any, file: str) -> TreePlan | str | None:
 
 
 def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0) -> Drafter:
-    """The drafter with what `jaxspec tune` chose for this machine, as `load_drafter` has it with `auto`.
+    """The drafter with what `jaxspec tune` chose for this machine, else with rows chosen in every step.
 
     Args:
-      drafter: of any methods; where nothing was chosen they keep their own tree.
+      drafter: of any methods, whatever its shape.
       batch_size: prompts decoded together.
       temperature: of sampling; 0 is greedy.
+
+    Raises:
+      UserError: a damaged file of choices.
     """
-    name = drafter.name
     if not drafter.drafts:
-        return dataclasses.replace(drafter, note=f"{name} drafts nothing: there is no tree to choose")
-    choice = tuned_choice(drafter, batch_size, temperature)
-    if choice is None:
-        own = drafter.with_tree(None)
-        words = own.shape.spec if isinstance(own.shape, Budget) else "its own tree"
-        line = f"{name} was never tuned for this machine and batch size (`jaxspec tune` does it): {words}"
-        return dataclasses.replace(own, note=join_notes(drafter.note, line))
-    return as_chosen(drafter, choice)
+        return dataclasses.replace(drafter, note=f"{drafter.name} drafts nothing: there is no tree to choose")
+    choice = find_choice(choice_folder(drafter), drafter, batch_size, temperature)
+    return as_chosen(drafter, choice) if choice else with_default(drafter, batch_size)
+
+
+def shaped(
+    drafter: Drafter,
+    tree: str | TreePlan | Sequence[TreePath] | None,
+    draft_vocabulary: int | None = None,
+    batch_size: int = 1,
+    temperature: float = 0.0,
+) -> Drafter:
+    """The drafter with the tree and draft vocabulary that are asked for; the arguments are those of `load_drafter`.
+
+    Raises:
+      UserError: a tree or a draft vocabulary that does not fit, or, where `auto` is asked for by name, a damaged file.
+    """
+    if tree not in (None, "auto", "own"):
+        return drafter.with_tree(tree, draft_vocabulary, drafter.note)
+    own = drafter.with_tree(None, draft_vocabulary, drafter.note)
+    if tree == "own" or (tree is None and not drafter.drafts):
+        return own
+    if draft_vocabulary is not None:  # a choice has its own
+        return with_default(own, batch_size)
+    try:
+        return choose_tree(own, batch_size, temperature)
+    except UserError as error:
+        if tree == "auto":
+            raise
+        return with_default(dataclasses.replace(own, note=join_notes(own.note, f"warning: {error}")), batch_size)
 
 
 def as_chosen(drafter: Drafter, choice: TunedChoice) -> Drafter:
-    """The drafter as `tuned_choice` has it: with that tree and the sources it is of, or autoregressive decoding."""
+    """The drafter with the tree of a choice and the sources it is of, or autoregressive decoding."""
     if choice.tree is None:
         note = f"no tree of {drafter.name} pays on this machine: autoregressive decoding"
         return autoregressive(drafter.model).with_tree(None, note=note)
-    here = choice.machine == this_machine()
-    where = "this machine" if here else "another machine (`jaxspec tune` tunes for this one)"
-    line = f"tuned for {where}: {choice.name} (batch {choice.batch_size}, temperature {choice.temperature:g})"
+    line = f"tuned for this machine: {choice.name} (batch {choice.batch_size}, temperature {choice.temperature:g})"
     chosen = _chosen_sources(drafter, choice)
     trained = any(source.trained for source in chosen.sources)
     return chosen.with_tree(choice.tree, choice.draft_vocabulary if trained else None, join_notes(drafter.note, line))
@@ -181,21 +189,8 @@ def _chosen_sources(drafter: Drafter, choice: TunedChoice) -> Drafter:
     return dataclasses.replace(drafter, sources=tuple(sources))
 
 
-def tuned_choice(drafter: Drafter, batch_size: int, temperature: float) -> TunedChoice | None:
-    """The choice of `jaxspec tune` for this machine; for unions and untrained methods else the one that ships."""
-    found = find_choice(choice_folder(drafter), drafter, batch_size, temperature)
-    if found or _keeps_beside_adapter(drafter):
-        return found
-    shipped = shipped_folder("adapters") / "unions" / choice_name(drafter)
-    return find_choice(shipped, drafter, batch_size, temperature, anywhere=True)
-
-
 def choice_folder(drafter: Drafter) -> Path | None:
     """The folder of the choices of `jaxspec tune`: beside the one adapter, else in the user's cache."""
-    if _keeps_beside_adapter(drafter):
+    if len(drafter.sources) == 1 and drafter.source.trained:
         return drafter.source.adapter.folder
     return user_cache("unions", choice_name(drafter))
-
-
-def _keeps_beside_adapter(drafter: Drafter) -> bool:
-    return len(drafter.sources) == 1 and drafter.source.trained

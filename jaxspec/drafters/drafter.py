@@ -14,7 +14,7 @@ from jaxspec.decoding.drafter import DeviceDrafter
 from jaxspec.decoding.method import Finalized, Method
 from jaxspec.decoding.shape import Best, StaticTree
 from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.budget import Budget, default_budget, parse_budget
+from jaxspec.drafters.budget import Budget, default_rows, parse_budget
 from jaxspec.drafters.source import Source
 from jaxspec.errors import UserError
 from jaxspec.trees import TreePlan, from_paths, parse_tree
@@ -24,6 +24,7 @@ from jaxspec.weights.params import params_fingerprint
 
 # By JAX's name of the platform. A GPU reads the weights for as many rows in the time that it takes for one.
 FREE_ROWS = {"gpu": 32}
+_UNION_ROWS = 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,7 +93,7 @@ class Drafter:
     def least_rows(self) -> int:
         """Rows of its smallest step, which get the best layout of kernels: a loaded machine mostly takes it."""
         sizes = self.shape.sizes if isinstance(self.shape, Budget) else ()
-        return sizes[0][0] if sizes else self.num_rows
+        return sizes[0].rows if sizes else self.num_rows
 
     @functools.cached_property
     def on_device(self) -> DeviceDrafter:
@@ -184,7 +185,7 @@ def _shape(sources: Sequence[Source], tree: str | TreePlan | Sequence[Path] | No
     source, *others = sources
     method, facts = source.method, source.facts
     if tree is None and (others or facts.further_rows):
-        return default_budget(sources)
+        return Budget(default_rows(sources, _UNION_ROWS))
     if isinstance(tree, str) and tree.startswith("best:"):
         return parse_budget(tree, sources)
     if others:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafters.adapter import OWN_MODEL, WEIGHTS, Adapter, find_shipped, load_adapter, read_head
-from jaxspec.drafters.choices import choose_tree
+from jaxspec.drafters.choices import shaped
 from jaxspec.drafters.draft_source import draft_source
 from jaxspec.drafters.draft_steps import with_steps
 from jaxspec.drafters.drafter import Drafter, finalized
@@ -45,13 +45,14 @@ def load_drafter(
       model: the base.
       adapter: folder of a trained adapter, or of a datastore; default the one that ships for this method and base. In a
         union it goes to the method that it belongs to.
-      tree: the draft tree: `auto`, the fastest way to decode that `jaxspec tune` has found on this machine or one like
-        it, which may be autoregressive decoding; a specification like `sparse:16`; `best:8` for the best
-        nodes of all offers, chosen in every step, within so many rows; a plan; or a list of paths. Default the
-        adapter's own, and `best:8` for a union.
+      tree: the draft tree: `own`, the adapter's own, and `best:8` for a union; a specification like `sparse:16`;
+        `best:8` for the best nodes of all offers, chosen in every step, within so many rows; a plan; or a list of
+        paths. Default `auto`, the fastest way to decode that `jaxspec tune` has found on this machine, which may be
+        autoregressive decoding; where it was not run, the best nodes of all offers, as many as pay in every step, down
+        to none.
       draft_vocabulary: draft only so many of the base's most frequent tokens; 0 drafts all; default the adapter's own.
       batch_size: prompts decoded together, for `auto`.
-      temperature: of sampling, for `auto`; 0 is greedy.
+      temperature: of sampling, for the choice of `jaxspec tune`; 0 is greedy.
       draft_model: of the method `draft_model`: a base, as `load_model` takes or returns it; or the folder of one
         made of this one's layers by `jaxspec train`. Default the one that ships for this base.
       draft_adapter: folder of an adapter of PPD, or of another method with probes, for the draft model; or the name of
@@ -65,10 +66,7 @@ def load_drafter(
     spec = spec.with_settings(
         tree=tree, vocabulary=draft_vocabulary, adapter=adapter, draft=draft_model, draft_adapter=draft_adapter
     )
-    drafter = _with_adapters(spec, model)
-    if spec.tree == "auto":
-        return choose_tree(drafter, batch_size, temperature)
-    return drafter.with_tree(spec.tree, spec.vocabulary, drafter.note)
+    return shaped(_with_adapters(spec, model), spec.tree, spec.vocabulary, batch_size, temperature)
 
 
 def _with_adapters(spec: DrafterSpec, model: Model) -> Drafter:

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ModelConfig
-from jaxspec.decoding.draft import Draft, DraftContext, Offer, PyTree, knowing_noise
+from jaxspec.decoding.draft import Draft, DraftContext, Offer, PyTree, knowing_noise, run_if
 from jaxspec.decoding.method import Facts, Method, ReadChunk, check_least
 from jaxspec.decoding.sampling import best
 from jaxspec.methods.lookup import join
@@ -121,25 +121,31 @@ class Lookahead(Method):
         window, pool = method_state["window"], method_state["pool"]
         if chunk.step is None:
             return {"window": _drawn(chunk, window), "pool": pool}
-        draft, states = chunk.step.draft, chunk.step.states[context.base.decoder.config.num_layers]
+        step, base = chunk.step, context.base
+        draft, states = step.draft, step.states[base.decoder.config.num_layers]
         behind = jnp.concatenate([states[:, :1], states[:, draft.tree.num_nodes :]], axis=1)
-        newest = best(context.base.logits(behind[:, -self.window :]))[:, None]  # [B, 1, W]
+        newest = run_if(step.added, lambda: best(base.logits(behind[:, -self.window :]))[:, None])  # [B, 1, W]
         columns = jnp.concatenate([window.at[:, 0, 0].set(draft.tokens[:, 0]), newest], axis=1)  # [B, N, W]
-        return {"window": columns[:, 1:], "pool": self.remember(pool, columns.swapaxes(1, 2))}
+        pool = self.remember(pool, columns.swapaxes(1, 2), step.added)
+        return {"window": jnp.where(step.added, columns[:, 1:], window), "pool": pool}
 
-    def remember(self, pool: jax.Array, ngrams: jax.Array) -> jax.Array:
-        """The pool with n-grams [B, W, N], one after the other: each comes first under its token, and is there once."""
+    def remember(self, pool: jax.Array, ngrams: jax.Array, new: jax.Array | bool = True) -> jax.Array:
+        """The pool with n-grams [B, W, N], one after the other: each comes first under its token, and is there once.
+
+        Without any where they are not `new`.
+        """
         B, W, _ = ngrams.shape
         keys, rows = ngrams[..., 0], jnp.arange(B)[:, None]
-        places, same = pool[rows, keys].reshape(B, W, self.guesses, self.levels), keys[:, :, None] == keys[:, None]
+        before = places = pool[rows, keys].reshape(B, W, self.guesses, self.levels)
+        same = keys[:, :, None] == keys[:, None]
         for column in range(W):  # all columns with one key see what each of them brings
-            new = ngrams[:, column, None, None, 1:]
-            known = jnp.all(places == new, axis=-1)  # [B, W, G]
+            ngram = ngrams[:, column, None, None, 1:]
+            known = jnp.all(places == ngram, axis=-1)  # [B, W, G]
             at = jnp.where(jnp.any(known, axis=-1), jnp.argmax(known, axis=-1), self.guesses - 1)
-            moved = jnp.concatenate([jnp.broadcast_to(new, places[:, :, :1].shape), places[:, :, :-1]], axis=2)
+            moved = jnp.concatenate([jnp.broadcast_to(ngram, places[:, :, :1].shape), places[:, :, :-1]], axis=2)
             moved = jnp.where((jnp.arange(self.guesses) <= at[..., None])[..., None], moved, places)
             places = jnp.where(same[:, :, column, None, None], moved, places)
-        return pool.at[rows, keys].set(places.reshape(B, W, -1))
+        return pool.at[rows, keys].set(jnp.where(new, places, before).reshape(B, W, -1))
 
     def offer(self, context: DraftContext, method_state: PyTree) -> Offer:
         """The n-grams of the newest token as a tree, newer ones first."""

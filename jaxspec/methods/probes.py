@@ -308,9 +308,10 @@ class ProbeMethod(Method, abc.ABC):
 
     def observe(self, context: DraftContext, chunk: ReadChunk, method_state: PyTree) -> PyTree:
         """The probes of the last accepted node; a prompt has none."""
-        if chunk.step is None:
+        if (step := chunk.step) is None:
             return method_state
-        return self.behind(context.base, chunk.step.draft.tree, chunk.step.states, chunk.step.accepted.node)
+        probes = self.behind(context.base, step.draft.tree, step.states, step.accepted.node)
+        return probes | {"known": probes["known"] & step.added}
 
     def behind(self, base: Base, tree: Tree, states: Mapping[int, jax.Array], node: jax.Array) -> PyTree:
         """The method state of the probes behind one node of every batch row.
@@ -322,7 +323,8 @@ class ProbeMethod(Method, abc.ABC):
           node: [B] int32.
         """
         B, n = len(node), self.probe_rows
-        probes = tree.probe_of[jnp.arange(B), node]  # [B, M]
+        probes = tree.probe_of[jnp.arange(B), node]  # [B, M], or fewer where a draft has none of the farther ones
+        probes = jnp.pad(probes, ((0, 0), (0, self.distances - probes.shape[1])), constant_values=-1)
         rows = tree.num_nodes + jnp.maximum(probes, 0)[..., None] * n + np.arange(n)  # [B, M, n]
         exits = (states[at][jnp.arange(B)[:, None, None], rows] for at in self.exit_layers(base))
         return {

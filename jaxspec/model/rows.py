@@ -58,6 +58,14 @@ class Rows:
     sees_prefix: jax.Array | None = None
     taps: tuple[int, ...] = ()
 
+    def there(self, layer: int) -> int:
+        """How many rows of a group are there before a layer, those that join at it not counted."""
+        x = self.x
+        for join in self.joins:
+            if join.layer < layer:
+                x = jax.eval_shape(join.extend, x)
+        return x.shape[2]
+
 
 def run_rows(
     base: Base, rows: Rows, cache: Cache | None = None, visible: jax.Array | None = None

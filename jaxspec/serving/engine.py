@@ -19,6 +19,7 @@ from typing import Any
 from jaxspec.decoding.acceptance import Acceptance, Match
 from jaxspec.decoding.sampling import check_sampling
 from jaxspec.drafters import load_drafter
+from jaxspec.drafters.costs import save_costs
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError
 from jaxspec.generation.prompts import encode_prompts
@@ -27,6 +28,7 @@ from jaxspec.serving.answer import AnswerStream, token_scores
 from jaxspec.serving.reader import PromptReader
 from jaxspec.serving.request import Busy, Closed, Limits, Piece, Request
 from jaxspec.serving.slots import Slots
+from jaxspec.tuning.sizes import row_costs
 from jaxspec.weights.load import Model
 
 _DEFAULT_MAX_LENGTH = 2048  # tokens of prompt and answer together
@@ -97,9 +99,14 @@ class Engine:
         return self._slots.memory
 
     def warm_up(self) -> None:
-        """Compile everything that requests will need, before the first one."""
+        """Compile everything that requests will need, before the first one; measure steps, and keep what they cost."""
         with in_mesh(self._mesh):
             self._slots.warm_up()
+        try:
+            for rows, times in self._slots.times.items():
+                save_costs(self.model, rows, row_costs(self.drafter, rows, times))
+        except UserError as error:
+            _log.warning("costs of steps are not kept: %s", error)
 
     def encode(self, prompt: str | Sequence[int], max_new_tokens: int, chat: bool = True) -> list[int]:
         """Token ids of a prompt; raises UserError for one that is empty or too long for its answer."""

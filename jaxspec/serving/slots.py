@@ -8,13 +8,13 @@ methods run in the context of the model's mesh (`in_mesh`).
 from __future__ import annotations
 
 import operator
-import time
 from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Acceptance
 from jaxspec.decoding.loop import decode, insert
 from jaxspec.decoding.sampling import make_row_sampler
@@ -25,6 +25,7 @@ from jaxspec.generation.job import bucket, cache_capacity
 from jaxspec.parallel.sharding import put_beside
 from jaxspec.serving.reader import Prefixes, PromptReader
 from jaxspec.serving.request import Limits, Piece, Request
+from jaxspec.tuning.sizes import SizeTimer, SizeTimes
 
 _PATIENCE = 16  # calls of `release` in a row that find half of the rows free before their number is halved
 _MEASURED = 3  # steps measured per size, of which the fastest counts
@@ -51,7 +52,7 @@ class Slots:
         self._acceptance = acceptance
         self._prefixes = Prefixes(limits.prefixes, self._chunk)
         self._idle = 0  # calls in a row that found half of the rows free
-        self._costs: dict[int, np.ndarray] = {}  # by the number of rows
+        self._times: dict[int, list[SizeTimes]] = {}  # of greedy and sampled steps, by the number of rows
         self.clear()
 
     def clear(self) -> None:
@@ -85,6 +86,11 @@ class Slots:
         row = sum(x.nbytes for x in jax.tree.leaves(self._state)) // len(self._requests)
         states = (1 + len(self._drafter.taps(base))) * self._chunk * base.decoder.config.hidden_size
         return (self._count + former + readings) * row + readings * states * base.dtype.itemsize
+
+    @property
+    def times(self) -> dict[int, list[SizeTimes]]:
+        """What `warm_up` measured: times of the sizes of greedy steps, and of sampled ones, by the number of rows."""
+        return self._times
 
     def reader(self, request: Request) -> PromptReader:
         """A reader of a request's prompt."""
@@ -153,34 +159,24 @@ class Slots:
             self._resize(_fewer(len(self._requests)))
 
     def _measure(self) -> None:
-        """Measure the milliseconds of a step of each draft size with the present number of rows."""
-        shape, rows = self._drafter.shape, len(self._requests)
-        if shape.costs is None:
+        """Measure the milliseconds of steps of each size with the present number of rows, greedy and sampled."""
+        if self._drafter.shape.costs is None:
             return
-        costs = []
-        for size in range(len(shape.sizes)):
-            seconds = []
+        rows, times = len(self._requests), []
+        for temperature in (0.0, 1.0):
+            timer = SizeTimer(self._decoding([Request([], sampling=SamplingConfig(temperature))] * rows), rows)
             for _ in range(_MEASURED):
-                state = self._state.replace(
-                    draft=self._state.draft.replace(size=np.full(rows, size, np.int32)),
-                    # Once drafts do not pay, a step without one mostly makes none: as the third in a row does.
-                    pace=self._state.pace.replace(active=np.ones(rows, bool), idle=np.full(rows, 2, np.int32)),
-                    done=np.zeros(rows, bool),
-                    lengths=np.ones(rows, np.int32),
-                )
-                began = time.perf_counter()
-                self._state = jax.block_until_ready(decode(self._decoding(self._requests), state, np.int32(1)))
-                seconds.append(time.perf_counter() - began)
-            costs.append(1e3 * min(seconds))
-        self._costs[rows] = np.array(costs, np.float32)
+                self._state = timer.measure(self._state)
+            times.append(timer.times)
+        self._times[rows] = times
         self._free_rows(range(rows))
 
     def _decoding(self, requests: Sequence[Request | None]) -> Decoding:
         """Constants of decoding rows with these requests; free rows are greedy."""
         asked = [request or Request([]) for request in requests]
         drafter, shape = self._drafter, self._drafter.shape
-        if len(requests) in self._costs:
-            drafter = drafter.replace(shape=shape.replace(costs=self._costs[len(requests)]))
+        if times := self._times.get(len(requests)):
+            drafter = drafter.replace(shape=shape.replace(costs=np.array([each.sizes for each in times], np.float32)))
         return Decoding(
             base=self._model.base_for(len(requests) * self._least_rows),
             drafter=drafter,

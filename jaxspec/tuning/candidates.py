@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxspec.drafters.budget import Budget, smallest_draft
+from jaxspec.drafters.budget import Budget, Size, smallest_draft
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.progress import Progress
 from jaxspec.trees import TreePlan, chain
@@ -129,7 +129,8 @@ class Predictor:
             sizes = list(group)
             for rows in sizes:
                 part = with_sources(self.drafter, sources, f"best:{rows}")
-                only = Budget(sizes[-1], tuple((size, 1.0 if size == rows else _NEVER) for size in sizes))
+                costs = {size: 1.0 if size == rows else _NEVER for size in sizes}
+                only = Budget(sizes[-1], tuple(Size(size, cost, cost) for size, cost in costs.items()))
                 alone = dataclasses.replace(part, shape=only)
                 found = replay(self.recordings, alone, numbers, self.batch_size, self.sampled)
                 yield self._option(part, part.shape.spec, "best", found.steps, found.time * self.costs(part))

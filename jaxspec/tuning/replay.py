@@ -115,7 +115,8 @@ def replay(
     offers = [jax.tree.map(lambda *xs: batched(xs, T), *of_source) for of_source in given]
     answers = batched([r.answer for r in recordings], T + shape.depth + 2, -1)
     ends = np.pad(counts, (0, missing)).reshape(-1, batch_size)
-    done = jax.device_get(_replay(shape, tables, probing, offers, jnp.asarray(answers), jnp.asarray(ends)))
+    costs = jnp.ones((1, 1)) if shape.costs is None else shape.costs[int(sampled), None]
+    done = jax.device_get(_replay(shape, costs, tables, probing, offers, jnp.asarray(answers), jnp.asarray(ends)))
     steps = done.steps.reshape(-1)[: len(counts)]
     return Replay(steps, counts, float(done.time.sum()), done.tried.sum(axis=0), done.right.sum(axis=0))
 
@@ -134,9 +135,10 @@ def _asked(offer: Offer, width: int) -> Offer:
 
 
 @functools.partial(jax.jit, static_argnames="probing")
-@functools.partial(jax.vmap, in_axes=(None, None, None, 0, 0, 0))
+@functools.partial(jax.vmap, in_axes=(None, None, None, None, 0, 0, 0))
 def _replay(
     shape: StaticTree | Best,
+    costs: jax.Array,
     tables: list[jax.Array],
     probing: int | None,
     offers: list[Offer],
@@ -147,6 +149,7 @@ def _replay(
 
     Args:
       shape: what makes drafts.
+      costs: [1, K], of a step of each size.
       tables: of each source, its calibration [M, 2].
       probing: which source has probes, if one does (static).
       offers: of each source, [B, T, M, W].
@@ -155,7 +158,6 @@ def _replay(
     """
     B, rows = len(answers), jnp.arange(len(answers))
     M = 0 if probing is None else offers[probing].tokens.shape[2]
-    costs = jnp.ones(1) if shape.costs is None else shape.costs
 
     def step(state: _State) -> _State:
         active = state.at < ends
@@ -164,33 +166,36 @@ def _replay(
             for i, offer in enumerate(offers)
         ]
         here = [calibrated(offer, table) for offer, table in zip(here, tables, strict=True)]
-        draft = shape.draft(state.trees, answers[rows, state.at], here, state.pace)
+        draft = shape.draft(state.trees, answers[rows, state.at], here, state.pace, costs)
         following = jnp.take_along_axis(answers, state.at[:, None] + 1 + draft.tree.depth, axis=1)
         accepted = follow(draft, following)
         size = jnp.int32(0) if draft.size is None else jnp.max(jnp.where(active, draft.size, 0))
+        added = size > 0 if isinstance(shape, Best) and shape.alone else jnp.bool_(True)
+        drafted = jnp.any(draft.valid[:, 1:] & active[:, None])
         at = jnp.where(active, state.at + accepted.length + 1, state.at)
         tried, right = _outcomes(draft, following, active, len(offers))
         return _State(
             at=at,
-            probed=_levels_above(draft.tree, accepted.node),
-            pace=state.pace.after(accepted.length + 1, costs[size], at < ends),
+            probed=jnp.where(added, _levels_above(draft.tree, accepted.node, M), -1),
+            pace=state.pace.after(accepted.length + 1, costs[:, size], at < ends, drafted, added),
             trees=shape.follow(draft, accepted.node),
             steps=state.steps + active,
-            time=state.time + costs[size],
+            time=state.time + costs[0, size],
             tried=state.tried + tried,
             right=state.right + right,
         )
 
     zero, counts = jnp.zeros(B, jnp.int32), jnp.zeros((len(offers), _BINS), jnp.int32)
-    pace, trees = Pace.begin(zero < ends, jnp.min(costs)), shape.begin(B)
+    pace, trees = Pace.begin(zero < ends, costs[:, 0]), shape.begin(B)
     state = _State(zero, jnp.full((B, M), -1), pace, trees, zero, jnp.float32(0), counts, counts)
     return lax.while_loop(lambda state: jnp.any(state.at < ends), step, state)
 
 
-def _levels_above(tree: Tree, node: jax.Array) -> jax.Array:
+def _levels_above(tree: Tree, node: jax.Array, distances: int) -> jax.Array:
     """Levels between a node [B] and the owner of each of its probes, [B, M]; -1 where it has none."""
     rows = jnp.arange(len(node))
     probes = tree.probe_of[rows, node]
+    probes = jnp.pad(probes, ((0, 0), (0, distances - probes.shape[1])), constant_values=-1)
     owners = jnp.take_along_axis(tree.probe_owner, jnp.maximum(probes, 0), axis=1)
     return jnp.where(probes < 0, -1, tree.depth[rows, node][:, None] - tree.depth[rows[:, None], owners])
 

@@ -123,20 +123,23 @@ def test_nodes_fall_in_probability_and_follow_their_parents():
 
 @jax.jit
 def sized(best, offers, pace):
-    return best.draft([], jnp.full(B, 9), offers, pace)
+    return best.draft([], jnp.full(B, 9), offers, pace, best.costs[:1])
+
+
+def pace_of(tokens, active=(True, True, True), idle=0, blind=False):
+    return Pace(jnp.array(tokens), jnp.full(B, 200.0), jnp.array(active), jnp.full(B, idle), jnp.full(B, blind))
 
 
 @pytest.mark.parametrize("milliseconds", [(20, 21, 26), (20, 30, 60), (20, 20, 20)])
 def test_a_step_has_the_size_that_is_worth_most(milliseconds):
     """Tokens to expect, less what the time of a step brings at the pace of late, of all rows that are not done."""
     rng, sizes = np.random.default_rng(6), (1, 4, 9)
-    whole, best = Best((), 9, 0, 0, DEPTH), Best((), 9, 0, 0, DEPTH, sizes, jnp.array(milliseconds, jnp.float32))
+    costs = jnp.array([milliseconds, milliseconds], jnp.float32)
+    whole, best = Best((), 9, 0, 0, DEPTH), Best((), 9, 0, 0, DEPTH, sizes, False, costs)
     chosen = set()
     for _ in range(12):
         offers = [marginals(rng), trie(rng)]
-        pace = Pace(
-            jnp.array(rng.uniform(8, 24, B)), jnp.full(B, 200.0), jnp.array([True, False, True]), jnp.zeros(B, int)
-        )
+        pace = pace_of(rng.uniform(8, 24, B), (True, False, True))
         draft, full = sized(best, offers, pace), choose(whole, offers)
         p, price = np.exp(full.log_p), np.asarray(pace.tokens / pace.time)
         worth = [
@@ -149,6 +152,23 @@ def test_a_step_has_the_size_that_is_worth_most(milliseconds):
         np.testing.assert_array_equal(draft.tokens, full.tokens)
         chosen.add(int(np.argmax(worth)))
     assert len(chosen) > 1 or milliseconds == (20, 20, 20)
+
+
+@pytest.mark.parametrize(
+    ("idle", "blind", "size"),
+    [
+        (0, False, 0),  # nothing is worth its time
+        (1, True, 1),  # but a step without probes leaves nothing to judge by: they are tried
+        (3, True, 0),  # now and then, not always
+        (4, True, 1),
+    ],
+)
+def test_probes_are_tried_after_a_root_alone(idle, blind, size):
+    rng, costs = np.random.default_rng(7), jnp.array([(20, 24, 500), (20, 24, 500)], jnp.float32)
+    best, unlikely = Best((), 4, 1, 2, DEPTH, (1, 1, 4), True, costs), marginals(rng)
+    unlikely = unlikely.replace(log_p=unlikely.log_p - 9)
+    draft = sized(best, [unlikely, unlikely], pace_of(np.full(B, 10.0), idle=idle, blind=blind))
+    assert draft.size.tolist() == [size] * B and not draft.valid[:, 1:].any()
 
 
 def test_the_pace_of_late_forgets():

@@ -368,7 +368,7 @@ def test_a_budget_counts_the_rows_of_probes(tiny):
     assert union([PPD(ensemble=2)], tiny, 30).num_nodes == 30 - 2 * 6
     with pytest.raises(UserError, match="best:7: a draft needs 8 rows, the root, a candidate and its probes"):
         drafter.with_tree("best:7")
-    with pytest.raises(UserError, match="best:6@1,9@2: the smallest size needs 7 rows, the root and all probes"):
+    with pytest.raises(UserError, match="best:6@1,9@2: a size needs 7 rows, the root and all probes"):
         drafter.with_tree("best:6@1,9@2")
 
 

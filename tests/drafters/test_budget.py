@@ -1,32 +1,47 @@
 """Budgets of rows, and the sizes a step may have within them."""
 
+import numpy as np
 import pytest
 
-from jaxspec.drafters.budget import Budget
+from jaxspec.drafters.budget import Budget, Size, parse_budget
+from jaxspec.errors import UserError
 from jaxspec.methods import PPD, PromptLookup, Suffix
 from tests.helpers.methods import union
 from tests.helpers.tiny import make_text_model
 
 
-def test_sizes_go_from_no_draft_to_the_whole_budget():
-    model = make_text_model(num_layers=1)
-    drafter = union([Suffix(), PromptLookup()], model, 8)
-    several = drafter.shape.with_sizes(drafter.sources)
-    assert [rows for rows, _ in several.sizes] == [1, 4, 8]
-    assert several.on_device(drafter.sources).sizes == (1, 4, 8)
-    assert several.with_sizes(drafter.sources) == several
+def test_sizes_are_written_and_read_alike():
+    sources = union([Suffix(), PromptLookup()], make_text_model(num_layers=1), 8).sources
+    budget = parse_budget("best:1@21,4@23.5/25,8@31", sources)
+    assert budget == Budget(8, (Size(1, 21.0, 21.0), Size(4, 23.5, 25.0), Size(8, 31.0, 31.0)))
+    assert parse_budget(budget.spec, sources) == budget
+    shape = budget.on_device(sources)
+    assert shape.sizes == (1, 4, 8) and not shape.alone
+    np.testing.assert_allclose(shape.costs, [[21, 23.5, 31], [21, 25, 31]])
 
 
 @pytest.mark.parametrize(
-    ("rows", "nodes", "owners"), [(5, 2, 1), (8, 5, 1), (12, 9, 1), (16, 10, 2), (20, 14, 2), (28, 16, 4), (64, 34, 10)]
+    "tree", ["best:1@21,4@x", "best:1@21,4", "best:1@21,4@0", "best:4@21,2@23", "best:1@21,4@3/", "best:1@-1,4@2"]
 )
-def test_up_to_half_of_the_rows_are_probes(rows, nodes, owners):
+def test_sizes_without_costs_are_refused(tree):
+    sources = union([Suffix(), PromptLookup()], make_text_model(num_layers=1), 8).sources
+    with pytest.raises(UserError, match=f"tree '{tree}': "):
+        parse_budget(tree, sources)
+
+
+@pytest.mark.parametrize(
+    ("rows", "nodes", "owners", "distances"),
+    [(4, 2, 2, 1), (8, 6, 2, 1), (12, 9, 1, 3), (16, 10, 2, 3), (20, 14, 2, 3), (28, 16, 4, 3), (64, 34, 10, 3)],
+)
+def test_two_of_few_rows_are_probes_and_up_to_half_of_many(rows, nodes, owners, distances):
     sources = union([PPD(), PromptLookup()], make_text_model(num_layers=1), 8).sources
-    assert Budget(rows).divided(sources) == (nodes, owners, 3)
+    assert Budget(rows).divided(sources) == (nodes, owners, distances)
 
 
-def test_probes_are_part_of_every_size():
+def test_probes_are_part_of_every_size_but_of_the_root_alone():
     drafter = union([PPD(), PromptLookup()], make_text_model(num_layers=1), 8)
-    nodes = drafter.num_nodes
-    shape = drafter.shape.with_sizes(drafter.sources).on_device(drafter.sources)
-    assert shape.nodes == nodes < 8 and shape.sizes[0] == 1 and shape.sizes[-1] == nodes
+    shape = parse_budget("best:1@1,3@2,8@3", drafter.sources).on_device(drafter.sources)
+    assert shape.alone and shape.sizes == (1, 1, 6) and shape.nodes == drafter.num_nodes == 6
+    assert not parse_budget("best:3@2,8@3", drafter.sources).on_device(drafter.sources).alone
+    with pytest.raises(UserError, match="a size needs 3 rows, the root and all probes, or is the root alone, 1"):
+        parse_budget("best:1@1,2@2,8@3", drafter.sources)

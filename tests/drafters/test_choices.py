@@ -37,7 +37,7 @@ def choice(tiny, folder):
 
 @pytest.fixture
 def find(tiny, folder):
-    drafter = load_drafter("ppd", tiny, folder)
+    drafter = load_drafter("ppd", tiny, folder, tree="own")
     return lambda **asked: find_choice(folder, drafter, **asked)
 
 
@@ -65,42 +65,44 @@ def test_only_choices_for_this_machine_this_adapter_and_this_dtype_count(folder,
     save_choice(folder, "ppd", choice(chain(2)))
     assert find() is not None
     assert len(json.loads((folder / "tuned.json").read_text())["choices"]) == 3  # another adapter's stays
-    monkeypatch.setattr(tuned, "this_machine", lambda: {"platform": "gpu", "device": "another"})
-    assert find() is None and find(anywhere=True) is not None
-    save_choice(folder, "ppd", choice(None))
-    assert find(anywhere=True).dtype == "bfloat16"  # that nothing pays elsewhere says nothing here
-
-
-def test_what_another_processor_was_tuned_with_counts_until_this_one_is(folder, choice, find, monkeypatch):
-    there = {"platform": "cpu", "device": "cpu", "cores": 2, "processor": "theirs"}
-    save_choice(folder, "ppd", choice(chain(2), machine=there))
-    monkeypatch.setattr(tuned, "this_machine", lambda: there | {"processor": "ours"})
-    assert find().tree.states == chain(2).states
-    monkeypatch.setattr(tuned, "this_machine", lambda: there | {"cores": 4})
+    monkeypatch.setattr(tuned, "this_machine", lambda: this_machine() | {"processor": "another"})
     assert find() is None
-    monkeypatch.setattr(tuned, "this_machine", lambda: there | {"processor": "ours"})
-    save_choice(folder, "ppd", choice(None, machine=there))
-    assert find() is None  # that nothing pays there says nothing here
-    save_choice(folder, "ppd", choice(chain(1), machine=there | {"processor": "ours"}, batch_size=2))
-    save_choice(folder, "ppd", choice(chain(2), machine=there))
-    assert find().tree.states == chain(1).states  # before what is nearer otherwise
 
 
-def test_auto_falls_back_says_so_and_takes_autoregressive_for_an_answer(tiny, folder, choice):
-    def load():
-        return load_drafter("ppd", tiny, folder, tree="auto")
+@pytest.mark.parametrize("tree", [None, "auto"])
+def test_what_was_tuned_wins_over_the_default(tiny, folder, choice, tree):
+    def load(**changes):
+        return load_drafter("ppd", tiny, folder, tree=tree, **changes)
 
-    assert load().source.method == PPD() and load().plan.num_nodes == 3 and "never tuned" in load().note
+    default = load()
+    assert default.source.method == PPD() and default.shape.sizes[0].rows == 1
+    assert "costs of rows are typical ones of a CPU (`jaxspec tune --quick` measures them)" in default.note
     save_choice(folder, "ppd", choice(chain(2)))
-    assert load().plan.states == chain(2).states and "a tree" in load().note
-    save_choice(folder, "ppd", choice(chain(1), machine=this_machine() | {"processor": "another"}))
-    assert load().plan.states == chain(2).states and load().note.startswith("tuned for this machine")
-    (folder / "tuned.json").unlink()
-    save_choice(folder, "ppd", choice(chain(1), machine=this_machine() | {"processor": "another"}))
-    assert load().plan.states == chain(1).states and load().note.startswith("tuned for another machine")
+    assert (
+        load().plan.states == chain(2).states
+        and load().note == "tuned for this machine: a tree (batch 1, temperature 0)"
+    )
+    assert load(draft_vocabulary=0).shape == load(temperature=1.0).shape == default.shape
     save_choice(folder, "ppd", choice(None))
     assert load().name == "autoregressive" and "no tree of ppd pays" in load().note
+
+
+def test_what_drafts_nothing_has_no_tree_to_choose(tiny):
+    assert load_drafter("autoregressive", tiny).note == ""
     assert "drafts nothing" in load_drafter("autoregressive", tiny, tree="auto").note
+
+
+def test_own_is_the_tree_of_the_adapter(tiny, folder, choice):
+    save_choice(folder, "ppd", choice(chain(2)))
+    assert load_drafter("ppd", tiny, folder, tree="own").plan.num_nodes == 3
+
+
+def test_a_damaged_file_is_said_and_left_unless_it_is_asked_for(tiny, folder):
+    (folder / "tuned.json").write_text("{")
+    drafter = load_drafter("ppd", tiny, folder)
+    assert drafter.shape.sizes and "warning: " in drafter.note and "tuned.json" in drafter.note
+    with pytest.raises(UserError, match=r"tuned\.json"):
+        load_drafter("ppd", tiny, folder, tree="auto")
 
 
 def test_bad_files_are_named(tiny, folder, choice, find):

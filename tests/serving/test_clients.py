@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import shutil
 import socket
@@ -14,6 +13,7 @@ import openai
 import pytest
 
 from jaxspec.config import SamplingConfig
+from jaxspec.drafters.defaults import with_default
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.generation.generate import generate
 from jaxspec.methods import DraftModel, PromptLookup
@@ -131,7 +131,7 @@ def test_64_requests_over_8_slots(drafter):
 
 def test_steps_of_measured_sizes_and_a_draft_model_that_rests():
     drafter = union([DraftModel(), PromptLookup()], make_text_model(num_layers=1), 4)
-    drafter = dataclasses.replace(drafter, shape=drafter.shape.with_sizes(drafter.sources))
+    drafter = with_default(drafter)
     with Engine(drafter.model, drafter, Limits(slots=2, queue=24, max_length=120, prompt_chunk=16)) as engine:
         engine.warm_up()
         rng = np.random.default_rng(9)

@@ -1,0 +1,97 @@
+"""The default shape of a drafter's drafts: rows chosen in every step, by chance and cost, down to none."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxspec.decoding.method import method_text
+from jaxspec.drafters.budget import Budget, Size, default_rows
+from jaxspec.drafters.costs import GREEDY, SAMPLED, RowCosts, find_costs
+from jaxspec.drafters.drafter import Drafter, join_notes
+from jaxspec.drafters.source import Source
+from jaxspec.weights.load import Model
+from jaxspec.weights.params import parameter_count
+
+_MOST = 64  # rows
+_LARGER_BY = 0.5  # steps of one row that twice as many rows may cost more: a draft hardly gains as many tokens
+
+
+def with_default(drafter: Drafter, batch_size: int = 1, costs: RowCosts | None = None) -> Drafter:
+    """The drafter with rows chosen in every step, among a few sizes.
+
+    Args:
+      drafter: whatever its shape.
+      batch_size: texts decoded together.
+      costs: of rows; default those of this machine (`find_costs`).
+
+    Raises:
+      UserError: settings that need too many rows.
+    """
+    if not drafter.drafts:
+        return drafter
+    costs = costs or find_costs(drafter.model, batch_size)
+    chosen = with_sizes(drafter, costs, batch_size, [_most_rows(costs, batch_size)])
+    return dataclasses.replace(chosen, note=join_notes(drafter.note, costs.note))
+
+
+def _most_rows(costs: RowCosts, batch_size: int) -> int:
+    """Rows of a text in the largest step that may pay."""
+    most = 2
+    while most < _MOST and costs(2 * most * batch_size) - costs(most * batch_size) < _LARGER_BY * costs(batch_size):
+        most *= 2
+    return most
+
+
+def with_sizes(drafter: Drafter, costs: RowCosts, batch_size: int, rows: Sequence[int]) -> Drafter:
+    """The drafter with steps of one row, the fewest that prepare a draft, so many (rising), and half as many nodes."""
+    most = default_rows(drafter.sources, rows[-1])
+    drafter = dataclasses.replace(drafter, shape=Budget(most))
+    least = 1 + most - drafter.num_nodes
+    sizes = sorted({1, least, (least + most) // 2, most} | {count for count in rows if least < count < most})
+    return dataclasses.replace(
+        drafter, shape=Budget(most, tuple(size_of(drafter, costs, batch_size, count) for count in sizes))
+    )
+
+
+def size_of(drafter: Drafter, costs: RowCosts, batch_size: int, rows: int) -> Size:
+    """A size with its costs: of its rows, and of drafting."""
+    drafting = drafting_costs(drafter, costs) if rows > 1 else (0.0, 0.0)
+    counted = batch_size * counted_rows(drafter, rows)
+    return Size(rows, *(costs(counted, kind) + drafting[kind] for kind in (GREEDY, SAMPLED)))
+
+
+def counted_rows(drafter: Drafter, rows: int) -> float:
+    """Rows of a step of so many, probes for the share of the layers that they run through."""
+    if rows == 1:
+        return 1.0
+    facts = [source.facts for source in drafter.sources if source.facts.probes]
+    share = facts[0].probe_cost / facts[0].probe_rows if facts else 1.0
+    added = drafter.num_rows - drafter.num_nodes
+    return rows - added * (1 - share)
+
+
+def drafting_costs(drafter: Drafter, costs: RowCosts) -> tuple[float, float]:
+    """What drafting adds to a greedy and to a sampled step: as measured, else by the weights that it reads."""
+    if (name := cost_name(drafter)) in costs.drafting:
+        return costs.drafting[name]
+    share = sum(_share(source, drafter.model) for source in drafter.sources)
+    return share * costs(1, GREEDY), share * costs(1, SAMPLED)
+
+
+def cost_name(drafter: Drafter) -> str:
+    """The name of a drafter's costs: its methods with their settings, and its draft vocabulary."""
+    methods = sorted(method_text(source.method) for source in drafter.sources)
+    return f"{'+'.join(methods)} vocabulary={max(source.draft_vocabulary for source in drafter.sources)}"
+
+
+def _share(source: Source, model: Model) -> float:
+    """The weights that a source reads for a draft, as a share of those that a step of the base reads."""
+    facts, config = source.facts, model.config
+    if not facts.takes_time:
+        return 0.0
+    whole, head = parameter_count(model.params), config.vocab_size * config.hidden_size
+    layer, drafted = (whole - head) / config.num_layers, source.draft_vocabulary or config.vocab_size
+    passes = facts.distances if facts.own_layers else 1  # over the tokens that may be drafted
+    own = max(parameter_count(source.trainable), facts.own_layers * layer)
+    return (own + passes * drafted * config.hidden_size) / whole
