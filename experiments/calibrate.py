@@ -1,7 +1,7 @@
 """Calibrate the sources that ship: python -m experiments.calibrate --prompts train_prompts.jsonl.
 
-What every source offers along the base's own answers, greedy and sampled ones, says how often it is right. Adapters get
-the two numbers per distance into their adapter.json; those of methods without adapters are printed, for their files.
+What every source offers along the base's own answers, at each temperature, says how often it is right. Adapters get the
+two numbers per distance into their adapter.json; those of methods without adapters are printed, for their files.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.config import SamplingConfig
 from jaxspec.drafters import METHODS, load_drafter, ships
+from jaxspec.drafters.source import temperature_key
 from jaxspec.files import read_json, write_json
 from jaxspec.training.calibration import IDENTITY
 from jaxspec.training.examples import unseen_prompts
@@ -29,14 +30,14 @@ class Options:
       prompts: a JSONL file of prompts; of the file that an adapter was trained on, what training set aside is used.
       limit: prompts at most.
       tokens: of an answer at most.
-      temperature: of the sampled answers.
+      temperatures: of the answers; 0 is greedy, which every calibration needs.
       methods: which; default all that ship.
     """
 
     prompts: str = ""
     limit: int = 64
     tokens: int = 128
-    temperature: float = 0.8
+    temperatures: tuple[float, ...] = (0.0, 0.5, 0.8, 1.0)
     methods: tuple[str, ...] = ()
 
 
@@ -51,12 +52,13 @@ def main(args: list[str]) -> None:
         adapter = drafter.source.adapter
         prompts = unseen_prompts(model, adapter.info.get("data", {}) if adapter else {}, options.prompts)
         found = {}
-        for kind, sampling in (("greedy", SamplingConfig()), ("sampled", SamplingConfig(options.temperature))):
-            key = drafter.model.fingerprint, kind, *prompts[: options.limit]
+        for sampling in map(SamplingConfig, options.temperatures):
+            key = drafter.model.fingerprint, sampling.temperature, *prompts[: options.limit]
             if key not in answered:
                 answered[key] = own_answers(drafter.model, prompts[: options.limit], sampling, options.tokens)
             recordings = record(drafter, answered[key], sampling)
-            found[kind] = fit_calibration(recordings, 0, [IDENTITY] * drafter.source.facts.distances)
+            table = fit_calibration(recordings, 0, [IDENTITY] * drafter.source.facts.distances)
+            found[temperature_key(sampling.temperature)] = table
         print(name, json.dumps(found), flush=True)
         if adapter:
             file = adapter.folder / "adapter.json"

@@ -17,9 +17,10 @@ from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.cli.tune import unseen_by_all
 from jaxspec.config import SamplingConfig
 from jaxspec.drafters import load_drafter
-from jaxspec.drafters.drafter import Drafter
+from jaxspec.drafters.source import temperature_key
 from jaxspec.files import writable
 from jaxspec.plotting import picture
+from jaxspec.training.calibration import IDENTITY
 from jaxspec.tuning.record import record
 from jaxspec.tuning.replay import Replay, replay
 from jaxspec.tuning.tune import own_answers
@@ -60,20 +61,13 @@ def main(args: list[str]) -> None:
     for name in options.sources:
         alone = load_drafter(name, model, tree="best:8")
         recordings = record(alone, texts, sampling)
-        sampled = options.temperature > 0
-        raw = dataclasses.replace(alone.sources[0], calibration=_nothing(alone))
-        before = replay(recordings, dataclasses.replace(alone, sources=(raw,)), sampled=sampled)
-        found[name] = before, replay(recordings, alone, sampled=sampled)
+        nothing = {temperature_key(options.temperature): [IDENTITY] * alone.source.facts.distances}
+        raw = dataclasses.replace(alone, sources=(dataclasses.replace(alone.source, calibration=nothing),))
+        found[name] = tuple(replay(recordings, each, temperature=options.temperature) for each in (raw, alone))
     errors = {name: [round(calibration_error(each), 4) for each in pair] for name, pair in found.items()}
     print(json.dumps(errors, indent=1))
     name = "unions-reliability-sampled.png" if options.temperature else "unions-reliability.png"
     draw_reliability(found, folder / name)
-
-
-def _nothing(drafter: Drafter) -> dict[str, list[list[float]]]:
-    """A calibration that changes nothing."""
-    table = [[1.0, 0.0]] * drafter.source.facts.distances
-    return {"greedy": table, "sampled": table}
 
 
 def equal_mass(found: Replay) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -127,8 +127,8 @@ def abstract_drafter(drafter: Drafter, base: Base, mesh: Mesh) -> DeviceDrafter:
             own = own.drafting(jnp.zeros(count, jnp.int32)) if count else own
             trainable = final.method.prepare(final.trainable, own)
             trainable = with_joined_gates(trainable) if holds_pairs(platform) else trainable
-            calibration = jnp.zeros((2, source.facts.distances, 2))
-            sources.append(DeviceSource(trainable, calibration, final.method, own.draft_vocabulary))
+            calibrations = jax.tree.map(jnp.asarray, source.calibrations())
+            sources.append(DeviceSource(trainable, calibrations, final.method, own.draft_vocabulary))
         return DeviceDrafter(tuple(sources), drafter.device_shape, FREE_ROWS.get(platform, 0))
 
     device = jax.eval_shape(make, base)

@@ -68,12 +68,10 @@ class DeviceDrafter:
         """The candidates of every source."""
         offers = []
         for source, context, state in zip(self.sources, contexts, states, strict=True):
-            greedy, sampled = source.calibration[:, None]
-            calibration = context.sampler.pick(sampled, greedy)
             make = functools.partial(source.method.offer, context, state)
             facts = source.method.facts(context.base.decoder.config)
             may_be_skipped = facts.takes_time and len(context.active) > context.free_rows
             with jax.named_scope(DRAFTING):
                 offer = run_if(jnp.any(context.active), make) if may_be_skipped else make()
-                offers.append(calibrated(offer, calibration))
+                offers.append(calibrated(offer, source.calibrations.at(context.sampler)))
         return offers

@@ -201,7 +201,7 @@ class Method:
     """
 
     name: ClassVar[str] = "autoregressive"
-    calibration: ClassVar[Mapping[str, Calibration]] = {}  # of methods without adapter: `greedy` and `sampled`
+    calibration: ClassVar[Mapping[str, Calibration]] = {"0": [[1.0, 0.0]]}  # by temperature, where no adapter has one
     kernels: ClassVar[tuple[str, ...]] = ("kernel",)  # leaves of the trainable pytree that `product` multiplies with
     adjustable: ClassVar[tuple[str, ...] | None] = None  # settings a user may give; None: all, there is no adapter
 

@@ -41,8 +41,8 @@ class Adapter:
       trainable: the pytree, float32 and int32.
       fingerprint: names the base it belongs to.
       info: further content of adapter.json: `base` (name), `training`, `data`, `accuracy` [M][K] per distance and
-        rank, `calibration` (`greedy` and perhaps `sampled`, [M][2]: `calibrated`), `tree` (the candidate paths of its
-        draft tree), `draft_vocabulary` (how many tokens it drafts, 0 all).
+        rank, `calibration` ([M][2] by `temperature_key`: `calibrated`), `tree` (the candidate paths of its draft
+        tree), `draft_vocabulary` (how many tokens it drafts, 0 all).
       frequent_tokens: ids by how often the base writes them, int32; a draft vocabulary is the first of them. None where
         they were not counted.
       folder: that it was read from, or None.

@@ -10,6 +10,7 @@ from typing import Any
 from jaxspec.decoding.method import Calibration
 from jaxspec.drafters.defaults import with_default
 from jaxspec.drafters.drafter import Drafter, autoregressive, join_notes
+from jaxspec.drafters.source import temperature_key
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, user_cache, write_json
 from jaxspec.machine import this_machine
@@ -36,7 +37,7 @@ class TunedChoice:
       info: the figures behind it.
       draft_vocabulary: how many tokens to draft; 0 is all.
       sources: those of a union's methods that pay together.
-      calibration: [M][2] of each source, at this temperature; those left out keep their own.
+      calibration: [M][2] of each source, at this temperature alone; those left out keep their own.
     """
 
     machine: dict[str, Any]
@@ -175,12 +176,11 @@ def as_chosen(drafter: Drafter, choice: TunedChoice) -> Drafter:
 
 def _chosen_sources(drafter: Drafter, choice: TunedChoice) -> Drafter:
     """The drafter with the sources of a choice, calibrated as it says."""
-    kind = "sampled" if choice.temperature else "greedy"
-    sources = []
+    key, sources = temperature_key(choice.temperature), []
     for source in drafter.sources:
         name = source.method.name
         if name in choice.calibration:
-            source = dataclasses.replace(source, calibration={kind: choice.calibration[name]})
+            source = dataclasses.replace(source, calibration={key: choice.calibration[name]})
             source.calibrations()  # refuses a damaged one
         if name in (choice.sources or [name]):
             sources.append(source)

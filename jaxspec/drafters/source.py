@@ -13,7 +13,7 @@ import numpy as np
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import PyTree
 from jaxspec.decoding.method import Calibration, Facts, Method, method_text
-from jaxspec.decoding.source import DeviceSource
+from jaxspec.decoding.source import Calibrations, DeviceSource
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.errors import UserError
 from jaxspec.model.base import Base
@@ -36,7 +36,7 @@ class Source:
       config: shapes of the base that it drafts for.
       adapter: that it was made from; None for a method that takes none, or where other weights took its place.
       draft_vocabulary: V', how many of the base's most frequent tokens it may draft; 0: all.
-      calibration: `greedy` or `sampled`, in place of the adapter's and the method's own.
+      calibration: by `temperature_key`, in place of the adapter's and the method's own.
       weights: a name of weights that were added to the adapter's, or took their place.
     """
 
@@ -97,29 +97,37 @@ class Source:
         if self.draft_vocabulary:
             base = base.drafting(jnp.asarray(self.adapter.frequent_tokens[: self.draft_vocabulary]))
         trainable = as_held(method.prepare(jax.tree.map(jnp.asarray, self.trainable), base))
-        source = DeviceSource(trainable, jnp.asarray(self.calibrations()), method, base.draft_vocabulary)
+        calibrations = jax.tree.map(jnp.asarray, self.calibrations())
+        source = DeviceSource(trainable, calibrations, method, base.draft_vocabulary)
         # A prompt's drafts are made from about as many rows as there are distances, however many nodes the tree has.
         block = functools.partial(model.block_for, self.facts.distances)
         return in_blocks(source, block, (*method.kernels, "columns"))
 
-    def calibrations(self) -> np.ndarray:
-        """[2, M, 2] float32, of greedy decoding and of sampling, which takes the former where it was not measured."""
+    def calibrations(self) -> Calibrations:
+        """What makes scores chances, in the host's memory. Raises UserError for a damaged calibration."""
         count = self.facts.distances
         measured = (self.adapter and self.adapter.info.get("calibration")) or self._methods_own(count)
         try:
-            known = {**measured, **self.calibration}
-            greedy = known.get("greedy", [[1.0, 0.0]] * count)
-            table = np.asarray([greedy, known.get("sampled", greedy)], np.float32)
-        except (AttributeError, TypeError, ValueError):  # not an object, rows of unequal length, or no numbers
-            table = np.empty(0)
-        if table.shape != (2, count, 2) or not np.isfinite(table).all():
-            raise UserError(f"{self.method.name}: calibration must be two numbers for {count} distances")
-        return table
+            known = {np.float32(key): table for key, table in {**measured, **self.calibration}.items()}
+            temperatures = np.array(sorted(known), np.float32)
+            tables = np.asarray([known[each] for each in temperatures], np.float32)
+        except (KeyError, TypeError, ValueError):  # not an object, rows of unequal length, or no numbers
+            temperatures = tables = np.full(1, np.nan)
+        finite = np.isfinite(temperatures).all() and np.isfinite(tables).all()
+        if not finite or temperatures[0] != 0 or tables.shape[1:] != (count, 2):
+            wanted = f"two numbers for {count} distances at every temperature, 0 among them"
+            raise UserError(f"{self.method.name}: calibration must be {wanted}")
+        return Calibrations(temperatures, tables)
 
     def _methods_own(self, count: int) -> dict[str, Calibration]:
         """The method's calibration for `count` distances; beyond those measured, that of the last one."""
         known = self.method.calibration.items()
-        return {name: [*table[:count], *[table[-1]] * (count - len(table))] for name, table in known}
+        return {key: [*table[:count], *[table[-1]] * (count - len(table))] for key, table in known}
+
+
+def temperature_key(temperature: float) -> str:
+    """The key of the calibration that was fitted at a temperature."""
+    return f"{temperature:g}"
 
 
 def learning(base: Base, method: Method, frequent: np.ndarray | None) -> Base:

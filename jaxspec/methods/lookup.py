@@ -29,9 +29,10 @@ class LookupMethod(UntrainedMethod):
       longest: n, how many of the last tokens are looked up at most; where they never occurred together, fewer are.
     """
 
-    # At temperature 0.8: the same tokens are less likely to come again. Fitted to the default model's answers.
+    # Chances are those of greedy tokens; sampled ones come again less often. Fitted to the default model's answers.
     calibration: ClassVar[Mapping[str, Calibration]] = {
-        "sampled": [[0.38, -0.64], [0.48, -0.37], [0.55, -0.22], [0.55, -0.19], [0.55, -0.15], [0.65, -0.11]]
+        "0": [[1.0, 0.0]],
+        "0.8": [[0.38, -0.64], [0.48, -0.37], [0.55, -0.22], [0.55, -0.19], [0.55, -0.15], [0.65, -0.11]],
     }
 
     longest: int = 8

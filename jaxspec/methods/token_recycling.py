@@ -33,10 +33,10 @@ class TokenRecycling(UntrainedMethod):
     """
 
     name: ClassVar[str] = "token_recycling"
-    # By distance: greedy, and at temperature 0.8. Fitted to the default model's answers.
+    # Fitted to the default model's answers.
     calibration: ClassVar[Mapping[str, Calibration]] = {
-        "greedy": [[0.93, -0.15], [1.06, 0.13], [1.21, 0.35], [1.32, 0.51], [1.45, 0.65], [1.48, 0.73]],
-        "sampled": [[0.35, -0.96], [0.37, -0.78], [0.34, -0.72], [0.34, -0.66], [0.31, -0.64], [0.39, -0.44]],
+        "0": [[0.93, -0.15], [1.06, 0.13], [1.21, 0.35], [1.32, 0.51], [1.45, 0.65], [1.48, 0.73]],
+        "0.8": [[0.35, -0.96], [0.37, -0.78], [0.34, -0.72], [0.34, -0.66], [0.31, -0.64], [0.39, -0.44]],
     }
 
     length: int = 6

@@ -20,7 +20,7 @@ from jaxspec.decoding.draft import PyTree
 from jaxspec.decoding.method import Batch, Method
 from jaxspec.drafters.adapter import OWN_MODEL, WEIGHTS, Adapter, save_adapter
 from jaxspec.drafters.drafter import finalized, method_plan
-from jaxspec.drafters.source import learning
+from jaxspec.drafters.source import learning, temperature_key
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, swap_folder
 from jaxspec.model.base import Base
@@ -286,7 +286,7 @@ class Trainer:
             "data": run["data"] | size,
             "accuracy": accuracy.by_rank.tolist(),
             "accuracy_positions": accuracy.positions,
-            "calibration": {"greedy": accuracy.calibration},
+            "calibration": {temperature_key(0): accuracy.calibration},
         }
 
 

@@ -61,7 +61,7 @@ class Predictor:
       ranks: of the sources that fill fixed trees, by their numbers.
       costs: of this machine.
       batch_size: B, answers decoded together.
-      sampled: whether the recorded answers are.
+      temperature: that the recorded answers were drawn at.
     """
 
     drafter: Drafter
@@ -69,7 +69,7 @@ class Predictor:
     ranks: Mapping[int, Ranks]
     costs: StepCosts
     batch_size: int
-    sampled: bool
+    temperature: float
 
     def options(self, max_rows: int) -> list[Option]:
         """Options of every subset of the sources: fixed trees, budgets of one size and several; fastest first."""
@@ -89,7 +89,7 @@ class Predictor:
         """The option of some sources, by their numbers, with a tree; `name` is that of a plan."""
         part = with_sources(self.drafter, [self.drafter.sources[i] for i in numbers], tree)
         if isinstance(part.shape, Budget):
-            found = replay(self.recordings, part, numbers, self.batch_size, self.sampled)
+            found = replay(self.recordings, part, numbers, self.batch_size, self.temperature)
             seconds = found.time * (1e-3 if part.shape.sizes else self.costs(part))
             kind = "best of several sizes" if part.shape.sizes else "best"
             return self._option(part, part.shape.spec, kind, found.steps, seconds)
@@ -132,7 +132,7 @@ class Predictor:
                 costs = {size: 1.0 if size == rows else _NEVER for size in sizes}
                 only = Budget(sizes[-1], tuple(Size(size, cost, cost) for size, cost in costs.items()))
                 alone = dataclasses.replace(part, shape=only)
-                found = replay(self.recordings, alone, numbers, self.batch_size, self.sampled)
+                found = replay(self.recordings, alone, numbers, self.batch_size, self.temperature)
                 yield self._option(part, part.shape.spec, "best", found.steps, found.time * self.costs(part))
 
     def _sized(self, part: Drafter, most: int) -> str:

@@ -32,6 +32,7 @@ from jaxspec.decoding.method import ReadChunk, Step
 from jaxspec.decoding.prompt import prefill
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.shape import Best, StaticTree
+from jaxspec.decoding.source import DeviceSource
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafters.budget import smallest_draft
 from jaxspec.drafters.drafter import Drafter
@@ -187,12 +188,15 @@ def _recording(drafter: Drafter, sampling: SamplingConfig, batch_size: int, as_d
         trees = tuple(source.tree.arrays(0) for source in sources)
         shape = Best(trees, _WIDTH, 0, 0, max(source.facts.distances for source in sources))
     eos = jnp.array([-1], jnp.int32)
-    raw = tuple(
-        source.replace(calibration=jnp.broadcast_to(jnp.array(IDENTITY), source.calibration.shape))
-        for source in drafter.on_device.sources
-    )
+    raw = tuple(_uncalibrated(source) for source in drafter.on_device.sources)
     base = drafter.model.base_for(batch_size * (smallest_draft(sources) - 1))
     return Decoding(base, DeviceDrafter(raw, shape), make_sampler(sampling), eos, Match())
+
+
+def _uncalibrated(source: DeviceSource) -> DeviceSource:
+    """A source whose chances are as it has them."""
+    tables = jnp.broadcast_to(jnp.array(IDENTITY), source.calibrations.tables.shape)
+    return source.replace(calibrations=source.calibrations.replace(tables=tables))
 
 
 def _offers(drafter: Drafter, decoding: Decoding, texts: Sequence[Text], seed: int) -> list[Offer]:

@@ -16,8 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import follow
 from jaxspec.decoding.draft import Draft, Offer, Pace, calibrated
+from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.shape import Best, StaticTree
 from jaxspec.decoding.tree import Tree
 from jaxspec.drafters.drafter import Drafter
@@ -83,7 +85,7 @@ def replay(
     drafter: Drafter,
     sources: Sequence[int] | None = None,
     batch_size: int = 1,
-    sampled: bool = False,
+    temperature: float = 0.0,
 ) -> Replay:
     """The steps that a drafter needs for recorded answers.
 
@@ -92,14 +94,15 @@ def replay(
       drafter: its sources, in the order of `sources`, and its budget or fixed tree.
       sources: which of the recorded ones they are; default all.
       batch_size: B, answers to decode together, in their order.
-      sampled: whether the answers are, which decides how chances are calibrated.
+      temperature: that the answers were drawn at, which decides how chances are calibrated.
     """
     shape = drafter.device_shape
     if isinstance(shape, Best):
         shape = shape.replace(trees=())  # of what sources expand the candidates are recorded
     chosen = range(len(drafter.sources)) if sources is None else sources
     probing = next((i for i, source in enumerate(drafter.sources) if source.facts.probes), None)
-    tables = [jnp.asarray(source.calibrations()[int(sampled)]) for source in drafter.sources]
+    sampler = make_sampler(SamplingConfig(temperature))
+    tables = [jnp.asarray(source.calibrations().at(sampler)) for source in drafter.sources]
     counts = np.array([len(recording.answer) - 1 for recording in recordings])
     missing = -len(counts) % batch_size
     T = bucket(max(counts), 64, 64)
@@ -115,7 +118,7 @@ def replay(
     offers = [jax.tree.map(lambda *xs: batched(xs, T), *of_source) for of_source in given]
     answers = batched([r.answer for r in recordings], T + shape.depth + 2, -1)
     ends = np.pad(counts, (0, missing)).reshape(-1, batch_size)
-    costs = jnp.ones((1, 1)) if shape.costs is None else shape.costs[int(sampled), None]
+    costs = jnp.ones((1, 1)) if shape.costs is None else shape.costs[int(temperature > 0), None]
     done = jax.device_get(_replay(shape, costs, tables, probing, offers, jnp.asarray(answers), jnp.asarray(ends)))
     steps = done.steps.reshape(-1)[: len(counts)]
     return Replay(steps, counts, float(done.time.sum()), done.tried.sum(axis=0), done.right.sum(axis=0))
@@ -150,7 +153,7 @@ def _replay(
     Args:
       shape: what makes drafts.
       costs: [1, K], of a step of each size.
-      tables: of each source, its calibration [M, 2].
+      tables: of each source, its calibration [1, M, 2].
       probing: which source has probes, if one does (static).
       offers: of each source, [B, T, M, W].
       answers: [B, T + P + 2].

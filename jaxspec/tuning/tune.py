@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxspec.config import SamplingConfig
+from jaxspec.decoding.sampling import make_sampler
 from jaxspec.drafters.budget import Budget, smallest_draft
 from jaxspec.drafters.choices import TunedChoice
 from jaxspec.drafters.drafter import Drafter, autoregressive
+from jaxspec.drafters.source import temperature_key
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.generation.generate import generate_many
 from jaxspec.generation.prompts import encode_prompts
@@ -95,9 +97,9 @@ def tune(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> Tuning
     options, also = [], []
     for variant in variants:
         recordings = _record(variant, texts, sampling)
-        variant = _calibrated(variant, recordings, sampled=config.temperature > 0)
+        variant = _calibrated(variant, recordings, sampling)
         ranks = _ranks(variant, texts, sampling, recordings, config.max_rows)
-        predictor = Predictor(variant, recordings, ranks, costs, batch_size, config.temperature > 0)
+        predictor = Predictor(variant, recordings, ranks, costs, batch_size, config.temperature)
         options += predictor.options(config.max_rows)
         also += [predictor.expect(range(len(variant.sources)), tree) for tree in config.also]
     options = fastest_first(options)
@@ -155,12 +157,13 @@ def _record(drafter: Drafter, texts: Sequence[Text], sampling: SamplingConfig, *
         return record(drafter, texts, sampling, progress=progress.update, **how)
 
 
-def _calibrated(drafter: Drafter, recordings: Sequence[Recording], sampled: bool) -> Drafter:
+def _calibrated(drafter: Drafter, recordings: Sequence[Recording], sampling: SamplingConfig) -> Drafter:
     """The drafter with every source calibrated to what was recorded of it, as far as that tells."""
-    sources = []
+    key, sources = temperature_key(sampling.temperature), []
     for number, source in enumerate(drafter.sources):
-        table = fit_calibration(recordings, number, source.calibrations()[int(sampled)].tolist())
-        sources.append(dataclasses.replace(source, calibration={_kind(sampled): table}))
+        [known] = source.calibrations().at(make_sampler(sampling)).tolist()
+        table = fit_calibration(recordings, number, known)
+        sources.append(dataclasses.replace(source, calibration={key: table}))
     return dataclasses.replace(drafter, sources=tuple(sources))
 
 
@@ -204,7 +207,7 @@ def _choice(
     """The fastest of the trials, autoregressive decoding among them, and the figures behind it."""
     best = max(trials, key=lambda trial: trial.speedup).name
     sources, shape = (drafters[best].sources, drafters[best].shape) if best in drafters else ((), None)
-    kind = _kind(config.temperature > 0)
+    key = temperature_key(config.temperature)
     return TunedChoice(
         machine=this_machine(),
         dtype=drafter.model.precision,
@@ -217,13 +220,8 @@ def _choice(
         info=figures,
         draft_vocabulary=max((source.draft_vocabulary for source in sources), default=0),
         sources=[source.method.name for source in sources],
-        calibration={s.method.name: s.calibration[kind] for s in sources if kind in s.calibration},
+        calibration={s.method.name: s.calibration[key] for s in sources if key in s.calibration},
     )
-
-
-def _kind(sampled: bool) -> str:
-    """The key of a source's calibration."""
-    return "sampled" if sampled else "greedy"
 
 
 def own_answers(model: Model, prompts: Sequence[str], sampling: SamplingConfig, tokens: int) -> list[Text]:

@@ -13,7 +13,7 @@ from jaxspec.config import MeshConfig
 from jaxspec.decoding.drafter import DeviceDrafter
 from jaxspec.decoding.loop import decode
 from jaxspec.decoding.shape import Best
-from jaxspec.decoding.source import DeviceSource
+from jaxspec.decoding.source import Calibrations, DeviceSource
 from jaxspec.drafters import METHODS
 from jaxspec.methods import Suffix
 from jaxspec.parallel.chips import absent_mesh
@@ -44,7 +44,8 @@ def test_no_branch_copies_a_cache(batch):
     base, lookup = abstract_base(shapes, "bfloat16", mesh), METHODS["prompt_lookup"]()
 
     def make():
-        source = DeviceSource({}, jnp.zeros((2, lookup.length, 2)), lookup)
+        calibrations = Calibrations(jnp.array([0.0, 0.5, 1.0]), jnp.zeros((3, lookup.length, 2)))
+        source = DeviceSource({}, calibrations, lookup)
         trees = (chain(3).arrays(0),)
         return DeviceDrafter((source,), Best(trees, 16, 0, 0, 15, (1, 4, 16), jnp.ones(3)))
 

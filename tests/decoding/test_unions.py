@@ -372,15 +372,5 @@ def test_a_budget_counts_the_rows_of_probes(tiny):
         drafter.with_tree("best:6@1,9@2")
 
 
-@pytest.mark.parametrize(
-    "calibration", [{"greedy": [[1.0, 0.0]]}, {"greedy": [[1.0], [1.0, 0.0]]}, [1], {"sampled": 3}]
-)
-def test_a_damaged_calibration_is_refused(tiny, calibration):
-    drafter = union([Medusa(heads=3)], tiny, 4)
-    drafter.source.adapter.info["calibration"] = calibration
-    with pytest.raises(UserError, match="calibration must be two numbers for 3 distances"):
-        _ = drafter.on_device
-
-
 def test_a_union_has_rows_for_the_probes_of_a_node(tiny):
     assert union([PPD(ensemble=3), LOOKUP], tiny, 40).with_tree(None).num_rows == 11

@@ -33,7 +33,7 @@ def recorded(tiny):
 def test_every_part_is_ranked_by_tokens_over_seconds(recorded):
     """Four rows are free here and more are dear: no part takes more, and the fastest comes first."""
     drafter, recordings = recorded
-    predict = Predictor(drafter, recordings, {}, COSTS, batch_size=1, sampled=False)
+    predict = Predictor(drafter, recordings, {}, COSTS, batch_size=1, temperature=0.0)
     ranked = best_of_kinds(predict.options(16))
     assert len(ranked) == 2 * 3 and [o.predicted for o in ranked] == sorted((o.predicted for o in ranked), reverse=True)
     fixed = {option.name.split()[0]: option for option in ranked if "@" not in option.name}

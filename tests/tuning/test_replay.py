@@ -30,7 +30,7 @@ def test_a_replay_takes_the_steps_that_decoding_takes(tiny, sampling):
     assert [len(r.answer) for r in recordings] == [40] * 6
     for chosen, tree, batch_size in (((2,), "best:4", 1), ((0, 1), "best:6", 1), ((1, 2), "best:1@4,3@5,6@9", 3)):
         drafter = union([sources[i] for i in chosen], model, 8).with_tree(tree)
-        replayed = replay(recordings, drafter, chosen, batch_size, sampling.temperature > 0)
+        replayed = replay(recordings, drafter, chosen, batch_size, sampling.temperature)
         batches = [prompts[i : i + batch_size] for i in range(0, 6, batch_size)]
         how = {"sampling": sampling, "seed": 3, "batch_size": batch_size}
         live = [answer for batch in batches for answer in generate(drafter, batch, 40, **how)]

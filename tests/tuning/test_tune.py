@@ -9,9 +9,10 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.method import Facts, Method
+from jaxspec.decoding.sampling import make_sampler
 from jaxspec.drafters import choice_folder, choose_tree, load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
-from jaxspec.drafters.choices import TunedChoice, choice_name, save_choice
+from jaxspec.drafters.choices import TunedChoice, as_chosen, choice_name, save_choice
 from jaxspec.drafters.drafter import Drafter, autoregressive, make_drafter
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate_many
@@ -135,13 +136,15 @@ def text_union(model, *methods):
 def test_a_union_is_tuned_with_a_draft_vocabulary_and_a_budget_of_ones_own():
     config = TuneConfig(
         cache_length=64, max_new_tokens=8, num_prompts=2, accuracy_prompts=2, max_rows=4, finalists=2,
-        also=("best:4",), draft_vocabularies=(20,),
+        also=("best:4",), draft_vocabularies=(20,), temperature=0.7,
     )  # fmt: skip
     drafter = text_union(make_text_model(), Medusa(heads=3), Suffix(length=4))
     tuning = tune(drafter, ["one", "two", "three", "four"], config)
     names = [trial.name for trial in tuning.trials]
     assert names[0] == "autoregressive" and "medusa+suffix best:4, 20 tokens" in names and len(names) <= 4
     assert all(trial.identical == 2 for trial in tuning.trials)
+    [tried] = [option for option in tuning.options if option.name == "medusa+suffix best:4, 20 tokens"]
+    assert all(list(source.calibration) == ["0.7"] for source in tried.drafter.sources)
 
 
 def test_what_was_chosen_is_what_decodes(monkeypatch, tmp_path):
@@ -155,7 +158,7 @@ def test_what_was_chosen_is_what_decodes(monkeypatch, tmp_path):
     save_choice(folder, choice_name(drafter), choice)
     chosen = choose_tree(dataclasses.replace(drafter, sources=drafter.sources[::-1]))  # in whatever order
     assert (chosen.name, chosen.shape.spec, chosen.sources[0].draft_vocabulary) == ("medusa", "best:3", 20)
-    np.testing.assert_allclose(chosen.sources[0].calibrations()[0], table)
+    np.testing.assert_allclose(chosen.sources[0].calibrations().tables, [table])
     assert "tuned for this machine: medusa best:3" in chosen.note
     assert choose_tree(drafter, temperature=0.8).shape.sizes  # tuned for greedy decoding alone
     save_choice(folder, choice_name(drafter), dataclasses.replace(choice, tree=None))
@@ -163,6 +166,19 @@ def test_what_was_chosen_is_what_decodes(monkeypatch, tmp_path):
     save_choice(folder, choice_name(drafter), dataclasses.replace(choice, calibration={"medusa": [[1.0]]}))
     with pytest.raises(UserError, match="medusa: calibration must be two numbers for 3 distances"):
         choose_tree(drafter)
+
+
+def test_a_choice_calibrates_for_its_temperature():
+    """In place of what lies between the values of the drafter's own, which stay."""
+    drafter, table = text_union(make_text_model(), Medusa(heads=3)), [[2.0, -0.5]] * 3
+    own = {"0": [[1.0, 0.0]] * 3, "0.5": [[3.0, 0.0]] * 3, "0.8": [[4.0, 0.0]] * 3}
+    drafter.source.adapter.info["calibration"] = own
+    circumstances = (this_machine(), "float32", drafter.digest, 1, 64, 0.6)
+    choice = TunedChoice(*circumstances, "best:3", "medusa best:3", {}, 20, ["medusa"], {"medusa": table})
+    calibrations = as_chosen(drafter, choice).source.calibrations()
+    for temperature, wanted in {0: own["0"], 0.5: own["0.5"], 0.6: table, 0.7: [[3.0, -0.25]] * 3}.items():
+        found = calibrations.at(make_sampler(SamplingConfig(temperature)))
+        np.testing.assert_allclose(found, [wanted], rtol=1e-5)
 
 
 @pytest.mark.slow
