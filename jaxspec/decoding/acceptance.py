@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar
 
 import jax
@@ -76,10 +77,22 @@ class Match(Acceptance):
     def __call__(
         self, draft: Draft, logits: jax.Array, sampler: Sampler, seeds: jax.Array, positions: jax.Array
     ) -> Accepted:
-        """Verify a draft."""
-        tree, noise = draft.tree, sampler.noise(seeds, positions, jnp.arange(logits.shape[-1]))
-        targets = self.choose(logits, _per_node(noise, tree), sampler)  # [B, N]
-        return follow(draft, targets)
+        """Verify a draft: of all its nodes at once, on CPUs only of those that survive.
+
+        Noise and filters take as long there as there are nodes; elsewhere a loop takes longer.
+        """
+        tokens, rows = jnp.arange(logits.shape[-1]), jnp.arange(len(seeds))
+
+        def at_once() -> Accepted:
+            noise = _per_node(sampler.noise(seeds, positions, tokens), draft.tree)
+            return follow(draft, self.choose(logits, noise, sampler))
+
+        def target(node: jax.Array) -> jax.Array:
+            position = positions[rows, draft.tree.depth[rows, node]]
+            noise = sampler.noise(seeds, position[:, None], tokens)[:, 0]
+            return self.choose(logits[rows, node], noise, sampler)
+
+        return lax.platform_dependent(cpu=lambda: walk(draft, target), default=at_once)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +225,28 @@ def follow(draft: Draft, targets: jax.Array) -> Accepted:
     return _longest(draft.tree, draft.valid & _right(draft, targets), targets)
 
 
+def walk(draft: Draft, target: Callable[[jax.Array], jax.Array]) -> Accepted:
+    """What `follow` finds, from the root down, with no more targets than there are nodes on the longest of the paths.
+
+    Args:
+      draft: what to verify; siblings of the same token have the same target.
+      target: nodes [B] int32 to the tokens [B] int32 that come after them.
+    """
+    tree, root = draft.tree, jnp.zeros(len(draft.tokens), jnp.int32)
+    may_follow = draft.valid & (tree.depth > 0)
+
+    def descend(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        reached, node, _ = state  # [B, N] bool, of one depth; in rows that have stopped none
+        node = jnp.where(jnp.any(reached, axis=1), jnp.argmax(reached, axis=1).astype(jnp.int32), node)
+        after = target(node)
+        below = jnp.take_along_axis(reached, tree.parent, axis=1) & may_follow
+        return below & (draft.tokens == after[:, None]), node, after
+
+    start = (jnp.zeros_like(may_follow).at[:, 0].set(True), root, root)
+    _, node, after = lax.while_loop(lambda state: jnp.any(state[0]), descend, start)
+    return _outcome(tree, node, after)
+
+
 def _right(draft: Draft, targets: jax.Array) -> jax.Array:
     """[B, N] bool, whether a node is the token after its parent, of `targets` [B, N]."""
     return draft.tokens == jnp.take_along_axis(targets, draft.tree.parent, axis=1)
@@ -244,9 +279,14 @@ def _longest(tree: Tree, survives: jax.Array, targets: jax.Array, log_p: jax.Arr
     if log_p is not None:
         of_path = jnp.sum(jnp.where(tree.ancestors & (tree.depth > 0)[:, None], log_p[:, None], 0), axis=-1)
         score = jnp.where(score == jnp.max(score, axis=-1, keepdims=True), of_path, -jnp.inf)
-    node = jnp.argmax(score, axis=-1)  # [B]; the first of several
+    node = jnp.argmax(score, axis=-1).astype(jnp.int32)  # [B]; the first of several
+    return _outcome(tree, node, targets[jnp.arange(len(node)), node])
+
+
+def _outcome(tree: Tree, node: jax.Array, bonus: jax.Array) -> Accepted:
+    """The path to the last accepted node [B], with the token [B] after it."""
     rows = jnp.arange(len(node))
     length, on_path = tree.depth[rows, node], tree.ancestors[rows, node]
     steps = jnp.minimum(jnp.arange(tree.max_depth + 1), length[:, None])  # [B, P + 1]
     path = jnp.argmax(on_path[:, None] & (tree.depth[:, None] == steps[..., None]), axis=-1)
-    return Accepted(path.astype(jnp.int32), length, node.astype(jnp.int32), targets[rows, node])
+    return Accepted(path.astype(jnp.int32), length, node, bonus)
