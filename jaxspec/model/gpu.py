@@ -14,10 +14,8 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.sharding import PartitionSpec
 
 from jaxspec.parallel.chips import GPUS
-from jaxspec.parallel.sharding import partition
 
 OLDEST = (8, 0)  # compute capability
 _INTERPRET = False  # tests set it: kernels run on the CPU, step by step
@@ -112,30 +110,6 @@ def launch(
         interpret=_INTERPRET,
     )
     return call(*operands)
-
-
-def over_mesh(
-    function: Callable, sizes: tuple[int, int], inputs: Sequence[tuple], outputs: Sequence[tuple]
-) -> Callable:
-    """A function that runs on every device of the context's mesh with its part of the batch and of the heads.
-
-    XLA cannot divide a kernel by itself: it would gather all operands.
-
-    Args:
-      function: of whole arrays, on one device.
-      sizes: of the batch and of the key/value heads.
-      inputs: names of each argument's first dimensions ("batch", "heads" or None), for all leaves of it.
-      outputs: likewise.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
-        return function
-    axes = dict(zip(("batch", "heads"), partition(mesh, sizes, ("batch", "heads")), strict=True))
-
-    def specs(names: Sequence[tuple]) -> tuple:
-        return tuple(PartitionSpec(*(axes.get(name) for name in each)) for each in names)
-
-    return jax.shard_map(function, in_specs=specs(inputs), out_specs=specs(outputs), check_vma=False)
 
 
 def block(size: int, least: int = 16) -> int:

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.model.gpu import block, launch, over_mesh
+from jaxspec.model.gpu import block, launch
+from jaxspec.parallel.sharding import over_mesh
 
 MOST_ROWS = 128
 _MASKED = -1e30

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.model.gpu import block, has_kernels, launch, over_mesh
+from jaxspec.model.gpu import block, has_kernels, launch
+from jaxspec.parallel.sharding import over_mesh
 
 MOST_ROWS = 128
 _ARRAYS = 80  # of a kernel, whose parameters have 4 KB

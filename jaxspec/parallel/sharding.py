@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -201,3 +201,27 @@ def divided_as(tree: Any, whole: bool = False) -> Any:
     """Inside jit, the same for a tree of parameters (see `tree_shardings`)."""
     mesh = jax.sharding.get_abstract_mesh()
     return tree if mesh.empty else jax.lax.with_sharding_constraint(tree, _specs(mesh, tree, whole))
+
+
+def over_mesh(
+    function: Callable, sizes: tuple[int, int], inputs: Sequence[tuple], outputs: Sequence[tuple]
+) -> Callable:
+    """A function that runs on every device of the context's mesh with its part of the batch and of the heads.
+
+    XLA divides neither kernels nor constraints of layouts by itself: it would gather all operands.
+
+    Args:
+      function: of whole arrays, on one device.
+      sizes: of the batch and of the key/value heads, or of what is divided like them.
+      inputs: names of each argument's first dimensions ("batch", "heads" or None), for all leaves of it.
+      outputs: likewise.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return function
+    axes = dict(zip(("batch", "heads"), partition(mesh, sizes, ("batch", "heads")), strict=True))
+
+    def specs(names: Sequence[tuple]) -> tuple:
+        return tuple(PartitionSpec(*(axes.get(name) for name in each)) for each in names)
+
+    return jax.shard_map(function, in_specs=specs(inputs), out_specs=specs(outputs), check_vma=False)
