@@ -9,6 +9,8 @@ are valid; what lies beyond is garbage that the next commit overwrites:
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import flax.struct
@@ -20,6 +22,9 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jaxspec.config import ModelConfig
 from jaxspec.model.gpu import either
 from jaxspec.model.gpu_cache import pick_rows, takes, write_rows
+from jaxspec.parallel.sharding import over_mesh
+
+_NAMES = ("batch", "heads")  # of the dimensions of keys and values that a mesh divides
 
 
 @flax.struct.dataclass
@@ -124,15 +129,26 @@ def pin_layouts(cache: Cache, rows: Cache) -> tuple[Cache, Cache]:
     return lax.platform_dependent(
         cache,
         rows,
-        tpu=lambda cache, rows: (_usual(cache), rows),
-        default=lambda cache, rows: (cache, _usual(rows)),
+        tpu=lambda cache, rows: (_usual(cache, _NAMES), rows),
+        default=lambda cache, rows: (cache, _usual(rows, _NAMES)),
     )
 
 
 def usual_on_tpu(x: jax.Array) -> jax.Array:
-    """An array in the usual layout, its last dimension along the lanes, where XLA for TPUs would choose another."""
-    return lax.platform_dependent(x, tpu=_usual, default=lambda x: x)
+    """States [B, R, D] in the usual layout, D along the lanes, where XLA for TPUs would choose another one."""
+    usual = functools.partial(_usual, names=("batch", None, "heads"))
+    return lax.platform_dependent(x, tpu=usual, default=lambda x: x)
 
 
-def _usual(tree: Any) -> Any:
-    return jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), tree)
+def _usual(tree: Any, names: Sequence[str | None]) -> Any:
+    """Arrays, the first dimensions of which have `names` on the mesh, in the usual layout.
+
+    Each device constrains its own part: the XLA of JAX 0.10 cannot divide a constraint, and would gather the arrays.
+    """
+
+    def constrained(tree: Any) -> tuple[Any]:
+        return (jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), tree),)
+
+    sizes = dict(zip(names, jax.tree.leaves(tree)[0].shape, strict=False))
+    [usual] = over_mesh(constrained, (sizes["batch"], sizes["heads"]), [names], [names])(tree)
+    return usual

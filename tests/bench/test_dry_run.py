@@ -234,8 +234,8 @@ def test_compiling_for_tpus_that_are_not_here(command):
     assert all(step["fits"] for step in steps)
 
 
-# Those into fast memory are asynchronous; S(1) is a copy within it, of what is there already.
-COPY = re.compile(r"= (\w+)\[([\d,]+)\](?!\S*S\(1\))\S* (?:copy|transpose)\(")
+# Not copies into fast memory, which are asynchronous; but what all devices gather is a copy, too.
+COPY = re.compile(r"= (\w+)\[([\d,]+)\]\S* (?:copy|transpose|all-gather)\(")
 
 
 def lowered_loops(config, mesh):
@@ -245,7 +245,7 @@ def lowered_loops(config, mesh):
 
 
 def copied(loop):
-    """Bytes of every array over 1 MB that a compiled program copies or transposes."""
+    """Bytes of every array over 1 MB that a compiled program copies, transposes or gathers."""
     found = COPY.findall(loop.compile().as_text())
     sizes = [math.prod(map(int, shape.split(","))) * jnp.dtype(NAMES.get(kind, kind)).itemsize for kind, shape in found]
     return [size for size in sizes if size > 2**20]

@@ -2,14 +2,18 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxspec.generation.generate as generate_module
 from jaxspec.config import MeshConfig, SamplingConfig
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.generation.generate import generate, generate_many
 from jaxspec.methods import PPD, Amphista
+from jaxspec.model.cache import Cache, commit_after
+from jaxspec.parallel.sharding import in_mesh, make_mesh
 from jaxspec.trees import sparse_tree
 from tests.helpers.decoding import begin
 from tests.helpers.methods import trained, untrained_drafter
@@ -105,3 +109,14 @@ def test_the_cache_is_divided(model):
     _, state = begin(autoregressive(many), [[1, 2, 3]], 4)
     keys = state.cache.keys[0]
     assert keys.sharding.shard_shape(keys.shape) == (1, 1, 128, 8)
+
+
+def test_what_is_written_into_the_cache_is_not_gathered():
+    """Although its layout is constrained."""
+    mesh = make_mesh(MeshConfig(tensor=4))
+    heads, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((None, "tensor"), ()))
+    cache, rows = ((jax.ShapeDtypeStruct((2, 4, n, 8), "float32", sharding=heads),) * 2 for n in (64, 3))
+    at = jax.ShapeDtypeStruct((2,), "int32", sharding=whole)
+    with in_mesh(mesh):
+        program = jax.jit(commit_after).lower(Cache(cache, cache), Cache(rows, rows), at, at).compile().as_text()
+    assert "f32[2,1,64,8]" in program and "all-gather" not in program
