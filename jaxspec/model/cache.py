@@ -143,7 +143,7 @@ def usual_on_tpu(x: jax.Array) -> jax.Array:
 def _usual(tree: Any, names: Sequence[str | None]) -> Any:
     """Arrays, the first dimensions of which have `names` on the mesh, in the usual layout.
 
-    Each device constrains its own part: XLA cannot divide a constraint, and would gather the arrays in every step.
+    Each device constrains its own part: the XLA of JAX 0.10 cannot divide a constraint, and would gather the arrays.
     """
 
     def constrained(tree: Any) -> tuple[Any]:

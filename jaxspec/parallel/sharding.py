@@ -208,7 +208,7 @@ def over_mesh(
 ) -> Callable:
     """A function that runs on every device of the context's mesh with its part of the batch and of the heads.
 
-    XLA divides neither kernels nor constraints of layouts by itself: it would gather all operands.
+    XLA divides no kernel by itself, nor in JAX 0.10 a constraint of a layout: it would gather all operands.
 
     Args:
       function: of whole arrays, on one device.
