@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .PHONY: demo test unit lint docs slow results questions setup clean
 
 demo: setup
-	$(BIN)/python -m jaxspec decode --method amphista+suffix --tree best:5 --draft-vocabulary 8192 --compare-with ppd --stream \
+	$(BIN)/python -m jaxspec decode --method amphista+suffix --compare-with ppd --stream \
 		--prompt "Compare cats and dogs as pets." --max-new-tokens 128
 
 test: lint unit
@@ -44,16 +44,17 @@ slow: setup
 # Resumes where it stopped; makes runs/results/page/results.md. Installs PyTorch, which transformers is raced on; that and
 # 1b's steps may fail, for want of network or memory, and the page is made without them.
 PAGE := greedy code sampled trees space latency latency_1b peers
-METHODS := autoregressive autoregressive ppd bita space hidden_transfer medusa hydra amphista
+PAPERS := ppd bita space hidden_transfer medusa hydra amphista
+RUNS := --run autoregressive --run autoregressive $(foreach name,$(PAPERS),--run "$(name) tree=own")
 COMPARE := $(BIN)/python -m jaxspec bench compare
 SPEC := --data runs/results/spec_bench_dev.jsonl
-ALL := $(COMPARE) $(METHODS:%=--run %) --max-new-tokens 128
+ALL := $(COMPARE) $(RUNS) --max-new-tokens 128
 results: questions setup
 	-$(BIN)/python -m pip install -q --retries 3 "torch==2.13.0"
 	$(ALL) $(SPEC) --limit 80 --output runs/results/greedy
 	$(ALL) --data runs/results/humaneval_dev.jsonl --limit 16 --output runs/results/code
 	$(ALL) $(SPEC) --limit 40 --temperature 0.8 --output runs/results/sampled
-	$(COMPARE) --run bita --run hidden_transfer --run "bita tree=efficient:5 vocabulary=0" \
+	$(COMPARE) --run "bita tree=own" --run "hidden_transfer tree=own" --run "bita tree=efficient:5 vocabulary=0" \
 		--run "bita tree=sparse:128 vocabulary=0" --run "hidden_transfer tree=sparse:128 vocabulary=0" \
 		$(SPEC) --limit 16 --max-new-tokens 48 --output runs/results/trees
 	$(COMPARE) --run "space tree=sparse:16" --run "space tree=chain:5" $(SPEC) --limit 8 --max-new-tokens 64 \

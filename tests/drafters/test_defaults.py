@@ -1,0 +1,91 @@
+"""The default of a drafter that was given no tree: sizes by what rows cost, down to none."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec.config import SamplingConfig
+from jaxspec.drafters import load_drafter
+from jaxspec.drafters.costs import RowCosts
+from jaxspec.drafters.defaults import cost_name, drafting_costs, with_default
+from jaxspec.drafters.drafter import autoregressive
+from jaxspec.generation.generate import generate
+from jaxspec.methods import PPD, Hydra, Lookahead, Suffix
+from tests.helpers.methods import union
+from tests.helpers.tiny import make_prompts, make_text_model
+
+CHEAP = RowCosts((1.0, 64.0), ((1.0, 1.1), (1.0, 1.2)))
+DEAR = RowCosts((1.0, 64.0), ((1.0, 64.0), (1.0, 64.0)))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_text_model()
+
+
+def rows_of(drafter):
+    return [size.rows for size in drafter.shape.sizes]
+
+
+def test_more_rows_where_they_cost_less(model):
+    drafter = union([Suffix()], model, 8)
+    assert rows_of(with_default(drafter)) == [1, 4, 8]  # by typical costs of a CPU
+    assert rows_of(with_default(drafter, costs=CHEAP)) == [1, 32, 64]
+    assert rows_of(with_default(drafter, costs=DEAR)) == [1, 2]
+    assert rows_of(with_default(drafter, batch_size=4)) == [1, 2]  # four texts have four times as many
+
+
+def test_added_rows_are_part_of_every_size_but_the_smallest(model):
+    assert rows_of(with_default(union([PPD(), Suffix()], model, 8))) == [1, 3, 5, 8]
+    window = with_default(union([Lookahead(), Suffix()], model, 16))
+    assert rows_of(window)[:2] == [1, 6] and window.device_shape.alone
+
+
+def test_sizes_cost_their_rows_and_their_drafting(model):
+    drafter = union([Hydra(), Suffix()], model, 8)
+    costs = RowCosts((1.0, 5.0), ((10.0, 14.0), (20.0, 28.0)), {cost_name(drafter): (3.0, 4.0)})
+    one, *_, most = with_default(drafter, costs=costs).shape.sizes
+    assert (one.greedy, one.sampled) == (10.0, 20.0)
+    assert most.greedy == 10.0 + (most.rows - 1) + 3.0 and most.sampled == 20.0 + 2 * (most.rows - 1) + 4.0
+
+
+def test_what_drafting_costs_is_guessed_by_the_weights_it_reads(model):
+    assert drafting_costs(union([Suffix()], model, 8), CHEAP) == (0.0, 0.0)
+    greedy, sampled = drafting_costs(union([Hydra()], model, 8), CHEAP)
+    assert 0 < greedy == sampled
+
+
+def test_what_drafts_nothing_stays_as_it_is(model):
+    drafter = autoregressive(model)
+    assert with_default(drafter) is drafter
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("costs", [CHEAP, DEAR], ids=["drafts", "rests"])
+@pytest.mark.parametrize("methods", [[PPD()], [PPD(), Suffix()], [Lookahead()], [Hydra(), Suffix()]], ids=len)
+def test_the_text_is_that_of_autoregressive_decoding(model, methods, costs, temperature):
+    """Whether steps have drafts, or a root alone and probes now and then."""
+    settings = {"sampling": SamplingConfig(temperature), "seed": 3, "batch_size": 2}
+    drafter, prompts = with_default(union(methods, model, 16), costs=costs), make_prompts(3)
+    ours, plain = (generate(each, prompts, 40, **settings) for each in (drafter, autoregressive(model)))
+    assert [a.tokens for a in ours] == [a.tokens for a in plain]
+    drafted = sum(sum(a.offered) for a in ours)
+    assert drafted > 0 or costs is DEAR
+
+
+def test_probes_rest_and_are_tried_again(model):
+    """Where a draft never pays, hardly a step carries probes."""
+    drafter = with_default(union([PPD()], model, 8), costs=DEAR)
+    [answer] = generate(drafter, make_prompts(1), 60)
+    assert answer.steps == 59 and answer.offered[0] == 0
+    assert rows_of(drafter)[0] == 1 and drafter.device_shape.alone
+
+
+def test_costs_are_on_the_device_greedy_and_sampled(model):
+    drafter = with_default(union([Suffix()], model, 8), costs=CHEAP)
+    costs = np.asarray(jax.device_get(drafter.on_device.shape.costs))
+    assert costs.shape == (2, 3) and (costs[1, 1:] > costs[0, 1:]).all()
+
+
+def test_a_vocabulary_alone_keeps_the_default(model):
+    assert load_drafter("suffix", model).shape == load_drafter("suffix", model, tree="auto").shape

@@ -1,0 +1,51 @@
+"""Times of the sizes of a drafter's steps, measured with the program that decodes."""
+
+import numpy as np
+import pytest
+
+from jaxspec.config import SamplingConfig
+from jaxspec.decoding.loop import decode
+from jaxspec.drafters.defaults import cost_name, with_default
+from jaxspec.generation.job import Job, Settings
+from jaxspec.methods import PPD, Hydra, Suffix
+from jaxspec.tuning import sizes
+from jaxspec.tuning.sizes import SizeTimer, SizeTimes, measure_rows, row_costs
+from tests.helpers.methods import union
+from tests.helpers.tiny import make_text_model
+
+
+@pytest.fixture
+def drafter():
+    return with_default(union([PPD(), Suffix()], make_text_model(num_layers=1), 8))
+
+
+def test_every_size_is_forced_and_the_smallest_rests(drafter, monkeypatch):
+    """What runs is told by the pace: its time grows by the cost of the size, and it counts steps without a draft."""
+    ran = []
+
+    def counted(decoding, state, steps):
+        after = decode(decoding, state, steps)
+        ran.append((int(np.asarray(state.draft.size)[0]), bool(np.asarray(after.pace.rests))))
+        return after
+
+    monkeypatch.setattr(sizes, "decode", counted)
+    job = Job(drafter, Settings(SamplingConfig()), 2)
+    state = job.begin([[1, 2, 3]] * 2, 8, 2, *job.sizes(3, 8)).state
+    timer = SizeTimer(job.decoding, 2)
+    timer.measure(timer.measure(state))
+    assert ran == 2 * [(0, False), (0, True), (1, False), (2, False), (3, False)]
+    assert timer.times.sizes.shape == (4,) and (timer.times.sizes > 0).all() and timer.times.drafting >= 0
+
+
+def test_costs_of_rows_are_without_drafting(drafter):
+    times = [SizeTimes(np.array([20.0, 24.0, 26.0, 30.0]), 2.0), SizeTimes(np.array([21.0, 25.0, 28.0, 34.0]), 3.0)]
+    costs = row_costs(drafter, 2, times)
+    assert costs.rows == (2.0, 6.0, 10.0, 16.0)
+    assert costs.costs == ((20.0, 22.0, 24.0, 28.0), (21.0, 22.0, 25.0, 31.0))
+    assert costs.drafting == {cost_name(drafter): (2.0, 3.0)}
+
+
+def test_rows_of_a_cpu_are_measured_greedy_and_sampled():
+    drafter = union([Hydra(), Suffix()], make_text_model(num_layers=1), 8)
+    costs = measure_rows(drafter, cache_length=64, rounds=1)
+    assert costs.rows == (1.0, 4.0, 8.0, 16.0) and np.shape(costs.costs) == (2, 4) and cost_name(drafter) in costs.drafting
