@@ -32,7 +32,9 @@ class LookupMethod(UntrainedMethod):
     # Chances are those of greedy tokens; sampled ones come again less often. Fitted to the default model's answers.
     calibration: ClassVar[Mapping[str, Calibration]] = {
         "0": [[1.0, 0.0]],
+        "0.5": [[0.37, -0.44], [0.47, -0.27], [0.42, -0.23], [0.5, -0.22], [0.54, -0.19], [0.6, -0.17]],
         "0.8": [[0.38, -0.64], [0.48, -0.37], [0.55, -0.22], [0.55, -0.19], [0.55, -0.15], [0.65, -0.11]],
+        "1": [[0.5, -0.64], [0.56, -0.36], [0.42, -0.27], [0.56, -0.2], [0.7, -0.16], [0.56, -0.11]],
     }
 
     longest: int = 8
