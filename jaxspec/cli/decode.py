@@ -112,6 +112,11 @@ class DecodeOptions(DrafterOptions):
         return ACCEPTANCES[self.accept](**settings)
 
     @property
+    def room(self) -> dict[str, Any]:
+        """The settings of `encode_prompts`."""
+        return {"max_new_tokens": self.max_new_tokens, "chat": self.chat, "max_length": self.max_length or None}
+
+    @property
     def compared(self) -> bool:
         """Whether to decode autoregressively, too."""
         return self.compare or bool(self.compare_with)
@@ -174,6 +179,7 @@ def decode(options: DecodeOptions) -> None:
     prompts = [options.prompt] if options.prompt else read_prompts(options.prompts, options.column)
     enable_compilation_cache()
     model = options.load_model(options.mesh)
+    encoded = encode_prompts(model, prompts, **options.room)  # refuses a bad prompt before any is answered
     drafters = [choose_drafter(options, spec, model) for spec in options.drafters]
     drafter, *others = drafters
     for text, other in zip(options.compare_with, others, strict=True):
@@ -184,12 +190,12 @@ def decode(options: DecodeOptions) -> None:
     if not options.json:
         names, remark = [drafter.name, *options.compare_with], "" if same_text else acceptance.remark
         printer = TextPrinter(drafter.model, names, remark, options.compared)
-        for results in answers(options, drafters, prompts, printer.show):
+        for results in answers(options, drafters, prompts, encoded, printer.show):
             printer.finish(results)
         return
     facts = {"method": drafter.name, "model": drafter.model.name, "base": drafter.model.fingerprint}
     facts |= {"accept": options.accept, "lossless": same_text or acceptance.lossless}
-    for first, *rest in answers(options, drafters, prompts):
+    for first, *rest in answers(options, drafters, prompts, encoded):
         compared = dict(zip(options.compare_with, map(record, rest), strict=True))
         row = facts | record(first) | ({"compared_with": compared} if compared else {})
         print(json.dumps(row, ensure_ascii=False), flush=True)
@@ -209,16 +215,15 @@ def answers(
     options: DecodeOptions,
     drafters: Sequence[Drafter],
     prompts: Sequence[str],
+    encoded: Sequence[Sequence[int]],
     show: Callable[[Generation], None] | None = None,
 ) -> Iterator[list[Result]]:
     """Every drafter's answer to each prompt, beside that of autoregressive decoding where the two are compared.
 
-    `show` is called with an answer of the first drafter whenever it has grown.
+    `encoded` are the prompts' token ids. `show` is called with an answer of the first drafter whenever it has grown.
     """
     model, acceptance, sampling = drafters[0].model, options.acceptance(), options.sampling()
-    room = {"max_new_tokens": options.max_new_tokens, "chat": options.chat, "max_length": options.max_length or None}
-    encoded = encode_prompts(model, prompts, **room)  # refuses a bad prompt before any is answered
-    settings = room | {"sampling": sampling, "seed": options.seed}
+    settings = options.room | {"sampling": sampling, "seed": options.seed}
     shows, ours = [show, *[None] * len(drafters)], settings | {"acceptance": acceptance}
     sides = [answers_of(options, each, prompts, ours, shown) for each, shown in zip(drafters, shows, strict=False)]
     references = itertools.repeat(None)

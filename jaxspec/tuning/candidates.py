@@ -122,8 +122,8 @@ class Predictor:
         """
         sources = [self.drafter.sources[i] for i in numbers]
 
-        def program(rows: int) -> tuple[int, int]:
-            return Budget(rows).divided(sources)[1], max(rows, 8).bit_length()
+        def program(rows: int) -> tuple[int, ...]:
+            return *Budget(rows).divided(sources)[1:], max(rows, 8).bit_length()
 
         for _, group in itertools.groupby(sizes_between(smallest_draft(sources), max_rows), program):
             sizes = list(group)
@@ -136,11 +136,12 @@ class Predictor:
                 yield self._option(part, part.shape.spec, "best", found.steps, found.time * self.costs(part))
 
     def _sized(self, part: Drafter, most: int) -> str:
-        """A budget of a few sizes up to so many rows, with their milliseconds; all probes are part of the smallest."""
+        """A budget of a few sizes up to so many rows, with their milliseconds; all but one have all probes."""
         probes = most - Budget(most).divided(part.sources)[0]
         possible = sizes_between(1 + probes, most)
         chosen = {possible[i] for i in np.linspace(0, len(possible) - 1, _BRANCHES).round().astype(int)}
-        return "best:" + ",".join(f"{rows}@{1e3 * self.costs(part, rows):.2f}" for rows in sorted(chosen))
+        seconds = {rows: self.costs(part, rows) for rows in sorted(chosen)} | {1: self.costs.latency(1)}
+        return "best:" + ",".join(f"{rows}@{1e3 * seconds[rows]:.2f}" for rows in sorted(seconds))
 
 
 def fastest_first(options: Iterable[Option]) -> list[Option]:

@@ -41,10 +41,13 @@ def test_what_makes_no_sense_is_refused(runs, message):
 
 def test_an_adapter_is_loaded_once(files, model, monkeypatch):
     loaded, load = [], jaxspec.bench.ways.load_drafter
-    monkeypatch.setattr(jaxspec.bench.ways, "load_drafter", lambda *args: loaded.append(args[0]) or load(*args))
-    ways = load_ways(config_of(files, "ppd", "ppd tree=cartesian:2,1", "medusa"), model)
-    assert list(ways) == ["autoregressive", "ppd", "ppd tree=cartesian:2,1", "medusa"]
-    assert ways["ppd"].drafter.plan.num_nodes == 4 and ways["ppd"].bytes > 0
+    monkeypatch.setattr(
+        jaxspec.bench.ways, "load_drafter", lambda *args, **tree: loaded.append(args[0]) or load(*args, **tree)
+    )
+    ways = load_ways(config_of(files, "ppd tree=own", "ppd tree=cartesian:2,1", "medusa"), model)
+    assert list(ways) == ["autoregressive", "ppd tree=own", "ppd tree=cartesian:2,1", "medusa"]
+    assert ways["ppd tree=own"].drafter.plan.num_nodes == 4 and ways["ppd tree=own"].bytes > 0
+    assert ways["medusa"].drafter.shape.sizes
     assert [DrafterSpec(spec.methods).text for spec in loaded] == ["autoregressive", "ppd", "medusa"]
 
 

@@ -124,7 +124,7 @@ def test_too_little_memory_is_one_line(refuses):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--max-rows", "2"], "max-rows must be at least 5"),
+        (["--max-rows", "2"], "max-rows must be at least 3"),
         (["--max-new-tokens", "1"], "max-new-tokens must be at least 2"),
         (["--num-prompts", "9000", "--batch-size", "999"], "need at least 1000 prompts"),
         (["--cache-length", "100000"], "at most the base's"),

@@ -124,9 +124,10 @@ def test_the_chat_template_is_the_default_and_can_be_left_out(decode_rows):
 
 @pytest.mark.parametrize("batch", ["1", "2"])
 def test_drafted_tokens_are_green_on_a_terminal(decode_rows, decode_text, all_prompts, monkeypatch, batch):
-    rows = decode_rows(*all_prompts, "--batch-size", batch)
+    options = [*all_prompts, "--batch-size", batch, "--tree", "own"]
+    rows = decode_rows(*options)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    out, _ = decode_text(*all_prompts, "--batch-size", batch)
+    out, _ = decode_text(*options)
     assert "\033[32m" in out and re.sub(r"\033\[\d+m", "", out) == "".join(row["text"] + "\n" for row in rows)
 
 

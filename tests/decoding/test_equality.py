@@ -32,7 +32,7 @@ from jaxspec.methods import (
     Suffix,
     TokenRecycling,
 )
-from jaxspec.trees import State, cartesian, efficient, from_paths, make_plan, random_tree, sparse_tree, straightforward
+from jaxspec.trees import State, cartesian, chain, efficient, from_paths, make_plan, random_tree, sparse_tree, straightforward
 from jaxspec.trees.arrays import pad_tree, stack_trees
 from tests.helpers.methods import settings as settings_of
 from tests.helpers.methods import untrained_drafter
@@ -219,7 +219,7 @@ def check(draft, prompts, sampling, seed, batch_size, limit=24):
 
 def taken(answers):
     """Drafts accepted and offered in all answers, by distance."""
-    return (np.sum([getattr(answer, name) for answer in answers], axis=0) for name in ("accepted", "offered"))
+    return [np.sum([getattr(answer, name) for answer in answers], axis=0) for name in ("accepted", "offered")]
 
 
 def test_every_method_and_setting_is_covered():
@@ -252,6 +252,19 @@ def test_same_tokens_as_autoregressive(tiny, method, sampling, batch_size, monke
     assert accepted[0] > 0 and sum(accepted) < sum(offered)  # taken and refused
     assert any(a.tokens[-1] == 5 for a in answers)  # the limit has a test of its own below
     assert any(0 in a.tokens for a in answers)  # token 0 is an ordinary token
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [GREEDY, FILTERED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("method", DEFAULTS, ids=lambda method: method.name)
+def test_the_default_writes_what_the_base_would(tiny, method, sampling):
+    """Rows chosen in every step, down to none: where all pay, where none does, and in between."""
+    model = dataclasses.replace(tiny, eos=(-1, 5))
+    for dear in (1.01, 1.3, 9.0):
+        costs = RowCosts((1.0, 8.0, 64.0), ((1.0, dear, 8 * dear),) * 2)
+        drafter = with_default(untrained_drafter(method, model, chain(1)), costs=costs)
+        answers = check(drafter, make_prompts(4), sampling, 3, 2)
+        assert sum(taken(answers)[1]) > 0 or dear > 1.2
 
 
 @pytest.mark.slow

@@ -48,4 +48,6 @@ def test_costs_of_rows_are_without_drafting(drafter):
 def test_rows_of_a_cpu_are_measured_greedy_and_sampled():
     drafter = union([Hydra(), Suffix()], make_text_model(num_layers=1), 8)
     costs = measure_rows(drafter, cache_length=64, rounds=1)
-    assert costs.rows == (1.0, 4.0, 8.0, 16.0) and np.shape(costs.costs) == (2, 4) and cost_name(drafter) in costs.drafting
+    assert (
+        costs.rows == (1.0, 4.0, 8.0, 16.0) and np.shape(costs.costs) == (2, 4) and cost_name(drafter) in costs.drafting
+    )

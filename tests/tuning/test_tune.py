@@ -199,7 +199,7 @@ def test_what_drafts_along_paths_is_recorded_with_the_largest_tree():
 def test_settings_of_a_union_that_cannot_be_tuned(tiny):
     drafter = union([PPD(ensemble=2), Suffix(length=4)], tiny, 8)
     for config, message in (
-        (TuneConfig(cache_length=64, max_rows=7), "max-rows must be at least 8"),
+        (TuneConfig(cache_length=64, max_rows=3), "max-rows must be at least 4"),
         (TuneConfig(cache_length=512), "at most the base's 256, got 512"),
         (TuneConfig(cache_length=64), "need at least 17 prompts, there are 2"),
     ):
