@@ -189,7 +189,7 @@ def _replay(
         )
 
     zero, counts = jnp.zeros(B, jnp.int32), jnp.zeros((len(offers), _BINS), jnp.int32)
-    pace, trees = Pace.begin(zero < ends, costs[:, 0]), shape.begin(B)
+    pace, trees = Pace.begin(zero < ends, jnp.min(costs, axis=1)), shape.begin(B)
     state = _State(zero, jnp.full((B, M), -1), pace, trees, zero, jnp.float32(0), counts, counts)
     return lax.while_loop(lambda state: jnp.any(state.at < ends), step, state)
 

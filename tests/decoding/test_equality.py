@@ -11,6 +11,8 @@ import pytest
 import jaxspec.weights.layouts
 from jaxspec.config import RopeScaling, SamplingConfig
 from jaxspec.drafters import METHODS
+from jaxspec.drafters.costs import RowCosts
+from jaxspec.drafters.defaults import with_default
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.generation.generate import generate
 from jaxspec.methods import (
@@ -32,7 +34,17 @@ from jaxspec.methods import (
     Suffix,
     TokenRecycling,
 )
-from jaxspec.trees import State, cartesian, chain, efficient, from_paths, make_plan, random_tree, sparse_tree, straightforward
+from jaxspec.trees import (
+    State,
+    cartesian,
+    chain,
+    efficient,
+    from_paths,
+    make_plan,
+    random_tree,
+    sparse_tree,
+    straightforward,
+)
 from jaxspec.trees.arrays import pad_tree, stack_trees
 from tests.helpers.methods import settings as settings_of
 from tests.helpers.methods import untrained_drafter

@@ -363,14 +363,14 @@ def test_kernels_are_laid_out_for_the_smallest_step(tiny):
 
 
 def test_a_budget_counts_the_rows_of_probes(tiny):
-    drafter = union([PPD(ensemble=2)], tiny, 8)  # three distances of two rows each
-    assert (drafter.num_nodes, drafter.num_rows) == (2, 8)
-    assert union([PPD(ensemble=2)], tiny, 30).num_nodes == 30 - 2 * 6
-    with pytest.raises(UserError, match="best:7: a draft needs 8 rows, the root, a candidate and its probes"):
-        drafter.with_tree("best:7")
-    with pytest.raises(UserError, match="best:6@1,9@2: a size needs 7 rows, the root and all probes"):
-        drafter.with_tree("best:6@1,9@2")
+    drafter = union([PPD(ensemble=2)], tiny, 8)  # a probe of two rows
+    assert (drafter.num_nodes, drafter.num_rows) == (6, 8)
+    assert union([PPD(ensemble=2)], tiny, 30).num_nodes == 30 - 2 * 6  # two owners with three of them
+    with pytest.raises(UserError, match="best:3: a draft needs 4 rows, the root, a candidate and its probes"):
+        drafter.with_tree("best:3")
+    with pytest.raises(UserError, match="best:6@1,14@2: a size needs 7 rows, the root and all probes"):
+        drafter.with_tree("best:6@1,14@2")
 
 
 def test_a_union_has_rows_for_the_probes_of_a_node(tiny):
-    assert union([PPD(ensemble=3), LOOKUP], tiny, 40).with_tree(None).num_rows == 11
+    assert union([PPD(ensemble=9), LOOKUP], tiny, 40).with_tree(None).num_rows == 11

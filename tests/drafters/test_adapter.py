@@ -52,7 +52,7 @@ def test_the_tree_is_the_adapters_own_or_the_one_asked_for(tiny, folder):
     dynamic = load_drafter("ppd", tiny, folder, tree="dynamic:12").on_device.shape.stack
     assert dynamic.parent.shape[0] == 2 and dynamic.next_state.max() == 1  # the third state has the tree of the second
     edit(folder, tree=[[1], [1, 0]])
-    drafter = load_drafter("ppd", tiny, folder)
+    drafter = load_drafter("ppd", tiny, folder, tree="own")
     assert paths_of(drafter) == [(1,), (1, 0)]
     assert drafter.on_device.shape.stack.probe_of[0].tolist() == [[0, 3, -1], [1, 4, -1], [2, 5, -1]]
 

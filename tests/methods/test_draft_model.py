@@ -252,7 +252,7 @@ def test_draft_models_that_cannot_be(tiny, tmp_path):
     with pytest.raises(UserError, match="not trained and has no draft vocabulary"):
         load_drafter("draft_model", model, draft_model=model, draft_vocabulary=8)
     save_model(make_text_model(1, num_layers=1), tmp_path / "draft")
-    assert not load_drafter("draft_model", model, draft_model=tmp_path / "draft").note
+    assert not load_drafter("draft_model", model, draft_model=tmp_path / "draft", tree="own").note
     weights = tmp_path / "draft" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(UserError, match="not a complete safetensors file"):

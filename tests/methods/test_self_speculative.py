@@ -156,7 +156,7 @@ def test_a_replay_accepts_all_of_the_whole_base_and_less_of_parts_that_matter(id
 def test_the_adapter_is_its_settings(model, tmp_path):
     for name, method in (("one", PARTS), ("other", dataclasses.replace(PARTS, skip_mlp=()))):
         save_adapter(tmp_path / name, Adapter(method, {}, model.fingerprint, {}))
-    one, other = (load_drafter("self_speculative", model, tmp_path / name) for name in ("one", "other"))
+    one, other = (load_drafter("self_speculative", model, tmp_path / name, tree="own") for name in ("one", "other"))
     assert one.source.method == PARTS and one.plan.depth == 4 and one.digest != other.digest
 
 
