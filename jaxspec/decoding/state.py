@@ -62,14 +62,17 @@ class Decoding:
         """The candidates of every source, in rows that draft and are not done [B].
 
         Where no draft has paid of late, methods that draft with weights of their own rest, and are tried again now and
-        then: what they would offer is not known before.
+        then: what they would offer is not known before. Those that add rows have nothing to offer after a step without.
         """
         if self.drafts is None and pace is None:
             return self.drafter.offer(contexts, states)
         wanted = ~done if self.drafts is None else self.drafts & ~done
-        rests = jnp.bool_(False) if pace is None else pace.rests
-        takes_time = [facts.takes_time for facts in self.drafter.facts(self.base)]
-        each = [d.replace(active=wanted & ~(rests & slow)) for d, slow in zip(contexts, takes_time, strict=True)]
+        each = []
+        for context, facts in zip(contexts, self.drafter.facts(self.base), strict=True):
+            rests = False
+            if pace is not None and facts.takes_time:
+                rests = pace.blind if facts.adds_rows else pace.rests
+            each.append(context.replace(active=wanted & ~jnp.asarray(rests)))
         offers = self.drafter.offer(each, states)
         return [o.replace(known=o.known & d.active[:, None, None]) for o, d in zip(offers, each, strict=True)]
 

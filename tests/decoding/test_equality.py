@@ -12,7 +12,7 @@ import jaxspec.weights.layouts
 from jaxspec.config import RopeScaling, SamplingConfig
 from jaxspec.drafters import METHODS
 from jaxspec.drafters.costs import RowCosts
-from jaxspec.drafters.defaults import with_default
+from jaxspec.drafters.defaults import cost_name, with_default
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.generation.generate import generate
 from jaxspec.methods import (
@@ -267,16 +267,14 @@ def test_same_tokens_as_autoregressive(tiny, method, sampling, batch_size, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", [GREEDY, FILTERED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("method", DEFAULTS, ids=lambda method: method.name)
-def test_the_default_writes_what_the_base_would(tiny, method, sampling):
-    """Rows chosen in every step, down to none: where all pay, where none does, and in between."""
+def test_the_default_writes_what_the_base_would(tiny, method):
+    """Rows chosen in every step, down to none."""
     model = dataclasses.replace(tiny, eos=(-1, 5))
-    for dear in (1.01, 1.3, 9.0):
-        costs = RowCosts((1.0, 8.0, 64.0), ((1.0, dear, 8 * dear),) * 2)
-        drafter = with_default(untrained_drafter(method, model, chain(1)), costs=costs)
-        answers = check(drafter, make_prompts(4), sampling, 3, 2)
-        assert sum(taken(answers)[1]) > 0 or dear > 1.2
+    drafter = untrained_drafter(method, model, chain(1))
+    costs = RowCosts((1.0, 8.0), ((1.0, 1.001),) * 2, {cost_name(drafter): (1e-4, 1e-4)})
+    answers = check(with_default(drafter, costs=costs), make_prompts(4), SAMPLING, 3, 2)
+    assert sum(taken(answers)[1]) > 0
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Costs of rows: kept by base and machine, read back, typical ones where there are none or none that can be read."""
 
+import dataclasses
 import json
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 from jaxspec.drafters import costs
 from jaxspec.drafters.costs import GREEDY, SAMPLED, RowCosts, find_costs, save_costs
 from jaxspec.machine import this_machine
-from tests.helpers.tiny import make_tiny
+from tests.helpers.tiny import TINY, make_tiny
 
 MEASURED = RowCosts((1.0, 4.0, 8.0), ((2.0, 3.0, 5.0), (2.5, 4.0, 7.0)), {"suffix": (0.5, 0.75)})
 
@@ -33,7 +34,7 @@ def test_what_was_measured_is_found_again_for_the_same_base_machine_and_batch(ti
     assert find_costs(tiny) == find_costs(tiny, 4) == MEASURED  # with no other, those of one text
     save_costs(tiny, 4, RowCosts((4.0, 16.0), ((3.0, 6.0), (4.0, 8.0))))
     assert find_costs(tiny, 4).rows == (4.0, 16.0) and find_costs(tiny) == MEASURED
-    assert "typical" in find_costs(make_tiny(num_layers=2)).note
+    assert "typical" in find_costs(make_tiny(dataclasses.replace(TINY, num_layers=2))).note
     monkeypatch.setattr(costs, "this_machine", lambda: this_machine() | {"processor": "another"})
     assert "typical" in find_costs(tiny).note
 

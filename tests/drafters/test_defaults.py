@@ -1,20 +1,24 @@
 """The default of a drafter that was given no tree: sizes by what rows cost, down to none."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 from jaxspec.config import SamplingConfig
+from jaxspec.decoding.loop import decode
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.costs import RowCosts
 from jaxspec.drafters.defaults import cost_name, drafting_costs, with_default
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.generation.generate import generate
+from jaxspec.generation.job import Job, Settings
 from jaxspec.methods import PPD, Hydra, Lookahead, Suffix
 from tests.helpers.methods import union
 from tests.helpers.tiny import make_prompts, make_text_model
 
-CHEAP = RowCosts((1.0, 64.0), ((1.0, 1.1), (1.0, 1.2)))
+CHEAP = RowCosts((1.0, 64.0), ((1.0, 1.0001), (1.0, 1.0002)))
 DEAR = RowCosts((1.0, 64.0), ((1.0, 64.0), (1.0, 64.0)))
 
 
@@ -66,7 +70,8 @@ def test_what_drafts_nothing_stays_as_it_is(model):
 def test_the_text_is_that_of_autoregressive_decoding(model, methods, costs, temperature):
     """Whether steps have drafts, or a root alone and probes now and then."""
     settings = {"sampling": SamplingConfig(temperature), "seed": 3, "batch_size": 2}
-    drafter, prompts = with_default(union(methods, model, 16), costs=costs), make_prompts(3)
+    drafter, prompts = union(methods, model, 16), make_prompts(3)
+    drafter = with_default(drafter, costs=dataclasses.replace(costs, drafting={cost_name(drafter): (0.0, 0.0)}))
     ours, plain = (generate(each, prompts, 40, **settings) for each in (drafter, autoregressive(model)))
     assert [a.tokens for a in ours] == [a.tokens for a in plain]
     drafted = sum(sum(a.offered) for a in ours)
@@ -74,11 +79,15 @@ def test_the_text_is_that_of_autoregressive_decoding(model, methods, costs, temp
 
 
 def test_probes_rest_and_are_tried_again(model):
-    """Where a draft never pays, hardly a step carries probes."""
+    """Where no draft pays, probes are tried less and less, and what they offer is looked at in the step after."""
     drafter = with_default(union([PPD()], model, 8), costs=DEAR)
-    [answer] = generate(drafter, make_prompts(1), 60)
-    assert answer.steps == 59 and answer.offered[0] == 0
-    assert rows_of(drafter)[0] == 1 and drafter.device_shape.alone
+    job = Job(drafter, Settings(), 1)
+    state, sizes, offered = job.begin([[1, 2, 3]], 40, 1, *job.sizes(3, 40)).state, [], []
+    for step in range(36):
+        sizes += [step] if int(state.draft.size[0]) else []
+        offered += [step] if bool(state.draft.log_p[0, 1] > -np.inf) else []
+        state = decode(job.decoding, state, np.int32(1))
+    assert sizes == [0, 2, 4, 8, 16, 32] and offered == [1, 3, 5, 9, 17, 33]
 
 
 def test_costs_are_on_the_device_greedy_and_sampled(model):
