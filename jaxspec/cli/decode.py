@@ -180,7 +180,7 @@ def decode(options: DecodeOptions) -> None:
     enable_compilation_cache()
     model = options.load_model(options.mesh)
     encoded = encode_prompts(model, prompts, **options.room)  # refuses a bad prompt before any is answered
-    drafters = [choose_drafter(options, spec, model) for spec in options.drafters]
+    drafters = choose_drafters(options, model)
     drafter, *others = drafters
     for text, other in zip(options.compare_with, others, strict=True):
         if other.model is not drafter.model:
@@ -201,14 +201,17 @@ def decode(options: DecodeOptions) -> None:
         print(json.dumps(row, ensure_ascii=False), flush=True)
 
 
-def choose_drafter(options: DecodeOptions, spec: DrafterSpec, model: Model) -> Drafter:
-    """A drafter with the tree that was asked for; says on stderr how it was chosen and what it decodes on."""
-    circumstances = {"batch_size": options.batch_size, "temperature": options.temperature}
-    drafter = load_drafter(spec, model, **circumstances)
-    own = drafter.model is not model and f"{spec.text} decodes on the base that it has tuned, not on {model.name}"
-    for line in filter(None, [drafter.note, own]):
+def choose_drafters(options: DecodeOptions, model: Model) -> list[Drafter]:
+    """The drafters with the trees that were asked for; says on stderr how they were chosen and what they decode on."""
+    drafters, said = [], []
+    for spec in options.drafters:
+        drafter = load_drafter(spec, model, batch_size=options.batch_size, temperature=options.temperature)
+        own = f"{spec.text} decodes on the base that it has tuned, not on {model.name}"
+        said += [drafter.note, "" if drafter.model is model else own]
+        drafters.append(drafter)
+    for line in filter(None, dict.fromkeys(said)):
         print(line, file=sys.stderr)
-    return drafter
+    return drafters
 
 
 def answers(
