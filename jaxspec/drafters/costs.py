@@ -49,7 +49,7 @@ class RowCosts:
 
 
 # One row is 1. Two cores of an AMD EPYC in float32, SmolLM2-135M; an H100 in bfloat16, a 7B model.
-_CPU = RowCosts((1, 4, 8, 16), ((1.0, 1.12, 1.45, 2.3), (1.02, 1.16, 1.52, 2.45)))
+_CPU = RowCosts((1, 4, 8, 16), ((1.0, 1.1, 1.45, 2.1), (1.02, 1.13, 1.47, 2.13)))
 _ACCELERATOR = RowCosts((1, 8, 16, 32, 64, 128), ((1.0, 1.01, 1.02, 1.05, 1.12, 1.2),) * 2)
 
 

@@ -92,6 +92,6 @@ def _share(source: Source, model: Model) -> float:
         return 0.0
     whole, head = parameter_count(model.params), config.vocab_size * config.hidden_size
     layer, drafted = (whole - head) / config.num_layers, source.draft_vocabulary or config.vocab_size
-    passes = facts.distances if facts.own_layers else 1  # over the tokens that may be drafted
-    own = max(parameter_count(source.trainable), facts.own_layers * layer)
+    passes = max(facts.distances / 2, 1) if facts.own_layers else 1  # about half of all levels are skipped
+    own = max(parameter_count(source.trainable), facts.own_layers * layer / 2)
     return (own + passes * drafted * config.hidden_size) / whole
