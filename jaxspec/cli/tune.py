@@ -30,7 +30,7 @@ from jaxspec.training.examples import unseen_prompts
 from jaxspec.trees import TreePlan, save_plan
 from jaxspec.tuning.plot import plot_tuning
 from jaxspec.tuning.sizes import measure_rows
-from jaxspec.tuning.tune import TuneConfig, Tuning, answers_to_record, tune
+from jaxspec.tuning.tune import TuneConfig, Tuning, answers_to_record, check_cache_length, tune
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class TuneOptions(DrafterOptions, TuneConfig):
     json: bool = False
 
 
-_FULL_ALONE = ("temperature", "prompts", "also", "output", "draft_vocabularies")
+_QUICK = ("quick", "batch_size", "cache_length", "json", *(field.name for field in dataclasses.fields(DrafterOptions)))
 
 
 def main(args: list[str]) -> None:
@@ -98,11 +98,12 @@ def build(options: TuneOptions) -> None:
 
 def measure(options: TuneOptions, spec: DrafterSpec) -> None:
     """Measure what steps of a few rows cost, greedy and sampled ones; print that, and a drafter's sizes by it."""
-    useless = [name for name in _FULL_ALONE if getattr(options, name) != getattr(TuneOptions(), name)]
-    if useless:
-        raise UserError(f"--quick races nothing: it does not go with --{useless[0].replace('_', '-')}")
+    given = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != getattr(TuneOptions(), f.name)]
+    if useless := [name for name in given if name not in _QUICK]:
+        raise UserError(f"--quick replays and races nothing: it does not go with --{useless[0].replace('_', '-')}")
     check_at_least(options, {"batch_size": 1, "cache_length": 64})
     began, model = time.monotonic(), options.load_model()
+    check_cache_length(options.cache_length, model)
     drafter = load_drafter(spec, model, tree="own")
     if not drafter.drafts:
         raise UserError(choose_tree(drafter).note)

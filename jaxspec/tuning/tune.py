@@ -128,8 +128,7 @@ def _check(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> list
     model, name = drafter.model, drafter.name
     least = {"batch_size": 1, "num_prompts": 1, "max_new_tokens": 2, "finalists": 1, "accuracy_prompts": 1}
     check_at_least(config, least | {"cache_length": 64, "max_rows": smallest_draft(drafter.sources)})
-    if config.cache_length > model.config.max_positions:
-        raise UserError(f"cache-length is at most the base's {model.config.max_positions}, got {config.cache_length}")
+    check_cache_length(config.cache_length, model)
     needed = config.accuracy_prompts + config.batch_size
     if len(prompts) < needed:
         raise UserError(f"these settings need at least {needed} prompts, there are {len(prompts)}")
@@ -145,6 +144,12 @@ def _check(drafter: Drafter, prompts: Sequence[str], config: TuneConfig) -> list
         if not isinstance(shape, Budget) and not fills_trees(variant.source):
             raise UserError(f"{name}: it is tuned with trees of best:ROWS alone, got {tree!r}")
     return variants
+
+
+def check_cache_length(length: int, model: Model) -> None:
+    """Raise UserError for more slots than the base's context."""
+    if length > model.config.max_positions:
+        raise UserError(f"cache-length is at most the base's {model.config.max_positions}, got {length}")
 
 
 def _race_size(config: TuneConfig) -> int:

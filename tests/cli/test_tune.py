@@ -48,6 +48,26 @@ def test_tune_measures_and_tries_and_decode_takes_its_choice(files, tmp_path, ca
     assert "warning: " in err
 
 
+def test_quick_measures_rows_and_the_default_takes_them(files, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("jaxspec.drafters.costs.FILE", tmp_path / "costs.json")
+    tune.main([*named(files), "--quick", "--cache-length", "64", "--json"])
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found["rows"][0] == 1 and len(found["greedy_milliseconds"]) == len(found["sampled_milliseconds"]) > 2
+    assert found["choice"].startswith("best:1@") and "measuring: " in err and "written to " in err
+
+    def decode_once():
+        decode.main(arguments(files, "--prompt", "some words"))
+        return capsys.readouterr().err
+
+    assert "costs of rows" not in decode_once()  # they were measured
+    (tmp_path / "costs.json").write_text("[]")
+    assert f"{tmp_path / 'costs.json'} is damaged: costs of rows are typical ones of a CPU" in decode_once()
+    tune.main([*named(files), "--quick", "--cache-length", "64"])
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split() == ["rows", "greedy", "ms", "sampled", "ms"] and table[-1].startswith("choice: best:1@")
+
+
 @pytest.mark.slow
 def test_a_union_is_tuned_and_decode_takes_what_was_chosen(files, tmp_path, capsys, monkeypatch):
     """Whatever wins on this machine, the union is asked for and what was chosen of it decodes."""

@@ -64,9 +64,10 @@ def test_what_drafts_nothing_stays_as_it_is(model):
     assert with_default(drafter) is drafter
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("costs", [CHEAP, DEAR], ids=["drafts", "rests"])
-@pytest.mark.parametrize("methods", [[PPD()], [PPD(), Suffix()], [Lookahead()], [Hydra(), Suffix()]], ids=len)
+@pytest.mark.parametrize(
+    ("methods", "temperature"), [([PPD(), Suffix()], 0.8), ([Lookahead()], 0.0)], ids=["probes", "window"]
+)
 def test_the_text_is_that_of_autoregressive_decoding(model, methods, costs, temperature):
     """Whether steps have drafts, or a root alone and probes now and then."""
     settings = {"sampling": SamplingConfig(temperature), "seed": 3, "batch_size": 2}

@@ -45,6 +45,7 @@ def test_costs_of_rows_are_without_drafting(drafter):
     assert costs.drafting == {cost_name(drafter): (2.0, 3.0)}
 
 
+@pytest.mark.slow
 def test_rows_of_a_cpu_are_measured_greedy_and_sampled():
     drafter = union([Hydra(), Suffix()], make_text_model(num_layers=1), 8)
     costs = measure_rows(drafter, cache_length=64, rounds=1)
