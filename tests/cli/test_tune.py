@@ -84,7 +84,7 @@ def test_a_union_is_tuned_and_decode_takes_what_was_chosen(files, tmp_path, caps
     if result["tree"]:
         assert json.loads(out)["method"] == "+".join(result["sources"]) and "tuned for this machine" in err
     else:
-        assert json.loads(out)["method"] == "ppd+token_recycling" and "no tree of ppd+token_recycling pays" in err
+        assert json.loads(out)["method"] == "autoregressive" and "no tree of ppd+token_recycling pays" in err
 
 
 @pytest.mark.slow

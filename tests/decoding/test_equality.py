@@ -37,7 +37,6 @@ from jaxspec.methods import (
 from jaxspec.trees import (
     State,
     cartesian,
-    chain,
     efficient,
     from_paths,
     make_plan,
@@ -47,7 +46,7 @@ from jaxspec.trees import (
 )
 from jaxspec.trees.arrays import pad_tree, stack_trees
 from tests.helpers.methods import settings as settings_of
-from tests.helpers.methods import untrained_drafter
+from tests.helpers.methods import union, untrained_drafter
 from tests.helpers.model import plain
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
@@ -271,8 +270,8 @@ def test_same_tokens_as_autoregressive(tiny, method, sampling, batch_size, monke
 def test_the_default_writes_what_the_base_would(tiny, method):
     """Rows chosen in every step, down to none."""
     model = dataclasses.replace(tiny, eos=(-1, 5))
-    drafter = untrained_drafter(method, model, chain(1))
-    costs = RowCosts((1.0, 8.0), ((1.0, 1.001),) * 2, {cost_name(drafter): (1e-4, 1e-4)})
+    drafter = union([method], model, 16)
+    costs = RowCosts((1.0, 6.0, 12.0), ((1.0, 1.001, 9.0),) * 2, {cost_name(drafter): (1e-4, 1e-4)})  # few rows
     answers = check(with_default(drafter, costs=costs), make_prompts(4), SAMPLING, 3, 2)
     assert sum(taken(answers)[1]) > 0
 

@@ -143,8 +143,8 @@ def test_a_union_is_tuned_with_a_draft_vocabulary_and_a_budget_of_ones_own():
     names = [trial.name for trial in tuning.trials]
     assert names[0] == "autoregressive" and "medusa+suffix best:4, 20 tokens" in names and len(names) <= 4
     assert all(trial.identical == 2 for trial in tuning.trials)
-    [tried] = [option for option in tuning.options if option.name == "medusa+suffix best:4, 20 tokens"]
-    assert all(list(source.calibration) == ["0.7"] for source in tried.drafter.sources)
+    tried = [option.drafter for option in tuning.options if option.name == "medusa+suffix best:4, 20 tokens"]
+    assert all(list(source.calibration) == ["0.7"] for drafter in tried for source in drafter.sources)
 
 
 def test_what_was_chosen_is_what_decodes(monkeypatch, tmp_path):
