@@ -19,7 +19,7 @@ demo: setup
 test: lint unit
 
 unit: setup
-	$(BIN)/python -m pytest -q -n auto --dist worksteal
+	$(BIN)/python -m pytest -q -n auto --dist worksteal $(TESTS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -136,12 +136,12 @@ def few_layers(config, monkeypatch):
 
 
 def kinds():
-    """A config of each method, each kind of base and each kind of run: others have other sizes, or train for longer."""
+    """A config of each method and each kind of base: others have other sizes, or train for longer."""
     seen, chosen = set(), []
     for name, config in load_configs().items():
         shapes = config.shapes
         base = (shapes.num_heads // shapes.num_kv_heads, shapes.qkv_bias, shapes.head_norms, shapes.tie_embeddings)
-        kind = {config.method.name, base, (config.draft_vocabulary > 0, config.train.remat)}
+        kind = {config.method.name, base}
         chosen += [name] if kind - seen else []
         seen |= kind
     return chosen

@@ -198,7 +198,18 @@ def variants(combine, options_of=OPTIONS):
 
 EVERY_VALUE = list(variants(each_value))
 # The options of these do not touch each other: their defaults meet every way to draw and every number of prompts.
-APART = (DFlash, DraftModel, Lookahead, PromptLookup, Rest, SelfSpeculative, Suffix, TokenRecycling)
+APART = (
+    DFlash,
+    DraftModel,
+    HiddenTransfer,
+    Lookahead,
+    Medusa,
+    PromptLookup,
+    Rest,
+    SelfSpeculative,
+    Suffix,
+    TokenRecycling,
+)
 MEETING = {m: {name: values[:1] for name, values in o.items()} if m in APART else o for m, o in OPTIONS.items()}
 EVERY_PAIR = [variant for variant in variants(pairwise, MEETING) if variant not in EVERY_VALUE]
 # Of every method one variant is fast: not its defaults, sampled and batched. Of PPD its defaults are, too, greedily.

@@ -291,7 +291,7 @@ def test_a_draft_model_is_made_of_the_bases_layers(config, model, tmp_path):
     adapter = Trainer(run, base, tmp_path / "run", resume=False).run()
     assert learnt(tmp_path / "run")
     assert {name.split("/")[0] for name in weights(tmp_path / "run")} == {"layers_0", "norm", "frequent_tokens"}
-    drafter = load_drafter("draft_model", base, draft_model=tmp_path / "run")
+    drafter = load_drafter("draft_model", base, draft_model=tmp_path / "run", tree="own")
     assert drafter.plan.depth == 2 and drafter.source.draft_vocabulary == 50
     answers, prompts = generate(drafter, ["one", "two"], 16), ["one", "two"]
     assert [a.tokens for a in answers] == [a.tokens for a in generate(autoregressive(base), prompts, 16)]
