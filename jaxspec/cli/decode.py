@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jaxspec.cli.options import DrafterOptions, parse
+from jaxspec.cli.options import DrafterOptions, given_options, parse
 from jaxspec.cli.printing import Result, TextPrinter, record
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import MeshConfig, SamplingConfig
@@ -148,7 +148,7 @@ def main(args: list[str]) -> None:
 
 def check_dry_run(options: DecodeOptions) -> None:
     """Raise UserError for options that only a dry run takes, and in a dry run for those that it does not take."""
-    given = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default]
+    given = given_options(options)
     if not options.dry_run and {*given} & {*_DRY_RUN_ALONE}:
         raise UserError("--config and --topology go with --dry-run")
     useless = [name.replace("_", "-") for name in given if name not in _DRY_RUN_ALONE + _DRY_RUN_TOO]
@@ -203,13 +203,13 @@ def decode(options: DecodeOptions) -> None:
 
 def choose_drafters(options: DecodeOptions, model: Model) -> list[Drafter]:
     """The drafters with the trees that were asked for; says on stderr how they were chosen and what they decode on."""
-    drafters, said = [], []
+    drafters, remarks = [], []
     for spec in options.drafters:
         drafter = load_drafter(spec, model, batch_size=options.batch_size, temperature=options.temperature)
-        own = f"{spec.text} decodes on the base that it has tuned, not on {model.name}"
-        said += [drafter.note, "" if drafter.model is model else own]
+        tuned = f"{spec.text} decodes on the base that it has tuned, not on {model.name}"
+        remarks += [drafter.note, "" if drafter.model is model else tuned]
         drafters.append(drafter)
-    for line in filter(None, dict.fromkeys(said)):
+    for line in filter(None, dict.fromkeys(remarks)):
         print(line, file=sys.stderr)
     return drafters
 

@@ -63,6 +63,11 @@ class DrafterOptions:
         return parse_drafter(self.method).with_settings(**folders, **settings)
 
 
+def given_options(options: Any) -> list[str]:
+    """The names of the fields of parsed options that differ from their defaults."""
+    return [field.name for field in dataclasses.fields(options) if getattr(options, field.name) != field.default]
+
+
 def program() -> str:
     """The command as it was called, for --help."""
     return Path(sys.argv[0]).name

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jaxspec.cli.options import DrafterOptions, parse
+from jaxspec.cli.options import DrafterOptions, given_options, parse
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.method import method_text
@@ -98,21 +98,25 @@ def build(options: TuneOptions) -> None:
 
 def measure(options: TuneOptions, spec: DrafterSpec) -> None:
     """Measure what steps of a few rows cost, greedy and sampled ones; print that, and a drafter's sizes by it."""
-    given = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != getattr(TuneOptions(), f.name)]
-    if useless := [name for name in given if name not in _QUICK]:
+    if useless := [name for name in given_options(options) if name not in _QUICK]:
         raise UserError(f"--quick replays and races nothing: it does not go with --{useless[0].replace('_', '-')}")
     check_at_least(options, {"batch_size": 1, "cache_length": 64})
-    began, model = time.monotonic(), options.load_model()
-    check_cache_length(options.cache_length, model)
-    drafter = load_drafter(spec, model, tree="own")
-    if not drafter.drafts:
-        raise UserError(choose_tree(drafter).note)
+    began, drafter = time.monotonic(), load_to_tune(options, spec)
+    check_cache_length(options.cache_length, drafter.model)
     costs = measure_rows(drafter, options.batch_size, options.cache_length)
-    save_costs(model, options.batch_size, costs)
+    save_costs(drafter.model, options.batch_size, costs)
     chosen = with_default(drafter, options.batch_size, costs)
     seconds = time.monotonic() - began
     print(json.dumps(costs_record(options, chosen, costs, seconds)) if options.json else costs_table(chosen, costs))
     print(f"written to {COSTS} after {seconds:.0f} s", file=sys.stderr)
+
+
+def load_to_tune(options: TuneOptions, spec: DrafterSpec) -> Drafter:
+    """The drafter with its own tree. Raises UserError for one that drafts nothing."""
+    drafter = load_drafter(spec, options.load_model(), tree="own")
+    if not drafter.drafts:
+        raise UserError(choose_tree(drafter).note)
+    return drafter
 
 
 def costs_record(options: TuneOptions, chosen: Drafter, costs: RowCosts, seconds: float) -> dict[str, Any]:
@@ -147,10 +151,7 @@ def costs_table(chosen: Drafter, costs: RowCosts) -> str:
 
 def choose(options: TuneOptions, spec: DrafterSpec) -> None:
     """Choose the fastest draft tree, and of a union the sources that pay."""
-    model = options.load_model()
-    drafter = load_drafter(spec, model, tree="own")
-    if not drafter.drafts:
-        raise UserError(choose_tree(drafter).note)
+    drafter = load_to_tune(options, spec)
     prompts = unseen_by_all(drafter, options.prompts, options.column)
     output = writable(Path(options.output) if options.output else choice_folder(drafter))
     with exclusive(output):

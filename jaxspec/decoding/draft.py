@@ -74,6 +74,10 @@ class Draft:
     drawn: Drawn | None = None
     size: jax.Array | None = None
 
+    def has_candidates(self, rows: jax.Array) -> jax.Array:
+        """Bool scalar, whether any of some rows [B] bool has a node below its root."""
+        return jnp.any(self.valid[:, 1:] & rows[:, None])
+
     def first(self, count: int) -> Draft:
         """The first nodes, with all probes; of candidates that were drawn, all of them."""
         log_p = None if self.log_p is None else self.log_p[:, :count]

@@ -32,7 +32,7 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
         with_added = [number > 0 or not shape.alone for number in range(len(shape.sizes))]
         sizes = [functools.partial(_verify, decoding, *each) for each in zip(shape.sizes, with_added, strict=True)]
         states, logits, accepted, kv = lax.switch(size, sizes, state)
-        added = jnp.array(with_added)[size]
+        added = (size > 0) | (not shape.alone)
 
     cache = commit_after(state.cache, kv, state.lengths, accepted.bonus)
     lengths = state.lengths + accepted.length + 1
@@ -56,7 +56,7 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     was_done, state = state.done, _emit(state, draft, accepted, text[:, 1:], decoding.eos)
     pace, costs = state.pace, decoding.costs
     if pace is not None:
-        drafted = jnp.any(draft.valid[:, 1:] & ~was_done[:, None])
+        drafted = draft.has_candidates(~was_done)
         pace = pace.after(accepted.length + 1, costs[:, size], ~state.done, drafted, added)
     offers = decoding.offers(contexts, memory, state.done, pace)
     new_draft = shape.draft(trees, accepted.bonus, offers, pace, costs)

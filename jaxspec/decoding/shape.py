@@ -30,7 +30,7 @@ class StaticTree:
 
     stack: Tree
 
-    costs = None  # it has one size
+    costs, alone = None, False  # it has one size, with all rows
 
     @property
     def depth(self) -> int:
@@ -118,8 +118,8 @@ class Best:
     parent of its nodes. Probes go where the accepted path will most probably end.
 
     Where there are several sizes, a step has the one that is worth most: the tokens to expect of it, less what its time
-    would bring at the pace of late. The smallest may be the root alone, without probes or a window. It leaves the step
-    after it without their candidates: now and then a step has them that need not have them, to try whether they pay.
+    would bring at the pace of late. The smallest size may be the root alone, without probes or a window. The step after
+    it then lacks the candidates that these would have given, so some steps run them only to try whether they pay again.
 
     Attributes:
       trees: what each source expands that drafts along paths; arrays with a leading axis of one.

@@ -61,20 +61,21 @@ class Decoding:
     ) -> list[Offer]:
         """The candidates of every source, in rows that draft and are not done [B].
 
-        Where no draft has paid of late, methods that draft with weights of their own rest, and are tried again now and
-        then: what they would offer is not known before. Those that add rows have nothing to offer after a step without.
+        Methods that draft with weights of their own are skipped where no draft has paid of late. They are tried again
+        now and then, since only their offers show whether drafts pay. A method that adds rows offers nothing after a
+        step without these rows.
         """
         if self.drafts is None and pace is None:
             return self.drafter.offer(contexts, states)
         wanted = ~done if self.drafts is None else self.drafts & ~done
-        each = []
+        resting = []
         for context, facts in zip(contexts, self.drafter.facts(self.base), strict=True):
             rests = False
             if pace is not None and facts.takes_time:
                 rests = pace.blind if facts.adds_rows else pace.rests
-            each.append(context.replace(active=wanted & ~jnp.asarray(rests)))
-        offers = self.drafter.offer(each, states)
-        return [o.replace(known=o.known & d.active[:, None, None]) for o, d in zip(offers, each, strict=True)]
+            resting.append(context.replace(active=wanted & ~jnp.asarray(rests)))
+        offers = self.drafter.offer(resting, states)
+        return [o.replace(known=o.known & c.active[:, None, None]) for o, c in zip(offers, resting, strict=True)]
 
     def draft_contexts(
         self, trees: Sequence[Tree], seeds: jax.Array, root: jax.Array, position: jax.Array, cache: Cache

@@ -62,6 +62,11 @@ class Tree:
         """Q."""
         return self.probe_owner.shape[-1]
 
+    def probes_behind(self, node: jax.Array, distances: int) -> jax.Array:
+        """The probes of one node [B] of every tree of a batch, [B, M]; -1 for none, and where the tree has fewer."""
+        probes = self.probe_of[jnp.arange(len(node)), node]
+        return jnp.pad(probes, ((0, 0), (0, distances - probes.shape[1])), constant_values=-1)
+
     def first(self, count: int) -> Tree:
         """The first nodes of a batch of trees, with all probes: the others are padding, as are probes that they own."""
         named = {name: x[:, :count] for name in _OF_NODES if (x := getattr(self, name)) is not None}

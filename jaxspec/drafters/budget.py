@@ -122,14 +122,14 @@ def default_rows(sources: Sequence[Source], wanted: int) -> int:
 def parse_budget(tree: str, sources: Sequence[Source]) -> Budget:
     """The budget of rows that `best:ROWS` asks for. Raises UserError for no such number, or too few rows."""
     parts = tree.removeprefix("best:").split(",")
-    found = [_SIZE.fullmatch(part) for part in parts]
-    rows = [int(match[1]) if match else 0 for match in found]
-    if not 2 <= rows[-1] <= _MOST_ROWS or not all(found):
+    matches = [_SIZE.fullmatch(part) for part in parts]
+    rows = [int(match[1]) if match else 0 for match in matches]
+    if not 2 <= rows[-1] <= _MOST_ROWS or not all(matches):
         raise UserError(
             f"tree {tree!r}: write best:ROWS with 2 to {_MOST_ROWS} rows, or best:ROWS@MS,ROWS@MS with milliseconds, "
             "or with those of greedy and of sampled steps, ROWS@MS/MS"
         )
-    costs = [(float(match[2] or 0), float(match[3] or match[2] or 0)) for match in found]
+    costs = [(float(match[2] or 0), float(match[3] or match[2] or 0)) for match in matches]
     if len(parts) > 1 and min(map(min, costs)) <= 0:
         raise UserError(f"tree {tree!r}: of several sizes each needs its milliseconds, as in best:1@21,4@23.5")
     if not rows[0] or any(more <= less for less, more in itertools.pairwise(rows)):

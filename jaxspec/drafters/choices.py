@@ -87,11 +87,11 @@ def find_choice(
     Raises:
       UserError: a damaged file.
     """
-    here = (this_machine(), drafter.model.precision, drafter.digest)
+    asked = (this_machine(), drafter.model.precision, drafter.digest)
     near = [
         choice
         for choice in reversed(_read(folder, choice_name(drafter)) if folder else [])
-        if (choice.machine, choice.dtype, choice.adapter) == here
+        if (choice.machine, choice.dtype, choice.adapter) == asked
         and batch_size / 2 <= choice.batch_size <= batch_size * 2
         and (choice.temperature > 0) == (temperature > 0)
     ]
@@ -150,17 +150,18 @@ def shaped(
     """
     if tree not in (None, "auto", "own"):
         return drafter.with_tree(tree, draft_vocabulary, drafter.note)
-    own = drafter.with_tree(None, draft_vocabulary, drafter.note)
+    drafter = drafter.with_tree(None, draft_vocabulary, drafter.note)
     if tree == "own" or (tree is None and not drafter.drafts):
-        return own
+        return drafter
     if draft_vocabulary is not None:  # a choice has its own
-        return with_default(own, batch_size)
+        return with_default(drafter, batch_size)
     try:
-        return choose_tree(own, batch_size, temperature)
+        return choose_tree(drafter, batch_size, temperature)
     except UserError as error:
         if tree == "auto":
             raise
-        return with_default(dataclasses.replace(own, note=join_notes(own.note, f"warning: {error}")), batch_size)
+        warned = dataclasses.replace(drafter, note=join_notes(drafter.note, f"warning: {error}"))
+        return with_default(warned, batch_size)
 
 
 def as_chosen(drafter: Drafter, choice: TunedChoice) -> Drafter:

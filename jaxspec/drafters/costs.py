@@ -22,6 +22,7 @@ from jaxspec.weights.load import Model
 
 FILE = user_cache("costs.json")
 GREEDY, SAMPLED = range(2)
+_DAMAGED = (UserError, AttributeError, IndexError, KeyError, TypeError, ValueError)  # what a damaged file may raise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +42,17 @@ class RowCosts:
     note: str = ""
 
     def __call__(self, rows: float, kind: int = GREEDY) -> float:
-        """The cost of a step of so many rows, `GREEDY` or `SAMPLED`."""
-        known, costs = self.rows, np.maximum.accumulate(self.costs[kind])  # a row more is never cheaper
-        if rows <= known[-1]:
-            return float(np.interp(rows, known, costs))
-        return float(costs[-1] + (rows - known[-1]) * (costs[-1] - costs[-2]) / (known[-1] - known[-2]))
+        """The cost of a step with this number of rows.
+
+        Args:
+          rows: of all texts together.
+          kind: `GREEDY` or `SAMPLED`.
+        """
+        costs = np.maximum.accumulate(self.costs[kind])  # a row more is never cheaper
+        if rows <= self.rows[-1]:
+            return float(np.interp(rows, self.rows, costs))
+        slope = (costs[-1] - costs[-2]) / (self.rows[-1] - self.rows[-2])
+        return float(costs[-1] + (rows - self.rows[-1]) * slope)
 
 
 # One row is 1. Two cores of an AMD EPYC in float32, SmolLM2-135M; an H100 in bfloat16, a 7B model.
@@ -55,17 +62,16 @@ _ACCELERATOR = RowCosts((1, 8, 16, 32, 64, 128), ((1.0, 1.01, 1.02, 1.05, 1.12, 
 
 def find_costs(model: Model, batch_size: int = 1) -> RowCosts:
     """The costs of a base's steps on this machine, measured with so many texts or with one, else typical ones."""
-    kind = "cpu" if jax.default_backend() == "cpu" else "accelerator"
-    said = f"costs of rows are typical ones of {'a CPU' if kind == 'cpu' else 'an accelerator'}"
+    typical, device = (_CPU, "a CPU") if jax.default_backend() == "cpu" else (_ACCELERATOR, "an accelerator")
+    note = f"costs of rows are typical ones of {device}"
     try:
         content = _content()
         for texts in (batch_size, 1):
             if found := content.get(_circumstances(model, texts)):
                 return _parsed(found)
-    except (UserError, AttributeError, IndexError, KeyError, TypeError, ValueError):
-        said = f"{FILE} is damaged: {said}"
-    typical = _CPU if kind == "cpu" else _ACCELERATOR
-    return dataclasses.replace(typical, note=f"{said} (`jaxspec tune --quick` measures them)")
+    except _DAMAGED:
+        note = f"{FILE} is damaged: {note}"
+    return dataclasses.replace(typical, note=f"{note} (`jaxspec tune --quick` measures them)")
 
 
 def save_costs(model: Model, batch_size: int, costs: RowCosts) -> None:
@@ -78,9 +84,9 @@ def save_costs(model: Model, batch_size: int, costs: RowCosts) -> None:
     with locked(FILE.with_suffix(".lock")):
         try:
             content = _content()
-            known = _parsed(content[key]).drafting if key in content else {}
-            new["drafting"] = {**known, **new["drafting"]}
-        except (UserError, AttributeError, IndexError, KeyError, TypeError, ValueError):
+            if key in content:
+                new["drafting"] = {**_parsed(content[key]).drafting, **new["drafting"]}
+        except _DAMAGED:
             content = {}
         write_json(FILE, content | {key: new})
 

@@ -49,16 +49,14 @@ def with_sizes(drafter: Drafter, costs: RowCosts, batch_size: int, rows: Sequenc
     drafter = dataclasses.replace(drafter, shape=Budget(most))
     least = 1 + most - drafter.num_nodes
     sizes = sorted({1, least, (least + most) // 2, most} | {count for count in rows if least < count < most})
-    return dataclasses.replace(
-        drafter, shape=Budget(most, tuple(size_of(drafter, costs, batch_size, count) for count in sizes))
-    )
+    drafting = drafting_costs(drafter, costs)
 
+    def cost(count: int, kind: int) -> float:
+        """Of the rows, and of drafting where there is a draft."""
+        return costs(batch_size * counted_rows(drafter, count), kind) + (drafting[kind] if count > 1 else 0.0)
 
-def size_of(drafter: Drafter, costs: RowCosts, batch_size: int, rows: int) -> Size:
-    """A size with its costs: of its rows, and of drafting."""
-    drafting = drafting_costs(drafter, costs) if rows > 1 else (0.0, 0.0)
-    counted = batch_size * counted_rows(drafter, rows)
-    return Size(rows, *(costs(counted, kind) + drafting[kind] for kind in (GREEDY, SAMPLED)))
+    priced = tuple(Size(count, cost(count, GREEDY), cost(count, SAMPLED)) for count in sizes)
+    return dataclasses.replace(drafter, shape=Budget(most, priced))
 
 
 def counted_rows(drafter: Drafter, rows: int) -> float:
@@ -90,8 +88,8 @@ def _share(source: Source, model: Model) -> float:
     facts, config = source.facts, model.config
     if not facts.takes_time:
         return 0.0
-    whole, head = parameter_count(model.params), config.vocab_size * config.hidden_size
-    layer, drafted = (whole - head) / config.num_layers, source.draft_vocabulary or config.vocab_size
+    parameters, head = parameter_count(model.params), config.vocab_size * config.hidden_size
+    layer, drafted = (parameters - head) / config.num_layers, source.draft_vocabulary or config.vocab_size
     passes = max(facts.distances / 2, 1) if facts.own_layers else 1  # about half of all levels are skipped
-    own = max(parameter_count(source.trainable), facts.own_layers * layer / 2)
-    return (own + passes * drafted * config.hidden_size) / whole
+    layers = max(parameter_count(source.trainable), facts.own_layers * layer / 2)
+    return (layers + passes * drafted * config.hidden_size) / parameters

@@ -24,7 +24,7 @@ from jaxspec.weights.params import params_fingerprint
 
 # By JAX's name of the platform. A GPU reads the weights for as many rows in the time that it takes for one.
 FREE_ROWS = {"gpu": 32}
-_UNION_ROWS = 8
+_UNION_ROWS = 8  # of the fixed budget of a union
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -323,8 +323,7 @@ class ProbeMethod(Method, abc.ABC):
           node: [B] int32.
         """
         B, n = len(node), self.probe_rows
-        probes = tree.probe_of[jnp.arange(B), node]  # [B, M], or fewer where a draft has none of the farther ones
-        probes = jnp.pad(probes, ((0, 0), (0, self.distances - probes.shape[1])), constant_values=-1)
+        probes = tree.probes_behind(node, self.distances)
         rows = tree.num_nodes + jnp.maximum(probes, 0)[..., None] * n + np.arange(n)  # [B, M, n]
         exits = (states[at][jnp.arange(B)[:, None, None], rows] for at in self.exit_layers(base))
         return {

@@ -38,6 +38,9 @@ class Slots:
       drafter: the drafter, on its base.
       acceptance: the acceptance rule of all requests.
       limits: the limits of the engine, with its `max_length`.
+
+    Attributes:
+      times: of steps of each size, of greedy ones and of sampled ones, by the number of rows; `warm_up` measures them.
     """
 
     def __init__(self, drafter: Drafter, acceptance: Acceptance, limits: Limits):
@@ -52,7 +55,7 @@ class Slots:
         self._acceptance = acceptance
         self._prefixes = Prefixes(limits.prefixes, self._chunk)
         self._idle = 0  # calls in a row that found half of the rows free
-        self._times: dict[int, list[SizeTimes]] = {}  # of greedy and sampled steps, by the number of rows
+        self.times: dict[int, list[SizeTimes]] = {}
         self.clear()
 
     def clear(self) -> None:
@@ -86,11 +89,6 @@ class Slots:
         row = sum(x.nbytes for x in jax.tree.leaves(self._state)) // len(self._requests)
         states = (1 + len(self._drafter.taps(base))) * self._chunk * base.decoder.config.hidden_size
         return (self._count + former + readings) * row + readings * states * base.dtype.itemsize
-
-    @property
-    def times(self) -> dict[int, list[SizeTimes]]:
-        """What `warm_up` measured: times of the sizes of greedy steps, and of sampled ones, by the number of rows."""
-        return self._times
 
     def reader(self, request: Request) -> PromptReader:
         """A reader of a request's prompt."""
@@ -168,14 +166,14 @@ class Slots:
             for _ in range(_MEASURED):
                 self._state = timer.measure(self._state)
             times.append(timer.times)
-        self._times[rows] = times
+        self.times[rows] = times
         self._free_rows(range(rows))
 
     def _decoding(self, requests: Sequence[Request | None]) -> Decoding:
         """Constants of decoding rows with these requests; free rows are greedy."""
         asked = [request or Request([]) for request in requests]
         drafter, shape = self._drafter, self._drafter.shape
-        if times := self._times.get(len(requests)):
+        if times := self.times.get(len(requests)):
             drafter = drafter.replace(shape=shape.replace(costs=np.array([each.sizes for each in times], np.float32)))
         return Decoding(
             base=self._model.base_for(len(requests) * self._least_rows),

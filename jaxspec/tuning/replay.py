@@ -173,8 +173,7 @@ def _replay(
         following = jnp.take_along_axis(answers, state.at[:, None] + 1 + draft.tree.depth, axis=1)
         accepted = follow(draft, following)
         size = jnp.int32(0) if draft.size is None else jnp.max(jnp.where(active, draft.size, 0))
-        added = size > 0 if isinstance(shape, Best) and shape.alone else jnp.bool_(True)
-        drafted = jnp.any(draft.valid[:, 1:] & active[:, None])
+        added, drafted = (size > 0) | (not shape.alone), draft.has_candidates(active)
         at = jnp.where(active, state.at + accepted.length + 1, state.at)
         tried, right = _outcomes(draft, following, active, len(offers))
         return _State(
@@ -197,8 +196,7 @@ def _replay(
 def _levels_above(tree: Tree, node: jax.Array, distances: int) -> jax.Array:
     """Levels between a node [B] and the owner of each of its probes, [B, M]; -1 where it has none."""
     rows = jnp.arange(len(node))
-    probes = tree.probe_of[rows, node]
-    probes = jnp.pad(probes, ((0, 0), (0, distances - probes.shape[1])), constant_values=-1)
+    probes = tree.probes_behind(node, distances)
     owners = jnp.take_along_axis(tree.probe_owner, jnp.maximum(probes, 0), axis=1)
     return jnp.where(probes < 0, -1, tree.depth[rows, node][:, None] - tree.depth[rows[:, None], owners])
 

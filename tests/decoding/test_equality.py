@@ -197,7 +197,8 @@ def variants(combine, options_of=OPTIONS):
 
 
 EVERY_VALUE = list(variants(each_value))
-# The options of these do not touch each other: their defaults meet every way to draw and every number of prompts.
+# The options of these do not touch each other, or hardly: every value is tried, not every two of two options. Their
+# defaults meet every way to draw and every number of prompts.
 APART = (
     DFlash,
     DraftModel,
