@@ -47,7 +47,7 @@ def test_no_branch_copies_a_cache(batch):
         calibrations = Calibrations(jnp.array([0.0, 0.5, 1.0]), jnp.zeros((3, lookup.length, 2)))
         source = DeviceSource({}, calibrations, lookup)
         trees = (chain(3).arrays(0),)
-        return DeviceDrafter((source,), Best(trees, 16, 0, 0, 15, (1, 4, 16), jnp.ones(3)))
+        return DeviceDrafter((source,), Best(trees, 16, 0, 0, 15, (1, 4, 16), costs=jnp.ones((2, 3))))
 
     begun = abstract_state(base, jax.eval_shape(make), mesh, batch, CAPACITY)
     hlo = lower_step(*begun, mesh).compile().as_text()

@@ -126,7 +126,7 @@ def test_jacobis_guesses_are_what_the_base_said_behind_the_last_ones(model, say)
 
 @pytest.mark.slow
 def test_rows_are_counted_and_sizes_leave_the_window_whole(model):
-    drafter = load_drafter("lookahead:window=4,ngram=3,guesses=2", model)
+    drafter = load_drafter("lookahead:window=4,ngram=3,guesses=2", model, tree="own")
     assert (drafter.num_nodes, drafter.num_rows, drafter.shape.spec) == (1 + 2 * 2, 1 + 2 * 2 + 7, "best:12")
     assert drafter.with_tree("chain:2").num_rows == 3 + 7
     joined = load_drafter("suffix+lookahead", model, tree="best:6@1,8@2,10@3")
@@ -135,7 +135,7 @@ def test_rows_are_counted_and_sizes_leave_the_window_whole(model):
     first, second = (generate(joined, prompts, 16, batch_size=4) for _ in range(2))
     assert [a.tokens for a in first] == [a.tokens for a in generate(load_drafter("autoregressive", model), prompts, 16)]
     assert all(a.compile_seconds == 0 for a in second)
-    with pytest.raises(UserError, match="the smallest size needs 6 rows, the root and the method's own"):
+    with pytest.raises(UserError, match="a size needs 6 rows, the root and the method's own, or is the root alone, 1"):
         joined.with_tree("best:5@1,8@2")
 
 

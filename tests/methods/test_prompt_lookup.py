@@ -43,7 +43,7 @@ def test_longest_bounds_the_match():
 
 @pytest.mark.slow
 def test_it_needs_no_adapter_and_rows_that_are_refilled_begin_anew(tiny):
-    drafter, prompts = load_drafter("prompt_lookup", tiny), make_prompts(7)
+    drafter, prompts = load_drafter("prompt_lookup", tiny, tree="own"), make_prompts(7)
     assert drafter.plan == chain(3) and drafter.num_rows == 4
     plain = [a.tokens for a in generate(autoregressive(tiny), prompts, 24)]
     assert dict(generate_many(drafter, prompts, 24, batch_size=3, refill=2, steps_per_chunk=3)) == dict(
