@@ -34,7 +34,7 @@ class BenchConfig:
       model: smollm2-135m (the default), a Hugging Face directory or hub name, a base that `jaxspec train` or
         `jaxspec export` wrote, or a GGUF file.
       dtype: dtype of the weights, or exact: bfloat16 weights, with everything else as exact as in float32; default
-        float32 on CPU, bfloat16 elsewhere.
+        float32 on CPU, float16 on GPUs without bfloat16, bfloat16 elsewhere.
       limit: number of questions, the same from every category; 0 asks all. With batch-size 1 a benchmark may be resumed
         with a larger limit.
       max_new_tokens: tokens per turn.

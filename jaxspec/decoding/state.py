@@ -44,6 +44,11 @@ class Decoding:
     scored: jax.Array | None = None
 
     @property
+    def checks_logits(self) -> bool:
+        """Whether rows end where logits are not finite: float16 overflows beyond 65,504, the other dtypes hardly do."""
+        return self.base.dtype == jnp.float16
+
+    @property
     def costs(self) -> jax.Array | None:
         """[B or 1, K] float32, of a step of each size; None where there is but one."""
         if self.drafter.shape.costs is None:
@@ -123,6 +128,7 @@ class DecodeState:
       stats: counters.
       pace: how fast rows have been of late; None where steps have but one size.
       scores: log-probabilities of what was emitted, [B, W]; None where nobody may ask for them.
+      finite: [B] bool: all logits that tokens were chosen by were finite; None where they are not checked.
     """
 
     cache: Cache
@@ -138,6 +144,7 @@ class DecodeState:
     stats: Stats
     pace: Pace | None
     scores: Scores | None = None
+    finite: jax.Array | None = None
 
 
 def state_names(x: jax.Array) -> tuple[str, ...]:

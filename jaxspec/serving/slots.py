@@ -110,8 +110,8 @@ class Slots:
     def progress(self) -> Iterator[tuple[Request, Piece, Scores | None]]:
         """For each request its answer so far, without text, and the scores of all tokens if a request asks for any."""
         state, used = self._state, self._used
-        wanted = (state.done, state.counts, state.tokens, state.drafted_by, state.stats)
-        done, counts, tokens, drafted_by, stats = jax.device_get(wanted)
+        wanted = (state.done, state.counts, state.tokens, state.drafted_by, state.stats, state.finite)
+        done, counts, tokens, drafted_by, stats, finite = jax.device_get(wanted)
         scores = jax.device_get(state.scores) if any(self._requests[row].logprobs for row in used) else None
         for row in used:
             emitted = row, slice(counts[row])
@@ -124,6 +124,7 @@ class Slots:
                 drafts=int(stats.offered[row, 0, :1].sum()),
                 drafted=int(stats.drafted[row]),
                 finish=end if done[row] else None,
+                finite=finite is None or bool(finite[row]),
             )
             yield self._requests[row], so_far, jax.tree.map(operator.itemgetter(emitted), scores)
 

