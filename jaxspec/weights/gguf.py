@@ -161,8 +161,8 @@ class GGUFFile:
         return config, params, fingerprint
 
     def eos_tokens(self) -> tuple[int, ...]:
-        """Ids that end a text."""
-        ids = (self.get("tokenizer.ggml.eos_token_id"), self.get("tokenizer.ggml.eot_token_id"))
+        """Ids that end a text, a turn or a message."""
+        ids = (self.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
         return tuple(dict.fromkeys(i for i in ids if i is not None))
 
     def tokenizer(self) -> PreTrainedTokenizerFast:

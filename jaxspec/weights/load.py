@@ -29,7 +29,7 @@ from jaxspec.weights.hf import eos_tokens, load_directory, read_config, save_dir
 from jaxspec.weights.layouts import Copies, Layouts, block_for, in_blocks, kernels_by_shape, read_layouts
 from jaxspec.weights.shapes import SHAPES
 from jaxspec.weights.sharing import Shared, join_shared, read_shared
-from jaxspec.weights.templates import check_template, chosen_template, own_template
+from jaxspec.weights.templates import check_template, chosen_template, own_template, turn_end
 
 DEFAULT_MODEL = "smollm2-135m"
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
@@ -48,7 +48,8 @@ class Model:
       config: shapes and constants.
       params: the frozen parameters, a nested dict.
       fingerprint: names these weights; an adapter remembers the fingerprint of its base.
-      eos: ids that end a text; empty: only the length does.
+      eos: ids that end a text, whichever of its files or its tokenizer's chat template says so; empty: only the length
+        does.
       tokenizer: None for a model without one (tests).
       exact: compute in float32 with weights in bfloat16 (see `product`).
     """
@@ -134,11 +135,13 @@ class Model:
 
         A template that refuses them raises what it likes.
         """
-        if not template:
-            return self.tokenizer.encode("\n\n".join(message["content"] for message in messages))
-        return self.tokenizer.apply_chat_template(
-            messages, chat_template=template, add_generation_prompt=True, return_dict=False
-        )
+        if template:
+            ids = self.tokenizer.apply_chat_template(
+                messages, chat_template=template, add_generation_prompt=True, return_dict=False
+            )
+        else:
+            ids = self.tokenizer.encode("\n\n".join(message["content"] for message in messages))
+        return _begun_once(ids, self.tokenizer.bos_token_id)
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text of any length as it is, without special tokens. Raises UserError as `encode`."""
@@ -148,6 +151,13 @@ class Model:
     def decode(self, tokens: list[int]) -> str:
         """Text of token ids, special tokens left out."""
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def _begun_once(ids: list[int], bos: int | None) -> list[int]:
+    """Without the tokenizer's beginning token where the text, or its template, begins with one of its own."""
+    while bos is not None and ids[:2] == [bos, bos]:
+        ids = ids[1:]
+    return ids
 
 
 def _check_unicode(text: str) -> None:
@@ -250,7 +260,7 @@ def load_model(
         weights, eos, tokenizer = load(path, held, devices), eos_tokens(path), _load_tokenizer(path)
     if template:
         tokenizer.chat_template = chosen_template(template, own_template(tokenizer))
-    return Model(name_or_path, *weights, eos, tokenizer, dtype == "exact")
+    return Model(name_or_path, *weights, _ends(eos, tokenizer), tokenizer, dtype == "exact")
 
 
 def _load_sharing(name: str, folder: Path, shared: Shared, dtype: str, mesh: MeshConfig, template: str) -> Model:
@@ -259,6 +269,13 @@ def _load_sharing(name: str, folder: Path, shared: Shared, dtype: str, mesh: Mes
     config, params, fingerprint = join_shared(folder, shared, other.params, other.fingerprint, weights_dtype(dtype))
     params = put_beside(other.params, jax.tree.map(jnp.asarray, params))
     return Model(name, config, params, fingerprint, other.eos, other.tokenizer, other.exact)
+
+
+def _ends(eos: tuple[int, ...], tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that end a text: those that the files give, the tokenizer's own, and what ends a turn in its template."""
+    template = own_template(tokenizer)
+    more = tokenizer.eos_token_id, turn_end(tokenizer, template) if template else None
+    return tuple(dict.fromkeys(i for i in (*eos, *more) if i is not None))
 
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -158,9 +158,19 @@ def test_missing_tensor_is_named(llama):
         GGUFFile(llama).load(jnp.float32)
 
 
-def test_a_gguf_file_names_both_ids_that_end_a_text(tmp_path, llama):
+def test_a_gguf_file_names_all_ids_that_end_a_text(tmp_path, llama):
+    """The text's, a turn's, a message's."""
     assert GGUFFile(llama).eos_tokens() == (TOKENS.index(CONTROL[1]),)
-    assert opened(tmp_path, tokenizer__ggml__eot_token_id=0).eos_tokens() == (TOKENS.index(CONTROL[1]), 0)
+    more = {"tokenizer__ggml__eot_token_id": 0, "tokenizer__ggml__eom_token_id": 3}
+    assert opened(tmp_path, **more).eos_tokens() == (TOKENS.index(CONTROL[1]), 0, 3)
+
+
+def test_a_head_of_its_own_is_used_whatever_it_holds(tmp_path):
+    """In GGUF files nothing else says whether embeddings are tied."""
+    config = dataclasses.replace(MODELS["llama"], tie_embeddings=False)
+    loaded, params, _ = opened(tmp_path, config).load(jnp.float32)
+    assert not loaded.tie_embeddings
+    np.testing.assert_array_equal(params["lm_head"], random_params(config)["lm_head"])
 
 
 TEXTS = ["hello world", "  two  spaces\n\nand lines\t", "Grüße, 東京 🙂", "x=1234; y=12", "", "don't"]
