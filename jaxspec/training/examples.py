@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxspec.config import DataConfig, TextSource
 from jaxspec.errors import UserError
-from jaxspec.files import display_name, read_text
+from jaxspec.files import display_name, parse_json, read_text
 from jaxspec.weights.load import Model
 from jaxspec.weights.templates import chosen_template, own_template, turn_end
 
@@ -77,9 +77,11 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict]]:
 def _parse(path: Path, number: int, text: str) -> Any:
     """Parse JSON that begins in that line of a file."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{number + error.lineno - 1}: not JSON ({error.msg})") from None
+    except ValueError as error:
+        raise UserError(f"{path}:{number}: not JSON that can be read ({error})") from None
 
 
 def read_prompts(source: str, column: str = "prompt") -> list[str]:

@@ -29,7 +29,7 @@ _DTYPES = FLOAT8 | {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }  # safetensors' names
-_MAX_HEADER = 32 * 2**20  # bytes, of some 300,000 tensors
+_MAX_HEADER = 16 * 2**20  # bytes, of some 150,000 tensors
 _ROWS = 4096  # of two matrices that are compared at a time
 
 

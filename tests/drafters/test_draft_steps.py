@@ -14,7 +14,7 @@ from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
 from jaxspec.methods import PPD, BiTA, HiddenTransfer, Medusa
 from tests.helpers.methods import trained
-from tests.helpers.tiny import TINY, make_prompts, make_tiny
+from tests.helpers.tiny import TINY, make_prompts, make_text_model, make_tiny, with_fewer_tokens
 
 GREEDY, SAMPLING = SamplingConfig(), SamplingConfig(1.0, top_k=9)
 
@@ -57,6 +57,21 @@ def test_the_same_drafts_in_fewer_passes(tiny, draft, tree, method, sampling, ac
     passes = [sum(a.draft_passes for a in answers) for answers in (one, other)]
     assert passes[1] <= passes[0] and (not sampling.temperature or passes[1] < passes[0])
     assert 0 < np.sum([a.accepted for a in other]) < np.sum([a.offered for a in other])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("larger", ["base", "draft"])
+def test_vocabularies_of_two_sizes(larger):
+    """Of the draft model, where it reads what it lacks, and of the base."""
+    base = dataclasses.replace(make_text_model(vocab_size=280, tie_embeddings=True), eos=())
+    draft = with_fewer_tokens(base, 257)
+    base, draft = (base, draft) if larger == "base" else (draft, base)
+    plain = load_drafter("draft_model", base, draft_model=draft, tree="chain:4")
+    for sampling in (GREEDY, SamplingConfig(2.0)):
+        prompts, settings = ["hello", "another text", "x"], {"sampling": sampling, "batch_size": 3}
+        one, other = (generate(d, prompts, 40, **settings) for d in (plain, stepped(plain, adapter_of(PPD(), draft))))
+        assert [(a.tokens, a.accepted) for a in other] == [(a.tokens, a.accepted) for a in one]
+        assert sum(a.draft_passes for a in other) <= sum(a.draft_passes for a in one)
 
 
 def test_adapters_that_do_not_fit(tiny, draft, tmp_path):

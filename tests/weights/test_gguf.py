@@ -18,6 +18,7 @@ from tests.helpers.model import (
     CONTROL,
     MERGES,
     TOKENS,
+    TYPES,
     USER_DEFINED,
     add_byte_level_tokenizer,
     assert_same_params,
@@ -150,6 +151,37 @@ def test_missing_metadata_is_named(key, llama):
     llama.write_bytes(content.replace(key.encode(), key[:-1].encode() + b"X"))
     with pytest.raises(UserError, match=key):
         GGUFFile(llama).config()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("attention.head_count", 0, "head_count must be a number of at least 1, got 0"),
+        ("embedding_length", 0, "embedding_length must be a number of at least 1, got 0"),
+        ("block_count", 10**6, "llama.block_count is 1000000, of 21 tensors"),
+    ],
+)
+def test_impossible_counts_are_named(key, value, message, llama):
+    """The value, 4 bytes, stands behind the key and its type."""
+    content = llama.read_bytes()
+    at = content.index(f"llama.{key}".encode()) + len(f"llama.{key}") + 4
+    llama.write_bytes(content[:at] + value.to_bytes(4, "little") + content[at + 4 :])
+    with pytest.raises(UserError, match=message):
+        GGUFFile(llama).config()
+
+
+def test_a_special_token_outside_the_vocabulary_is_named(tmp_path):
+    with pytest.raises(UserError, match=f"special token 1000000 is outside the vocabulary of {V}"):
+        tokenizer(tmp_path, tokenizer__ggml__unknown_token_id=10**6)
+
+
+def test_types_of_other_tokens_are_named(tmp_path):
+    def add(writer):
+        add_byte_level_tokenizer(writer)
+        writer.kv_data[0]["tokenizer.ggml.token_type"].value = TYPES[:-1]
+
+    with pytest.raises(UserError, match=f"{V} tokens, and tokenizer.ggml.token_type is of {V - 1}"):
+        tokenizer(tmp_path, tokenizer=add)
 
 
 def test_missing_tensor_is_named(llama):
