@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from jaxspec.errors import UserError
 
-_MAX_JSON = 64 * 2**20  # bytes: settings, indices of shards, results
+_MAX_JSON = 64 * 2**20  # bytes; the largest are vocabularies, of up to some 35 MB
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -170,6 +170,13 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path}: {error}") from None
 
 
+def check_json_size(path: Path) -> None:
+    """Raise UserError for a JSON file too large to be of settings, an index, a vocabulary or results."""
+    size = path.stat().st_size if path.exists() else 0
+    if size > _MAX_JSON:
+        raise UserError(f"{path}: {size} bytes, and a JSON file here has at most {_MAX_JSON}")
+
+
 def parse_json(text: str) -> Any:
     """A JSON value. Raises ValueError for text that is none, or too deep: thousands of lists in each other."""
     try:
@@ -180,9 +187,7 @@ def parse_json(text: str) -> Any:
 
 def read_json(path: Path, fields: Collection[str] = ()) -> dict[str, Any]:
     """A JSON object from a file. Raises UserError naming the file, also where it lacks one of the fields."""
-    with contextlib.suppress(OSError):  # which reading it will meet again
-        if (size := path.stat().st_size) > _MAX_JSON:
-            raise UserError(f"{path}: {size} bytes, and a JSON file here has at most {_MAX_JSON}")
+    check_json_size(path)
     try:
         content = parse_json(read_text(path))
     except ValueError as error:

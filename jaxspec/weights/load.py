@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.errors import UserError, first_line, suggest
-from jaxspec.files import swap_folder
+from jaxspec.files import check_json_size, swap_folder
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import least_rows
 from jaxspec.model.decoder import Decoder
@@ -254,10 +254,14 @@ def load_model(
         return _load_sharing(name_or_path, path, shared, dtype, mesh, template)
     if path.is_file():
         file = GGUFFile(path)
-        weights, eos, tokenizer = file.load(held, devices), file.eos_tokens(), file.tokenizer()
+        file.config()  # here and below: what is wrong with it is said before anything large is read
+        eos, tokenizer = file.eos_tokens(), file.tokenizer()
+        weights = file.load(held, devices)
     else:
+        read_config(path)
+        eos, tokenizer = eos_tokens(path), _load_tokenizer(path)
         load = load_checkpoint if is_checkpoint(path) else load_directory
-        weights, eos, tokenizer = load(path, held, devices), eos_tokens(path), _load_tokenizer(path)
+        weights = load(path, held, devices)
     if template:
         tokenizer.chat_template = chosen_template(template, own_template(tokenizer))
     return Model(name_or_path, *weights, _ends(eos, tokenizer), tokenizer, dtype == "exact")
@@ -281,6 +285,8 @@ def _ends(eos: tuple[int, ...], tokenizer: PreTrainedTokenizerBase) -> tuple[int
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer  # looks through all models that transformers knows
 
+    for file in folder.glob("*token*.json"):
+        check_json_size(file)
     try:
         return AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # transformers raises many kinds

@@ -179,6 +179,32 @@ def test_directory_without_a_tokenizer_is_named(tmp_path):
         load_model(str(tmp_path))
 
 
+DEEP = '{"a": ' + "[" * 10_000 + "]" * 10_000 + "}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", DEEP, r"config\.json: too many lists"),
+        ("config.json", "", r"config\.json: Expecting value"),
+        ("generation_config.json", DEEP, r"generation_config\.json: too many lists"),
+        ("tokenizer.json", DEEP, "the tokenizer could not be loaded"),
+        ("tokenizer.json", "", "the tokenizer could not be loaded"),
+        ("tokenizer.json", 2**30, r"tokenizer\.json: 1073741824 bytes"),
+        ("config.json", 2**30, r"config\.json: 1073741824 bytes"),
+    ],
+)
+def test_damaged_small_files_are_named_before_weights_are_read(name, content, message, folder, tmp_path, monkeypatch):
+    """Lists in lists, nothing, or a gigabyte."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    with (tmp_path / name).open("w") as file:
+        file.truncate(content) if isinstance(content, int) else file.write(content)
+    monkeypatch.setattr("jaxspec.weights.load.load_directory", None)
+    with pytest.raises(UserError, match=message) as refused:
+        load_model(str(tmp_path))
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+
+
 def test_directory_without_a_config_is_named(tmp_path):
     with pytest.raises(UserError, match=r"config\.json"):
         load_model(str(tmp_path))
