@@ -60,18 +60,15 @@ def test_the_same_drafts_in_fewer_passes(tiny, draft, tree, method, sampling, ac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("larger", ["base", "draft"])
-def test_vocabularies_of_two_sizes(larger):
-    """Of the draft model, where it reads what it lacks, and of the base."""
+def test_tokens_that_the_draft_model_lacks():
+    """The base writes some, and neither the draft model nor its probes draft any."""
     base = dataclasses.replace(make_text_model(vocab_size=280, tie_embeddings=True), eos=())
-    draft = with_fewer_tokens(base, 257)
-    base, draft = (base, draft) if larger == "base" else (draft, base)
-    plain = load_drafter("draft_model", base, draft_model=draft, tree="chain:4")
-    for sampling in (GREEDY, SamplingConfig(2.0)):
-        prompts, settings = ["hello", "another text", "x"], {"sampling": sampling, "batch_size": 3}
-        one, other = (generate(d, prompts, 40, **settings) for d in (plain, stepped(plain, adapter_of(PPD(), draft))))
-        assert [(a.tokens, a.accepted) for a in other] == [(a.tokens, a.accepted) for a in one]
-        assert sum(a.draft_passes for a in other) <= sum(a.draft_passes for a in one)
+    draft, prompts = with_fewer_tokens(base, 257), ["hello", "another text", "x"]
+    plain = load_drafter("draft_model", base, draft_model=draft, tree="chain:3")
+    ours, settings = stepped(plain, adapter_of(PPD(), draft)), {"sampling": SamplingConfig(2.0), "batch_size": 3}
+    one, other = (generate(d, prompts, 40, **settings) for d in (plain, ours))
+    assert [(a.tokens, a.accepted) for a in other] == [(a.tokens, a.accepted) for a in one]
+    assert max(token for a in other for token in a.tokens) >= 257
 
 
 def test_adapters_that_do_not_fit(tiny, draft, tmp_path):
