@@ -15,6 +15,8 @@ from filelock import FileLock, Timeout
 
 from jaxspec.errors import UserError
 
+_MAX_JSON = 64 * 2**20  # bytes; the largest are vocabularies, of up to some 35 MB
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file under a temporary name, then rename it: readers see the old content or the new, never half."""
@@ -149,7 +151,7 @@ def read_whole_lines(file: Path, fields: Collection[str] = ()) -> list[dict[str,
     rows = []
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
         try:
-            rows.append(json.loads(line))
+            rows.append(parse_json(line))
         except ValueError as error:
             raise UserError(f"{file}:{number}: damaged ({error}); remove that line") from None
         lacking = [name for name in fields if not isinstance(rows[-1], dict) or name not in rows[-1]]
@@ -168,11 +170,27 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path}: {error}") from None
 
 
+def check_json_size(path: Path) -> None:
+    """Raise UserError for a JSON file too large to be of settings, an index, a vocabulary or results."""
+    size = path.stat().st_size if path.exists() else 0
+    if size > _MAX_JSON:
+        raise UserError(f"{path}: {size} bytes, and a JSON file here has at most {_MAX_JSON}")
+
+
+def parse_json(text: str) -> Any:
+    """A JSON value. Raises ValueError for text that is none, or too deep: thousands of lists in each other."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("too many lists or objects in each other") from None
+
+
 def read_json(path: Path, fields: Collection[str] = ()) -> dict[str, Any]:
     """A JSON object from a file. Raises UserError naming the file, also where it lacks one of the fields."""
+    check_json_size(path)
     try:
-        content = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
+        content = parse_json(read_text(path))
+    except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(content).__name__}")

@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from jaxspec.errors import UserError
-from jaxspec.files import check_writable, display_name, exclusive, locked, restore_folder, swap_folder, user_cache
+from jaxspec.files import (
+    check_writable,
+    display_name,
+    exclusive,
+    locked,
+    read_json,
+    restore_folder,
+    swap_folder,
+    user_cache,
+)
 
 
 def make(folder, content):
@@ -97,3 +106,29 @@ def test_one_after_another(tmp_path):
 def test_nothing_to_restore(tmp_path):
     restore_folder(tmp_path / "best")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "Expecting value"),
+        ("{", "Expecting property name"),
+        ('{"a": ' + "[" * 10_000 + "]" * 10_000 + "}", "too many lists or objects in each other"),
+        ('{"a": ' * 100_000, "too many lists or objects in each other"),
+        ("[1]", "expected a JSON object, found list"),
+        ('{"a": ' + "1" * 10_000 + "}", "Exceeds the limit"),
+        ("{}", "name is missing"),
+    ],
+)
+def test_json_that_is_no_settings_is_refused_in_one_line(content, message, tmp_path):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(UserError, match=message) as refused:
+        read_json(tmp_path / "x.json", ["name"])
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
+
+
+def test_json_of_a_gigabyte_is_not_read(tmp_path):
+    with (tmp_path / "x.json").open("wb") as file:
+        file.truncate(2**30)
+    with pytest.raises(UserError, match=r"x\.json: 1073741824 bytes, and a JSON file here has at most"):
+        read_json(tmp_path / "x.json")

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.errors import UserError, first_line, suggest
-from jaxspec.files import swap_folder
+from jaxspec.files import check_json_size, swap_folder
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import least_rows
 from jaxspec.model.decoder import Decoder
@@ -30,7 +30,7 @@ from jaxspec.weights.hf import eos_tokens, load_directory, read_config, save_dir
 from jaxspec.weights.layouts import Copies, Layouts, block_for, in_blocks, kernels_by_shape, read_layouts
 from jaxspec.weights.shapes import SHAPES
 from jaxspec.weights.sharing import Shared, join_shared, read_shared
-from jaxspec.weights.templates import check_template, chosen_template, own_template
+from jaxspec.weights.templates import check_template, chosen_template, own_template, turn_end
 
 DEFAULT_MODEL = "smollm2-135m"
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
@@ -49,7 +49,8 @@ class Model:
       config: shapes and constants.
       params: the frozen parameters, a nested dict.
       fingerprint: names these weights; an adapter remembers the fingerprint of its base.
-      eos: ids that end a text; empty: only the length does.
+      eos: ids that end a text, whichever of its files or its tokenizer's chat template says so; empty: only the length
+        does.
       tokenizer: None for a model without one (tests).
       exact: compute in float32 with weights in bfloat16 (see `product`).
     """
@@ -135,11 +136,13 @@ class Model:
 
         A template that refuses them raises what it likes.
         """
-        if not template:
-            return self.tokenizer.encode("\n\n".join(message["content"] for message in messages))
-        return self.tokenizer.apply_chat_template(
-            messages, chat_template=template, add_generation_prompt=True, return_dict=False
-        )
+        if template:
+            ids = self.tokenizer.apply_chat_template(
+                messages, chat_template=template, add_generation_prompt=True, return_dict=False
+            )
+        else:
+            ids = self.tokenizer.encode("\n\n".join(message["content"] for message in messages))
+        return _begun_once(ids, self.tokenizer.bos_token_id)
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text of any length as it is, without special tokens. Raises UserError as `encode`."""
@@ -149,6 +152,13 @@ class Model:
     def decode(self, tokens: list[int]) -> str:
         """Text of token ids, special tokens left out."""
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def _begun_once(ids: list[int], bos: int | None) -> list[int]:
+    """Without the tokenizer's beginning token where the text, or its template, begins with one of its own."""
+    while bos is not None and ids[:2] == [bos, bos]:
+        ids = ids[1:]
+    return ids
 
 
 def _check_unicode(text: str) -> None:
@@ -258,13 +268,17 @@ def load_model(
         return _load_sharing(name_or_path, path, shared, dtype, mesh, template)
     if path.is_file():
         file = GGUFFile(path)
-        weights, eos, tokenizer = file.load(held, devices), file.eos_tokens(), file.tokenizer()
+        file.config()  # here and below: what is wrong with it is said before anything large is read
+        eos, tokenizer = file.eos_tokens(), file.tokenizer()
+        weights = file.load(held, devices)
     else:
+        read_config(path)
+        eos, tokenizer = eos_tokens(path), _load_tokenizer(path)
         load = load_checkpoint if is_checkpoint(path) else load_directory
-        weights, eos, tokenizer = load(path, held, devices), eos_tokens(path), _load_tokenizer(path)
+        weights = load(path, held, devices)
     if template:
         tokenizer.chat_template = chosen_template(template, own_template(tokenizer))
-    return Model(name_or_path, *weights, eos, tokenizer, dtype == "exact")
+    return Model(name_or_path, *weights, _ends(eos, tokenizer), tokenizer, dtype == "exact")
 
 
 def _load_sharing(name: str, folder: Path, shared: Shared, dtype: str, mesh: MeshConfig, template: str) -> Model:
@@ -275,9 +289,18 @@ def _load_sharing(name: str, folder: Path, shared: Shared, dtype: str, mesh: Mes
     return Model(name, config, params, fingerprint, other.eos, other.tokenizer, other.exact)
 
 
+def _ends(eos: tuple[int, ...], tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that end a text: those that the files give, the tokenizer's own, and what ends a turn in its template."""
+    template = own_template(tokenizer)
+    more = tokenizer.eos_token_id, turn_end(tokenizer, template) if template else None
+    return tuple(dict.fromkeys(i for i in (*eos, *more) if i is not None))
+
+
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer  # looks through all models that transformers knows
 
+    for file in folder.glob("*token*.json"):
+        check_json_size(file)
     try:
         return AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # transformers raises many kinds
