@@ -102,9 +102,9 @@ class Rejection(Match):
     """Lossless in distribution (Leviathan et al., 2023): a candidate x drawn from q survives with min(1, p(x) / q(x)).
 
     After a rejection the next token, or the next sibling's judge, is p's normalised excess over q, max(p - q, 0), and
-    q loses the token that was refused. Candidates of unions, and those chosen in every step, are not drawn: there it is the
-    rule of `Match`, with the same chances. Drawing from all of p instead, as SPACE prints it, is not lossless. The text is
-    another one than autoregressive decoding's with the same seed. Greedy decoding is the case of `Match`.
+    q loses the token that was refused. Drawing from all of p instead, as SPACE prints it, is not lossless. The text is
+    another one than autoregressive decoding's with the same seed. Greedy decoding is the case of `Match`, and so are
+    candidates that were not drawn: those of unions, and all that are chosen in every step.
     """
 
     remark: ClassVar[str] = "rejection sampling: another text than the seed's own, of the same distribution"

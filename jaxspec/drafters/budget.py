@@ -132,8 +132,8 @@ def parse_budget(tree: str, sources: Sequence[Source]) -> Budget:
     rows = [int(match[1]) if match else 0 for match in matches]
     if not 2 <= rows[-1] <= _MOST_ROWS or not all(matches):
         raise UserError(
-            f"tree {tree!r}: write best:ROWS with 2 to {_MOST_ROWS} rows, or best:ROWS@MS,ROWS@MS with milliseconds like "
-            "23.5, or with those of greedy and of sampled steps, ROWS@MS/MS"
+            f"tree {tree!r}: write best:ROWS with 2 to {_MOST_ROWS} rows, or best:ROWS@MS,ROWS@MS with milliseconds "
+            "like 23.5, or with those of greedy and of sampled steps, ROWS@MS/MS"
         )
     costs = [(float(match[2] or 0), float(match[3] or match[2] or 0)) for match in matches]
     if len(parts) == 1 and matches[0][2]:

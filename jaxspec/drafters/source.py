@@ -115,12 +115,12 @@ class Source:
             temperatures = tables = np.full(1, np.nan)
         finite = np.isfinite(temperatures).all() and np.isfinite(tables).all()
         if not finite or temperatures[0] != 0 or tables.shape[1:] != (count, 2):
-            folder = self.adapter and self.adapter.folder
-            where = folder / "adapter.json" if folder else self.method.name
-            raise UserError(
-                f"{where}: calibration must hold two numbers for each of {count} distances by temperature, 0 among them; "
-                f"fit it again with `python -m experiments.calibrate --methods {self.method.name}`, or remove it"
-            )
+            wanted = f"two numbers for each of {count} distances by temperature, 0 among them"
+            where, again = self.method.name, "jaxspec tune"
+            if not self.calibration and self.adapter and self.adapter.folder:
+                where = f"{self.adapter.folder / 'adapter.json'}"
+                again = f"python -m experiments.calibrate --methods {self.method.name}"
+            raise UserError(f"{where}: calibration must hold {wanted}; run `{again}` again")
         return Calibrations(temperatures, tables)
 
     def _methods_own(self, count: int) -> dict[str, Calibration]:

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -56,7 +57,8 @@ class Served:
     def __init__(self, files, *options):
         words = ["jaxspec", "serve", "--name", "tiny", "--method", "ppd", *named(files), *options]
         command = [sys.executable, "-m", *words]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(serve.__file__).parents[2])
+        how = {"cwd": Path(serve.__file__).parents[2], "env": os.environ | {"HOME": str(files.parent / "home")}}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **how)
         self.log, self._ready = [], threading.Event()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
