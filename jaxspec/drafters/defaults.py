@@ -39,10 +39,8 @@ def with_default(drafter: Drafter, batch_size: int = 1, costs: RowCosts | None =
 
 def _most_rows(costs: RowCosts, batch_size: int) -> int:
     """Rows of a text in the largest step that may pay."""
-    most = 2
-    while most < _MOST and costs(2 * most * batch_size) - costs(most * batch_size) < _WORTH_DOUBLING * costs(
-        batch_size
-    ):
+    most, allowed = 2, _WORTH_DOUBLING * costs(batch_size)
+    while most < _MOST and costs(2 * most * batch_size) - costs(most * batch_size) < allowed:
         most *= 2
     return most
 

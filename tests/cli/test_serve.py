@@ -106,6 +106,7 @@ def test_from_the_start_to_sigterm(files):
     assert sorted(choice["index"] for choice in ends) == list(range(6))
     assert any("/v1/completions 200 prompt 5 new" in line for line in served.log)
     assert "Traceback" not in "".join(served.log)
+    assert (files.parent / "home" / ".cache" / "jaxspec" / "costs.json").exists()  # what steps cost, for later starts
 
 
 def flood(url, count):

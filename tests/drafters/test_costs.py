@@ -110,9 +110,7 @@ def test_a_damaged_entry_is_said_ignored_and_replaced_alone(tiny, file, damage):
     assert find_costs(tiny) == MEASURED and find_costs(tiny, 4) == OTHER
 
 
-@pytest.mark.parametrize(
-    "content", [b"{", b"[]", b"null", b"\xff", b"[" * 100_000], ids=lambda content: repr(content[:4])
-)
+@pytest.mark.parametrize("content", [b"{", b"[]", b"null", b"\xff", b"[" * 100_000], ids=lambda x: repr(x[:4]))
 def test_a_file_that_holds_no_costs_is_said_and_replaced(tiny, file, content):
     file.parent.mkdir()
     file.write_bytes(content)

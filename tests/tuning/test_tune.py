@@ -167,10 +167,7 @@ def test_what_was_chosen_is_what_decodes(monkeypatch, tmp_path):
     save_choice(folder, choice_name(drafter), dataclasses.replace(choice, tree=None))
     assert choose_tree(drafter, GREEDY).name == "autoregressive"
     save_choice(folder, choice_name(drafter), dataclasses.replace(choice, calibration={"medusa": [[1.0]]}))
-    with pytest.raises(
-        UserError,
-        match="medusa: calibration must hold two numbers for each of 3 distances by temperature, 0 among them; run `jaxspec tune`",
-    ):
+    with pytest.raises(UserError, match=r"medusa: calibration must hold .*; run `jaxspec tune` again"):
         choose_tree(drafter, GREEDY)
 
 
