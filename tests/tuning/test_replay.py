@@ -48,10 +48,10 @@ def test_drafters_rest_in_a_replay_as_in_decoding(tiny, methods):
     texts = [(prompt, answer.tokens) for prompt, answer in zip(prompts, plain, strict=True)]
     drafter = union(methods, model, 5)
     recordings = record(drafter, texts, batch_size=4)
-    drafter = drafter.with_tree("best:1@1,5@1.4")
+    drafter = drafter.with_tree("best:1@1,5@1.8")
     replayed, always = replay(recordings, drafter), replay(recordings, drafter, paced=False)
     assert replayed.steps.tolist() == [answer.steps for answer in generate(drafter, prompts, 40)]
-    assert always.steps.sum() < replayed.steps.sum() < 6 * 39
+    assert replayed.steps.tolist() != always.steps.tolist() and replayed.steps.sum() < 6 * 39
 
 
 @pytest.mark.slow
