@@ -63,7 +63,7 @@ def test_quick_measures_rows_and_the_default_takes_them(files, capsys):
     assert "costs of rows" not in decode_once()  # they were measured
     costs.FILE.write_text("[]")
     assert f"{costs.FILE} is damaged: costs of rows are typical ones of a CPU" in decode_once()
-    tune.main([*named(files), "--quick", "--cache-length", "64"])
+    tune.main([*named(files), "--method", "ppd vocabulary=0", "--quick", "--cache-length", "64"])
     out, err = capsys.readouterr()
     assert f"{costs.FILE} is damaged: it is replaced" in err
     table = out.splitlines()
