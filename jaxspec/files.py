@@ -90,9 +90,11 @@ def display_name(name: str) -> str:
 
 def check_writable(folder: Path) -> None:
     """Raise UserError for a folder that cannot be written, or made; nothing is made yet."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise UserError(f"{folder}: cannot be written ({there} is {'read-only' if there.is_dir() else 'a file'})")
+    # `os.path` rather than `Path`, whose tests raise where a parent may not be entered.
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
+    is_folder = os.path.isdir(there)
+    if not is_folder or not os.access(there, os.W_OK):
+        raise UserError(f"{folder}: cannot be written ({there} is {'read-only' if is_folder else 'a file'})")
 
 
 def new_folder(name: str) -> Path:

@@ -85,8 +85,9 @@ def serve(options: ServeOptions) -> None:
     sock = bind(options.host, options.port)
     model = options.load_model(options.mesh)
     spec = options.drafter(tree=options.tree or None, vocabulary=options.draft_vocabulary)
-    drafter = load_drafter(spec, model)
-    engine = Engine(model, drafter, options.limits, ACCEPTANCES[options.accept]())
+    acceptance = ACCEPTANCES[options.accept]()
+    drafter = load_drafter(spec.accepted_by(acceptance), model, slots=options.limits.slots)
+    engine = Engine(model, drafter, options.limits, acceptance)
     engine.warm_up()
     key = options.api_key or os.environ.get("JAXSPEC_API_KEY", "")
     name = options.name or model.name

@@ -66,9 +66,9 @@ class Decoding:
     ) -> list[Offer]:
         """The candidates of every source, in rows that draft and are not done [B].
 
-        Methods that draft with weights of their own are skipped where no draft has paid of late. They are tried again
-        now and then, since only their offers show whether drafts pay. A method that adds rows offers nothing after a
-        step without these rows.
+        Methods whose drafts take time, by weights or passes of their own, rest where no draft has paid of late. They
+        are tried again now and then, since only their offers show whether drafts pay. Probes offer nothing after a step
+        without them.
         """
         if self.drafts is None and pace is None:
             return self.drafter.offer(contexts, states)

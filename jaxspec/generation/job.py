@@ -76,7 +76,8 @@ class Settings:
       sampling: greedy by default.
       seed: with sampling, decides the text; the same for every prompt.
       acceptance: `Match` gives autoregressive decoding's text, `Rejection` another of the same distribution,
-        `Typical` is lossy.
+        `Typical` is lossy. `Rejection` judges what a fixed tree has drawn (`load_drafter(..., tree="own")`); what is
+        chosen in every step it judges as `Match` does.
       chat: wrap texts in the tokenizer's chat template, where it has one.
       max_length: longest prompt and answer together, in tokens; default the base's context.
     """
