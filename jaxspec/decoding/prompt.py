@@ -77,8 +77,7 @@ def read(
     """
     B, W = tokens.shape
     if reading is None:
-        cache, context = empty_cache(base.decoder.config, B, capacity, base.dtype), causal_context(B, W)
-        states = [source.method.init_state(decoding.base, B, capacity) for source in decoding.drafter.sources]
+        (cache, states), context = begin(base, decoding, B, capacity), causal_context(B, W)
     else:
         states = _observe(decoding, reading, jnp.where(lengths > 0, W, 0), tokens[:, 0], seeds)
         # In rows that ended, too: what is written there lies behind the prompt, and is never looked at.
@@ -92,6 +91,12 @@ def read(
         last = last.updated(last, reading.last)
         cache = commit_after(cache, kv, first, jnp.argmax(hidden[:, -1], axis=-1))
     return divided_state(Reading(cache, states, last))
+
+
+def begin(base: Base, decoding: Decoding, batch: int, capacity: int) -> tuple[Cache, list[PyTree]]:
+    """Cache and method states of `batch` prompts of which nothing was read."""
+    states = [source.method.init_state(decoding.base, batch, capacity) for source in decoding.drafter.sources]
+    return empty_cache(base.decoder.config, batch, capacity, base.dtype), states
 
 
 def _observe(

@@ -250,11 +250,13 @@ class Engine:
             self._reader.read_chunk()
             if not self._reader.finished:
                 return False
+            answer.cached = self._reader.cached
             answer.prompt_scores = [score for part in self._reader.scores for score in token_scores(part)]
         except Exception as error:  # of this prompt alone
             _log.exception("a prompt could not be read")
             answer.put(error)
             self._reading = None
+            self._slots.forget_prefixes()
             return False
         with self._wake:  # the answer must always be in one of the two
             self._reading, self._running[answer.request] = None, answer

@@ -1,67 +1,21 @@
-"""Reads prompts chunk by chunk. Prefixes that prompts share, such as system prompts, are read once."""
+"""Reads prompts chunk by chunk. Beginnings that prompts share are read once: former turns of a chat, system prompts."""
 
 from __future__ import annotations
 
 import functools
-import itertools
-from collections import deque
-from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoding.method import ReadChunk
-from jaxspec.decoding.prompt import Reading, read, start
+from jaxspec.decoding.parts import cut, joined
+from jaxspec.decoding.prompt import read, start
 from jaxspec.decoding.scores import Scores, score
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.generation.prompts import pad_tokens
 from jaxspec.model.base import Base
+from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.request import Request
-
-_RECENT = 16  # prompts whose token ids are kept, to find the prefixes that they share
-
-
-class Prefixes:
-    """Store of readings of prefixes that two recent prompts had in common, in whole chunks: rounding is the same.
-
-    Args:
-      count: number of readings to keep; each is as large as a slot.
-      width: W, tokens of a chunk.
-    """
-
-    def __init__(self, count: int, width: int):
-        self.count, self.width = count, width
-        self._prompts: deque[Sequence[int]] = deque(maxlen=_RECENT)
-        self._readings: dict[tuple[int, ...], Reading] = {}  # by their tokens, the most recently used last
-
-    def find(self, ids: Sequence[int]) -> tuple[int, Reading | None]:
-        """The length of the longest stored prefix of a prompt, and a copy of its reading; 0 and None without one."""
-        shorter = (prefix for prefix in self._readings if len(prefix) < len(ids))
-        matches = [prefix for prefix in shorter if prefix == tuple(ids[: len(prefix)])]
-        if not matches:
-            return 0, None
-        longest = max(matches, key=len)
-        self._readings[longest] = self._readings.pop(longest)
-        return len(longest), jax.tree.map(jnp.copy, self._readings[longest])
-
-    def shared(self, ids: Sequence[int]) -> int:
-        """Number of tokens, in whole chunks, that a prompt shares with a recent one. Adds it to the recent prompts."""
-        most = max((_common_length(ids, other) for other in self._prompts), default=0)
-        self._prompts.append(ids)
-        return min(most, len(ids) - 1) // self.width * self.width
-
-    def keep(self, ids: Sequence[int], reading: Reading) -> None:
-        """Store a copy of the reading of these tokens, in place of the least recently used one."""
-        if not self.count or tuple(ids) in self._readings:
-            return
-        while len(self._readings) >= self.count:
-            del self._readings[next(iter(self._readings))]
-        self._readings[tuple(ids)] = jax.tree.map(jnp.copy, reading)
-
-
-def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 class PromptReader:
@@ -73,9 +27,10 @@ class PromptReader:
       request: the request.
       capacity: S, slots of the cache.
       best: K, number of most probable tokens whose scores the state keeps; None keeps no scores.
-      prefixes: store of the prefixes that need not be read again.
+      prefixes: readings of beginnings that need not be read again.
 
     Attributes:
+      cached: number of tokens that were not read again.
       scores: scores of the prompt's tokens from the second on, one entry per chunk, if the request asks for them.
     """
 
@@ -84,9 +39,10 @@ class PromptReader:
     ):
         self._base, self._decoding, self._request, self._capacity, self._best = base, decoding, request, capacity, best
         self._seeds = np.array([request.seed % 2**32], np.uint32)
-        self._prefixes, self._shared = prefixes, prefixes.shared(request.ids)
-        # A stored reading has no log-probabilities.
-        self._next, self._reading = (0, None) if request.prompt_logprobs else prefixes.find(request.ids)
+        self._prefixes = prefixes
+        parts = [] if request.prompt_logprobs else prefixes.find(request.ids)  # they have no log-probabilities
+        self.cached = self._next = len(parts) * prefixes.width
+        self._reading = joined(base, decoding, parts, capacity)
         self.scores: list[Scores] = []
 
     @property
@@ -100,8 +56,8 @@ class PromptReader:
         self._next = min(begin + W, len(ids))
         chunk = (*pad_tokens([ids[begin : self._next]], W), self._seeds)
         self._reading = read(self._base, self._decoding, self._reading, *chunk, capacity=self._capacity)
-        if self._next == self._shared:
-            self._prefixes.keep(ids[: self._next], self._reading)
+        if self._next == begin + W:
+            self._prefixes.keep(ids[: self._next], lambda: cut(self._decoding, self._reading))
         if self._request.prompt_logprobs:
             following = ids[begin + 1 : begin + W + 1]
             scores = _scores(self._base, self._reading.last, pad_tokens([following], W)[0], best=self._best)

@@ -72,6 +72,7 @@ class Replies:
     def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Numbers of tokens, counting each prompt once."""
         prompt = sum(len(choice.answer.request.ids) for choice in choices[:: self._asked.n])
+        cached = sum(choice.answer.cached for choice in choices[:: self._asked.n])
         completion = sum(len(choice.whole.tokens) for choice in choices)
         accepted = sum(sources > 0 for choice in choices for sources in choice.whole.drafted_by)
         drafted = sum(choice.whole.drafted for choice in choices)
@@ -80,6 +81,7 @@ class Replies:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens_details": details,
             "decoding_steps": sum(choice.whole.steps for choice in choices),
             "drafted_tokens": drafted,

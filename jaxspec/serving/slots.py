@@ -16,13 +16,17 @@ import numpy as np
 
 from jaxspec.decoding.acceptance import Acceptance
 from jaxspec.decoding.loop import decode, insert
+from jaxspec.decoding.parts import Part, cut
+from jaxspec.decoding.prompt import read
 from jaxspec.decoding.sampling import make_row_sampler
 from jaxspec.decoding.scores import Scores
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.generation.job import bucket, cache_capacity
+from jaxspec.generation.prompts import pad_tokens
 from jaxspec.parallel.sharding import put_beside
-from jaxspec.serving.reader import Prefixes, PromptReader
+from jaxspec.serving.prefixes import Prefixes
+from jaxspec.serving.reader import PromptReader
 from jaxspec.serving.request import Limits, Piece, Request
 from jaxspec.tuning.sizes import SAMPLINGS, SizeTimes, measure_sizes
 
@@ -52,17 +56,33 @@ class Slots:
         constants = (drafter.on_device, jnp.array(self._model.eos or (-1,), jnp.int32))
         self._drafter, self._eos = put_beside(self._model.params, constants)
         self._acceptance = acceptance
-        self._prefixes = Prefixes(limits.prefixes, self._chunk)
         self._idle = 0  # calls in a row that found half of the rows free
         self.times: dict[int, list[SizeTimes]] = {}
+        self._part_bytes = self._size_of_part()
+        self._prefixes = Prefixes(limits.prefix_bytes // self._part_bytes, self._chunk)
         self.clear()
 
     def clear(self) -> None:
         """Forget all requests, and begin with one free row: after an error the old state is lost."""
+        self.forget_prefixes()
         reader = self.reader(Request([0], max_new_tokens=0))
         reader.read_chunk()
         self._requests: list[Request | None] = [None]
         self._state = reader.state(self._width)
+
+    def forget_prefixes(self) -> None:
+        """Forget readings of prompts: after an error they may be what failed."""
+        self._prefixes.clear()
+
+    def _size_of_part(self) -> int:
+        """Bytes of a chunk's reading, as it is kept."""
+        base, decoding = self._model.base, self._decoding([None])
+        chunk = pad_tokens([[0] * self._chunk], self._chunk)
+
+        def part() -> Part:
+            return cut(decoding, read(base, decoding, None, *chunk, np.zeros(1, np.uint32), capacity=self._capacity))
+
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(part)))
 
     @property
     def free(self) -> int:
@@ -76,18 +96,15 @@ class Slots:
 
     @property
     def memory(self) -> int:
-        """Bytes at most: all slots and, while rows are added, the former ones; a prompt and the shared prefixes.
+        """Bytes at most: all slots and, while rows are added, the former ones; a prompt and the kept prefixes.
 
-        These two also keep the hidden states of their last chunk.
+        A prompt that is read also keeps the hidden states of its last chunk.
         """
-        former, readings, base = (
-            _fewer(self._count) if self._count > 1 else 0,
-            1 + self._prefixes.count,
-            self._model.base,
-        )
+        former, base = _fewer(self._count) if self._count > 1 else 0, self._model.base
         row = sum(x.nbytes for x in jax.tree.leaves(self._state)) // len(self._requests)
         states = (1 + len(self._drafter.taps(base))) * self._chunk * base.decoder.config.hidden_size
-        return (self._count + former + readings) * row + readings * states * base.dtype.itemsize
+        prompt = row + states * base.dtype.itemsize
+        return (self._count + former) * row + prompt + self._prefixes.count * self._part_bytes
 
     def reader(self, request: Request) -> PromptReader:
         """A reader of a request's prompt."""
@@ -144,6 +161,8 @@ class Slots:
         while not reader.finished:
             reader.read_chunk()
         fresh = reader.state(self._width)
+        self.reader(Request(ids))  # from the first chunk's reading
+        self.forget_prefixes()
         while True:
             outside = np.array([len(self._requests)], np.int32)  # a row that does not exist: nothing is written
             self._state = insert(self._state, fresh, outside)

@@ -83,6 +83,7 @@ def test_a_completion_is_what_decode_answers(app, engine, temperature):
     usage = answer["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, expected.new_tokens)
     assert usage["total_tokens"] == 5 + expected.new_tokens
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
     details = usage["completion_tokens_details"]
     assert 0 <= details["accepted_prediction_tokens"] < expected.new_tokens
     assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] == usage["drafted_tokens"] > 0
@@ -325,6 +326,17 @@ def measured(app):
             rest = [value for name, value in sample.labels.items() if name != "model_name"]
             samples[":".join([sample.name, *rest])] = sample.value
     return samples
+
+
+def test_tokens_that_were_not_read_again_are_told(app, engine):
+    before = measured(app)
+    body = {"prompt": "two chunks of sixteen, and a rest", "max_tokens": 3, "temperature": 0}
+    usages = [post(app, TEXT, body).json()["usage"] for _ in range(2)]
+    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [0, 32]
+    asyncio.run(idle(engine))
+    grown = {name: value - before[name] for name, value in measured(app).items() if "prefix_cache" in name}
+    assert grown["vllm:prefix_cache_queries_total"] == 2 * len(body["prompt"])
+    assert grown["vllm:prefix_cache_hits_total"] == 32
 
 
 def test_metrics_agree_with_the_answers(app, engine):
