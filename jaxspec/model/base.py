@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxspec.model.attention import Context
 from jaxspec.model.blocks import columns, product, wide
 from jaxspec.model.cache import Cache
-from jaxspec.model.decoder import Decoder, Skip
+from jaxspec.model.decoder import Decoder, Skip, finished
 
 
 @flax.struct.dataclass
@@ -91,7 +91,13 @@ class Base:
         """Normalised hidden states [..., D] to float32 logits of the tokens that may be drafted, [..., V']."""
         if self.draft_vocabulary is None:
             return self.project(x)
-        return product(x.astype(self.dtype), self.draft_vocabulary.columns, preferred_element_type=wide(x))
+        return self.finished(
+            product(x.astype(self.dtype), self.draft_vocabulary.columns, preferred_element_type=wide(x))
+        )
+
+    def finished(self, logits: jax.Array) -> jax.Array:
+        """Products with a vocabulary projection as logits: scaled and capped as the base's own are."""
+        return finished(self.decoder.config, logits)
 
     def draft_part(self, x: jax.Array) -> jax.Array:
         """The part for tokens that may be drafted: [..., V] to [..., V']."""

@@ -14,7 +14,8 @@ import safetensors.numpy
 
 from jaxspec.config import RopeScaling
 from jaxspec.errors import UserError
-from jaxspec.weights.hf import eos_tokens, hf_config, load_directory, parse_config, save_directory
+from jaxspec.weights.families import hf_config, parse_config
+from jaxspec.weights.hf import eos_tokens, load_directory, save_directory
 from jaxspec.weights.params import params_fingerprint
 from tests.helpers.model import VARIANTS, assert_same_params, random_params, split_shards, tiny_config
 
