@@ -1,7 +1,7 @@
-"""How the files of a family hold the parameters, where it is not as LLaMA's do: names, fused matrices, shifted norms.
+"""How the files of a family hold the parameters, where not as LLaMA's do: names, fused matrices, shifted norms.
 
-Readers and writers of files know one tensor per parameter, as LLaMA's files have it. A matrix that holds several of them
-is taken apart on the way in and put together on the way out; its parts are called `qkv_proj[q]` and the like.
+Readers and writers of files know one tensor per parameter, as LLaMA's files have it. A matrix that holds several of
+them is taken apart on the way in and put together on the way out; its parts are called `qkv_proj[q]` and the like.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class Published:
     def written(
         self, config: ModelConfig, name: str, flat: Mapping[str, jax.Array], paths: Mapping[str, str]
     ) -> np.ndarray:
-        """A tensor of the file, in the host's memory, from a base's parameters by path; `paths` as `groups` has them."""
+        """A tensor of the file, in the host's memory, from a base's parameters; `paths` are those of its parts."""
         arrays = {part: np.asarray(flat[path]) for part, path in paths.items()}
         parts = {part: x.T if stored_transposed(paths[part]) else x for part, x in arrays.items()}
         if "" not in parts:
-            return _put_together(config, name, parts)
+            return np.ascontiguousarray(_put_together(config, name, parts))
         shift = self.norm_shift if _is_norm(paths[""]) else 0.0
         return np.ascontiguousarray(parts[""] - np.float32(shift) if shift else parts[""])
 
