@@ -98,6 +98,8 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     }
     if family.layer_types:
         written["layer_types"] = [_FULL if config.window(i) is None else _SLIDING for i in range(config.num_layers)]
+    if not family.own_head_dim:
+        del written["head_dim"]
     written |= family.write(config)
     return {family.names.get(key, key): value for key, value in written.items()}
 
