@@ -1,6 +1,7 @@
 """Our logits against those of transformers on tiny random models, for every family that is not in test_golden.py."""
 
 import dataclasses
+import json
 
 import jax.numpy as jnp
 import numpy as np
@@ -91,5 +92,19 @@ def test_export_is_read_again_and_by_transformers(name, loaded, tmp_path):
     np.testing.assert_allclose(logits_of(again, same), logits_of(config, params), atol=1e-5)
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval().float()
+    settings = dict(attn_implementation="eager", pad_token_id=0)  # Phi's default is beyond this vocabulary
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, **settings).eval().float()
     assert np.abs(torch_logits(model, TOKENS) - expected).max() < TOLERANCE
+
+
+def test_the_next_token_module_of_mimo_is_left_aside(tmp_path):
+    """MiMo is Qwen 2 with more: the tensors of the module that predicts further tokens belong to no layer."""
+    import safetensors.numpy
+
+    expected = torch_logits(save_torch("qwen2_layers", tmp_path), TOKENS)
+    file, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "mimo", "num_nextn_predict_layers": 1}))
+    more = {"model.mtp_layers.0.input_proj.weight": np.ones((32, 64), np.float32)}
+    safetensors.numpy.save_file(safetensors.numpy.load_file(weights) | more, weights)
+    config, params, _ = load_directory(tmp_path, jnp.float32)
+    assert np.abs(logits_of(config, params) - expected).max() < TOLERANCE
