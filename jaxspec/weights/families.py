@@ -8,7 +8,8 @@ from typing import Any
 from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError, suggest
 from jaxspec.files import read_json
-from jaxspec.weights.family_table import FAMILIES, UNREAD, Family
+from jaxspec.weights.family import UNREAD, Family
+from jaxspec.weights.family_table import FAMILIES
 from jaxspec.weights.keys import Keys
 from jaxspec.weights.published import Published
 from jaxspec.weights.rope_keys import read_rope, write_rope
@@ -40,6 +41,10 @@ def parse_config(content: dict, where: str = "config.json") -> ModelConfig:
     name, family = _family_of(content, where)
     keys = Keys(content, _DEFAULTS | family.defaults, where, family.names)
     _refuse_unread(keys, name, family)
+    if family.part:
+        part = keys.part(family.part)
+        keys = Keys(part.content, keys.defaults, part.where, family.names)
+        _refuse_unread(keys, name, family)
     hidden, layers = keys.count("hidden_size", 10**6), keys.count("num_hidden_layers", 1000)
     heads = keys.count("num_attention_heads", 10**4)
     head_dim = keys.optional_count("head_dim", 10**4) if family.own_head_dim else None
@@ -64,7 +69,7 @@ def parse_config(content: dict, where: str = "config.json") -> ModelConfig:
     if heads % config.num_kv_heads:
         raise keys.error("num_key_value_heads", f"a divisor of the {heads} heads")
     if head_dim % 2:
-        raise UserError(f"{where}: head_dim must be even, got {head_dim}")
+        raise UserError(f"{keys.where}: head_dim must be even, got {head_dim}")
     return config
 
 

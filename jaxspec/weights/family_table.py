@@ -9,61 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from jaxspec.config import ModelConfig
+from jaxspec.weights.family import Family, Fields
 from jaxspec.weights.keys import Keys
 from jaxspec.weights.params import HF_NAMES
 from jaxspec.weights.published import Published
-
-Fields = dict[str, Any]
-
-# keys of every family that change what is computed, unless they have these values or are null: nothing reads them
-UNREAD: Fields = {
-    "is_encoder_decoder": False,
-    "add_cross_attention": False,
-    "use_bidirectional_attention": False,
-    "pruned_heads": {},
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """What sets a family apart.
-
-    Attributes:
-      architecture: what transformers calls it.
-      defaults: of the keys that a config.json may leave out.
-      read: keys to the fields of a ModelConfig that are not every family's.
-      write: the inverse: such fields to keys.
-      window: keys to the length of windows; None where there are none.
-      pattern: which layers have one, by keys and the number of layers.
-      layer_types: a config may choose these layers.
-      published: the form of a base's files.
-      names: this family's names of keys, by LLaMA's.
-      own_head_dim: the width of a head can be another one than hidden_size / num_attention_heads.
-      mlp_factor: width of the MLP in hidden sizes, where a config does not say it.
-      local_rope: layers with a window may rotate with a base of their own.
-      partial_rope: a part of every head may be rotated.
-      unread: further keys that are refused, with the values that change nothing.
-    """
-
-    architecture: str
-    defaults: Fields = dataclasses.field(default_factory=dict)
-    read: Callable[[Keys], Fields] = lambda keys: {}
-    write: Callable[[ModelConfig], Fields] = lambda config: {}
-    window: Callable[[Keys], int | None] = lambda keys: None
-    pattern: Callable[[Keys, int], list[bool]] = lambda keys, layers: [True] * layers
-    layer_types: bool = False
-    published: Callable[[ModelConfig], Published] = lambda config: Published()
-    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    own_head_dim: bool = True
-    mlp_factor: int | None = None
-    local_rope: bool = False
-    partial_rope: bool = False
-    unread: Fields = dataclasses.field(default_factory=dict)
-
 
 _LONGEST_WINDOW = 2**31 - 1  # positions are 32-bit numbers
 _AROUND = {  # Gemma's names: its norms stand before and after each half
@@ -230,6 +182,19 @@ _GEMMA_DEFAULTS = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
+_GEMMA3 = Family(
+    "Gemma3ForCausalLM",
+    _GEMMA_DEFAULTS | {"max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
+    read=_gemma3,
+    write=_write_gemma,
+    window=_window,
+    pattern=_one_in(6),
+    layer_types=True,
+    published=lambda config: Published(_AROUND, norm_shift=1.0),
+    names={"hidden_act": "hidden_activation"},
+    local_rope=True,
+    unread={"attn_logit_softcapping": None},
+)
 
 FAMILIES: dict[str, Family] = {  # by model_type
     "llama": Family("LlamaForCausalLM", read=_biases, write=_write_biases),
@@ -266,18 +231,18 @@ FAMILIES: dict[str, Family] = {  # by model_type
         published=lambda config: Published(_AROUND, norm_shift=1.0),
         names={"hidden_act": "hidden_activation"},
     ),
-    "gemma3_text": Family(
-        "Gemma3ForCausalLM",
-        _GEMMA_DEFAULTS | {"max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
-        read=_gemma3,
-        write=_write_gemma,
-        window=_window,
-        pattern=_one_in(6),
-        layer_types=True,
-        published=lambda config: Published(_AROUND, norm_shift=1.0),
-        names={"hidden_act": "hidden_activation"},
-        local_rope=True,
-        unread={"attn_logit_softcapping": None},
+    "gemma3_text": _GEMMA3,
+    # with images, of which only the decoder is read; a config leaves out what is the default of its class
+    "gemma3": dataclasses.replace(
+        _GEMMA3,
+        defaults=_GEMMA3.defaults | {"vocab_size": 262208, "num_attention_heads": 8},
+        published=lambda config: Published(
+            _AROUND,
+            norm_shift=1.0,
+            aside=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+            prefixes=("language_model.model.", "model.language_model."),
+        ),
+        part="text_config",
     ),
     "phi3": Family(
         "Phi3ForCausalLM",

@@ -30,12 +30,14 @@ class Published:
         `gate_up_proj` (gate and up) or `query_key_value` (each key/value head's queries, its key and its value).
       norm_shift: added to the norms' scales: files hold w and the model multiplies with 1 + w (Gemma).
       aside: beginnings of the names of tensors that belong to no layer of the decoder and are left aside.
+      prefixes: beginnings of names that stand for `model.`, in files that hold more than the decoder.
     """
 
     names: Mapping[str, str] = dataclasses.field(default_factory=lambda: HF_NAMES)
     fused: tuple[str, ...] = ()
     norm_shift: float = 0.0
     aside: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
 
     def read(
         self, config: ModelConfig, tensors: Iterable[tuple[str, np.ndarray]], where: str
@@ -43,8 +45,10 @@ class Published:
         """Tensors of a file as one per parameter. Raises UserError for a fused one of another shape."""
         paths = tensor_names(config, self.names) if self.norm_shift else {}
         for name, array in tensors:
-            if name.startswith(self.aside) and self.aside:
+            if name.startswith(self.aside):
                 continue
+            prefix = next((prefix for prefix in self.prefixes if name.startswith(prefix)), None)
+            name = name if prefix is None else f"model.{name.removeprefix(prefix)}"
             stem, _, leaf = name.rpartition(".")
             kind = next((end for end in self.fused if stem.endswith(f".{end}")), None)
             if _is_norm(paths.get(name, "")):
