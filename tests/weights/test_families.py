@@ -213,7 +213,7 @@ READ = "rope_parameters original_max_position_embeddings"
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("mimo", "gemma3")])
 def test_every_key_of_the_class_of_transformers_is_read_refused_or_harmless(family):
-    """But of what has no class of its own. A key that is new in transformers fails here until someone has looked at it."""
+    """But of what has no class of its own. A key that is new there fails here until someone has looked at it."""
     from transformers import AutoConfig
 
     entry, seen = FAMILIES[family], set()
