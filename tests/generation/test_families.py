@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -78,4 +79,4 @@ def test_methods_with_layers_of_their_own_draft_over_other_shapes(method, loaded
 def test_layers_of_another_shape_are_not_copied(name, method, loaded):
     _, model = loaded(name)
     with pytest.raises(UserError, match=f"{method.name}: its layers cannot start as this base's.*use start random"):
-        method.init(None, model.base)
+        method.init(jax.random.key(0), model.base)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.bench.peers import cache_name
+
 WINDOW, ORIGINAL, LENGTH = 6, 12, 40  # texts are longer than windows and original contexts
 _COMMON = dict(
     vocab_size=64,
@@ -127,19 +129,16 @@ def torch_logits(model: Any, tokens: np.ndarray) -> np.ndarray:
         return model(torch.tensor(tokens, dtype=torch.long)[None]).logits[0].numpy()
 
 
-def torch_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
-    """The `count` tokens that transformers generates greedily, whatever ends a text."""
+def torch_greedy(model: Any, prompt: list[int], count: int, cached: bool = False) -> list[int]:
+    """The `count` likeliest tokens behind a prompt, one after the other, over transformers' cache or without one."""
     import torch
 
-    ids = torch.tensor([prompt])
+    ids, state, tokens, name = torch.tensor([prompt]), None, [], cache_name(model)
     with torch.no_grad():
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=count,
-            min_new_tokens=count,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    return out[0, len(prompt) :].tolist()
+        for _ in range(count):
+            out = model(ids, use_cache=cached, **({name: state} if cached else {}))
+            state = out[name] if cached else None
+            tokens.append(int(out.logits[0, -1].argmax()))
+            newest = torch.tensor([tokens[-1:]])
+            ids = newest if cached else torch.cat([ids, newest], dim=1)
+    return tokens
