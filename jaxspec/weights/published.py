@@ -106,8 +106,9 @@ def _taken_apart(config: ModelConfig, kind: str, array: np.ndarray, tensor: str)
 
 def _put_together(config: ModelConfig, name: str, parts: dict[str, np.ndarray]) -> np.ndarray:
     """The inverse of `_taken_apart`."""
+    ordered = [parts[part] for part in (("gate", "up") if "gate" in parts else "qkv")]
     if "query_key_value" not in name:
-        return np.concatenate(list(parts.values()))
-    rest = parts["q"].shape[1:]
-    heads = [part.reshape(config.num_kv_heads, -1, config.head_dim, *rest) for part in parts.values()]
+        return np.concatenate(ordered)
+    rest = ordered[0].shape[1:]
+    heads = [part.reshape(config.num_kv_heads, -1, config.head_dim, *rest) for part in ordered]
     return np.concatenate(heads, axis=1).reshape(-1, *rest)

@@ -1,5 +1,6 @@
 """GGUF files of families that differ from LLaMA by more than shapes."""
 
+import importlib
 import importlib.util
 import math
 
@@ -11,9 +12,10 @@ from jaxspec.generation.generate import generate
 from jaxspec.weights.gguf import GGUFFile
 from jaxspec.weights.load import load_model
 from tests.helpers.families import torch_greedy
-from tests.helpers.model import assert_same_params, random_params, tiny_config, write_gguf
+from tests.helpers.model import TOKENS, assert_same_params, random_params, tiny_config, write_gguf
 
 GEMMA3 = tiny_config(
+    vocab_size=len(TOKENS),
     num_layers=7,
     head_norms=True,
     norms="around",
@@ -48,7 +50,8 @@ def test_gemma_3_says_which_layers_have_windows(tmp_path):
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory):
     """Gemma 3 270M: our model, transformers', and its tokenizer."""
-    pytest.importorskip("torch")
+    for judge in ("torch", "accelerate"):
+        pytest.importorskip(judge, reason=f"transformers needs {judge} to read a GGUF file")
     if importlib.util.find_spec(PACKAGE) is None:
         pytest.skip(f"{PACKAGE} is not installed; docs/models.md has the command")
     import torch
