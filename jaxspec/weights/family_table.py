@@ -295,6 +295,6 @@ FAMILIES: dict[str, Family] = {  # by model_type
         },
         own_head_dim=False,
         mlp_factor=4,
-        unread={"alibi": False},
+        unread={"alibi": False, "apply_residual_connection_post_layernorm": False},
     ),
 }
