@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import math
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
@@ -75,8 +76,9 @@ def test_gemma_3_270m_splits_text_as_transformers(gemma):
 def test_gemma_3_270m_is_that_of_transformers(gemma):
     """Beyond the window of 512 tokens."""
     model, judge, _ = gemma
-    prompt = model.encode("The history of the city of Rome begins with")
-    expected = torch_greedy(judge, prompt, 560, cached=True)
-    [answer] = generate(autoregressive(model), [prompt], 560, chat=False)
+    readme = Path(__file__).parents[2] / "README.md"
+    prompt = model.encode_plain(readme.read_text())[:530]
+    expected = torch_greedy(judge, prompt, 48, cached=True)
+    [answer] = generate(autoregressive(model), [prompt], 48)
     count = len(answer.tokens)  # it may end the text, which transformers was told not to
-    assert answer.tokens == expected[:count] and count > 512
+    assert answer.tokens == expected[:count] and count > 8
