@@ -60,7 +60,7 @@ class Reach:
 
 
 @dataclasses.dataclass(frozen=True)
-class Scores:
+class Scoring:
     """How queries and keys make scores, beyond their scaled product.
 
     Attributes:
@@ -76,7 +76,7 @@ class Scores:
     joint: bool = False
 
     @classmethod
-    def of(cls, config: ModelConfig) -> Scores:
+    def of(cls, config: ModelConfig) -> Scoring:
         """Those of a base."""
         return cls(config.score_scale, config.score_cap, config.rotary_factor, config.joint_norms)
 
@@ -105,11 +105,11 @@ def attend(
     cached: tuple[jax.Array, jax.Array] | None = None,
     cached_mask: jax.Array | None = None,
     prefix: tuple[jax.Array, jax.Array] | None = None,
-    how: Scores = Scores(),
+    how: Scoring = Scoring(),
 ) -> jax.Array:
     """Grouped-query attention over the rows themselves, over the cache and over a prefix, softmaxed together.
 
-    Scores of the cache and of what is near (the prefix, then the rows) are computed apart and share one maximum and
+    Scoring of the cache and of what is near (the prefix, then the rows) are computed apart and share one maximum and
     one sum, so that no [R, S + P + R] mask is built. Query heads and rows of one key/value head are folded into one
     matrix.
 
@@ -163,7 +163,7 @@ def attend(
 
 
 def capped(x: jax.Array, cap: float | None) -> jax.Array:
-    """Scores or logits within a cap, smoothly; as they are without one."""
+    """Scoring or logits within a cap, smoothly; as they are without one."""
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
@@ -175,7 +175,7 @@ def normalised(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
 
 
 def unpacked(
-    qkv: jax.Array, norms: tuple[jax.Array, ...], angles: jax.Array, epsilon: float, how: Scores = Scores()
+    qkv: jax.Array, norms: tuple[jax.Array, ...], angles: jax.Array, epsilon: float, how: Scoring = Scoring()
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Rotated queries [B, R, H, Dh], rotated keys and values [B, R, K, Dh].
 
@@ -211,7 +211,7 @@ def attend_packed(
     cached_mask: jax.Array | None = None,
     prefix: tuple[jax.Array, jax.Array] | None = None,
     reach: Reach | None = None,
-    how: Scores = Scores(),
+    how: Scoring = Scoring(),
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`attend` from queries, keys and values as their product leaves them.
 
@@ -248,7 +248,7 @@ def attend_packed(
         return attend_step(qkv, norms, angles, *context[:2], *seen, epsilon)
 
     operands = (qkv, norms, angles, reach, mask, cached, cached_mask, prefix)
-    simple = how == Scores() and 2 * angles.shape[-1] == qkv.shape[-1]
+    simple = how == Scoring() and 2 * angles.shape[-1] == qkv.shape[-1]
     has_kernel = simple and _has_kernel(qkv, mask, cached, prefix, reach)
     return either(kernel, plain, *operands) if has_kernel else plain(*operands)
 

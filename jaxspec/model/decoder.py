@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxspec.config import ModelConfig
 from jaxspec.model.attention import (
     Context,
-    Scores,
+    Scoring,
     attend_packed,
     capped,
     causal_context,
@@ -133,12 +133,12 @@ class Attention(nn.Module):
 
     def queries_keys_values(self, x: jax.Array, angles: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Normalised states [B, R, D] to rotated queries [B, R, H, Dh], rotated keys and values [B, R, K, Dh]."""
-        return unpacked(*self._packed(x), angles, self.config.rms_norm_eps, Scores.of(self.config))
+        return unpacked(*self._packed(x), angles, self.config.rms_norm_eps, Scoring.of(self.config))
 
     def __call__(
         self, x: jax.Array, angles: jax.Array, *context: tuple | jax.Array | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        how = Scores.of(self.config)
+        how = Scoring.of(self.config)
         out, k, v = attend_packed(*self._packed(x), angles, self.config.rms_norm_eps, *context, how=how)
         return self.o(out), (k, v)
 
