@@ -109,7 +109,7 @@ def attend(
 ) -> jax.Array:
     """Grouped-query attention over the rows themselves, over the cache and over a prefix, softmaxed together.
 
-    Scoring of the cache and of what is near (the prefix, then the rows) are computed apart and share one maximum and
+    Scores of the cache and of what is near (the prefix, then the rows) are computed apart and share one maximum and
     one sum, so that no [R, S + P + R] mask is built. Query heads and rows of one key/value head are folded into one
     matrix.
 
@@ -163,7 +163,7 @@ def attend(
 
 
 def capped(x: jax.Array, cap: float | None) -> jax.Array:
-    """Scoring or logits within a cap, smoothly; as they are without one."""
+    """Scores or logits within a cap, smoothly; as they are without one."""
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
