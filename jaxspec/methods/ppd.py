@@ -167,4 +167,5 @@ class PPD(ProbeMethod):
         hidden = mean_normed(base, exits, weights)
         if self.head == "none":
             return base.draft_logits(hidden)
-        return product(hidden, trainable["head"].astype(hidden.dtype), preferred_element_type=wide(hidden))
+        head = trainable["head"].astype(hidden.dtype)
+        return base.finished(product(hidden, head, preferred_element_type=wide(hidden)))

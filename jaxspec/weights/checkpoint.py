@@ -18,7 +18,8 @@ from jaxspec.files import read_json
 from jaxspec.model.decoder import abstract_params
 from jaxspec.parallel.processes import is_leader
 from jaxspec.parallel.sharding import placed, put_beside
-from jaxspec.weights.hf import parse_config, write_config
+from jaxspec.weights.families import parse_config
+from jaxspec.weights.hf import write_config
 from jaxspec.weights.params import params_fingerprint
 from jaxspec.weights.parts import as_held, with_split_gates
 

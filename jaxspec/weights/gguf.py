@@ -15,11 +15,12 @@ from transformers import PreTrainedTokenizerFast
 from jaxspec.config import ModelConfig, RopeScaling
 from jaxspec.errors import UserError
 from jaxspec.model.rope import llama3_frequencies
+from jaxspec.weights.gguf_families import NAMES, family_fields
 from jaxspec.weights.gguf_parts import read_parts
 from jaxspec.weights.params import GGUF_NAMES, load_params
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types of the format
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
 _DIVISORS = "rope_freqs.weight"
 _DIGIT_TRIPLES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -72,14 +73,15 @@ class GGUFFile:
         if layers > len(names):
             raise UserError(f"{self.path}: {self.architecture}.block_count is {layers}, of {len(names)} tensors")
         theta = float(self._of_model("rope.freq_base", 10000.0))
-        return ModelConfig(
+        head_dim = self._count("attention.key_length", hidden // heads)
+        fields = dict(
             vocab_size=len(self._required("tokenizer.ggml.tokens")),
             hidden_size=hidden,
             intermediate_size=mlp,
             num_layers=layers,
             num_heads=heads,
             num_kv_heads=self._count("attention.head_count_kv", heads),
-            head_dim=self._count("attention.key_length", hidden // heads),
+            head_dim=head_dim,
             max_positions=longest,
             rope_theta=theta,
             rope_scaling=self._rope_scaling(theta),
@@ -89,6 +91,7 @@ class GGUFFile:
             head_norms="blk.0.attn_q_norm.weight" in names,
             sliding_window=self._of_model("attention.sliding_window") or None,
         )
+        return ModelConfig(**fields | family_fields(self.architecture, self._of_model, head_dim))
 
     def _rope_scaling(self, theta: float) -> RopeScaling | None:
         divisors = next((tensor.data for tensor in self._stored if tensor.name == _DIVISORS), None)
@@ -123,7 +126,8 @@ class GGUFFile:
     def load(self, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:
         """Config, parameters and fingerprint; weights are dequantized tensor by tensor."""
         config = self.config()
-        params, fingerprint = load_params(config, self._tensors(config), GGUF_NAMES, dtype, str(self.path), mesh)
+        names = NAMES.get(self.architecture, GGUF_NAMES)
+        params, fingerprint = load_params(config, self._tensors(config), names, dtype, str(self.path), mesh)
         return config, params, fingerprint
 
     def eos_tokens(self) -> tuple[int, ...]:

@@ -25,8 +25,9 @@ from jaxspec.model.gpu import has_bfloat16
 from jaxspec.parallel.processes import is_leader, wait_for_all
 from jaxspec.parallel.sharding import make_mesh, mesh_of, put_beside
 from jaxspec.weights.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
+from jaxspec.weights.families import read_config
 from jaxspec.weights.gguf import GGUFFile
-from jaxspec.weights.hf import eos_tokens, load_directory, read_config, save_directory
+from jaxspec.weights.hf import eos_tokens, load_directory, save_directory
 from jaxspec.weights.layouts import Copies, Layouts, block_for, in_blocks, kernels_by_shape, read_layouts
 from jaxspec.weights.shapes import SHAPES
 from jaxspec.weights.sharing import Shared, join_shared, read_shared

@@ -73,7 +73,7 @@ def _tensor_name(path: str, names: dict[str, str]) -> str:
     if rest in names:
         return prefix + names[rest]
     part, _, leaf = rest.rpartition("/")
-    return prefix + names[part] + {"kernel": ".weight", "bias": ".bias"}[leaf]
+    return prefix + names[part] + {"kernel": ".weight", "scale": ".weight", "bias": ".bias"}[leaf]
 
 
 def stored_transposed(path: str) -> bool:
@@ -122,7 +122,7 @@ def load_params(
         digests[path] = tensor_digest(array)
         waiting[path] = np.array(array, param_dtype(path, dtype), order="C")  # a copy: files may be mapped into memory
         waiting = join_parts(config, waiting)
-        for whole in [path for path in waiting if not is_part(path)]:
+        for whole in [path for path in waiting if not is_part(config, path)]:
             params[whole] = _placed(waiting.pop(whole), whole, mesh)
     missing = [name for name, path in expected.items() if path not in digests]
     if missing:

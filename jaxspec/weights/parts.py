@@ -31,9 +31,9 @@ def join_parts(config: ModelConfig, flat: Flat) -> Flat:
     return join_gates(flat) if _pairs() else flat
 
 
-def is_part(path: str) -> bool:
+def is_part(config: ModelConfig, path: str) -> bool:
     """Whether a file's tensor is only a part of one of a base's parameters."""
-    parts = [f"/attention/{name}/" for name in "qkv"] + ([_GATE, _UP] if _pairs() else [])
+    parts = [f"/attention/{name}/" for name in "qkv"] + ([_GATE, _UP] if _pairs() and config.gated else [])
     return any(part in path for part in parts)
 
 
