@@ -190,14 +190,16 @@ def _torch(shard: Path) -> ModuleType:
     return torch
 
 
-def load_directory(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:
+def load_directory(
+    folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None, form: str = ""
+) -> tuple[ModelConfig, dict, str]:
     """Config, parameters and fingerprint of a Hugging Face directory, read tensor by tensor.
 
-    For `dtype` and `mesh` see `load_params`. Raises UserError where a file is missing, truncated or does not match.
+    For `dtype`, `mesh` and `form` see `load_params`. Raises UserError where a file is missing, truncated or does not match.
     """
     config = read_config(folder)
     tensors = itertools.chain.from_iterable(map(_read_shard, _shards(folder)))
-    params, fingerprint = load_params(config, tensors, HF_NAMES, dtype, str(folder), mesh)
+    params, fingerprint = load_params(config, tensors, HF_NAMES, dtype, str(folder), mesh, form)
     return config, params, fingerprint
 
 
