@@ -21,7 +21,8 @@ def draft_source(draft: Model | str | Path, model: Model, **settings: Any) -> tu
     """A base that drafts for another one, and a warning, if there is one.
 
     Args:
-      draft: the draft model, or its name or path, to be loaded on the same devices and in the same dtype, its weights as floats.
+      draft: the draft model, or its name or path, to be loaded on the same devices and in the same dtype; its
+        weights are floats.
       model: whom it drafts for.
       settings: of `DraftModel`, other than the defaults.
 

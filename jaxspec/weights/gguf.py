@@ -258,7 +258,7 @@ def _unpermute(array: np.ndarray, heads: int) -> np.ndarray:
 
 
 _GROUP = 32  # weights of a block, in all formats here
-_BLOCKS = {  # its bytes: float16 numbers, the scale and perhaps a minimum, then whole numbers, two in a byte where uint8
+_BLOCKS = {  # float16 numbers, the scale and perhaps a minimum, then whole numbers, two in a byte where uint8
     GGMLQuantizationType.Q4_0: (1, np.uint8),
     GGMLQuantizationType.Q4_1: (2, np.uint8),
     GGMLQuantizationType.Q8_0: (1, np.int8),

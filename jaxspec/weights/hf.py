@@ -195,7 +195,10 @@ def load_directory(
 ) -> tuple[ModelConfig, dict, str]:
     """Config, parameters and fingerprint of a Hugging Face directory, read tensor by tensor.
 
-    For `dtype`, `mesh` and `form` see `load_params`. Raises UserError where a file is missing, truncated or does not match.
+    For `dtype`, `mesh` and `form` see `load_params`.
+
+    Raises:
+      UserError: a file is missing, truncated or does not match.
     """
     config = read_config(folder)
     tensors = itertools.chain.from_iterable(map(_read_shard, _shards(folder)))

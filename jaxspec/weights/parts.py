@@ -73,9 +73,13 @@ def join_gates(flat: Flat) -> Flat:
     joined, flat = {}, dict(flat)
     for gate in [path for path in flat if _GATE in path and path.replace(_GATE, _UP) in flat]:
         pair = alike([flat.pop(gate), flat.pop(gate.replace(_GATE, _UP))])
-        stack = jnp.stack if isinstance(jax.tree.leaves(pair)[0], jax.Array) else np.stack
-        joined[gate.replace(_GATE, _PAIR)] = jax.tree.map(lambda *two: stack(two), *pair)
+        joined[gate.replace(_GATE, _PAIR)] = jax.tree.map(_side_by_side, *pair)
     return flat | joined
+
+
+def _side_by_side(*parts: Any) -> Any:
+    """[in, out] each, as [2, in, out]."""
+    return (jnp.stack if isinstance(parts[0], jax.Array) else np.stack)(parts)
 
 
 def _split_qkv(config: ModelConfig, flat: Flat) -> Flat:
