@@ -76,17 +76,32 @@ class Quantized:
 
     def dense(self, dtype: jnp.dtype) -> jax.Array:
         """The kernel [..., in, out] written out."""
+        *more, rows, columns = self.shape
+        parts = [part.reshape(*more, self.scales.shape[-2], -1, columns) for part in self.dense_parts(dtype)]
+        return jnp.concatenate(parts, axis=-2).reshape(*more, rows, columns)
+
+    def dense_parts(self, dtype: jnp.dtype) -> list[jax.Array]:
+        """The same in parts [..., in / P, out]: the P numbers of every byte, whose rows are those of `split_rows`."""
         *more, rows, columns = self.values.shape
-        numbers = self.values.reshape(*more, self.scales.shape[-2], -1, columns)  # [..., G, in / G, out]
-        if self.per_byte == 2:
-            numbers = jnp.concatenate([numbers & 15, numbers >> 4], axis=-2)
-        numbers = numbers.astype(jnp.float32)
-        if self.per_byte == 2 and self.minima is None:
-            numbers = numbers - _MIDDLE
-        weights = numbers * self.scales[..., None, :].astype(jnp.float32)
+        bytes_ = self.values.reshape(*more, self.scales.shape[-2], -1, columns)  # [..., G, in / G / P, out]
+        parts = [bytes_] if self.per_byte == 1 else [bytes_ & 15, bytes_ >> 4]
+        scales, lowest = self.scales[..., None, :].astype(jnp.float32), 0.0
         if self.minima is not None:
-            weights = weights + self.minima[..., None, :].astype(jnp.float32)
-        return weights.reshape(*more, rows * self.per_byte, columns).astype(dtype)
+            lowest = self.minima[..., None, :].astype(jnp.float32)
+        elif self.per_byte == 2:
+            lowest = -_MIDDLE * scales
+        weights = (part.astype(jnp.float32) * scales + lowest for part in parts)
+        return [part.astype(dtype).reshape(*more, rows, columns) for part in weights]
+
+    def split_rows(self, x: jax.Array) -> list[jax.Array]:
+        """[..., in] as its parts [..., in / P] that `dense_parts` are multiplied with."""
+        grouped = x.reshape(*x.shape[:-1], self.scales.shape[-2], self.per_byte, -1)
+        return [grouped[..., half, :].reshape(*x.shape[:-1], -1) for half in range(self.per_byte)]
+
+    def join_rows(self, parts: list[jax.Array]) -> jax.Array:
+        """The opposite of `split_rows`."""
+        grouped = [part.reshape(*part.shape[:-1], self.scales.shape[-2], -1) for part in parts]
+        return jnp.stack(grouped, axis=-2).reshape(*parts[0].shape[:-1], -1)
 
     def astype(self, dtype: jnp.dtype) -> jax.Array:
         """`dense`: what starts as a copy of a kernel is a plain one."""

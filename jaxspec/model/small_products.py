@@ -16,7 +16,7 @@ from jax import lax
 from jaxspec.model.gpu import either, has_kernels
 from jaxspec.model.quantized import Quantized
 
-_PART = {"cpu": 2**17, "default": 2**22}  # weights that are written out at a time
+_PART = {"cpu": 2**20, "default": 2**22}  # weights that are written out at a time
 
 
 def small_products(rows: jax.Array, kernels: Quantized, dtype: jnp.dtype) -> jax.Array:
@@ -85,11 +85,12 @@ def _scaled_back(gradient: jax.Array, kernels: Quantized) -> jax.Array:
 
 
 def _at_once(rows: jax.Array, kernels: Quantized) -> jax.Array:
-    return _multiply(rows, kernels.dense(rows.dtype))
+    parts = zip(kernels.split_rows(rows), kernels.dense_parts(rows.dtype), strict=True)
+    return sum(_multiply(*part) for part in parts)
 
 
 def _at_once_back(gradient: jax.Array, kernels: Quantized) -> jax.Array:
-    return _multiply_back(gradient, kernels.dense(gradient.dtype))
+    return kernels.join_rows([_multiply_back(gradient, part) for part in kernels.dense_parts(gradient.dtype)])
 
 
 def _width(size: int, kernels: Quantized) -> tuple[int, int, int]:

@@ -148,8 +148,9 @@ def _placed(array: np.ndarray | Quantized, path: str, mesh: Mesh | None) -> jax.
     return jax.block_until_ready(put(tree, tree_shardings(mesh, tree))[path])
 
 
-def tensor_digest(array: np.ndarray | jax.Array) -> str:
+def tensor_digest(array: np.ndarray | jax.Array | Quantized) -> str:
     """A hash of a few evenly spaced elements, rounded to bfloat16 so that the stored precision does not matter."""
+    array = array.dense(array.dtype) if is_quantized(array) else array
     count = array.size
     index = np.unravel_index(np.linspace(0, count - 1, min(count, _SAMPLES)).astype(int), array.shape)
     return hashlib.sha256(host(array[index]).astype(ml_dtypes.bfloat16).tobytes()).hexdigest()
@@ -160,6 +161,18 @@ def fingerprint(config: ModelConfig, digests: dict[str, str]) -> str:
     shape = f"{config.num_layers} {config.hidden_size} {config.vocab_size} {config.rope_theta} {config.rope_scaling}"
     text = shape + "".join(f"{path} {digests[path]}" for path in sorted(digests))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def tuned_fingerprint(config: ModelConfig, params: dict, before: str) -> str:
+    """The fingerprint of a base that was tuned from one of fingerprint `before`.
+
+    Beside quantized kernels corrections stay: there it names `before` and them.
+    """
+    if not any(map(is_quantized, jax.tree.leaves(params, is_leaf=is_quantized))):
+        return params_fingerprint(config, params)
+    flat = jax.tree.leaves_with_path(params)
+    digests = {jax.tree_util.keystr(path, simple=True, separator="/"): tensor_digest(leaf) for path, leaf in flat}
+    return fingerprint(config, digests | {"before": before})
 
 
 def params_fingerprint(config: ModelConfig, params: dict) -> str:
