@@ -54,8 +54,9 @@ class AnsweredPrompt:
 
 
 def cache_file(model: Model, data: DataConfig, limit: int) -> Path:
-    """The cache file of the base's answers of at most `limit` tokens: one per base and form of its weights, prompts and settings
-    of answers.
+    """The cache file of the base's answers of at most `limit` tokens.
+
+    There is one per base and form of its weights, prompts and settings of answers.
     """
     keys = [_key(source, data, limit) for source in data.text_sources]
     shares = repr([(key, float(source.weight)) for key, source in zip(keys, data.text_sources, strict=True)])
