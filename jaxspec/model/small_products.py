@@ -44,6 +44,8 @@ def _forward(rows: jax.Array, kernels: Quantized, dtype: str) -> tuple[jax.Array
 
 def _backward(dtype: str, kept: tuple[Quantized, jax.Array], gradient: jax.Array) -> tuple[jax.Array, None]:
     kernels, like = kept
+    # or what the forward pass writes out would be kept for this one
+    kernels, gradient = lax.optimization_barrier((kernels, gradient))
     if _on_mesh():
         backward = _scaled_back if kernels.by_column else _at_once_back
         return backward(gradient, kernels).astype(like.dtype), None
@@ -94,17 +96,18 @@ def _at_once_back(gradient: jax.Array, kernels: Quantized) -> jax.Array:
 
 
 def _width(size: int, kernels: Quantized) -> tuple[int, int, int]:
-    """Columns of a part of so many weights, how many such parts there are, and how many columns are left."""
+    """Columns of a part of so many weights, how many such parts there are, and how many columns are left.
+
+    There are two at least: XLA would write out what is no loop long before it is multiplied, all kernels at once.
+    """
     count, rows, columns = kernels.shape
-    width = min(max(size // (count * rows) // 64 * 64, 64), columns)
+    width = min(max(size // (count * rows) // 64 * 64, 64), -(-columns // 2))
     return width, *divmod(columns, width)
 
 
 def _in_parts(size: int, rows: jax.Array, kernels: Quantized) -> jax.Array:
     """A part of the columns after the other."""
     width, parts, rest = _width(size, kernels)
-    if parts == 1 and not rest:
-        return _at_once(rows, kernels)
     y = lax.map(lambda i: _at_once(rows, kernels.part(i * width, width)), jnp.arange(parts))  # [parts, C, R, width]
     y = jnp.moveaxis(y, 0, 2).reshape(len(kernels.values), len(rows), -1)
     if rest:
@@ -148,4 +151,7 @@ def small_note(kernel: Quantized, divided: bool) -> str:
         return "weights in few bits take less memory on a CPU, and more time than float32: see docs/small-weights.md"
     if kernel.by_column or (has_kernels() and not divided):
         return ""
-    return "weights in groups are written out before every product on these devices; int8 has a scale per column"
+    return (
+        "weights in groups have no kernel of their own on these devices: they are written out for every product, in "
+        "parts or one by one; int8 has a scale per column"
+    )

@@ -19,6 +19,7 @@ from jaxspec.methods import PPD, SPACE, DFlash, DraftModel, Eagle, Medusa, Suffi
 from jaxspec.model.blocks import Corrected
 from jaxspec.training.data import cache_file
 from jaxspec.training.step import Update, first_state, train_step
+from jaxspec.trees import chain
 from jaxspec.weights.quantizing import small_tree
 from tests.helpers.methods import batch_of, sequence, trained, union, untrained_drafter
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
@@ -96,7 +97,7 @@ def test_low_rank_corrections_stay_beside_its_kernels(form):
     assert tuned.fingerprint not in (model.fingerprint, "")
     prompts = make_prompts(2)
     reference = generate(autoregressive(tuned), prompts, 12)
-    drafter = untrained_drafter(final.method, tuned, "chain:2", final.trainable)
+    drafter = untrained_drafter(final.method, tuned, chain(2), final.trainable)
     assert [a.tokens for a in generate(drafter, prompts, 12)] == [a.tokens for a in reference]
 
 

@@ -145,7 +145,7 @@ def test_shapes_alone_are_those_of_weights(file):
 
 @pytest.mark.parametrize(
     ("form", "message"),
-    [("int5", "weights 'int5' are unknown; did you mean"), ("q4", "use one of int8, int4, int4-64")],
+    [("int5", "weights 'int5' are unknown .did you mean 'int8'"), ("q4", "use one of int8, int4, int4-64")],
 )
 def test_unknown_forms_are_named(form, message):
     with pytest.raises(UserError, match=message):
