@@ -83,11 +83,14 @@ def count_kernels(text: str, matrices: Collection[tuple[int, int]] = ()) -> Kern
     Of a conditional the branch with most kernels counts; a loop counts as often as it runs, once where that is unknown.
 
     Args:
-      text: what `compiled.as_text()` returns. Where the program is a loop, its body counts.
+      text: what `compiled.as_text()` returns. Where most of the program is one loop, its body counts.
       matrices: shapes [in, out] of the layers' matrices.
     """
     program = parse_program(text)
-    return _count(program, program.loop_body(), matrices)
+    step, whole = (
+        _count(program, each, matrices) for each in (program.loop_body(), program.computations[program.entry])
+    )
+    return step if 2 * step.total >= whole.total else whole
 
 
 def _count(program: Program, computation: Computation, matrices: Collection[tuple[int, int]]) -> KernelCounts:

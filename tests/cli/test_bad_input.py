@@ -53,7 +53,6 @@ def refuses(capsys, monkeypatch):
         (["--prompt", "x", "--max-length", "22"], "exceeds max-length, 22; "),
         (["--prompt", "x", "--dtype", "int4"], "dtype 'int4' is unknown"),
         (["--prompt", "x", "--weights", "q4"], "weights 'q4' are unknown; use one of int8, int4, int4-64"),
-        (["--dry-run", "--weights", "q4"], "weights 'q4' are unknown"),
         (["--prompt", "x", "--model", "/no/such/model"], "no such file or directory"),
         (["--prompt", "x", "--adapter", "/no/such/adapter"], "no adapter there"),
         (["--prompt", "x", "--batch-size", "0"], "batch-size"),
