@@ -149,7 +149,11 @@ def small_note(kernel: Quantized, divided: bool) -> str:
     """
     if jax.default_backend() == "cpu":
         return "weights in few bits take less memory on a CPU, and more time than float32: see docs/small-weights.md"
-    if kernel.by_column or (has_kernels() and not divided):
+    if kernel.by_column and (jax.default_backend() != "gpu" or has_kernels()):
+        return ""
+    if kernel.by_column:
+        return "int8 weights save memory and not time on this GPU: they are written out in 16 bits for every product"
+    if has_kernels() and not divided:
         return ""
     return (
         "weights in groups have no kernel of their own on these devices: they are written out for every product, in "

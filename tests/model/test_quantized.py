@@ -170,3 +170,18 @@ def test_products_over_a_mesh(name, spec):
     with jax.set_mesh(mesh):
         found = jax.jit(jax.value_and_grad(loss))(x, jax.tree.map(lies, small))
     jax.tree.map(assert_close, found, jax.value_and_grad(loss)(x, small.dense(jnp.float32)))
+
+
+def test_devices_without_a_kernel_say_so(monkeypatch):
+    assert "and more time" in small_products.small_note(quantized("int8"), False)  # here
+    for capable, backend, divided, said in (
+        (True, "gpu", False, ("", "")),
+        (True, "gpu", True, ("", "in parts or one by one")),
+        (False, "gpu", False, ("written out in 16 bits", "in parts or one by one")),
+        (False, "tpu", False, ("", "in parts or one by one")),
+    ):
+        monkeypatch.setattr(small_products, "has_kernels", lambda capable=capable: capable)
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        for form, words in zip(("int8", "int4"), said, strict=True):
+            note = small_products.small_note(KERNELS[form](), divided)
+            assert words in note and bool(note) == bool(words)
