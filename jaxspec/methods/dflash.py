@@ -35,6 +35,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.decoder import RMSNorm, for_products
+from jaxspec.model.quantized import dense
 from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers
 
@@ -143,7 +144,7 @@ class DFlash(Method):
         if self.start == "base":
             check_plain(self.name, c)
             first = c.num_layers - self.layers
-            layers = [base.params[f"layers_{first + i}"] for i in range(self.layers)]
+            layers = [dense(base.params[f"layers_{first + i}"]) for i in range(self.layers)]
             for i, params in enumerate(layers):
                 trainable[f"layer{i + 1}"] |= copied_layer(c, params)  # norms of heads that the base lacks stay
             trainable["fuse"] = {"kernel": jnp.eye(len(taps) * c.hidden_size, c.hidden_size)}

@@ -34,6 +34,7 @@ from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.blocks import columns
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.decoder import Decoder, param_dtype
+from jaxspec.model.quantized import dense
 
 _EMBEDDINGS = ("embedding", "lm_head")
 
@@ -108,7 +109,7 @@ class DraftModel(Method):
                 )
             return Decoder(config).init(key, jnp.zeros((1, 1), jnp.int32))["params"]
         kept = {f"layers_{i}": base.params[f"layers_{layer}"] for i, layer in enumerate(self.layers)}
-        return jax.tree.map(lambda x: x.astype(jnp.float32), kept | {"norm": base.params["norm"]})
+        return jax.tree.map(lambda x: x.astype(jnp.float32), dense(kept) | {"norm": base.params["norm"]})
 
     def as_draft_model(self, trainable: PyTree, base: Base) -> Base:
         """The draft model; where it is made of the base's layers, with the base's embeddings."""

@@ -37,6 +37,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.decoder import Attention, Layer, Linear, RMSNorm, for_products
+from jaxspec.model.quantized import dense
 from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers
 from jaxspec.parallel.sharding import divided
@@ -121,7 +122,7 @@ class Eagle(Method):
         D, keys = c.hidden_size, jax.random.split(key, 4)
         if self.start == "base":
             check_plain(self.name, base.decoder.config)
-            layer = jax.tree.map(lambda x: x.astype(wide(x)), base.params[f"layers_{c.num_layers - 1}"])
+            layer = jax.tree.map(lambda x: x.astype(wide(x)), dense(base.params[f"layers_{c.num_layers - 1}"]))
             fc, scale = jnp.eye(len(taps) * D, D), base.params["norm"]["scale"]
             norm = scale.astype(wide(scale))
             of_embedding = jnp.zeros_like(layer["attention"]["qkv"]["kernel"])

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.model.attention import Context
-from jaxspec.model.blocks import columns, product, wide
+from jaxspec.model.blocks import fewer_columns, product, wide
 from jaxspec.model.cache import Cache
 from jaxspec.model.decoder import Decoder, Skip, finished
+from jaxspec.model.quantized import Quantized
 
 
 @flax.struct.dataclass
@@ -18,11 +19,11 @@ class DraftVocabulary:
 
     Attributes:
       ids: [V'] int32.
-      columns: [D, V'], their part of the vocabulary projection.
+      columns: [D, V'], their part of the vocabulary projection, quantized where that is.
     """
 
     ids: jax.Array
-    columns: jax.Array
+    columns: jax.Array | Quantized
 
 
 @flax.struct.dataclass
@@ -140,6 +141,6 @@ class Base:
 
 
 @jax.jit
-def _projection(lm_head: jax.Array, ids: jax.Array) -> jax.Array:
+def _projection(lm_head: jax.Array | Quantized, ids: jax.Array) -> jax.Array | Quantized:
     """The columns [D, V'] of some tokens [V']."""
-    return columns(lm_head, ids).T
+    return fewer_columns(lm_head, ids)

@@ -22,20 +22,25 @@ from jaxspec.weights.shards import WEIGHTS, differ, find_shards, read_tensors
 _SHARD_BYTES = 5 * 10**9
 
 
-def load_directory(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:
+def load_directory(
+    folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None, form: str = ""
+) -> tuple[ModelConfig, dict, str]:
     """Config, parameters and fingerprint of a Hugging Face directory, read tensor by tensor.
 
-    For `dtype` and `mesh` see `load_params`. Raises UserError where a file is missing, truncated or does not match.
+    For `dtype`, `mesh` and `form` see `load_params`.
+
+    Raises:
+      UserError: a file is missing, truncated or does not match.
     """
     file = folder / "config.json"
     content, shards = read_json(file), find_shards(folder)
     config = parse_config(content, str(file))
-    form = published_form(config, content)
-    if config.tie_embeddings and differ(shards, (form.names["embedding"], form.names["lm_head"])):
+    published = published_form(config, content)
+    if config.tie_embeddings and differ(shards, (published.names["embedding"], published.names["lm_head"])):
         config = dataclasses.replace(config, tie_embeddings=False)  # as transformers has it: the file's own head counts
-        form = published_form(config, content)
-    tensors = form.read(config, read_tensors(folder, shards), str(folder))
-    params, fingerprint = load_params(config, tensors, form.names, dtype, str(folder), mesh)
+        published = published_form(config, content)
+    tensors = published.read(config, read_tensors(folder, shards), str(folder))
+    params, fingerprint = load_params(config, tensors, published.names, dtype, str(folder), mesh, form)
     return config, params, fingerprint
 
 
