@@ -37,12 +37,15 @@ class PromptReader:
     def __init__(
         self, base: Base, decoding: Decoding, request: Request, capacity: int, best: int | None, prefixes: Prefixes
     ):
-        self._base, self._decoding, self._request, self._capacity, self._best = base, decoding, request, capacity, best
+        length = np.array([len(request.ids) + request.max_new_tokens], np.int32)
+        self._base, self._decoding = base.for_texts(length), decoding.replace(base=decoding.base.for_texts(length))
+        self._request, self._capacity, self._best = request, capacity, best
         self._seeds = np.array([request.seed % 2**32], np.uint32)
         self._prefixes = prefixes
-        parts = [] if request.prompt_logprobs else prefixes.find(request.ids)  # they have no log-probabilities
+        self._long = self._base.long is not None and bool(self._base.long[0])
+        parts = [] if request.prompt_logprobs else prefixes.find(request.ids, self._long)  # they have no such scores
         self.cached = self._next = len(parts) * prefixes.width
-        self._reading = joined(base, decoding, parts, capacity)
+        self._reading = joined(self._base, self._decoding, parts, capacity)
         self.scores: list[Scores] = []
 
     @property
@@ -57,7 +60,7 @@ class PromptReader:
         chunk = (*pad_tokens([ids[begin : self._next]], W), self._seeds)
         self._reading = read(self._base, self._decoding, self._reading, *chunk, capacity=self._capacity)
         if self._next == begin + W:
-            self._prefixes.keep(ids[: self._next], lambda: cut(self._decoding, self._reading))
+            self._prefixes.keep(ids[: self._next], lambda: cut(self._decoding, self._reading), self._long)
         if self._request.prompt_logprobs:
             following = ids[begin + 1 : begin + W + 1]
             scores = _scores(self._base, self._reading.last, pad_tokens([following], W)[0], best=self._best)

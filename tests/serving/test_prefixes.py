@@ -55,6 +55,15 @@ def test_a_prompt_that_does_not_fit_keeps_its_beginning():
     assert found(prefixes, "abcdefgh") == "abcd" and len(prefixes) == 2
 
 
+def test_long_texts_are_apart():
+    """Their positions are others, so what was read of the same tokens is another thing."""
+    prefixes = Prefixes(count=8, width=2)
+    keep(prefixes, "abcd")
+    prefixes.keep("ab", lambda: "long ab", long=True)
+    assert prefixes.find("abcde") == ["ab", "abcd"]
+    assert prefixes.find("abcde", long=True) == ["long ab"]
+
+
 def test_nothing_is_kept_where_nothing_may_be():
     prefixes = Prefixes(count=0, width=2)
     prefixes.keep("ab", None)
