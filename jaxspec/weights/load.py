@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +16,11 @@ from transformers import PreTrainedTokenizerBase
 
 from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.errors import UserError, first_line, suggest
-from jaxspec.files import swap_folder
+from jaxspec.files import replacing
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import least_rows
 from jaxspec.model.decoder import Decoder
-from jaxspec.parallel.processes import is_leader, wait_for_all
+from jaxspec.parallel.processes import is_leader, leader_in, wait_for_all
 from jaxspec.parallel.sharding import make_mesh, mesh_of, put_beside
 from jaxspec.weights.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
 from jaxspec.weights.gguf import GGUFFile
@@ -129,16 +128,15 @@ class Model:
         messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
         return self.encode_messages(messages, written if chat else None)
 
-    def encode_messages(self, messages: Sequence[dict[str, str]], template: str | None) -> list[int]:
+    def encode_messages(self, messages: Sequence[dict[str, Any]], template: str | None, **settings: Any) -> list[int]:
         """Token ids of messages, role and content of each: inside a chat template, or with blank lines between.
 
-        A template that refuses them raises what it likes.
+        `settings` are of `apply_chat_template`. A template that refuses them raises what it likes.
         """
+        settings = {"add_generation_prompt": True} | settings
         if not template:
             return self.tokenizer.encode("\n\n".join(message["content"] for message in messages))
-        return self.tokenizer.apply_chat_template(
-            messages, chat_template=template, add_generation_prompt=True, return_dict=False
-        )
+        return self.tokenizer.apply_chat_template(messages, chat_template=template, return_dict=False, **settings)
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text of any length as it is, without special tokens. Raises UserError as `encode`."""
@@ -273,19 +271,17 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 def save_model(model: Model, folder: Path, form: Literal["huggingface", "orbax"] = "huggingface") -> None:
     """Write a base with its tokenizer, so that `load_model` takes the folder, and transformers where it has that form.
 
-    An older folder of that name stays until the new one is whole. Raises UserError where it cannot be written.
+    An older folder of that name stays until the new one is whole. Raises UserError where it cannot be written, or
+    another process is writing it.
     """
     save = save_directory if form == "huggingface" else save_checkpoint
     new = folder.with_name(f".{folder.name}.tmp")
     try:
-        if is_leader():
-            shutil.rmtree(new, ignore_errors=True)
-        wait_for_all("save")
-        save(new, model.config, model.params, model.eos)
-        wait_for_all("saved")
-        if is_leader():
-            if model.tokenizer:
+        with leader_in(replacing(folder, new)):
+            wait_for_all("save")
+            save(new, model.config, model.params, model.eos)
+            wait_for_all("saved")
+            if is_leader() and model.tokenizer:
                 model.tokenizer.save_pretrained(new)
-            swap_folder(new, folder)
     except (OSError, ValueError, SafetensorError) as error:  # a full disk has many names
         raise UserError(f"{folder}: the base cannot be written there ({first_line(error)})") from None
