@@ -138,7 +138,7 @@ def start(
     states = _observe(decoding, reading, last.length, first, seeds)
     trees, room = shape.begin(B), width + shape.depth + 1
     counts = jnp.minimum(limits, 1)
-    done = (counts >= limits) | jnp.isin(first, decoding.eos)
+    done = (counts >= limits) | decoding.ends(first[:, None])[:, 0]
     costs = decoding.costs
     pace = None if costs is None else Pace.begin(~done, costs[:, 0])
     offers = decoding.offers(decoding.draft_contexts(trees, seeds, first, lengths, cache), states, done, pace)
