@@ -63,7 +63,7 @@ def test_repeated_blank_and_long_prompts_are_left_out(model, write, capsys):
     data = DataConfig(prompts=file, held_out=2, answers=100, max_prompt_tokens=24)
     assert sorted(prompt.text for prompt in select_prompts(model, data)) == ["a", "b", "c", "d", "e"]
     assert capsys.readouterr().err == "left out, more than 24 tokens: 1 prompts\n"
-    with pytest.raises(UserError, match="data.jsonl:4: the prompt in column 'prompt' is empty"):
+    with pytest.raises(UserError, match=r"data.jsonl:4: the prompt in column 'prompt' is empty"):
         read_prompts(file)  # whoever decodes them gets one answer each
     with pytest.raises(UserError, match="5 prompts of at most 24 tokens are not enough to hold out 5"):
         select_prompts(model, DataConfig(prompts=file, held_out=5, max_prompt_tokens=24))
