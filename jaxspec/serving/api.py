@@ -27,11 +27,12 @@ from jaxspec.generation.prompts import TooLong
 from jaxspec.serving.chat import Chat
 from jaxspec.serving.engine import Engine
 from jaxspec.serving.fields import ApiError
+from jaxspec.serving.merge import merged
 from jaxspec.serving.messages import encode_chat
 from jaxspec.serving.metrics import Metrics
 from jaxspec.serving.protocol import Asked, Prompt, parse
 from jaxspec.serving.replies import Choice, Replies
-from jaxspec.serving.request import Busy, Closed, Piece
+from jaxspec.serving.request import Busy, Closed
 from jaxspec.serving.tokens import detokenize, parse_tokens, tokenize
 from jaxspec.weights.spelling import Spelling
 
@@ -175,7 +176,7 @@ class Api:
         if asked.stream:
             return StreamingResponse(self._events(asked, replies, choices, logged), media_type="text/event-stream")
         with logged:
-            async for _ in self._merged(choices, request):
+            async for _ in merged(choices, self._metrics, self._engine.limits.seconds, request):
                 pass
         return JSONResponse(replies.whole(choices))
 
@@ -271,57 +272,15 @@ class Api:
             with logged:
                 for opening in replies.openings(choices):
                     yield _event(opening)
-                async with contextlib.aclosing(self._merged(choices)) as merged:
-                    async for index, piece in merged:
+                pieces = merged(choices, self._metrics, self._engine.limits.seconds)
+                async with contextlib.aclosing(pieces):
+                    async for index, piece in pieces:
                         yield _event(replies.chunk(index, choices, piece))
                 if asked.usage:
                     yield _event(replies.closing(choices))
         except ApiError as error:
             yield _event(error.body())
         yield "data: [DONE]\n\n"
-
-    async def _merged(self, choices: list[Choice], request: Request | None = None) -> AsyncIterator[tuple[int, Piece]]:
-        """The pieces of all choices as they come, until the client of the request disconnects.
-
-        All choices are cancelled when it ends early.
-        """
-        pieces: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
-
-        async def pump(index: int, choice: Choice) -> None:
-            try:
-                async for piece in self._metrics.watch(choice.answer):
-                    pieces.put_nowait((index, piece))
-            except Exception as error:
-                pieces.put_nowait((index, error))
-
-        async def watch_client() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-            pieces.put_nowait((0, ClientDisconnect()))
-
-        tasks = [asyncio.ensure_future(pump(*item)) for item in enumerate(choices)]
-        if request is not None:
-            tasks.append(asyncio.ensure_future(watch_client()))
-        try:
-            unfinished = len(choices)
-            while unfinished:
-                index, piece = await pieces.get()
-                if isinstance(piece, ClientDisconnect):
-                    raise piece
-                if isinstance(piece, Exception):
-                    raise ApiError(500, f"the request failed in the engine: {type(piece).__name__}") from piece
-                if piece.finish == "timeout":
-                    seconds = self._engine.limits.seconds
-                    raise ApiError(504, f"the answer took longer than {seconds:g} s", code="timeout")
-                choices[index].whole = choices[index].whole.followed_by(piece)
-                yield index, piece
-                unfinished -= piece.finish is not None
-        finally:
-            for choice in choices:
-                choice.answer.cancel()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _check_key(self, request: Request) -> None:
         kind, _, given = request.headers.get("authorization", "").partition(" ")

@@ -42,8 +42,8 @@ def encode_chat(model: Model, chat: Chat) -> list[int]:
 
 def _forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
     """The messages as templates may want them: arguments of calls as objects or JSON, texts as such or as parts."""
-    calls = any(message.get("tool_calls") for message in messages)
-    for in_parts, as_json in itertools.product((False, True), (False, True) if calls else (False,)):
+    calls = (False, True) if any(message.get("tool_calls") for message in messages) else (False,)
+    for in_parts, as_json in itertools.product((False, True), calls):
         formed = copy.deepcopy(list(messages))
         for message in formed:
             if in_parts:

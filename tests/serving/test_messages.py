@@ -87,6 +87,17 @@ def test_fields_that_say_nothing_are_left_out():
     assert written(PLAIN, {"messages": messages}) == "<user>a<assistant>b<user>c<assistant>"
 
 
+def test_thoughts_may_be_left_out_of_earlier_turns_by_templates_that_know_them():
+    turns = [HISTORY[0], {"role": "assistant", "content": "b", "reasoning_content": "hm"}, HISTORY[0]]
+    thoughts = "{% if loop.last and m.reasoning_content %}({{ m.reasoning_content }}){% endif %}"
+    assert written(each(thoughts + "<{{ m.role }}>{{ m.content }}"), {"messages": turns}).startswith(
+        "<user>where<assis"
+    )
+    with pytest.raises(ApiError) as refused:
+        written(PLAIN, {"messages": turns})
+    assert refused.value.param == "messages[1].reasoning_content"
+
+
 def test_variables_of_the_template():
     template = PLAIN + "{% if loud %}!{% endif %}"
     body = {"messages": HISTORY[:1]}
