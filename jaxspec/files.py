@@ -78,7 +78,7 @@ def replacing(folder: Path, new: Path) -> Iterator[None]:
     Raises UserError where another process is writing it. What a killed one has left is removed.
     """
     lock = folder.with_name(f".{folder.name}.lock")
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    writable(folder.parent)
     with locked(lock, f"{folder}: another process is writing there; wait for it or give another folder"):
         shutil.rmtree(new, ignore_errors=True)
         try:

@@ -133,6 +133,15 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"a.json", names[1]} and file.read_bytes() == b"new"
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(UserError, match="file: cannot be written"),
+        replacing(tmp_path / "file" / "best", tmp_path / "x"),
+    ):
+        pass
+
+
 def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
     """Nothing stays beside it, whether the block ends well or not."""
     folder, new = make(tmp_path / "best", "old"), tmp_path / ".best.tmp"
