@@ -33,7 +33,7 @@ class Spelling:
         replaced = [(part["pattern"].get("String"), part["content"]) for part in parts if part["type"] == "Replace"]
         replaced += [(part["replacement"], " ") for part in parts if part["type"] == "Metaspace"]
         self._replaced = [(old, new) for old, new in replaced if old]
-        self._whole = bool(kinds)  # a tokenizer without a decoder of its own decodes each token
+        self._has_decoder = bool(kinds)  # else the tokenizer decodes each token
         cut = any(part["type"] == "Strip" and part["content"] == " " and part["start"] for part in parts)
         self.strips = cut or any(part.get("prepend_scheme", "never") != "never" for part in parts)
 
@@ -43,7 +43,7 @@ class Spelling:
         name = self._tokenizer.convert_ids_to_tokens(token)
         if name is None:
             return b""
-        if not self._whole:
+        if not self._has_decoder:
             return self._tokenizer.decode([token]).encode()
         if self._by_byte:
             known = _byte_of()
