@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from jaxspec.errors import UserError
 
+_MAX_JSON = 64 * 2**20  # bytes; the largest are vocabularies, of up to some 35 MB
 # UTF-32 begins as UTF-16 does
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -140,9 +141,11 @@ def display_name(name: str) -> str:
 
 def check_writable(folder: Path) -> None:
     """Raise UserError for a folder that cannot be written, or made; nothing is made yet."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise UserError(f"{folder}: cannot be written ({there} is {'read-only' if there.is_dir() else 'a file'})")
+    # `os.path` rather than `Path`, whose tests raise where a parent may not be entered.
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
+    is_folder = os.path.isdir(there)
+    if not is_folder or not os.access(there, os.W_OK):
+        raise UserError(f"{folder}: cannot be written ({there} is {'read-only' if is_folder else 'a file'})")
 
 
 def new_folder(name: str) -> Path:
@@ -201,7 +204,7 @@ def read_whole_lines(file: Path, fields: Collection[str] = ()) -> list[dict[str,
     rows = []
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
         try:
-            rows.append(json.loads(line))
+            rows.append(parse_json(line))
         except ValueError as error:
             raise UserError(f"{file}:{number}: damaged ({error}); remove that line") from None
         lacking = [name for name in fields if not isinstance(rows[-1], dict) or name not in rows[-1]]
@@ -224,11 +227,27 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path}:{line}: not valid {encoding.upper()} ({error.reason}); save it as UTF-8") from None
 
 
+def check_json_size(path: Path) -> None:
+    """Raise UserError for a JSON file too large to be of settings, an index, a vocabulary or results."""
+    size = path.stat().st_size if path.exists() else 0
+    if size > _MAX_JSON:
+        raise UserError(f"{path}: {size} bytes, and a JSON file here has at most {_MAX_JSON}")
+
+
+def parse_json(text: str) -> Any:
+    """A JSON value. Raises ValueError for text that is none, or too deep: thousands of lists in each other."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("too many lists or objects in each other") from None
+
+
 def read_json(path: Path, fields: Collection[str] = ()) -> dict[str, Any]:
     """A JSON object from a file. Raises UserError naming the file, also where it lacks one of the fields."""
+    check_json_size(path)
     try:
-        content = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
+        content = parse_json(read_text(path))
+    except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(content).__name__}")

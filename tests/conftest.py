@@ -53,7 +53,7 @@ def pytest_collection_finish():
     gc.set_threshold(20_000)
 
 
-_TESTS = itertools.count(1)
+_TESTS, _COSTS = itertools.count(1), itertools.count()
 
 
 def pytest_runtest_teardown():
@@ -72,13 +72,19 @@ def devices():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_remembered(tmp_path_factory):
-    """Tests neither read nor write layouts and costs in the user's cache."""
+def cache(tmp_path_factory):
+    """Tests neither read nor write layouts and costs in the user's cache, but in this folder."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jaxspec.weights.layouts, "FILE", folder / "layouts.json")
         patch.setattr(jaxspec.drafters.costs, "FILE", folder / "costs.json")
-        yield
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def no_costs(cache, monkeypatch):
+    """Each test has a file of costs of its own: what one measures decides no drafts of another."""
+    monkeypatch.setattr(jaxspec.drafters.costs, "FILE", cache / f"costs-{next(_COSTS)}.json")
 
 
 @pytest.fixture

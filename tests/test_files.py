@@ -12,6 +12,7 @@ from jaxspec.files import (
     display_name,
     exclusive,
     locked,
+    read_json,
     read_text,
     replacing,
     restore_folder,
@@ -167,3 +168,29 @@ def test_the_line_of_what_is_no_text_is_named(tmp_path):
     (tmp_path / "text").write_bytes(b"a\nb\xffc\n")
     with pytest.raises(UserError, match=r"text:2: not valid UTF-8 \(invalid start byte\); save it as UTF-8"):
         read_text(tmp_path / "text")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "Expecting value"),
+        ("{", "Expecting property name"),
+        ('{"a": ' + "[" * 10_000 + "]" * 10_000 + "}", "too many lists or objects in each other"),
+        ('{"a": ' * 100_000, "too many lists or objects in each other"),
+        ("[1]", "expected a JSON object, found list"),
+        ('{"a": ' + "1" * 10_000 + "}", "Exceeds the limit"),
+        ("{}", "name is missing"),
+    ],
+)
+def test_json_that_is_no_settings_is_refused_in_one_line(content, message, tmp_path):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(UserError, match=message) as refused:
+        read_json(tmp_path / "x.json", ["name"])
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
+
+
+def test_json_of_a_gigabyte_is_not_read(tmp_path):
+    with (tmp_path / "x.json").open("wb") as file:
+        file.truncate(2**30)
+    with pytest.raises(UserError, match=r"x\.json: 1073741824 bytes, and a JSON file here has at most"):
+        read_json(tmp_path / "x.json")

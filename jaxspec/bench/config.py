@@ -27,14 +27,16 @@ class BenchConfig:
     """The questions, the drafters that answer them, and how they decode.
 
     Attributes:
-      runs: a drafter, as in --run ppd --run "bita tree=sparse:64 vocabulary=8192 adapter=DIR"; a tree
-        of `auto` is the choice of `jaxspec tune`. Autoregressive decoding always runs; named twice it races itself.
+      runs: a drafter, as in --run ppd --run "bita tree=sparse:64 vocabulary=8192 adapter=DIR". Without a tree, or with
+        `auto`, a run decodes as `jaxspec decode` does by default: by the choice of `jaxspec tune`, else with rows
+        chosen in every step by their costs. Both are files of the user's; the results name the tree that was taken.
+        tree=own is the adapter's, whoever runs it. Autoregressive decoding always runs; named twice it races itself.
         Default: every method that can draft for the base: those whose adapter ships and those that need none.
       data: question files, separated by commas.
       model: smollm2-135m (the default), a Hugging Face directory or hub name, a base that `jaxspec train` or
         `jaxspec export` wrote, or a GGUF file.
       dtype: dtype of the weights, or exact: bfloat16 weights, with everything else as exact as in float32; default
-        float32 on CPU, bfloat16 elsewhere.
+        float32 on CPU, float16 on GPUs without bfloat16, bfloat16 elsewhere.
       limit: number of questions, the same from every category; 0 asks all. With batch-size 1 a benchmark may be resumed
         with a larger limit.
       max_new_tokens: tokens per turn.

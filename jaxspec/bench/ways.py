@@ -15,6 +15,7 @@ from jaxspec.bench.peers import library, load_peers
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Match
 from jaxspec.drafters import METHODS, DrafterSpec, load_drafter, shaped, ships
+from jaxspec.drafters.choices import Use
 from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import Generation, generate
@@ -67,7 +68,8 @@ def load_ways(config: BenchConfig, model: Model) -> dict[str, Way]:
     ways: dict[str, Way] = {}
     for name, run in name_runs(runs).items():
         drafter = load(dataclasses.replace(run, tree=None, vocabulary=None))
-        drafter = shaped(drafter, run.tree, run.vocabulary, config.batch_size, config.temperature)
+        tree = run.accepted_by(ACCEPTANCES[config.accept]()).tree
+        drafter = shaped(drafter, tree, run.vocabulary, Use(config.batch_size, config.temperature))
         info = _describe(drafter) if drafter.drafts else {}
         if drafter.model is not model:  # its text must match that of the base that the method has tuned
             info["reference"] = f"{REFERENCE}, base of {DrafterSpec(run.methods, adapter=run.adapter).text}"

@@ -203,11 +203,12 @@ def decode(options: DecodeOptions) -> None:
 
 def choose_drafters(options: DecodeOptions, model: Model) -> list[Drafter]:
     """The drafters with the trees that were asked for; says on stderr how they were chosen and what they decode on."""
-    drafters, remarks = [], []
+    drafters, remarks, acceptance = [], [], options.acceptance()
     for spec in options.drafters:
+        spec = spec.accepted_by(acceptance)
         drafter = load_drafter(spec, model, batch_size=options.batch_size, temperature=options.temperature)
-        tuned = f"{spec.text} decodes on the base that it has tuned, not on {model.name}"
-        remarks += [drafter.note, "" if drafter.model is model else tuned]
+        base = f"{spec.text} decodes on the base that it has tuned, not on {model.name}"
+        remarks += [drafter.note, "" if drafter.model is model else base]
         drafters.append(drafter)
     for line in filter(None, dict.fromkeys(remarks)):
         print(line, file=sys.stderr)

@@ -26,7 +26,7 @@ class ExportOptions:
         or a GGUF file.
       method: a method that tunes its base, such as space: export the tuned base.
       adapter: folder of that adapter; default the one that ships for this method and model.
-      dtype: dtype of the weights; default float32 on CPU, bfloat16 elsewhere.
+      dtype: dtype of the weights; default float32 on CPU, float16 on GPUs without bfloat16, bfloat16 elsewhere.
       output: the directory; it must not exist.
     """
 

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+import jax
 import tyro
 
 from jaxspec.config import MeshConfig
 from jaxspec.drafters import DrafterSpec, parse_drafter
 from jaxspec.errors import UserError, suggest
-from jaxspec.model.gpu import plain_note
+from jaxspec.model.gpu import has_bfloat16, plain_note
 from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ class DrafterOptions:
       template: chat template in place of the tokenizer's: llama2, llama2-short, vicuna, vicuna-short or falcon; or
         variables for the tokenizer's template, as in enable_thinking=false.
       dtype: dtype of the weights, or exact: bfloat16 weights, with everything else as exact as in float32; default
-        float32 on CPU, bfloat16 elsewhere.
+        float32 on CPU, float16 on GPUs that have no bfloat16, bfloat16 elsewhere.
     """
 
     model: str = DEFAULT_MODEL
@@ -52,7 +53,10 @@ class DrafterOptions:
 
     def load_model(self, mesh: MeshConfig = MeshConfig()) -> Model:
         """The base, on a mesh; says on stderr what its device lacks."""
-        if note := plain_note():
+        notes = [plain_note()]
+        if not self.dtype and not has_bfloat16():
+            notes.append(f"{jax.devices()[0].device_kind}: computing in float16, for it has no bfloat16")
+        for note in filter(None, notes):
             print(note, file=sys.stderr)
         return load_model(self.model or DEFAULT_MODEL, self.dtype or None, mesh, self.template)
 

@@ -31,7 +31,8 @@ class TrainOptions(RunConfig):
     Attributes:
       output: folder of the run and of the adapter; default runs/<config>.
       resume: continue the run in that folder.
-      dtype: dtype of the base's weights; default float32 on CPU, bfloat16 elsewhere and in a dry run.
+      dtype: dtype of the base's weights; default float32 on CPU, float16 on GPUs without bfloat16, bfloat16
+        elsewhere and in a dry run.
       dry_run: compile one update from shapes alone, and print its memory and operations per device; the devices need
         not be there.
       topology: for a dry run: what to compile for: h100, a100, l4, t4 (needs jax-cuda13-plugin, no GPU) or a slice of

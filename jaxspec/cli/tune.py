@@ -18,7 +18,7 @@ from jaxspec.drafters import DrafterSpec, choice_folder, choose_tree, load_draft
 from jaxspec.drafters.adapter import Adapter, save_adapter
 from jaxspec.drafters.choices import TunedChoice, choice_name, find_choice, save_choice
 from jaxspec.drafters.costs import FILE as COSTS
-from jaxspec.drafters.costs import GREEDY, SAMPLED, RowCosts, save_costs
+from jaxspec.drafters.costs import GREEDY, SAMPLED, RowCosts, check_costs_file, save_costs
 from jaxspec.drafters.defaults import cost_name, with_default
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError, check_at_least
@@ -29,7 +29,7 @@ from jaxspec.progress import Progress
 from jaxspec.training.examples import unseen_prompts
 from jaxspec.trees import TreePlan, save_plan
 from jaxspec.tuning.plot import plot_tuning
-from jaxspec.tuning.sizes import measure_rows
+from jaxspec.tuning.sizes import ROUNDS, measure_rows
 from jaxspec.tuning.tune import TuneConfig, Tuning, answers_to_record, check_cache_length, tune
 
 
@@ -71,8 +71,9 @@ def main(args: list[str]) -> None:
         raise UserError(f"{options.prompts}: no such file")
     enable_compilation_cache()
     spec = options.drafter()
-    if spec.tree is not None or spec.vocabulary is not None:
-        raise UserError(f"drafter {options.method!r}: the tree and the vocabulary are chosen here, leave them out")
+    chosen_here = {"tree": spec.tree, "vocabulary": None if options.quick else spec.vocabulary}
+    if given := [name for name, value in chosen_here.items() if value is not None]:
+        raise UserError(f"drafter {options.method!r}: the {given[0]} is chosen here, leave it out")
     if options.quick:
         measure(options, spec)
     elif [type(each.method) for each in spec.methods] == [SelfSpeculative] and spec.adapter is None:
@@ -101,10 +102,12 @@ def measure(options: TuneOptions, spec: DrafterSpec) -> None:
     if useless := [name for name in given_options(options) if name not in _QUICK]:
         raise UserError(f"--quick replays and races nothing: it does not go with --{useless[0].replace('_', '-')}")
     check_at_least(options, {"batch_size": 1, "cache_length": 64})
+    check_costs_file()
     began, drafter = time.monotonic(), load_to_tune(options, spec)
     check_cache_length(options.cache_length, drafter.model)
     costs = measure_rows(drafter, options.batch_size, options.cache_length)
-    save_costs(drafter.model, options.batch_size, costs)
+    if note := save_costs(drafter.model, options.batch_size, costs, ROUNDS):
+        print(note, file=sys.stderr)
     chosen = with_default(drafter, options.batch_size, costs)
     seconds = time.monotonic() - began
     print(json.dumps(costs_record(options, chosen, costs, seconds)) if options.json else costs_table(chosen, costs))

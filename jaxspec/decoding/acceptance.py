@@ -26,10 +26,12 @@ class Acceptance(abc.ABC):
       lossless: whether sampled text has the distribution of autoregressive decoding's. Greedy text is always the same.
       remark: what there is to say about a sampled text that is not autoregressive decoding's own; empty where it always
         is, which `same_text` relies on.
+      draws: whether it asks for candidates that were drawn, which those of a fixed tree alone are.
     """
 
     lossless: ClassVar[bool] = True
     remark: ClassVar[str] = ""
+    draws: ClassVar[bool] = False
 
     def same_text(self, temperature: float) -> bool:
         """Whether at a temperature the text is that of autoregressive decoding, token by token."""
@@ -101,10 +103,12 @@ class Rejection(Match):
 
     After a rejection the next token, or the next sibling's judge, is p's normalised excess over q, max(p - q, 0), and
     q loses the token that was refused. Drawing from all of p instead, as SPACE prints it, is not lossless. The text is
-    another one than autoregressive decoding's with the same seed. Greedy decoding is the case of `Match`.
+    another one than autoregressive decoding's with the same seed. Greedy decoding is the case of `Match`, and so are
+    candidates that were not drawn: those of unions, and all that are chosen in every step.
     """
 
     remark: ClassVar[str] = "rejection sampling: another text than the seed's own, of the same distribution"
+    draws: ClassVar[bool] = True
 
     def drafting(self, sampler: Sampler) -> Sampler:
         """Candidates are drawn from a stream of their own: the text's noise would bias them."""

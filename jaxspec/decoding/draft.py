@@ -93,8 +93,9 @@ class Pace:
       tokens: [B] float32, emitted.
       time: [B] float32, taken, in the unit of a shape's costs.
       active: [B] bool, rows that are not done.
-      idle: [B] int32, steps in a row that had no draft, the same in all rows but new ones.
-      blind: [B] bool, whether the last step left out the rows that a method adds; the same in all rows.
+      idle: [B] int32, steps in a row that had no draft; of a new row 0, else the same in all rows.
+      blind: [B] bool, whether the last step left out the rows that a method adds; of a new row True, else the same in
+        all rows.
     """
 
     tokens: jax.Array

@@ -53,6 +53,8 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     if state.scores is not None:
         wanted = decoding.scored & ~state.done
         state = state.replace(scores=state.scores.append(logits, accepted.path, text[:, 1:], state.counts, wanted))
+    if state.finite is not None:
+        state = _check(state, logits, accepted)
     was_done, state = state.done, _emit(state, draft, accepted, text[:, 1:], decoding.ends(text[:, 1:]))
     pace, costs = state.pace, decoding.costs
     if pace is not None:
@@ -103,6 +105,13 @@ def _verify(
     states = {layer: whole(layer, x) for layer, x in states.items()}
     logits = jnp.pad(logits, ((0, 0), (0, state.draft.tree.num_nodes - num_nodes), (0, 0)))
     return states, logits, accepted, gather_rows(kv, accepted.path)
+
+
+def _check(state: DecodeState, logits: jax.Array, accepted: Accepted) -> DecodeState:
+    """End rows whose logits along the accepted path are not all finite; where one is not, their largest is not."""
+    largest = jnp.take_along_axis(jnp.max(jnp.abs(logits), axis=-1), accepted.path, axis=1)  # [B, P + 1]
+    finite = state.finite & (state.done | jnp.all(jnp.isfinite(largest), axis=1))
+    return state.replace(finite=finite, done=state.done | ~finite)
 
 
 def _new_tokens(draft: Draft, accepted: Accepted) -> jax.Array:

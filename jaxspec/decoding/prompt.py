@@ -139,6 +139,9 @@ def start(
     trees, room = shape.begin(B), width + shape.depth + 1
     counts = jnp.minimum(limits, 1)
     done = (counts >= limits) | decoding.ends(first[:, None])[:, 0]
+    finite = jnp.all(jnp.isfinite(logits), axis=-1) | (limits == 0) if decoding.checks_logits else None
+    if finite is not None:
+        done |= ~finite
     costs = decoding.costs
     pace = None if costs is None else Pace.begin(~done, costs[:, 0])
     offers = decoding.offers(decoding.draft_contexts(trees, seeds, first, lengths, cache), states, done, pace)
@@ -156,6 +159,7 @@ def start(
         stats=Stats.zero(B, len(decoding.drafter.sources), shape.depth).with_offers(offers, ~done),
         pace=pace,
         scores=None if best is None else Scores.begin(logits, first, room, best),
+        finite=finite,
     )
     return divided_state(state)
 

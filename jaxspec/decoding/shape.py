@@ -180,7 +180,10 @@ class Best:
         return Draft(tree, nodes.tokens, valid, nodes.sources, nodes.log_p, None, size)
 
     def _size(self, log_p: jax.Array, pace: Pace, costs: jax.Array) -> jax.Array:
-        """The size of the next step [B], the same for all rows, from the chances of nodes [B, N]."""
+        """The size that the next step needs [B], one for all rows that are there, from the chances of nodes [B, N].
+
+        A row that a server inserts brings its own; the step has the largest.
+        """
         tokens = jnp.cumsum(jnp.exp(log_p), axis=1)[:, jnp.asarray(self.sizes) - 1]  # [B, K]; the root's 1: the bonus
         worth = tokens - (pace.tokens / pace.time)[:, None] * costs
         total = jnp.sum(jnp.where(pace.active[:, None], worth, 0.0), axis=0)

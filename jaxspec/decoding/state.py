@@ -60,6 +60,11 @@ class Decoding:
         return ends if self.endless is None else ends & ~self.endless[:, None]
 
     @property
+    def checks_logits(self) -> bool:
+        """Whether rows end where logits are not finite: float16 overflows beyond 65,504, the other dtypes hardly do."""
+        return self.base.dtype == jnp.float16
+
+    @property
     def costs(self) -> jax.Array | None:
         """[B or 1, K] float32, of a step of each size; None where there is but one."""
         if self.drafter.shape.costs is None:
@@ -78,9 +83,9 @@ class Decoding:
     ) -> list[Offer]:
         """The candidates of every source, in rows that draft and are not done [B].
 
-        Methods that draft with weights of their own are skipped where no draft has paid of late. They are tried again
-        now and then, since only their offers show whether drafts pay. A method that adds rows offers nothing after a
-        step without these rows.
+        Methods whose drafts take time, by weights or passes of their own, rest where no draft has paid of late. They
+        are tried again now and then, since only their offers show whether drafts pay. Probes offer nothing after a step
+        without them.
         """
         if self.drafts is None and pace is None:
             return self.drafter.offer(contexts, states)
@@ -140,6 +145,7 @@ class DecodeState:
       stats: counters.
       pace: how fast rows have been of late; None where steps have but one size.
       scores: log-probabilities of what was emitted, [B, W]; None where nobody may ask for them.
+      finite: [B] bool: all logits that tokens were chosen by were finite; None where they are not checked.
     """
 
     cache: Cache
@@ -155,6 +161,7 @@ class DecodeState:
     stats: Stats
     pace: Pace | None
     scores: Scores | None = None
+    finite: jax.Array | None = None
 
 
 def state_names(x: jax.Array) -> tuple[str, ...]:

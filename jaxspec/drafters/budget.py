@@ -16,8 +16,9 @@ from jaxspec.errors import UserError
 
 _MOST_ROWS = 4096
 _FEW_NODES = 4
-_MANY_ROWS = 12
-_SIZE = re.compile(r"(\d+)(?:@(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))?)?")
+_ROWS_FOR_MANY_PROBES = 12  # in smaller steps, by replays, nodes bring more than further probes
+_COST = r"(\d{1,12}(?:\.\d{1,24})?)"
+_SIZE = re.compile(rf"(\d{{1,6}})(?:@{_COST}(?:/{_COST})?)?", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +38,13 @@ class Size:
     @property
     def spec(self) -> str:
         """As a user writes it."""
-        greedy, sampled = f"{self.greedy:.4g}", f"{self.sampled:.4g}"
+        greedy, sampled = map(_digits, (self.greedy, self.sampled))
         return f"{self.rows}@{greedy}" if greedy == sampled else f"{self.rows}@{greedy}/{sampled}"
+
+
+def _digits(cost: float) -> str:
+    """Four significant digits, without an exponent."""
+    return np.format_float_positional(cost, precision=4, fractional=False, trim="-")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +72,7 @@ class Budget:
         distances, rows = (probing[0].probes, probing[0].probe_rows) if probing else (0, 0)
         # By replays of PPD, BiTA and Hidden Transfer. Of few rows two are probes, at distance 1. Of many it is half of
         # what is left of a few nodes, but one node's: nodes without probes borrow those of their ancestors.
-        if self.rows < _MANY_ROWS:
+        if self.rows < _ROWS_FOR_MANY_PROBES:
             distances, probes = min(distances, 1), min(2, self.rows - 2)
         else:
             probes = (self.rows - _FEW_NODES) // 2
@@ -126,10 +132,12 @@ def parse_budget(tree: str, sources: Sequence[Source]) -> Budget:
     rows = [int(match[1]) if match else 0 for match in matches]
     if not 2 <= rows[-1] <= _MOST_ROWS or not all(matches):
         raise UserError(
-            f"tree {tree!r}: write best:ROWS with 2 to {_MOST_ROWS} rows, or best:ROWS@MS,ROWS@MS with milliseconds, "
-            "or with those of greedy and of sampled steps, ROWS@MS/MS"
+            f"tree {tree!r}: write best:ROWS with 2 to {_MOST_ROWS} rows, or best:ROWS@MS,ROWS@MS with milliseconds "
+            "like 23.5, or with those of greedy and of sampled steps, ROWS@MS/MS"
         )
     costs = [(float(match[2] or 0), float(match[3] or match[2] or 0)) for match in matches]
+    if len(parts) == 1 and matches[0][2]:
+        raise UserError(f"tree {tree!r}: one size has no choice to make and needs no milliseconds: best:{rows[0]}")
     if len(parts) > 1 and min(map(min, costs)) <= 0:
         raise UserError(f"tree {tree!r}: of several sizes each needs its milliseconds, as in best:1@21,4@23.5")
     if not rows[0] or any(more <= less for less, more in itertools.pairwise(rows)):

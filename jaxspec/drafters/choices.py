@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.decoding.method import Calibration
+from jaxspec.drafters.costs import kind_of
 from jaxspec.drafters.defaults import with_default
 from jaxspec.drafters.drafter import Drafter, autoregressive, join_notes
 from jaxspec.drafters.source import temperature_key
@@ -93,7 +94,7 @@ def find_choice(
         for choice in reversed(_read(folder, choice_name(drafter)) if folder else [])
         if (choice.machine, choice.dtype, choice.adapter) == asked
         and batch_size / 2 <= choice.batch_size <= batch_size * 2
-        and (choice.temperature > 0) == (temperature > 0)
+        and kind_of(choice.temperature) == kind_of(temperature)
     ]
     return min(near, key=lambda c: (abs(c.temperature - temperature), abs(c.batch_size - batch_size)), default=None)
 
@@ -119,29 +120,56 @@ def _tree(value: Any, file: str) -> TreePlan | str | None:
     return value if value is None or isinstance(value, str) else plan_from_json(value, file)
 
 
-def choose_tree(drafter: Drafter, batch_size: int = 1, temperature: float = 0.0) -> Drafter:
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """What a drafter is to decode, which says what choice of `jaxspec tune` holds for it.
+
+    Attributes:
+      batch_size: texts decoded together, which the default sizes are for.
+      temperature: of sampling, 0 is greedy; None where texts may have any: a choice must then have been made both for
+        greedy decoding and for sampling.
+      slots: of a server, which decodes up to so many texts together: a choice must have been made for so many.
+    """
+
+    batch_size: int = 1
+    temperature: float | None = None
+    slots: int | None = None
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """Temperatures that need a choice."""
+        return (0.0, 1.0) if self.temperature is None else (self.temperature,)
+
+
+def choose_tree(drafter: Drafter, use: Use = Use()) -> Drafter:
     """The drafter with what `jaxspec tune` chose for this machine, else with rows chosen in every step.
 
     Args:
       drafter: of any methods, whatever its shape.
-      batch_size: prompts decoded together.
-      temperature: of sampling; 0 is greedy.
+      use: what it is to decode.
 
     Raises:
       UserError: a damaged file of choices.
     """
     if not drafter.drafts:
         return dataclasses.replace(drafter, note=f"{drafter.name} drafts nothing: there is no tree to choose")
-    choice = find_choice(choice_folder(drafter), drafter, batch_size, temperature)
-    return as_chosen(drafter, choice) if choice else with_default(drafter, batch_size)
+    folder, texts = choice_folder(drafter), use.slots or use.batch_size
+    choices = [find_choice(folder, drafter, texts, temperature) for temperature in use.temperatures]
+    if all(choices) and all(_same_way(choices[0], other) for other in choices[1:]):
+        return as_chosen(drafter, *choices)
+    return with_default(drafter, use.batch_size)
+
+
+def _same_way(one: TunedChoice, other: TunedChoice) -> bool:
+    """Whether two choices draft alike, whatever their calibrations."""
+    return all(getattr(one, name) == getattr(other, name) for name in ("tree", "draft_vocabulary", "sources"))
 
 
 def shaped(
     drafter: Drafter,
     tree: str | TreePlan | Sequence[TreePath] | None,
     draft_vocabulary: int | None = None,
-    batch_size: int = 1,
-    temperature: float = 0.0,
+    use: Use = Use(),
 ) -> Drafter:
     """The drafter with the tree and draft vocabulary that are asked for; the arguments are those of `load_drafter`.
 
@@ -154,39 +182,45 @@ def shaped(
     if tree == "own" or (tree is None and not drafter.drafts):
         return drafter
     if draft_vocabulary is not None:  # a choice has its own
-        return with_default(drafter, batch_size)
+        return with_default(drafter, use.batch_size)
     try:
-        return choose_tree(drafter, batch_size, temperature)
+        return choose_tree(drafter, use)
     except UserError as error:
         if tree == "auto":
             raise
         warned = dataclasses.replace(drafter, note=join_notes(drafter.note, f"warning: {error}"))
-        return with_default(warned, batch_size)
+        return with_default(warned, use.batch_size)
 
 
-def as_chosen(drafter: Drafter, choice: TunedChoice) -> Drafter:
-    """The drafter with the tree of a choice and the sources it is of, or autoregressive decoding."""
+def as_chosen(drafter: Drafter, choice: TunedChoice, *others: TunedChoice) -> Drafter:
+    """The drafter with the tree of a choice and the sources it is of, or autoregressive decoding.
+
+    Of others that draft alike at another temperature it takes the calibrations, too.
+    """
     if choice.tree is None:
         note = f"no tree of {drafter.name} pays on this machine: autoregressive decoding"
         return autoregressive(drafter.model).with_tree(None, note=note)
-    line = f"tuned for this machine: {choice.name} (batch {choice.batch_size}, temperature {choice.temperature:g})"
-    chosen = _chosen_sources(drafter, choice)
+    temperatures = " and ".join(f"{each.temperature:g}" for each in (choice, *others))
+    line = f"tuned for this machine: {choice.name} (batch {choice.batch_size}, temperature {temperatures})"
+    chosen = _chosen_sources(drafter, (choice, *others))
     trained = any(source.trained for source in chosen.sources)
     return chosen.with_tree(choice.tree, choice.draft_vocabulary if trained else None, join_notes(drafter.note, line))
 
 
-def _chosen_sources(drafter: Drafter, choice: TunedChoice) -> Drafter:
-    """The drafter with the sources of a choice, calibrated as it says."""
-    key, sources = temperature_key(choice.temperature), []
+def _chosen_sources(drafter: Drafter, choices: Sequence[TunedChoice]) -> Drafter:
+    """The drafter with the sources of choices that draft alike, calibrated as these say."""
+    sources, chosen = [], choices[0].sources
     for source in drafter.sources:
         name = source.method.name
-        if name in choice.calibration:
-            source = dataclasses.replace(source, calibration={key: choice.calibration[name]})
+        made = [choice for choice in choices if name in choice.calibration]
+        if made:
+            tables = {temperature_key(choice.temperature): choice.calibration[name] for choice in made}
+            source = dataclasses.replace(source, calibration=tables)
             source.calibrations()  # refuses a damaged one
-        if name in (choice.sources or [name]):
+        if name in (chosen or [name]):
             sources.append(source)
     if not sources:
-        raise UserError(f"the choice for {drafter.name} names other methods: {', '.join(choice.sources)}")
+        raise UserError(f"the choice for {drafter.name} names other methods: {', '.join(chosen)}")
     return dataclasses.replace(drafter, sources=tuple(sources))
 
 

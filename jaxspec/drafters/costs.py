@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,24 +17,27 @@ import jax
 import numpy as np
 
 from jaxspec.errors import UserError
-from jaxspec.files import locked, read_json, user_cache, writable, write_json
+from jaxspec.files import locked, user_cache, writable, write_json
 from jaxspec.machine import this_machine
+from jaxspec.parallel.sharding import mesh_of
 from jaxspec.weights.load import Model
 
 FILE = user_cache("costs.json")
 GREEDY, SAMPLED = range(2)
-_DAMAGED = (UserError, AttributeError, IndexError, KeyError, TypeError, ValueError)  # what a damaged file may raise
+_DAMAGED = (AttributeError, OverflowError, RecursionError, TypeError, ValueError)  # what damaged content may raise
+_Table = dict[str, tuple[float, float, int]]  # greedy and sampled milliseconds, and of how many steps the fastest
 
 
 @dataclasses.dataclass(frozen=True)
 class RowCosts:
-    """Milliseconds of a step by its rows, or another unit that all share; on straight lines between and beyond.
+    """Milliseconds of a step by its number of rows, or another unit that all share; on straight lines in between.
 
     Attributes:
-      rows: of all texts together, rising; those of probes count for the layers that they run through.
-      costs: of greedy steps, and of sampled ones; at least two each.
-      drafting: what drafting adds to both, by the name of a drafter.
-      note: where they come from, in words; empty where they were measured.
+      rows: numbers of rows, rising, each of all texts of a batch together. A row that runs through a part of the layers
+        only, as probes do, counts for that part.
+      costs: [2][rows], of greedy steps and of sampled ones, for at least two numbers of rows.
+      drafting: milliseconds that drafting adds to a greedy and to a sampled step, by `cost_name`.
+      note: what is to be said about them; empty where they were measured.
     """
 
     rows: tuple[float, ...]
@@ -60,54 +64,127 @@ _CPU = RowCosts((1, 4, 8, 16), ((1.0, 1.1, 1.45, 2.1), (1.02, 1.13, 1.47, 2.13))
 _ACCELERATOR = RowCosts((1, 8, 16, 32, 64, 128), ((1.0, 1.01, 1.02, 1.05, 1.12, 1.2),) * 2)
 
 
+def kind_of(temperature: float) -> int:
+    """`GREEDY` or `SAMPLED`: which steps a temperature takes."""
+    return SAMPLED if temperature > 0 else GREEDY
+
+
 def find_costs(model: Model, batch_size: int = 1) -> RowCosts:
-    """The costs of a base's steps on this machine, measured with so many texts or with one, else typical ones."""
-    typical, device = (_CPU, "a CPU") if jax.default_backend() == "cpu" else (_ACCELERATOR, "an accelerator")
-    note = f"costs of rows are typical ones of {device}"
+    """The costs of a base's steps on this machine.
+
+    Those measured with this batch size are taken, else those measured with one text, else typical ones. A file that is
+    damaged or cannot be read is named in their note.
+    """
+    problem = ""
     try:
         content = _content()
-        for texts in (batch_size, 1):
-            if found := content.get(_circumstances(model, texts)):
-                return _parsed(found)
+    except OSError as error:
+        content, problem = {}, f"{FILE} cannot be read ({error.strerror})"
     except _DAMAGED:
-        note = f"{FILE} is damaged: {note}"
-    return dataclasses.replace(typical, note=f"{note} (`jaxspec tune --quick` measures them)")
-
-
-def save_costs(model: Model, batch_size: int, costs: RowCosts) -> None:
-    """Keep costs that were measured with so many texts, beside those of other bases and other drafters.
-
-    A damaged file is replaced. Raises UserError where it cannot be written.
-    """
-    writable(FILE.parent)
-    key, new = _circumstances(model, batch_size), dataclasses.asdict(costs)
-    with locked(FILE.with_suffix(".lock")):
+        content, problem = {}, f"{FILE} is damaged"
+    for key in (_circumstances(model, texts) for texts in (batch_size, 1)):
+        if key not in content:
+            continue
         try:
-            content = _content()
-            if key in content:
-                new["drafting"] = {**_parsed(content[key]).drafting, **new["drafting"]}
+            return dataclasses.replace(_costs(_tables(content[key])), note=problem)
         except _DAMAGED:
-            content = {}
-        write_json(FILE, content | {key: new})
+            problem = f"{FILE} is damaged"
+    typical, device = (_CPU, "a CPU") if jax.default_backend() == "cpu" else (_ACCELERATOR, "an accelerator")
+    note = f"costs of rows are typical ones of {device} (`jaxspec tune --quick` measures them)"
+    return dataclasses.replace(typical, note=f"{problem}: {note}" if problem else note)
+
+
+def check_costs_file() -> None:
+    """Raise UserError where `save_costs` could not write, before anything is measured."""
+    writable(FILE.parent)
+    if os.path.isdir(FILE):
+        raise UserError(f"{FILE}: cannot be written (it is a folder); remove it")
+
+
+def save_costs(model: Model, batch_size: int, costs: RowCosts, rounds: int) -> str:
+    """Keep costs, beside those of other bases, other numbers of rows and other drafters.
+
+    Args:
+      model: the base.
+      batch_size: texts decoded together.
+      costs: what was measured.
+      rounds: steps of which each cost is the fastest; what more steps have measured before is not replaced.
+
+    Returns:
+      What was damaged, and is replaced; empty where nothing was.
+
+    Raises:
+      UserError: the file cannot be written.
+    """
+    check_costs_file()
+    measured = zip(costs.rows, *costs.costs, strict=True)
+    new = {
+        "rows": {repr(float(rows)): (greedy, sampled, rounds) for rows, greedy, sampled in measured},
+        "drafting": {name: (greedy, sampled, rounds) for name, (greedy, sampled) in costs.drafting.items()},
+    }
+    key, content, note = _circumstances(model, batch_size), {}, ""
+    try:
+        with locked(FILE.with_suffix(".lock")):
+            try:
+                content = _content()
+                if key in content:
+                    new = _merged(_tables(content[key]), new)
+            except _DAMAGED:
+                note = f"{FILE} is damaged: " + ("the costs of this base are replaced" if content else "it is replaced")
+            write_json(FILE, content | {key: new})
+    except OSError as error:
+        raise UserError(f"{FILE}: cannot be written ({error.strerror})") from None
+    return note
 
 
 def _content() -> dict[str, Any]:
-    return read_json(FILE) if FILE.exists() else {}
+    """The content of the file, nothing where there is none. Raises OSError or one of `_DAMAGED`."""
+    try:
+        content = json.loads(FILE.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    if not isinstance(content, dict):
+        raise ValueError("expected a JSON object")
+    return content
 
 
 def _circumstances(model: Model, batch_size: int) -> str:
-    """The key of a base's costs: its shapes and dtype, the machine, JAX, and how many texts were decoded."""
+    """The key of a base's costs: its shapes and dtype, machine and mesh, JAX, and how many texts were decoded."""
     shapes = hashlib.sha256(repr(model.config).encode()).hexdigest()[:16]
+    mesh = mesh_of(model.params)
+    devices = {axis: size for axis, size in mesh.shape.items() if size > 1} if mesh else {}
     key = {"shapes": shapes, "dtype": model.precision, "jax": jax.__version__, "batch_size": batch_size}
-    return json.dumps(key | this_machine(), sort_keys=True)
+    return json.dumps(key | this_machine() | {"mesh": devices}, sort_keys=True)
 
 
-def _parsed(row: dict[str, Any]) -> RowCosts:
-    """The costs in a row of the file; raises one of several errors for what is none."""
-    rows, costs = tuple(map(float, row["rows"])), np.asarray(row["costs"], float)
-    drafting = {name: (float(greedy), float(sampled)) for name, (greedy, sampled) in row["drafting"].items()}
-    if costs.shape != (2, len(rows)) or len(rows) < 2 or not (np.isfinite(costs).all() and (costs > 0).all()):
-        raise ValueError("costs must be positive numbers")
-    if not (np.isfinite(rows).all() and (np.diff([0, *rows]) > 0).all()):
+def _tables(entry: Any) -> dict[str, _Table]:
+    """What the file holds of one base: costs by rows and of drafting. Raises one of `_DAMAGED` for anything else."""
+    tables = {}
+    for part in ("rows", "drafting"):
+        given = dict(entry).get(part, {}).items()
+        tables[part] = {name: (float(greedy), float(sampled), int(n)) for name, (greedy, sampled, n) in given}
+        values = [value for costs in tables[part].values() for value in costs]
+        if not (np.isfinite(values).all() and (np.array(values) >= 0).all()):
+            raise ValueError("costs must be finite and not negative")
+    _costs(tables)
+    return tables
+
+
+def _costs(tables: Mapping[str, _Table]) -> RowCosts:
+    """The costs in such tables. Raises ValueError for rows that do not rise from above 0, or costs of nothing."""
+    steps = sorted((float(rows), *measured) for rows, measured in tables["rows"].items())
+    rows, greedy, sampled, _ = zip(*steps, strict=True)
+    if len(rows) < 2 or not (np.isfinite(rows).all() and (np.diff([0, *rows]) > 0).all()):
         raise ValueError("rows must rise")
-    return RowCosts(rows, tuple(map(tuple, costs.tolist())), drafting)
+    if min(greedy + sampled) <= 0:
+        raise ValueError("a step takes time")
+    drafting = {name: measured[:2] for name, measured in tables["drafting"].items()}
+    return RowCosts(rows, (greedy, sampled), drafting)
+
+
+def _merged(kept: Mapping[str, _Table], new: Mapping[str, _Table]) -> dict[str, _Table]:
+    """Of each measurement the one of more steps, else the newer one."""
+    return {
+        part: table | {name: row for name, row in new[part].items() if name not in table or row[2] >= table[name][2]}
+        for part, table in kept.items()
+    }

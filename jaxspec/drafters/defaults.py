@@ -14,7 +14,9 @@ from jaxspec.weights.load import Model
 from jaxspec.weights.params import parameter_count
 
 _MOST = 64  # rows
-_LARGER_BY = 0.5  # steps of one row that twice as many rows may cost more: a draft hardly gains as many tokens
+# Rows are doubled while that makes a step longer by less than this share of a step of one row, which makes one token: a
+# draft of twice as many rows hardly brings half a token more.
+_WORTH_DOUBLING = 0.5
 
 
 def with_default(drafter: Drafter, batch_size: int = 1, costs: RowCosts | None = None) -> Drafter:
@@ -37,14 +39,24 @@ def with_default(drafter: Drafter, batch_size: int = 1, costs: RowCosts | None =
 
 def _most_rows(costs: RowCosts, batch_size: int) -> int:
     """Rows of a text in the largest step that may pay."""
-    most = 2
-    while most < _MOST and costs(2 * most * batch_size) - costs(most * batch_size) < _LARGER_BY * costs(batch_size):
+    most, allowed = 2, _WORTH_DOUBLING * costs(batch_size)
+    while most < _MOST and costs(2 * most * batch_size) - costs(most * batch_size) < allowed:
         most *= 2
     return most
 
 
 def with_sizes(drafter: Drafter, costs: RowCosts, batch_size: int, rows: Sequence[int]) -> Drafter:
-    """The drafter with steps of one row, the fewest that prepare a draft, so many (rising), and half as many nodes."""
+    """The drafter with a few sizes of steps, priced by the costs of their rows and of drafting.
+
+    The smallest is the root alone. Where a method adds rows, such as probes, the next has these and no candidates. The
+    largest has the last of the given numbers of rows, or more where the method needs more; one lies half way to it.
+
+    Args:
+      drafter: whatever its shape.
+      costs: of rows.
+      batch_size: texts decoded together.
+      rows: of a text in the largest step and in further ones, rising.
+    """
     most = default_rows(drafter.sources, rows[-1])
     drafter = dataclasses.replace(drafter, shape=Budget(most))
     least = 1 + most - drafter.num_nodes
@@ -57,6 +69,12 @@ def with_sizes(drafter: Drafter, costs: RowCosts, batch_size: int, rows: Sequenc
 
     priced = tuple(Size(count, cost(count, GREEDY), cost(count, SAMPLED)) for count in sizes)
     return dataclasses.replace(drafter, shape=Budget(most, priced))
+
+
+def has_default(drafter: Drafter) -> bool:
+    """Whether a drafter's sizes are the default ones for one text: not those of a user or of `jaxspec tune`."""
+    sizes = drafter.shape.sizes if isinstance(drafter.shape, Budget) else ()
+    return bool(sizes) and [s.rows for s in sizes] == [s.rows for s in with_default(drafter).shape.sizes]
 
 
 def counted_rows(drafter: Drafter, rows: int) -> float:
@@ -78,9 +96,12 @@ def drafting_costs(drafter: Drafter, costs: RowCosts) -> tuple[float, float]:
 
 
 def cost_name(drafter: Drafter) -> str:
-    """The name of a drafter's costs: its methods with their settings, and its draft vocabulary."""
-    methods = sorted(method_text(source.method) for source in drafter.sources)
-    return f"{'+'.join(methods)} vocabulary={max(source.draft_vocabulary for source in drafter.sources)}"
+    """The name of a drafter's costs: its methods with their settings and weights, and its draft vocabulary."""
+    methods = []
+    for source in drafter.sources:
+        weights = source.digest if source.adapter or source.weights else ""
+        methods.append(" ".join(filter(None, (method_text(source.method), weights))))
+    return f"{'+'.join(sorted(methods))} vocabulary={max(source.draft_vocabulary for source in drafter.sources)}"
 
 
 def _share(source: Source, model: Model) -> float:

@@ -26,7 +26,7 @@ def draft_source(draft: Model | str | Path, model: Model, **settings: Any) -> tu
       settings: of `DraftModel`, other than the defaults.
 
     Raises:
-      UserError: there is no such base, or it has another vocabulary or tokenizer; the message says which tokens differ.
+      UserError: there is no such base, or it has other tokens; the message says which differ.
     """
     if not isinstance(draft, Model):
         mesh = mesh_of(model.params)
@@ -45,20 +45,20 @@ def draft_source(draft: Model | str | Path, model: Model, **settings: Any) -> tu
 
 
 def _check_vocabulary(draft: Model, model: Model) -> None:
-    sizes = f"a vocabulary of {draft.config.vocab_size} tokens, {model.name!r} one of {model.config.vocab_size}"
-    other = draft.config.vocab_size != model.config.vocab_size
-    differ = ""
+    """Raise UserError unless all ids that both have stand for the same tokens. Beyond them one may be padded."""
+    sizes = draft.config.vocab_size, model.config.vocab_size
     if draft.tokenizer and model.tokenizer:
-        differ = _differences(draft.tokenizer.get_vocab(), model.tokenizer.get_vocab())
-    if other or differ:
-        what = sizes if other else f"another tokenizer than {model.name!r}"
-        also = f": {differ}" if differ else ""
-        raise UserError(f"draft model {draft.name!r} has {what}{also}; a draft model needs the base's own tokens")
+        differ = _differences(draft.tokenizer.get_vocab(), model.tokenizer.get_vocab(), min(sizes))
+        what = f"another tokenizer than {model.name!r}: {differ}" if differ else ""
+    else:
+        what = f"a vocabulary of {sizes[0]} tokens, {model.name!r} one of {sizes[1]}" if sizes[0] != sizes[1] else ""
+    if what:
+        raise UserError(f"draft model {draft.name!r} has {what}; a draft model needs the base's own tokens")
 
 
-def _differences(draft: dict[str, int], base: dict[str, int]) -> str:
-    """The ids that stand for other tokens, in words: how many, and the first of them; empty where none does."""
+def _differences(draft: dict[str, int], base: dict[str, int], size: int) -> str:
+    """The ids below `size` that stand for other tokens: how many, and the first of them; empty where none does."""
     there, here = ({number: token for token, number in vocabulary.items()} for vocabulary in (draft, base))
-    ids = [number for number in sorted(there | here) if there.get(number) != here.get(number)]
+    ids = [number for number in sorted(there | here) if number < size and there.get(number) != here.get(number)]
     shown = ", ".join(f"{i} is {there.get(i, 'none')!r} there and {here.get(i, 'none')!r} here" for i in ids[:3])
     return f"{len(ids)} tokens differ ({shown}{', ...' if len(ids) > 3 else ''})" if ids else ""

@@ -101,7 +101,7 @@ class SteppedDraftModel(DraftModel):
         """Read what the base has read, and the token after it with probes behind it."""
         model = self.as_draft_model(context.trainable, context.base)
         tree, cache = _chain(chunk.tokens.shape[1], chunk.length[:, None], self.inner.distances), method_state["cache"]
-        states, rows = self._run(context, model, _draft(tree, chunk.tokens), cache, chunk.first)
+        states, rows = self._run(context, model, _draft(tree, self.readable(model, chunk.tokens)), cache, chunk.first)
         last = states[model.decoder.config.num_layers]
         new = {
             "newest": last[jnp.arange(len(chunk.length)), chunk.length],
@@ -130,7 +130,7 @@ class SteppedDraftModel(DraftModel):
 
         def ranked(hidden: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
             positions = first[:, None] + jnp.arange(hidden.shape[1])
-            return rank(context, model.draft_logits(model.normed(hidden)), positions)
+            return rank(context, self.draft_logits(model, context.base, hidden), positions)
 
         def guesses(probes: PyTree, at: jax.Array) -> tuple[jax.Array, jax.Array]:
             own = {"trainable": context.trainable["inner"], "base": model, "position": at, "width": 1, "depth": m}

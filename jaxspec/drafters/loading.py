@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafters.adapter import OWN_MODEL, WEIGHTS, Adapter, find_shipped, load_adapter, read_head
-from jaxspec.drafters.choices import shaped
+from jaxspec.drafters.choices import Use, shaped
 from jaxspec.drafters.draft_source import draft_source
 from jaxspec.drafters.draft_steps import with_steps
 from jaxspec.drafters.drafter import Drafter, finalized
@@ -31,7 +31,8 @@ def load_drafter(
     tree: str | TreePlan | Sequence[TreePath] | None = None,
     draft_vocabulary: int | None = None,
     batch_size: int = 1,
-    temperature: float = 0.0,
+    temperature: float | None = None,
+    slots: int | None = None,
     draft_model: Model | str | Path | None = None,
     draft_adapter: str | Path | None = None,
 ) -> Drafter:
@@ -40,8 +41,8 @@ def load_drafter(
     Args:
       text: a drafter as `parse_drafter` reads it, such as `ppd`, `lookahead:window=5,ngram=4` or `medusa+suffix
         tree=best:5 vocabulary=8192`, or what that returned; or a list of methods. The arguments from `adapter` on,
-        without `batch_size` and `temperature`, are short forms of its settings. Settings of a method whose adapter
-        brings them are those that its class calls `adjustable`: `draft_model:confidence=0.5`.
+        without `batch_size`, `temperature` and `slots`, are short forms of its settings. Settings of a method whose
+        adapter brings them are those that its class calls `adjustable`: `draft_model:confidence=0.5`.
       model: the base.
       adapter: folder of a trained adapter, or of a datastore; default the one that ships for this method and base. In a
         union it goes to the method that it belongs to.
@@ -52,7 +53,9 @@ def load_drafter(
         to none.
       draft_vocabulary: draft only so many of the base's most frequent tokens; 0 drafts all; default the adapter's own.
       batch_size: prompts decoded together, for `auto`.
-      temperature: of sampling, for the choice of `jaxspec tune`; 0 is greedy.
+      temperature: of sampling, for the choice of `jaxspec tune`; 0 is greedy. Without it a choice counts only where the
+        same was tuned for greedy decoding and for sampling.
+      slots: of a server, in place of `batch_size` for the choice of `jaxspec tune`: texts decoded together at most.
       draft_model: of the method `draft_model`: a base, as `load_model` takes or returns it; or the folder of one
         made of this one's layers by `jaxspec train`. Default the one that ships for this base.
       draft_adapter: folder of an adapter of PPD, or of another method with probes, for the draft model; or the name of
@@ -66,7 +69,7 @@ def load_drafter(
     spec = spec.with_settings(
         tree=tree, vocabulary=draft_vocabulary, adapter=adapter, draft=draft_model, draft_adapter=draft_adapter
     )
-    return shaped(_with_adapters(spec, model), spec.tree, spec.vocabulary, batch_size, temperature)
+    return shaped(_with_adapters(spec, model), spec.tree, spec.vocabulary, Use(batch_size, temperature, slots))
 
 
 def _with_adapters(spec: DrafterSpec, model: Model) -> Drafter:

@@ -115,8 +115,12 @@ class Source:
             temperatures = tables = np.full(1, np.nan)
         finite = np.isfinite(temperatures).all() and np.isfinite(tables).all()
         if not finite or temperatures[0] != 0 or tables.shape[1:] != (count, 2):
-            wanted = f"two numbers for {count} distances at every temperature, 0 among them"
-            raise UserError(f"{self.method.name}: calibration must be {wanted}")
+            wanted = f"two numbers for each of {count} distances by temperature, 0 among them"
+            where, again = self.method.name, "jaxspec tune"
+            if not self.calibration and self.adapter and self.adapter.folder:
+                where = f"{self.adapter.folder / 'adapter.json'}"
+                again = f"python -m experiments.calibrate --methods {self.method.name}"
+            raise UserError(f"{where}: calibration must hold {wanted}; run `{again}` again")
         return Calibrations(temperatures, tables)
 
     def _methods_own(self, count: int) -> dict[str, Calibration]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxspec.decoding.acceptance import Acceptance
 from jaxspec.decoding.method import Method
 from jaxspec.errors import UserError, suggest
 from jaxspec.files import display_name
@@ -90,6 +91,14 @@ class DrafterSpec:
                 "(--draft-vocabulary) out"
             )
         return spec
+
+    def accepted_by(self, acceptance: Acceptance) -> DrafterSpec:
+        """The same with the method's own tree where none was given and candidates are to be drawn.
+
+        Those of a union, or chosen in every step, are not: the rule would be `Match` without a word.
+        """
+        needs_tree = acceptance.draws and self.tree is None and len(self.methods) == 1
+        return dataclasses.replace(self, tree="own") if needs_tree else self
 
 
 def _word(value: object) -> str:

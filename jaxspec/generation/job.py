@@ -16,9 +16,13 @@ from jaxspec.decoding.prompt import prefill
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafters.drafter import Drafter
+from jaxspec.errors import UserError
 from jaxspec.generation.prompts import pad_tokens
 from jaxspec.machine import Stopwatch
+from jaxspec.parallel.processes import host
 from jaxspec.parallel.sharding import in_mesh, mesh_of, put_beside
+
+NOT_FINITE = "the base's logits are not finite: float16 is too narrow for it; use --dtype float32 or bfloat16"
 
 
 def bucket(length: int, smallest: int = 32, largest_step: int = 512) -> int:
@@ -45,6 +49,12 @@ def buffer_sizes(longest_prompt: int, max_new_tokens: int, max_depth: int) -> tu
     return bucket(max_new_tokens, 64), max(bucket(longest_prompt), capacity)
 
 
+def check_finite(state: DecodeState) -> None:
+    """Raise UserError where logits of a row overflowed, or weights are damaged."""
+    if state.finite is not None and not np.all(host(state.finite)):
+        raise UserError(NOT_FINITE)
+
+
 def decoding_of(
     drafter: Drafter,
     batch_size: int,
@@ -66,7 +76,8 @@ class Settings:
       sampling: greedy by default.
       seed: with sampling, decides the text; the same for every prompt.
       acceptance: `Match` gives autoregressive decoding's text, `Rejection` another of the same distribution,
-        `Typical` is lossy.
+        `Typical` is lossy. `Rejection` judges what a fixed tree has drawn (`load_drafter(..., tree="own")`); what is
+        chosen in every step it judges as `Match` does.
       chat: wrap texts in the tokenizer's chat template, where it has one.
       max_length: longest prompt and answer together, in tokens; default the base's context.
     """
@@ -122,11 +133,13 @@ class Job:
         sizes = {"capacity": capacity, "chunk": min(padded, prefill_chunk()), "width": width}
         with in_mesh(self.mesh), Stopwatch() as watch:
             state = jax.block_until_ready(prefill(self._model.base, self.decoding, *batch, **sizes))
+        check_finite(state)
         return RunningBatch(state, watch.seconds, 0.0, watch.compile_seconds)
 
     def decode(self, run: RunningBatch, steps: int) -> None:
         """Decode `steps` further steps of a batch, and add their time to its clocks."""
         with in_mesh(self.mesh), Stopwatch() as watch:
             run.state = jax.block_until_ready(decode(self.decoding, run.state, np.int32(steps)))
+        check_finite(run.state)
         run.compile_seconds += watch.compile_seconds
         run.decode_seconds += watch.seconds

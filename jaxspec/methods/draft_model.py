@@ -8,9 +8,10 @@ are followed. Their keys and values live only while a draft is made.
     level 1    t0 t1 t2 t3 t4  r | a b      a pass over the candidates at distance 1 that are followed
     level 2    t0 t1 t2 t3 t4  r   a b | c  and so on; each row sees the text, its own path, and itself
 
-The draft model is any base with the same vocabulary (`--draft-model`), or is made from the base: some of its layers,
-distilled on the base's own answers, with the base's own embeddings and vocabulary projection. Beyond the papers a draft
-may be a tree, and where drafts are chosen per step the draft model stops once no path is probable enough.
+The draft model is any base with the same tokens (`--draft-model`), or is made from the base: some of its layers,
+distilled on the base's own answers, with the base's own embeddings and vocabulary projection. Vocabularies may be
+padded to different sizes: ids that only one of them has are not drafted. Beyond the papers a draft may be a tree, and
+where drafts are chosen per step the draft model stops once no path is probable enough.
 """
 
 from __future__ import annotations
@@ -84,14 +85,9 @@ class DraftModel(Method):
     # What the draft model is
 
     def config(self, base: Base) -> ModelConfig:
-        """The draft model's shapes. Raises UserError for layers that the base lacks, or for another vocabulary."""
+        """The draft model's shapes. Raises UserError for layers that the base lacks."""
         c = base.decoder.config
         if self.shapes is not None:
-            if self.shapes.vocab_size != c.vocab_size:
-                raise UserError(
-                    f"draft_model: it has a vocabulary of {self.shapes.vocab_size} tokens and the base one of "
-                    f"{c.vocab_size}; both must have the same"
-                )
             return self.shapes
         if not 0 <= self.layers[0] <= self.layers[-1] < c.num_layers:
             outside = ", ".join(map(str, self.layers))
@@ -100,9 +96,17 @@ class DraftModel(Method):
         return dataclasses.replace(c, num_layers=len(self.layers), first_window_layer=first)
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
-        """The base's layers and final norm, or random parameters of the `shapes`."""
+        """The base's layers and final norm, or random parameters of the `shapes`.
+
+        Raises UserError for layers that the base lacks, or for shapes of another vocabulary, which cannot be trained.
+        """
         config = self.config(base)
         if self.shapes is not None:
+            if config.vocab_size != base.vocab_size:
+                raise UserError(
+                    f"draft_model: it has a vocabulary of {config.vocab_size} tokens and the base one of "
+                    f"{base.vocab_size}; both must have the same"
+                )
             return Decoder(config).init(key, jnp.zeros((1, 1), jnp.int32))["params"]
         kept = {f"layers_{i}": base.params[f"layers_{layer}"] for i, layer in enumerate(self.layers)}
         return jax.tree.map(lambda x: x.astype(jnp.float32), kept | {"norm": base.params["norm"]})
@@ -132,6 +136,23 @@ class DraftModel(Method):
     def finalize(self, trainable: PyTree, base: Base) -> Finalized:
         """The adapter, which together with the base's embeddings is a base."""
         return Finalized(self, trainable, base, self.as_draft_model(trainable, base))
+
+    def draft_logits(self, model: Base, base: Base, hidden: jax.Array) -> jax.Array:
+        """Hidden states [..., D] of the draft model to float32 logits [..., V'] of the tokens that the base may draft.
+
+        Of those that the draft model lacks they are -inf.
+        """
+        logits, own, all_tokens = model.draft_logits(model.normed(hidden)), model.vocab_size, base.vocab_size
+        if own == all_tokens:
+            return logits
+        if base.draft_vocabulary is not None:
+            return jnp.where(base.draft_vocabulary.ids < own, logits, -jnp.inf)
+        lacking = [(0, 0)] * (logits.ndim - 1) + [(0, max(all_tokens - own, 0))]
+        return jnp.pad(logits[..., :all_tokens], lacking, constant_values=-jnp.inf)
+
+    def readable(self, model: Base, tokens: jax.Array) -> jax.Array:
+        """The base's tokens as the draft model can read them: one that it lacks becomes its last one."""
+        return jnp.minimum(tokens, model.vocab_size - 1)
 
     # Training
 
@@ -165,7 +186,7 @@ class DraftModel(Method):
         """Read what the base has read, and the token after it."""
         model, cache = self.as_draft_model(context.trainable, context.base), method_state["cache"]
         read = continued_context(cache, chunk.first, chunk.tokens.shape[1])
-        hidden, rows = model.rows(model.embed(chunk.tokens), read)
+        hidden, rows = model.rows(model.embed(self.readable(model, chunk.tokens)), read)
         newest = hidden[jnp.arange(len(hidden)), chunk.length]
         return {
             "cache": commit(cache, rows, chunk.first),
@@ -178,7 +199,7 @@ class DraftModel(Method):
         position = context.position[:, None]
 
         def logits(hidden: jax.Array) -> jax.Array:
-            return model.draft_logits(model.normed(hidden))
+            return self.draft_logits(model, context.base, hidden)
 
         def expand(parents: Parents, levels: Sequence[Cache | None]) -> tuple[jax.Array, Cache | None]:
             """`levels` holds keys and values of the nodes that expanded at each but the first, L x [B, K, W, Dh]."""

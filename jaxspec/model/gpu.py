@@ -45,6 +45,11 @@ def capability_of(device: jax.Device) -> tuple[int, ...]:
     return tuple(map(int, capability.split("."))) if re.fullmatch(r"\d+\.\d+", capability) else (0,)
 
 
+def has_bfloat16() -> bool:
+    """Whether this process's devices compute in bfloat16; NVIDIA GPUs before compute capability 8.0 do not."""
+    return not (0,) < capability_of(jax.devices()[0]) < OLDEST
+
+
 def plain_note() -> str:
     """One line for users whose GPU runs plain code in place of the kernels; empty for all others."""
     device = jax.devices()[0]

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable
 import jax
 
 from jaxspec.decoding.scores import Scores
+from jaxspec.errors import UserError
+from jaxspec.generation.job import NOT_FINITE
 from jaxspec.generation.text import TextStream
 from jaxspec.serving.request import Finish, Piece, Request, TokenScore
 
@@ -71,7 +73,12 @@ class AnswerStream(AsyncIterator[Piece]):
             self.cancelled = True
 
     def extend(self, so_far: Piece, scores: Scores | None) -> Piece:
-        """The piece that extends the answer to the tokens `so_far`, with their scores, or to its first stop text."""
+        """The piece that extends the answer to the tokens `so_far`, with their scores, or to its first stop text.
+
+        Raises UserError where the base's logits were not finite.
+        """
+        if not so_far.finite:
+            raise UserError(NOT_FINITE)
         stream, before = self._text, len(self._text.tokens)
         text = stream.add(so_far.tokens[before:], so_far.finish is not None)
         new = slice(before, len(stream.tokens))

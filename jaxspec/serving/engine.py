@@ -20,6 +20,7 @@ from jaxspec.decoding.acceptance import Acceptance, Match
 from jaxspec.decoding.sampling import check_sampling
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.costs import save_costs
+from jaxspec.drafters.defaults import has_default
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError
 from jaxspec.generation.prompts import encode_prompts
@@ -27,7 +28,7 @@ from jaxspec.parallel.sharding import in_mesh, mesh_of
 from jaxspec.serving.answer import AnswerStream, token_scores
 from jaxspec.serving.reader import PromptReader
 from jaxspec.serving.request import Busy, Closed, Limits, Piece, Request
-from jaxspec.serving.slots import Slots
+from jaxspec.serving.slots import ROUNDS, Slots
 from jaxspec.tuning.sizes import row_costs
 from jaxspec.weights.load import Model
 
@@ -55,7 +56,7 @@ class Engine:
         limits: Limits = Limits(),
         acceptance: Acceptance = Match(),
     ):
-        self.drafter = load_drafter(method, model) if isinstance(method, str) else method
+        self.drafter = load_drafter(method, model, slots=limits.slots) if isinstance(method, str) else method
         self.model, self.limits = self.drafter.model, limits
         context = self.model.config.max_positions
         self.max_length = limits.max_length or min(_DEFAULT_MAX_LENGTH, context)
@@ -100,11 +101,18 @@ class Engine:
 
     def warm_up(self) -> None:
         """Compile everything that requests will need, before the first one; measure steps, and keep what they cost."""
+        keeps_costs = has_default(self.drafter)
         with in_mesh(self._mesh):
             self._slots.warm_up()
+        if keeps_costs:
+            self._keep_costs()
+
+    def _keep_costs(self) -> None:
+        """Keep what steps cost; says in the log what was damaged, or why it cannot be kept."""
         try:
             for rows, times in self._slots.times.items():
-                save_costs(self.model, rows, row_costs(self.drafter, rows, times))
+                if note := save_costs(self.model, rows, row_costs(self.drafter, rows, times), ROUNDS):
+                    _log.warning(note)
         except UserError as error:
             _log.warning("costs of steps are not kept: %s", error)
 

@@ -109,6 +109,7 @@ class Piece:
       finish: reason why the answer ends here: `stop` at an end-of-text token or a stop text, `length`, `cancelled` or
         `timeout`; None where it goes on.
       stop: the stop text that ended it.
+      finite: whether the base's logits were finite; where not, the answer fails.
     """
 
     text: str = ""
@@ -120,6 +121,7 @@ class Piece:
     drafted: int = 0
     finish: Finish | None = None
     stop: str | None = None
+    finite: bool = True
 
     def followed_by(self, new: Piece) -> Piece:
         """This piece and the next one, joined."""

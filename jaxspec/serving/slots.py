@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Acceptance
 from jaxspec.decoding.loop import decode, insert
 from jaxspec.decoding.sampling import make_row_sampler
@@ -27,10 +26,10 @@ from jaxspec.parallel.sharding import put_beside
 from jaxspec.serving.reader import Prefixes, PromptReader
 from jaxspec.serving.request import Limits, Piece, Request
 from jaxspec.tuning.memory import free_memory
-from jaxspec.tuning.sizes import SizeTimer, SizeTimes
+from jaxspec.tuning.sizes import SAMPLINGS, SizeTimes, measure_sizes
 
 _PATIENCE = 16  # calls of `release` in a row that find half of the rows free before their number is halved
-_MEASURED = 3  # steps measured per size, of which the fastest counts
+ROUNDS = 3  # steps measured per size, of which the fastest counts
 
 
 class Slots:
@@ -129,8 +128,8 @@ class Slots:
     def progress(self) -> Iterator[tuple[Request, Piece, Scores | None]]:
         """For each request its answer so far, without text, and the scores of all tokens if a request asks for any."""
         state, used = self._state, self._used
-        wanted = (state.done, state.counts, state.tokens, state.drafted_by, state.stats)
-        done, counts, tokens, drafted_by, stats = jax.device_get(wanted)
+        wanted = (state.done, state.counts, state.tokens, state.drafted_by, state.stats, state.finite)
+        done, counts, tokens, drafted_by, stats, finite = jax.device_get(wanted)
         scores = jax.device_get(state.scores) if any(self._requests[row].logprobs for row in used) else None
         for row in used:
             emitted = row, slice(counts[row])
@@ -144,6 +143,7 @@ class Slots:
                 drafts=int(stats.offered[row, 0, :1].sum()),
                 drafted=int(stats.drafted[row]),
                 finish=end if done[row] else None,
+                finite=finite is None or bool(finite[row]),
             )
             yield self._requests[row], so_far, jax.tree.map(operator.itemgetter(emitted), scores)
 
@@ -180,13 +180,9 @@ class Slots:
         """Measure the milliseconds of steps of each size with the present number of rows, greedy and sampled."""
         if self._drafter.shape.costs is None:
             return
-        rows, times = len(self._requests), []
-        for temperature in (0.0, 1.0):
-            timer = SizeTimer(self._decoding([Request([], sampling=SamplingConfig(temperature))] * rows), rows)
-            for _ in range(_MEASURED):
-                self._state = timer.measure(self._state)
-            times.append(timer.times)
-        self.times[rows] = times
+        rows = len(self._requests)
+        decodings = [self._decoding([Request([], sampling=sampling)] * rows) for sampling in SAMPLINGS]
+        self.times[rows], self._state = measure_sizes(decodings, self._state, ROUNDS)
         self._free_rows(range(rows))
 
     def _decoding(self, requests: Sequence[Request | None]) -> Decoding:

@@ -20,9 +20,9 @@ import numpy as np
 
 from jaxspec.config import DataConfig, TextSource
 from jaxspec.errors import UserError
-from jaxspec.files import display_name, read_text
+from jaxspec.files import display_name, parse_json, read_text
 from jaxspec.weights.load import Model
-from jaxspec.weights.templates import message_text
+from jaxspec.weights.templates import chosen_template, message_text, own_template, turn_end
 
 SHIPPED_PROMPTS = Path(__file__).parent / "prompts.jsonl"
 _ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
@@ -78,9 +78,11 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict]]:
 def _parse(path: Path, number: int, text: str) -> Any:
     """Parse JSON that begins in that line of a file."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{number + error.lineno - 1}: not JSON ({error.msg})") from None
+    except ValueError as error:
+        raise UserError(f"{path}:{number}: not JSON that can be read ({error})") from None
 
 
 def read_prompts(source: str, column: str = "prompt") -> list[str]:
@@ -304,8 +306,9 @@ def _select(model: Model, data: DataConfig, example: Example, template: str) -> 
     *turns, last = example.turns
     if example.answer is None:
         return Selected(last, model.encode(example.turns, data.chat, template), None)
-    templated = data.chat and (template or model.tokenizer.chat_template)
-    prompt = model.encode([*turns, last if templated else f"{last}\n\n"], data.chat, template)
-    eos = model.tokenizer.eos_token_id  # which in a chat model ends a turn, unlike other ends of text
-    end = [eos] if eos in model.eos else model.eos[:1]
+    own = own_template(model.tokenizer)
+    written = (chosen_template(template, own) if template else own) if data.chat else None
+    prompt = model.encode([*turns, last if written else f"{last}\n\n"], data.chat, template)
+    ends = turn_end(model.tokenizer, written) if written else None, model.tokenizer.eos_token_id, *model.eos
+    end = [i for i in ends if i in model.eos][:1]  # a turn's, unlike other ends of text
     return Selected(last, prompt, [*model.encode_plain(example.answer), *end])

@@ -89,7 +89,8 @@ class Predictor:
         """The option of some sources, by their numbers, with a tree; `name` is that of a plan."""
         part = with_sources(self.drafter, [self.drafter.sources[i] for i in numbers], tree)
         if isinstance(part.shape, Budget):
-            found = replay(self.recordings, part, numbers, self.batch_size, self.temperature)
+            drafting = [1e3 * self.costs.adds(source) for source in part.sources]
+            found = replay(self.recordings, part, numbers, self.batch_size, self.temperature, drafting)
             seconds = found.time * (1e-3 if part.shape.sizes else self.costs(part))
             kind = "best of several sizes" if part.shape.sizes else "best"
             return self._option(part, part.shape.spec, kind, found.steps, seconds)
@@ -132,7 +133,7 @@ class Predictor:
                 costs = {size: 1.0 if size == rows else _NEVER for size in sizes}
                 only = Budget(sizes[-1], tuple(Size(size, cost, cost) for size, cost in costs.items()))
                 alone = dataclasses.replace(part, shape=only)
-                found = replay(self.recordings, alone, numbers, self.batch_size, self.temperature)
+                found = replay(self.recordings, alone, numbers, self.batch_size, self.temperature, paced=False)
                 yield self._option(part, part.shape.spec, "best", found.steps, found.time * self.costs(part))
 
     def _sized(self, part: Drafter, most: int) -> str:
@@ -140,8 +141,8 @@ class Predictor:
         probes = most - Budget(most).divided(part.sources)[0]
         possible = sizes_between(1 + probes, most)
         chosen = {possible[i] for i in np.linspace(0, len(possible) - 1, _BRANCHES).round().astype(int)}
-        seconds = {rows: self.costs(part, rows) for rows in sorted(chosen)} | {1: self.costs.latency(1)}
-        return "best:" + ",".join(f"{rows}@{1e3 * seconds[rows]:.2f}" for rows in sorted(seconds))
+        seconds = {1: self.costs.latency(1)} | {rows: self.costs(part, rows) for rows in sorted(chosen - {1})}
+        return Budget(most, tuple(Size(rows, 1e3 * cost, 1e3 * cost) for rows, cost in seconds.items())).spec
 
 
 def fastest_first(options: Iterable[Option]) -> list[Option]:

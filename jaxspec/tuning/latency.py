@@ -75,9 +75,10 @@ class StepCosts:
     def __call__(self, drafter: Drafter, rows: int = 0) -> float:
         """Seconds of a step of this drafter, or of one with `rows` rows."""
         depth = drafter.shape.depth if isinstance(drafter.shape, TreePlan) else 0
-        return self.latency(rows or drafter.num_rows) + sum(self._adds(source, depth) for source in drafter.sources)
+        return self.latency(rows or drafter.num_rows) + sum(self.adds(source, depth) for source in drafter.sources)
 
-    def _adds(self, source: Source, depth: int) -> float:
+    def adds(self, source: Source, depth: int = 0) -> float:
+        """Seconds that drafting with a source adds: a fixed tree of this depth, or with 0 what is chosen per step."""
         known = self.drafting[_key(source)]
         if not depth:
             return known[0]

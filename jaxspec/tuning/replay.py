@@ -22,6 +22,8 @@ from jaxspec.decoding.draft import Draft, Offer, Pace, calibrated
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.shape import Best, StaticTree
 from jaxspec.decoding.tree import Tree
+from jaxspec.drafters.budget import Budget
+from jaxspec.drafters.costs import kind_of
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.generation.job import bucket
 from jaxspec.tuning.record import Recording
@@ -36,7 +38,7 @@ class Replay:
     Attributes:
       steps: [A] int, forward passes of each answer after prefill.
       tokens: [A] int, of each answer, its first left out.
-      time: of all batches, in the unit of the shape's costs; where it has but one size, steps.
+      time: of all batches, in the unit of the shape's costs, with drafting; where it has but one size, steps.
       tried: [S, X] int, candidates behind accepted tokens, by source and by their chance, in X equal bins from 0 to 1;
         none where a fixed tree does not ask for chances.
       right: [S, X] int, how many of them were accepted.
@@ -86,6 +88,8 @@ def replay(
     sources: Sequence[int] | None = None,
     batch_size: int = 1,
     temperature: float = 0.0,
+    drafting: Sequence[float] = (),
+    paced: bool = True,
 ) -> Replay:
     """The steps that a drafter needs for recorded answers.
 
@@ -95,6 +99,9 @@ def replay(
       sources: which of the recorded ones they are; default all.
       batch_size: B, answers to decode together, in their order.
       temperature: that the answers were drawn at, which decides how chances are calibrated.
+      drafting: what the draft of each of its sources adds to a step of the root alone; other sizes cost what they do
+        with it. Default nothing.
+      paced: whether sources rest as in decoding with several sizes; not where several stand for one.
     """
     shape = drafter.device_shape
     if isinstance(shape, Best):
@@ -118,8 +125,13 @@ def replay(
     offers = [jax.tree.map(lambda *xs: batched(xs, T), *of_source) for of_source in given]
     answers = batched([r.answer for r in recordings], T + shape.depth + 2, -1)
     ends = np.pad(counts, (0, missing)).reshape(-1, batch_size)
-    costs = jnp.ones((1, 1)) if shape.costs is None else shape.costs[int(temperature > 0), None]
-    done = jax.device_get(_replay(shape, costs, tables, probing, offers, jnp.asarray(answers), jnp.asarray(ends)))
+    costs = jnp.ones((1, 1)) if shape.costs is None else shape.costs[kind_of(temperature), None]
+    facts = [source.facts for source in drafter.sources]
+    resting = tuple(paced and shape.costs is not None and f.takes_time and not f.adds_rows for f in facts)
+    alone = isinstance(drafter.shape, Budget) and drafter.shape.sizes[:1] and drafter.shape.sizes[0].rows == 1
+    adds = jnp.array(drafting if alone and drafting else [0.0] * len(facts), jnp.float32)
+    settings = (shape, costs, adds, tables, probing, resting)
+    done = jax.device_get(_replay(*settings, offers, jnp.asarray(answers), jnp.asarray(ends)))
     steps = done.steps.reshape(-1)[: len(counts)]
     return Replay(steps, counts, float(done.time.sum()), done.tried.sum(axis=0), done.right.sum(axis=0))
 
@@ -137,13 +149,15 @@ def _asked(offer: Offer, width: int) -> Offer:
     return offer if offer.parent is not None else jax.tree.map(lambda x: x[..., :width], offer)
 
 
-@functools.partial(jax.jit, static_argnames="probing")
-@functools.partial(jax.vmap, in_axes=(None, None, None, None, 0, 0, 0))
+@functools.partial(jax.jit, static_argnames=("probing", "resting"))
+@functools.partial(jax.vmap, in_axes=(None, None, None, None, None, None, 0, 0, 0))
 def _replay(
     shape: StaticTree | Best,
     costs: jax.Array,
+    adds: jax.Array,
     tables: list[jax.Array],
     probing: int | None,
+    resting: tuple[bool, ...],
     offers: list[Offer],
     answers: jax.Array,
     ends: jax.Array,
@@ -153,8 +167,10 @@ def _replay(
     Args:
       shape: what makes drafts.
       costs: [1, K], of a step of each size.
+      adds: [S], what the draft of each source adds to a step of the smallest size.
       tables: of each source, its calibration [1, M, 2].
       probing: which source has probes, if one does (static).
+      resting: which sources rest while no draft pays (static).
       offers: of each source, [B, T, M, W].
       answers: [B, T + P + 2].
       ends: [B], their last places.
@@ -169,11 +185,16 @@ def _replay(
             for i, offer in enumerate(offers)
         ]
         here = [calibrated(offer, table) for offer, table in zip(here, tables, strict=True)]
+        drafts = [~(rests & state.pace.rests) for rests in resting]
+        if probing is not None:
+            drafts[probing] = jnp.any(active & ~state.pace.blind)
+        here = [offer.replace(known=offer.known & drafts[i]) for i, offer in enumerate(here)]
         draft = shape.draft(state.trees, answers[rows, state.at], here, state.pace, costs)
         following = jnp.take_along_axis(answers, state.at[:, None] + 1 + draft.tree.depth, axis=1)
         accepted = follow(draft, following)
         size = jnp.int32(0) if draft.size is None else jnp.max(jnp.where(active, draft.size, 0))
         added, drafted = (size > 0) | (not shape.alone), draft.has_candidates(active)
+        drafting = jnp.where(size == 0, jnp.sum(adds * jnp.stack(drafts)), 0.0)
         at = jnp.where(active, state.at + accepted.length + 1, state.at)
         tried, right = _outcomes(draft, following, active, len(offers))
         return _State(
@@ -182,7 +203,7 @@ def _replay(
             pace=state.pace.after(accepted.length + 1, costs[:, size], at < ends, drafted, added),
             trees=shape.follow(draft, accepted.node),
             steps=state.steps + active,
-            time=state.time + costs[0, size],
+            time=state.time + costs[0, size] + drafting,
             tried=state.tried + tried,
             right=state.right + right,
         )

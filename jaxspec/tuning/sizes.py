@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.loop import decode
 from jaxspec.decoding.state import DecodeState, Decoding
-from jaxspec.drafters.costs import RowCosts, find_costs
+from jaxspec.drafters.costs import GREEDY, RowCosts, find_costs
 from jaxspec.drafters.defaults import cost_name, counted_rows, with_sizes
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.generation.job import Job, Settings
@@ -20,9 +20,11 @@ from jaxspec.parallel.sharding import in_mesh
 from jaxspec.progress import Progress
 
 _DUE, _RESTS = 0, 2  # steps without a draft after which the next one drafts, and rests
+_PROMPT = 64  # tokens at most
 _WIDTH = 64  # tokens of an answer
 _ROWS = {"cpu": (4, 8, 16), "accelerator": (8, 16, 32, 64)}
-_ROUNDS = 9
+ROUNDS = 9  # of `jaxspec tune --quick`
+SAMPLINGS = (SamplingConfig(), SamplingConfig(1.0))  # of greedy steps, and of sampled ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +51,6 @@ class SizeTimer:
     def __init__(self, decoding: Decoding, rows: int):
         self._decoding, self._rows = decoding, rows
         self._samples: dict[tuple[int, int], list[float]] = {}
-
-    def warm_up(self, state: DecodeState) -> DecodeState:
-        """Run a step of each size untimed: the first one compiles."""
-        for number in range(len(self._decoding.drafter.shape.sizes)):
-            state = decode(self._decoding, self._begin(state, number, _DUE), np.int32(1))
-        return state
 
     def measure(self, state: DecodeState) -> DecodeState:
         """Time a step of each size. Returns the state, with rows that mean nothing; the old one is donated."""
@@ -88,35 +84,56 @@ class SizeTimer:
         return SizeTimes(np.array(sizes), max(least[0, _DUE] - least[0, _RESTS], 0.0))
 
 
-def measure_rows(drafter: Drafter, batch_size: int = 1, cache_length: int = 512, rounds: int = _ROUNDS) -> RowCosts:
+def measure_sizes(
+    decodings: Sequence[Decoding], state: DecodeState, rounds: int, report: Callable[[int], None] = lambda done: None
+) -> tuple[list[SizeTimes], DecodeState]:
+    """Times of steps of each size, greedy and sampled ones.
+
+    Args:
+      decodings: constants of decoding with each of `SAMPLINGS`.
+      state: B rows, donated.
+      rounds: steps of each size, of which the fastest counts: the first one may compile.
+      report: is called with the number of rounds that are done.
+
+    Returns:
+      The times for each of the decodings, and a state with rows that mean nothing.
+    """
+    found, done = [], 0
+    for decoding in decodings:
+        timer = SizeTimer(decoding, len(state.done))
+        for _ in range(rounds):
+            state, done = timer.measure(state), done + 1
+            report(done)
+        found.append(timer.times)
+    return found, state
+
+
+def measure_rows(drafter: Drafter, batch_size: int = 1, cache_length: int = 512, rounds: int = ROUNDS) -> RowCosts:
     """The costs of rows, measured with a drafter's own steps, greedy and sampled ones.
 
     Args:
       drafter: whatever its shape.
       batch_size: texts decoded together.
-      cache_length: S, tokens of a text at most.
+      cache_length: S, slots of the cache, at least 64; attention looks at all of them.
       rounds: steps of each size, of which the fastest counts.
     """
     rows = _ROWS["cpu" if jax.default_backend() == "cpu" else "accelerator"]
-    drafter, found = with_sizes(drafter, find_costs(drafter.model, batch_size), batch_size, rows), []
-    with Progress("measuring", 2 * rounds, "rounds") as progress:
-        for kind, temperature in enumerate((0.0, 1.0)):
-            job = Job(drafter, Settings(SamplingConfig(temperature)), batch_size)
-            prompts = [[1] * (cache_length // 2)] * batch_size
-            state = job.begin(prompts, _WIDTH, batch_size, *job.sizes(len(prompts[0]), _WIDTH)).state
-            timer = SizeTimer(job.decoding, batch_size)
-            with in_mesh(job.mesh):
-                state = timer.warm_up(state)
-                for number in range(rounds):
-                    state = timer.measure(state)
-                    progress.update(kind * rounds + number + 1)
-            found.append(timer.times)
+    drafter = with_sizes(drafter, find_costs(drafter.model, batch_size), batch_size, rows)
+    jobs = [Job(drafter, Settings(sampling), batch_size) for sampling in SAMPLINGS]
+    prompts = [[1] * min(cache_length // 2, _PROMPT)] * batch_size
+    state = jobs[GREEDY].begin(prompts, _WIDTH, batch_size, _WIDTH, cache_length).state
+    with Progress("measuring", len(jobs) * rounds, "rounds") as progress, in_mesh(jobs[GREEDY].mesh):
+        found, _ = measure_sizes([job.decoding for job in jobs], state, rounds, progress.update)
     return row_costs(drafter, batch_size, found)
 
 
 def row_costs(drafter: Drafter, batch_size: int, times: Sequence[SizeTimes]) -> RowCosts:
-    """The costs of rows by the times of a drafter's sizes, greedy and sampled ones; what drafting adds is apart."""
+    """The costs of rows by the times of a drafter's sizes, greedy and sampled ones; what drafting adds is apart.
+
+    The smallest size must be the root alone. Noise makes no size cheaper than a smaller one.
+    """
     rows = tuple(batch_size * counted_rows(drafter, size.rows) for size in drafter.shape.sizes)
-    costs = tuple((float(t.sizes[0]), *(t.sizes[1:] - t.drafting).tolist()) for t in times)
+    measured = ([t.sizes[0], *(t.sizes[1:] - t.drafting)] for t in times)
+    costs = tuple(tuple(np.maximum.accumulate(each).tolist()) for each in measured)
     greedy, sampled = (t.drafting for t in times)
     return RowCosts(rows, costs, {cost_name(drafter): (greedy, sampled)})

@@ -29,7 +29,15 @@ from jaxspec.tuning.latency import bare, step_times
 from jaxspec.tuning.memory import bandwidth, cache_bytes, device_memory, step_bytes
 from jaxspec.versions import code_version
 from jaxspec.weights.layouts import block_for, kernels_by_shape, read_layouts
-from jaxspec.weights.load import DEFAULT_MODEL, Model, check_dtype, load_model, load_shapes, weights_dtype
+from jaxspec.weights.load import (
+    DEFAULT_MODEL,
+    Model,
+    check_dtype,
+    default_dtype,
+    load_model,
+    load_shapes,
+    weights_dtype,
+)
 from jaxspec.weights.params import parameter_count
 from jaxspec.weights.parts import as_held
 from jaxspec.weights.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B, TINY
@@ -51,7 +59,7 @@ class LatencyConfig:
       cache_lengths: slots of the cache.
       rounds: measurements of each step, all sizes in turn.
       dtype: of the weights, or exact: bfloat16 weights, with all else as exact as in float32; default float32 on CPU,
-        bfloat16 elsewhere.
+        float16 on GPUs without bfloat16, bfloat16 elsewhere.
     """
 
     models: tuple[str, ...] = (DEFAULT_MODEL,)
@@ -129,7 +137,7 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
         a benchmark or what was measured with other settings.
     """
     check_latency(config)
-    dtype = config.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    dtype = config.dtype or default_dtype()
     for name in set(config.models) & set(SIZES):
         check_fits(name, SIZES[name], dtype, config)
     if (writable(folder) / "bench.json").exists():

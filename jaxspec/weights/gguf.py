@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from gguf import GGUFReader, GGUFValueType, dequantize
+from gguf import dequantize
 from jax.sharding import Mesh
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from jaxspec.config import ModelConfig, RopeScaling
 from jaxspec.errors import UserError
 from jaxspec.model.rope import llama3_frequencies
+from jaxspec.weights.gguf_parts import read_parts
 from jaxspec.weights.params import GGUF_NAMES, load_params
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types of the format
@@ -26,60 +27,16 @@ _DIGIT_TRIPLES = (
 )
 
 
-class _Reader(GGUFReader):
-    """Reads arrays whole: a vocabulary and its merges have a hundred thousand entries.
-
-    It does so through a plain array, since slices of a memory map are three times as slow.
-    """
-
-    @property
-    def data(self) -> np.ndarray:
-        """The bytes of the file."""
-        return self._data
-
-    @data.setter
-    def data(self, mapped: np.memmap) -> None:
-        self._data = mapped.view(np.ndarray)
-
-    def _get_field_parts(self, offset: int, kind: int) -> tuple[int, list[np.ndarray], list[int], list[GGUFValueType]]:
-        """Size in bytes, parts, which of them hold the values, and types of a value."""
-        if kind != GGUFValueType.ARRAY:
-            return super()._get_field_parts(offset, kind)
-        item, count = self._get(offset, np.uint32), self._get(offset + 4, np.uint64)
-        kinds, start = [GGUFValueType.ARRAY, GGUFValueType(item[0])], offset + 12
-        if kinds[1] in self.gguf_scalar_to_np:
-            parts = [self._get(start, self.gguf_scalar_to_np[kinds[1]], count[0])]
-            end = start + parts[0].nbytes
-        elif kinds[1] == GGUFValueType.STRING:
-            parts, end = self._strings(start, int(count[0]))
-        else:
-            return super()._get_field_parts(offset, kind)
-        return end - offset, [item, count, *parts], list(range(2, 2 + len(parts))), kinds
-
-    def _strings(self, at: int, count: int) -> tuple[list[np.ndarray], int]:
-        """So many strings as bytes, each stored behind its length in 8 bytes; and where they end."""
-        data, order, parts = memoryview(self._data), self.endianess.name.lower(), []
-        for _ in range(count):
-            start, at = at + 8, at + 8 + int.from_bytes(data[at : at + 8], order)
-            if at > len(data):
-                raise ValueError("it ends within a list of texts")
-            parts.append(self._data[start:at])
-        return parts, at
-
-
 class GGUFFile:
-    """An opened GGUF file.
+    """An opened GGUF file, with its other parts where it is one of several.
 
     Raises:
-      UserError: the file cannot be read, is truncated, or holds an architecture the decoder does not have.
+      UserError: a file cannot be read or is truncated, a part is missing, or the decoder lacks the architecture.
     """
 
     def __init__(self, path: Path):
         self.path = path
-        try:
-            self._reader = _Reader(path)
-        except Exception as error:  # the reader raises whatever its parsing trips over
-            raise UserError(f"{path}: not a complete GGUF file ({error})") from None
+        self._fields, self._stored = read_parts(path)
         self.architecture = self.get("general.architecture")
         if self.architecture not in _ARCHITECTURES:
             supported = ", ".join(_ARCHITECTURES)
@@ -87,8 +44,7 @@ class GGUFFile:
 
     def get(self, key: str, default: object = None) -> object:
         """A metadata value, or `default` where the file has none."""
-        fields = self._reader.fields
-        return fields[key].contents() if key in fields else default
+        return self._fields[key].contents() if key in self._fields else default
 
     def _of_model(self, key: str, default: object = None) -> object:
         """A metadata value whose key begins with the architecture."""
@@ -100,11 +56,21 @@ class GGUFFile:
             raise UserError(f"{self.path}: metadata key {key} is missing")
         return value
 
+    def _count(self, key: str, default: int | None = None) -> int:
+        """A metadata value whose key begins with the architecture, a whole number of at least 1."""
+        key = f"{self.architecture}.{key}"
+        value = self._required(key) if default is None else self.get(key, default)
+        if type(value) is not int or value < 1:
+            raise UserError(f"{self.path}: metadata key {key} must be a number of at least 1, got {str(value)[:80]}")
+        return value
+
     def config(self) -> ModelConfig:
         """The shapes of the model."""
-        names = {tensor.name for tensor in self._reader.tensors}
+        names = {tensor.name for tensor in self._stored}
         required = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length")
-        hidden, mlp, layers, heads, longest = (self._required(f"{self.architecture}.{key}") for key in required)
+        hidden, mlp, layers, heads, longest = map(self._count, required)
+        if layers > len(names):
+            raise UserError(f"{self.path}: {self.architecture}.block_count is {layers}, of {len(names)} tensors")
         theta = float(self._of_model("rope.freq_base", 10000.0))
         return ModelConfig(
             vocab_size=len(self._required("tokenizer.ggml.tokens")),
@@ -112,8 +78,8 @@ class GGUFFile:
             intermediate_size=mlp,
             num_layers=layers,
             num_heads=heads,
-            num_kv_heads=self._of_model("attention.head_count_kv", heads),
-            head_dim=self._of_model("attention.key_length", hidden // heads),
+            num_kv_heads=self._count("attention.head_count_kv", heads),
+            head_dim=self._count("attention.key_length", hidden // heads),
             max_positions=longest,
             rope_theta=theta,
             rope_scaling=self._rope_scaling(theta),
@@ -125,7 +91,7 @@ class GGUFFile:
         )
 
     def _rope_scaling(self, theta: float) -> RopeScaling | None:
-        divisors = next((tensor.data for tensor in self._reader.tensors if tensor.name == _DIVISORS), None)
+        divisors = next((tensor.data for tensor in self._stored if tensor.name == _DIVISORS), None)
         if divisors is not None:  # LLaMA 3's rule is stored as one divisor per frequency
             scaling = RopeScaling("llama3", float(np.max(divisors)), original_max_positions=8192)
             plain = theta ** -(np.arange(len(divisors)) / len(divisors))
@@ -140,7 +106,7 @@ class GGUFFile:
 
     def _tensors(self, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
         permuted = {".attn_q.": config.num_heads, ".attn_k.": config.num_kv_heads}
-        for tensor in self._reader.tensors:
+        for tensor in self._stored:
             if tensor.name == _DIVISORS:
                 continue
             try:
@@ -161,8 +127,8 @@ class GGUFFile:
         return config, params, fingerprint
 
     def eos_tokens(self) -> tuple[int, ...]:
-        """Ids that end a text."""
-        ids = (self.get("tokenizer.ggml.eos_token_id"), self.get("tokenizer.ggml.eot_token_id"))
+        """Ids that end a text, a turn or a message."""
+        ids = (self.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
         return tuple(dict.fromkeys(i for i in ids if i is not None))
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -177,10 +143,14 @@ class GGUFFile:
             raise UserError(f"{self.path}: tokenizer model {kind!r} is not supported; supported: gpt2, llama")
         tokenizer = build(tokens)
         types = self.get("tokenizer.ggml.token_type") or [0] * len(tokens)
+        if len(types) != len(tokens):
+            raise UserError(f"{self.path}: {len(tokens)} tokens, and tokenizer.ggml.token_type is of {len(types)}")
         types = list(zip(tokens, types, strict=True))
         tokenizer.add_special_tokens([AddedToken(token, special=True) for token, type in types if type == _CONTROL])
         tokenizer.add_tokens([AddedToken(token) for token, type in types if type == _USER_DEFINED])
         ids = [self.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "unknown")]
+        if outside := [number for number in ids if number is not None and not 0 <= number < len(tokens)]:
+            raise UserError(f"{self.path}: special token {outside[0]} is outside the vocabulary of {len(tokens)}")
         bos, eos, unknown = (None if number is None else tokens[number] for number in ids)
         usual = kind == "llama" or self.get("tokenizer.ggml.pre") == "llama-bpe"  # LLaMA, up to 2 and from 3 on
         if bos is not None and self.get("tokenizer.ggml.add_bos_token", usual):

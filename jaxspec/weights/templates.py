@@ -4,6 +4,7 @@ tokenizer's own with variables set, as in `enable_thinking=false`.
 
 from __future__ import annotations
 
+import functools
 import json
 import keyword
 from collections.abc import Mapping
@@ -96,6 +97,25 @@ def message_text(content: Any) -> str | None:
 def own_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Jinja of the tokenizer's chat template, of several the default one; None where it has none."""
     return tokenizer.get_chat_template() if tokenizer.chat_template else None
+
+
+@functools.lru_cache(maxsize=16)
+def turn_end(tokenizer: PreTrainedTokenizerBase, template: str) -> int | None:
+    """The token that a chat template writes behind what the assistant said; None where that is plain text.
+
+    A base that has learned the template writes it there, whatever else ends a text. In templates without an end of
+    turns it is the special token that begins the user's next one.
+    """
+    said = "ANSWER"
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(("one", said, "two"))]
+    try:
+        text = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
+    except Exception:  # templates raise what they like; one that refuses a plain conversation tells nothing here
+        return None
+    behind = text.partition(said)[2].lstrip()
+    special = {str(token): i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    found = [token for token in special if token and behind.startswith(token)]
+    return special[max(found, key=len)] if found else None
 
 
 def _variables(text: str) -> dict[str, Any]:

@@ -127,8 +127,11 @@ def test_too_little_memory_is_one_line(refuses):
         (["--max-rows", "2"], "max-rows must be at least 3"),
         (
             ["--quick", "--temperature", "0.5"],
-            "--quick replays and races nothing: it does not go with --",
+            "--quick replays and races nothing: it does not go with --temperature",
         ),
+        (["--quick", "--method", "ppd tree=best:4"], "the tree is chosen here, leave it out"),
+        (["--quick", "--cache-length", "8"], "cache-length must be at least 64"),
+        (["--method", "ppd vocabulary=20"], "the vocabulary is chosen here, leave it out"),
         (["--max-new-tokens", "1"], "max-new-tokens must be at least 2"),
         (["--num-prompts", "9000", "--batch-size", "999"], "need at least 1000 prompts"),
         (["--cache-length", "100000"], "at most the base's"),
@@ -151,8 +154,14 @@ def test_too_little_memory_is_one_line(refuses):
 )
 def test_tune_refuses_bad_input_on_one_line(files, refuses, options, message):
     small = ["--prompts", str(files / "prompts.jsonl"), "--num-prompts", "2", "--max-new-tokens", "8"]
-    small += ["--cache-length", "64", "--accuracy-prompts", "1"]
+    small = [] if "--quick" in options else [*small, "--cache-length", "64", "--accuracy-prompts", "1"]
     refuses(tune.main, [*named(files), *small, *options], message)
+
+
+def test_a_file_of_costs_that_cannot_be_written_is_told_before_anything_is_loaded(files, refuses, monkeypatch):
+    monkeypatch.setattr("jaxspec.drafters.costs.FILE", Path("/dev/null/costs.json"))
+    monkeypatch.setattr(tune.TuneOptions, "load_model", None)
+    refuses(tune.main, [*named(files), "--quick"], "/dev/null: cannot be written (/dev/null is a file)")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from jaxspec.cli import decode
+from jaxspec.cli.options import parse
 from jaxspec.config import RopeScaling
 from jaxspec.errors import UserError
 from jaxspec.generation import generate
@@ -51,6 +52,17 @@ def test_json_is_one_object_per_prompt(decode_rows, all_prompts, sampling):
         assert row.keys() >= KEYS and row["method"] == "ppd"
         assert row["identical_to_autoregressive"] and row["lossless"] and row["new_tokens"] == len(row["tokens"])
     assert not any(row["compile_seconds"] for row in rows[1:])
+
+
+@pytest.mark.parametrize(
+    ("options", "tree"),
+    [([], "best:1@"), (["--accept", "rejection"], None), (["--accept", "rejection", "--tree", "best:8"], "best:8")],
+)
+def test_rejection_judges_the_adapters_own_tree_unless_another_is_given(files, options, tree):
+    """Of drafts that are chosen in every step it would be `match`."""
+    given = parse(decode.DecodeOptions, arguments(files, "--prompt", "x", "--temperature", "0.8", *options))
+    [drafter] = decode.choose_drafters(given, given.load_model())
+    assert drafter.shape.spec.startswith(tree) if tree else drafter.plan == drafter.source.tree
 
 
 @pytest.mark.parametrize("stream", [[], ["--stream"]], ids=["whole", "stream"])

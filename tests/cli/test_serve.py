@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -68,7 +69,8 @@ class Served:
     def __init__(self, files, *options):
         words = ["jaxspec", "serve", "--name", "tiny", "--method", "ppd", *named(files), *options]
         command = [sys.executable, "-m", *words]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(serve.__file__).parents[2])
+        how = {"cwd": Path(serve.__file__).parents[2], "env": os.environ | {"HOME": str(files.parent / "home")}}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **how)
         self.log, self._ready = [], threading.Event()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -116,6 +118,7 @@ def test_from_the_start_to_sigterm(files):
     assert sorted(choice["index"] for choice in ends) == list(range(6))
     assert any("/v1/completions 200 prompt 5 new" in line for line in served.log)
     assert "Traceback" not in "".join(served.log)
+    assert (files.parent / "home" / ".cache" / "jaxspec" / "costs.json").exists()  # what steps cost, for later starts
 
 
 def flood(url, count):

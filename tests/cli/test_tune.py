@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from jaxspec.cli import decode, tune
+from jaxspec.drafters import costs
 from tests.helpers.cli import arguments, named
 
 pytestmark = pytest.mark.usefixtures("equal_layouts")
@@ -48,8 +49,7 @@ def test_tune_measures_and_tries_and_decode_takes_its_choice(files, tmp_path, ca
     assert "warning: " in err
 
 
-def test_quick_measures_rows_and_the_default_takes_them(files, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("jaxspec.drafters.costs.FILE", tmp_path / "costs.json")
+def test_quick_measures_rows_and_the_default_takes_them(files, capsys):
     tune.main([*named(files), "--quick", "--cache-length", "64", "--json"])
     out, err = capsys.readouterr()
     found = json.loads(out)
@@ -61,10 +61,12 @@ def test_quick_measures_rows_and_the_default_takes_them(files, tmp_path, capsys,
         return capsys.readouterr().err
 
     assert "costs of rows" not in decode_once()  # they were measured
-    (tmp_path / "costs.json").write_text("[]")
-    assert f"{tmp_path / 'costs.json'} is damaged: costs of rows are typical ones of a CPU" in decode_once()
-    tune.main([*named(files), "--quick", "--cache-length", "64"])
-    table = capsys.readouterr().out.splitlines()
+    costs.FILE.write_text("[]")
+    assert f"{costs.FILE} is damaged: costs of rows are typical ones of a CPU" in decode_once()
+    tune.main([*named(files), "--method", "ppd vocabulary=0", "--quick", "--cache-length", "64"])
+    out, err = capsys.readouterr()
+    assert f"{costs.FILE} is damaged: it is replaced" in err
+    table = out.splitlines()
     assert table[0].split() == ["rows", "greedy", "ms", "sampled", "ms"] and table[-1].startswith("choice: best:1@")
 
 

@@ -20,6 +20,31 @@ def test_sizes_are_written_and_read_alike():
     np.testing.assert_allclose(shape.costs, [[21, 23.5, 31], [21, 25, 31]])
 
 
+@pytest.mark.parametrize(("cost", "written"), [(12345.678, "12350"), (0.00012346, "0.0001235"), (1e9, "1000000000")])
+def test_what_is_written_of_large_and_small_costs_is_read(cost, written):
+    sources = union([Suffix()], make_text_model(num_layers=1), 8).sources
+    budget = Budget(8, (Size(1, cost, cost), Size(8, 2 * cost, 2 * cost)))
+    assert budget.spec.startswith(f"best:1@{written},8@") and parse_budget(budget.spec, sources).spec == budget.spec
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ("best:1@1e3,4@2e3", "milliseconds like 23.5"),
+        ("best:1@inf,4@inf", "milliseconds like 23.5"),
+        (f"best:1@{'9' * 400},4@{'9' * 401}", "milliseconds like 23.5"),
+        (f"best:{'9' * 5000}", "write best:ROWS with 2 to 4096 rows"),
+        ("best:4@5", "one size has no choice to make and needs no milliseconds: best:4"),
+    ],
+    ids=lambda text: text[:14],
+)
+def test_costs_that_nothing_can_take_are_refused(tree, message):
+    sources = union([Suffix()], make_text_model(num_layers=1), 8).sources
+    with pytest.raises(UserError, match=message) as refused:
+        parse_budget(tree, sources)
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     "tree", ["best:1@21,4@x", "best:1@21,4", "best:1@21,4@0", "best:4@21,2@23", "best:1@21,4@3/", "best:1@-1,4@2"]
 )

@@ -71,8 +71,8 @@ def test_only_choices_for_this_machine_this_adapter_and_this_dtype_count(folder,
 
 @pytest.mark.parametrize("tree", [None, "auto"])
 def test_what_was_tuned_wins_over_the_default(tiny, folder, choice, tree):
-    def load(**changes):
-        return load_drafter("ppd", tiny, folder, tree=tree, **changes)
+    def load(temperature=0.0):
+        return load_drafter("ppd", tiny, folder, tree=tree, temperature=temperature)
 
     default = load()
     assert default.source.method == PPD() and default.shape.sizes[0].rows == 1
@@ -85,6 +85,32 @@ def test_what_was_tuned_wins_over_the_default(tiny, folder, choice, tree):
     assert load(temperature=1.0).shape == default.shape
     save_choice(folder, "ppd", choice(None))
     assert load().name == "autoregressive" and "no tree of ppd pays" in load().note
+
+
+def test_a_choice_counts_only_where_it_fits_all_that_is_decoded(tiny, folder, choice):
+    """Without a temperature, and in a server, that is greedy and sampled text; a server fills its slots."""
+
+    def tuned_for(**use):
+        return "tuned" in load_drafter("ppd", tiny, folder, **use).note
+
+    save_choice(folder, "ppd", choice(chain(2), batch_size=8))
+    assert tuned_for(batch_size=8, temperature=0.0)
+    assert not tuned_for(batch_size=8) and not tuned_for(slots=8)
+    save_choice(folder, "ppd", choice(chain(3), batch_size=8, temperature=0.8))
+    assert not tuned_for(slots=8)  # another tree is better when sampling
+    save_choice(folder, "ppd", choice(chain(2), batch_size=8, temperature=0.8))
+    assert tuned_for(batch_size=8) and tuned_for(slots=8) and not tuned_for(slots=32) and not tuned_for()
+    default = load_drafter("ppd", tiny, folder, slots=32)
+    assert default.shape == load_drafter("ppd", tiny, folder).shape  # of one text
+
+
+def test_a_choice_for_all_temperatures_calibrates_for_each(tiny, folder, choice):
+    greedy, sampled = ([[a, 0.0]] * 3 for a in (2.0, 3.0))
+    save_choice(folder, "ppd", choice(chain(2), calibration={"ppd": greedy}))
+    save_choice(folder, "ppd", choice(chain(2), temperature=0.8, calibration={"ppd": sampled}))
+    drafter = load_drafter("ppd", tiny, folder)
+    assert drafter.note == "tuned for this machine: a tree (batch 1, temperature 0 and 0.8)"
+    assert drafter.source.calibrations().tables[:, 0, 0].tolist() == [2.0, 3.0]
 
 
 def test_what_drafts_nothing_has_no_tree_to_choose(tiny):
@@ -121,4 +147,4 @@ def test_bad_files_are_named(tiny, folder, choice, find):
     save_choice(folder / "b", "ppd", choice(chain(4)))
     with pytest.raises(UserError, match="1 to 3 candidates deep, not 4"):
         (folder / "b" / "tuned.json").rename(file)
-        load_drafter("ppd", tiny, folder, tree="auto")
+        load_drafter("ppd", tiny, folder, tree="auto", temperature=0.0)

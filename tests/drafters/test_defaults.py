@@ -9,12 +9,13 @@ import pytest
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.loop import decode
 from jaxspec.drafters import load_drafter
+from jaxspec.drafters.adapter import Adapter, save_adapter
 from jaxspec.drafters.costs import RowCosts
-from jaxspec.drafters.defaults import cost_name, drafting_costs, with_default
+from jaxspec.drafters.defaults import cost_name, drafting_costs, has_default, with_default
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.generation.generate import generate
 from jaxspec.generation.job import Job, Settings
-from jaxspec.methods import PPD, Hydra, Lookahead, Suffix
+from jaxspec.methods import PPD, Hydra, Lookahead, Medusa, Suffix
 from tests.helpers.methods import union
 from tests.helpers.tiny import make_prompts, make_text_model
 
@@ -97,5 +98,26 @@ def test_costs_are_on_the_device_greedy_and_sampled(model):
     assert costs.shape == (2, 3) and (costs[1, 1:] > costs[0, 1:]).all()
 
 
-def test_a_vocabulary_alone_keeps_the_default(model):
-    assert load_drafter("suffix", model).shape == load_drafter("suffix", model, tree="auto").shape
+def test_a_vocabulary_alone_keeps_the_default(tmp_path, model):
+    method = Medusa(heads=3)
+    info = {"tree": [[0]], "base": "tiny"}
+    weights = {"trainable": method.init(jax.random.key(0), model.base), "frequent_tokens": np.arange(20)}
+    save_adapter(tmp_path, Adapter(method, fingerprint=model.fingerprint, info=info, **weights))
+    drafter = load_drafter("medusa vocabulary=20", model, tmp_path)
+    assert drafter.source.draft_vocabulary == 20 and has_default(drafter)
+
+
+def test_the_costs_of_drafting_are_of_its_weights(model):
+    """Adapters of one method may stop early, or not."""
+    one = union([Medusa(heads=3), Suffix()], model, 8)
+    heads, suffix = one.sources
+    other = dataclasses.replace(heads.adapter, trainable=jax.tree.map(lambda x: x + 1, heads.adapter.trainable))
+    another = dataclasses.replace(one, sources=(suffix, dataclasses.replace(heads, adapter=other)))
+    assert cost_name(one) != cost_name(another)
+    assert cost_name(one) == cost_name(dataclasses.replace(one, sources=(suffix, heads)))
+
+
+@pytest.mark.parametrize(("tree", "default"), [("best:1@1,4@1,8@1", True), ("best:4@1,8@1", False), ("best:8", False)])
+def test_sizes_by_hand_are_not_the_default(model, tree, default):
+    assert has_default(load_drafter("suffix", model, tree=tree)) == default
+    assert not has_default(autoregressive(model))

@@ -14,7 +14,7 @@ from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
 from jaxspec.methods import PPD, BiTA, HiddenTransfer, Medusa
 from tests.helpers.methods import trained
-from tests.helpers.tiny import TINY, make_prompts, make_tiny
+from tests.helpers.tiny import TINY, make_prompts, make_text_model, make_tiny, with_fewer_tokens
 
 GREEDY, SAMPLING = SamplingConfig(), SamplingConfig(1.0, top_k=9)
 
@@ -57,6 +57,18 @@ def test_the_same_drafts_in_fewer_passes(tiny, draft, tree, method, sampling, ac
     passes = [sum(a.draft_passes for a in answers) for answers in (one, other)]
     assert passes[1] <= passes[0] and (not sampling.temperature or passes[1] < passes[0])
     assert 0 < np.sum([a.accepted for a in other]) < np.sum([a.offered for a in other])
+
+
+@pytest.mark.slow
+def test_tokens_that_the_draft_model_lacks():
+    """The base writes some, and neither the draft model nor its probes draft any."""
+    base = dataclasses.replace(make_text_model(vocab_size=280, tie_embeddings=True), eos=())
+    draft, prompts = with_fewer_tokens(base, 257), ["hello", "another text", "x"]
+    plain = load_drafter("draft_model", base, draft_model=draft, tree="chain:3")
+    ours, settings = stepped(plain, adapter_of(PPD(), draft)), {"sampling": SamplingConfig(2.0), "batch_size": 3}
+    one, other = (generate(d, prompts, 40, **settings) for d in (plain, ours))
+    assert [(a.tokens, a.accepted) for a in other] == [(a.tokens, a.accepted) for a in one]
+    assert max(token for a in other for token in a.tokens) >= 257
 
 
 def test_adapters_that_do_not_fit(tiny, draft, tmp_path):

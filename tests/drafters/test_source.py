@@ -1,6 +1,7 @@
 """What makes a source's scores chances: kept by temperature, and refused where it is damaged."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,6 +71,10 @@ def test_a_methods_values_are_those_of_the_last_distance_from_there_on(tiny):
 )
 def test_a_damaged_calibration_is_refused(heads, calibration):
     heads.adapter.info["calibration"] = calibration
-    message = "^medusa: calibration must be two numbers for 3 distances at every temperature, 0 among them$"
-    with pytest.raises(UserError, match=message):
+    wanted = "calibration must hold two numbers for each of 3 distances by temperature, 0 among them"
+    with pytest.raises(UserError, match=f"^medusa: {wanted}; run `jaxspec tune` again$"):
         heads.calibrations()
+    read = dataclasses.replace(heads.adapter, folder=Path("runs/heads"))
+    again = "run `python -m experiments.calibrate --methods medusa` again"
+    with pytest.raises(UserError, match=f"^runs/heads/adapter.json: {wanted}; {again}$"):
+        dataclasses.replace(heads, adapter=read).calibrations()

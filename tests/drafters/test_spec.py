@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from jaxspec.decoding.acceptance import Match, Rejection, Typical
 from jaxspec.drafters import METHODS, DrafterSpec, load_drafter, parse_drafter
 from jaxspec.drafters.spec import MethodSpec
 from jaxspec.errors import UserError
@@ -114,6 +115,20 @@ def test_text_decides_no_more_than_its_short_forms(tiny):
     assert note and load_drafter("autoregressive tree=auto", tiny).note == note
     with pytest.raises(UserError, match="autoregressive drafts nothing and has no tree, got 'chain:2'"):
         load_drafter("autoregressive tree=chain:2", tiny)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "tree"),
+    [
+        ("medusa", Rejection(), "own"),
+        ("medusa tree=best:8", Rejection(), "best:8"),
+        ("medusa+suffix", Rejection(), None),  # whose candidates are never drawn
+        ("medusa", Match(), None),
+        ("medusa", Typical(), None),
+    ],
+)
+def test_rejection_has_a_tree_whose_candidates_are_drawn(text, rule, tree):
+    assert parse_drafter(text).accepted_by(rule).tree == tree
 
 
 def test_own_trees_are_no_deeper_than_methods_predict(tiny):

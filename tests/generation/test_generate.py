@@ -55,6 +55,17 @@ def test_tokens_are_those_of_the_plain_forward_pass(tiny, plain, temperature):
     assert answer.tokens == tokens[len(prompt) :]
 
 
+@pytest.mark.parametrize("where", ["prompt", "answer"])
+def test_logits_that_are_not_finite_are_reported_in_float16(tiny, where):
+    params = jax.tree.map(lambda x: x.astype("float16"), tiny.params)
+    narrow, prompt = dataclasses.replace(tiny, params=params), [1, 2, 3]
+    tokens = generate(autoregressive(narrow), [prompt], 4)[0].tokens
+    token = {"prompt": prompt[0], "answer": next(t for t in tokens if t not in prompt)}[where]
+    overflowing = params | {"embedding": params["embedding"].at[token].set(np.inf)}
+    with pytest.raises(UserError, match="float16 is too narrow for it; use --dtype float32"):
+        generate(autoregressive(dataclasses.replace(tiny, params=overflowing)), [prompt], 8)
+
+
 def test_long_prompts_are_prefilled_in_chunks(tiny, plain, monkeypatch):
     prompts = [(make_prompts(1, seed=s)[0] * 300)[:length] for s, length in enumerate((130, 40, 97))]
     whole = generate(plain, prompts, 12, batch_size=3)

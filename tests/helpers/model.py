@@ -162,6 +162,7 @@ def write_gguf(
     params: dict,
     tokenizer=add_byte_level_tokenizer,
     quantization: gguf.GGMLQuantizationType | None = None,
+    tensors_per_part: int = 0,
     **metadata: str | float | bool,
 ) -> Path:
     """A GGUF file as llama.cpp's converter writes it.
@@ -172,10 +173,11 @@ def write_gguf(
       params: the parameters.
       tokenizer: adds the tokenizer's metadata to the writer.
       quantization: type of the matrices; default float32.
+      tensors_per_part: the file is split into parts, NAME-00001-of-00003.gguf and so on; 0: it is one.
       metadata: further keys, dots written as double underscores.
     """
     architecture = "qwen3" if config.head_norms else "qwen2" if config.qkv_bias else "llama"
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_per_part)
     writer.add_context_length(config.max_positions)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_layers)

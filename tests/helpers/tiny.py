@@ -81,3 +81,12 @@ def make_text_model(seed: int = 0, **changes: Any) -> Model:
     tokenizer = make_tokenizer()
     config = dataclasses.replace(TINY_TEXT, **changes)
     return dataclasses.replace(make_tiny(config, (tokenizer.eos_token_id,), seed), tokenizer=tokenizer)
+
+
+def with_fewer_tokens(model: Model, size: int) -> Model:
+    """The model without the last tokens of its vocabulary; nothing ends its texts."""
+    params = model.params | {"lm_head": model.params["lm_head"][:, :size]}
+    if "embedding" in params:
+        params["embedding"] = params["embedding"][:size]
+    config = dataclasses.replace(model.config, vocab_size=size)
+    return dataclasses.replace(model, config=config, params=params, fingerprint="fewer", eos=())

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec.config import MeshConfig, SamplingConfig
+from jaxspec.decoding.acceptance import Rejection
 from jaxspec.decoding.loop import decode
 from jaxspec.decoding.method import abstract_trainable
 from jaxspec.drafters import load_drafter
@@ -24,7 +25,7 @@ from jaxspec.weights.load import save_model
 from tests.helpers.decoding import begin
 from tests.helpers.methods import batch_of, predict, sequence, trained
 from tests.helpers.model import plain
-from tests.helpers.tiny import TINY, make_prompts, make_text_model, make_tiny, on_mesh
+from tests.helpers.tiny import TINY, make_prompts, make_text_model, make_tiny, on_mesh, with_fewer_tokens
 
 GREEDY, SAMPLING = SamplingConfig(), SamplingConfig(1.0, top_k=12)
 FIGURES = ("steps", "draft_passes", "offered")
@@ -170,6 +171,66 @@ def test_both_models_on_one_mesh():
     [memory] = state.method_states
     keys = memory["cache"].keys[0]
     assert keys.sharding.shard_shape(keys.shape)[:2] == (1, 2)
+
+
+# Vocabularies that are padded to different sizes
+
+PROMPTS = ["hello", "a longer text, to read", "x"]
+PADDED = 300  # of 257 tokens
+
+
+@pytest.mark.slow
+def test_tokens_that_the_base_lacks_are_not_drafted():
+    """The draft model is the base with more tokens, and is always right."""
+    draft = make_text_model(vocab_size=PADDED)
+    base = with_fewer_tokens(draft, 257)
+    drafter = load_drafter("draft_model", base, draft_model=draft, tree="chain:3")
+    answers = generate(drafter, PROMPTS, 25, sampling=SAMPLING)
+    expected = generate(autoregressive(base), PROMPTS, 25, sampling=SAMPLING)
+    assert [a.tokens for a in answers] == [a.tokens for a in expected]
+    assert all(a.tokens_per_step == 4 for a in answers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tree", "tied"), [("chain:3", True), ("best:5", False)])
+def test_tokens_that_the_draft_model_lacks_are_not_drafted(tree, tied):
+    """It is the base without them. Where the base writes some of them, it goes on behind them."""
+    base = dataclasses.replace(make_text_model(vocab_size=PADDED, tie_embeddings=tied), eos=())
+    drafter = load_drafter("draft_model", base, draft_model=with_fewer_tokens(base, 257), tree=tree)
+    settings = {"sampling": SamplingConfig(2.0), "batch_size": 3}
+    answers = generate(drafter, PROMPTS, 60, **settings)
+    expected = generate(autoregressive(base), PROMPTS, 60, **settings)
+    assert [a.tokens for a in answers] == [a.tokens for a in expected]
+    texts = [(token, ours) for a in answers for token, ours in zip(a.tokens, a.drafted, strict=True)]
+    drafted = [token for token, ours in texts if ours]
+    assert len(drafted) > 20 and max(drafted) < 257 <= max(token for token, _ in texts)
+
+
+@pytest.mark.slow
+def test_tokens_that_the_draft_model_lacks_are_not_drawn():
+    base = dataclasses.replace(make_text_model(vocab_size=PADDED), eos=())
+    drafter = load_drafter("draft_model", base, draft_model=with_fewer_tokens(base, 257), tree="chain:3")
+    answers = generate(drafter, PROMPTS, 40, sampling=SamplingConfig(2.0), acceptance=Rejection(), batch_size=3)
+    drafted = [token for a in answers for token, ours in zip(a.tokens, a.drafted, strict=True) if ours]
+    assert len(drafted) > 10 and max(drafted) < 257
+
+
+def test_another_token_that_both_have_is_refused_whatever_their_sizes():
+    model = make_text_model()
+    draft = make_text_model(vocab_size=PADDED)
+    assert draft_source(draft, model)
+    swapped = model.tokenizer.get_vocab() | {"<end>": 280}
+
+    class Other:
+        def get_vocab(self):
+            return swapped
+
+    message = r"1 tokens differ \(256 is 'none' there and '<end>' here\); a draft model needs"
+    with pytest.raises(UserError, match=message):
+        draft_source(dataclasses.replace(draft, tokenizer=Other()), model)
+    assert draft_source(
+        dataclasses.replace(draft, tokenizer=Other()), with_fewer_tokens(model, 256)
+    )  # beyond what both have
 
 
 # Made of the base's layers

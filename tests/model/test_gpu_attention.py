@@ -11,9 +11,11 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import AbstractDevice, AbstractMesh
 
+from jaxspec.errors import UserError
 from jaxspec.model import gpu, gpu_attention
 from jaxspec.model.attention import Context, attend_packed, masks_of, of_layer, reach_of
 from jaxspec.model.cache import Cache
+from jaxspec.weights.load import default_dtype, load_model
 
 EPSILON = 1e-5
 
@@ -164,6 +166,16 @@ class Card:
 def test_an_older_card_says_so(monkeypatch, capability, note):
     monkeypatch.setattr(jax, "devices", lambda: [Card(capability)])
     assert re.search(note, gpu.plain_note())
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [("7.5", "float16"), ("8.0", "bfloat16"), ("gfx942", "bfloat16")])
+def test_bases_are_loaded_in_float16_where_there_is_no_bfloat16(monkeypatch, capability, dtype):
+    monkeypatch.setattr(jax, "devices", lambda: [Card(capability)])
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert default_dtype() == dtype
+    if dtype == "float16":
+        with pytest.raises(UserError, match="dtype exact: a card has no bfloat16"):
+            load_model(dtype="exact")
 
 
 def test_a_cpu_has_nothing_to_say():

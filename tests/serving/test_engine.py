@@ -103,6 +103,21 @@ def test_logprobs_are_those_of_the_plain_forward_pass(engine):
     assert all(expected[i, token] == pytest.approx(p, abs=1e-4) for i, s in enumerate(scores) for token, p in s.best)
 
 
+def test_an_answer_whose_logits_overflow_fails_alone(drafter):
+    model = drafter.model
+    params = jax.tree.map(lambda x: x.astype("float16"), model.params)
+    overflowing = params | {"embedding": params["embedding"].at[model.encode("~", chat=False)[0]].set(np.inf)}
+    narrow = dataclasses.replace(model, params=overflowing)
+
+    async def ask(engine):
+        return await asyncio.gather(*(answer(engine, text, max_new_tokens=8) for text in "a~"), return_exceptions=True)
+
+    with Engine(narrow, autoregressive(narrow), LIMITS) as engine:
+        whole, failed = asyncio.run(ask(engine))
+    assert whole.finish in ("stop", "length") and whole.tokens
+    assert isinstance(failed, UserError) and "float16 is too narrow" in str(failed)
+
+
 def test_a_stop_text_may_come_in_parts_and_ends_the_same_whether_drafted_or_not(engine):
     settings = {"max_new_tokens": 40, "sampling": SAMPLINGS[1]}
     texts = ((seed, alone(engine.model, "abc", 40, SAMPLINGS[1], seed)[1]) for seed in range(100))

@@ -18,7 +18,7 @@ from jaxspec.training.examples import (
     unseen_prompts,
 )
 from tests.helpers.files import write_jsonl
-from tests.helpers.tiny import make_tokenizer
+from tests.helpers.tiny import make_text_model, make_tokenizer
 
 
 @pytest.fixture
@@ -179,6 +179,19 @@ def test_where_an_answer_begins_and_ends(model, write):
         assert chosen.answer_tokens == [*model.tokenizer.encode("b"), *end]
     (chosen,) = select_prompts(model, dataclasses.replace(data, chat=False))
     assert model.decode(chosen.prompt_tokens) == "a\n\n"
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_an_answer_ends_as_its_template_ends_turns(chat, write):
+    """Though the tokenizer ends texts with another token."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>"]})
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<turn>{% endfor %}"
+    turn, own = tokenizer.convert_tokens_to_ids(["<turn>", "<end>"])
+    model = dataclasses.replace(make_text_model(), tokenizer=tokenizer, eos=(own, turn))
+    data = DataConfig(prompts=write({"prompt": "a", "answer": "b"}), answer_column="answer", held_out=0, chat=chat)
+    (chosen,) = select_prompts(model, data)
+    assert chosen.answer_tokens == [*tokenizer.encode("b"), turn if chat else own]
 
 
 @pytest.fixture

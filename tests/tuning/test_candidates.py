@@ -60,28 +60,40 @@ def test_steps_of_several_sizes_take_their_costs(recorded):
     assert dear.time == dear.steps.sum() == 4 * 39
 
 
+@pytest.mark.slow
+def test_steps_of_the_root_alone_pay_for_the_drafts_that_were_tried(recorded):
+    """Where nothing pays heads draft now and then, in vain: after 1, 2, 4, 8, 16, 32 steps; lookups always."""
+    drafter, recordings = recorded
+    predict = Predictor(drafter, recordings, {}, COSTS, batch_size=1, temperature=0.0)
+    steps, tried = 39, 1 + 6
+    for numbers, seconds in (((0,), 0.5 * tried), ((1,), 0.1 * steps), ((0, 1), 0.5 * tried + 0.1 * steps)):
+        found = predict.expect(numbers, "best:1@1000,9@100000")
+        assert found.tokens == 1 and found.predicted == pytest.approx(steps / (steps + seconds), rel=1e-4)
+
+
 def test_a_number_of_rows_is_replayed_with_just_that_many(tiny):
     """Even where more would be certain to pay, though several numbers are one program."""
     answer = np.arange(60) % 10
     ahead = (np.arange(59)[:, None] + 1 + np.arange(8)) % 10
     certain = np.full((59, 8, 1), -1e-4, np.float32)
     offer = Offer(ahead[..., None].astype(np.int32), certain < 0, certain, np.zeros_like(ahead)[..., None])
-    predict = Predictor(union([Suffix(length=8)], tiny, 8), [Recording(answer, [offer])], {}, COSTS, 1, False)
+    predict = Predictor(union([Suffix(length=8)], tiny, 8), [Recording(answer, [offer])], {}, COSTS, 1, 0.0)
     found = {option.rows: option.tokens for option in predict.budgets((0,), 8)}
     assert found == {rows: pytest.approx(59 / -(-59 // rows)) for rows in (2, 3, 4, 5, 6, 8)}
 
 
 @pytest.mark.slow
-def test_all_probes_are_part_of_the_smallest_of_several_sizes(tiny):
-    """With sixteen rows two nodes carry probes, with eight one."""
+def test_all_sizes_but_the_root_alone_have_room_for_all_probes(tiny):
     prompts = make_prompts(1)
     [answer] = generate(autoregressive(tiny), prompts, 30)
     drafter = union([PPD()], tiny, 16)
     costs = StepCosts(RowLatency((1, 16), (1.0, 1.0)), {("ppd", 0): {0: 0.0}})
     recordings = record(drafter, [(prompts[0], answer.tokens)])
-    best = [option.drafter for option in Predictor(drafter, recordings, {}, costs, 1, False).options(16)]
+    best = [option.drafter for option in Predictor(drafter, recordings, {}, costs, 1, 0.0).options(16)]
     [several] = [made for made in best if made.shape.sizes]
-    assert several.shape.sizes[0].rows == 1 < several.shape.rows - several.num_nodes < several.shape.sizes[1].rows
+    alone, *others = [size.rows for size in several.shape.sizes]
+    probes = several.shape.rows - several.num_nodes
+    assert alone == 1 < probes < min(others) and several.device_shape.alone
 
 
 ACCURACY = np.array([[0.5, 0.2, 0.1, 0.05], [0.3, 0.15, 0.1, 0.05], [0.2, 0.1, 0.05, 0.02]])
@@ -95,7 +107,7 @@ def trees_of(tiny, method, measured, max_rows=12):
     costs = StepCosts(fit_latency(measured), {(method.name, 0): {0: 0.0, 1: 0.0, 3: 0.0}})
     known, recordings = {0: Ranks([ranks], ACCURACY)}, [Recording(np.zeros(count + 1, int), [])]
     drafter = union([method], tiny, 16)
-    options = list(Predictor(drafter, recordings, known, costs, 1, False).fixed_trees(0, max_rows))
+    options = list(Predictor(drafter, recordings, known, costs, 1, 0.0).fixed_trees(0, max_rows))
     return sorted(options, key=lambda option: -option.predicted)
 
 

@@ -40,6 +40,21 @@ def test_a_replay_takes_the_steps_that_decoding_takes(tiny, sampling):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("methods", [[Medusa(heads=3)], [Medusa(heads=3), PromptLookup(length=4)]], ids=["one", "two"])
+def test_drafters_rest_in_a_replay_as_in_decoding(tiny, methods):
+    """Where a draft pays now and then, heads are asked again after 1, 2, 4 ... steps."""
+    model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(6)
+    plain = generate(autoregressive(model), prompts, 40)
+    texts = [(prompt, answer.tokens) for prompt, answer in zip(prompts, plain, strict=True)]
+    drafter = union(methods, model, 5)
+    recordings = record(drafter, texts, batch_size=4)
+    drafter = drafter.with_tree("best:1@1,5@1.8")
+    replayed, always = replay(recordings, drafter), replay(recordings, drafter, paced=False)
+    assert replayed.steps.tolist() == [answer.steps for answer in generate(drafter, prompts, 40)]
+    assert replayed.steps.tolist() != always.steps.tolist() and replayed.steps.sum() < 6 * 39
+
+
+@pytest.mark.slow
 def test_probes_that_nodes_borrow_are_replayed(tiny):
     """They know less of the text than a node's own, which are for the likeliest ends of a draft alone."""
     model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(6)

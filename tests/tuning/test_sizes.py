@@ -1,5 +1,8 @@
 """Times of the sizes of a drafter's steps, measured with the program that decodes."""
 
+import dataclasses
+
+import jax
 import numpy as np
 import pytest
 
@@ -43,6 +46,26 @@ def test_costs_of_rows_are_without_drafting(drafter):
     assert costs.rows == (2.0, 6.0, 10.0, 16.0)
     assert costs.costs == ((20.0, 22.0, 24.0, 28.0), (21.0, 22.0, 25.0, 31.0))
     assert costs.drafting == {cost_name(drafter): (2.0, 3.0)}
+
+
+def test_noise_makes_no_size_cheaper_than_a_smaller_one(drafter):
+    """Drafting may seem to take longer than a whole step with a draft."""
+    times = SizeTimes(np.array([20.0, 24.0, 23.0, 30.0]), 25.0)
+    assert row_costs(drafter, 1, [times] * 2).costs == ((20.0, 20.0, 20.0, 20.0),) * 2
+
+
+@pytest.mark.parametrize("length", [64, 1100])
+def test_rows_are_measured_with_the_cache_that_was_asked_for(drafter, monkeypatch, length):
+    capacities = set()
+
+    def nothing(decoding, state, steps):
+        capacities.update(layer.shape[2] for layer in jax.tree.leaves(state.cache))
+        return state
+
+    monkeypatch.setattr(sizes, "decode", nothing)
+    model = make_text_model(num_layers=1, max_positions=2048)
+    measure_rows(dataclasses.replace(drafter, model=model), cache_length=length, rounds=1)
+    assert capacities == {length}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from jaxspec.decoding.method import Facts, Method
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.drafters import choice_folder, choose_tree, load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
-from jaxspec.drafters.choices import TunedChoice, as_chosen, choice_name, save_choice
+from jaxspec.drafters.choices import TunedChoice, Use, as_chosen, choice_name, save_choice
 from jaxspec.drafters.drafter import Drafter, autoregressive, make_drafter
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate_many
@@ -147,25 +147,28 @@ def test_a_union_is_tuned_with_a_draft_vocabulary_and_a_budget_of_ones_own():
     assert all(list(source.calibration) == ["0.7"] for drafter in tried for source in drafter.sources)
 
 
+GREEDY = Use(temperature=0.0)
+
+
 def test_what_was_chosen_is_what_decodes(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     drafter, table = text_union(make_text_model(), Medusa(heads=3), Suffix(length=4)), [[1.0, -0.5]] * 3
-    assert choose_tree(drafter).shape.sizes
+    assert choose_tree(drafter, GREEDY).shape.sizes
     folder = choice_folder(drafter)
     folder.mkdir(parents=True)
     circumstances = (this_machine(), "float32", drafter.digest, 1, 64, 0.0)
     choice = TunedChoice(*circumstances, "best:3", "medusa best:3", {}, 20, ["medusa"], {"medusa": table})
     save_choice(folder, choice_name(drafter), choice)
-    chosen = choose_tree(dataclasses.replace(drafter, sources=drafter.sources[::-1]))  # in whatever order
+    chosen = choose_tree(dataclasses.replace(drafter, sources=drafter.sources[::-1]), GREEDY)  # in whatever order
     assert (chosen.name, chosen.shape.spec, chosen.sources[0].draft_vocabulary) == ("medusa", "best:3", 20)
     np.testing.assert_allclose(chosen.sources[0].calibrations().tables, [table])
     assert "tuned for this machine: medusa best:3" in chosen.note
-    assert choose_tree(drafter, temperature=0.8).shape.sizes  # tuned for greedy decoding alone
+    assert choose_tree(drafter, Use(temperature=0.8)).shape.sizes  # tuned for greedy decoding alone
     save_choice(folder, choice_name(drafter), dataclasses.replace(choice, tree=None))
-    assert choose_tree(drafter).name == "autoregressive"
+    assert choose_tree(drafter, GREEDY).name == "autoregressive"
     save_choice(folder, choice_name(drafter), dataclasses.replace(choice, calibration={"medusa": [[1.0]]}))
-    with pytest.raises(UserError, match="medusa: calibration must be two numbers for 3 distances"):
-        choose_tree(drafter)
+    with pytest.raises(UserError, match=r"medusa: calibration must hold .*; run `jaxspec tune` again"):
+        choose_tree(drafter, GREEDY)
 
 
 def test_a_choice_calibrates_for_its_temperature():

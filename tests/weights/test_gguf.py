@@ -18,6 +18,7 @@ from tests.helpers.model import (
     CONTROL,
     MERGES,
     TOKENS,
+    TYPES,
     USER_DEFINED,
     add_byte_level_tokenizer,
     assert_same_params,
@@ -152,15 +153,56 @@ def test_missing_metadata_is_named(key, llama):
         GGUFFile(llama).config()
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("attention.head_count", 0, "head_count must be a number of at least 1, got 0"),
+        ("embedding_length", 0, "embedding_length must be a number of at least 1, got 0"),
+        ("block_count", 10**6, "llama.block_count is 1000000, of 21 tensors"),
+    ],
+)
+def test_impossible_counts_are_named(key, value, message, llama):
+    """The value, 4 bytes, stands behind the key and its type."""
+    content = llama.read_bytes()
+    at = content.index(f"llama.{key}".encode()) + len(f"llama.{key}") + 4
+    llama.write_bytes(content[:at] + value.to_bytes(4, "little") + content[at + 4 :])
+    with pytest.raises(UserError, match=message):
+        GGUFFile(llama).config()
+
+
+def test_a_special_token_outside_the_vocabulary_is_named(tmp_path):
+    with pytest.raises(UserError, match=f"special token 1000000 is outside the vocabulary of {V}"):
+        tokenizer(tmp_path, tokenizer__ggml__unknown_token_id=10**6)
+
+
+def test_types_of_other_tokens_are_named(tmp_path):
+    def add(writer):
+        add_byte_level_tokenizer(writer)
+        writer.kv_data[0]["tokenizer.ggml.token_type"].value = TYPES[:-1]
+
+    with pytest.raises(UserError, match=f"{V} tokens, and tokenizer.ggml.token_type is of {V - 1}"):
+        tokenizer(tmp_path, tokenizer=add)
+
+
 def test_missing_tensor_is_named(llama):
     llama.write_bytes(llama.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_up.weighX"))
     with pytest.raises(UserError, match=r"unknown tensor 'blk.1.ffn_up.weighX'"):
         GGUFFile(llama).load(jnp.float32)
 
 
-def test_a_gguf_file_names_both_ids_that_end_a_text(tmp_path, llama):
+def test_a_gguf_file_names_all_ids_that_end_a_text(tmp_path, llama):
+    """The text's, a turn's, a message's."""
     assert GGUFFile(llama).eos_tokens() == (TOKENS.index(CONTROL[1]),)
-    assert opened(tmp_path, tokenizer__ggml__eot_token_id=0).eos_tokens() == (TOKENS.index(CONTROL[1]), 0)
+    more = {"tokenizer__ggml__eot_token_id": 0, "tokenizer__ggml__eom_token_id": 3}
+    assert opened(tmp_path, **more).eos_tokens() == (TOKENS.index(CONTROL[1]), 0, 3)
+
+
+def test_a_head_of_its_own_is_used_whatever_it_holds(tmp_path):
+    """In GGUF files nothing else says whether embeddings are tied."""
+    config = dataclasses.replace(MODELS["llama"], tie_embeddings=False)
+    loaded, params, _ = opened(tmp_path, config).load(jnp.float32)
+    assert not loaded.tie_embeddings
+    np.testing.assert_array_equal(params["lm_head"], random_params(config)["lm_head"])
 
 
 TEXTS = ["hello world", "  two  spaces\n\nand lines\t", "Grüße, 東京 🙂", "x=1234; y=12", "", "don't"]

@@ -14,9 +14,19 @@ import safetensors.numpy
 
 from jaxspec.config import RopeScaling
 from jaxspec.errors import UserError
+from jaxspec.model.base import Base
+from jaxspec.model.decoder import Decoder
 from jaxspec.weights.hf import eos_tokens, hf_config, load_directory, parse_config, save_directory
 from jaxspec.weights.params import params_fingerprint
-from tests.helpers.model import VARIANTS, assert_same_params, random_params, split_shards, tiny_config
+from tests.helpers.model import (
+    VARIANTS,
+    assert_same_params,
+    plain,
+    random_params,
+    random_tokens,
+    split_shards,
+    tiny_config,
+)
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 LLAMA = hf_config(tiny_config())
@@ -220,13 +230,75 @@ def test_linear_rope_may_say_beside_it_how_long_the_context_becomes():
     assert parse_config(stretched | {"max_sequence_length": None}).max_positions == 64
 
 
-def test_ends_of_text_come_from_the_generation_config_first(tmp_path):
-    """generation_config.json comes first; one id, several, or none."""
+def test_ends_of_text_are_those_of_both_configs(tmp_path):
+    """One id, several, or none; what is written holds them in both."""
     save_directory(tmp_path, tiny_config(), random_params(tiny_config()), eos=(3, 0))
     assert eos_tokens(tmp_path) == (3, 0)
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
-    assert eos_tokens(tmp_path) == (0,)
-    (tmp_path / "generation_config.json").write_text("{}")
+    generation = tmp_path / "generation_config.json"
+    assert json.loads(generation.read_text()) == {"eos_token_id": [3, 0]}
+    generation.write_text(json.dumps({"eos_token_id": 7}))
+    assert eos_tokens(tmp_path) == (7, 3, 0)
+    generation.write_text("{}")
     assert eos_tokens(tmp_path) == (3, 0)
     save_directory(tmp_path, tiny_config(), random_params(tiny_config()))
     assert eos_tokens(tmp_path) == ()
+
+
+@pytest.mark.parametrize("eos", ["</s>", [1, None], True, -1, [[2]]])
+def test_ends_of_text_that_are_no_ids_are_named(eos, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": eos}))
+    with pytest.raises(UserError, match=r"config\.json: eos_token_id must be one token id or several, got"):
+        eos_tokens(tmp_path)
+
+
+TIED = tiny_config(tie_embeddings=True)
+
+
+def saved_with_head(folder, change):
+    """A tied base, and in its file a head as well: what `change` makes of the embedding."""
+    save_directory(folder, TIED, random_params(TIED))
+    file = folder / "model.safetensors"
+    tensors = safetensors.numpy.load_file(file)
+    tensors["lm_head.weight"] = np.ascontiguousarray(change(tensors["model.embed_tokens.weight"]))
+    safetensors.numpy.save_file(tensors, file, metadata={"format": "pt"})
+    return tensors["lm_head.weight"]
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_head_that_differs_from_the_embedding_is_used_though_the_config_ties_them(shards, tmp_path):
+    head = saved_with_head(tmp_path, lambda embedding: embedding[::-1])
+    if shards > 1:
+        split_shards(tmp_path, shards)
+    config, params, fingerprint = load_directory(tmp_path, jnp.float32)
+    assert config == dataclasses.replace(TIED, tie_embeddings=False)
+    np.testing.assert_array_equal(params["lm_head"], head.T)
+    np.testing.assert_array_equal(params["embedding"], head[::-1])
+    assert fingerprint == params_fingerprint(config, params) != params_fingerprint(TIED, random_params(TIED))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_head_that_is_the_embedding_stays_tied(dtype, tmp_path):
+    saved_with_head(tmp_path, lambda embedding: embedding.astype(dtype))
+    config, params, fingerprint = load_directory(tmp_path, jnp.float32)
+    assert config == TIED and "embedding" not in params
+    assert fingerprint == params_fingerprint(TIED, random_params(TIED))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [lambda x: x[::-1], lambda x: x], ids=["another", "the_same"])
+def test_a_second_head_is_what_transformers_makes_of_it(change, tmp_path):
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM
+
+    saved_with_head(tmp_path, change)
+    tokens = random_tokens((1, 24))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").float()
+    with torch.no_grad():
+        expected = theirs(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+    config, params, _ = load_directory(tmp_path, jnp.float32)
+    np.testing.assert_allclose(plain(Base(params, Decoder(config)), tokens), expected, atol=1e-4)
+
+
+def test_written_files_may_be_read_alike(tmp_path):
+    saved(tmp_path)
+    assert len({file.stat().st_mode for file in tmp_path.iterdir()}) == 1

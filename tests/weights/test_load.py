@@ -16,6 +16,7 @@ from jaxspec.weights.gguf import GGUFFile
 from jaxspec.weights.hf import save_directory
 from jaxspec.weights.load import DEFAULT_MODEL, embedded_model_path, load_model, load_shapes
 from jaxspec.weights.shapes import LLAMA_7B
+from tests.helpers.files import change_json
 from tests.helpers.model import CONTROL, TOKENS, assert_same_params, random_params, tiny_config, write_gguf
 
 CONFIG = tiny_config(vocab_size=len(TOKENS))
@@ -47,6 +48,37 @@ def test_file_and_directory_are_the_same_model(file, folder):
         assert model.decode(prompt) == "user\nhello\nassistant\n"
         assert model.encode("hello", chat=False) == [TOKENS.index("hello")]
     assert models[0].encode("Grüße 1234") == models[1].encode("Grüße 1234")
+
+
+def test_a_turn_ends_where_the_template_says_so(folder, tmp_path):
+    """Though both configs name another end of texts, and so does the tokenizer's own."""
+    other = TOKENS.index("a")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    change_json(tmp_path / "generation_config.json", eos_token_id=other)
+    change_json(tmp_path / "config.json", eos_token_id=other)
+    change_json(tmp_path / "tokenizer_config.json", eos_token="b")
+    assert load_model(str(tmp_path)).eos == (other, TOKENS.index("b"), EOS)
+    file = write_gguf(tmp_path / "x.gguf", CONFIG, random_params(CONFIG), tokenizer__ggml__eot_token_id=other)
+    assert load_model(str(file)).eos == (EOS, other)
+
+
+def with_beginning_token(file):
+    """Whose tokenizer begins every text with one."""
+    return load_model(str(write_gguf(file, CONFIG, random_params(CONFIG), tokenizer__ggml__add_bos_token=True)))
+
+
+def test_the_beginning_token_comes_once(tmp_path):
+    """Whether the text has it already, or its template."""
+    model, bos, hello = with_beginning_token(tmp_path / "x.gguf"), CONTROL[0], TOKENS.index("hello")
+    assert model.tokenizer.bos_token == bos
+    expected = [TOKENS.index(bos), hello]
+    for text in ("hello", f"{bos}hello"):
+        assert model.encode(text, chat=False) == expected
+        assert model.encode_messages([{"role": "user", "content": text}], template=None) == expected
+    assert model.encode(f"{bos}hello{bos}", chat=False) == [*expected, TOKENS.index(bos)]
+    template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    for text in ("hello", f"{bos}hello"):
+        assert model.encode_messages([{"role": "user", "content": text}], template) == expected
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
@@ -145,6 +177,32 @@ def test_directory_without_a_tokenizer_is_named(tmp_path):
     save_directory(tmp_path, CONFIG, random_params(CONFIG))
     with pytest.raises(UserError, match="the tokenizer could not be loaded"):
         load_model(str(tmp_path))
+
+
+DEEP = '{"a": ' + "[" * 10_000 + "]" * 10_000 + "}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", DEEP, r"config\.json: too many lists"),
+        ("config.json", "", r"config\.json: Expecting value"),
+        ("generation_config.json", DEEP, r"generation_config\.json: too many lists"),
+        ("tokenizer.json", DEEP, "the tokenizer could not be loaded"),
+        ("tokenizer.json", "", "the tokenizer could not be loaded"),
+        ("tokenizer.json", 2**30, r"tokenizer\.json: 1073741824 bytes"),
+        ("config.json", 2**30, r"config\.json: 1073741824 bytes"),
+    ],
+)
+def test_damaged_small_files_are_named_before_weights_are_read(name, content, message, folder, tmp_path, monkeypatch):
+    """Lists in lists, nothing, or a gigabyte."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    with (tmp_path / name).open("w") as file:
+        file.truncate(content) if isinstance(content, int) else file.write(content)
+    monkeypatch.setattr("jaxspec.weights.load.load_directory", None)
+    with pytest.raises(UserError, match=message) as refused:
+        load_model(str(tmp_path))
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
 
 
 def test_directory_without_a_config_is_named(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from jaxspec.errors import UserError
 from jaxspec.weights.load import load_model, save_model
-from jaxspec.weights.templates import TEMPLATES, chosen_template
+from jaxspec.weights.templates import TEMPLATES, chosen_template, turn_end
 from tests.helpers.tiny import make_text_model, make_tokenizer
 
 TALK = [
@@ -61,6 +61,27 @@ def test_variables_of_the_tokenizers_own_are_set():
         written("thinking=false,")
     with pytest.raises(UserError, match="no chat template of its own"):
         chosen_template("thinking=false", None)
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        ("{% for m in messages %}<a>{{ m.content }}<end>\n{% endfor %}", "<end>"),
+        (TEMPLATES["llama2"], "</s>"),  # behind a space
+        (TEMPLATES["vicuna"], "</s>"),
+        ("{% for m in messages %}{{ '<a>' if loop.index0 % 2 else '<u>' }} {{ m.content }}{% endfor %}", "<u>"),
+        ("{% for m in messages %}{{ m.content }}</s>>{% endfor %}", "</s>>"),  # the longest token that begins there
+        (TEMPLATES["falcon"], None),  # plain text
+        ("{% for m in messages %}{{ m.content }}<plain>{% endfor %}", None),  # a token that is not special
+        ("{{ messages[0].content }}", None),
+        ("{{ raise_exception('no') }}", None),
+    ],
+)
+def test_the_end_of_a_turn_is_the_token_behind_an_answer(template, end):
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<a>", "<u>", "</s>", "</s>>"]})
+    tokenizer.add_tokens(["<plain>"])
+    assert turn_end(tokenizer, template) == (end and tokenizer.convert_tokens_to_ids(end))
 
 
 def test_a_base_takes_one(tmp_path):
