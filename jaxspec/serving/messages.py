@@ -31,19 +31,19 @@ def encode_chat(model: Model, chat: Chat) -> list[int]:
     """
     writer = _Writer(model, chat)
     refusals = []
-    for messages in _forms(writer.known(chat.messages)):
+    for messages in _forms(writer.known(chat.messages), writer.takes_parts):
         try:
             writer.check(messages)
             return writer.ids(messages)
         except ApiError as error:
             refusals.append(error)
-    raise refusals[0]
+    raise next((error for error in refusals if error.param != "messages"), refusals[0])
 
 
-def _forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
+def _forms(messages: Sequence[Message], parts: bool) -> Iterator[list[Message]]:
     """The messages as templates may want them: arguments of calls as objects or JSON, texts as such or as parts."""
     calls = (False, True) if any(message.get("tool_calls") for message in messages) else (False,)
-    for in_parts, as_json in itertools.product((False, True), calls):
+    for in_parts, as_json in itertools.product((False, True) if parts else (False,), calls):
         formed = copy.deepcopy(list(messages))
         for message in formed:
             if in_parts:
@@ -68,6 +68,11 @@ class _Writer:
         self._opens = variables.pop("add_generation_prompt", True)
         _check_variables(variables, self._opens, self._own, model)
         self._template = with_variables(self._own, variables) if self._own else None
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether the template looks into parts of contents. Others would write their description."""
+        return re.search(r"""['"]text['"]|\.text\b""", self._own) is not None
 
     def known(self, messages: Sequence[Message]) -> list[Message]:
         """The messages of developers as the system's, where the template does not know developers."""

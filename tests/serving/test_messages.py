@@ -116,6 +116,7 @@ def test_tools_that_must_not_be_called_are_not_shown():
         (PLAIN, [{"role": "user", "content": "a", "name": "Ann"}], "messages[0].name", "leaves it out"),
         (PLAIN, [{"role": "user", "content": "a", "bogus": 1}], "messages[0].bogus", "leaves it out"),
         (CALLS, [HISTORY[0], HISTORY[1] | {"bogus": {"a": True}}], "messages[1].bogus", "leaves it out"),
+        (JSON_CALLS, [HISTORY[0], HISTORY[1] | {"bogus": 1}], "messages[1].bogus", "leaves it out"),
         (FIRST, HISTORY[:1] * 2, "messages[1].content", "leaves it out"),
         (TWO_ROLES, [{"role": "system", "content": "a"}] * 2, "messages[1].role", "no messages of the role system"),
         (TWO_ROLES, [HISTORY[0], HISTORY[2]], "messages[1].role", "no messages of the role tool"),
