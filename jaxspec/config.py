@@ -19,11 +19,18 @@ class RopeScaling:
 
     Attributes:
       kind: `linear` (positions divided by `factor`), `dynamic` (NTK: the base grows once a position passes
-        `original_max_positions`) or `llama3` (low frequencies divided by `factor`, high ones kept).
+        `original_max_positions`), `llama3` (low frequencies divided by `factor`, high ones kept), `yarn` (the same
+        with another blend) or `longrope` (every frequency divided by a factor of its own).
       factor: how many times longer the context becomes.
-      original_max_positions: context length of pretraining, in tokens (`dynamic` and `llama3`).
+      original_max_positions: context length of pretraining, in tokens (all but `linear`).
       low_freq_factor: `llama3`: wavelengths above original / low_freq_factor are divided by `factor`.
       high_freq_factor: `llama3`: wavelengths below original / high_freq_factor are kept.
+      attention_factor: `yarn` and `longrope`: rotated queries and keys are multiplied by it.
+      beta_fast: `yarn`: frequencies that turn more often than this within the original context are kept.
+      beta_slow: `yarn`: those that turn less often are divided by `factor`.
+      truncate: `yarn`: the dimensions between which it blends are whole numbers.
+      short_factors: `longrope`: one per frequency, for texts that fit into the original context.
+      long_factors: `longrope`: one per frequency, for longer texts.
     """
 
     kind: str
@@ -31,6 +38,18 @@ class RopeScaling:
     original_max_positions: int = 8192
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+    def __repr__(self) -> str:
+        """Without the settings of kinds that came later, where they are the default: fingerprints contain it."""
+        fields = dataclasses.fields(self)
+        shown = fields[:5] + tuple(f for f in fields[5:] if getattr(self, f.name) != f.default)
+        return f"RopeScaling({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +59,7 @@ class ModelConfig:
     Attributes:
       vocab_size: V, rows of the embedding.
       hidden_size: D, model width.
-      intermediate_size: width of the gated MLP.
+      intermediate_size: width of the MLP.
       num_layers: L.
       num_heads: H, query heads.
       num_kv_heads: K, key/value heads; H / K queries share one (grouped-query attention).
@@ -48,12 +67,30 @@ class ModelConfig:
       max_positions: longest context the base was made for, in tokens.
       rope_theta: base of the rotary frequencies.
       rope_scaling: how they are stretched, if they are.
-      rms_norm_eps: epsilon inside RMSNorm.
+      rms_norm_eps: epsilon inside the norms, of either kind.
       tie_embeddings: the vocabulary projection is the transposed embedding.
       qkv_bias: query, key and value projections carry a bias (Qwen2).
       head_norms: queries and keys are normalised per head, before they are rotated (Qwen3).
       sliding_window: a row sees at most this many newest positions, itself included (Mistral); None: all.
       first_window_layer: layers below this index see everything in spite of `sliding_window` (Qwen2 and 3).
+      full_layers: so do these layers (Gemma).
+      local_rope_theta: layers with a window rotate with this base, unstretched (Gemma 3); None: with `rope_theta`.
+      rotary_dim: first dimensions of every head that are rotated (Phi-4 mini); None: all.
+      norm: `rms`, or `layer` for LayerNorm with a bias (Falcon).
+      norms: where each half of a layer is normalised: `before`, `after` (OLMo 2) or `around`, both (Gemma).
+      joint_norms: queries and keys are normalised, each over all heads together (OLMo 2).
+      parallel: attention and MLP read the same rows, and both are added to them (Falcon).
+      shared_norm: of the two norms before parallel halves there is only the attention's (Falcon 7B).
+      o_bias: the output projection of attention carries a bias.
+      mlp_bias: the MLP's projections carry a bias.
+      gated: the MLP has a gate.
+      activation: of the gate, or of the MLP without one: `silu`, `gelu`, or `gelu_tanh`, its approximation.
+      score_scale: attention scores are multiplied by it; None: Dh ** -0.5.
+      score_cap: attention scores s become cap * tanh(s / cap) (Gemma 2).
+      logit_cap: so do logits.
+      embedding_scale: embeddings are multiplied by it (Gemma, Granite).
+      residual_scale: what each half of a layer adds is multiplied by it (Granite).
+      logit_scale: logits are multiplied by it (Granite).
     """
 
     vocab_size: int
@@ -72,10 +109,77 @@ class ModelConfig:
     head_norms: bool = False
     sliding_window: int | None = None
     first_window_layer: int = 0
+    full_layers: tuple[int, ...] = ()
+    local_rope_theta: float | None = None
+    rotary_dim: int | None = None
+    norm: Literal["rms", "layer"] = "rms"
+    norms: Literal["before", "after", "around"] = "before"
+    joint_norms: bool = False
+    parallel: bool = False
+    shared_norm: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    gated: bool = True
+    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
+    score_scale: float | None = None
+    score_cap: float | None = None
+    logit_cap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> ModelConfig:
+        """The inverse of `dataclasses.asdict` and JSON, which makes lists of tuples."""
+        fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+        scaling = fields.get("rope_scaling")
+        if scaling:
+            tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in scaling.items()}
+            fields["rope_scaling"] = RopeScaling(**tuples)
+        return cls(**fields)
 
     def window(self, layer: int) -> int | None:
         """The sliding window of one layer, or None."""
-        return self.sliding_window if layer >= self.first_window_layer else None
+        has_none = layer < self.first_window_layer or layer in self.full_layers
+        return None if has_none else self.sliding_window
+
+    def of_layers(self, layers: Sequence[int]) -> ModelConfig:
+        """The shapes of a decoder that consists of some of the layers, in ascending order."""
+        return dataclasses.replace(
+            self,
+            num_layers=len(layers),
+            first_window_layer=sum(layer < self.first_window_layer for layer in layers),
+            full_layers=tuple(i for i, layer in enumerate(layers) if layer in self.full_layers),
+        )
+
+    @property
+    def rotary_size(self) -> int:
+        """Dimensions of every head that are rotated."""
+        return self.rotary_dim or self.head_dim
+
+    @property
+    def rotary_factor(self) -> float:
+        """What rotated queries and keys are multiplied by."""
+        return self.rope_scaling.attention_factor if self.rope_scaling else 1.0
+
+    def plain_layers(self) -> ModelConfig:
+        """The same with layers as LLaMA's: norms before each half, one half after the other, plain scores.
+
+        Methods make layers of their own in this shape. They can start as the base's where those have it too: where this
+        returns the same.
+        """
+        return dataclasses.replace(
+            self,
+            norm="rms",
+            norms="before",
+            joint_norms=False,
+            parallel=False,
+            shared_norm=False,
+            local_rope_theta=None,
+            score_scale=None,
+            score_cap=None,
+            residual_scale=1.0,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ from jaxspec.training.run_config import RunConfig, load_configs
 from jaxspec.trees.plan import plan_to_json
 from jaxspec.weights.load import Model, weights_dtype
 from jaxspec.weights.parts import with_joined_gates
+from jaxspec.weights.quantizing import small_shapes
 
 _PROMPT = 32
 
@@ -41,7 +42,7 @@ def ints(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
-def abstract_base(shapes: ModelConfig, dtype: str, mesh: Mesh, remat: bool = False) -> Base:
+def abstract_base(shapes: ModelConfig, dtype: str, mesh: Mesh, remat: bool = False, form: str = "") -> Base:
     """A base without weights, in the shapes, dtype and places that they would have.
 
     Args:
@@ -49,10 +50,15 @@ def abstract_base(shapes: ModelConfig, dtype: str, mesh: Mesh, remat: bool = Fal
       dtype: as `weights_dtype` takes it.
       mesh: what its weights are divided over.
       remat: whether layers are computed again in the backward pass.
+      form: of the kernels, as `load_model` takes `weights`.
+
+    Raises:
+      UserError: kernels that are no whole groups of that form.
     """
     params, platform = abstract_params(shapes, weights_dtype(dtype)), mesh.devices.flat[0].platform
     if holds_pairs(platform):
         params = jax.eval_shape(with_joined_gates, params)
+    params = small_shapes(params, form)
     decoder = Decoder(shapes, remat, dtype == "exact", least_rows(platform))
     return Base(with_shardings(params, tree_shardings(mesh, params)), decoder)
 

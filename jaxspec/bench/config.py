@@ -37,6 +37,8 @@ class BenchConfig:
         `jaxspec export` wrote, or a GGUF file.
       dtype: dtype of the weights, or exact: bfloat16 weights, with everything else as exact as in float32; default
         float32 on CPU, float16 on GPUs without bfloat16, bfloat16 elsewhere.
+      weights: kernels in few bits, which decode the same text as autoregressive decoding of such a base: int8, a scale
+        per column; int4 or int4-64, a scale per 32 or 64 rows of a column. Default: as dtype says.
       limit: number of questions, the same from every category; 0 asks all. With batch-size 1 a benchmark may be resumed
         with a larger limit.
       max_new_tokens: tokens per turn.
@@ -64,6 +66,7 @@ class BenchConfig:
     data: str = ""
     model: str = DEFAULT_MODEL
     dtype: str = ""
+    weights: str = ""
     limit: int = 0
     max_new_tokens: int = 128
     batch_size: int = 1

@@ -28,6 +28,7 @@ from jaxspec.drafters import DrafterSpec
 from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.generation.job import bucket, cache_capacity
 from jaxspec.model.base import Base, DraftVocabulary
+from jaxspec.model.blocks import fewer_columns
 from jaxspec.parallel.chips import Chip
 from jaxspec.parallel.sharding import batch_shardings, in_mesh, partition, parts_of_batch, with_shardings
 from jaxspec.training.folder import state_shardings
@@ -38,7 +39,9 @@ from jaxspec.weights.params import parameter_count
 ROWS = (1, 16, 64)
 
 
-def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: str = "bfloat16") -> dict[str, Any]:
+def dry_run_training(
+    config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: str = "bfloat16", form: str = ""
+) -> dict[str, Any]:
     """Parameters, bytes per device and operations of one update.
 
     Args:
@@ -46,9 +49,10 @@ def dry_run_training(config: RunConfig, mesh: Mesh, chip: Chip | None, dtype: st
       mesh: from `absent_mesh`.
       chip: whose limits to compare with.
       dtype: of the base.
+      form: of its kernels, as `load_model` takes `weights`.
     """
     train, method = config.train, config.method
-    base = abstract_base(config.shapes, dtype, mesh, train.remat)
+    base = abstract_base(config.shapes, dtype, mesh, train.remat, form)
     base = _drafting(base, config.facts.learned_tokens)
     last = len(config.facts.stages) - 1  # of several stages the last one runs the most
     update = Update.of(method, config.shapes, train, last, config.mesh.zero == 2)
@@ -83,6 +87,7 @@ def dry_run_decoding(
     length: int,
     dtype: str = "bfloat16",
     spec: DrafterSpec | None = None,
+    form: str = "",
 ) -> dict[str, Any]:
     """Parameters, bytes per device and operations of one step, for 1 row and for trees of at most 16 and 64 rows.
 
@@ -96,11 +101,12 @@ def dry_run_decoding(
       length: of prompt and answer together, in tokens.
       dtype: of the base.
       spec: a drafter, as `absent_drafter` makes it, in place of the two trees.
+      form: of the base's kernels, as `load_model` takes `weights`.
 
     Raises:
       UserError: a drafter that does not fit the base.
     """
-    base = abstract_base(config.shapes, dtype, mesh)
+    base = abstract_base(config.shapes, dtype, mesh, form=form)
     drafters = drafters_of(config, base, spec)
     begun = decodings(drafters, base, mesh, batch_size, length)
     decoding, state = list(begun.values())[-1]
@@ -179,7 +185,7 @@ def _drafting(base: Base, count: int) -> Base:
     """A base that drafts so many tokens of its vocabulary; 0: all."""
     if not count:
         return base
-    columns = jax.ShapeDtypeStruct((base.decoder.config.hidden_size, count), base.params["lm_head"].dtype)
+    columns = jax.eval_shape(fewer_columns, base.params["lm_head"], ints(count))
     return base.replace(draft_vocabulary=DraftVocabulary(ints(count), columns))
 
 

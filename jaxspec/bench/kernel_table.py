@@ -25,6 +25,7 @@ from jaxspec.model.base import Base
 from jaxspec.parallel.chips import GPUS, absent_mesh
 from jaxspec.trees import from_paths
 from jaxspec.weights.load import DEFAULT_MODEL, load_shapes
+from jaxspec.weights.quantizing import check_form
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,7 @@ class KernelsConfig:
       batch_size: texts decoded together.
       length: of prompt and answer together, in tokens.
       dtype: of the bases.
+      weights: int8, int4 or int4-64: their kernels in few bits; default: as dtype says.
     """
 
     topology: str = "h100"
@@ -61,6 +63,7 @@ class KernelsConfig:
     batch_size: int = 1
     length: int = 500
     dtype: str = "bfloat16"
+    weights: str = ""
 
 
 def compile_steps(config: KernelsConfig, say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -80,8 +83,11 @@ def compile_steps(config: KernelsConfig, say: Callable[[str], None]) -> list[dic
     if config.topology not in GPUS:
         raise UserError(f"topology {config.topology!r}: kernels are those of a GPU, {', '.join(GPUS)}")
     check_at_least(config, {"rows": 1, "batch_size": 1, "length": 1})
+    check_form(config.weights)
     mesh, chip = absent_mesh(MeshConfig(), config.topology)
-    bases = {model: abstract_base(load_shapes(model), config.dtype, mesh) for model in config.models}
+    bases = {
+        model: abstract_base(load_shapes(model), config.dtype, mesh, form=config.weights) for model in config.models
+    }
     chosen = {model: dict(_drafters(config, model, base)) for model, base in bases.items()}
     steps = []
     for model, base in bases.items():

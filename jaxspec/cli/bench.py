@@ -19,12 +19,11 @@ from jaxspec.bench.kernel_table import KernelsConfig, compile_steps, kernel_tabl
 from jaxspec.bench.report import overall_table, write_bench_report
 from jaxspec.bench.results import load_results
 from jaxspec.bench.run import run_bench
-from jaxspec.cli.options import parse
+from jaxspec.cli.options import load_base, parse
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.files import writable
 from jaxspec.parallel.sharding import in_mesh, mesh_of
 from jaxspec.tuning.steps import LATENCY, LatencyConfig, latency_table, measure_steps, read_latency, write_latency
-from jaxspec.weights.load import load_model
 
 _AROUND = 10.0  # seconds to start Python and to write a report, which count towards a time limit
 
@@ -107,7 +106,7 @@ def compare(options: Compare) -> None:
     """Ask the questions, and report."""
     check_bench(options)
     enable_compilation_cache()
-    model = load_model(options.model, options.dtype or None, options.mesh, options.template)
+    model = load_base(options.model, options.dtype, options.mesh, options.template, options.weights)
     output = Path(options.output)
     try:
         with in_mesh(mesh_of(model.params)):

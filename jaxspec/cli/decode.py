@@ -30,6 +30,7 @@ from jaxspec.parallel.chips import Gpu, absent_mesh
 from jaxspec.training.examples import read_prompts
 from jaxspec.training.run_config import load_config
 from jaxspec.weights.load import Model
+from jaxspec.weights.quantizing import check_form
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +131,7 @@ class DecodeOptions(DrafterOptions):
 
 _DRY_RUN_ALONE = ("config", "topology")
 _DRY_RUN_TOO = (
-    *("dry_run", "model", "dtype", "batch_size", "max_length", "mesh", "json"),
+    *("dry_run", "model", "dtype", "weights", "batch_size", "max_length", "mesh", "json"),
     *("method", "tree", "draft_vocabulary"),
 )
 
@@ -276,6 +277,7 @@ def dry_run(options: DecodeOptions) -> None:
     """Compile steps for devices that need not exist, and print their memory and operations."""
     from jaxspec.bench.dry_run import decoding_lines, dry_run_decoding  # imports modules that only training needs
 
+    check_form(options.weights)
     mesh, chip = absent_mesh(options.mesh, options.topology)  # before JAX looks for devices
     if isinstance(chip, Gpu) and chip.capability < OLDEST:
         print(older_note(chip.kind), file=sys.stderr)
@@ -292,6 +294,6 @@ def dry_run(options: DecodeOptions) -> None:
             f"{length}"
         )
     named = None if spec == DecodeOptions().drafters[0] else spec
-    found = dry_run_decoding(config, mesh, chip, options.batch_size, length, dtype, named)
+    found = dry_run_decoding(config, mesh, chip, options.batch_size, length, dtype, named, options.weights)
     lines = decoding_lines(name, config, options.mesh, found)
     print(json.dumps(found, indent=1) if options.json else "\n".join(lines))

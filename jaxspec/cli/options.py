@@ -18,6 +18,7 @@ from jaxspec.config import MeshConfig
 from jaxspec.drafters import DrafterSpec, parse_drafter
 from jaxspec.errors import UserError, suggest
 from jaxspec.model.gpu import has_bfloat16, plain_note
+from jaxspec.model.small_products import small_note
 from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
 
 T = TypeVar("T")
@@ -41,6 +42,8 @@ class DrafterOptions:
         variables for the tokenizer's template, as in enable_thinking=false.
       dtype: dtype of the weights, or exact: bfloat16 weights, with everything else as exact as in float32; default
         float32 on CPU, float16 on GPUs that have no bfloat16, bfloat16 elsewhere.
+      weights: kernels in few bits, which decode the same text as autoregressive decoding of such a base: int8, a scale
+        per column; int4 or int4-64, a scale per 32 or 64 rows of a column. Default: as dtype says.
     """
 
     model: str = DEFAULT_MODEL
@@ -50,6 +53,7 @@ class DrafterOptions:
     draft_adapter: str = ""
     template: str = ""
     dtype: str = ""
+    weights: str = ""
 
     def load_model(self, mesh: MeshConfig = MeshConfig()) -> Model:
         """The base, on a mesh; says on stderr what its device lacks."""
@@ -58,13 +62,21 @@ class DrafterOptions:
             notes.append(f"{jax.devices()[0].device_kind}: computing in float16, for it has no bfloat16")
         for note in filter(None, notes):
             print(note, file=sys.stderr)
-        return load_model(self.model or DEFAULT_MODEL, self.dtype or None, mesh, self.template)
+        return load_base(self.model or DEFAULT_MODEL, self.dtype, mesh, self.template, self.weights)
 
     def drafter(self, **settings: Any) -> DrafterSpec:
         """The drafter, as --method and its short forms say it; further settings by the names of its fields."""
         folders = {"adapter": self.adapter, "draft": self.draft_model, "draft_adapter": self.draft_adapter}
         folders = {name: folder or None for name, folder in folders.items()}
         return parse_drafter(self.method).with_settings(**folders, **settings)
+
+
+def load_base(name: str, dtype: str, mesh: MeshConfig, template: str, weights: str) -> Model:
+    """A base as options name it, an empty one being the default; says on stderr what its weights cost here."""
+    model = load_model(name, dtype or None, mesh, template, weights)
+    if model.weights and (note := small_note(model.params["lm_head"], mesh.devices > 1)):
+        print(note, file=sys.stderr)
+    return model
 
 
 def given_options(options: Any) -> list[str]:

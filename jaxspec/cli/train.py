@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from jaxspec.bench.dry_run import dry_run_training, training_lines
-from jaxspec.cli.options import parse, program
+from jaxspec.cli.options import load_base, parse, program
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.drafters.adapter import OWN_MODEL, Adapter
 from jaxspec.errors import UserError
@@ -21,7 +21,8 @@ from jaxspec.training.examples import check_files
 from jaxspec.training.folder import check_output
 from jaxspec.training.run_config import RunConfig, check_config, describe, list_configs, load_config, split_config_name
 from jaxspec.training.trainer import Stopped, Trainer
-from jaxspec.weights.load import WEIGHT_DTYPES, check_dtype, load_model
+from jaxspec.weights.load import WEIGHT_DTYPES, check_dtype
+from jaxspec.weights.quantizing import check_form
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,8 @@ class TrainOptions(RunConfig):
       resume: continue the run in that folder.
       dtype: dtype of the base's weights; default float32 on CPU, float16 on GPUs without bfloat16, bfloat16
         elsewhere and in a dry run.
+      weights: kernels in few bits, which the adapter is then for: int8, a scale per column; int4 or int4-64, a scale
+        per 32 or 64 rows of a column. Default: as dtype says.
       dry_run: compile one update from shapes alone, and print its memory and operations per device; the devices need
         not be there.
       topology: for a dry run: what to compile for: h100, a100, l4, t4 (needs jax-cuda13-plugin, no GPU) or a slice of
@@ -45,6 +48,7 @@ class TrainOptions(RunConfig):
     output: str = ""
     resume: bool = False
     dtype: str = ""
+    weights: str = ""
     dry_run: bool = False
     topology: str = ""
     json: bool = False
@@ -84,6 +88,7 @@ def parse_run(name: str, args: list[str]) -> tuple[TrainOptions, RunConfig]:
     config = RunConfig(**{field: getattr(options, field) for field in fields})
     if options.dtype:
         check_dtype(options.dtype, WEIGHT_DTYPES)
+    check_form(options.weights)
     if (options.topology or options.json) and not options.dry_run:
         raise UserError("--topology and --json go with --dry-run")
     local_folder(config.data.cache)  # or an error
@@ -94,7 +99,7 @@ def dry_run(name: str, config: RunConfig, options: TrainOptions) -> None:
     """Compile an update for devices that need not exist, and print its memory and operations."""
     mesh, chip = absent_mesh(config.mesh, options.topology)  # before JAX looks for devices
     check_config(config)
-    found = dry_run_training(config, mesh, chip, options.dtype or "bfloat16")
+    found = dry_run_training(config, mesh, chip, options.dtype or "bfloat16", options.weights)
     print(json.dumps(found, indent=1) if options.json else "\n".join(training_lines(name, config, found)))
 
 
@@ -107,7 +112,7 @@ def train(config: RunConfig, options: TrainOptions, output: Path) -> None:
     as_leader(lambda: check_writable(output))
     enable_compilation_cache()
     stopping = on_sigterm()
-    model = load_model(config.model, options.dtype or None, config.mesh, config.data.template)
+    model = load_base(config.model, options.dtype, config.mesh, config.data.template, options.weights)
     try:
         adapter = Trainer(config, model, output, options.resume, stopping).run()
     except Stopped as stopped:

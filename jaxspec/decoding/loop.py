@@ -24,6 +24,7 @@ from jaxspec.model.rows import run_rows
 
 def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     """One forward pass: verify the draft, keep what survives, draft again."""
+    decoding = decoding.replace(base=decoding.base.for_texts(state.text_lengths))
     drafter, shape, draft = decoding.drafter, decoding.drafter.shape, state.draft
     size = None if draft.size is None else jnp.max(jnp.where(state.done, 0, draft.size))
     if size is None or draft.tokens.size <= drafter.free_rows:  # what is beyond a size is not valid

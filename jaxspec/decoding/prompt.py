@@ -191,7 +191,8 @@ def prefill(
       width: as in `start`.
       first: likewise.
     """
-    reading = None
+    base, reading = base.for_texts(lengths + limits), None
+    decoding = decoding.replace(base=decoding.base.for_texts(lengths + limits))
     for at in range(0, max(lengths), chunk):
         part, left = tokens[:, at : at + chunk], np.clip(lengths - at, 0, chunk)
         reading = read(base, decoding, reading, part, left, seeds, capacity=capacity)

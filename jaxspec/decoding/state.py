@@ -163,6 +163,11 @@ class DecodeState:
     scores: Scores | None = None
     finite: jax.Array | None = None
 
+    @property
+    def text_lengths(self) -> jax.Array:
+        """[B] int32, tokens of prompt and answer together, once the answer is as long as its limit."""
+        return self.lengths - self.counts + 1 + self.limits
+
 
 def state_names(x: jax.Array) -> tuple[str, ...]:
     """Logical axes of a leaf of the state: batch, and heads for caches, the only leaves of four dimensions."""

@@ -21,7 +21,8 @@ def draft_source(draft: Model | str | Path, model: Model, **settings: Any) -> tu
     """A base that drafts for another one, and a warning, if there is one.
 
     Args:
-      draft: the draft model, or its name or path, to be loaded on the same devices and in the same dtype.
+      draft: the draft model, or its name or path, to be loaded on the same devices and in the same dtype; its
+        weights are floats.
       model: whom it drafts for.
       settings: of `DraftModel`, other than the defaults.
 
@@ -30,7 +31,7 @@ def draft_source(draft: Model | str | Path, model: Model, **settings: Any) -> tu
     """
     if not isinstance(draft, Model):
         mesh = mesh_of(model.params)
-        draft = load_model(str(draft), model.precision, MeshConfig(**mesh.shape) if mesh else MeshConfig())
+        draft = load_model(str(draft), model.loaded_dtype, MeshConfig(**mesh.shape) if mesh else MeshConfig())
     _check_vocabulary(draft, model)
     warning, reads = "", draft.config.max_positions
     ours, theirs = (parameter_count(abstract_params(each.config)) for each in (draft, model))

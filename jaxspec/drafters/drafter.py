@@ -20,7 +20,7 @@ from jaxspec.errors import UserError
 from jaxspec.trees import TreePlan, from_paths, parse_tree
 from jaxspec.trees.arrays import Path
 from jaxspec.weights.load import Model
-from jaxspec.weights.params import params_fingerprint
+from jaxspec.weights.params import tuned_fingerprint
 
 # By JAX's name of the platform. A GPU reads the weights for as many rows in the time that it takes for one.
 FREE_ROWS = {"gpu": 32}
@@ -169,7 +169,7 @@ def finalized(method: Method, trainable: PyTree, model: Model) -> tuple[Finalize
     """The result of `Method.finalize`, and its base as a model."""
     final = method.finalize(trainable, model.base)
     if final.base is not model.base:
-        fingerprint = params_fingerprint(model.config, final.base.params)
+        fingerprint = tuned_fingerprint(model.config, final.base.params, model.fingerprint)
         model = dataclasses.replace(model, params=final.base.params, fingerprint=fingerprint)
     return final, model
 

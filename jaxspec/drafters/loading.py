@@ -11,7 +11,7 @@ from jaxspec.drafters.adapter import OWN_MODEL, WEIGHTS, Adapter, find_shipped, 
 from jaxspec.drafters.choices import Use, shaped
 from jaxspec.drafters.draft_source import draft_source
 from jaxspec.drafters.draft_steps import with_steps
-from jaxspec.drafters.drafter import Drafter, finalized
+from jaxspec.drafters.drafter import Drafter, finalized, join_notes
 from jaxspec.drafters.source import Source
 from jaxspec.drafters.spec import DrafterSpec, parse_drafter
 from jaxspec.errors import UserError
@@ -88,7 +88,7 @@ def _with_adapters(spec: DrafterSpec, model: Model) -> Drafter:
             )
         if not isinstance(draft, Model) and (Path(draft) / "adapter.json").exists():
             folders[DraftModel.name], draft = draft, None
-    sources, own, note = [], model, ""
+    sources, own, notes = [], model, []
     for name, known, each in zip(names, facts, spec.methods, strict=True):
         settings = dict(each.settings)
         if known.adapter and settings and each.method.adjustable is None:
@@ -97,8 +97,10 @@ def _with_adapters(spec: DrafterSpec, model: Model) -> Drafter:
             source = Source(each.method, {}, model.config)
         elif draft is not None and name == DraftModel.name:
             source, note = draft_source(draft, model, **settings)
+            notes.append(note)
         else:
             loaded = open_adapter(name, model, folders.get(name))
+            notes.append(_other_weights(name, loaded, model))
             final, decodes = finalized(loaded.method, loaded.trainable, model)
             if decodes is not model:
                 if sum(each.trained for each in facts) > 1:
@@ -110,7 +112,16 @@ def _with_adapters(spec: DrafterSpec, model: Model) -> Drafter:
         sources.append(source)
     if spec.draft_adapter is not None:
         sources = [_stepped(source, spec.draft_adapter, model) for source in sources]
-    return Drafter(tuple(sources), own, note=note)
+    return Drafter(tuple(sources), own, note=join_notes(*notes))
+
+
+def _other_weights(name: str, adapter: Adapter, model: Model) -> str:
+    """A line where an adapter was trained on the base with weights in another form; empty where it was not."""
+    trained, ours = adapter.info.get("weights", ""), model.weights
+    if trained == ours:
+        return ""
+    with_what = [f"{weights} weights" if weights else "weights as floats" for weights in (trained, ours)]
+    return f"the adapter of {name} was trained on a base with {with_what[0]}, and decodes with {with_what[1]}"
 
 
 def _stepped(source: Source, adapter: str | Path, model: Model) -> Source:

@@ -73,7 +73,7 @@ class Amphista(HeadMethod):
             trainable["positions"] = jnp.zeros((self.heads, c.hidden_size))
         for i in range(self.self_attention_layers):
             x = jnp.zeros((1, self.heads, c.hidden_size))
-            params = SelfAttention(c).init(jax.random.fold_in(for_attention, i), x)["params"]
+            params = SelfAttention(c.plain_layers()).init(jax.random.fold_in(for_attention, i), x)["params"]
             params["attention"]["o"] = jax.tree.map(jnp.zeros_like, params["attention"]["o"])
             trainable[f"self_attention{i + 1}"] = params
         return trainable
@@ -108,7 +108,9 @@ class Amphista(HeadMethod):
             x = x + trainable["positions"]
         heads = x.reshape(-1, *x.shape[-2:])
         for i in range(self.self_attention_layers):
-            heads = SelfAttention(base.decoder.config).apply({"params": trainable[f"self_attention{i + 1}"]}, heads)
+            heads = SelfAttention(base.decoder.config.plain_layers()).apply(
+                {"params": trainable[f"self_attention{i + 1}"]}, heads
+            )
         return self.project(trainable, base, heads.reshape(x.shape)[..., :count, :])
 
 
@@ -121,6 +123,6 @@ class SelfAttention(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """[X, K, D] to [X, K, D]."""
         c, (X, K, _) = self.config, x.shape
-        angles, everyone = jnp.zeros((X, K, c.head_dim // 2)), jnp.ones((X, 1, K, K), bool)
+        angles, everyone = jnp.zeros((X, K, c.rotary_size // 2)), jnp.ones((X, 1, K, K), bool)
         normed = RMSNorm(c.rms_norm_eps, name="norm")(x)
         return x + Attention(c, name="attention")(normed, angles, everyone)[0]

@@ -7,6 +7,7 @@ import jax
 
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import PyTree
+from jaxspec.errors import UserError
 from jaxspec.model.attention import attend
 from jaxspec.model.decoder import MLP, Linear, RMSNorm
 from jaxspec.model.rope import rotate
@@ -25,7 +26,7 @@ class DraftLayer(nn.Module):
         c = self.config
         self.q = Linear(c.num_heads * c.head_dim, c.qkv_bias)
         self.kv = Linear(2 * c.num_kv_heads * c.head_dim, c.qkv_bias)
-        self.o = Linear(c.hidden_size)
+        self.o = Linear(c.hidden_size, c.o_bias)
         self.mlp = MLP(c)
         self.attention_norm, self.mlp_norm = RMSNorm(c.rms_norm_eps), RMSNorm(c.rms_norm_eps)
         if c.head_norms:
@@ -35,7 +36,7 @@ class DraftLayer(nn.Module):
         """Normalised states [B, R, D] to rotated keys and values, [B, R, K, Dh]."""
         kv = self.kv(x).reshape(*x.shape[:2], self.config.num_kv_heads, 2, -1)
         k, v = kv[..., 0, :], kv[..., 1, :]
-        return rotate(self.k_norm(k) if self.config.head_norms else k, angles), v
+        return rotate(self.k_norm(k) if self.config.head_norms else k, angles, self.config.rotary_factor), v
 
     def remember(self, context: jax.Array, angles: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Keys and values [B, K, T, Dh] of context [B, T, D], which is normalised already."""
@@ -46,9 +47,15 @@ class DraftLayer(nn.Module):
         """Rows [B, R, D] after the layer; `context` is what `attend` takes after q, k and v."""
         y = self.attention_norm(x)
         q = self.q(y).reshape(*x.shape[:2], self.config.num_heads, -1)
-        q = rotate(self.q_norm(q) if self.config.head_norms else q, angles)
+        q = rotate(self.q_norm(q) if self.config.head_norms else q, angles, self.config.rotary_factor)
         x = divided(x + self.o(attend(q, *self.keys_values(y, angles), *context).reshape(*x.shape[:2], -1)), "batch")
         return x + self.mlp(self.mlp_norm(x))
+
+
+def check_plain(method: str, config: ModelConfig) -> None:
+    """Raise UserError for a base whose layers a method's own, of LLaMA's shape, cannot start as copies of."""
+    if config != config.plain_layers():
+        raise UserError(f"{method}: its layers cannot start as this base's, which have another shape; use start random")
 
 
 def copied_layer(c: ModelConfig, params: PyTree) -> PyTree:

@@ -28,13 +28,14 @@ from jaxspec.decoding.draft import DraftContext, Offer, PyTree, offer_ranked
 from jaxspec.decoding.levels import Parents, offer_levels
 from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, check_choices, check_decay, check_least
 from jaxspec.errors import UserError
-from jaxspec.methods.context_layer import DraftLayer, copied_layer
+from jaxspec.methods.context_layer import DraftLayer, check_plain, copied_layer
 from jaxspec.methods.heads import beside, init_beside
 from jaxspec.methods.losses import check_weights, future_loss
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.decoder import RMSNorm, for_products
+from jaxspec.model.quantized import dense
 from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers
 
@@ -131,18 +132,19 @@ class DFlash(Method):
             },
             "fuse_norm": {"scale": jnp.ones(c.hidden_size)},
             "mask": jnp.mean(words[0], axis=0),
-            "norm": base.params["norm"],
+            "norm": {"scale": base.params["norm"]["scale"]},
         }
         for i in range(self.layers):
             trainable[f"layer{i + 1}"] = self._layer(base).init(
                 jax.random.fold_in(for_layers, i),
                 jnp.zeros((1, 1, c.hidden_size)),
-                jnp.zeros((1, 1, c.head_dim // 2)),
+                jnp.zeros((1, 1, c.rotary_size // 2)),
                 jnp.ones((1, 1, 1, 1), bool),
             )["params"]
         if self.start == "base":
+            check_plain(self.name, c)
             first = c.num_layers - self.layers
-            layers = [base.params[f"layers_{first + i}"] for i in range(self.layers)]
+            layers = [dense(base.params[f"layers_{first + i}"]) for i in range(self.layers)]
             for i, params in enumerate(layers):
                 trainable[f"layer{i + 1}"] |= copied_layer(c, params)  # norms of heads that the base lacks stay
             trainable["fuse"] = {"kernel": jnp.eye(len(taps) * c.hidden_size, c.hidden_size)}
@@ -169,7 +171,7 @@ class DFlash(Method):
         """Kernels in the base's dtype, and the Markov term multiplied with the vocabulary projection, [r, V']."""
         trainable = for_products(trainable, base.dtype)
         if "markov" in trainable:
-            after = base.draft_logits(trainable["markov"]["after"]["kernel"]).astype(base.dtype)
+            after = base.draft_products(trainable["markov"]["after"]["kernel"]).astype(base.dtype)
             trainable["markov"] |= {"after": {"kernel": after}}
         return trainable
 
@@ -191,7 +193,7 @@ class DFlash(Method):
         # Sizes of states differ between layers by orders of magnitude: all are brought to 1, the deepest comes first.
         states = [_unit(taps[layer], c.rms_norm_eps) for layer in sorted(self.taps(c.num_layers), reverse=True)]
         fused = product(jnp.concatenate(states, axis=-1), trainable["fuse"]["kernel"])
-        context, angles = self._norm(trainable["fuse_norm"], base, fused), rope_angles(c, positions)
+        context, angles = self._norm(trainable["fuse_norm"], base, fused), rope_angles(c, positions, long=base.long)
         layer = self._layer(base)
         each = [
             layer.apply({"params": trainable[f"layer{i + 1}"]}, context, angles, method="remember")
@@ -233,7 +235,7 @@ class DFlash(Method):
             states = jnp.broadcast_to(newest[:, :, None], x.shape)
             x = product(beside(states, x[..., None, :]), trainable["enter"]["kernel"])
         x = x.reshape(B, G * rows, -1)
-        angles = rope_angles(c, (positions[..., None] + jnp.arange(rows)).reshape(B, -1))
+        angles = rope_angles(c, (positions[..., None] + jnp.arange(rows)).reshape(B, -1), long=base.long)
         everyone = jnp.ones((B, G, rows, rows), bool)
         sees = jnp.repeat(jnp.arange(memory.capacity) < positions[..., None], rows, axis=1)  # [B, G * rows, S]
         layer = self._layer(base)
@@ -246,7 +248,7 @@ class DFlash(Method):
 
     def _layer(self, base: Base) -> DraftLayer:
         kind = nn.remat(DraftLayer, methods=["__call__"]) if base.decoder.remat else DraftLayer
-        c = base.decoder.config
+        c = base.decoder.config.plain_layers()
         return kind(dataclasses.replace(c, head_norms=c.head_norms or self.head_norms))
 
     def _norm(self, params: PyTree, base: Base, x: jax.Array) -> jax.Array:

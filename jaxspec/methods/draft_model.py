@@ -23,7 +23,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxspec.config import ModelConfig, RopeScaling
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import DraftContext, Offer, PyTree
 from jaxspec.decoding.levels import Parents, offer_levels
 from jaxspec.decoding.method import Batch, Facts, Finalized, Method, ReadChunk, check_least
@@ -34,6 +34,7 @@ from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.blocks import columns
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.decoder import Decoder, param_dtype
+from jaxspec.model.quantized import dense
 
 _EMBEDDINGS = ("embedding", "lm_head")
 
@@ -92,8 +93,7 @@ class DraftModel(Method):
         if not 0 <= self.layers[0] <= self.layers[-1] < c.num_layers:
             outside = ", ".join(map(str, self.layers))
             raise UserError(f"draft_model: layers must be among 0 to {c.num_layers - 1} of this base, got {outside}")
-        first = sum(layer < c.first_window_layer for layer in self.layers)
-        return dataclasses.replace(c, num_layers=len(self.layers), first_window_layer=first)
+        return c.of_layers(self.layers)
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
         """The base's layers and final norm, or random parameters of the `shapes`.
@@ -109,7 +109,7 @@ class DraftModel(Method):
                 )
             return Decoder(config).init(key, jnp.zeros((1, 1), jnp.int32))["params"]
         kept = {f"layers_{i}": base.params[f"layers_{layer}"] for i, layer in enumerate(self.layers)}
-        return jax.tree.map(lambda x: x.astype(jnp.float32), kept | {"norm": base.params["norm"]})
+        return jax.tree.map(lambda x: x.astype(jnp.float32), dense(kept) | {"norm": base.params["norm"]})
 
     def as_draft_model(self, trainable: PyTree, base: Base) -> Base:
         """The draft model; where it is made of the base's layers, with the base's embeddings."""
@@ -119,7 +119,7 @@ class DraftModel(Method):
             vocabulary = DraftVocabulary(vocabulary.ids, own_columns)
         if self.shapes is None:
             params |= {name: base.params[name] for name in _EMBEDDINGS if name in base.params}
-        return Base(params, base.decoder.clone(config=self.config(base)), vocabulary)
+        return Base(params, base.decoder.clone(config=self.config(base)), vocabulary, base.long)
 
     def prepare(self, trainable: PyTree, base: Base) -> PyTree:
         """Parameters in the base's dtype, with a part of its own projection where few tokens may be drafted."""
@@ -233,7 +233,4 @@ def _path(parents: Parents, levels: Sequence[Cache]) -> tuple[Cache | None, jax.
 
 def _shapes(given: ModelConfig | dict | None) -> ModelConfig | None:
     """Shapes as they are, or as JSON holds them."""
-    if not isinstance(given, dict):
-        return given
-    scaling = given.get("rope_scaling")
-    return ModelConfig(**given | {"rope_scaling": RopeScaling(**scaling) if scaling else None})
+    return ModelConfig.from_json(given) if isinstance(given, dict) else given

@@ -29,6 +29,7 @@ from jaxspec.decoding.draft import DraftContext, Offer, PyTree
 from jaxspec.decoding.levels import Parents, offer_levels
 from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, check_choices, check_decay, check_least
 from jaxspec.errors import UserError
+from jaxspec.methods.context_layer import check_plain
 from jaxspec.methods.heads import beside, init_beside, root_mean_square
 from jaxspec.methods.losses import targets
 from jaxspec.model.attention import MASKED
@@ -36,6 +37,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.decoder import Attention, Layer, Linear, RMSNorm, for_products
+from jaxspec.model.quantized import dense
 from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers
 from jaxspec.parallel.sharding import divided
@@ -114,17 +116,18 @@ class Eagle(Method):
 
         From the base, fusion passes on the highest state, and embeddings do nothing yet.
         """
-        c, taps = base.decoder.config, self.taps(base.decoder.config.num_layers)
+        c, taps = base.decoder.config.plain_layers(), self.taps(base.decoder.config.num_layers)
         if not 0 <= taps[0] <= taps[-1] <= c.num_layers:
             raise UserError(f"eagle: reads must be 0 to {c.num_layers} on this base, got {list(taps)}")
         D, keys = c.hidden_size, jax.random.split(key, 4)
         if self.start == "base":
-            layer = jax.tree.map(lambda x: x.astype(wide(x)), base.params[f"layers_{c.num_layers - 1}"])
+            check_plain(self.name, base.decoder.config)
+            layer = jax.tree.map(lambda x: x.astype(wide(x)), dense(base.params[f"layers_{c.num_layers - 1}"]))
             fc, scale = jnp.eye(len(taps) * D, D), base.params["norm"]["scale"]
             norm = scale.astype(wide(scale))
             of_embedding = jnp.zeros_like(layer["attention"]["qkv"]["kernel"])
         else:
-            x, angles = jnp.zeros((1, 1, D)), jnp.zeros((1, 1, c.head_dim // 2))
+            x, angles = jnp.zeros((1, 1, D)), jnp.zeros((1, 1, c.rotary_size // 2))
             layer = Layer(c).init(keys[0], x, angles, jnp.ones((1, 1, 1, 1), bool))["params"]
             fc, norm = 0.02 * jax.random.normal(keys[1], (len(taps) * D, D)), jnp.ones(D)
             of_embedding = 0.02 * jax.random.normal(keys[2], layer["attention"]["qkv"]["kernel"].shape)
@@ -181,16 +184,20 @@ class Eagle(Method):
         self, trainable: PyTree, base: Base, state: jax.Array, following: jax.Array, positions: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries [B, R, H, Dh], keys and values [B, R, K, Dh] of rows: states [B, R, D] beside the tokens after."""
-        c, layer, norm = base.decoder.config, trainable["layer"], RMSNorm(base.decoder.config.rms_norm_eps)
+        c, layer, norm = (
+            base.decoder.config.plain_layers(),
+            trainable["layer"],
+            RMSNorm(base.decoder.config.rms_norm_eps),
+        )
         embedding = norm.apply({"params": trainable["embedding_norm"]}, base.embed(following))
         x = jnp.concatenate([embedding, norm.apply({"params": layer["attention_norm"]}, state)], axis=-1)
-        attention, angles = {"params": layer["attention"]}, rope_angles(c, positions)
+        attention, angles = {"params": layer["attention"]}, rope_angles(c, positions, long=base.long)
         return Attention(c).apply(attention, divided(x, "batch"), angles, method="queries_keys_values")
 
     def _after(self, trainable: PyTree, base: Base, state: jax.Array, attended: jax.Array) -> jax.Array:
         """The rest of the layer: states [B, R, D] with what they attended to, [B, R, H * Dh]."""
-        c, layer = base.decoder.config, trainable["layer"]
-        attended = Linear(c.hidden_size).apply({"params": layer["attention"]["o"]}, attended)
+        c, layer = base.decoder.config.plain_layers(), trainable["layer"]
+        attended = Linear(c.hidden_size, c.o_bias).apply({"params": layer["attention"]["o"]}, attended)
         state = divided(state + attended, "batch")
         return divided(Layer(c).apply({"params": layer}, state, method="feed"), "batch")
 
@@ -201,7 +208,7 @@ class Eagle(Method):
         """Float32 logits [..., V'] of what follows, from the layer's output [..., D]."""
         x = self._normed(trainable, base, state)
         if self.own_head:
-            return product(x, trainable["lm_head"], preferred_element_type=wide(x))
+            return base.finished(product(x, trainable["lm_head"], preferred_element_type=wide(x)))
         return base.draft_logits(x)
 
     # Training

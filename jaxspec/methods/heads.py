@@ -153,7 +153,7 @@ class HeadMethod(Method, abc.ABC):
         """States [..., M', D] of the heads from `first` on to float32 logits [..., M', V']."""
         heads = slice(first, first + x.shape[-2])
         if self.lm_head == "full":
-            return _projected(x, trainable["lm_head"][heads])
+            return base.finished(_projected(x, trainable["lm_head"][heads]))
         logits = base.draft_logits(x)
         if self.lm_head == "low_rank":
             thin = own_products(x, trainable["down"][heads])
@@ -230,9 +230,9 @@ def _projected(x: jax.Array, kernels: jax.Array) -> jax.Array:
 
 
 def init_layer(key: jax.Array, base: Base) -> PyTree:
-    """A decoder layer like the base's that does nothing yet: what it adds to its input is zero."""
-    c = base.decoder.config
-    x, angles = jnp.zeros((1, 1, c.hidden_size)), jnp.zeros((1, 1, c.head_dim // 2))
+    """A decoder layer that does nothing yet: what it adds to its input is zero. Its shape is that of `plain_layers`."""
+    c = base.decoder.config.plain_layers()
+    x, angles = jnp.zeros((1, 1, c.hidden_size)), jnp.zeros((1, 1, c.rotary_size // 2))
     params = Layer(c).init(key, x, angles, jnp.ones((1, 1, 1, 1), bool))["params"]
     for part, last in (("attention", "o"), ("mlp", "down")):
         params[part][last] = jax.tree.map(jnp.zeros_like, params[part][last])
@@ -247,9 +247,9 @@ def run_layer(
     Returns:
       The rows after it, and their keys and values [B, K, R, Dh].
     """
-    c, (mask, seen) = base.decoder.config, masks_of(context, None)
+    c, (mask, seen) = base.decoder.config.plain_layers(), masks_of(context, None)
     layer = nn.remat(Layer) if base.decoder.remat else Layer
-    args = (rope_angles(c, context.positions), mask, of_layer(context.cache, number), seen)
+    args = (rope_angles(c, context.positions, long=base.long), mask, of_layer(context.cache, number), seen)
     return layer(c).apply({"params": params}, x, *args)
 
 

@@ -23,6 +23,7 @@ from jaxspec.methods.probes import ProbeMethod, init_prefix, mean_normed, prefix
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache
+from jaxspec.model.quantized import dense
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +120,7 @@ class PPD(ProbeMethod):
             "embeddings": lambda: text_states(base, tokens, self.entry).reshape(M, n, -1),
             "weights": lambda: jnp.full((M, n), 1 / n),
             "prefix": lambda: init_prefix(for_prefix, base, M * self.prefix_tokens, self.entry),
-            "head": lambda: base.params["lm_head"],
+            "head": lambda: dense(base.params["lm_head"]),
         }
         trainable = {part: make[part]() for part, used in self._parts().items() if used}
         return jax.tree.map(lambda x: x.astype(wide(x)), trainable)
@@ -167,4 +168,5 @@ class PPD(ProbeMethod):
         hidden = mean_normed(base, exits, weights)
         if self.head == "none":
             return base.draft_logits(hidden)
-        return product(hidden, trainable["head"].astype(hidden.dtype), preferred_element_type=wide(hidden))
+        head = trainable["head"].astype(hidden.dtype)
+        return base.finished(product(hidden, head, preferred_element_type=wide(hidden)))

@@ -44,6 +44,7 @@ from jaxspec.methods.losses import answer_entropy, targets
 from jaxspec.methods.probes import ProbeMethod
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import Corrected, merged, wide
+from jaxspec.model.quantized import is_quantized
 
 _TARGETS = ("qkv", "o", "gate", "up", "down")
 _PAIR = ("gate", "up")  # the base may hold them as one, `gate_up`
@@ -96,6 +97,8 @@ class SPACE(ProbeMethod):
         for_mask, for_lora = jax.random.split(key)
         trainable = {"mask": 0.02 * jax.random.normal(for_mask, (base.decoder.config.hidden_size,))}
         if self.tuning == "full":
+            if any(map(is_quantized, jax.tree.leaves(base.params, is_leaf=is_quantized))):
+                raise UserError("space: a base with weights in few bits cannot be tuned in full; give tuning lora")
             trainable["base"] = jax.tree.map(lambda x: jnp.array(x, wide(x)), base.params)
         if self.tuning == "lora":
             trainable["lora"] = self._corrections(for_lora, base)
@@ -169,7 +172,7 @@ class SPACE(ProbeMethod):
         return dataclasses.replace(super().facts(config), adapter="base" if self.tuning == "full" else "trained")
 
     def finalize(self, trainable: PyTree, base: Base) -> Finalized:
-        """The mask alone, for the base that was tuned with it."""
+        """The mask alone, for the base that was tuned with it; beside quantized kernels its corrections stay."""
         if self.tuning == "none":
             return super().finalize(trainable, base)
         tuned = base.replace(params=merged(self.tuned_base(trainable, base).params))

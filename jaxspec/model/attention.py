@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxspec.config import ModelConfig
 from jaxspec.model.blocks import wide
 from jaxspec.model.cache import Cache
 from jaxspec.model.gpu import either, has_kernels
@@ -29,6 +31,8 @@ class Context:
       prefix: further keys and values, whose positions are their own affair (no window applies), L x [K, P, Dh], the
         same for the whole batch, or [B, K, P, Dh].
       sees_prefix: [1 or B, R, P] bool, which rows see which of them.
+      long: [B] bool, texts that will be longer than the original context, for rotary frequencies that depend on it;
+        None: those whose rows stand beyond it.
     """
 
     positions: jax.Array
@@ -37,6 +41,7 @@ class Context:
     visible: jax.Array | None = None
     prefix: Cache | None = None
     sees_prefix: jax.Array | None = None
+    long: jax.Array | None = None
 
 
 @flax.struct.dataclass
@@ -52,6 +57,28 @@ class Reach:
     positions: jax.Array
     visible: jax.Array
     window: int | None = flax.struct.field(pytree_node=False, default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scoring:
+    """How queries and keys make scores, beyond their scaled product.
+
+    Attributes:
+      scale: scores are multiplied by it; None: Dh ** -0.5.
+      cap: scores s become cap * tanh(s / cap); None: they stay.
+      rotary_factor: what is rotated is multiplied by it.
+      joint: norms of queries and of keys are over all heads together.
+    """
+
+    scale: float | None = None
+    cap: float | None = None
+    rotary_factor: float = 1.0
+    joint: bool = False
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Scoring:
+        """Those of a base."""
+        return cls(config.score_scale, config.score_cap, config.rotary_factor, config.joint_norms)
 
 
 def causal_mask(batch: int, length: int) -> jax.Array:
@@ -78,6 +105,7 @@ def attend(
     cached: tuple[jax.Array, jax.Array] | None = None,
     cached_mask: jax.Array | None = None,
     prefix: tuple[jax.Array, jax.Array] | None = None,
+    how: Scoring = Scoring(),
 ) -> jax.Array:
     """Grouped-query attention over the rows themselves, over the cache and over a prefix, softmaxed together.
 
@@ -93,6 +121,7 @@ def attend(
       cached: keys and values [B, K, S, Dh].
       cached_mask: [B, 1 or R, S] bool.
       prefix: keys and values [K, P, Dh] or [B, K, P, Dh] that stand before every group; P is 0 without.
+      how: scores are made.
 
     Returns:
       [B, R, H, Dh].
@@ -107,15 +136,15 @@ def attend(
             jnp.concatenate([jnp.broadcast_to(x[..., None, :, :], (B, K, G, *x.shape[-2:])).astype(y.dtype), y], axis=3)
             for x, y in zip(prefix, (k, v), strict=True)
         )
-    folded = q.reshape(B, K, G, -1, Dh) * Dh**-0.5
+    folded = q.reshape(B, K, G, -1, Dh) * (Dh**-0.5 if how.scale is None else how.scale)
 
     dot = dict(preferred_element_type=wide(q))
-    scores = jnp.einsum("bkgqd,bkgrd->bkgqr", folded, k, **dot).reshape(B, K, G, -1, r, near)
+    scores = capped(jnp.einsum("bkgqd,bkgrd->bkgqr", folded, k, **dot), how.cap).reshape(B, K, G, -1, r, near)
     scores = jnp.where(mask[:, None, :, None], scores, MASKED)
     top = jnp.max(scores, axis=-1, keepdims=True)
     if cached is not None:
         old = jnp.einsum("bkqd,bksd->bkqs", folded.reshape(B, K, -1, Dh), cached[0], **dot)
-        old = old.reshape(B, K, G, H // K, r, -1)
+        old = capped(old, how.cap).reshape(B, K, G, H // K, r, -1)
         seen = jnp.broadcast_to(cached_mask, (B, R, cached_mask.shape[-1])) if G > 1 else cached_mask
         old = jnp.where(seen.reshape(B, 1, G, 1, -1, seen.shape[-1]), old, MASKED)
         top = jnp.maximum(top, jnp.max(old, axis=-1, keepdims=True))
@@ -133,6 +162,11 @@ def attend(
     return out.transpose(0, 2, 4, 1, 3, 5).reshape(B, R, H, Dh).astype(q.dtype)
 
 
+def capped(x: jax.Array, cap: float | None) -> jax.Array:
+    """Scores or logits within a cap, smoothly; as they are without one."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
 def normalised(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
     """Root-mean-square normalisation of the last dimension, in float32."""
     y = x.astype(wide(x))
@@ -141,23 +175,30 @@ def normalised(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
 
 
 def unpacked(
-    qkv: jax.Array, norms: tuple[jax.Array, ...], angles: jax.Array, epsilon: float
+    qkv: jax.Array, norms: tuple[jax.Array, ...], angles: jax.Array, epsilon: float, how: Scoring = Scoring()
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Rotated queries [B, R, H, Dh], rotated keys and values [B, R, K, Dh].
 
     Args:
       qkv: [B, R, K, H/K + 2, Dh], per key/value head its query heads, its key and its value.
-      norms: scales [Dh] of the norms of queries and of keys; empty without.
-      angles: [B, R, Dh/2].
+      norms: scales [Dh] of the norms of queries and of keys, or [H * Dh] and [K * Dh] of joint ones; empty without.
+      angles: [B, R, Dh/2], or of the first dimensions alone.
       epsilon: of the norms.
+      how: scores are made.
     """
     B, R, K, _, Dh = qkv.shape
     qk = qkv[..., :-1, :]
     if norms:
+        norm = _normalised_jointly if how.joint else normalised
         parts = (qk[..., :-1, :], qk[..., -1:, :])
-        qk = jnp.concatenate([normalised(x, scale, epsilon) for x, scale in zip(parts, norms, strict=True)], axis=-2)
-    qk = rotate(qk.reshape(B, R, -1, Dh), angles).reshape(B, R, K, -1, Dh)
+        qk = jnp.concatenate([norm(x, scale, epsilon) for x, scale in zip(parts, norms, strict=True)], axis=-2)
+    qk = rotate(qk.reshape(B, R, -1, Dh), angles, how.rotary_factor).reshape(B, R, K, -1, Dh)
     return qk[..., :-1, :].reshape(B, R, -1, Dh), qk[..., -1, :], qkv[..., -1, :]
+
+
+def _normalised_jointly(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
+    """`normalised` of all heads [B, R, K, n, Dh] of a row together."""
+    return normalised(x.reshape(*x.shape[:2], -1), scale, epsilon).reshape(x.shape)
 
 
 def attend_packed(
@@ -170,11 +211,13 @@ def attend_packed(
     cached_mask: jax.Array | None = None,
     prefix: tuple[jax.Array, jax.Array] | None = None,
     reach: Reach | None = None,
+    how: Scoring = Scoring(),
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`attend` from queries, keys and values as their product leaves them.
 
     On GPUs that have kernels (see `jaxspec.model.gpu`) one does all of it where few rows of one group see a cache and
-    no prefix: in decoding steps, in drafting and in short chunks of prompts. Training and long chunks keep `attend`.
+    no prefix: in decoding steps, in drafting and in short chunks of prompts. Training and long chunks keep `attend`,
+    and so does every base whose scores are more than scaled products of wholly rotated queries and keys.
 
     Args:
       qkv: as in `unpacked`.
@@ -186,6 +229,7 @@ def attend_packed(
       cached_mask: likewise.
       prefix: likewise.
       reach: what the masks say; without it there is no kernel.
+      how: scores are made.
 
     Returns:
       [B, R, H * Dh], and the rows' rotated keys and their values, [B, K, R, Dh].
@@ -194,8 +238,8 @@ def attend_packed(
     def plain(
         qkv: jax.Array, norms: tuple[jax.Array, ...], angles: jax.Array, _: Reach | None, *context: Any
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        q, k, v = unpacked(qkv, norms, angles, epsilon)
-        return attend(q, k, v, *context).reshape(*q.shape[:2], -1), k.swapaxes(1, 2), v.swapaxes(1, 2)
+        q, k, v = unpacked(qkv, norms, angles, epsilon, how)
+        return attend(q, k, v, *context, how=how).reshape(*q.shape[:2], -1), k.swapaxes(1, 2), v.swapaxes(1, 2)
 
     def kernel(
         qkv: jax.Array, norms: tuple[jax.Array, ...], angles: jax.Array, reach: Reach, *context: Any
@@ -204,7 +248,9 @@ def attend_packed(
         return attend_step(qkv, norms, angles, *context[:2], *seen, epsilon)
 
     operands = (qkv, norms, angles, reach, mask, cached, cached_mask, prefix)
-    return either(kernel, plain, *operands) if _has_kernel(qkv, mask, cached, prefix, reach) else plain(*operands)
+    simple = how == Scoring() and 2 * angles.shape[-1] == qkv.shape[-1]
+    has_kernel = simple and _has_kernel(qkv, mask, cached, prefix, reach)
+    return either(kernel, plain, *operands) if has_kernel else plain(*operands)
 
 
 def _has_kernel(

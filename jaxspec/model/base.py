@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.model.attention import Context
-from jaxspec.model.blocks import columns, product, wide
+from jaxspec.model.blocks import fewer_columns, product, wide
 from jaxspec.model.cache import Cache
-from jaxspec.model.decoder import Decoder, Skip
+from jaxspec.model.decoder import Decoder, Skip, finished
+from jaxspec.model.quantized import Quantized
 
 
 @flax.struct.dataclass
@@ -18,11 +19,11 @@ class DraftVocabulary:
 
     Attributes:
       ids: [V'] int32.
-      columns: [D, V'], their part of the vocabulary projection.
+      columns: [D, V'], their part of the vocabulary projection, quantized where that is.
     """
 
     ids: jax.Array
-    columns: jax.Array
+    columns: jax.Array | Quantized
 
 
 @flax.struct.dataclass
@@ -33,11 +34,14 @@ class Base:
       params: the frozen parameters.
       decoder: the Flax module (static).
       draft_vocabulary: what may be drafted; None: every token. The base's own logits never depend on it.
+      long: [B] bool, texts of the batch that will be longer than the original context; None unless frequencies depend
+        on it (`longrope`).
     """
 
     params: dict
     decoder: Decoder = flax.struct.field(pytree_node=False)
     draft_vocabulary: DraftVocabulary | None = None
+    long: jax.Array | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -69,7 +73,19 @@ class Base:
         self, x: jax.Array, context: Context, layers: tuple[int, int] | None = None, skip: Skip = Skip()
     ) -> tuple[jax.Array, Cache]:
         """Run rows through layers; see `Decoder.rows`. Keys and values of padding may follow those of the rows."""
+        if context.long is None and self.long is not None:
+            context = context.replace(long=self.long)
         return self.decoder.apply({"params": self.params}, x, context, layers, skip, method="rows")
+
+    def for_texts(self, lengths: jax.Array) -> Base:
+        """This base for a batch of texts that will be so long, prompt and answer together: lengths [B] int32.
+
+        Where rotary frequencies depend on it, they are chosen once per text: those of keys in a cache cannot change.
+        """
+        scaling = self.decoder.config.rope_scaling
+        if scaling is None or scaling.kind != "longrope":
+            return self
+        return self.replace(long=lengths > scaling.original_max_positions)
 
     def normed(self, x: jax.Array) -> jax.Array:
         """Hidden states after the final norm, [..., D]."""
@@ -91,7 +107,16 @@ class Base:
         """Normalised hidden states [..., D] to float32 logits of the tokens that may be drafted, [..., V']."""
         if self.draft_vocabulary is None:
             return self.project(x)
-        return product(x.astype(self.dtype), self.draft_vocabulary.columns, preferred_element_type=wide(x))
+        return self.finished(self.draft_products(x))
+
+    def draft_products(self, x: jax.Array) -> jax.Array:
+        """The same before logits are scaled and capped."""
+        kernel = self.params["lm_head"] if self.draft_vocabulary is None else self.draft_vocabulary.columns
+        return product(x.astype(self.dtype), kernel, preferred_element_type=wide(x))
+
+    def finished(self, logits: jax.Array) -> jax.Array:
+        """Products with a vocabulary projection as logits: scaled and capped as the base's own are."""
+        return finished(self.decoder.config, logits)
 
     def draft_part(self, x: jax.Array) -> jax.Array:
         """The part for tokens that may be drafted: [..., V] to [..., V']."""
@@ -116,6 +141,6 @@ class Base:
 
 
 @jax.jit
-def _projection(lm_head: jax.Array, ids: jax.Array) -> jax.Array:
+def _projection(lm_head: jax.Array | Quantized, ids: jax.Array) -> jax.Array | Quantized:
     """The columns [D, V'] of some tokens [V']."""
-    return columns(lm_head, ids).T
+    return fewer_columns(lm_head, ids)

@@ -24,6 +24,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.model.quantized import Quantized, is_quantized
+from jaxspec.model.small_products import small_products
+
 _MANY_ROWS = 128  # with more, even making a plain kernel costs less than it saves
 _GPUS = ("gpu", "cuda", "rocm")
 _TILE = 8  # rows that tensor cores multiply at once
@@ -51,7 +54,7 @@ class Corrected:
       up: [r, out].
     """
 
-    kernel: jax.Array
+    kernel: jax.Array | Quantized
     down: jax.Array
     up: jax.Array
 
@@ -62,22 +65,27 @@ class Corrected:
 
 
 def merged(params: Any) -> Any:
-    """A parameter tree with every correction added to its kernel."""
+    """A parameter tree with every correction added to its kernel; over a quantized one it stays beside it."""
 
     def is_corrected(leaf: Any) -> bool:
         return isinstance(leaf, Corrected)
 
-    return jax.tree.map(lambda x: x.merged() if is_corrected(x) else x, params, is_leaf=is_corrected)
+    def sum_of(leaf: Any) -> Any:
+        return leaf.merged() if is_corrected(leaf) and not is_quantized(leaf.kernel) else leaf
+
+    return jax.tree.map(sum_of, params, is_leaf=is_corrected)
 
 
-def product(x: jax.Array, kernel: jax.Array | Corrected, **options: Any) -> jax.Array:
-    """x [..., in] times a kernel, [in, out], in blocks [out / n, in, n] or corrected: [..., out].
+def product(x: jax.Array, kernel: jax.Array | Quantized | Corrected, **options: Any) -> jax.Array:
+    """x [..., in] times a kernel, [in, out], in blocks [out / n, in, n], quantized or corrected: [..., out].
 
     Rows in float32 are multiplied with a kernel in bfloat16 as exactly as with one in float32.
     """
     if isinstance(kernel, Corrected):
         down, up = kernel.down.astype(x.dtype), kernel.up.astype(x.dtype)
         return product(x, kernel.kernel, **options) + (x @ down) @ up
+    if is_quantized(kernel):
+        return products(x, jax.tree.map(lambda leaf: leaf[None], kernel), **options)[0]
     if (x.dtype, kernel.dtype) == (jnp.float32, jnp.bfloat16):
         high, middle, low = product(_in_terms(x), kernel, preferred_element_type=jnp.float32)
         return high + (middle + low)
@@ -90,12 +98,18 @@ def product(x: jax.Array, kernel: jax.Array | Corrected, **options: Any) -> jax.
     return _tiled(multiply, x.reshape(rows, x.shape[-1]), kernel).reshape(*x.shape[:-1], -1)
 
 
-def products(x: jax.Array, kernel: jax.Array | Corrected, **options: Any) -> jax.Array:
-    """x [..., in] times kernels side by side, [C, in, out] or corrected: [C, ..., out], each as `product` has it."""
+def products(x: jax.Array, kernel: jax.Array | Quantized | Corrected, **options: Any) -> jax.Array:
+    """x [..., in] times kernels side by side, [C, in, out], quantized or corrected: [C, ..., out].
+
+    Each is as `product` has it.
+    """
     if isinstance(kernel, Corrected):
         down, up = kernel.down.astype(x.dtype), kernel.up.astype(x.dtype)
         y, thin = products(x, kernel.kernel, **options), products(x, down)
         return y + (thin.reshape(len(thin), -1, thin.shape[-1]) @ up).reshape(y.shape)
+    if is_quantized(kernel):
+        multiply = functools.partial(small_products, dtype=options.get("preferred_element_type", x.dtype))
+        return _tiled(multiply, x.reshape(-1, x.shape[-1]), kernel).reshape(kernel.shape[0], *x.shape[:-1], -1)
     if (x.dtype, kernel.dtype) == (jnp.float32, jnp.bfloat16):
         high, middle, low = products(_in_terms(x), kernel, preferred_element_type=jnp.float32).swapaxes(0, 1)
         return high + (middle + low)
@@ -123,13 +137,13 @@ def _each(rows: jax.Array, kernels: jax.Array, **options: Any) -> jax.Array:
     return lax.dot_general(everywhere, kernels, (((2,), (1,)), ((0,), (0,))), **options)
 
 
-def _tiled(multiply: Callable[..., jax.Array], rows: jax.Array, kernel: jax.Array) -> jax.Array:
+def _tiled(multiply: Callable[..., jax.Array], rows: jax.Array, kernel: jax.Array | Quantized) -> jax.Array:
     """The product [..., R, out] of rows [..., R, in] and a kernel; on GPUs of a tile of rows at least."""
     count = rows.shape[-2]
     if count >= _TILE:
         return multiply(rows, kernel)
 
-    def padded(rows: jax.Array, kernel: jax.Array) -> jax.Array:
+    def padded(rows: jax.Array, kernel: jax.Array | Quantized) -> jax.Array:
         spare = [(0, _TILE - count if axis == rows.ndim - 2 else 0) for axis in range(rows.ndim)]
         return multiply(jnp.pad(rows, spare), kernel)[..., :count, :]
 
@@ -154,9 +168,17 @@ def wide(x: jax.Array) -> jnp.dtype:
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def columns(kernel: jax.Array, index: jax.Array) -> jax.Array:
-    """Some columns of a kernel in either layout: index [...] to [..., in]."""
+def columns(kernel: jax.Array | Quantized, index: jax.Array) -> jax.Array:
+    """Some columns of a kernel in either layout, or quantized: index [...] to [..., in]."""
+    if is_quantized(kernel):
+        taken = kernel.take(index.reshape(-1)).dense(kernel.dtype)
+        return taken.T.reshape(*index.shape, -1)
     if kernel.ndim == 2:
         return jnp.moveaxis(jnp.take(kernel, index, axis=1), 0, -1)
     block, column = jnp.divmod(index, kernel.shape[-1])
     return kernel[block, :, column]
+
+
+def fewer_columns(kernel: jax.Array | Quantized, ids: jax.Array) -> jax.Array | Quantized:
+    """A kernel [in, n] of some columns [n] of another one, quantized where that is."""
+    return kernel.take(ids) if is_quantized(kernel) else columns(kernel, ids).T

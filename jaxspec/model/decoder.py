@@ -17,7 +17,9 @@ import jax.numpy as jnp
 from jaxspec.config import ModelConfig
 from jaxspec.model.attention import (
     Context,
+    Scoring,
     attend_packed,
+    capped,
     causal_context,
     masks_of,
     normalised,
@@ -45,6 +47,13 @@ class Skip:
     mlp: tuple[int, ...] = ()
 
 
+_ACTIVATIONS = {
+    "silu": nn.silu,
+    "gelu": functools.partial(nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(nn.gelu, approximate=True),
+}
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square normalisation, in float32."""
 
@@ -54,6 +63,26 @@ class RMSNorm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
         return normalised(x, scale, self.epsilon)
+
+
+class LayerNorm(nn.Module):
+    """Normalisation to mean 0 and variance 1, in float32."""
+
+    epsilon: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        y = x.astype(wide(x))
+        y = y - jnp.mean(y, axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.epsilon)
+        return (y * scale + bias).astype(x.dtype)
+
+
+def norm_of(config: ModelConfig) -> nn.Module:
+    """A norm of the base's kind."""
+    return (RMSNorm if config.norm == "rms" else LayerNorm)(config.rms_norm_eps)
 
 
 class Scale(nn.Module):
@@ -97,78 +126,124 @@ class Attention(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.qkv = Linear((c.num_heads + 2 * c.num_kv_heads) * c.head_dim, c.qkv_bias)
-        self.o = Linear(c.hidden_size)
-        if c.head_norms:
-            self.q_norm, self.k_norm = Scale(c.head_dim), Scale(c.head_dim)
+        self.o = Linear(c.hidden_size, c.o_bias)
+        if c.head_norms or c.joint_norms:
+            heads, kv_heads = (c.num_heads, c.num_kv_heads) if c.joint_norms else (1, 1)
+            self.q_norm, self.k_norm = Scale(heads * c.head_dim), Scale(kv_heads * c.head_dim)
 
     def queries_keys_values(self, x: jax.Array, angles: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Normalised states [B, R, D] to rotated queries [B, R, H, Dh], rotated keys and values [B, R, K, Dh]."""
-        return unpacked(*self._packed(x), angles, self.config.rms_norm_eps)
+        return unpacked(*self._packed(x), angles, self.config.rms_norm_eps, Scoring.of(self.config))
 
     def __call__(
         self, x: jax.Array, angles: jax.Array, *context: tuple | jax.Array | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        out, k, v = attend_packed(*self._packed(x), angles, self.config.rms_norm_eps, *context)
+        how = Scoring.of(self.config)
+        out, k, v = attend_packed(*self._packed(x), angles, self.config.rms_norm_eps, *context, how=how)
         return self.o(out), (k, v)
 
     def _packed(self, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """[B, R, K, H/K + 2, Dh], and the scales of the norms of queries and keys."""
-        K, Dh = self.config.num_kv_heads, self.config.head_dim
+        c = self.config
         qkv = usual_on_tpu(self.qkv(x))  # or the kernel would be copied into another layout
-        return qkv.reshape(*x.shape[:2], K, -1, Dh), (self.q_norm(), self.k_norm()) if self.config.head_norms else ()
+        norms = (self.q_norm(), self.k_norm()) if c.head_norms or c.joint_norms else ()
+        return qkv.reshape(*x.shape[:2], c.num_kv_heads, -1, c.head_dim), norms
 
 
 class LinearPair(nn.Module):
     """Two linear maps of the same rows in one product: kernel [2, in, out]."""
 
     features: int
+    use_bias: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., in] to [2, ..., out]."""
-        return products(x, held(self, "kernel", (2, x.shape[-1], self.features)))
+        y = products(x, held(self, "kernel", (2, x.shape[-1], self.features)))
+        if not self.use_bias:
+            return y
+        bias = self.param("bias", nn.initializers.zeros, (2, self.features))
+        return y + bias.reshape(2, *[1] * (x.ndim - 1), -1)
 
 
 class MLP(nn.Module):
-    """The gated feed-forward block: two products, or one where the parameters hold `gate_up` (see `holds_pairs`)."""
+    """The feed-forward block: with a gate two products, or one where the parameters hold `gate_up` (see `holds_pairs`).
+
+    Without a gate it is one product before the activation.
+    """
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        width = self.config.intermediate_size
+        c, activation = self.config, _ACTIVATIONS[self.config.activation]
+        width, bias = c.intermediate_size, c.mlp_bias
         if self.has_variable("params", "gate_up"):
-            gate, up = LinearPair(width, name="gate_up")(x)
+            gate, up = LinearPair(width, bias, name="gate_up")(x)
+        elif c.gated:
+            gate, up = (Linear(width, bias, name=name)(x) for name in ("gate", "up"))
         else:
-            gate, up = (Linear(width, name=name)(x) for name in ("gate", "up"))
-        return Linear(self.config.hidden_size, name="down")(nn.silu(gate) * up)
+            return Linear(c.hidden_size, bias, name="down")(activation(Linear(width, bias, name="up")(x)))
+        return Linear(c.hidden_size, bias, name="down")(activation(gate) * up)
 
 
 class Layer(nn.Module):
-    """One decoder layer: attention and MLP, each normalised before and added back."""
+    """One decoder layer: attention and MLP, each normalised before, after or around, and added to the rows."""
 
     config: ModelConfig
 
     def setup(self) -> None:
-        self.attention_norm, self.mlp_norm = (RMSNorm(self.config.rms_norm_eps) for _ in range(2))
-        self.attention, self.mlp = Attention(self.config), MLP(self.config)
+        c = self.config
+        self.attention, self.mlp = Attention(c), MLP(c)
+        if c.norms != "after":
+            self.attention_norm = norm_of(c)
+        if c.norms != "after" and not c.shared_norm:
+            self.mlp_norm = norm_of(c)
+        if c.norms != "before":
+            self.attention_out_norm, self.mlp_out_norm = norm_of(c), norm_of(c)
 
     def attend(
         self, x: jax.Array, angles: jax.Array, *context: tuple | jax.Array | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """The first half; with the rows' keys and values."""
-        y, kv = self.attention(self.attention_norm(x), angles, *context)
+        y, kv = self._attended(x, angles, *context)
         return x + y, kv
 
     def feed(self, x: jax.Array) -> jax.Array:
         """The second half."""
-        return x + self.mlp(self.mlp_norm(x))
+        return x + self._fed(x)
 
     def __call__(
         self, x: jax.Array, angles: jax.Array, *context: tuple | jax.Array | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        x, kv = self.attend(x, angles, *context)
-        return self.feed(x), kv
+        y, kv = self._attended(x, angles, *context)
+        return (x + (self._fed(x) + y) if self.config.parallel else self.feed(x + y)), kv
+
+    def _attended(
+        self, x: jax.Array, angles: jax.Array, *context: tuple | jax.Array | None
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """What attention adds to the rows."""
+        c = self.config
+        y, kv = self.attention(x if c.norms == "after" else self.attention_norm(x), angles, *context)
+        return scaled(y if c.norms == "before" else self.attention_out_norm(y), c.residual_scale), kv
+
+    def _fed(self, x: jax.Array) -> jax.Array:
+        """What the MLP adds to the rows."""
+        c = self.config
+        if c.norms != "after":
+            x = self.attention_norm(x) if c.shared_norm else self.mlp_norm(x)
+        y = self.mlp(x)
+        return scaled(y if c.norms == "before" else self.mlp_out_norm(y), c.residual_scale)
+
+
+def finished(config: ModelConfig, logits: jax.Array) -> jax.Array:
+    """Logits [..., V] as products with a vocabulary projection leave them, scaled and capped as the base has it."""
+    return capped(scaled(logits, config.logit_scale), config.logit_cap)
+
+
+def scaled(x: jax.Array, scale: float) -> jax.Array:
+    """Rows times a constant in their own dtype; as they are where it is 1."""
+    return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
 
 
 class Decoder(nn.Module):
@@ -190,7 +265,7 @@ class Decoder(nn.Module):
         c = self.config
         layer = nn.remat(Layer) if self.remat else nn.jit(Layer)  # alike layers are traced and lowered once
         self.layers = [layer(c) for _ in range(c.num_layers)]
-        self.norm = RMSNorm(c.rms_norm_eps)
+        self.norm = norm_of(c)
         self.lm_head = held(self, "lm_head", (c.hidden_size, c.vocab_size))
         if not c.tie_embeddings:
             self.embedding = self.param("embedding", nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size))
@@ -201,8 +276,9 @@ class Decoder(nn.Module):
         Tied models keep the one matrix as [D, V], the layout the vocabulary projection wants: gathering a
         few columns costs microseconds, a projection through [V, D] milliseconds.
         """
-        x = columns(self.lm_head, tokens) if self.config.tie_embeddings else self.embedding[tokens]
-        return x.astype(jnp.float32) if self.exact else x
+        c = self.config
+        x = columns(self.lm_head, tokens) if c.tie_embeddings else self.embedding[tokens]
+        return scaled(x.astype(jnp.float32) if self.exact else x, c.embedding_scale)
 
     def rows(
         self, x: jax.Array, context: Context, layers: tuple[int, int] | None = None, skip: Skip = Skip()
@@ -225,15 +301,17 @@ class Decoder(nn.Module):
         mask = context.mask
         assert mask.ndim == 4 and mask.shape[1] * mask.shape[2] == x.shape[1], (mask.shape, x.shape)
         first, last = layers or (0, self.config.num_layers)
-        angles = rope_angles(self.config, context.positions)
-        keys, values, masks = [], [], {}
+        keys, values, masks, angles = [], [], {}, {}
         for i in range(first, last):
             window = self.config.window(i)
+            local = self.config.local_rope_theta is not None and window is not None
             if window not in masks:
                 masks[window] = masks_of(context, window)
+            if local not in angles:
+                angles[local] = rope_angles(self.config, context.positions, local, context.long)
             row_mask, cache_mask = masks[window]
             cached, prefix = of_layer(context.cache, i), of_layer(context.prefix, i)
-            seen = (angles, row_mask, cached, cache_mask, prefix, reach_of(context, window))
+            seen = (angles[local], row_mask, cached, cache_mask, prefix, reach_of(context, window))
             layer, k, v = self.layers[i], None, None
             x = divided(x, "batch")
             if i not in (*skip.attention, *skip.mlp):
@@ -252,7 +330,7 @@ class Decoder(nn.Module):
 
     def project(self, x: jax.Array) -> jax.Array:
         """Normalised hidden states [..., D] to logits [..., V] in float32."""
-        return product(x, self.lm_head, preferred_element_type=wide(x))
+        return finished(self.config, product(x, self.lm_head, preferred_element_type=wide(x)))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Logits [B, T, V] of whole sequences [B, T] without a cache: the plain forward pass."""

@@ -113,6 +113,7 @@ def dimensions(path: str, shape: Sequence[int], whole: bool = False) -> list[str
 
     With `whole` it is not divided over `fsdp` (ZeRO-2).
     """
+    path = path.removesuffix("/values").removesuffix("/scales").removesuffix("/minima")  # of a quantized kernel
     name = next((end for end in DIMENSIONS if f"/{path}".endswith(f"/{end}")), None)
     names: list[str | None] = [None] * len(shape)
     if name:

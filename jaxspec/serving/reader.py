@@ -33,17 +33,18 @@ class Prefixes:
     def __init__(self, count: int, width: int):
         self.count, self.width = count, width
         self._prompts: deque[Sequence[int]] = deque(maxlen=_RECENT)
-        self._readings: dict[tuple[int, ...], Reading] = {}  # by their tokens, the most recently used last
+        # by their tokens and whether these are of long texts (see `Base.for_texts`), the most recently used last
+        self._readings: dict[tuple[tuple[int, ...], bool], Reading] = {}
 
-    def find(self, ids: Sequence[int]) -> tuple[int, Reading | None]:
+    def find(self, ids: Sequence[int], long: bool = False) -> tuple[int, Reading | None]:
         """The length of the longest stored prefix of a prompt, and a copy of its reading; 0 and None without one."""
-        shorter = (prefix for prefix in self._readings if len(prefix) < len(ids))
+        shorter = (prefix for prefix, of_long in self._readings if of_long == long and len(prefix) < len(ids))
         matches = [prefix for prefix in shorter if prefix == tuple(ids[: len(prefix)])]
         if not matches:
             return 0, None
-        longest = max(matches, key=len)
+        longest = (max(matches, key=len), long)
         self._readings[longest] = self._readings.pop(longest)
-        return len(longest), jax.tree.map(jnp.copy, self._readings[longest])
+        return len(longest[0]), jax.tree.map(jnp.copy, self._readings[longest])
 
     def shared(self, ids: Sequence[int]) -> int:
         """Number of tokens, in whole chunks, that a prompt shares with a recent one. Adds it to the recent prompts."""
@@ -51,13 +52,14 @@ class Prefixes:
         self._prompts.append(ids)
         return min(most, len(ids) - 1) // self.width * self.width
 
-    def keep(self, ids: Sequence[int], reading: Reading) -> None:
+    def keep(self, ids: Sequence[int], reading: Reading, long: bool = False) -> None:
         """Store a copy of the reading of these tokens, in place of the least recently used one."""
-        if not self.count or tuple(ids) in self._readings:
+        key = tuple(ids), long
+        if not self.count or key in self._readings:
             return
         while len(self._readings) >= self.count:
             del self._readings[next(iter(self._readings))]
-        self._readings[tuple(ids)] = jax.tree.map(jnp.copy, reading)
+        self._readings[key] = jax.tree.map(jnp.copy, reading)
 
 
 def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
@@ -82,11 +84,14 @@ class PromptReader:
     def __init__(
         self, base: Base, decoding: Decoding, request: Request, capacity: int, best: int | None, prefixes: Prefixes
     ):
-        self._base, self._decoding, self._request, self._capacity, self._best = base, decoding, request, capacity, best
+        length = np.array([len(request.ids) + request.max_new_tokens], np.int32)
+        self._base, self._decoding = base.for_texts(length), decoding.replace(base=decoding.base.for_texts(length))
+        self._request, self._capacity, self._best = request, capacity, best
         self._seeds = np.array([request.seed % 2**32], np.uint32)
         self._prefixes, self._shared = prefixes, prefixes.shared(request.ids)
         # A stored reading has no log-probabilities.
-        self._next, self._reading = (0, None) if request.prompt_logprobs else prefixes.find(request.ids)
+        self._long = self._base.long is not None and bool(self._base.long[0])
+        self._next, self._reading = (0, None) if request.prompt_logprobs else prefixes.find(request.ids, self._long)
         self.scores: list[Scores] = []
 
     @property
@@ -101,7 +106,7 @@ class PromptReader:
         chunk = (*pad_tokens([ids[begin : self._next]], W), self._seeds)
         self._reading = read(self._base, self._decoding, self._reading, *chunk, capacity=self._capacity)
         if self._next == self._shared:
-            self._prefixes.keep(ids[: self._next], self._reading)
+            self._prefixes.keep(ids[: self._next], self._reading, self._long)
         if self._request.prompt_logprobs:
             following = ids[begin + 1 : begin + W + 1]
             scores = _scores(self._base, self._reading.last, pad_tokens([following], W)[0], best=self._best)

@@ -54,11 +54,15 @@ class AnsweredPrompt:
 
 
 def cache_file(model: Model, data: DataConfig, limit: int) -> Path:
-    """The cache file of the base's answers of at most `limit` tokens: one per base, prompts and settings of answers."""
+    """The cache file of the base's answers of at most `limit` tokens.
+
+    There is one per base and form of its weights, prompts and settings of answers.
+    """
     keys = [_key(source, data, limit) for source in data.text_sources]
     shares = repr([(key, float(source.weight)) for key, source in zip(keys, data.text_sources, strict=True)])
     key = keys[0] if len(keys) == 1 else _digest(shares.encode())
-    return Path(data.cache) / f"{model.fingerprint}-{key}.jsonl"
+    base = "-".join(filter(None, (model.fingerprint, model.weights)))  # in few bits it answers otherwise
+    return Path(data.cache) / f"{base}-{key}.jsonl"
 
 
 def _key(source: TextSource, data: DataConfig, limit: int) -> str:

@@ -51,7 +51,7 @@ def identify(config: RunConfig, model: Model) -> dict[str, Any]:
         part[name] = display_name(part[name])
     limits = (data.held_out_tokens, data.max_answer_tokens)
     answers = [cache_file(model, data, limit).stem for limit in limits]
-    run |= {"fingerprint": model.fingerprint, "answers": answers, "order": ORDER, "dtype": str(model.dtype)}
+    run |= {"fingerprint": model.fingerprint, "answers": answers, "order": ORDER, "dtype": model.precision}
     return json.loads(json.dumps(run))
 
 

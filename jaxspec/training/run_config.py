@@ -254,7 +254,8 @@ def check_same_run(held: dict[str, Any], run: dict[str, Any], folder: Path) -> N
             )
         raise UserError(f"{folder} holds a run with other settings ({'; '.join(words)}); give another --output")
     if held["dtype"] != run["dtype"]:
+        options = "--dtype " + held["dtype"].replace(" ", " --weights ")
         raise UserError(
-            f"{folder} holds a run over a base in {held['dtype']}, not {run['dtype']}; resume it with --dtype "
-            f"{held['dtype']} or give another --output"
+            f"{folder} holds a run over a base in {held['dtype']}, not {run['dtype']}; resume it with {options} "
+            "or give another --output"
         )

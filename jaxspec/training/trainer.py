@@ -279,6 +279,7 @@ class Trainer:
         }
         return row, {
             "base": run["model"],
+            **({"weights": self.model.weights} if self.model.weights else {}),
             "tree": plan_to_json(plan),
             "tokens_per_step": row["tokens_per_step"],
             "draft_vocabulary": self.config.draft_vocabulary,

@@ -29,10 +29,10 @@ def tune_layouts(model: Model) -> None:
 
     Raises UserError where the user's cache cannot be written.
     """
-    if not model.on_one_cpu:
+    shapes, found = kernels_by_shape(model.params), {}
+    if not model.on_one_cpu or not shapes:  # quantized kernels have one layout
         return
     writable(layouts.FILE.parent)
-    shapes, found = kernels_by_shape(model.params), {}
     with Progress("layouts", len(shapes), "shapes") as progress:
         for number, (shape, kernels) in enumerate(shapes.items(), 1):
             found[shape] = fastest(measure_products(list(kernels.values()), model.base.dtype), shape)

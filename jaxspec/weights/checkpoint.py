@@ -18,9 +18,11 @@ from jaxspec.files import read_json
 from jaxspec.model.decoder import abstract_params
 from jaxspec.parallel.processes import is_leader
 from jaxspec.parallel.sharding import placed, put_beside
-from jaxspec.weights.hf import parse_config, write_config
+from jaxspec.weights.families import parse_config
+from jaxspec.weights.hf import write_config
 from jaxspec.weights.params import params_fingerprint
 from jaxspec.weights.parts import as_held, with_split_gates
+from jaxspec.weights.quantizing import small_tree
 
 _PARAMS = "params"
 _FINGERPRINT = "jaxspec_fingerprint"  # of the parameters as written: other dtypes may round to another one
@@ -43,10 +45,12 @@ def save_checkpoint(folder: Path, config: ModelConfig, params: dict, eos: tuple[
         write_config(folder, config, eos, **{_FINGERPRINT: fingerprint})
 
 
-def load_checkpoint(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:
+def load_checkpoint(
+    folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None, form: str = ""
+) -> tuple[ModelConfig, dict, str]:
     """Config, parameters and fingerprint of a checkpoint, on whatever devices it was written.
 
-    For `dtype` and `mesh` see `load_params`.
+    For `dtype`, `mesh` and `form` see `load_params`; here the floats are all read before they are quantized.
 
     Raises:
       UserError: a file is missing or damaged, or the parameters do not match the config.
@@ -65,4 +69,5 @@ def load_checkpoint(folder: Path, dtype: jnp.dtype, mesh: Mesh | None = None) ->
     except Exception as error:  # Orbax raises many kinds
         raise UserError(f"{folder / _PARAMS}: not a checkpoint of these shapes ({first_line(error)})") from None
     params = jax.tree.map(jnp.asarray, params)
-    return config, put_beside(params, as_held(params)), content[_FINGERPRINT]
+    held = small_tree(as_held(params), form, str(folder))
+    return config, put_beside(params, held), content[_FINGERPRINT]

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from gguf import dequantize
+from gguf import GGMLQuantizationType, ReaderTensor, dequantize
 from jax.sharding import Mesh
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from jaxspec.config import ModelConfig, RopeScaling
 from jaxspec.errors import UserError
+from jaxspec.model.quantized import Quantized
 from jaxspec.model.rope import llama3_frequencies
+from jaxspec.weights.gguf_families import NAMES, family_fields
 from jaxspec.weights.gguf_parts import read_parts
 from jaxspec.weights.params import GGUF_NAMES, load_params
+from jaxspec.weights.quantizing import keeps
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types of the format
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
 _DIVISORS = "rope_freqs.weight"
 _DIGIT_TRIPLES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -72,14 +75,15 @@ class GGUFFile:
         if layers > len(names):
             raise UserError(f"{self.path}: {self.architecture}.block_count is {layers}, of {len(names)} tensors")
         theta = float(self._of_model("rope.freq_base", 10000.0))
-        return ModelConfig(
+        head_dim = self._count("attention.key_length", hidden // heads)
+        fields = dict(
             vocab_size=len(self._required("tokenizer.ggml.tokens")),
             hidden_size=hidden,
             intermediate_size=mlp,
             num_layers=layers,
             num_heads=heads,
             num_kv_heads=self._count("attention.head_count_kv", heads),
-            head_dim=self._count("attention.key_length", hidden // heads),
+            head_dim=head_dim,
             max_positions=longest,
             rope_theta=theta,
             rope_scaling=self._rope_scaling(theta),
@@ -89,6 +93,7 @@ class GGUFFile:
             head_norms="blk.0.attn_q_norm.weight" in names,
             sliding_window=self._of_model("attention.sliding_window") or None,
         )
+        return ModelConfig(**fields | family_fields(self.architecture, self._of_model, head_dim))
 
     def _rope_scaling(self, theta: float) -> RopeScaling | None:
         divisors = next((tensor.data for tensor in self._stored if tensor.name == _DIVISORS), None)
@@ -105,7 +110,6 @@ class GGUFFile:
         return RopeScaling("linear", factor) if kind == "linear" and factor not in (0.0, 1.0) else None
 
     def _tensors(self, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
-        permuted = {".attn_q.": config.num_heads, ".attn_k.": config.num_kv_heads}
         for tensor in self._stored:
             if tensor.name == _DIVISORS:
                 continue
@@ -115,15 +119,27 @@ class GGUFFile:
                 kind = tensor.tensor_type.name
                 raise UserError(f"{self.path}: tensor {tensor.name!r}: quantization {kind} is not supported") from None
             array = array.reshape(tuple(int(n) for n in tensor.shape[::-1]))
-            for part, heads in permuted.items():
-                if self.architecture == "llama" and part in tensor.name:
-                    array = _unpermute(array, heads)
-            yield tensor.name, array
+            yield tensor.name, self._as_halves(array, tensor.name, config)
 
-    def load(self, dtype: jnp.dtype, mesh: Mesh | None = None) -> tuple[ModelConfig, dict, str]:
-        """Config, parameters and fingerprint; weights are dequantized tensor by tensor."""
-        config = self.config()
-        params, fingerprint = load_params(config, self._tensors(config), GGUF_NAMES, dtype, str(self.path), mesh)
+    def _as_halves(self, array: np.ndarray, name: str, config: ModelConfig) -> np.ndarray:
+        """A tensor [out, ...] whose rotated heads, where it has any, are two halves each."""
+        permuted = {".attn_q.": config.num_heads, ".attn_k.": config.num_kv_heads}
+        heads = next((heads for part, heads in permuted.items() if part in name), 0)
+        return _unpermute(array, heads) if heads and self.architecture == "llama" else array
+
+    def load(self, dtype: jnp.dtype, mesh: Mesh | None = None, form: str = "") -> tuple[ModelConfig, dict, str]:
+        """Config, parameters and fingerprint; weights are dequantized tensor by tensor.
+
+        With a `form`, see `load_params`, tensors of as many bits keep the numbers and groups that the file holds.
+        """
+        config, stored = self.config(), {tensor.name: tensor for tensor in self._stored}
+
+        def own(name: str) -> Quantized | None:
+            kernel = _own_groups(stored[name], lambda x: self._as_halves(x, name, config), dtype) if form else None
+            return kernel if kernel is not None and keeps(kernel, form) else None
+
+        names, where = NAMES.get(self.architecture, GGUF_NAMES), str(self.path)
+        params, fingerprint = load_params(config, self._tensors(config), names, dtype, where, mesh, form, own)
         return config, params, fingerprint
 
     def eos_tokens(self) -> tuple[int, ...]:
@@ -212,3 +228,29 @@ def _unpermute(array: np.ndarray, heads: int) -> np.ndarray:
     """Reorder rows of q and k from GGUF's interleaved pairs, of the llama architecture, to two halves per head."""
     shape = array.shape
     return array.reshape(heads, -1, 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+
+
+_GROUP = 32  # weights of a block, in all formats here
+_BLOCKS = {  # float16 numbers, the scale and perhaps a minimum, then whole numbers, two in a byte where uint8
+    GGMLQuantizationType.Q4_0: (1, np.uint8),
+    GGMLQuantizationType.Q4_1: (2, np.uint8),
+    GGMLQuantizationType.Q8_0: (1, np.int8),
+}
+
+
+def _own_groups(
+    tensor: ReaderTensor, ordered: Callable[[np.ndarray], np.ndarray], dtype: jnp.dtype
+) -> Quantized | None:
+    """A tensor [out, in] as the file holds it, [in, out]; None for other formats, and for vectors.
+
+    `ordered` puts its rows in order.
+    """
+    if tensor.tensor_type not in _BLOCKS or len(tensor.shape) != 2:
+        return None
+    count, kind = _BLOCKS[tensor.tensor_type]
+    columns, rows = int(tensor.shape[1]), int(tensor.shape[0])
+    blocks = ordered(tensor.data.reshape(columns, rows // _GROUP, -1))  # [out, G, bytes]
+    factors = np.ascontiguousarray(blocks[..., : 2 * count]).view(np.float16)  # [out, G, 1 or 2]
+    numbers = np.ascontiguousarray(blocks[..., 2 * count :]).view(kind).reshape(columns, -1)
+    values, scales, *minima = (np.ascontiguousarray(x.T) for x in (numbers, *np.moveaxis(factors, -1, 0)))
+    return Quantized(values, scales, *minima, kind=jnp.dtype(dtype).name)

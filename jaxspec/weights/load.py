@@ -21,12 +21,15 @@ from jaxspec.model.base import Base
 from jaxspec.model.blocks import least_rows
 from jaxspec.model.decoder import Decoder
 from jaxspec.model.gpu import has_bfloat16
+from jaxspec.model.quantized import form_of
 from jaxspec.parallel.processes import is_leader, leader_in, wait_for_all
 from jaxspec.parallel.sharding import make_mesh, mesh_of, put_beside
 from jaxspec.weights.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
+from jaxspec.weights.families import read_config
 from jaxspec.weights.gguf import GGUFFile
-from jaxspec.weights.hf import eos_tokens, load_directory, read_config, save_directory
+from jaxspec.weights.hf import eos_tokens, load_directory, save_directory
 from jaxspec.weights.layouts import Copies, Layouts, block_for, in_blocks, kernels_by_shape, read_layouts
+from jaxspec.weights.quantizing import check_form, small_tree
 from jaxspec.weights.shapes import SHAPES
 from jaxspec.weights.sharing import Shared, join_shared, read_shared
 from jaxspec.weights.templates import check_template, chosen_template, own_template, turn_end
@@ -106,13 +109,23 @@ class Model:
 
     @property
     def dtype(self) -> jnp.dtype:
-        """dtype of the weights (norms are float32)."""
+        """dtype of the weights (norms are float32), or that which quantized ones stand in for."""
         return self.params["lm_head"].dtype
 
     @property
-    def precision(self) -> str:
+    def loaded_dtype(self) -> str:
         """The one of `DTYPES` that it was loaded in."""
         return "exact" if self.exact else str(self.dtype)
+
+    @property
+    def weights(self) -> str:
+        """The form of its kernels, one of `quantized.GROUPS`; empty where they are floats."""
+        return form_of(self.params["lm_head"])
+
+    @property
+    def precision(self) -> str:
+        """What it was loaded in, `loaded_dtype` and `weights`: what was measured with one does not hold for others."""
+        return f"{self.loaded_dtype} {self.weights}".rstrip()
 
     def encode(self, prompt: str | Sequence[str], chat: bool = True, template: str = "") -> list[int]:
         """Token ids of a prompt, or of a conversation: turns of the user and of the base, the user's first and last.
@@ -238,7 +251,11 @@ def default_dtype() -> str:
 
 
 def load_model(
-    name_or_path: str = DEFAULT_MODEL, dtype: str | None = None, mesh: MeshConfig = MeshConfig(), template: str = ""
+    name_or_path: str = DEFAULT_MODEL,
+    dtype: str | None = None,
+    mesh: MeshConfig = MeshConfig(),
+    template: str = "",
+    weights: str = "",
 ) -> Model:
     """Load a base with its tokenizer.
 
@@ -250,6 +267,8 @@ def load_model(
       mesh: the devices that share the weights, and afterwards the work; default one device.
       template: name of a chat template (see `jaxspec.weights.templates`), or variables of the tokenizer's own, as in
         `enable_thinking=false`; default its own as it is.
+      weights: kernels in few bits: `int8` with a scale per column, `int4` or `int4-64` with a scale per 32 or 64 rows
+        of a column. GGUF's Q8_0, or Q4_0 and Q4_1, stay as they are. Hidden states and caches are in `dtype`.
 
     Raises:
       UserError: fewer devices than that, or not found, truncated, unsupported, or its tensors do not match its config.
@@ -258,32 +277,36 @@ def load_model(
     held = weights_dtype(dtype)
     if dtype == "exact" and not has_bfloat16():
         raise UserError(f"dtype exact: {jax.devices()[0].device_kind} has no bfloat16; use --dtype float16 or float32")
+    check_form(weights)
     if template:
         check_template(template)
     devices = make_mesh(mesh)
     path = _find(name_or_path, _HUB_FILES, _OLDER_FILES)
     if shared := read_shared(path):
-        return _load_sharing(name_or_path, path, shared, dtype, mesh, template)
+        return _load_sharing(name_or_path, path, shared, dtype, mesh, template, weights)
     if path.is_file():
         file = GGUFFile(path)
         file.config()  # here and below: what is wrong with it is said before anything large is read
         eos, tokenizer = file.eos_tokens(), file.tokenizer()
-        weights = file.load(held, devices)
+        loaded = file.load(held, devices, weights)
     else:
         read_config(path)
         eos, tokenizer = eos_tokens(path), _load_tokenizer(path)
         load = load_checkpoint if is_checkpoint(path) else load_directory
-        weights = load(path, held, devices)
+        loaded = load(path, held, devices, weights)
     if template:
         tokenizer.chat_template = chosen_template(template, own_template(tokenizer))
-    return Model(name_or_path, *weights, _ends(eos, tokenizer), tokenizer, dtype == "exact")
+    return Model(name_or_path, *loaded, _ends(eos, tokenizer), tokenizer, dtype == "exact")
 
 
-def _load_sharing(name: str, folder: Path, shared: Shared, dtype: str, mesh: MeshConfig, template: str) -> Model:
+def _load_sharing(
+    name: str, folder: Path, shared: Shared, dtype: str, mesh: MeshConfig, template: str, weights: str
+) -> Model:
     """A base that shares weights with another one, and has its tokenizer."""
     other = load_model(shared.base, dtype, mesh, template)
     config, params, fingerprint = join_shared(folder, shared, other.params, other.fingerprint, weights_dtype(dtype))
-    params = put_beside(other.params, jax.tree.map(jnp.asarray, params))
+    params = small_tree(jax.tree.map(jnp.asarray, params), weights, str(folder))
+    params = put_beside(other.params, params)
     return Model(name, config, params, fingerprint, other.eos, other.tokenizer, other.exact)
 
 
@@ -308,9 +331,11 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 def save_model(model: Model, folder: Path, form: Literal["huggingface", "orbax"] = "huggingface") -> None:
     """Write a base with its tokenizer, so that `load_model` takes the folder, and transformers where it has that form.
 
-    An older folder of that name stays until the new one is whole. Raises UserError where it cannot be written, or
-    another process is writing it.
+    An older folder of that name stays until the new one is whole. Raises UserError where it cannot be written or
+    another process is writing it, and for a base with weights in few bits.
     """
+    if model.weights:
+        raise UserError(f"{folder}: a base with {model.weights} weights is not written; load it without --weights")
     save = save_directory if form == "huggingface" else save_checkpoint
     new = folder.with_name(f".{folder.name}.tmp")
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import flax.traverse_util
@@ -21,9 +21,11 @@ from jax.sharding import Mesh
 from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
 from jaxspec.model.decoder import abstract_params, param_dtype
+from jaxspec.model.quantized import Quantized, is_quantized
 from jaxspec.parallel.processes import host
 from jaxspec.parallel.sharding import put, tree_shardings
 from jaxspec.weights.parts import is_part, join_parts, split_parts
+from jaxspec.weights.quantizing import small
 
 _SAMPLES = 64
 
@@ -49,8 +51,8 @@ GGUF_NAMES = {path: name for path, (_, name) in _NAMES.items()}
 
 
 def parameter_count(tree: Any) -> int:
-    """Elements of all arrays, abstract ones included."""
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+    """Elements of all arrays, abstract ones included; of quantized kernels, the weights."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree, is_leaf=is_quantized))
 
 
 def parameter_table(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -73,7 +75,7 @@ def _tensor_name(path: str, names: dict[str, str]) -> str:
     if rest in names:
         return prefix + names[rest]
     part, _, leaf = rest.rpartition("/")
-    return prefix + names[part] + {"kernel": ".weight", "bias": ".bias"}[leaf]
+    return prefix + names[part] + {"kernel": ".weight", "scale": ".weight", "bias": ".bias"}[leaf]
 
 
 def stored_transposed(path: str) -> bool:
@@ -88,6 +90,8 @@ def load_params(
     dtype: jnp.dtype,
     where: str,
     mesh: Mesh | None = None,
+    form: str = "",
+    own: Callable[[str], Quantized | None] = lambda name: None,
 ) -> tuple[dict, str]:
     """The parameter tree from a stream of named tensors, and the fingerprint of the base.
 
@@ -98,9 +102,11 @@ def load_params(
       dtype: dtype of the parameters; norms stay float32.
       where: the file or folder, for messages.
       mesh: the parameters are divided over it, and no more than a layer is held whole; None: they go to one device.
+      form: of the kernels, one of `GROUPS`; empty: as `dtype` says.
+      own: the numbers and groups of a tensor [in, out], by its name, where they stay as the file holds them.
 
     Raises:
-      UserError: a tensor is unknown, missing, duplicate or has the wrong shape; names the tensor.
+      UserError: a tensor is unknown, missing, duplicate or has the wrong shape, or no whole groups; names the tensor.
     """
     table, expected = parameter_table(config), tensor_names(config, names)
     params: dict[str, jax.Array] = {}
@@ -120,17 +126,18 @@ def load_params(
             raise UserError(f"{tensor} has shape {shape}, the configuration needs {wanted}")
         array = array.T if stored_transposed(path) else array
         digests[path] = tensor_digest(array)
-        waiting[path] = np.array(array, param_dtype(path, dtype), order="C")  # a copy: files may be mapped into memory
+        kept = own(name)  # else a copy: files may be mapped into memory
+        waiting[path] = np.array(array, param_dtype(path, dtype), order="C") if kept is None else kept
         waiting = join_parts(config, waiting)
-        for whole in [path for path in waiting if not is_part(path)]:
-            params[whole] = _placed(waiting.pop(whole), whole, mesh)
+        for whole in [path for path in waiting if not is_part(config, path)]:
+            params[whole] = _placed(small(waiting.pop(whole), whole, form, where), whole, mesh)
     missing = [name for name, path in expected.items() if path not in digests]
     if missing:
         raise UserError(f"{where}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
     return flax.traverse_util.unflatten_dict(params, sep="/"), fingerprint(config, digests)
 
 
-def _placed(array: np.ndarray, path: str, mesh: Mesh | None) -> jax.Array:
+def _placed(array: np.ndarray | Quantized, path: str, mesh: Mesh | None) -> jax.Array | Quantized:
     """A parameter on its device, or on those of a mesh.
 
     There it waits for the copy, until which the host would hold the array.
@@ -141,8 +148,9 @@ def _placed(array: np.ndarray, path: str, mesh: Mesh | None) -> jax.Array:
     return jax.block_until_ready(put(tree, tree_shardings(mesh, tree))[path])
 
 
-def tensor_digest(array: np.ndarray | jax.Array) -> str:
+def tensor_digest(array: np.ndarray | jax.Array | Quantized) -> str:
     """A hash of a few evenly spaced elements, rounded to bfloat16 so that the stored precision does not matter."""
+    array = array.dense(array.dtype) if is_quantized(array) else array
     count = array.size
     index = np.unravel_index(np.linspace(0, count - 1, min(count, _SAMPLES)).astype(int), array.shape)
     return hashlib.sha256(host(array[index]).astype(ml_dtypes.bfloat16).tobytes()).hexdigest()
@@ -153,6 +161,18 @@ def fingerprint(config: ModelConfig, digests: dict[str, str]) -> str:
     shape = f"{config.num_layers} {config.hidden_size} {config.vocab_size} {config.rope_theta} {config.rope_scaling}"
     text = shape + "".join(f"{path} {digests[path]}" for path in sorted(digests))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def tuned_fingerprint(config: ModelConfig, params: dict, before: str) -> str:
+    """The fingerprint of a base that was tuned from one of fingerprint `before`.
+
+    Beside quantized kernels corrections stay: there it names `before` and them.
+    """
+    if not any(map(is_quantized, jax.tree.leaves(params, is_leaf=is_quantized))):
+        return params_fingerprint(config, params)
+    flat = jax.tree.leaves_with_path(params)
+    digests = {jax.tree_util.keystr(path, simple=True, separator="/"): tensor_digest(leaf) for path, leaf in flat}
+    return fingerprint(config, digests | {"before": before})
 
 
 def params_fingerprint(config: ModelConfig, params: dict) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxspec.config import ModelConfig
 from jaxspec.model.blocks import holds_pairs
+from jaxspec.weights.quantizing import alike
 
 Flat = dict[str, Any]
 
@@ -31,9 +32,9 @@ def join_parts(config: ModelConfig, flat: Flat) -> Flat:
     return join_gates(flat) if _pairs() else flat
 
 
-def is_part(path: str) -> bool:
+def is_part(config: ModelConfig, path: str) -> bool:
     """Whether a file's tensor is only a part of one of a base's parameters."""
-    parts = [f"/attention/{name}/" for name in "qkv"] + ([_GATE, _UP] if _pairs() else [])
+    parts = [f"/attention/{name}/" for name in "qkv"] + ([_GATE, _UP] if _pairs() and config.gated else [])
     return any(part in path for part in parts)
 
 
@@ -71,10 +72,14 @@ def join_gates(flat: Flat) -> Flat:
     """Every `gate` with its `up`, [in, out] each, as one `gate_up` [2, in, out]; one alone stays as it is."""
     joined, flat = {}, dict(flat)
     for gate in [path for path in flat if _GATE in path and path.replace(_GATE, _UP) in flat]:
-        pair = flat.pop(gate), flat.pop(gate.replace(_GATE, _UP))
-        stack = jnp.stack if isinstance(pair[0], jax.Array) else np.stack
-        joined[gate.replace(_GATE, _PAIR)] = stack(pair)
+        pair = alike([flat.pop(gate), flat.pop(gate.replace(_GATE, _UP))])
+        joined[gate.replace(_GATE, _PAIR)] = jax.tree.map(_side_by_side, *pair)
     return flat | joined
+
+
+def _side_by_side(*parts: Any) -> Any:
+    """[in, out] each, as [2, in, out]."""
+    return (jnp.stack if isinstance(parts[0], jax.Array) else np.stack)(parts)
 
 
 def _split_qkv(config: ModelConfig, flat: Flat) -> Flat:
@@ -93,11 +98,15 @@ def _split_qkv(config: ModelConfig, flat: Flat) -> Flat:
 def _join_qkv(config: ModelConfig, flat: Flat) -> Flat:
     """Per key/value head its query heads, its key and its value side by side, as the decoder has them."""
     K, Dh = config.num_kv_heads, config.head_dim
+
+    def together(*three: np.ndarray) -> np.ndarray:
+        heads = [part.reshape(*part.shape[:-1], K, -1, Dh) for part in three]
+        return np.concatenate(heads, axis=-2).reshape(*three[0].shape[:-1], -1)
+
     joined, flat = {}, dict(flat)
     for path in list(flat):
         names = [path.replace("/q/", f"/{name}/") for name in "qkv"]
         if "/q/" in path and all(name in flat for name in names):
-            three = [flat.pop(name) for name in names]
-            heads = [part.reshape(*part.shape[:-1], K, -1, Dh) for part in three]
-            joined[path.replace("/q/", "/qkv/")] = np.concatenate(heads, axis=-2).reshape(*three[0].shape[:-1], -1)
+            three = alike([flat.pop(name) for name in names])
+            joined[path.replace("/q/", "/qkv/")] = jax.tree.map(together, *three)
     return flat | joined

@@ -18,7 +18,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
 from jaxspec.files import read_json, write_json
 from jaxspec.model.decoder import abstract_params, param_dtype
-from jaxspec.weights.hf import hf_config, read_config
+from jaxspec.weights.families import hf_config, read_config
 from jaxspec.weights.parts import as_held
 from jaxspec.weights.storage import check_shapes, read_weights
 

@@ -212,3 +212,15 @@ def test_a_union_compiled_for_a_gpu_that_is_not_here():
         assert together["outside"] > alone["outside"] > 0
         assert together["read"] > 0.9 * found["weights_bytes"]
         assert not alone["large"] and not together["large"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("jax_cuda13_plugin"), reason="needs the compiler for GPUs")
+@pytest.mark.parametrize(("form", "share"), [("int8", 1.05), ("int4", 0.65)])
+def test_small_weights_are_read_as_they_are(form, share):
+    """No kernel is written out, and with groups no product is left to XLA."""
+    found = compiled_for("h100", "--weights", form, "--method", "suffix", "--tree", "best:16", "--max-length", "500")
+    assert found["weights_bytes"] < share * found["parameters"]
+    for step in found["steps"].values():
+        kernels = step["kernels"]["triton"]
+        assert not kernels["large"] and 0.9 < kernels["read"] / (found["weights_bytes"] + found["cache_bytes"]) < 1.5

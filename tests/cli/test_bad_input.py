@@ -52,6 +52,7 @@ def refuses(capsys, monkeypatch):
         (["--prompt", "x" * 300], "exceeds the base's context of 256; shorten it"),
         (["--prompt", "x", "--max-length", "22"], "exceeds max-length, 22; "),
         (["--prompt", "x", "--dtype", "int4"], "dtype 'int4' is unknown"),
+        (["--prompt", "x", "--weights", "q4"], "weights 'q4' are unknown; use one of int8, int4, int4-64"),
         (["--prompt", "x", "--model", "/no/such/model"], "no such file or directory"),
         (["--prompt", "x", "--adapter", "/no/such/adapter"], "no adapter there"),
         (["--prompt", "x", "--batch-size", "0"], "batch-size"),
@@ -174,6 +175,7 @@ def test_a_file_of_costs_that_cannot_be_written_is_told_before_anything_is_loade
         (["--config", "bita_7b", "--data.templates", "lama2"], "unknown template 'lama2' (did you mean 'llama2'?)"),
         (["--config", "ppd_smollm2", "--output", "gs://bucket/run"], "gs://bucket/run: not a folder; mount the bucket"),
         (["--config", "ppd_smollm2", "--model", "/no/such/model"], "no such file or directory"),
+        (["--config", "ppd_smollm2", "--weights", "int2"], "weights 'int2' are unknown"),
         (
             ["--config", "ppd_smollm2", "--dtype", "exact"],
             "'exact' is for decoding; use one of float32, bfloat16, float16",

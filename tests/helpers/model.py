@@ -19,6 +19,7 @@ from jaxspec.config import ModelConfig, RopeScaling
 from jaxspec.model.attention import Context
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
+from jaxspec.weights.gguf_families import NAMES
 from jaxspec.weights.params import (
     GGUF_NAMES,
     HF_NAMES,
@@ -169,7 +170,8 @@ def write_gguf(
 
     Args:
       path: where to.
-      config: shapes; with `head_norms` the architecture is qwen3, with `qkv_bias` qwen2, else llama.
+      config: shapes; with norms around the halves the architecture is gemma3, with `head_norms` qwen3, with `qkv_bias`
+        qwen2, else llama.
       params: the parameters.
       tokenizer: adds the tokenizer's metadata to the writer.
       quantization: type of the matrices; default float32.
@@ -177,6 +179,7 @@ def write_gguf(
       metadata: further keys, dots written as double underscores.
     """
     architecture = "qwen3" if config.head_norms else "qwen2" if config.qkv_bias else "llama"
+    architecture = "gemma3" if config.norms == "around" else architecture
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_per_part)
     writer.add_context_length(config.max_positions)
     writer.add_embedding_length(config.hidden_size)
@@ -200,7 +203,7 @@ def write_gguf(
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         add = kinds[type(value)]
         add(key.replace("__", "."), value)
-    for name, array in named_tensors(config, params, GGUF_NAMES):
+    for name, array in named_tensors(config, params, NAMES.get(architecture, GGUF_NAMES)):
         if architecture == "llama" and ".attn_q." in name:
             array = _permute(array, config.num_heads)
         if architecture == "llama" and ".attn_k." in name:

@@ -1,0 +1,114 @@
+"""How the files of a family hold the parameters, where not as LLaMA's do: names, fused matrices, shifted norms.
+
+Readers and writers of files know one tensor per parameter, as LLaMA's files have it. A matrix that holds several of
+them is taken apart on the way in and put together on the way out; its parts are called `qkv_proj[q]` and the like.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+import jax
+import numpy as np
+
+from jaxspec.config import ModelConfig
+from jaxspec.errors import UserError
+from jaxspec.weights.params import HF_NAMES, stored_transposed, tensor_names
+
+_PART = re.compile(r"(.*)\[(\w+)\](\.\w+)$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """The form of a family's files.
+
+    Attributes:
+      names: of tensors by path, as `HF_NAMES`.
+      fused: ends of the names of matrices that hold several: `qkv_proj` (all queries, all keys, all values),
+        `gate_up_proj` (gate and up) or `query_key_value` (each key/value head's queries, its key and its value).
+      norm_shift: added to the norms' scales: files hold w and the model multiplies with 1 + w (Gemma).
+      aside: beginnings of the names of tensors that belong to no layer of the decoder and are left aside.
+      prefixes: beginnings of names that stand for `model.`, in files that hold more than the decoder.
+    """
+
+    names: Mapping[str, str] = dataclasses.field(default_factory=lambda: HF_NAMES)
+    fused: tuple[str, ...] = ()
+    norm_shift: float = 0.0
+    aside: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
+
+    def read(
+        self, config: ModelConfig, tensors: Iterable[tuple[str, np.ndarray]], where: str
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """Tensors of a file as one per parameter. Raises UserError for a fused one of another shape."""
+        paths = tensor_names(config, self.names) if self.norm_shift else {}
+        for name, array in tensors:
+            if name.startswith(self.aside):
+                continue
+            prefix = next((prefix for prefix in self.prefixes if name.startswith(prefix)), None)
+            name = name if prefix is None else f"model.{name.removeprefix(prefix)}"
+            stem, _, leaf = name.rpartition(".")
+            kind = next((end for end in self.fused if stem.endswith(f".{end}")), None)
+            if _is_norm(paths.get(name, "")):
+                yield name, np.float32(array) + np.float32(self.norm_shift)
+            elif kind is None:
+                yield name, array
+            else:
+                for part, piece in _taken_apart(config, kind, array, f"{where}: tensor {name!r}").items():
+                    yield f"{stem}[{part}].{leaf}", piece
+
+    def groups(self, config: ModelConfig) -> dict[str, dict[str, str]]:
+        """Names of the file's tensors with the paths of their parts, `{"": path}` where there is one."""
+        found: dict[str, dict[str, str]] = {}
+        for name, path in tensor_names(config, self.names).items():
+            match = _PART.match(name)
+            whole, part = (match[1] + match[3], match[2]) if match else (name, "")
+            found.setdefault(whole, {})[part] = path
+        return found
+
+    def written(
+        self, config: ModelConfig, name: str, flat: Mapping[str, jax.Array], paths: Mapping[str, str]
+    ) -> np.ndarray:
+        """A tensor of the file, in the host's memory, from a base's parameters; `paths` are those of its parts."""
+        arrays = {part: np.asarray(flat[path]) for part, path in paths.items()}
+        parts = {part: x.T if stored_transposed(paths[part]) else x for part, x in arrays.items()}
+        if "" not in parts:
+            return np.ascontiguousarray(_put_together(config, name, parts))
+        shift = self.norm_shift if _is_norm(paths[""]) else 0.0
+        return np.ascontiguousarray(parts[""] - np.float32(shift) if shift else parts[""])
+
+
+def _is_norm(path: str) -> bool:
+    return path.endswith("norm/scale")
+
+
+def _sizes(config: ModelConfig, kind: str) -> dict[str, int]:
+    """Rows of the parts of a fused matrix, in their order."""
+    if kind == "gate_up_proj":
+        return dict.fromkeys(("gate", "up"), config.intermediate_size)
+    return {"q": config.num_heads * config.head_dim} | dict.fromkeys("kv", config.num_kv_heads * config.head_dim)
+
+
+def _taken_apart(config: ModelConfig, kind: str, array: np.ndarray, tensor: str) -> dict[str, np.ndarray]:
+    """Parts of a fused kernel [out, in] or bias [out]."""
+    sizes = _sizes(config, kind)
+    if array.shape[:1] != (sum(sizes.values()),):
+        raise UserError(f"{tensor} has shape {list(array.shape)}, the configuration needs {sum(sizes.values())} rows")
+    if kind != "query_key_value":
+        ends = np.cumsum(list(sizes.values()))[:-1]
+        return dict(zip(sizes, np.split(array, ends), strict=True))
+    heads = array.reshape(config.num_kv_heads, -1, config.head_dim, *array.shape[1:])
+    parts = {"q": heads[:, :-2], "k": heads[:, -2], "v": heads[:, -1]}
+    return {part: piece.reshape(-1, *array.shape[1:]) for part, piece in parts.items()}
+
+
+def _put_together(config: ModelConfig, name: str, parts: dict[str, np.ndarray]) -> np.ndarray:
+    """The inverse of `_taken_apart`."""
+    ordered = [parts[part] for part in (("gate", "up") if "gate" in parts else "qkv")]
+    if "query_key_value" not in name:
+        return np.concatenate(ordered)
+    rest = ordered[0].shape[1:]
+    heads = [part.reshape(config.num_kv_heads, -1, config.head_dim, *rest) for part in ordered]
+    return np.concatenate(heads, axis=1).reshape(-1, *rest)
