@@ -8,7 +8,8 @@ methods run in the context of the model's mesh (`in_mesh`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +23,14 @@ from jaxspec.decoding.sampling import make_row_sampler
 from jaxspec.decoding.scores import Scores
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafters.drafter import Drafter
+from jaxspec.errors import UserError
 from jaxspec.generation.job import bucket, cache_capacity
 from jaxspec.generation.prompts import pad_tokens
 from jaxspec.parallel.sharding import put_beside
 from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.reader import PromptReader
 from jaxspec.serving.request import Limits, Piece, Request
+from jaxspec.tuning.memory import free_memory
 from jaxspec.tuning.sizes import SAMPLINGS, SizeTimes, measure_sizes
 
 _PATIENCE = 16  # calls of `release` in a row that find half of the rows free before their number is halved
@@ -41,6 +44,9 @@ class Slots:
       drafter: the drafter, on its base.
       acceptance: the acceptance rule of all requests.
       limits: the limits of the engine, with its `max_length`.
+
+    Raises:
+      UserError: the slots would take more memory than there is.
 
     Attributes:
       times: of steps of each size, of greedy ones and of sampled ones, by the number of rows; `warm_up` measures them.
@@ -58,31 +64,42 @@ class Slots:
         self._acceptance = acceptance
         self._idle = 0  # calls in a row that found half of the rows free
         self.times: dict[int, list[SizeTimes]] = {}
-        self._part_bytes = self._size_of_part()
+        self._model.base_for(self._least_rows)  # copies kernels: not within a trace
+        self._prefixes = Prefixes(0, self._chunk)  # keeps nothing of a trace
+        self._row_bytes, self._part_bytes = _size_of(self._free_row), _size_of(self._part)
         self._prefixes = Prefixes(limits.prefix_bytes // self._part_bytes, self._chunk)
+        self._check_memory()
         self.clear()
 
     def clear(self) -> None:
         """Forget all requests, and begin with one free row: after an error the old state is lost."""
         self.forget_prefixes()
+        self._requests: list[Request | None] = [None]
+        self._state = self._free_row()
+
+    def _free_row(self) -> DecodeState:
+        """The state of one row without a request."""
         reader = self.reader(Request([0], max_new_tokens=0))
         reader.read_chunk()
-        self._requests: list[Request | None] = [None]
-        self._state = reader.state(self._width)
+        return reader.state(self._width)
+
+    def _part(self) -> Part:
+        """What is kept of a chunk."""
+        base, decoding = self._model.base, self._decoding([None])
+        chunk = (*pad_tokens([[0] * self._chunk], self._chunk), np.zeros(1, np.uint32))
+        return cut(decoding, read(base, decoding, None, *chunk, capacity=self._capacity))
+
+    def _check_memory(self) -> None:
+        """Raise UserError where the slots take more memory than there is, before anything is compiled."""
+        if self.memory > (free := free_memory(self._model.params)):
+            raise UserError(
+                f"{self._count} slots of {self._width} tokens take {_gigabytes(self.memory)}, and "
+                f"{_gigabytes(free)} are free; lower limits.slots or limits.max-length, or limits.prefix-bytes"
+            )
 
     def forget_prefixes(self) -> None:
         """Forget readings of prompts: after an error they may be what failed."""
         self._prefixes.clear()
-
-    def _size_of_part(self) -> int:
-        """Bytes of a chunk's reading, as it is kept."""
-        base, decoding = self._model.base, self._decoding([None])
-        chunk = pad_tokens([[0] * self._chunk], self._chunk)
-
-        def part() -> Part:
-            return cut(decoding, read(base, decoding, None, *chunk, np.zeros(1, np.uint32), capacity=self._capacity))
-
-        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(part)))
 
     @property
     def free(self) -> int:
@@ -101,10 +118,9 @@ class Slots:
         A prompt that is read also keeps the hidden states of its last chunk.
         """
         former, base = _fewer(self._count) if self._count > 1 else 0, self._model.base
-        row = sum(x.nbytes for x in jax.tree.leaves(self._state)) // len(self._requests)
         states = (1 + len(self._drafter.taps(base))) * self._chunk * base.decoder.config.hidden_size
-        prompt = row + states * base.dtype.itemsize
-        return (self._count + former) * row + prompt + self._prefixes.count * self._part_bytes
+        prompt = self._row_bytes + states * base.dtype.itemsize
+        return (self._count + former) * self._row_bytes + prompt + self._prefixes.count * self._part_bytes
 
     def reader(self, request: Request) -> PromptReader:
         """A reader of a request's prompt."""
@@ -132,7 +148,8 @@ class Slots:
         for row in used:
             emitted = row, slice(counts[row])
             ids = tokens[emitted].tolist()
-            end = "stop" if ids and ids[-1] in self._model.eos else "length"
+            ended = ids and ids[-1] in self._model.eos and not self._requests[row].ignore_eos
+            end = "stop" if ended else "length"
             so_far = Piece(
                 tokens=ids,
                 drafted_by=drafted_by[emitted].tolist(),
@@ -198,6 +215,8 @@ class Slots:
             acceptance=self._acceptance,
             drafts=np.array([request.drafting for request in asked]),
             scored=None if self._best is None else np.array([request.logprobs for request in asked]),
+            least=np.array([request.min_new_tokens for request in asked], np.int32),
+            endless=np.array([request.ignore_eos for request in asked]),
         )
 
     def _free_rows(self, rows: Sequence[int]) -> None:
@@ -214,6 +233,15 @@ class Slots:
         self._requests = ([self._requests[row] for row in used] + [None] * size)[:size]
         self._free_rows(range(len(used), size))
         self._idle = 0
+
+
+def _size_of(make: Callable[[], Any]) -> int:
+    """Bytes of what a function makes, without running it."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(make)))
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB"
 
 
 def _fewer(rows: int) -> int:
