@@ -48,6 +48,8 @@ class ServeOptions(DrafterOptions):
       allow_origin: origin of pages that browsers let use the server, as in http://localhost:3000; * for all; may be
         repeated. Default none.
       per_request_spec_decode_metrics: summary tells in each response how the drafts of its answer fared.
+      penalties: clients may ask for repetition_penalty, presence_penalty and frequency_penalty; every step then takes
+        a little longer, asked or not.
       max_body_bytes: largest request body, in bytes.
       grace: seconds that running requests have after SIGTERM.
     """
@@ -64,6 +66,7 @@ class ServeOptions(DrafterOptions):
     api_key: str = dataclasses.field(default="", repr=False)
     allow_origin: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ORIGIN"), tyro.conf.UseAppendAction] = ()
     per_request_spec_decode_metrics: Literal["none", "summary"] = "none"
+    penalties: bool = False
     max_body_bytes: int = 4 * 2**20
     grace: float = 60.0
 
@@ -100,7 +103,7 @@ def serve(options: ServeOptions) -> None:
     spec = options.drafter(tree=options.tree or None, vocabulary=options.draft_vocabulary)
     acceptance = ACCEPTANCES[options.accept]()
     drafter = load_drafter(spec.accepted_by(acceptance), model, slots=options.limits.slots)
-    engine = Engine(model, drafter, options.limits, acceptance)
+    engine = Engine(model, drafter, options.limits, acceptance, options.penalties)
     engine.warm_up()
     key = options.api_key or os.environ.get("JAXSPEC_API_KEY", "")
     name, *aliases = names(options.name, model.name)

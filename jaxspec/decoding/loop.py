@@ -96,7 +96,10 @@ def _verify(
     states, kv = run_rows(base, rows, state.cache, state.lengths[:, None, None])
     logits = base.logits(states[base.decoder.config.num_layers][:, 0, :num_nodes])
     predicted = state.lengths[:, None] + 1 + jnp.arange(draft.tree.max_depth + 1)
-    admitted = decoding.admitted(logits, state.counts[:, None] + draft.tree.depth)
+    penalised = logits
+    if state.seen is not None:
+        penalised = decoding.sampler.penalties(logits, state.seen, state.seen.at_nodes(draft.tree, draft.tokens))
+    admitted = decoding.admitted(penalised, state.counts[:, None] + draft.tree.depth)
     accepted = decoding.acceptance(draft, admitted, decoding.sampler, state.seeds, predicted)
 
     def whole(layer: int, x: jax.Array) -> jax.Array:  # [B, 1, rows there, D] to [B, rows there and left out, D]
@@ -136,6 +139,7 @@ def _emit(state: DecodeState, draft: Draft, accepted: Accepted, new: jax.Array, 
         tokens=overwrite(state.tokens, new, state.counts),
         drafted_by=overwrite(state.drafted_by, jnp.where(place < accepted.length[:, None], sources, 0), state.counts),
         counts=counts,
+        seen=None if state.seen is None else state.seen.after(new, place < emitted[:, None]),
         done=state.done | (end < emitted) | (counts >= state.limits),
     )
 

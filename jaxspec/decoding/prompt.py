@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxspec.decoding.draft import Pace, PyTree
 from jaxspec.decoding.method import ReadChunk
+from jaxspec.decoding.penalties import Seen, tokens_of
 from jaxspec.decoding.scores import Scores
 from jaxspec.decoding.state import DecodeState, Decoding, divided_state
 from jaxspec.decoding.stats import Stats
@@ -119,6 +120,7 @@ def start(
     limits: jax.Array,
     seeds: jax.Array,
     first: jax.Array | None = None,
+    prompt_tokens: jax.Array | None = None,
     *,
     width: int,
     best: int | None = None,
@@ -133,13 +135,15 @@ def start(
       limits: [B] int32, tokens to emit; 0 for rows that only pad the batch.
       seeds: [B] uint32, of sampling.
       first: [B] int32, a given first token; None: the base's choice.
+      prompt_tokens: [B, V] bool, the tokens that the prompts have, where the sampler has penalties for them; else None.
       width: room of the output buffer, at least the largest limit.
       best: K, scores to keep of every token; None: the state has no room for any.
     """
     reading, B, shape = Reading(*memory, last), len(limits), decoding.drafter.shape
     cache, lengths = reading.cache, reading.lengths
     logits = base.logits(last.last(last.hidden))
-    first = decoding.first_token(logits, seeds, lengths) if first is None else first
+    seen = None if prompt_tokens is None else Seen.begin(prompt_tokens)
+    first = decoding.first_token(logits, seeds, lengths, seen) if first is None else first
     states = _observe(decoding, reading, last.length, first, seeds)
     trees, room = shape.begin(B), width + shape.depth + 1
     counts = jnp.minimum(limits, 1)
@@ -165,6 +169,7 @@ def start(
         pace=pace,
         scores=None if best is None else Scores.begin(logits, first, room, best),
         finite=finite,
+        seen=None if seen is None else seen.after(first[:, None], counts[:, None] > 0),
     )
     return divided_state(state)
 
@@ -201,4 +206,7 @@ def prefill(
     for at in range(0, max(lengths), chunk):
         part, left = tokens[:, at : at + chunk], np.clip(lengths - at, 0, chunk)
         reading = read(base, decoding, reading, part, left, seeds, capacity=capacity)
-    return start(base, decoding, reading.memory, reading.last, limits, seeds, first, width=width)
+    has = None
+    if decoding.sampler.penalties is not None:
+        has = tokens_of([row[:length] for row, length in zip(tokens, lengths, strict=True)], base.vocab_size)
+    return start(base, decoding, reading.memory, reading.last, limits, seeds, first, has, width=width)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxspec.decoding.acceptance import Acceptance
 from jaxspec.decoding.draft import Draft, DraftContext, Offer, Pace, PyTree
 from jaxspec.decoding.drafter import FEW_LAYERS, DeviceDrafter
+from jaxspec.decoding.penalties import Seen
 from jaxspec.decoding.sampling import Sampler
 from jaxspec.decoding.scores import Scores
 from jaxspec.decoding.shape import Best
@@ -72,9 +73,11 @@ class Decoding:
         greedy, sampled = self.drafter.shape.costs[:, None]
         return self.sampler.pick(sampled, greedy)
 
-    def first_token(self, logits: jax.Array, seeds: jax.Array, lengths: jax.Array) -> jax.Array:
+    def first_token(self, logits: jax.Array, seeds: jax.Array, lengths: jax.Array, seen: Seen | None) -> jax.Array:
         """The token [B] after prompts of some lengths [B], from the base's logits there [B, V]."""
         noise = self.sampler.noise(seeds, lengths[:, None], jnp.arange(self.base.vocab_size))[:, 0]
+        if seen is not None:
+            logits = self.sampler.penalties(logits[:, None], seen, seen.counts[:, None])[:, 0]
         logits = self.admitted(logits[:, None], jnp.zeros((len(logits), 1), jnp.int32))[:, 0]
         return self.acceptance.choose(logits, noise, self.sampler)
 
@@ -146,6 +149,7 @@ class DecodeState:
       pace: how fast rows have been of late; None where steps have but one size.
       scores: log-probabilities of what was emitted, [B, W]; None where nobody may ask for them.
       finite: [B] bool: all logits that tokens were chosen by were finite; None where they are not checked.
+      seen: the tokens of prompt and answer; None where the sampler has no penalties for them.
     """
 
     cache: Cache
@@ -162,6 +166,7 @@ class DecodeState:
     pace: Pace | None
     scores: Scores | None = None
     finite: jax.Array | None = None
+    seen: Seen | None = None
 
     @property
     def text_lengths(self) -> jax.Array:

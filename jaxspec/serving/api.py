@@ -168,7 +168,8 @@ class Api:
         if self._engine.full:  # before anything is read
             raise _busy("too many requests are waiting already; try again later")
         began = time.monotonic()
-        asked = parse(await self._body(request), chat, self._engine.limits.top_logprobs)
+        engine = self._engine
+        asked = parse(await self._body(request), chat, engine.limits.top_logprobs, engine.penalties)
         self._check_model(asked.model)
         choices = await self._submit(asked)
         replies = Replies(asked, self._engine.drafter, self._spelling, self._name, self._draft_metrics)

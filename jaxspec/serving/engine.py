@@ -44,6 +44,11 @@ class Engine:
       method: a method's name, as `load_drafter` takes it, or a drafter on that base.
       limits: the limits of the engine.
       acceptance: the acceptance rule. `Match` gives each request the text that it would get alone.
+      penalties: whether requests may have penalties for tokens that their texts have already: every step then takes
+        longer, and counts the tokens of each slot.
+
+    Attributes:
+      penalties: likewise.
 
     Raises:
       UserError: limits that the base does not admit, or the errors of `load_drafter`.
@@ -55,16 +60,18 @@ class Engine:
         method: str | Drafter = "autoregressive",
         limits: Limits = Limits(),
         acceptance: Acceptance = Match(),
+        penalties: bool = False,
     ):
         self.drafter = load_drafter(method, model, slots=limits.slots) if isinstance(method, str) else method
-        self.model, self.limits = self.drafter.model, limits
+        self.model, self.limits, self.penalties = self.drafter.model, limits, penalties
         context = self.model.config.max_positions
         self.max_length = limits.max_length or min(_DEFAULT_MAX_LENGTH, context)
         if not 2 <= self.max_length <= context:
             raise UserError(f"max-length must be between 2 and the base's {context}, got {self.max_length}")
         self._mesh = mesh_of(self.model.params)
         with in_mesh(self._mesh):
-            self._slots = Slots(self.drafter, acceptance, dataclasses.replace(limits, max_length=self.max_length))
+            limits = dataclasses.replace(limits, max_length=self.max_length)
+            self._slots = Slots(self.drafter, acceptance, limits, penalties)
         self._decode = _decoder(self.model)
         self._waiting: deque[AnswerStream] = deque()
         self._reading: AnswerStream | None = None  # whose prompt is being read
@@ -147,6 +154,8 @@ class Engine:
                 f"min-new-tokens must be between 0 and max-new-tokens, {max_new_tokens}, got {request.min_new_tokens}"
             )
         check_sampling(request.sampling)
+        if request.sampling.penalises and not self.penalties:
+            raise UserError("this engine has no penalties; start it with penalties")
         if (request.logprobs or request.prompt_logprobs) and self.limits.top_logprobs < 0:
             raise UserError("logprobs: this engine keeps none; start it with top-logprobs of at least 0")
         if request.stop and (not self.model.tokenizer or not all(request.stop)):

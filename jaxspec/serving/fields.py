@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxspec.errors import suggest
 
+PENALTIES = {"repetition_penalty", "presence_penalty", "frequency_penalty"}
 _IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
 # Fields that are not supported are accepted with the values that change nothing.
 _NEUTRAL = {
@@ -80,7 +81,8 @@ class Fields:
                 continue
             if name in _NEUTRAL:
                 if value not in _NEUTRAL[name]:
-                    raise ApiError(400, f"{name} is not supported here", name, "unsupported_parameter")
+                    remedy = ": the server must be started with --penalties" if name in PENALTIES else ""
+                    raise ApiError(400, f"{name} is not supported here{remedy}", name, "unsupported_parameter")
             else:
                 raise ApiError(400, f"unknown field {name!r}{suggest(name, known)}", name, "unknown_parameter")
 

@@ -9,7 +9,7 @@ from typing import Any
 from jaxspec.config import SamplingConfig
 from jaxspec.errors import suggest
 from jaxspec.serving.chat import Chat, parse_chat
-from jaxspec.serving.fields import ApiError, Fields, read_json, shown
+from jaxspec.serving.fields import PENALTIES, ApiError, Fields, read_json, shown
 
 _MOST_CHOICES = 128
 _MOST_STOPS = 16
@@ -65,7 +65,7 @@ class Asked:
     sources: bool
 
 
-def parse(body: bytes, chat: bool, best: int) -> Asked:
+def parse(body: bytes, chat: bool, best: int, penalties: bool = False) -> Asked:
     """Parse the body of a request.
 
     Args:
@@ -73,10 +73,12 @@ def parse(body: bytes, chat: bool, best: int) -> Asked:
       chat: whether it belongs to a chat.
       best: largest number of most probable tokens that a client may ask for; -1: none, not even the token's.
 
+      penalties: whether penalties are known.
+
     Raises:
       ApiError: the body is not JSON, or a field is unknown or makes no sense.
     """
-    fields = Fields(read_json(body), _CHAT if chat else _COMPLETION)
+    fields = Fields(read_json(body), (_CHAT if chat else _COMPLETION) | (PENALTIES if penalties else set()))
     max_tokens, limit = _max_tokens(fields, chat)
     usage, continuous_usage = _usage(fields)
     return Asked(
@@ -92,6 +94,9 @@ def parse(body: bytes, chat: bool, best: int) -> Asked:
             top_k=max(fields.integer("top_k", 0, -1), 0),  # -1 is off for users of other engines
             top_p=fields.number("top_p", 1.0, 1e-9, 1),
             min_p=fields.number("min_p", 0.0, 0, 1),
+            repetition_penalty=fields.number("repetition_penalty", 1.0, 1e-6, 100),
+            presence_penalty=fields.number("presence_penalty", 0.0, -2, 2),
+            frequency_penalty=fields.number("frequency_penalty", 0.0, -2, 2),
         ),
         seed=fields.integer("seed", None, -(2**63), 2**64 - 1),
         stop=_stop(fields),

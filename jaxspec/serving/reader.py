@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxspec.decoding.method import ReadChunk
 from jaxspec.decoding.parts import cut, joined
+from jaxspec.decoding.penalties import tokens_of
 from jaxspec.decoding.prompt import read, start
 from jaxspec.decoding.scores import Scores, score
 from jaxspec.decoding.state import DecodeState, Decoding
@@ -69,8 +70,10 @@ class PromptReader:
     def state(self, width: int) -> DecodeState:
         """The state after the prompt, with room for `width` tokens. It takes over the buffers of the reading."""
         limits, reading = np.array([self._request.max_new_tokens], np.int32), self._reading
-        rows = (reading.memory, reading.last, limits, self._seeds)
-        return start(self._base, self._decoding, *rows, width=width, best=self._best)
+        rows, has = (reading.memory, reading.last, limits, self._seeds), None
+        if self._decoding.sampler.penalties is not None:
+            has = tokens_of([self._request.ids], self._base.vocab_size)
+        return start(self._base, self._decoding, *rows, prompt_tokens=has, width=width, best=self._best)
 
 
 @functools.partial(jax.jit, static_argnames=("best",))

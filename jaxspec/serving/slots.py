@@ -44,6 +44,7 @@ class Slots:
       drafter: the drafter, on its base.
       acceptance: the acceptance rule of all requests.
       limits: the limits of the engine, with its `max_length`.
+      penalties: whether requests may have penalties.
 
     Raises:
       UserError: the slots would take more memory than there is.
@@ -52,7 +53,7 @@ class Slots:
       times: of steps of each size, of greedy ones and of sampled ones, by the number of rows; `warm_up` measures them.
     """
 
-    def __init__(self, drafter: Drafter, acceptance: Acceptance, limits: Limits):
+    def __init__(self, drafter: Drafter, acceptance: Acceptance, limits: Limits, penalties: bool = False):
         self._model, self._least_rows = drafter.model, drafter.least_rows
         self._count, self._width = limits.slots, limits.max_length
         self._chunk = bucket(min(limits.prompt_chunk, self._width), 1)
@@ -61,7 +62,7 @@ class Slots:
         self._best = None if limits.top_logprobs < 0 else min(limits.top_logprobs, self._model.config.vocab_size)
         constants = (drafter.on_device, jnp.array(self._model.eos or (-1,), jnp.int32))
         self._drafter, self._eos = put_beside(self._model.params, constants)
-        self._acceptance = acceptance
+        self._acceptance, self._penalties = acceptance, penalties
         self._idle = 0  # calls in a row that found half of the rows free
         self.times: dict[int, list[SizeTimes]] = {}
         self._model.base_for(self._least_rows)  # copies kernels: not within a trace
@@ -210,7 +211,7 @@ class Slots:
         return Decoding(
             base=self._model.base_for(len(requests) * self._least_rows),
             drafter=drafter,
-            sampler=make_row_sampler([request.sampling for request in asked]),
+            sampler=make_row_sampler([request.sampling for request in asked], self._penalties),
             eos=self._eos,
             acceptance=self._acceptance,
             drafts=np.array([request.drafting for request in asked]),
