@@ -16,6 +16,8 @@ from jaxspec.config import SamplingConfig
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.generation.generate import generate
 from jaxspec.serving.api import make_app
+from jaxspec.serving.fields import ApiError
+from jaxspec.serving.protocol import parse
 from jaxspec.serving.request import Busy
 from jaxspec.weights.spelling import Spelling, readable
 from tests.helpers.model import log_probabilities
@@ -132,6 +134,26 @@ def test_fields_that_change_nothing_are_accepted(app, path):
     }
     body = {"messages": HELLO} if path == CHAT else {"prompt": "hello"}
     assert post(app, path, body | {"max_tokens": 1} | neutral).status_code == 200
+
+
+def test_penalties_need_a_server_that_has_them(app):
+    refused = post(app, TEXT, {"prompt": "hello", "presence_penalty": 0.5})
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert (error["param"], error["message"]) == (
+        "presence_penalty",
+        "presence_penalty is not supported here: the server must be started with --penalties",
+    )
+
+
+def test_penalties_are_taken_and_checked():
+    body = {"prompt": "hello", "repetition_penalty": 1.2, "presence_penalty": -0.5, "frequency_penalty": 2}
+    sampling = parse(json.dumps(body).encode(), False, 5, penalties=True).sampling
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.2, -0.5, 2.0)
+    for name, value in (("repetition_penalty", 0), ("presence_penalty", 2.1), ("frequency_penalty", "much")):
+        with pytest.raises(ApiError) as refused:
+            parse(json.dumps({"prompt": "hello", name: value}).encode(), False, 5, penalties=True)
+        assert refused.value.status == 400 and refused.value.param == name
 
 
 @pytest.mark.parametrize("drafting", [True, False])

@@ -178,6 +178,30 @@ def test_log_probabilities_of_a_prompt_are_of_all_of_it(engine):
     assert len(second.answer.prompt_scores) == len(prompt) - 1
 
 
+def test_penalties_are_those_of_each_request(drafter):
+    penalties = SamplingConfig(repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=1.5)
+    samplings = [SamplingConfig(), penalties, dataclasses.replace(penalties, temperature=1.1), SAMPLINGS[1]]
+    prompt = "a prompt of two chunks"
+
+    async def ask(engine):
+        return await asyncio.gather(*(answer(engine, prompt, max_new_tokens=30, sampling=s, seed=5) for s in samplings))
+
+    with Engine(drafter.model, drafter, LIMITS, penalties=True) as engine:
+        found = asyncio.run(ask(engine))
+    expected = [alone(drafter.model, prompt, 30, sampling, 5)[0] for sampling in samplings]
+    assert [one.tokens for one in found] == expected
+    assert expected[0] != expected[1] and expected[2] != expected[3]
+
+
+def test_an_engine_without_penalties_refuses_them(engine):
+    async def ask():
+        engine.submit("abc", 3, sampling=SamplingConfig(presence_penalty=1.0))
+
+    with pytest.raises(UserError, match="start it with penalties"):
+        asyncio.run(ask())
+    assert engine._slots._state.seen is None
+
+
 def test_nothing_to_emit_is_an_answer(engine):
     found = asyncio.run(answer(engine, "abc", max_new_tokens=0))
     assert (found.text, found.tokens, found.finish) == ("", [], "length")
