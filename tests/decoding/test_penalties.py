@@ -23,10 +23,11 @@ from jaxspec.trees import from_paths
 from tests.decoding.test_equality import DEFAULTS, check
 from tests.helpers.decoding import begin
 from tests.helpers.methods import union
-from tests.helpers.tiny import make_prompts
+from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
 GREEDY = SamplingConfig(repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.4)
 SAMPLED = dataclasses.replace(GREEDY, temperature=1.2, top_k=8)
+LOOPING = SamplingConfig(repetition_penalty=1.1, presence_penalty=-1.5, frequency_penalty=0.1)  # drafts are right
 
 
 def penalised(logits, prompt, answer, config):
@@ -70,8 +71,9 @@ def test_the_text_is_that_of_penalties_written_down(tiny):
     assert changed > 3
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_drafts_change_no_text(tiny, sampling):
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_drafts_change_no_text(tiny, temperature):
+    sampling = dataclasses.replace(LOOPING, temperature=temperature)
     answers = check(union([Suffix()], tiny, 6), make_prompts(8), sampling, 3, 4)
     assert sum(sum(a.accepted) for a in answers) > 0
 
@@ -105,14 +107,15 @@ def test_rows_have_penalties_of_their_own():
     np.testing.assert_array_equal(found[1], logits[1])
 
 
-def test_without_penalties_the_program_is_the_same(tiny):
+def test_without_penalties_the_program_has_none_of_this():
     """Nothing is counted, and the state has no room for it."""
-    drafter = load_drafter("suffix", tiny)
+    model = make_tiny(dataclasses.replace(TINY, vocab_size=19))  # unlike any other size
+    drafter = load_drafter("suffix", model)
     texts = []
     for sampling in (SamplingConfig(), GREEDY):
         decoding, state = begin(drafter, make_prompts(2), 8, sampling)
-        counted = f"tensor<2x{tiny.config.vocab_size}xi32>"
-        texts.append((state.seen is None, counted in decode.lower(decoding, state, np.int32(1)).as_text()))
+        program = decode.lower(decoding, state, np.int32(1)).as_text()
+        texts.append((state.seen is None, "tensor<2x19xi32>" in program))
     assert texts == [(True, False), (False, True)]
     assert make_row_sampler([GREEDY]).penalties is None
 

@@ -179,18 +179,21 @@ def test_log_probabilities_of_a_prompt_are_of_all_of_it(engine):
 
 
 def test_penalties_are_those_of_each_request(drafter):
-    penalties = SamplingConfig(repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=1.5)
-    samplings = [SamplingConfig(), penalties, dataclasses.replace(penalties, temperature=1.1), SAMPLINGS[1]]
-    prompt = "a prompt of two chunks"
+    rng, model = np.random.default_rng(0), drafter.model
+    penalties = SamplingConfig(repetition_penalty=2.0, presence_penalty=1.5, frequency_penalty=2.0)
+    samplings = [SamplingConfig(), penalties, SAMPLINGS[1], dataclasses.replace(penalties, temperature=1.1)]
+    asked = [(letters(rng, 20), 30, sampling, 5) for _ in range(6) for sampling in samplings]
 
     async def ask(engine):
-        return await asyncio.gather(*(answer(engine, prompt, max_new_tokens=30, sampling=s, seed=5) for s in samplings))
+        each = (answer(engine, text, max_new_tokens=n, sampling=s, seed=seed) for text, n, s, seed in asked)
+        return await asyncio.gather(*each)
 
-    with Engine(drafter.model, drafter, LIMITS, penalties=True) as engine:
+    with Engine(model, drafter, LIMITS, penalties=True) as engine:
         found = asyncio.run(ask(engine))
-    expected = [alone(drafter.model, prompt, 30, sampling, 5)[0] for sampling in samplings]
-    assert [one.tokens for one in found] == expected
-    assert expected[0] != expected[1] and expected[2] != expected[3]
+    assert [one.tokens for one in found] == [alone(model, *one)[0] for one in asked]
+    unpenalised = [alone(model, text, n, SamplingConfig(s.temperature), seed)[0] for text, n, s, seed in asked]
+    changed = [one.tokens != without for one, without in zip(found, unpenalised, strict=True)]
+    assert any(changed[1::4]) and any(changed[3::4]) and not any(changed[0::2])
 
 
 def test_an_engine_without_penalties_refuses_them(engine):
