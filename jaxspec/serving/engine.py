@@ -108,7 +108,7 @@ class Engine:
 
     def warm_up(self) -> None:
         """Compile everything that requests will need, before the first one; measure steps, and keep what they cost."""
-        keeps_costs = has_default(self.drafter)
+        keeps_costs = has_default(self.drafter) and not self.penalties  # with them steps cost more than elsewhere
         with in_mesh(self._mesh):
             self._slots.warm_up()
         if keeps_costs:
