@@ -138,7 +138,7 @@ def start(
     states = _observe(decoding, reading, last.length, first, seeds)
     trees, room = shape.begin(B), width + shape.depth + 1
     counts = jnp.minimum(limits, 1)
-    done = (counts >= limits) | jnp.isin(first, decoding.eos)
+    done = (counts >= limits) | decoding.ends(first[:, None])[:, 0]
     finite = jnp.all(jnp.isfinite(logits), axis=-1) | (limits == 0) if decoding.checks_logits else None
     if finite is not None:
         done |= ~finite

@@ -27,7 +27,7 @@ class AnswerStream(AsyncIterator[Piece]):
         before the first piece.
       asked_at: time at which the request entered the queue.
       read_at: time at which reading of the prompt began; None before.
-      decoded_at: time at which the prompt was read and decoding began; None before.
+      decoded_at: time at which the prompt was read and the first token known; None before.
       cancelled: whether the client has cancelled it.
     """
 
@@ -39,7 +39,7 @@ class AnswerStream(AsyncIterator[Piece]):
         self.decoded_at: float | None = None
         self.cancelled = False
         self._deadline = self.asked_at + seconds if seconds else float("inf")
-        self._text = TextStream(decode, request.stop)
+        self._text = TextStream(decode, request.stop, request.min_new_tokens)
         self._loop, self._pieces = asyncio.get_running_loop(), asyncio.Queue()
         self._ended = False
 

@@ -129,7 +129,7 @@ class Engine:
           prompt: text or token ids.
           max_new_tokens: stop there, or at an end-of-text token.
           chat: wrap text in the tokenizer's chat template, where it has one.
-          **settings: of `Request`: `sampling`, `seed`, `stop`, `drafting`, `logprobs`, `prompt_logprobs`.
+          **settings: of `Request`: `sampling`, `seed`, `stop`, `drafting`, `logprobs` and so on.
 
         Returns:
           An async iterator of `Piece`.
@@ -142,6 +142,10 @@ class Engine:
         if max_new_tokens < 0:
             raise UserError(f"max-new-tokens must be at least 0, got {max_new_tokens}")
         request = Request(self.encode(prompt, max_new_tokens, chat), max_new_tokens, **settings)
+        if not 0 <= request.min_new_tokens <= max_new_tokens:
+            raise UserError(
+                f"min-new-tokens must be between 0 and max-new-tokens, {max_new_tokens}, got {request.min_new_tokens}"
+            )
         check_sampling(request.sampling)
         if (request.logprobs or request.prompt_logprobs) and self.limits.top_logprobs < 0:
             raise UserError("logprobs: this engine keeps none; start it with top-logprobs of at least 0")
@@ -259,7 +263,6 @@ class Engine:
         with self._wake:  # the answer must always be in one of the two
             self._reading, self._running[answer.request] = None, answer
         self._slots.place(answer.request, self._reader)
-        answer.decoded_at = time.monotonic()
         return True
 
     def _hand_out(self) -> None:
@@ -267,6 +270,7 @@ class Engine:
         ended = []
         for request, so_far, scores in self._slots.progress():
             answer = self._running[request]
+            answer.decoded_at = answer.decoded_at or time.monotonic()  # not before: devices work on after a call
             try:
                 piece = answer.extend(so_far, scores)
             except Exception as error:  # of this answer alone

@@ -64,6 +64,8 @@ class Request:
       drafting: whether to draft; the text is the same.
       logprobs: whether to return the log-probabilities of the answer's tokens.
       prompt_logprobs: whether to return those of the prompt's, as `AnswerStream.prompt_scores`.
+      min_new_tokens: tokens before which neither an end-of-text token nor a stop text ends the answer.
+      ignore_eos: go on behind end-of-text tokens.
     """
 
     ids: list[int]
@@ -74,6 +76,8 @@ class Request:
     drafting: bool = True
     logprobs: bool = False
     prompt_logprobs: bool = False
+    min_new_tokens: int = 0
+    ignore_eos: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,10 +20,12 @@ from jaxspec.decoding.sampling import make_row_sampler
 from jaxspec.decoding.scores import Scores
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafters.drafter import Drafter
+from jaxspec.errors import UserError
 from jaxspec.generation.job import bucket, cache_capacity
 from jaxspec.parallel.sharding import put_beside
 from jaxspec.serving.reader import Prefixes, PromptReader
 from jaxspec.serving.request import Limits, Piece, Request
+from jaxspec.tuning.memory import free_memory
 from jaxspec.tuning.sizes import SAMPLINGS, SizeTimes, measure_sizes
 
 _PATIENCE = 16  # calls of `release` in a row that find half of the rows free before their number is halved
@@ -37,6 +39,9 @@ class Slots:
       drafter: the drafter, on its base.
       acceptance: the acceptance rule of all requests.
       limits: the limits of the engine, with its `max_length`.
+
+    Raises:
+      UserError: the slots would take more memory than there is.
 
     Attributes:
       times: of steps of each size, of greedy ones and of sampled ones, by the number of rows; `warm_up` measures them.
@@ -55,14 +60,29 @@ class Slots:
         self._prefixes = Prefixes(limits.prefixes, self._chunk)
         self._idle = 0  # calls in a row that found half of the rows free
         self.times: dict[int, list[SizeTimes]] = {}
+        self._model.base_for(self._least_rows)  # copies kernels: not within a trace
+        self._row_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(self._free_row)))
+        self._check_memory()
         self.clear()
 
     def clear(self) -> None:
         """Forget all requests, and begin with one free row: after an error the old state is lost."""
+        self._requests: list[Request | None] = [None]
+        self._state = self._free_row()
+
+    def _free_row(self) -> DecodeState:
+        """The state of one row without a request."""
         reader = self.reader(Request([0], max_new_tokens=0))
         reader.read_chunk()
-        self._requests: list[Request | None] = [None]
-        self._state = reader.state(self._width)
+        return reader.state(self._width)
+
+    def _check_memory(self) -> None:
+        """Raise UserError where the slots take more memory than there is, before anything is compiled."""
+        if self.memory > (free := free_memory(self._model.params)):
+            raise UserError(
+                f"{self._count} slots of {self._width} tokens take {_gigabytes(self.memory)}, and "
+                f"{_gigabytes(free)} are free; lower limits.slots or limits.max-length"
+            )
 
     @property
     def free(self) -> int:
@@ -85,9 +105,8 @@ class Slots:
             1 + self._prefixes.count,
             self._model.base,
         )
-        row = sum(x.nbytes for x in jax.tree.leaves(self._state)) // len(self._requests)
         states = (1 + len(self._drafter.taps(base))) * self._chunk * base.decoder.config.hidden_size
-        return (self._count + former + readings) * row + readings * states * base.dtype.itemsize
+        return (self._count + former + readings) * self._row_bytes + readings * states * base.dtype.itemsize
 
     def reader(self, request: Request) -> PromptReader:
         """A reader of a request's prompt."""
@@ -115,7 +134,8 @@ class Slots:
         for row in used:
             emitted = row, slice(counts[row])
             ids = tokens[emitted].tolist()
-            end = "stop" if ids and ids[-1] in self._model.eos else "length"
+            ended = ids and ids[-1] in self._model.eos and not self._requests[row].ignore_eos
+            end = "stop" if ended else "length"
             so_far = Piece(
                 tokens=ids,
                 drafted_by=drafted_by[emitted].tolist(),
@@ -179,6 +199,8 @@ class Slots:
             acceptance=self._acceptance,
             drafts=np.array([request.drafting for request in asked]),
             scored=None if self._best is None else np.array([request.logprobs for request in asked]),
+            least=np.array([request.min_new_tokens for request in asked], np.int32),
+            endless=np.array([request.ignore_eos for request in asked]),
         )
 
     def _free_rows(self, rows: Sequence[int]) -> None:
@@ -195,6 +217,10 @@ class Slots:
         self._requests = ([self._requests[row] for row in used] + [None] * size)[:size]
         self._free_rows(range(len(used), size))
         self._idle = 0
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB"
 
 
 def _fewer(rows: int) -> int:

@@ -264,6 +264,7 @@ def test_a_request_that_takes_too_long_ends(engine, monkeypatch):
         ({"max_new_tokens": -1}, "max-new-tokens must be at least 0"),
         ({"sampling": SamplingConfig(1.0, top_p=0.0)}, "top-p"),
         ({"stop": [""]}, "must not be empty"),
+        ({"min_new_tokens": 4}, "min-new-tokens must be between 0 and max-new-tokens, 3, got 4"),
     ],
 )
 def test_bad_requests_are_refused(engine, settings, message):
@@ -272,6 +273,18 @@ def test_bad_requests_are_refused(engine, settings, message):
 
     with pytest.raises(UserError, match=message):
         asyncio.run(ask())
+
+
+def test_slots_that_no_memory_holds_are_refused_before_anything_is_compiled(drafter, monkeypatch):
+    monkeypatch.setattr(Slots, "clear", None)
+    said = r"10000000 slots of 120 tokens take [\d,]+\.\d GB, and [\d,]+\.\d GB are free; lower limits.slots or"
+    with pytest.raises(UserError, match=said):
+        Engine(drafter.model, drafter, dataclasses.replace(LIMITS, slots=10**7))
+
+
+def test_memory_of_a_row_is_known_before_there_is_one(engine):
+    state, rows = engine._slots._state, len(engine._slots._requests)
+    assert sum(x.nbytes for x in jax.tree.leaves(state)) == rows * engine._slots._row_bytes
 
 
 def test_memory_counts_the_hidden_states_that_readings_keep(drafter):
