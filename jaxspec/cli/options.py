@@ -69,7 +69,7 @@ class DrafterOptions:
 
 
 def load_base(name: str, dtype: str, mesh: MeshConfig, template: str, weights: str) -> Model:
-    """A base as options name it, an empty one being the default; says on stderr what its dtype and weights mean here."""
+    """A base as options name it, an empty one being the default; says on stderr what dtype and weights mean."""
     if not dtype and not has_bfloat16():
         print(f"{jax.devices()[0].device_kind}: computing in float16, for it has no bfloat16", file=sys.stderr)
     model = load_model(name, dtype or None, mesh, template, weights)
