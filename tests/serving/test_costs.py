@@ -15,7 +15,7 @@ from tests.helpers.tiny import make_text_model
 class MeasuredSlots:
     """Slots whose steps take a millisecond per size, with one row and with two."""
 
-    def __init__(self, drafter, acceptance, limits):
+    def __init__(self, drafter, acceptance, limits, penalties):
         self._count, self.times = len(drafter.shape.sizes), {}
 
     def warm_up(self):
