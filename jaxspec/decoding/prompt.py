@@ -114,6 +114,7 @@ def start(
     limits: jax.Array,
     seeds: jax.Array,
     first: jax.Array | None = None,
+    predicted: jax.Array | None = None,
     *,
     width: int,
     best: int | None = None,
@@ -128,10 +129,14 @@ def start(
       limits: [B] int32, tokens to emit; 0 for rows that only pad the batch.
       seeds: [B] uint32, of sampling.
       first: [B] int32, a given first token; None: the base's choice.
+      predicted: [B, E] int32, what the user expects of the answers (see `Method.expect`); None: nothing.
       width: room of the output buffer, at least the largest limit.
       best: K, scores to keep of every token; None: the state has no room for any.
     """
     reading, B, shape = Reading(*memory, last), len(limits), decoding.drafter.shape
+    if predicted is not None:
+        expected = decoding.drafter.expect(base, reading.method_states, predicted)
+        reading = reading.replace(method_states=expected)
     cache, lengths = reading.cache, reading.lengths
     logits = base.logits(last.last(last.hidden))
     first = decoding.first_token(logits, seeds, lengths) if first is None else first
@@ -145,6 +150,7 @@ def start(
     costs = decoding.costs
     pace = None if costs is None else Pace.begin(~done, costs[:, 0])
     offers = decoding.offers(decoding.draft_contexts(trees, seeds, first, lengths, cache), states, done, pace)
+    stats = Stats.zero(B, len(decoding.drafter.sources), shape.depth, predicted is not None)
     state = DecodeState(
         cache=cache,
         lengths=lengths,
@@ -156,7 +162,7 @@ def start(
         draft=shape.draft(trees, first, offers, pace, costs),
         method_states=states,
         seeds=seeds,
-        stats=Stats.zero(B, len(decoding.drafter.sources), shape.depth).with_offers(offers, ~done),
+        stats=stats.with_offers(offers, ~done),
         pace=pace,
         scores=None if best is None else Scores.begin(logits, first, room, best),
         finite=finite,
@@ -176,6 +182,7 @@ def prefill(
     chunk: int,
     width: int,
     first: jax.Array | None = None,
+    predicted: jax.Array | None = None,
 ) -> DecodeState:
     """Read whole prompts and start to decode.
 
@@ -190,10 +197,11 @@ def prefill(
       chunk: W, tokens to run at once, a divisor of T.
       width: as in `start`.
       first: likewise.
+      predicted: likewise.
     """
     base, reading = base.for_texts(lengths + limits), None
     decoding = decoding.replace(base=decoding.base.for_texts(lengths + limits))
     for at in range(0, max(lengths), chunk):
         part, left = tokens[:, at : at + chunk], np.clip(lengths - at, 0, chunk)
         reading = read(base, decoding, reading, part, left, seeds, capacity=capacity)
-    return start(base, decoding, reading.memory, reading.last, limits, seeds, first, width=width)
+    return start(base, decoding, reading.memory, reading.last, limits, seeds, first, predicted, width=width)

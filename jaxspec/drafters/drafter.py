@@ -77,6 +77,11 @@ class Drafter:
         return any(source.facts.distances for source in self.sources)
 
     @property
+    def follows_prediction(self) -> bool:
+        """Whether it drafts from a text that the user expects."""
+        return any(source.facts.follows_prediction for source in self.sources)
+
+    @property
     def num_nodes(self) -> int:
         """N, nodes of a step, padding included."""
         return self.shape.divided(self.sources)[0] if isinstance(self.shape, Budget) else self.shape.num_nodes

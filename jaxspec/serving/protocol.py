@@ -16,7 +16,7 @@ Prompt = str | list[int] | list[dict[str, str]]  # text, ids, or the messages of
 _MOST_CHOICES = 128
 _MOST_STOPS = 16
 _COMMON = {"model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "stream"}
-_COMMON |= {"stream_options", "logprobs", "drafting", "sources"}
+_COMMON |= {"stream_options", "logprobs", "drafting", "sources", "prediction"}
 _CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
 _COMPLETION = _COMMON | {"prompt", "echo"}
 _IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
@@ -78,6 +78,7 @@ class Asked:
       usage: end the stream with the numbers of tokens used.
       logprobs: number of most probable tokens to return with their log-probabilities; None: none, not even the token's.
       echo: begin the answer with the prompt.
+      prediction: what the answers are expected to say; None: nothing.
       drafting: whether to draft.
       sources: return the source of each token.
     """
@@ -95,6 +96,7 @@ class Asked:
     usage: bool
     logprobs: int | None
     echo: bool
+    prediction: str | None
     drafting: bool
     sources: bool
 
@@ -131,6 +133,7 @@ def parse(body: bytes, chat: bool, best: int) -> Asked:
         usage=_usage(fields),
         logprobs=_logprobs(fields, chat, best),
         echo=fields.flag("echo"),
+        prediction=_prediction(fields),
         drafting=fields.flag("drafting", True),
         sources=fields.flag("sources"),
     )
@@ -238,6 +241,15 @@ def _usage(fields: Fields) -> bool:
     return wanted
 
 
+def _prediction(fields: Fields) -> str | None:
+    prediction = fields.take("prediction", dict, "an object with type and content")
+    if prediction is None:
+        return None
+    if prediction.get("type") != "content" or prediction.keys() != {"type", "content"}:
+        raise ApiError(400, 'prediction must be {"type": "content", "content": TEXT}, and no more', "prediction")
+    return _text(prediction["content"], "prediction.content")
+
+
 def _template_variables(fields: Fields) -> dict[str, Any]:
     variables = fields.take("chat_template_kwargs", dict, "an object", {})
     for name in variables:
@@ -277,12 +289,17 @@ def _message(message: Any, name: str) -> dict[str, str]:
     if role not in ("system", "developer", "user", "assistant"):
         known = "system, user or assistant"
         raise ApiError(400, f"{name}.role must be {known}, got {_shown(role)}", f"{name}.role")
+    return {"role": "system" if role == "developer" else role, "content": _text(content, f"{name}.content")}
+
+
+def _text(content: Any, name: str) -> str:
+    """A text, which may come in parts."""
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         parts = [part.get("text") for part in content]
         content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
     if not isinstance(content, str):
-        raise ApiError(400, f"{name}.content must be a string, or parts of type text", f"{name}.content")
-    return {"role": "system" if role == "developer" else role, "content": content}
+        raise ApiError(400, f"{name} must be a string, or parts of type text", name)
+    return content
 
 
 def _shown(value: Any) -> str:

@@ -15,7 +15,7 @@ from jaxspec.decoding.method import ReadChunk
 from jaxspec.decoding.prompt import Reading, read, start
 from jaxspec.decoding.scores import Scores, score
 from jaxspec.decoding.state import DecodeState, Decoding
-from jaxspec.generation.prompts import pad_tokens
+from jaxspec.generation.prompts import pad_predictions, pad_tokens
 from jaxspec.model.base import Base
 from jaxspec.serving.request import Request
 
@@ -115,8 +115,10 @@ class PromptReader:
     def state(self, width: int) -> DecodeState:
         """The state after the prompt, with room for `width` tokens. It takes over the buffers of the reading."""
         limits, reading = np.array([self._request.max_new_tokens], np.int32), self._reading
-        rows = (reading.memory, reading.last, limits, self._seeds)
-        return start(self._base, self._decoding, *rows, width=width, best=self._best)
+        rows, predicted = (reading.memory, reading.last, limits, self._seeds), None
+        if self._decoding.drafter.follows_prediction(self._base):  # of one width, so that rows are alike
+            predicted = pad_predictions([self._request.prediction], width + 2)
+        return start(self._base, self._decoding, *rows, predicted=predicted, width=width, best=self._best)
 
 
 @functools.partial(jax.jit, static_argnames=("best",))
