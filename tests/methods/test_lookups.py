@@ -34,7 +34,6 @@ def test_a_longer_match_is_trusted_more():
         ([1, 2], [6, 1, 2, 3, 4], [(3,), (3, 4)]),  # the prediction ends there
         ([4, 5], [5, 6, 7, 8], [(6,), (6, 7), (6, 7, 8)]),  # its first token
         ([1, 2, 9, 1, 2], [1, 2, 3], [(3,)]),  # it goes before a match of the same length
-        ([5, 1, 2, 9, 8, 7, 5, 1, 2], [1, 2, 3], [(9,), (9, 8), (9, 8, 7)]),  # but not before a longer one
         ([1, 2], [1, 2], []),  # at its end
         ([0], [0, 0], [(0,)]),
         ([7, 3], [4, 5], []),
@@ -46,6 +45,11 @@ def test_a_predicted_text_is_looked_up_too(method, text, predicted, drafted):
         path = max(below, key=found.get)
         best.append(path)
     assert best == drafted
+
+
+def test_a_longer_match_goes_before_the_predicted_text():
+    found = offered_after(PromptLookup(), [5, 1, 2, 9, 8, 7, 5, 1, 2], predicted=[1, 2, 3])
+    assert found.keys() == {(9,), (9, 8), (9, 8, 7)}
 
 
 def test_a_predicted_text_is_trusted_more_than_the_text():
