@@ -61,7 +61,8 @@ class DecodeOptions(DrafterOptions):
       min_p: drop tokens less probable than this fraction of the best.
       seed: sampling seed, which determines the text.
       accept: match gives the text of autoregressive decoding; rejection, when sampling, another text of the same
-        distribution; typical, when sampling, is lossy.
+        distribution; so does block, which accepts more, but of chains of one method alone; typical, when sampling, is
+        lossy.
       epsilon: largest threshold of typical acceptance.
       delta: factor of the entropy-dependent threshold of typical acceptance.
       batch_size: prompts decoded together.
@@ -94,7 +95,7 @@ class DecodeOptions(DrafterOptions):
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
-    accept: Literal["match", "rejection", "typical"] = "match"
+    accept: Literal["match", "rejection", "block", "typical"] = "match"
     epsilon: float = Typical.epsilon
     delta: float = Typical.delta
     batch_size: int = 1

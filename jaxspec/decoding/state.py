@@ -96,7 +96,7 @@ class Decoding:
                 base=self.base.replace(draft_vocabulary=source.draft_vocabulary),
                 tree=tree,
                 sampler=sampler,
-                seeds=seeds,
+                seeds=self.acceptance.drafting_seeds(seeds, position),
                 root=root,
                 position=position,
                 active=jnp.ones(len(root), bool),

@@ -63,6 +63,7 @@ def decoding_of(
     eos: Sequence[int] = (),
 ) -> Decoding:
     """Constants of decoding a drafter's batches; `eos` are the ids that end a text."""
+    drafter.check_accepted_by(acceptance)
     base = drafter.model.base_for(batch_size * drafter.least_rows)
     rest = (drafter.on_device, make_sampler(sampling), jnp.array(eos or (-1,), jnp.int32))
     return Decoding(base, *put_beside(base.params, rest), acceptance)
@@ -75,9 +76,9 @@ class Settings:
     Attributes:
       sampling: greedy by default.
       seed: with sampling, decides the text; the same for every prompt.
-      acceptance: `Match` gives autoregressive decoding's text, `Rejection` another of the same distribution,
-        `Typical` is lossy. `Rejection` judges what a fixed tree has drawn (`load_drafter(..., tree="own")`); what is
-        chosen in every step it judges as `Match` does.
+      acceptance: `Match` gives autoregressive decoding's text, `Rejection` another of the same distribution, as does
+        `Block` for chains; `Typical` is lossy. `Rejection` judges what a fixed tree has drawn (`load_drafter(...,
+        tree="own")`); what is chosen in every step it judges as `Match` does.
       chat: wrap texts in the tokenizer's chat template, where it has one.
       max_length: longest prompt and answer together, in tokens; default the base's context.
       prediction: what the answers are expected to say, which lookups draft from: a text for all prompts, or one per

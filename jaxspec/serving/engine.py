@@ -57,6 +57,7 @@ class Engine:
         acceptance: Acceptance = Match(),
     ):
         self.drafter = load_drafter(method, model, slots=limits.slots) if isinstance(method, str) else method
+        self.drafter.check_accepted_by(acceptance)
         self.model, self.limits = self.drafter.model, limits
         context = self.model.config.max_positions
         self.max_length = limits.max_length or min(_DEFAULT_MAX_LENGTH, context)
