@@ -96,8 +96,7 @@ class LookupMethod(UntrainedMethod):
 
         Returns:
           Their last places [B, C], those of the longest match first, of several the last, so that the predicted text
-          goes before the text itself; and how many tokens match
-          there, [B, C], at most n; 0 for none.
+          goes before the text itself; and how many tokens match there, [B, C], at most n; 0 for none.
         """
         matched = self.matched(texts, context.position[:, None])
         place = jnp.arange(matched.shape[1])
@@ -110,11 +109,13 @@ class LookupMethod(UntrainedMethod):
     def matched(self, texts: Texts, position: jax.Array) -> jax.Array:
         """Length of the match between the tokens up to each place and up to `position` [B, 1], at most n.
 
-        [B, S + 1 + E]; 0 at the position itself and behind it in its text.
+        [B, S + 1 + E]; 0 at the position itself and behind it in its text, and at the predicted text's last token.
         """
         text = texts.both
         place = jnp.arange(text.shape[1])
-        same, count = (place < position) | texts.is_predicted(place), jnp.zeros(text.shape, jnp.int32)
+        same, count = place < position, jnp.zeros(text.shape, jnp.int32)
+        if texts.predicted is not None:
+            same |= texts.is_predicted(place) & (jnp.roll(text, -1, axis=1) >= 0)
         for back in range(self.longest):
             last = jnp.take_along_axis(text, position - back, axis=1, mode="clip")
             same &= (jnp.roll(text, back, axis=1) == last) & (jnp.minimum(place, position) >= back)
