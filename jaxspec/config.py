@@ -191,12 +191,24 @@ class SamplingConfig:
       top_k: keep the k most probable tokens; 0 keeps all.
       top_p: keep the smallest set of most probable tokens whose probability reaches this; 1 keeps all.
       min_p: drop tokens less probable than this fraction of the most probable one; 0 drops none.
+      repetition_penalty: before all that, divides positive logits of tokens that the prompt or the answer has, and
+        multiplies negative ones; 1 changes none.
+      presence_penalty: then subtracted from logits of tokens that the answer has.
+      frequency_penalty: likewise, as many times as the answer has them.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether what a text has already changes what comes next."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import glob
+import io
 import json
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
@@ -16,13 +20,42 @@ from filelock import FileLock, Timeout
 from jaxspec.errors import UserError
 
 _MAX_JSON = 64 * 2**20  # bytes; the largest are vocabularies, of up to some 35 MB
+# UTF-32 begins as UTF-16 does
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name, then rename it: readers see the old content or the new, never half."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+    """Write a file under a temporary name, then rename it: readers see the old content or the new, never half.
+
+    The name is this process's own. Those that killed processes have left are removed.
+    """
+    here = f".{path.name}.{platform.node()}-"
+    for left in path.parent.glob(f"{glob.escape(here)}*.tmp"):
+        if not _runs(left.name.removeprefix(here).removesuffix(".tmp")):
+            left.unlink(missing_ok=True)
+    temporary = path.with_name(f"{here}{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _runs(process: str) -> bool:
+    """Whether a process of that number may still run on this machine."""
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except (ValueError, PermissionError):
+        return True
+    return True
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -37,6 +70,24 @@ def swap_folder(new: Path, folder: Path) -> None:
         folder.rename(_aside(folder))
     new.rename(folder)
     shutil.rmtree(_aside(folder), ignore_errors=True)
+
+
+@contextlib.contextmanager
+def replacing(folder: Path, new: Path) -> Iterator[None]:
+    """A new folder beside another one takes its place when the block ends well, and else is removed.
+
+    Raises UserError where another process is writing it. What a killed one has left is removed.
+    """
+    lock = folder.with_name(f".{folder.name}.lock")
+    writable(folder.parent)
+    with locked(lock, f"{folder}: another process is writing there; wait for it or give another folder"):
+        shutil.rmtree(new, ignore_errors=True)
+        try:
+            yield
+            swap_folder(new, folder)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+            lock.unlink(missing_ok=True)
 
 
 def restore_folder(folder: Path) -> None:
@@ -163,13 +214,17 @@ def read_whole_lines(file: Path, fields: Collection[str] = ()) -> list[dict[str,
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises UserError naming the file."""
+    """The text of a file, in UTF-8, or as its byte order mark says. Raises UserError naming the file."""
     try:
-        return path.read_text(encoding="utf-8")
+        content = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    encoding = next((name for mark, name in _MARKS if content.startswith(mark)), "utf-8")
+    try:
+        return io.StringIO(content.decode(encoding), newline=None).read()  # lines end alike on all systems
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: {error}") from None
+        line = content[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}:{line}: not valid {encoding.upper()} ({error.reason}); save it as UTF-8") from None
 
 
 def check_json_size(path: Path) -> None:

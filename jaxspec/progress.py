@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from types import TracebackType
 
 import tqdm
@@ -14,6 +15,8 @@ _SECONDS_BETWEEN_LINES = 15.0
 class Progress:
     """A bar with rate and time left; a line every few seconds where stderr is no terminal.
 
+    The rate is that of the later half of what is done: first units may take longer, as programs are compiled.
+
     Args:
       label: what is going on.
       total: units of work.
@@ -23,7 +26,8 @@ class Progress:
 
     def __init__(self, label: str, total: int, unit: str, done: int = 0):
         self._label, self.total, self._unit, self._first, self._done = label, total, unit, done, done
-        self._began = self._last = time.monotonic()
+        self._last = time.monotonic()
+        self._marks = deque([(self._last, done)])  # times and units finished by then, from the middle on
         self._bar = None
         if sys.stderr.isatty():
             self._bar = tqdm.tqdm(total=total, initial=done, unit=unit, desc=label, dynamic_ncols=True)
@@ -44,9 +48,13 @@ class Progress:
             self._bar.update(done - self._done)
         self._done = done
         now = time.monotonic()
+        self._marks.append((now, done))
+        while len(self._marks) > 2 and 2 * self._marks[1][1] <= self._first + done:
+            self._marks.popleft()
         if self._bar is None and (now - self._last > _SECONDS_BETWEEN_LINES or done >= self.total):
             self._last = now
-            rate = (done - self._first) / max(now - self._began, 1e-9)
+            since, before = self._marks[0]
+            rate = (done - before) / max(now - since, 1e-9)
             left = (self.total - done) / rate if rate else 0
             line = f"{self._label}: {done}/{self.total} {self._unit}, {rate:.2f}/s, {left / 60:.1f} min left"
             print(f"{line}  {note}".rstrip(), file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """Files that a kill must not lose."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -12,9 +13,12 @@ from jaxspec.files import (
     exclusive,
     locked,
     read_json,
+    read_text,
+    replacing,
     restore_folder,
     swap_folder,
     user_cache,
+    write_atomically,
 )
 
 
@@ -106,6 +110,64 @@ def test_one_after_another(tmp_path):
 def test_nothing_to_restore(tmp_path):
     restore_folder(tmp_path / "best")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    """And what killed processes have left goes with the next write; what others are writing stays."""
+    file = tmp_path / "a.json"
+    write_atomically(file, b"old")
+
+    def full(path, content):
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="No space"):
+            write_atomically(file, b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"] and file.read_bytes() == b"old"
+    node = os.uname().nodename
+    names = [f".a.json.{node}-{process}.tmp" for process in (2**22 + 7, os.getppid())]
+    for name in names:
+        (tmp_path / name).touch()
+    write_atomically(file, b"new")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json", names[1]} and file.read_bytes() == b"new"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(UserError, match="file: cannot be written"),
+        replacing(tmp_path / "file" / "best", tmp_path / "x"),
+    ):
+        pass
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
+    """Nothing stays beside it, whether the block ends well or not."""
+    folder, new = make(tmp_path / "best", "old"), tmp_path / ".best.tmp"
+    make(new, "of a killed process")
+    with pytest.raises(OSError, match="full"), replacing(folder, new):
+        make(new, "new")
+        raise OSError("full")
+    assert [path.name for path in tmp_path.iterdir()] == ["best"] and (folder / "file").read_text() == "old"
+    with replacing(folder, new):
+        make(new, "new")
+        with pytest.raises(UserError, match="another process is writing there"), replacing(folder, new):
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["best"] and (folder / "file").read_text() == "new"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_text_in_the_encodings_that_its_mark_tells(tmp_path, encoding):
+    (tmp_path / "text").write_bytes("東京\r\n".encode(encoding))
+    assert read_text(tmp_path / "text") == "東京\n"
+
+
+def test_the_line_of_what_is_no_text_is_named(tmp_path):
+    (tmp_path / "text").write_bytes(b"a\nb\xffc\n")
+    with pytest.raises(UserError, match=r"text:2: not valid UTF-8 \(invalid start byte\); save it as UTF-8"):
+        read_text(tmp_path / "text")
 
 
 @pytest.mark.parametrize(

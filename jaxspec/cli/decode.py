@@ -59,6 +59,10 @@ class DecodeOptions(DrafterOptions):
       top_k: keep the k most probable tokens; 0 keeps all.
       top_p: keep the most probable tokens up to this probability.
       min_p: drop tokens less probable than this fraction of the best.
+      repetition_penalty: divides positive logits of tokens that the prompt or the answer has, and multiplies negative
+        ones; 1 is off.
+      presence_penalty: subtracted from logits of tokens that the answer has.
+      frequency_penalty: likewise, as many times as the answer has them.
       seed: sampling seed, which determines the text.
       accept: match gives the text of autoregressive decoding; rejection, when sampling, another text of the same
         distribution; so does block, which accepts more, but of chains of one method alone; typical, when sampling, is
@@ -94,6 +98,9 @@ class DecodeOptions(DrafterOptions):
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int = 0
     accept: Literal["match", "rejection", "block", "typical"] = "match"
     epsilon: float = Typical.epsilon
@@ -110,7 +117,7 @@ class DecodeOptions(DrafterOptions):
 
     def sampling(self) -> SamplingConfig:
         """The sampling settings."""
-        return SamplingConfig(self.temperature, self.top_k, self.top_p, self.min_p)
+        return SamplingConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(SamplingConfig)})
 
     def acceptance(self) -> Acceptance:
         """The acceptance rule."""

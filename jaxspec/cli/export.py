@@ -62,7 +62,7 @@ def main(args: list[str]) -> None:
 
 def export(model: Model, output: Path) -> None:
     """Write the base, and print its fingerprint as it will be loaded."""
-    save_model(model, output)
+    save_model(model, new_folder(str(output)))  # another export may have ended there meanwhile
     written = params_fingerprint(model.config, model.params)
     print(f"{output}: {model.name} as a Hugging Face directory, {model.dtype}, fingerprint {written}")
     if written != model.fingerprint:

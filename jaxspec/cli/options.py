@@ -57,10 +57,7 @@ class DrafterOptions:
 
     def load_model(self, mesh: MeshConfig = MeshConfig()) -> Model:
         """The base, on a mesh; says on stderr what its device lacks."""
-        notes = [plain_note()]
-        if not self.dtype and not has_bfloat16():
-            notes.append(f"{jax.devices()[0].device_kind}: computing in float16, for it has no bfloat16")
-        for note in filter(None, notes):
+        if note := plain_note():
             print(note, file=sys.stderr)
         return load_base(self.model or DEFAULT_MODEL, self.dtype, mesh, self.template, self.weights)
 
@@ -72,7 +69,9 @@ class DrafterOptions:
 
 
 def load_base(name: str, dtype: str, mesh: MeshConfig, template: str, weights: str) -> Model:
-    """A base as options name it, an empty one being the default; says on stderr what its weights cost here."""
+    """A base as options name it, an empty one being the default; says on stderr what dtype and weights mean."""
+    if not dtype and not has_bfloat16():
+        print(f"{jax.devices()[0].device_kind}: computing in float16, for it has no bfloat16", file=sys.stderr)
     model = load_model(name, dtype or None, mesh, template, weights)
     if model.weights and (note := small_note(model.params["lm_head"], mesh.devices > 1)):
         print(note, file=sys.stderr)

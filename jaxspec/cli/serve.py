@@ -6,9 +6,13 @@ import dataclasses
 import importlib.util
 import logging
 import os
+import re
 import sys
 import time
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
 
 from jaxspec.cli.options import DrafterOptions, parse
 from jaxspec.cli.program import enable_compilation_cache
@@ -18,6 +22,7 @@ from jaxspec.drafters import load_drafter
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.serving.engine import Engine, Limits
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s@]+")
 _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
@@ -37,9 +42,14 @@ class ServeOptions(DrafterOptions):
       limits: limits of the engine, which bound its memory.
       host: address to listen at; 0.0.0.0 for all.
       port: port to listen at; 0 takes a free one.
-      name: name of the model for clients; default the model's name.
+      name: name of the model for clients; default the model's name, and of a path also its last part.
       api_key: key that clients must send; empty for none. Default the environment variable JAXSPEC_API_KEY, which
         other users of the machine cannot see.
+      allow_origin: origin of pages that browsers let use the server, as in http://localhost:3000; * for all; may be
+        repeated. Default none.
+      per_request_spec_decode_metrics: summary tells in each response how the drafts of its answer fared.
+      penalties: clients may ask for repetition_penalty, presence_penalty and frequency_penalty; every step then takes
+        a little longer, asked or not.
       max_body_bytes: largest request body, in bytes.
       grace: seconds that running requests have after SIGTERM.
     """
@@ -54,6 +64,9 @@ class ServeOptions(DrafterOptions):
     port: int = 8000
     name: str = ""
     api_key: str = dataclasses.field(default="", repr=False)
+    allow_origin: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ORIGIN"), tyro.conf.UseAppendAction] = ()
+    per_request_spec_decode_metrics: Literal["none", "summary"] = "none"
+    penalties: bool = False
     max_body_bytes: int = 4 * 2**20
     grace: float = 60.0
 
@@ -70,6 +83,9 @@ def check(options: ServeOptions) -> None:
     check_at_least(options, {"port": 0, "max_body_bytes": 1, "grace": 0})
     if options.port > 65535:
         raise UserError(f"port must be at most 65535, got {options.port}")
+    for origin in options.allow_origin:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise UserError(f"allow-origin must be * or as in http://localhost:3000, without a path, got {origin!r}")
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise UserError(f"the server needs {', '.join(missing)}; in a clone, install with: pip install -e '.[serve]'")
 
@@ -87,11 +103,20 @@ def serve(options: ServeOptions) -> None:
     spec = options.drafter(tree=options.tree or None, vocabulary=options.draft_vocabulary)
     acceptance = ACCEPTANCES[options.accept]()
     drafter = load_drafter(spec.accepted_by(acceptance), model, slots=options.limits.slots)
-    engine = Engine(model, drafter, options.limits, acceptance)
+    engine = Engine(model, drafter, options.limits, acceptance, options.penalties)
     engine.warm_up()
     key = options.api_key or os.environ.get("JAXSPEC_API_KEY", "")
-    name = options.name or model.name
-    app = make_app(engine, name, key, options.max_body_bytes, options.grace)
+    name, *aliases = names(options.name, model.name)
+    app = make_app(
+        engine,
+        name,
+        key,
+        options.max_body_bytes,
+        options.grace,
+        aliases=aliases,
+        origins=options.allow_origin,
+        draft_metrics=options.per_request_spec_decode_metrics == "summary",
+    )
 
     def ready() -> None:
         print(
@@ -102,6 +127,14 @@ def serve(options: ServeOptions) -> None:
         )
 
     run(app, sock, options.grace, ready)
+
+
+def names(given: str, model: str) -> list[str]:
+    """Names that clients may use, the one to tell them first: the given one, or those of a model's name or path."""
+    if given:
+        return [given]
+    last = Path(os.path.abspath(model)).name
+    return [model] if last == model else [last, model] if Path(model).exists() else [model, last]
 
 
 def _log_to_stderr() -> None:

@@ -56,7 +56,7 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
         state = state.replace(scores=state.scores.append(logits, accepted.path, text[:, 1:], state.counts, wanted))
     if state.finite is not None:
         state = _check(state, logits, accepted)
-    was_done, state = state.done, _emit(state, draft, accepted, text[:, 1:], decoding.eos)
+    was_done, state = state.done, _emit(state, draft, accepted, text[:, 1:], decoding.ends(text[:, 1:]))
     pace, costs = state.pace, decoding.costs
     if pace is not None:
         drafted = draft.has_candidates(~was_done)
@@ -96,7 +96,11 @@ def _verify(
     states, kv = run_rows(base, rows, state.cache, state.lengths[:, None, None])
     logits = base.logits(states[base.decoder.config.num_layers][:, 0, :num_nodes])
     predicted = state.lengths[:, None] + 1 + jnp.arange(draft.tree.max_depth + 1)
-    accepted = decoding.acceptance(draft, logits, decoding.sampler, state.seeds, predicted)
+    penalised = logits
+    if state.seen is not None:
+        penalised = decoding.sampler.penalties(logits, state.seen, state.seen.at_nodes(draft.tree, draft.tokens))
+    admitted = decoding.admitted(penalised, state.counts[:, None] + draft.tree.depth)
+    accepted = decoding.acceptance(draft, admitted, decoding.sampler, state.seeds, predicted)
 
     def whole(layer: int, x: jax.Array) -> jax.Array:  # [B, 1, rows there, D] to [B, rows there and left out, D]
         zeros = jnp.zeros((len(x), left_out[layer], x.shape[-1]), x.dtype)
@@ -121,11 +125,11 @@ def _new_tokens(draft: Draft, accepted: Accepted) -> jax.Array:
     return jnp.where(is_bonus, accepted.bonus[:, None], jnp.roll(path_tokens, -1, axis=1))
 
 
-def _emit(state: DecodeState, draft: Draft, accepted: Accepted, new: jax.Array, eos: jax.Array) -> DecodeState:
-    """Append the accepted candidates and the bonus, up to the first end-of-text token or the limit, no further."""
+def _emit(state: DecodeState, draft: Draft, accepted: Accepted, new: jax.Array, ends: jax.Array) -> DecodeState:
+    """Append the accepted candidates and the bonus, up to the first of them that `ends` the text or the limit."""
     place = jnp.arange(new.shape[1])
     sources = jnp.roll(jnp.take_along_axis(draft.sources, accepted.path, axis=1), -1, axis=1)
-    ends = jnp.isin(new, eos) & (place <= accepted.length[:, None])
+    ends = ends & (place <= accepted.length[:, None])
     end = jnp.min(jnp.where(ends, place, new.shape[1]), axis=1)  # the first place that ends the text
     until_end = jnp.minimum(end, accepted.length) + 1
     emitted = jnp.where(state.done, 0, jnp.minimum(until_end, state.limits - state.counts))
@@ -135,6 +139,7 @@ def _emit(state: DecodeState, draft: Draft, accepted: Accepted, new: jax.Array, 
         tokens=overwrite(state.tokens, new, state.counts),
         drafted_by=overwrite(state.drafted_by, jnp.where(place < accepted.length[:, None], sources, 0), state.counts),
         counts=counts,
+        seen=None if state.seen is None else state.seen.after(new, place < emitted[:, None]),
         done=state.done | (end < emitted) | (counts >= state.limits),
     )
 

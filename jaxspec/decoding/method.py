@@ -248,7 +248,11 @@ class Method:
         return trainable
 
     def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
-        """The method state of `batch` texts of at most `capacity` tokens before any of them is read."""
+        """The method state of `batch` texts of at most `capacity` tokens before any of them is read.
+
+        A leaf whose shape depends on the capacity has a slot for each position along that axis. Of a prompt's chunk
+        `observe` writes there the slots of its tokens and of the one after it, so that readings can be kept in parts.
+        """
         return {}
 
     def expect(self, method_state: PyTree, predicted: jax.Array) -> PyTree:

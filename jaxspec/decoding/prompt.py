@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxspec.decoding.draft import Pace, PyTree
 from jaxspec.decoding.method import ReadChunk
+from jaxspec.decoding.penalties import Seen, tokens_of
 from jaxspec.decoding.scores import Scores
 from jaxspec.decoding.state import DecodeState, Decoding, divided_state
 from jaxspec.decoding.stats import Stats
@@ -77,8 +78,7 @@ def read(
     """
     B, W = tokens.shape
     if reading is None:
-        cache, context = empty_cache(base.decoder.config, B, capacity, base.dtype), causal_context(B, W)
-        states = [source.method.init_state(decoding.base, B, capacity) for source in decoding.drafter.sources]
+        (cache, states), context = begin(base, decoding, B, capacity), causal_context(B, W)
     else:
         states = _observe(decoding, reading, jnp.where(lengths > 0, W, 0), tokens[:, 0], seeds)
         # In rows that ended, too: what is written there lies behind the prompt, and is never looked at.
@@ -92,6 +92,12 @@ def read(
         last = last.updated(last, reading.last)
         cache = commit_after(cache, kv, first, jnp.argmax(hidden[:, -1], axis=-1))
     return divided_state(Reading(cache, states, last))
+
+
+def begin(base: Base, decoding: Decoding, batch: int, capacity: int) -> tuple[Cache, list[PyTree]]:
+    """Cache and method states of `batch` prompts of which nothing was read."""
+    states = [source.method.init_state(decoding.base, batch, capacity) for source in decoding.drafter.sources]
+    return empty_cache(base.decoder.config, batch, capacity, base.dtype), states
 
 
 def _observe(
@@ -114,6 +120,7 @@ def start(
     limits: jax.Array,
     seeds: jax.Array,
     first: jax.Array | None = None,
+    prompt_tokens: jax.Array | None = None,
     predicted: jax.Array | None = None,
     *,
     width: int,
@@ -129,6 +136,7 @@ def start(
       limits: [B] int32, tokens to emit; 0 for rows that only pad the batch.
       seeds: [B] uint32, of sampling.
       first: [B] int32, a given first token; None: the base's choice.
+      prompt_tokens: [B, V] bool, the tokens that the prompts have, where the sampler has penalties for them; else None.
       predicted: [B, E] int32, what the user expects of the answers (see `Method.expect`); None: nothing.
       width: room of the output buffer, at least the largest limit.
       best: K, scores to keep of every token; None: the state has no room for any.
@@ -139,11 +147,12 @@ def start(
         reading = reading.replace(method_states=expected)
     cache, lengths = reading.cache, reading.lengths
     logits = base.logits(last.last(last.hidden))
-    first = decoding.first_token(logits, seeds, lengths) if first is None else first
+    seen = None if prompt_tokens is None else Seen.begin(prompt_tokens)
+    first = decoding.first_token(logits, seeds, lengths, seen) if first is None else first
     states = _observe(decoding, reading, last.length, first, seeds)
     trees, room = shape.begin(B), width + shape.depth + 1
     counts = jnp.minimum(limits, 1)
-    done = (counts >= limits) | jnp.isin(first, decoding.eos)
+    done = (counts >= limits) | decoding.ends(first[:, None])[:, 0]
     finite = jnp.all(jnp.isfinite(logits), axis=-1) | (limits == 0) if decoding.checks_logits else None
     if finite is not None:
         done |= ~finite
@@ -166,6 +175,7 @@ def start(
         pace=pace,
         scores=None if best is None else Scores.begin(logits, first, room, best),
         finite=finite,
+        seen=None if seen is None else seen.after(first[:, None], counts[:, None] > 0),
     )
     return divided_state(state)
 
@@ -204,4 +214,8 @@ def prefill(
     for at in range(0, max(lengths), chunk):
         part, left = tokens[:, at : at + chunk], np.clip(lengths - at, 0, chunk)
         reading = read(base, decoding, reading, part, left, seeds, capacity=capacity)
-    return start(base, decoding, reading.memory, reading.last, limits, seeds, first, predicted, width=width)
+    has = None
+    if decoding.sampler.penalties is not None:
+        has = tokens_of([row[:length] for row, length in zip(tokens, lengths, strict=True)], base.vocab_size)
+    rows = (reading.memory, reading.last, limits, seeds)
+    return start(base, decoding, *rows, first, has, predicted, width=width)

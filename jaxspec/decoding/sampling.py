@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from jaxspec.config import SamplingConfig
+from jaxspec.decoding.penalties import Penalties
 from jaxspec.errors import UserError
 
 PyTree = Any
@@ -88,6 +89,7 @@ class Sampler:
       min_p: float32 scalar.
       active: which of (sampling at all, top-k, top-p, min-p) are switched on (static).
       independent: draw from the stream of drafts, and remember the distribution drawn from (static).
+      penalties: of the base's logits, for tokens that a text has already; None where there are none.
     """
 
     temperature: jax.Array
@@ -96,6 +98,7 @@ class Sampler:
     min_p: jax.Array
     active: tuple[bool, bool, bool, bool] = flax.struct.field(pytree_node=False)
     independent: bool = flax.struct.field(pytree_node=False, default=False)
+    penalties: Penalties | None = None
 
     @property
     def sampling(self) -> bool:
@@ -233,6 +236,7 @@ def _as_rows(x: jax.Array, ndim: int) -> jax.Array:
 
 _COLDEST = 1e-6  # what is colder is greedy, and far below it logits overflow
 _MOST = np.iinfo(np.int32).max
+_MOST_REPETITION = 100  # far beyond what leaves text
 
 
 def make_sampler(config: SamplingConfig) -> Sampler:
@@ -249,17 +253,19 @@ def make_sampler(config: SamplingConfig) -> Sampler:
         top_p=jnp.float32(config.top_p),
         min_p=jnp.float32(config.min_p),
         active=(sampling, sampling and config.top_k > 0, sampling and config.top_p < 1, sampling and config.min_p > 0),
+        penalties=Penalties.of([config]) if config.penalises else None,
     )
 
 
-def make_row_sampler(configs: Sequence[SamplingConfig]) -> RowSampler:
-    """Sampling settings of every batch row, which were checked, as host arrays."""
+def make_row_sampler(configs: Sequence[SamplingConfig], penalties: bool = False) -> RowSampler:
+    """Sampling settings of every batch row, which were checked, as host arrays; with penalties only where asked for."""
     return RowSampler(
         temperature=np.array([config.temperature for config in configs], np.float32),
         top_k=np.array([min(config.top_k, _MOST) for config in configs], np.int32),
         top_p=np.array([config.top_p for config in configs], np.float32),
         min_p=np.array([config.min_p for config in configs], np.float32),
         active=(True, True, True, True),
+        penalties=Penalties.of(configs) if penalties else None,
     )
 
 
@@ -273,6 +279,14 @@ def check_sampling(config: SamplingConfig) -> None:
         raise UserError(f"min-p must be between 0 and 1, got {config.min_p}")
     if config.top_k < 0:
         raise UserError(f"top-k must be 0 (off) or positive, got {config.top_k}")
+    if not 0 < config.repetition_penalty <= _MOST_REPETITION:
+        raise UserError(
+            f"repetition-penalty must be above 0 and at most {_MOST_REPETITION} (1 is off), "
+            f"got {config.repetition_penalty}"
+        )
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -2 <= (value := getattr(config, name)) <= 2:
+            raise UserError(f"{name.replace('_', '-')} must be between -2 and 2 (0 is off), got {value}")
 
 
 def _ordered_bits(x: jax.Array) -> jax.Array:

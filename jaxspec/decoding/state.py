@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxspec.decoding.acceptance import Acceptance
 from jaxspec.decoding.draft import Draft, DraftContext, Offer, Pace, PyTree
 from jaxspec.decoding.drafter import FEW_LAYERS, DeviceDrafter
+from jaxspec.decoding.penalties import Seen
 from jaxspec.decoding.sampling import Sampler
 from jaxspec.decoding.scores import Scores
 from jaxspec.decoding.shape import Best
@@ -33,6 +34,8 @@ class Decoding:
       acceptance: which candidates survive (static); chooses the first token too.
       drafts: [B] bool, rows that draft; None: all.
       scored: [B] bool, rows whose log-probabilities are kept; None: the state has no room for any.
+      least: [B] int32, tokens that come before any that ends a text; None: 0.
+      endless: [B] bool, rows that no token ends; None: none.
     """
 
     base: Base
@@ -42,6 +45,20 @@ class Decoding:
     acceptance: Acceptance = flax.struct.field(pytree_node=False)
     drafts: jax.Array | None = None
     scored: jax.Array | None = None
+    least: jax.Array | None = None
+    endless: jax.Array | None = None
+
+    def admitted(self, logits: jax.Array, emitted: jax.Array) -> jax.Array:
+        """Logits [B, N, V] without the tokens that end a text, where too few tokens [B, N] come before."""
+        if self.least is None:
+            return logits
+        early = emitted < self.least[:, None]
+        return jnp.where(early[..., None] & jnp.isin(jnp.arange(logits.shape[-1]), self.eos), -jnp.inf, logits)
+
+    def ends(self, tokens: jax.Array) -> jax.Array:
+        """Whether tokens [B, X] end the texts of their rows."""
+        ends = jnp.isin(tokens, self.eos)
+        return ends if self.endless is None else ends & ~self.endless[:, None]
 
     @property
     def checks_logits(self) -> bool:
@@ -56,9 +73,12 @@ class Decoding:
         greedy, sampled = self.drafter.shape.costs[:, None]
         return self.sampler.pick(sampled, greedy)
 
-    def first_token(self, logits: jax.Array, seeds: jax.Array, lengths: jax.Array) -> jax.Array:
+    def first_token(self, logits: jax.Array, seeds: jax.Array, lengths: jax.Array, seen: Seen | None) -> jax.Array:
         """The token [B] after prompts of some lengths [B], from the base's logits there [B, V]."""
         noise = self.sampler.noise(seeds, lengths[:, None], jnp.arange(self.base.vocab_size))[:, 0]
+        if seen is not None:
+            logits = self.sampler.penalties(logits[:, None], seen, seen.counts[:, None])[:, 0]
+        logits = self.admitted(logits[:, None], jnp.zeros((len(logits), 1), jnp.int32))[:, 0]
         return self.acceptance.choose(logits, noise, self.sampler)
 
     def offers(
@@ -130,6 +150,7 @@ class DecodeState:
       pace: how fast rows have been of late; None where steps have but one size.
       scores: log-probabilities of what was emitted, [B, W]; None where nobody may ask for them.
       finite: [B] bool: all logits that tokens were chosen by were finite; None where they are not checked.
+      seen: the tokens of prompt and answer; None where the sampler has no penalties for them.
     """
 
     cache: Cache
@@ -146,6 +167,7 @@ class DecodeState:
     pace: Pace | None
     scores: Scores | None = None
     finite: jax.Array | None = None
+    seen: Seen | None = None
 
     @property
     def text_lengths(self) -> jax.Array:

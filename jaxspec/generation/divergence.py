@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import SamplingConfig
+from jaxspec.decoding.penalties import Seen, tokens_of
 from jaxspec.decoding.sampling import Sampler, make_sampler
 from jaxspec.generation.job import bucket
 from jaxspec.model.attention import causal_context
@@ -72,15 +73,22 @@ def first_divergence(
     text = [*prompt, *reference[:index]]
     tokens = np.zeros((1, bucket(len(text))), np.int32)
     tokens[0, : len(text)] = text
-    base = model.base
-    scores = np.asarray(_scores(base, make_sampler(sampling), tokens, np.int32(len(text)), jnp.uint32(seed % 2**32)))
+    base, sampler, seen = model.base, make_sampler(sampling), None
+    if sampler.penalties is not None:
+        counts = np.bincount(np.asarray(reference[:index], np.int32), minlength=base.vocab_size)
+        seen = Seen(tokens_of([prompt], base.vocab_size), counts[None].astype(np.int32))
+    scores = np.asarray(_scores(base, sampler, tokens, np.int32(len(text)), jnp.uint32(seed % 2**32), seen))
     return Divergence(index, pair, float(abs(scores[pair[0]] - scores[pair[1]])))
 
 
 @jax.jit
-def _scores(base: Base, sampler: Sampler, tokens: jax.Array, length: jax.Array, seed: jax.Array) -> jax.Array:
+def _scores(
+    base: Base, sampler: Sampler, tokens: jax.Array, length: jax.Array, seed: jax.Array, seen: Seen | None
+) -> jax.Array:
     """[V]: what decides the token behind the first `length` tokens of [1, T]."""
     hidden, _ = base.rows(base.embed(tokens), causal_context(*tokens.shape))
     logits = base.logits(hidden[:, length - 1])
+    if seen is not None:
+        logits = sampler.penalties(logits[:, None], seen, seen.counts[:, None])[:, 0]
     noise = sampler.noise(seed[None], length[None, None], jnp.arange(base.vocab_size))[:, 0]
     return (sampler.filtered(logits) + noise)[0]

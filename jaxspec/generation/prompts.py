@@ -11,6 +11,19 @@ from jaxspec.errors import UserError
 from jaxspec.weights.load import Model
 
 
+class TooLong(UserError):
+    """A prompt that leaves no room for its answer.
+
+    Args:
+      message: the sentence for people.
+      length: tokens of the prompt.
+    """
+
+    def __init__(self, message: str, length: int):
+        super().__init__(message)
+        self.length = length
+
+
 def pad_tokens(sequences: Sequence[Sequence[int]], width: int) -> tuple[np.ndarray, np.ndarray]:
     """Token ids [B, width] int32, padded on the right with 0, and their lengths [B] int32."""
     tokens = np.zeros((len(sequences), width), np.int32)
@@ -52,7 +65,8 @@ def encode_prompts(
         if not all(0 <= i < model.config.vocab_size for i in ids):
             raise UserError(f"{name} holds a token id outside the vocabulary of {model.config.vocab_size}")
         if len(ids) > room:
-            raise UserError(f"{name} has {len(ids)} tokens: {_too_long(model, len(ids), max_new_tokens, longest)}")
+            told = _too_long(model, len(ids), max_new_tokens, longest)
+            raise TooLong(f"{name} has {len(ids)} tokens: {told}", len(ids))
         encoded.append(ids)
     return encoded
 

@@ -13,10 +13,12 @@ class TextStream:
     Args:
       decode: token ids to text.
       stop: texts that end it.
+      least: number of first tokens in whose text no stop text begins.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str] = ()):
-        self._decode, self._stop = decode, tuple(stop)
+    def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str] = (), least: int = 0):
+        self._decode, self._stop, self._least = decode, tuple(stop), least
+        self._stoppable = 0  # where in the text a stop text may begin
         self.tokens: list[int] = []
         self.sent = ""
         self.stopped: str | None = None
@@ -33,12 +35,15 @@ class TextStream:
         """
         known = len(self.tokens)
         self.tokens += tokens
+        if known < self._least:
+            self._stoppable = len(self._text(min(self._least, len(self.tokens))))
         text = self._text(len(self.tokens))
-        if any(stop in text for stop in self._stop):
+        if any(stop in text[self._stoppable :] for stop in self._stop):
             # Token by token, so that the end does not depend on how many come at once.
             for count in range(known + 1, len(self.tokens) + 1):
                 text = self._text(count)
-                if found := [(text.index(stop), -len(stop), stop) for stop in self._stop if stop in text]:
+                begins = [(text.find(stop, self._stoppable), -len(stop), stop) for stop in self._stop]
+                if found := [each for each in begins if each[0] >= 0]:
                     place, _, self.stopped = min(found)
                     self.tokens = self.tokens[:count]
                     return self._send(text[:place])

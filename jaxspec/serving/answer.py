@@ -25,21 +25,23 @@ class AnswerStream(AsyncIterator[Piece]):
       request: the request that it answers.
       prompt_scores: log-probabilities of the prompt's tokens from the second on, if the request asks for them; set
         before the first piece.
+      cached: number of the prompt's tokens that were not read again; set before the first piece.
       asked_at: time at which the request entered the queue.
       read_at: time at which reading of the prompt began; None before.
-      decoded_at: time at which the prompt was read and decoding began; None before.
+      decoded_at: time at which the prompt was read and the first token known; None before.
       cancelled: whether the client has cancelled it.
     """
 
     def __init__(self, request: Request, decode: Callable[[list[int]], str], seconds: float):
         self.request = request
         self.prompt_scores: list[TokenScore] = []
+        self.cached = 0
         self.asked_at = time.monotonic()
         self.read_at: float | None = None
         self.decoded_at: float | None = None
         self.cancelled = False
         self._deadline = self.asked_at + seconds if seconds else float("inf")
-        self._text = TextStream(decode, request.stop)
+        self._text = TextStream(decode, request.stop, request.min_new_tokens)
         self._loop, self._pieces = asyncio.get_running_loop(), asyncio.Queue()
         self._ended = False
 

@@ -10,23 +10,31 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from jaxspec.errors import UserError
+from jaxspec.generation.prompts import TooLong
+from jaxspec.serving.chat import Chat
 from jaxspec.serving.engine import Engine
+from jaxspec.serving.fields import ApiError
+from jaxspec.serving.merge import merged
+from jaxspec.serving.messages import encode_chat
 from jaxspec.serving.metrics import Metrics
-from jaxspec.serving.protocol import ApiError, Asked, Prompt, parse
+from jaxspec.serving.protocol import Asked, Prompt, parse
 from jaxspec.serving.replies import Choice, Replies
-from jaxspec.serving.request import Busy, Closed, Piece
-from jaxspec.weights.templates import own_template, with_variables
+from jaxspec.serving.request import Busy, Closed
+from jaxspec.serving.tokens import detokenize, parse_tokens, tokenize
+from jaxspec.weights.spelling import Spelling
 
 MAX_BODY_BYTES = 4 * 2**20  # largest request body
 _PAGE = Path(__file__).parent / "page.html"
@@ -34,7 +42,15 @@ _log = logging.getLogger("jaxspec.serving")
 
 
 def make_app(
-    engine: Engine, name: str, api_key: str = "", max_body_bytes: int = MAX_BODY_BYTES, grace: float = 60.0
+    engine: Engine,
+    name: str,
+    api_key: str = "",
+    max_body_bytes: int = MAX_BODY_BYTES,
+    grace: float = 60.0,
+    *,
+    aliases: Sequence[str] = (),
+    origins: Sequence[str] = (),
+    draft_metrics: bool = False,
 ) -> Starlette:
     """The web application.
 
@@ -44,8 +60,11 @@ def make_app(
       api_key: key that clients must send under /v1; empty for none.
       max_body_bytes: largest request body, in bytes.
       grace: seconds that running requests have when the application ends.
+      aliases: further names that the model answers to.
+      origins: origins of pages that browsers let read the answers, or "*" for all.
+      draft_metrics: whether each answer tells how its drafts fared.
     """
-    api = Api(engine, name, api_key, max_body_bytes)
+    api = Api(engine, (name, *aliases), api_key, max_body_bytes, draft_metrics)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -57,10 +76,16 @@ def make_app(
         Route("/health", api.health),
         Route("/metrics", api.metrics_page),
         Route("/v1/models", api.guarded(api.models)),
+        Route("/v1/models/{name:path}", api.guarded(api.model)),
+        Route("/tokenize", api.guarded(api.tokenize), methods=["POST"]),
+        Route("/detokenize", api.guarded(api.detokenize), methods=["POST"]),
         Route("/v1/completions", api.guarded(functools.partial(api.answer, chat=False)), methods=["POST"]),
         Route("/v1/chat/completions", api.guarded(functools.partial(api.answer, chat=True)), methods=["POST"]),
     ]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_error})
+    allowed = {"allow_origins": origins, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+    middleware = [Middleware(CORSMiddleware, **allowed)] if origins else []
+    errors = {HTTPException: _http_error}
+    return Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=errors)
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -69,9 +94,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Api:
     """The handlers of one engine."""
 
-    def __init__(self, engine: Engine, name: str, api_key: str, max_body_bytes: int):
-        self._engine, self._name, self._key, self._max_body_bytes = engine, name, api_key, max_body_bytes
-        self._metrics, self._started = Metrics(engine, name), int(time.time())
+    def __init__(self, engine: Engine, names: Sequence[str], api_key: str, max_body_bytes: int, draft_metrics: bool):
+        self._engine, self._names, self._key, self._max_body_bytes = engine, names, api_key, max_body_bytes
+        self._name, self._draft_metrics = names[0], draft_metrics
+        self._metrics, self._started = Metrics(engine, self._name), int(time.time())
+        self._spelling = Spelling(engine.model.tokenizer)
 
     def guarded(self, handler: Handler) -> Handler:
         """A handler that checks the key, and whose errors become JSON and a line in the log."""
@@ -106,26 +133,51 @@ class Api:
 
     async def models(self, request: Request) -> Response:
         """List the model."""
-        model = {"id": self._name, "object": "model", "created": self._started, "owned_by": "jaxspec"}
-        length = {"max_model_len": self._engine.max_length, "method": self._engine.drafter.name}
-        return JSONResponse({"object": "list", "data": [model | length]})
+        return JSONResponse({"object": "list", "data": [self._model(self._name)]})
+
+    async def model(self, request: Request) -> Response:
+        """The model by one of its names."""
+        name = request.path_params["name"]
+        self._check_model(name)
+        return JSONResponse(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        model = {"id": name, "object": "model", "created": self._started, "owned_by": "jaxspec"}
+        return model | {"max_model_len": self._engine.max_length, "method": self._engine.drafter.name}
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name not in self._names:
+            message = f"the model {name!r} does not exist; there is {self._name!r}"
+            raise ApiError(404, message, "model", "model_not_found")
+
+    async def tokenize(self, request: Request) -> Response:
+        """The tokens of a text or of a chat."""
+        fields, chat = parse_tokens(await self._body(request))
+        self._check_model(fields.take("model", str, "a string"))
+        found = await asyncio.to_thread(tokenize, fields, chat, self._engine.model)
+        return JSONResponse(found | {"max_model_len": self._engine.max_length})
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of tokens."""
+        fields, found = detokenize(await self._body(request), self._engine.model)
+        self._check_model(fields.take("model", str, "a string"))
+        return JSONResponse(found)
 
     async def answer(self, request: Request, chat: bool) -> Response:
         """Continue texts, or answer a chat with its next message."""
         if self._engine.full:  # before anything is read
             raise _busy("too many requests are waiting already; try again later")
         began = time.monotonic()
-        asked = parse(await self._body(request), chat, self._engine.limits.top_logprobs)
-        if asked.model not in (None, self._name):
-            message = f"the model {asked.model!r} does not exist; there is {self._name!r}"
-            raise ApiError(404, message, "model", "model_not_found")
+        engine = self._engine
+        asked = parse(await self._body(request), chat, engine.limits.top_logprobs, engine.penalties)
+        self._check_model(asked.model)
         choices = await self._submit(asked)
-        replies = Replies(asked, self._engine.drafter, self._name)
+        replies = Replies(asked, self._engine.drafter, self._spelling, self._name, self._draft_metrics)
         logged = self._logged(request.url.path, replies, choices, began)
         if asked.stream:
             return StreamingResponse(self._events(asked, replies, choices, logged), media_type="text/event-stream")
         with logged:
-            async for _ in self._merged(choices, request):
+            async for _ in merged(choices, self._metrics, self._engine.limits.seconds, request):
                 pass
         return JSONResponse(replies.whole(choices))
 
@@ -168,6 +220,8 @@ class Api:
                 for prompt in asked.prompts:
                     ids = await asyncio.to_thread(self._encode, asked, prompt)
                     room, echo = self._engine.max_length - len(ids), ""
+                    if asked.min_tokens > room:
+                        raise ApiError(400, f"min_tokens: behind this prompt there is room for {room}", "min_tokens")
                     if asked.echo:
                         echo = prompt if isinstance(prompt, str) else self._engine.model.decode(ids)
                     for i in range(asked.n):
@@ -181,6 +235,8 @@ class Api:
                             drafting=asked.drafting,
                             logprobs=asked.logprobs is not None,
                             prompt_logprobs=asked.logprobs is not None and asked.echo,
+                            min_new_tokens=asked.min_tokens,
+                            ignore_eos=asked.ignore_eos,
                         )
                         undo.callback(answer.cancel)
                         choices.append(Choice(answer, echo))
@@ -196,15 +252,19 @@ class Api:
         return choices
 
     def _encode(self, asked: Asked, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt that leaves room for an answer. Raises UserError for one that is refused."""
-        if asked.chat:
-            model = self._engine.model
-            template = own_template(model.tokenizer)
-            try:
-                prompt = model.encode_messages(prompt, template and with_variables(template, asked.variables))
-            except Exception as error:  # templates raise what they like, such as that roles must alternate
-                raise UserError(f"the model's chat template refuses these messages: {error}") from None
-        return self._engine.encode(prompt, asked.max_tokens or 1, chat=False)
+        """Token ids of a prompt that leaves room for an answer. Raises ApiError or UserError for another."""
+        ids, most = prompt, self._engine.max_length
+        if isinstance(prompt, Chat):
+            ids = encode_chat(self._engine.model, prompt)
+        try:
+            return self._engine.encode(ids, asked.max_tokens or 1, chat=False)
+        except TooLong as error:
+            length, new = error.length, max(asked.max_tokens or 1, 1)
+            fits = length < most and new > 1
+            advice = f"lower {asked.limit} to {most - length}" if fits else "shorten it"
+            told = f"the prompt has {length} tokens: with {new} new ones it exceeds max-length, {most}, of this server"
+            field = asked.limit if fits else "messages" if asked.chat else "prompt"
+            raise ApiError(400, f"{told}; {advice}", field, "context_length_exceeded") from None
 
     def _encode_prediction(self, asked: Asked) -> list[int] | None:
         """Token ids of the predicted text, if there is one."""
@@ -219,59 +279,17 @@ class Api:
         """Server-sent events."""
         try:
             with logged:
-                for opening in replies.openings(len(choices)):
+                for opening in replies.openings(choices):
                     yield _event(opening)
-                async with contextlib.aclosing(self._merged(choices)) as merged:
-                    async for index, piece in merged:
-                        yield _event(replies.chunk(index, choices[index], piece))
+                pieces = merged(choices, self._metrics, self._engine.limits.seconds)
+                async with contextlib.aclosing(pieces):
+                    async for index, piece in pieces:
+                        yield _event(replies.chunk(index, choices, piece))
                 if asked.usage:
                     yield _event(replies.closing(choices))
         except ApiError as error:
             yield _event(error.body())
         yield "data: [DONE]\n\n"
-
-    async def _merged(self, choices: list[Choice], request: Request | None = None) -> AsyncIterator[tuple[int, Piece]]:
-        """The pieces of all choices as they come, until the client of the request disconnects.
-
-        All choices are cancelled when it ends early.
-        """
-        pieces: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
-
-        async def pump(index: int, choice: Choice) -> None:
-            try:
-                async for piece in self._metrics.watch(choice.answer):
-                    pieces.put_nowait((index, piece))
-            except Exception as error:
-                pieces.put_nowait((index, error))
-
-        async def watch_client() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-            pieces.put_nowait((0, ClientDisconnect()))
-
-        tasks = [asyncio.ensure_future(pump(*item)) for item in enumerate(choices)]
-        if request is not None:
-            tasks.append(asyncio.ensure_future(watch_client()))
-        try:
-            unfinished = len(choices)
-            while unfinished:
-                index, piece = await pieces.get()
-                if isinstance(piece, ClientDisconnect):
-                    raise piece
-                if isinstance(piece, Exception):
-                    raise ApiError(500, f"the request failed in the engine: {type(piece).__name__}") from piece
-                if piece.finish == "timeout":
-                    seconds = self._engine.limits.seconds
-                    raise ApiError(504, f"the answer took longer than {seconds:g} s", code="timeout")
-                choices[index].whole = choices[index].whole.followed_by(piece)
-                yield index, piece
-                unfinished -= piece.finish is not None
-        finally:
-            for choice in choices:
-                choice.answer.cancel()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _check_key(self, request: Request) -> None:
         kind, _, given = request.headers.get("authorization", "").partition(" ")

@@ -44,6 +44,11 @@ class Engine:
       method: a method's name, as `load_drafter` takes it, or a drafter on that base.
       limits: the limits of the engine.
       acceptance: the acceptance rule. `Match` gives each request the text that it would get alone.
+      penalties: whether requests may have penalties for tokens that their texts have already: every step then takes
+        longer, and counts the tokens of each slot.
+
+    Attributes:
+      penalties: likewise.
 
     Raises:
       UserError: limits that the base does not admit, or the errors of `load_drafter`.
@@ -55,17 +60,19 @@ class Engine:
         method: str | Drafter = "autoregressive",
         limits: Limits = Limits(),
         acceptance: Acceptance = Match(),
+        penalties: bool = False,
     ):
         self.drafter = load_drafter(method, model, slots=limits.slots) if isinstance(method, str) else method
         self.drafter.check_accepted_by(acceptance)
-        self.model, self.limits = self.drafter.model, limits
+        self.model, self.limits, self.penalties = self.drafter.model, limits, penalties
         context = self.model.config.max_positions
         self.max_length = limits.max_length or min(_DEFAULT_MAX_LENGTH, context)
         if not 2 <= self.max_length <= context:
             raise UserError(f"max-length must be between 2 and the base's {context}, got {self.max_length}")
         self._mesh = mesh_of(self.model.params)
         with in_mesh(self._mesh):
-            self._slots = Slots(self.drafter, acceptance, dataclasses.replace(limits, max_length=self.max_length))
+            limits = dataclasses.replace(limits, max_length=self.max_length)
+            self._slots = Slots(self.drafter, acceptance, limits, penalties)
         self._decode = _decoder(self.model)
         self._waiting: deque[AnswerStream] = deque()
         self._reading: AnswerStream | None = None  # whose prompt is being read
@@ -102,7 +109,7 @@ class Engine:
 
     def warm_up(self) -> None:
         """Compile everything that requests will need, before the first one; measure steps, and keep what they cost."""
-        keeps_costs = has_default(self.drafter)
+        keeps_costs = has_default(self.drafter) and not self.penalties  # with them steps cost more than elsewhere
         with in_mesh(self._mesh):
             self._slots.warm_up()
         if keeps_costs:
@@ -144,7 +151,7 @@ class Engine:
           max_new_tokens: stop there, or at an end-of-text token.
           chat: wrap text in the tokenizer's chat template, where it has one.
           prediction: text or token ids that the answer is expected to be, mostly; lookups draft from it.
-          **settings: of `Request`: `sampling`, `seed`, `stop`, `drafting`, `logprobs`, `prompt_logprobs`.
+          **settings: of `Request`: `sampling`, `seed`, `stop`, `drafting`, `logprobs` and so on.
 
         Returns:
           An async iterator of `Piece`.
@@ -158,7 +165,13 @@ class Engine:
             raise UserError(f"max-new-tokens must be at least 0, got {max_new_tokens}")
         settings["prediction"] = () if prediction is None else self.encode_prediction(prediction)
         request = Request(self.encode(prompt, max_new_tokens, chat), max_new_tokens, **settings)
+        if not 0 <= request.min_new_tokens <= max_new_tokens:
+            raise UserError(
+                f"min-new-tokens must be between 0 and max-new-tokens, {max_new_tokens}, got {request.min_new_tokens}"
+            )
         check_sampling(request.sampling)
+        if request.sampling.penalises and not self.penalties:
+            raise UserError("this engine has no penalties; start it with penalties")
         if (request.logprobs or request.prompt_logprobs) and self.limits.top_logprobs < 0:
             raise UserError("logprobs: this engine keeps none; start it with top-logprobs of at least 0")
         if request.stop and (not self.model.tokenizer or not all(request.stop)):
@@ -266,16 +279,17 @@ class Engine:
             self._reader.read_chunk()
             if not self._reader.finished:
                 return False
+            answer.cached = self._reader.cached
             answer.prompt_scores = [score for part in self._reader.scores for score in token_scores(part)]
         except Exception as error:  # of this prompt alone
             _log.exception("a prompt could not be read")
             answer.put(error)
             self._reading = None
+            self._slots.forget_prefixes()
             return False
         with self._wake:  # the answer must always be in one of the two
             self._reading, self._running[answer.request] = None, answer
         self._slots.place(answer.request, self._reader)
-        answer.decoded_at = time.monotonic()
         return True
 
     def _hand_out(self) -> None:
@@ -283,6 +297,7 @@ class Engine:
         ended = []
         for request, so_far, scores in self._slots.progress():
             answer = self._running[request]
+            answer.decoded_at = answer.decoded_at or time.monotonic()  # not before: devices work on after a call
             try:
                 piece = answer.extend(so_far, scores)
             except Exception as error:  # of this answer alone

@@ -33,6 +33,8 @@ class Metrics:
             gauge = Gauge(f"vllm:{name}", what, ["model_name"], registry=self._registry)
             gauge.labels(model).set_function(value)
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
+        self._looked_up = self._counter("prefix_cache_queries", "Tokens of prompts that were read or had been.")
+        self._cached = self._counter("prefix_cache_hits", "Those of them that were not read again.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens of answers.")
         self._drafts = self._counter("spec_decode_num_drafts", "Steps that had a candidate.")
         self._draft_tokens = self._counter("spec_decode_num_draft_tokens", "Candidates verified.")
@@ -77,6 +79,8 @@ class Metrics:
         self._success.labels(self._model, reason).inc()
         self._whole.observe(now - answer.asked_at)
         if answer.decoded_at:
+            self._looked_up.inc(len(answer.request.ids))
+            self._cached.inc(answer.cached)
             self._queue.observe(answer.read_at - answer.asked_at)
             self._prefill.observe(answer.decoded_at - answer.read_at)
             self._decode.observe(now - answer.decoded_at)

@@ -3,61 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jaxspec.config import SamplingConfig
 from jaxspec.errors import suggest
-from jaxspec.weights.templates import is_variable
-
-Prompt = str | list[int] | list[dict[str, str]]  # text, ids, or the messages of a chat
+from jaxspec.serving.chat import Chat, content_text, parse_chat
+from jaxspec.serving.fields import PENALTIES, ApiError, Fields, read_json, shown
 
 _MOST_CHOICES = 128
 _MOST_STOPS = 16
 _COMMON = {"model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "stream"}
-_COMMON |= {"stream_options", "logprobs", "drafting", "sources", "prediction"}
-_CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
+_COMMON |= {"stream_options", "logprobs", "drafting", "sources", "min_tokens", "ignore_eos", "prediction"}
+_CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs", "tools", "tool_choice"}
 _COMPLETION = _COMMON | {"prompt", "echo"}
-_IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
-# Fields that are not supported are accepted with the values that change nothing.
-_NEUTRAL = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "best_of": (1,),
-    "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-}
-
-
-@dataclasses.dataclass(eq=False)
-class ApiError(Exception):
-    """An error for the client.
-
-    Attributes:
-      status: HTTP status.
-      message: what was wrong, and what to do.
-      param: the field.
-      code: an identifier for programs.
-      headers: headers of the response.
-    """
-
-    status: int
-    message: str
-    param: str | None = None
-    code: str | None = None
-    headers: Mapping[str, str] | None = None
-
-    def body(self) -> dict[str, Any]:
-        """The JSON object of an error."""
-        kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+Prompt = str | list[int] | Chat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +27,18 @@ class Asked:
     Attributes:
       chat: whether it belongs to a chat.
       model: name of the base; None takes the engine's.
-      prompts: the prompts to answer.
-      variables: values of the chat template's variables.
+      prompts: the prompts to answer: texts, token ids or a chat.
       max_tokens: tokens per answer; None: as many as there is room for.
+      limit: name of the field with the former.
+      min_tokens: tokens before which no answer ends.
+      ignore_eos: go on behind end-of-text tokens.
       sampling: sampling settings.
       seed: sampling seed; None: any.
       stop: texts that end an answer.
       n: answers to each prompt; the i-th has the seed + i.
       stream: send the answer while it is generated.
       usage: end the stream with the numbers of tokens used.
+      continuous_usage: send these numbers with every piece, too.
       logprobs: number of most probable tokens to return with their log-probabilities; None: none, not even the token's.
       echo: begin the answer with the prompt.
       prediction: what the answers are expected to say; None: nothing.
@@ -86,14 +49,17 @@ class Asked:
     chat: bool
     model: str | None
     prompts: Sequence[Prompt]
-    variables: Mapping[str, Any]
     max_tokens: int | None
+    limit: str
+    min_tokens: int
+    ignore_eos: bool
     sampling: SamplingConfig
     seed: int | None
     stop: tuple[str, ...]
     n: int
     stream: bool
     usage: bool
+    continuous_usage: bool
     logprobs: int | None
     echo: bool
     prediction: str | None
@@ -101,7 +67,7 @@ class Asked:
     sources: bool
 
 
-def parse(body: bytes, chat: bool, best: int) -> Asked:
+def parse(body: bytes, chat: bool, best: int, penalties: bool = False) -> Asked:
     """Parse the body of a request.
 
     Args:
@@ -109,98 +75,43 @@ def parse(body: bytes, chat: bool, best: int) -> Asked:
       chat: whether it belongs to a chat.
       best: largest number of most probable tokens that a client may ask for; -1: none, not even the token's.
 
+      penalties: whether penalties are known.
+
     Raises:
       ApiError: the body is not JSON, or a field is unknown or makes no sense.
     """
-    fields = Fields(_read_json(body), _CHAT if chat else _COMPLETION)
-    max_tokens = fields.integer("max_tokens", None if chat else 16, 0)
+    fields = Fields(read_json(body), (_CHAT if chat else _COMPLETION) | (PENALTIES if penalties else set()))
+    max_tokens, limit = _max_tokens(fields, chat)
+    usage, continuous_usage = _usage(fields)
     return Asked(
         chat=chat,
         model=fields.take("model", str, "a string"),
-        prompts=[_messages(fields)] if chat else _prompts(fields),
-        variables=_template_variables(fields),
-        max_tokens=fields.integer("max_completion_tokens", max_tokens, 0),
+        prompts=[parse_chat(fields)] if chat else _prompts(fields),
+        max_tokens=max_tokens,
+        limit=limit,
+        min_tokens=_min_tokens(fields, max_tokens, limit),
+        ignore_eos=fields.flag("ignore_eos"),
         sampling=SamplingConfig(
             temperature=fields.number("temperature", 1.0, 0, 1e6),
             top_k=max(fields.integer("top_k", 0, -1), 0),  # -1 is off for users of other engines
             top_p=fields.number("top_p", 1.0, 1e-9, 1),
             min_p=fields.number("min_p", 0.0, 0, 1),
+            repetition_penalty=fields.number("repetition_penalty", 1.0, 1e-6, 100),
+            presence_penalty=fields.number("presence_penalty", 0.0, -2, 2),
+            frequency_penalty=fields.number("frequency_penalty", 0.0, -2, 2),
         ),
         seed=fields.integer("seed", None, -(2**63), 2**64 - 1),
         stop=_stop(fields),
         n=fields.integer("n", 1, 1, _MOST_CHOICES),
         stream=fields.flag("stream"),
-        usage=_usage(fields),
+        usage=usage,
+        continuous_usage=continuous_usage,
         logprobs=_logprobs(fields, chat, best),
         echo=fields.flag("echo"),
         prediction=_prediction(fields),
         drafting=fields.flag("drafting", True),
         sources=fields.flag("sources"),
     )
-
-
-class Fields:
-    """The fields of a JSON object, checked as they are taken.
-
-    Args:
-      body: the object.
-      known: names of the allowed fields.
-    """
-
-    def __init__(self, body: dict[str, Any], known: set[str]):
-        self._body = {name: value for name, value in body.items() if value is not None}
-        for name, value in self._body.items():
-            if name in _NEUTRAL:
-                if value not in _NEUTRAL[name]:
-                    raise ApiError(400, f"{name} is not supported here", name, "unsupported_parameter")
-            elif name not in known | _IGNORED:
-                raise ApiError(400, f"unknown field {name!r}{suggest(name, known)}", name, "unknown_parameter")
-
-    def take(self, name: str, kind: type | tuple[type, ...], what: str, default: Any = None) -> Any:
-        """The value of a field of some type, named `what` in errors."""
-        value = self._body.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ApiError(400, f"{name} must be {what}, got {_shown(value)}", name)
-        return value
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        """True or false."""
-        return self.take(name, bool, "true or false", default)
-
-    def integer(self, name: str, default: int | None, least: int, most: int = 2**31 - 1) -> int | None:
-        """A whole number within bounds."""
-        return self._within(name, self.take(name, int, "a whole number", default), least, most)
-
-    def number(self, name: str, default: float, least: float, most: float) -> float:
-        """A number within bounds."""
-        value = self._within(name, self.take(name, (int, float), "a number", default), least, most)
-        if name == "temperature" and 0 < value < 1e-6:
-            raise ApiError(400, f"temperature must be 0 (greedy) or at least 1e-06, got {value}", name)
-        return float(value)
-
-    def _within(self, name: str, value: Any, least: float, most: float) -> Any:
-        if value is not None and not least <= value <= most:
-            raise ApiError(400, f"{name} must be between {least} and {most}, got {_shown(value)}", name)
-        return value
-
-
-def _read_json(body: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(body.decode())
-        json.dumps(found, ensure_ascii=False).encode()  # JSON can write half pairs, which no text holds
-    except UnicodeEncodeError:
-        raise ApiError(400, "the body holds text that is not valid Unicode") from None
-    except UnicodeDecodeError as error:
-        raise ApiError(400, f"the body is not valid UTF-8 ({error.reason} at byte {error.start})") from None
-    except json.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not valid JSON ({error})") from None
-    except (RecursionError, ValueError):  # nested too deeply, or a number of too many digits
-        raise ApiError(400, "the body is not JSON that can be read") from None
-    if not isinstance(found, dict):
-        raise ApiError(400, f"the body must be a JSON object, got {_shown(found)}")
-    return found
 
 
 def _logprobs(fields: Fields, chat: bool, best: int) -> int | None:
@@ -213,7 +124,7 @@ def _logprobs(fields: Fields, chat: bool, best: int) -> int | None:
         count = None
     if count is not None and count > best:
         allowed = f"at most {best}" if best >= 0 else "not available"
-        raise ApiError(400, f"{name} is {allowed} on this server, got {count}; see --top-logprobs", name)
+        raise ApiError(400, f"{name} is {allowed} on this server, got {count}; see --limits.top-logprobs", name)
     return count
 
 
@@ -225,20 +136,39 @@ def _stop(fields: Fields) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _usage(fields: Fields) -> bool:
+def _max_tokens(fields: Fields, chat: bool) -> tuple[int | None, str]:
+    """The most tokens of an answer, and the name of the field that says so."""
+    older = fields.integer("max_tokens", None if chat else 16, 0)
+    newer = fields.integer("max_completion_tokens", None, 0)
+    return (older, "max_tokens") if newer is None else (newer, "max_completion_tokens")
+
+
+def _min_tokens(fields: Fields, max_tokens: int | None, limit: str) -> int:
+    least = fields.integer("min_tokens", 0, 0)
+    if max_tokens is not None and least > max_tokens:
+        raise ApiError(400, f"min_tokens must be at most {limit}, {max_tokens}, got {least}", "min_tokens")
+    return least
+
+
+def _usage(fields: Fields) -> tuple[bool, bool]:
+    """Whether to tell the numbers of tokens at the end of a stream, and whether in every chunk, too."""
     options = fields.take("stream_options", dict, "an object")
     if options is None:
-        return False
+        return False, False
     if not fields.flag("stream"):
         raise ApiError(400, "stream_options needs stream to be true", "stream_options")
-    known = {"include_usage", "include_obfuscation"}  # the latter only pads what is sent
-    for name in options.keys() - known:
+    known = ("include_usage", "continuous_usage_stats", "include_obfuscation")  # the last one only pads what is sent
+    for name in options.keys() - set(known):
         message = f"unknown field {name!r} in stream_options{suggest(name, known)}"
         raise ApiError(400, message, f"stream_options.{name}", "unknown_parameter")
-    wanted = options.get("include_usage") or False
-    if not isinstance(wanted, bool):
-        raise ApiError(400, f"include_usage must be true or false, got {_shown(wanted)}", "stream_options")
-    return wanted
+    usage, continuous, _ = wanted = [options.get(name) or False for name in known]
+    for name, value in zip(known, wanted, strict=True):
+        if not isinstance(value, bool):
+            raise ApiError(400, f"{name} must be true or false, got {shown(value)}", f"stream_options.{name}")
+    if continuous and not usage:
+        message = "continuous_usage_stats needs include_usage to be true"
+        raise ApiError(400, message, "stream_options.continuous_usage_stats")
+    return usage, continuous
 
 
 def _prediction(fields: Fields) -> str | None:
@@ -247,15 +177,7 @@ def _prediction(fields: Fields) -> str | None:
         return None
     if prediction.get("type") != "content" or prediction.keys() != {"type", "content"}:
         raise ApiError(400, 'prediction must be {"type": "content", "content": TEXT}, and no more', "prediction")
-    return _text(prediction["content"], "prediction.content")
-
-
-def _template_variables(fields: Fields) -> dict[str, Any]:
-    variables = fields.take("chat_template_kwargs", dict, "an object", {})
-    for name in variables:
-        if not is_variable(name):
-            raise ApiError(400, f"{_shown(name)} names no variable of a template", "chat_template_kwargs")
-    return variables
+    return content_text(prediction["content"], "prediction.content")
 
 
 def _prompts(fields: Fields) -> list[Prompt]:
@@ -272,36 +194,3 @@ def _prompts(fields: Fields) -> list[Prompt]:
 
 def _are_ids(x: Any) -> bool:
     return isinstance(x, list) and bool(x) and all(type(i) is int for i in x)
-
-
-def _messages(fields: Fields) -> list[dict[str, str]]:
-    messages = fields.take("messages", list, "a list of messages")
-    if not messages:
-        raise ApiError(400, "messages is missing or empty", "messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def _message(message: Any, name: str) -> dict[str, str]:
-    """A message's role and text; a text may come in parts."""
-    if not isinstance(message, dict):
-        raise ApiError(400, f"{name} must be an object with role and content, got {_shown(message)}", name)
-    role, content = message.get("role"), message.get("content")
-    if role not in ("system", "developer", "user", "assistant"):
-        known = "system, user or assistant"
-        raise ApiError(400, f"{name}.role must be {known}, got {_shown(role)}", f"{name}.role")
-    return {"role": "system" if role == "developer" else role, "content": _text(content, f"{name}.content")}
-
-
-def _text(content: Any, name: str) -> str:
-    """A text, which may come in parts."""
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        parts = [part.get("text") for part in content]
-        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
-    if not isinstance(content, str):
-        raise ApiError(400, f"{name} must be a string, or parts of type text", name)
-    return content
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,69 +1,22 @@
-"""Reads prompts chunk by chunk. Prefixes that prompts share, such as system prompts, are read once."""
+"""Reads prompts chunk by chunk. Beginnings that prompts share are read once: former turns of a chat, system prompts."""
 
 from __future__ import annotations
 
 import functools
-import itertools
-from collections import deque
-from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoding.method import ReadChunk
-from jaxspec.decoding.prompt import Reading, read, start
+from jaxspec.decoding.parts import cut, joined
+from jaxspec.decoding.penalties import tokens_of
+from jaxspec.decoding.prompt import read, start
 from jaxspec.decoding.scores import Scores, score
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.generation.prompts import pad_predictions, pad_tokens
 from jaxspec.model.base import Base
+from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.request import Request
-
-_RECENT = 16  # prompts whose token ids are kept, to find the prefixes that they share
-
-
-class Prefixes:
-    """Store of readings of prefixes that two recent prompts had in common, in whole chunks: rounding is the same.
-
-    Args:
-      count: number of readings to keep; each is as large as a slot.
-      width: W, tokens of a chunk.
-    """
-
-    def __init__(self, count: int, width: int):
-        self.count, self.width = count, width
-        self._prompts: deque[Sequence[int]] = deque(maxlen=_RECENT)
-        # by their tokens and whether these are of long texts (see `Base.for_texts`), the most recently used last
-        self._readings: dict[tuple[tuple[int, ...], bool], Reading] = {}
-
-    def find(self, ids: Sequence[int], long: bool = False) -> tuple[int, Reading | None]:
-        """The length of the longest stored prefix of a prompt, and a copy of its reading; 0 and None without one."""
-        shorter = (prefix for prefix, of_long in self._readings if of_long == long and len(prefix) < len(ids))
-        matches = [prefix for prefix in shorter if prefix == tuple(ids[: len(prefix)])]
-        if not matches:
-            return 0, None
-        longest = (max(matches, key=len), long)
-        self._readings[longest] = self._readings.pop(longest)
-        return len(longest[0]), jax.tree.map(jnp.copy, self._readings[longest])
-
-    def shared(self, ids: Sequence[int]) -> int:
-        """Number of tokens, in whole chunks, that a prompt shares with a recent one. Adds it to the recent prompts."""
-        most = max((_common_length(ids, other) for other in self._prompts), default=0)
-        self._prompts.append(ids)
-        return min(most, len(ids) - 1) // self.width * self.width
-
-    def keep(self, ids: Sequence[int], reading: Reading, long: bool = False) -> None:
-        """Store a copy of the reading of these tokens, in place of the least recently used one."""
-        key = tuple(ids), long
-        if not self.count or key in self._readings:
-            return
-        while len(self._readings) >= self.count:
-            del self._readings[next(iter(self._readings))]
-        self._readings[key] = jax.tree.map(jnp.copy, reading)
-
-
-def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 class PromptReader:
@@ -75,9 +28,10 @@ class PromptReader:
       request: the request.
       capacity: S, slots of the cache.
       best: K, number of most probable tokens whose scores the state keeps; None keeps no scores.
-      prefixes: store of the prefixes that need not be read again.
+      prefixes: readings of beginnings that need not be read again.
 
     Attributes:
+      cached: number of tokens that were not read again.
       scores: scores of the prompt's tokens from the second on, one entry per chunk, if the request asks for them.
     """
 
@@ -88,10 +42,11 @@ class PromptReader:
         self._base, self._decoding = base.for_texts(length), decoding.replace(base=decoding.base.for_texts(length))
         self._request, self._capacity, self._best = request, capacity, best
         self._seeds = np.array([request.seed % 2**32], np.uint32)
-        self._prefixes, self._shared = prefixes, prefixes.shared(request.ids)
-        # A stored reading has no log-probabilities.
+        self._prefixes = prefixes
         self._long = self._base.long is not None and bool(self._base.long[0])
-        self._next, self._reading = (0, None) if request.prompt_logprobs else prefixes.find(request.ids, self._long)
+        parts = [] if request.prompt_logprobs else prefixes.find(request.ids, self._long)  # they have no such scores
+        self.cached = self._next = len(parts) * prefixes.width
+        self._reading = joined(self._base, self._decoding, parts, capacity)
         self.scores: list[Scores] = []
 
     @property
@@ -105,8 +60,8 @@ class PromptReader:
         self._next = min(begin + W, len(ids))
         chunk = (*pad_tokens([ids[begin : self._next]], W), self._seeds)
         self._reading = read(self._base, self._decoding, self._reading, *chunk, capacity=self._capacity)
-        if self._next == self._shared:
-            self._prefixes.keep(ids[: self._next], self._reading, self._long)
+        if self._next == begin + W:
+            self._prefixes.keep(ids[: self._next], lambda: cut(self._decoding, self._reading), self._long)
         if self._request.prompt_logprobs:
             following = ids[begin + 1 : begin + W + 1]
             scores = _scores(self._base, self._reading.last, pad_tokens([following], W)[0], best=self._best)
@@ -115,10 +70,13 @@ class PromptReader:
     def state(self, width: int) -> DecodeState:
         """The state after the prompt, with room for `width` tokens. It takes over the buffers of the reading."""
         limits, reading = np.array([self._request.max_new_tokens], np.int32), self._reading
-        rows, predicted = (reading.memory, reading.last, limits, self._seeds), None
+        rows, has, predicted = (reading.memory, reading.last, limits, self._seeds), None, None
+        if self._decoding.sampler.penalties is not None:
+            has = tokens_of([self._request.ids], self._base.vocab_size)
         if self._decoding.drafter.follows_prediction(self._base):  # of one width, so that rows are alike
             predicted = pad_predictions([self._request.prediction], width + 2)
-        return start(self._base, self._decoding, *rows, predicted=predicted, width=width, best=self._best)
+        given = {"prompt_tokens": has, "predicted": predicted}
+        return start(self._base, self._decoding, *rows, **given, width=width, best=self._best)
 
 
 @functools.partial(jax.jit, static_argnames=("best",))

@@ -12,10 +12,10 @@ from jaxspec.decoding.draft import PREDICTED
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.generation.text import TextStream
 from jaxspec.serving.answer import AnswerStream
+from jaxspec.serving.logprobs import TokenTexts
 from jaxspec.serving.protocol import Asked
-from jaxspec.serving.request import Piece, TokenScore
-
-_LEAST = -9999.0  # JSON has no infinity
+from jaxspec.serving.request import Piece
+from jaxspec.weights.spelling import Spelling
 
 
 @dataclasses.dataclass
@@ -26,14 +26,14 @@ class Choice:
       answer: the stream of its pieces.
       prompt: the prompt's text, where it is echoed.
       whole: all its pieces, joined.
-      offset: character offset of the next token's text, for log-probabilities.
+      texts: texts of its tokens, where log-probabilities were returned.
       parts: text of the tokens whose sources were returned.
     """
 
     answer: AnswerStream
     prompt: str = ""
     whole: Piece = Piece()
-    offset: int = 0
+    texts: TokenTexts | None = None
     parts: TextStream | None = None
 
 
@@ -43,11 +43,14 @@ class Replies:
     Args:
       asked: the request.
       drafter: the engine's drafter.
+      spelling: of its tokenizer.
       model: the model's name for clients.
+      drafting: whether to tell of each answer how its drafts fared.
     """
 
-    def __init__(self, asked: Asked, drafter: Drafter, model: str):
-        self._asked, self._drafter, self._model = asked, drafter, model
+    def __init__(self, asked: Asked, drafter: Drafter, spelling: Spelling, model: str, drafting: bool = False):
+        self._asked, self._drafter, self._spelling, self._model = asked, drafter, spelling, model
+        self._drafting = drafting
         self._id = f"{'chatcmpl' if asked.chat else 'cmpl'}-{uuid.uuid4().hex}"
         self._created = int(time.time())
 
@@ -55,24 +58,36 @@ class Replies:
         """The complete answer."""
         message = {"role": "assistant", "refusal": None}
         made = [self._choice(i, choice, choice.whole, "message", message) for i, choice in enumerate(choices)]
-        return self._object(made, "chat.completion") | {"usage": self.usage(choices)}
+        return self._object(made, "chat.completion") | {"usage": self.usage(choices)} | self._metrics(choices)
 
-    def openings(self, count: int) -> list[dict[str, Any]]:
-        """The chunks that open `count` chat answers; completions have none."""
+    def openings(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        """The chunks that open chat answers; completions have none."""
         start = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None, "logprobs": None}
-        return [self._object([{"index": i} | start]) for i in range(count if self._asked.chat else 0)]
+        count = len(choices) if self._asked.chat else 0
+        return [self._object([{"index": i} | start]) | self._usage_so_far(choices) for i in range(count)]
 
-    def chunk(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
-        """The chunk for a piece."""
-        return self._object([self._choice(index, choice, piece, "delta", {})])
+    def chunk(self, index: int, choices: Sequence[Choice], piece: Piece) -> dict[str, Any]:
+        """The chunk for a piece of the choice of that index."""
+        made = self._choice(index, choices[index], piece, "delta", {})
+        return self._object([made]) | self._usage_so_far(choices)
 
     def closing(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The last chunk, with the numbers of tokens used."""
-        return self._object([]) | {"usage": self.usage(choices)}
+        return self._object([]) | {"usage": self.usage(choices)} | self._metrics(choices)
+
+    def _usage_so_far(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        return {"usage": self.usage(choices)} if self._asked.continuous_usage else {}
+
+    def _metrics(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """How the drafts of a single answer fared; nothing of several, or where nothing was drafted."""
+        if not self._drafting or len(choices) > 1 or not choices[0].whole.drafts:
+            return {}
+        return {"metrics": {"speculative_decoding": speculation(choices[0].whole, self._drafter.on_device.shape.depth)}}
 
     def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Numbers of tokens, counting each prompt once; predicted ones are those that were drafted as such."""
         prompt = sum(len(choice.answer.request.ids) for choice in choices[:: self._asked.n])
+        cached = sum(choice.answer.cached for choice in choices[:: self._asked.n])
         completion = sum(len(choice.whole.tokens) for choice in choices)
         masks = [sources for choice in choices for sources in choice.whole.drafted_by]
         predicted = sum(choice.whole.predicted for choice in choices)
@@ -82,6 +97,7 @@ class Replies:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens_details": details,
             "decoding_steps": sum(choice.whole.steps for choice in choices),
             "drafted_tokens": sum(choice.whole.drafted for choice in choices),
@@ -95,7 +111,9 @@ class Replies:
     def _choice(self, index: int, choice: Choice, piece: Piece, key: str, message: dict[str, Any]) -> dict[str, Any]:
         """A piece of an answer, which may be the whole one; the first piece follows the prompt where it is echoed."""
         first = len(choice.whole.tokens) == len(piece.tokens)
-        text = (choice.prompt if first else "") + piece.text
+        text = piece.text
+        if first and choice.prompt:
+            text = choice.prompt + self._first_space(piece.tokens) + text
         made = {"index": index} | ({key: message | {"content": text}} if self._asked.chat else {"text": text})
         made |= {"finish_reason": piece.finish, "logprobs": self._logprobs(choice, piece, first)}
         if piece.finish:
@@ -106,38 +124,24 @@ class Replies:
 
     def _logprobs(self, choice: Choice, piece: Piece, first: bool) -> Any:
         """Log-probabilities of a piece's tokens, after the prompt's where it is echoed."""
-        if self._asked.logprobs is None:
+        if (count := self._asked.logprobs) is None:
             return None
-        tokens, scores = piece.tokens, piece.scores
+        if first or choice.texts is None:
+            choice.texts = TokenTexts(self._spelling, choice.prompt)
         if self._asked.chat:
-            each = zip(tokens, scores, strict=True)
-            return {"content": [self._scored(token, score) for token, score in each], "refusal": None}
-        if first and choice.prompt:
-            ids = choice.answer.request.ids
-            tokens, scores = ids + tokens, [None, *choice.answer.prompt_scores, *scores]
-        return self._listed(choice, tokens, scores)
+            return {"content": choice.texts.chat(piece.tokens, piece.scores, count), "refusal": None}
+        asked = choice.answer.request.ids if first and choice.prompt else []
+        scores = [None, *choice.answer.prompt_scores] if asked else []
+        before = choice.texts.lists(asked, scores, count)
+        if first:
+            choice.texts.end_prompt()
+        told = choice.texts.lists(piece.tokens, piece.scores, count)
+        return {name: before[name] + told[name] for name in told}
 
-    def _scored(self, token: int, score: TokenScore) -> dict[str, Any]:
-        best = [self._token(one, logprob) for one, logprob in score.best[: self._asked.logprobs]]
-        return self._token(token, score.logprob) | {"top_logprobs": best}
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._text(token)
-        return {"token": text, "logprob": max(logprob, _LEAST), "bytes": list(text.encode(errors="replace"))}
-
-    def _listed(self, choice: Choice, tokens: list[int], scores: list[TokenScore | None]) -> dict[str, Any]:
-        """Log-probabilities in the form of completions: lists, with the best tokens and the token itself for each."""
-        texts, offsets, best = [self._text(token) for token in tokens], [], []
-        for text, token, score in zip(texts, tokens, scores, strict=True):
-            offsets.append(choice.offset)
-            choice.offset += len(text)
-            kept = score and [*score.best[: self._asked.logprobs], (token, score.logprob)]
-            best.append(kept and {self._text(one): max(logprob, _LEAST) for one, logprob in kept})
-        own = [score and max(score.logprob, _LEAST) for score in scores]
-        return {"tokens": texts, "token_logprobs": own, "top_logprobs": best, "text_offset": offsets}
-
-    def _text(self, token: int) -> str:
-        return self._drafter.model.tokenizer.decode([token])
+    def _first_space(self, tokens: Sequence[int]) -> str:
+        """The space between an echoed prompt and its answer that a tokenizer leaves out at the start of a text."""
+        said = [token for token in tokens if token not in self._spelling.special][:1]
+        return " " if self._spelling.strips and said and self._spelling.bytes(said[0]).startswith(b" ") else ""
 
     def _parts(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
         """The text of each token of a piece, and its source: the base, a trained method, or a lookup."""
@@ -151,3 +155,28 @@ class Replies:
             kind = "learnt" if learnt else "lookup" if offered else "base"
             parts.append({"text": text, "kind": kind, "methods": [source.method.name for source in offered]})
         return parts
+
+
+def speculation(answer: Piece, depth: int) -> dict[str, Any]:
+    """Figures of an answer's drafts under the names that vLLM gives them.
+
+    Args:
+      answer: the whole answer.
+      depth: of the deepest draft.
+    """
+    # A step emits what it has accepted, then a token of the base's own; the first token is the prompt's.
+    runs = "".join("1" if sources else " " for sources in answer.drafted_by).split()
+    histogram = [0] * (depth + 1)
+    for run in runs:
+        histogram[len(run)] += 1
+    histogram[0] = answer.drafts - len(runs)
+    accepted = sum(map(len, runs))
+    return {
+        "mean_acceptance_length": 1 + accepted / answer.drafts,
+        "draft_acceptance_rate": accepted / answer.drafted,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": answer.drafts,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": answer.drafted,
+        "num_spec_tokens": depth,
+    }

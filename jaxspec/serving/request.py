@@ -32,7 +32,8 @@ class Limits:
       steps_per_chunk: forward passes between two checks for finished requests.
       top_logprobs: largest number of most probable tokens whose log-probabilities a client may ask for; -1: none, not
         even that of the token itself.
-      prefixes: number of prefixes shared by prompts, such as system prompts, to keep; each takes the memory of a slot.
+      prefix_bytes: memory for readings of prompts, so that beginnings which further prompts share, such as the former
+        turns of a chat, are not read again; 0: none are kept.
       seconds: time limit of a request, waiting included; 0: no limit.
     """
 
@@ -42,12 +43,12 @@ class Limits:
     prompt_chunk: int = 128
     steps_per_chunk: int = 4
     top_logprobs: int = 5
-    prefixes: int = 2
+    prefix_bytes: int = 2**28
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
         least = dict.fromkeys(("slots", "prompt_chunk", "steps_per_chunk"), 1)
-        least |= dict.fromkeys(("queue", "max_length", "prefixes", "seconds"), 0)
+        least |= dict.fromkeys(("queue", "max_length", "prefix_bytes", "seconds"), 0)
         check_at_least(self, least | {"top_logprobs": -1})
 
 
@@ -65,6 +66,8 @@ class Request:
       logprobs: whether to return the log-probabilities of the answer's tokens.
       prediction: token ids of what the answer is expected to say, which lookups draft from.
       prompt_logprobs: whether to return those of the prompt's, as `AnswerStream.prompt_scores`.
+      min_new_tokens: tokens before which neither an end-of-text token nor a stop text ends the answer.
+      ignore_eos: go on behind end-of-text tokens.
     """
 
     ids: list[int]
@@ -75,6 +78,8 @@ class Request:
     drafting: bool = True
     logprobs: bool = False
     prompt_logprobs: bool = False
+    min_new_tokens: int = 0
+    ignore_eos: bool = False
     prediction: Sequence[int] = ()
 
 

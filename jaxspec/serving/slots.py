@@ -8,7 +8,8 @@ methods run in the context of the model's mesh (`in_mesh`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +17,20 @@ import numpy as np
 
 from jaxspec.decoding.acceptance import Acceptance
 from jaxspec.decoding.loop import decode, insert
+from jaxspec.decoding.parts import Part, cut
+from jaxspec.decoding.prompt import read
 from jaxspec.decoding.sampling import make_row_sampler
 from jaxspec.decoding.scores import Scores
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafters.drafter import Drafter
+from jaxspec.errors import UserError
 from jaxspec.generation.job import bucket, cache_capacity
+from jaxspec.generation.prompts import pad_tokens
 from jaxspec.parallel.sharding import put_beside
-from jaxspec.serving.reader import Prefixes, PromptReader
+from jaxspec.serving.prefixes import Prefixes
+from jaxspec.serving.reader import PromptReader
 from jaxspec.serving.request import Limits, Piece, Request
+from jaxspec.tuning.memory import free_memory
 from jaxspec.tuning.sizes import SAMPLINGS, SizeTimes, measure_sizes
 
 _PATIENCE = 16  # calls of `release` in a row that find half of the rows free before their number is halved
@@ -37,12 +44,16 @@ class Slots:
       drafter: the drafter, on its base.
       acceptance: the acceptance rule of all requests.
       limits: the limits of the engine, with its `max_length`.
+      penalties: whether requests may have penalties.
+
+    Raises:
+      UserError: the slots would take more memory than there is.
 
     Attributes:
       times: of steps of each size, of greedy ones and of sampled ones, by the number of rows; `warm_up` measures them.
     """
 
-    def __init__(self, drafter: Drafter, acceptance: Acceptance, limits: Limits):
+    def __init__(self, drafter: Drafter, acceptance: Acceptance, limits: Limits, penalties: bool = False):
         self._model, self._least_rows = drafter.model, drafter.least_rows
         self._count, self._width = limits.slots, limits.max_length
         self._chunk = bucket(min(limits.prompt_chunk, self._width), 1)
@@ -51,18 +62,45 @@ class Slots:
         self._best = None if limits.top_logprobs < 0 else min(limits.top_logprobs, self._model.config.vocab_size)
         constants = (drafter.on_device, jnp.array(self._model.eos or (-1,), jnp.int32))
         self._drafter, self._eos = put_beside(self._model.params, constants)
-        self._acceptance = acceptance
-        self._prefixes = Prefixes(limits.prefixes, self._chunk)
+        self._acceptance, self._penalties = acceptance, penalties
         self._idle = 0  # calls in a row that found half of the rows free
         self.times: dict[int, list[SizeTimes]] = {}
+        self._model.base_for(self._least_rows)  # copies kernels: not within a trace
+        self._prefixes = Prefixes(0, self._chunk)  # keeps nothing of a trace
+        self._row_bytes, self._part_bytes = _size_of(self._free_row), _size_of(self._part)
+        self._prefixes = Prefixes(limits.prefix_bytes // self._part_bytes, self._chunk)
+        self._check_memory()
         self.clear()
 
     def clear(self) -> None:
         """Forget all requests, and begin with one free row: after an error the old state is lost."""
+        self.forget_prefixes()
+        self._requests: list[Request | None] = [None]
+        self._state = self._free_row()
+
+    def _free_row(self) -> DecodeState:
+        """The state of one row without a request."""
         reader = self.reader(Request([0], max_new_tokens=0))
         reader.read_chunk()
-        self._requests: list[Request | None] = [None]
-        self._state = reader.state(self._width)
+        return reader.state(self._width)
+
+    def _part(self) -> Part:
+        """What is kept of a chunk."""
+        base, decoding = self._model.base, self._decoding([None])
+        chunk = (*pad_tokens([[0] * self._chunk], self._chunk), np.zeros(1, np.uint32))
+        return cut(decoding, read(base, decoding, None, *chunk, capacity=self._capacity))
+
+    def _check_memory(self) -> None:
+        """Raise UserError where the slots take more memory than there is, before anything is compiled."""
+        if self.memory > (free := free_memory(self._model.params)):
+            raise UserError(
+                f"{self._count} slots of {self._width} tokens take {_gigabytes(self.memory)}, and "
+                f"{_gigabytes(free)} are free; lower limits.slots or limits.max-length, or limits.prefix-bytes"
+            )
+
+    def forget_prefixes(self) -> None:
+        """Forget readings of prompts: after an error they may be what failed."""
+        self._prefixes.clear()
 
     @property
     def free(self) -> int:
@@ -76,18 +114,14 @@ class Slots:
 
     @property
     def memory(self) -> int:
-        """Bytes at most: all slots and, while rows are added, the former ones; a prompt and the shared prefixes.
+        """Bytes at most: all slots and, while rows are added, the former ones; a prompt and the kept prefixes.
 
-        These two also keep the hidden states of their last chunk.
+        A prompt that is read also keeps the hidden states of its last chunk.
         """
-        former, readings, base = (
-            _fewer(self._count) if self._count > 1 else 0,
-            1 + self._prefixes.count,
-            self._model.base,
-        )
-        row = sum(x.nbytes for x in jax.tree.leaves(self._state)) // len(self._requests)
+        former, base = _fewer(self._count) if self._count > 1 else 0, self._model.base
         states = (1 + len(self._drafter.taps(base))) * self._chunk * base.decoder.config.hidden_size
-        return (self._count + former + readings) * row + readings * states * base.dtype.itemsize
+        prompt = self._row_bytes + states * base.dtype.itemsize
+        return (self._count + former) * self._row_bytes + prompt + self._prefixes.count * self._part_bytes
 
     def reader(self, request: Request) -> PromptReader:
         """A reader of a request's prompt."""
@@ -115,7 +149,8 @@ class Slots:
         for row in used:
             emitted = row, slice(counts[row])
             ids = tokens[emitted].tolist()
-            end = "stop" if ids and ids[-1] in self._model.eos else "length"
+            ended = ids and ids[-1] in self._model.eos and not self._requests[row].ignore_eos
+            end = "stop" if ended else "length"
             so_far = Piece(
                 tokens=ids,
                 drafted_by=drafted_by[emitted].tolist(),
@@ -145,6 +180,8 @@ class Slots:
         while not reader.finished:
             reader.read_chunk()
         fresh = reader.state(self._width)
+        self.reader(Request(ids))  # from the first chunk's reading
+        self.forget_prefixes()
         while True:
             outside = np.array([len(self._requests)], np.int32)  # a row that does not exist: nothing is written
             self._state = insert(self._state, fresh, outside)
@@ -175,11 +212,13 @@ class Slots:
         return Decoding(
             base=self._model.base_for(len(requests) * self._least_rows),
             drafter=drafter,
-            sampler=make_row_sampler([request.sampling for request in asked]),
+            sampler=make_row_sampler([request.sampling for request in asked], self._penalties),
             eos=self._eos,
             acceptance=self._acceptance,
             drafts=np.array([request.drafting for request in asked]),
             scored=None if self._best is None else np.array([request.logprobs for request in asked]),
+            least=np.array([request.min_new_tokens for request in asked], np.int32),
+            endless=np.array([request.ignore_eos for request in asked]),
         )
 
     def _free_rows(self, rows: Sequence[int]) -> None:
@@ -196,6 +235,15 @@ class Slots:
         self._requests = ([self._requests[row] for row in used] + [None] * size)[:size]
         self._free_rows(range(len(used), size))
         self._idle = 0
+
+
+def _size_of(make: Callable[[], Any]) -> int:
+    """Bytes of what a function makes, without running it."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(make)))
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB"
 
 
 def _fewer(rows: int) -> int:

@@ -22,10 +22,11 @@ from jaxspec.config import DataConfig, TextSource
 from jaxspec.errors import UserError
 from jaxspec.files import display_name, parse_json, read_text
 from jaxspec.weights.load import Model
-from jaxspec.weights.templates import chosen_template, own_template, turn_end
+from jaxspec.weights.templates import chosen_template, message_text, own_template, turn_end
 
 SHIPPED_PROMPTS = Path(__file__).parent / "prompts.jsonl"
-_ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "system": "system"}
+_ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
+_ROLES |= {"system": "system", "developer": "system"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +89,9 @@ def read_prompts(source: str, column: str = "prompt") -> list[str]:
     """Prompts from a column of a JSONL file, or of the train split of a data set on the hub.
 
     `source` is as in `DataConfig.prompts`. Raises UserError for a source that cannot be read, a malformed line, or a
-    row without text in that column.
+    row without text in that column; names the row.
     """
-    return [_text(where, row, column) for where, row in _read_rows(source)]
+    return [_prompt(where, row, column) for where, row in _read_rows(source)]
 
 
 def read_examples(source: TextSource) -> list[Example]:
@@ -148,6 +149,18 @@ def _examples(where: str, row: dict[str, Any], source: TextSource) -> Iterable[E
     return [Example(("\n\n".join(filter(str.strip, parts)),), answer)]
 
 
+def _prompt(where: str, row: dict[str, Any], column: str) -> str:
+    """A text that can be answered."""
+    text = _text(where, row, column)
+    if not text.strip():
+        raise UserError(f"{where}: the prompt in column {column!r} is empty; remove that row")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: not valid Unicode in column {column!r}") from None
+    return text
+
+
 def _text(where: str, row: dict[str, Any], column: str) -> str:
     if not isinstance(row.get(column), str):
         raise UserError(f"{where}: no text in column {column!r}; columns: {', '.join(row)}")
@@ -171,10 +184,11 @@ def _conversation(where: str, messages: list, regenerate: bool) -> Iterator[Exam
 
 
 def _message(where: str, message: Any) -> tuple[str, str]:
-    """Role and text of a message, {"role", "content"} or {"from", "value"}."""
+    """Role and text of a message, {"role", "content"} or {"from", "value"}; a text may come in parts."""
     fields = message if isinstance(message, dict) else {}
     role, text = (fields.get(new, fields.get(old)) for new, old in (("role", "from"), ("content", "value")))
-    if not isinstance(role, str) or not isinstance(text, str):
+    text = message_text(text)
+    if not isinstance(role, str) or text is None:
         raise UserError(f"{where}: expected a message with a role and a content, found {str(message)[:80]}")
     return _ROLES.get(role, role), text
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
+from jaxspec.decoding.draft import PyTree
 from jaxspec.weights.load import Model
 
 _TIMES = 8  # in one program, so that starting it does not count
@@ -23,6 +24,27 @@ def device_memory() -> int:
     """Bytes of memory of the device that JAX computes on."""
     stats = jax.devices()[0].memory_stats() or {}
     return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def free_memory(arrays: PyTree) -> int:
+    """Bytes that are free on the devices of some arrays; where nothing tells, all of the memory there is."""
+    devices = {device for x in jax.tree.leaves(arrays) for device in x.devices()}
+    stats = [device.memory_stats() or {} for device in devices]
+    if all("bytes_limit" in each for each in stats):
+        return sum(each["bytes_limit"] - each["bytes_in_use"] for each in stats)
+    numbers = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError, KeyError):
+        numbers.append(1024 * _numbers(Path("/proc/meminfo"))["MemAvailable:"])
+    with contextlib.suppress(OSError, ValueError, KeyError):  # of a container; "max" is no limit
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        numbers.append(limit - used + _numbers(group / "memory.stat")["inactive_file"])  # files give way
+    return min(numbers)
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """A system's file of names, each with a number behind it."""
+    return {name: int(number) for name, number, *_ in map(str.split, file.read_text().splitlines())}
 
 
 def peak_memory() -> int:

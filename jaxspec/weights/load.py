@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +16,13 @@ from transformers import PreTrainedTokenizerBase
 
 from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.errors import UserError, first_line, suggest
-from jaxspec.files import check_json_size, swap_folder
+from jaxspec.files import check_json_size, replacing
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import least_rows
 from jaxspec.model.decoder import Decoder
 from jaxspec.model.gpu import has_bfloat16
 from jaxspec.model.quantized import form_of
-from jaxspec.parallel.processes import is_leader, wait_for_all
+from jaxspec.parallel.processes import is_leader, leader_in, wait_for_all
 from jaxspec.parallel.sharding import make_mesh, mesh_of, put_beside
 from jaxspec.weights.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
 from jaxspec.weights.families import read_config
@@ -144,15 +143,14 @@ class Model:
         messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
         return self.encode_messages(messages, written if chat else None)
 
-    def encode_messages(self, messages: Sequence[dict[str, str]], template: str | None) -> list[int]:
+    def encode_messages(self, messages: Sequence[dict[str, Any]], template: str | None, **settings: Any) -> list[int]:
         """Token ids of messages, role and content of each: inside a chat template, or with blank lines between.
 
-        A template that refuses them raises what it likes.
+        `settings` are of `apply_chat_template`. A template that refuses them raises what it likes.
         """
+        settings = {"add_generation_prompt": True} | settings
         if template:
-            ids = self.tokenizer.apply_chat_template(
-                messages, chat_template=template, add_generation_prompt=True, return_dict=False
-            )
+            ids = self.tokenizer.apply_chat_template(messages, chat_template=template, return_dict=False, **settings)
         else:
             ids = self.tokenizer.encode("\n\n".join(message["content"] for message in messages))
         return _begun_once(ids, self.tokenizer.bos_token_id)
@@ -333,22 +331,19 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 def save_model(model: Model, folder: Path, form: Literal["huggingface", "orbax"] = "huggingface") -> None:
     """Write a base with its tokenizer, so that `load_model` takes the folder, and transformers where it has that form.
 
-    An older folder of that name stays until the new one is whole. Raises UserError where it cannot be written, and for
-    a base with weights in few bits.
+    An older folder of that name stays until the new one is whole. Raises UserError where it cannot be written or
+    another process is writing it, and for a base with weights in few bits.
     """
     if model.weights:
         raise UserError(f"{folder}: a base with {model.weights} weights is not written; load it without --weights")
     save = save_directory if form == "huggingface" else save_checkpoint
     new = folder.with_name(f".{folder.name}.tmp")
     try:
-        if is_leader():
-            shutil.rmtree(new, ignore_errors=True)
-        wait_for_all("save")
-        save(new, model.config, model.params, model.eos)
-        wait_for_all("saved")
-        if is_leader():
-            if model.tokenizer:
+        with leader_in(replacing(folder, new)):
+            wait_for_all("save")
+            save(new, model.config, model.params, model.eos)
+            wait_for_all("saved")
+            if is_leader() and model.tokenizer:
                 model.tokenizer.save_pretrained(new)
-            swap_folder(new, folder)
     except (OSError, ValueError, SafetensorError) as error:  # a full disk has many names
         raise UserError(f"{folder}: the base cannot be written there ({first_line(error)})") from None

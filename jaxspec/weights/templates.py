@@ -84,6 +84,16 @@ def is_variable(name: str) -> bool:
     return name.isidentifier() and not keyword.iskeyword(name)
 
 
+def message_text(content: Any) -> str | None:
+    """The text of a message's content, which may come in parts of type text; None for anything else."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else None
+    if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        return None
+    parts = [part.get("text") for part in content]
+    return "".join(parts) if all(isinstance(part, str) for part in parts) else None
+
+
 def own_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Jinja of the tokenizer's chat template, of several the default one; None where it has none."""
     return tokenizer.get_chat_template() if tokenizer.chat_template else None

@@ -104,7 +104,7 @@ def test_ctrl_c_keeps_what_is_finished(files, model, tmp_path, monkeypatch, caps
         asked.append(ask(*args))
 
     monkeypatch.setattr(jaxspec.bench.run, "ask", interrupted)
-    monkeypatch.setattr(jaxspec.cli.bench, "load_model", lambda name, dtype, mesh, template: model)
+    monkeypatch.setattr(jaxspec.cli.bench, "load_base", lambda name, dtype, mesh, template, weights: model)
     config = config_of(files, "medusa")
     args = ["--run", *config.runs, "--data", config.data, "--max-new-tokens", "8", "--output", str(tmp_path)]
     monkeypatch.setattr("sys.argv", ["jaxspec bench", "compare", *args])

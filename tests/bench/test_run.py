@@ -43,7 +43,9 @@ def test_every_method_answers_every_question_that_fits(finished):
 def test_devices_may_share_the_work(finished, files, model, tmp_path, monkeypatch, quickly):
     """Everything, parts of the step included, over two devices; the same answers."""
     config = config_of(files, "medusa")
-    monkeypatch.setattr(jaxspec.cli.bench, "load_model", lambda name, dtype, mesh, template: on_mesh(model, mesh))
+    monkeypatch.setattr(
+        jaxspec.cli.bench, "load_base", lambda name, dtype, mesh, template, weights: on_mesh(model, mesh)
+    )
     words = ["--run", *config.runs, "--data", config.data, "--max-new-tokens", "8", "--mesh.tensor", "2"]
     jaxspec.cli.bench.main(["compare", *words, "--output", str(tmp_path)])
     assert texts_of(tmp_path, "medusa") == texts_of(finished[0], "medusa")

@@ -119,7 +119,7 @@ def test_what_warming_up_compiles_is_reported_with_the_first_answer(decode_rows,
 
 def test_every_line_of_a_prompt_file_gets_its_answer(decode_rows, tmp_path, capsys):
     assert len(decode_rows(*write_prompts(tmp_path / "prompts.jsonl", "same", "same"))) == 2
-    with pytest.raises(UserError, match="prompt 2 is empty"):
+    with pytest.raises(UserError, match=r"prompts.jsonl:2: the prompt in column 'prompt' is empty"):
         decode_rows(*write_prompts(tmp_path / "prompts.jsonl", "fine", " "))
     assert capsys.readouterr().out == ""
 

@@ -30,6 +30,8 @@ from tests.helpers.cli import named
         (["--grace", "nan"], "grace must be at least 0, got nan"),
         (["--limits.slots", "0"], "slots must be at least 1"),
         (["--limits.top-logprobs", "-2"], "top-logprobs must be at least -1"),
+        (["--allow-origin", "localhost"], "allow-origin must be \\* or as in http://localhost:3000"),
+        (["--allow-origin", "http://a.example/page"], "without a path, got 'http://a.example/page'"),
         (["--acept", "match"], "did you mean '--accept'"),
         (["--host", "no such host"], "cannot listen at no such host:8000 .* choose another --host or --port"),
     ],
@@ -49,6 +51,16 @@ def test_a_taken_port_is_told_before_anything_is_loaded(monkeypatch):
     monkeypatch.setattr(serve.ServeOptions, "load_model", None)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="Address already in use"):
         serve.main(["--port", str(taken.getsockname()[1])])
+
+
+def test_a_folder_answers_to_its_last_name(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    path = str(tmp_path / "mine")
+    assert serve.names("", path) == ["mine", path] and serve.names("", ".") == ["mine", "."]
+    assert serve.names("", "owner/name") == ["owner/name", "name"]
+    assert serve.names("", "smollm2-135m") == ["smollm2-135m"]
+    assert serve.names("given", path) == ["given"]
 
 
 class Served:

@@ -56,6 +56,20 @@ def test_a_stop_text_ends_it(size, stop, shown, found, count):
     assert ("".join(pieces), made.stopped, len(made.tokens)) == (shown, found, count)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 50])
+@pytest.mark.parametrize(
+    ("least", "shown", "found"),
+    [(0, "he", "l"), (2, "he", "l"), (3, "hel", "l"), (4, "hello wor", "l"), (10, "hello world", None)],
+)
+def test_no_stop_text_begins_in_the_first_tokens(size, least, shown, found):
+    tokens, made = list(b"hello world"), TextStream(decode, ["l"], least)
+    for first in range(0, len(tokens), size):
+        made.add(tokens[first : first + size], first + size >= len(tokens))
+        if made.stopped is not None:
+            break
+    assert (made.sent, made.stopped) == (shown, found)
+
+
 def test_what_may_start_a_stop_text_waits():
     pieces, _ = stream("ab<en", 1, ["<end>"])
     assert pieces == ["a", "b", "", "", "<en"]

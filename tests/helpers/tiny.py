@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from jaxspec.config import MeshConfig, ModelConfig
@@ -58,6 +58,21 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
     wrapped.chat_template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
     return wrapped
+
+
+def make_sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
+    """Pieces with "▁" for spaces, bytes for the rest, and a beginning token: LLaMA-2's kind, with as many tokens."""
+    letters = [chr(code) for code in range(33, 127)]
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(128, 256)), *letters, "▁"]
+    merges = [("▁", letter) for letter in "abcdefghijklmnopqrstuvwxyz"] + [("h", "e"), ("l", "l")]
+    pieces += ["".join(pair) for pair in merges]
+    model = models.BPE({p: i for i, p in enumerate(pieces)}, merges, unk_token="<unk>", byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import dataclasses
 import hmac
 import itertools
 import json
+import time
 
 import httpx
 import numpy as np
@@ -15,12 +16,17 @@ from jaxspec.config import SamplingConfig
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.generation.generate import generate
 from jaxspec.serving.api import make_app
+from jaxspec.serving.fields import ApiError
+from jaxspec.serving.protocol import parse
 from jaxspec.serving.request import Busy
+from jaxspec.weights.spelling import Spelling, readable
 from tests.helpers.model import log_probabilities
 from tests.helpers.serving import idle
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+LENGTH = {"max_model_len": 120}
 HELLO = [{"role": "user", "content": "hello there"}]
+USAGES, USAGE_FIELD = {"continuous_usage_stats": True}, "stream_options.continuous_usage_stats"
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +77,143 @@ def test_what_there_is(app):
     assert page.headers["content-type"].startswith("text/html") and "//" not in page.text.replace("// ", "")
 
 
+def test_a_model_by_each_of_its_names(engine):
+    app = make_app(engine, "tiny", aliases=["models/tiny"])
+    for name in ("tiny", "models/tiny"):
+        assert get(app, f"/v1/models/{name}").json()["id"] == name
+        assert post(app, TEXT, {"model": name, "prompt": "a", "max_tokens": 1}).json()["model"] == "tiny"
+    error = get(app, "/v1/models/gpt-4")
+    assert error.status_code == 404 and error.json()["error"]["code"] == "model_not_found"
+
+
+def test_pages_of_allowed_origins_may_read_answers(engine):
+    asked = {"headers": {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}}
+    for origins, expected in (("http://a.example",), "http://a.example"), (("http://b.example",), None), ((), None):
+        app = make_app(engine, "tiny", api_key="secret", origins=origins)
+        [preflight] = call(app, ("OPTIONS", CHAT, asked))
+        assert preflight.headers.get("access-control-allow-origin") == expected
+        assert (preflight.status_code == 200) == (expected is not None)
+        answer = get(app, "/v1/models", headers={"Origin": "http://a.example"})
+        assert answer.headers.get("access-control-allow-origin") == expected
+
+
+def test_tokens_of_texts_and_chats(app, engine):
+    text = post(app, "/tokenize", {"model": "tiny", "prompt": "abc", "return_token_strs": True}).json()
+    assert text == {"count": 3, "tokens": [*engine.model.encode("abc", False)], "token_strs": [*"abc"]} | LENGTH
+    chat = post(app, "/tokenize", {"messages": HELLO}).json()
+    assert chat["tokens"] == engine.model.encode("hello there") and chat["token_strs"] is None
+    assert post(app, "/detokenize", {"tokens": text["tokens"]}).json() == {"prompt": "abc"}
+    for path, body, param in (
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "model": "b"}, "model"),
+        ("/detokenize", {"tokens": [999]}, "tokens"),
+        ("/detokenize", {"tokens": "abc"}, "tokens"),
+    ):
+        error = post(app, path, body)
+        assert error.status_code in (400, 404) and error.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_fields_that_change_nothing_are_accepted(app, path):
+    """As clients send them whether they mean them or not."""
+    neutral = {
+        "functions": [],
+        "function_call": "none",
+        "tools": [],
+        "tool_choice": "none",
+        "min_tokens": 0,
+        "ignore_eos": False,
+        "use_beam_search": False,
+        "priority": 0,
+        "frequency_penalty": 0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1,
+        "echo": False,
+        "stop_token_ids": [],
+        "prediction": None,
+    }
+    body = {"messages": HELLO} if path == CHAT else {"prompt": "hello"}
+    assert post(app, path, body | {"max_tokens": 1} | neutral).status_code == 200
+
+
+def test_penalties_need_a_server_that_has_them(app):
+    refused = post(app, TEXT, {"prompt": "hello", "presence_penalty": 0.5})
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert (error["param"], error["message"]) == (
+        "presence_penalty",
+        "presence_penalty is not supported here: the server must be started with --penalties",
+    )
+
+
+def test_penalties_are_taken_and_checked():
+    body = {"prompt": "hello", "repetition_penalty": 1.2, "presence_penalty": -0.5, "frequency_penalty": 2}
+    sampling = parse(json.dumps(body).encode(), False, 5, penalties=True).sampling
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.2, -0.5, 2.0)
+    for name, value in (("repetition_penalty", 0), ("presence_penalty", 2.1), ("frequency_penalty", "much")):
+        with pytest.raises(ApiError) as refused:
+            parse(json.dumps({"prompt": "hello", name: value}).encode(), False, 5, penalties=True)
+        assert refused.value.status == 400 and refused.value.param == name
+
+
+@pytest.mark.parametrize("drafting", [True, False])
+def test_an_answer_has_at_least_so_many_tokens(app, engine, drafting):
+    """No end of text is drawn before; what is drawn in its place is the base's next choice."""
+    eos = engine.model.eos[0]
+    seed = next(s for s in range(50) if len(alone(engine, "abc", 30, SamplingConfig(1.3), s).tokens) < 12)
+    body = {"prompt": "abc", "max_tokens": 30, "seed": seed, "temperature": 1.3, "drafting": drafting}
+    short = alone(engine, "abc", 30, SamplingConfig(1.3), seed).tokens
+    found = post(app, TEXT, body | {"min_tokens": 20, "logprobs": 0}).json()["choices"][0]
+    tokens = found["logprobs"]["tokens"]
+    assert len(tokens) >= 20 and "<end>" not in tokens[:20]
+    names = [readable(Spelling(engine.model.tokenizer).bytes(i)) for i in short]
+    assert tokens[: len(short) - 1] == names[:-1] and short[-1] == eos
+    endless = post(app, TEXT, body | {"ignore_eos": True, "logprobs": 0}).json()["choices"][0]
+    assert endless["logprobs"]["tokens"][: len(short)] == names and len(endless["logprobs"]["tokens"]) == 30
+    assert endless["finish_reason"] == "length" and found["finish_reason"] in ("stop", "length")
+
+
+def test_drafts_change_nothing_behind_an_end_of_text_that_is_ignored(app):
+    """And neither before one that may not come yet."""
+    for field in ({"ignore_eos": True}, {"min_tokens": 40}):
+        for seed in range(4):
+            body = {"prompt": "abc", "max_tokens": 60, "seed": seed, "temperature": 1.3} | field
+            on, off = (post(app, TEXT, body | {"drafting": drafting}).json() for drafting in (True, False))
+            assert on["choices"] == off["choices"]
+            assert on["usage"]["completion_tokens"] >= 40
+
+
+def test_usage_in_every_chunk(app):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = events(post(app, CHAT, {"messages": HELLO, "max_tokens": 12, "stream": True, "stream_options": options}))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts[0] == 0 and counts == sorted(counts) and counts[-1] == counts[-2] > 0
+    assert len({chunk["usage"]["prompt_tokens"] for chunk in chunks}) == 1
+
+
+def test_each_response_tells_how_its_drafts_fared(engine):
+    app = make_app(engine, "tiny", draft_metrics=True)
+    body = {"messages": HELLO, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    answer = post(app, CHAT, body).json()
+    told = answer["metrics"]["speculative_decoding"]
+    histogram, usage = told["acceptance_histogram"], answer["usage"]
+    assert len(histogram) == told["num_spec_tokens"] + 1 == engine.drafter.on_device.shape.depth + 1
+    assert sum(histogram) == told["num_spec_steps"] <= usage["decoding_steps"]
+    accepted = sum(depth * count for depth, count in enumerate(histogram))
+    assert accepted == told["num_accepted_draft_tokens"] > 0
+    assert accepted == usage["accepted_tokens"]
+    assert told["num_draft_tokens"] == usage["drafted_tokens"]
+    assert told["mean_acceptance_length"] == pytest.approx(1 + accepted / told["num_spec_steps"])
+    assert told["draft_acceptance_rate"] == pytest.approx(accepted / told["num_draft_tokens"])
+    chunks = events(post(app, CHAT, body | {"stream": True, "stream_options": {"include_usage": True}}))
+    assert [("metrics" in chunk, chunk["choices"] == []) for chunk in chunks] == [
+        *[(False, False)] * (len(chunks) - 1),
+        (True, True),
+    ]
+    assert "metrics" not in post(app, CHAT, body | {"n": 2}).json()
+    assert "metrics" not in post(app, CHAT, body | {"drafting": False}).json()
+
+
 @pytest.mark.parametrize("temperature", [0, 1.1])
 def test_a_completion_is_what_decode_answers(app, engine, temperature):
     body = {"prompt": "hello", "max_tokens": 30, "temperature": temperature, "seed": 7}
@@ -83,6 +226,7 @@ def test_a_completion_is_what_decode_answers(app, engine, temperature):
     usage = answer["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, expected.new_tokens)
     assert usage["total_tokens"] == 5 + expected.new_tokens
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
     assert 0 <= usage["accepted_tokens"] < min(expected.new_tokens, usage["drafted_tokens"])
     off = post(app, TEXT, body | {"drafting": False}).json()
     assert off["choices"][0]["text"] == expected.text
@@ -195,7 +339,7 @@ def test_logprobs_of_a_completion_with_its_prompt(app, engine):
     assert choice["text"] == "hello" + expected.text
     assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
     np.testing.assert_allclose(told["token_logprobs"][1:], own, atol=1e-4)
-    assert told["tokens"] == [engine.model.tokenizer.decode([i]) for i in ids]
+    assert told["tokens"] == [readable(Spelling(engine.model.tokenizer).bytes(i)) for i in ids]
     assert told["text_offset"][:6] == list(range(6))
     streamed = events(post(app, TEXT, body | {"stream": True}))
     parts = [chunk["choices"][0]["logprobs"] for chunk in streamed]
@@ -220,7 +364,9 @@ def test_logprobs_of_a_chat(app, engine):
     np.testing.assert_allclose([each["logprob"] for each in told], expected[np.arange(len(tokens)), tokens], atol=1e-4)
     best = [[one["logprob"] for one in each["top_logprobs"]] for each in told]
     np.testing.assert_allclose(best, np.sort(expected, axis=-1)[:, :-4:-1], atol=1e-4)
-    assert all(bytes(each["bytes"]).decode() == each["token"] for each in told)
+    shown = [bytes(each["bytes"]) for each in told]
+    assert [each["token"] for each in told] == [readable(own) for own in shown]
+    assert b"".join(shown).decode(errors="replace").removesuffix("<end>") == choice["message"]["content"]
 
 
 @pytest.mark.parametrize(
@@ -228,12 +374,22 @@ def test_logprobs_of_a_chat(app, engine):
     [
         (CHAT, {"messages": None}, "messages", "missing"),
         (CHAT, {"messages": "hello"}, "messages", "must be a list of messages, got"),
-        (CHAT, {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "system, user or assistant"),
+        (CHAT, {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "user, assistant or tool"),
         (CHAT, {"messages": [*HELLO, {"role": "user", "content": 3}]}, "messages[1].content", "must be a string"),
         (CHAT, {"messages": ["x"]}, "messages[0]", "an object"),
-        (CHAT, {"messages": [{"role": "user", "content": "long " * 30}]}, "messages", "exceeds max-length, 120"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "long " * 30}]},
+            "messages",
+            "exceeds max-length, 120, of this",
+        ),
         (CHAT, {"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
-        (CHAT, {"logprobs": True, "top_logprobs": 6}, "top_logprobs", "at most 5"),
+        (
+            CHAT,
+            {"logprobs": True, "top_logprobs": 6},
+            "top_logprobs",
+            "got 6; see --limits.top-logprobs",
+        ),
         (CHAT, {"temprature": 1}, "temprature", "did you mean 'temperature'"),
         (CHAT, {"temperature": "hot"}, "temperature", "must be a number"),
         (CHAT, {"temperature": -1}, "temperature", "between 0"),
@@ -244,7 +400,12 @@ def test_logprobs_of_a_chat(app, engine):
         (CHAT, {"n": 0}, "n", "between 1 and"),
         (CHAT, {"n": 1.5}, "n", "a whole number"),
         (CHAT, {"seed": "x"}, "seed", "a whole number"),
-        (CHAT, {"max_tokens": 119}, "messages", "exceeds max-length"),
+        (CHAT, {"max_tokens": 119}, "max_tokens", "lower max_tokens to 107"),
+        (CHAT, {"max_completion_tokens": 119}, "max_completion_tokens", "lower max_completion_tokens to 107"),
+        (CHAT, {"min_tokens": 5}, "min_tokens", "at most max_tokens, 4"),
+        (CHAT, {"min_tokens": -1}, "min_tokens", "between 0"),
+        (CHAT, {"max_tokens": None, "min_tokens": 110}, "min_tokens", "room for 107"),
+        (CHAT, {"ignore_eos": 1}, "ignore_eos", "true or false"),
         (CHAT, {"max_completion_tokens": -1}, "max_completion_tokens", "between 0"),
         (CHAT, {"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs", "names no variable"),
         (TEXT, {"chat_template_kwargs": {}}, "chat_template_kwargs", "unknown field"),
@@ -253,7 +414,11 @@ def test_logprobs_of_a_chat(app, engine):
         (CHAT, {"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
         (CHAT, {"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "unknown field 'usage'"),
         (CHAT, {"n": 37}, "n", "holds 36 at most"),
-        (CHAT, {"tools": [{"type": "function"}]}, "tools", "not supported"),
+        (CHAT, {"stream": True, "stream_options": USAGES}, USAGE_FIELD, "needs include_usage"),
+        (CHAT, {"tools": [{"type": "function"}]}, "tools[0]", "a function that has a name"),
+        (CHAT, {"tool_choice": "required"}, "tool_choice", "none or auto"),
+        (CHAT, {"functions": [{"name": "f"}]}, "functions", "not supported"),
+        (TEXT, {"tools": [{}]}, "tools", "not supported"),
         (CHAT, {"model": 5}, "model", "a string"),
         (TEXT, {"prompt": None}, "prompt", "missing"),
         (TEXT, {"prompt": ["a", 5]}, "prompt", "must be a string, a list"),
@@ -356,6 +521,32 @@ def measured(app):
             rest = [value for name, value in sample.labels.items() if name != "model_name"]
             samples[":".join([sample.name, *rest])] = sample.value
     return samples
+
+
+def test_tokens_that_were_not_read_again_are_told(app, engine):
+    before = measured(app)
+    body = {"prompt": "two chunks of sixteen, and a rest", "max_tokens": 3, "temperature": 0}
+    usages = [post(app, TEXT, body).json()["usage"] for _ in range(2)]
+    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [0, 32]
+    asyncio.run(idle(engine))
+    grown = {name: value - before[name] for name, value in measured(app).items() if "prefix_cache" in name}
+    assert grown["vllm:prefix_cache_queries_total"] == 2 * len(body["prompt"])
+    assert grown["vllm:prefix_cache_hits_total"] == 32
+
+
+def test_prefill_takes_until_the_first_token_is_known(app, engine, monkeypatch):
+    """Devices work on after the call that reads a prompt."""
+    before, progress = measured(app), engine._slots.progress
+
+    def slow():
+        time.sleep(0.2)
+        return progress()
+
+    monkeypatch.setattr(engine._slots, "progress", slow)
+    assert post(app, TEXT, {"prompt": "abc", "max_tokens": 1}).status_code == 200
+    asyncio.run(idle(engine))
+    name = "vllm:request_prefill_time_seconds_sum"
+    assert measured(app)[name] - before.get(name, 0) >= 0.2
 
 
 def test_metrics_agree_with_the_answers(app, engine):

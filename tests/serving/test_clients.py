@@ -63,7 +63,7 @@ def test_a_stream(client, engine):
 def test_completions_models_and_errors(client):
     [choice] = client.completions.create(model="tiny", prompt="abc", max_tokens=3, echo=True, logprobs=1).choices
     assert choice.text.startswith("abc") and len(choice.logprobs.tokens) <= 6
-    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert [model.id for model in client.models.list()] == ["tiny"] and client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError, match="there is 'tiny'"):
         client.chat.completions.create(model="gpt-4", messages=HELLO)
     with pytest.raises(openai.BadRequestError, match="temperature must be between") as error:

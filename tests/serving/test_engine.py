@@ -130,24 +130,79 @@ def test_a_stop_text_may_come_in_parts_and_ends_the_same_whether_drafted_or_not(
         assert stop in engine.model.decode(found.tokens) and stop not in engine.model.decode(found.tokens[:-1])
 
 
-def test_a_shared_beginning_is_read_once_and_changes_nothing(engine, monkeypatch):
+@pytest.fixture
+def read_lengths(monkeypatch):
+    """Numbers of tokens read of prompts, one for each chunk, as they come."""
     lengths = []
-    beginning = "a system prompt of more than two chunks, which all share: "
 
     def counted(base, decoding, reading, tokens, count, *others, **sizes):
         lengths.append(int(count[0]))
         return read(base, decoding, reading, tokens, count, *others, **sizes)
 
     monkeypatch.setattr(reader, "read", counted)
-    read_of = []
-    for prompt in ("why?", "how?", "where?", "and when?"):
-        lengths.clear()
+    return lengths
+
+
+def test_a_turn_of_a_chat_reads_what_is_new_and_changes_nothing(engine, read_lengths):
+    """At most its new tokens, the last answer and a chunk; in chunks, so that it rounds like a whole prompt."""
+    W, history, last = LIMITS.prompt_chunk, "a first message of more than two chunks", 0
+    for turn in range(4):
+        read_lengths.clear()
+        settings = {"max_new_tokens": 8, "sampling": SAMPLINGS[1], "seed": 3 + turn}
+        found = asyncio.run(answer(engine, history, **settings))
+        assert found.tokens == alone(engine.model, history, **settings)[0]
+        assert found.answer.cached == last // W * W
+        assert sum(read_lengths) == len(found.answer.request.ids) - found.answer.cached
+        last = len(found.answer.request.ids)
+        history += "".join(filter(str.isascii, found.text)) + f" and turn {turn}?"
+
+
+def test_another_prompt_with_the_same_beginning_reads_the_rest(engine, read_lengths):
+    beginning = "a system prompt of more than three chunks, which all share: "
+    for prompt, cached in (("why?", 0), ("how?", 48), ("and when?", 48)):
+        read_lengths.clear()
         settings = {"max_new_tokens": 20, "sampling": SAMPLINGS[1], "seed": 3}
         found = asyncio.run(answer(engine, beginning + prompt, **settings))
         assert found.tokens == alone(engine.model, beginning + prompt, **settings)[0]
-        read_of.append(sum(lengths))
-    whole = [len(beginning + prompt) for prompt in ("why?", "how?", "where?", "and when?")]
-    assert read_of == [*whole[:2], whole[2] - 48, whole[3] - 48]
+        assert found.answer.cached == cached
+        assert sum(read_lengths) == len(beginning + prompt) - cached
+
+
+def test_log_probabilities_of_a_prompt_are_of_all_of_it(engine):
+    """What was kept of it has none, so it is read again."""
+    prompt = "a prompt of more than one chunk"
+    settings = {"max_new_tokens": 2, "logprobs": True, "prompt_logprobs": True}
+    first, second = (asyncio.run(answer(engine, prompt, **settings)) for _ in range(2))
+    assert second.answer.cached == 0
+    assert first.answer.prompt_scores == second.answer.prompt_scores
+    assert len(second.answer.prompt_scores) == len(prompt) - 1
+
+
+def test_penalties_are_those_of_each_request(drafter):
+    rng, model = np.random.default_rng(0), drafter.model
+    penalties = SamplingConfig(repetition_penalty=2.0, presence_penalty=1.5, frequency_penalty=2.0)
+    samplings = [SamplingConfig(), penalties, SAMPLINGS[1], dataclasses.replace(penalties, temperature=1.1)]
+    asked = [(letters(rng, 20), 30, sampling, 5) for _ in range(6) for sampling in samplings]
+
+    async def ask(engine):
+        each = (answer(engine, text, max_new_tokens=n, sampling=s, seed=seed) for text, n, s, seed in asked)
+        return await asyncio.gather(*each)
+
+    with Engine(model, drafter, LIMITS, penalties=True) as engine:
+        found = asyncio.run(ask(engine))
+    assert [one.tokens for one in found] == [alone(model, *one)[0] for one in asked]
+    unpenalised = [alone(model, text, n, SamplingConfig(s.temperature), seed)[0] for text, n, s, seed in asked]
+    changed = [one.tokens != without for one, without in zip(found, unpenalised, strict=True)]
+    assert any(changed[1::4]) and any(changed[3::4]) and not any(changed[0::2])
+
+
+def test_an_engine_without_penalties_refuses_them(engine):
+    async def ask():
+        engine.submit("abc", 3, sampling=SamplingConfig(presence_penalty=1.0))
+
+    with pytest.raises(UserError, match="start it with penalties"):
+        asyncio.run(ask())
+    assert engine._slots._state.seen is None
 
 
 def test_nothing_to_emit_is_an_answer(engine):
@@ -264,6 +319,7 @@ def test_a_request_that_takes_too_long_ends(engine, monkeypatch):
         ({"max_new_tokens": -1}, "max-new-tokens must be at least 0"),
         ({"sampling": SamplingConfig(1.0, top_p=0.0)}, "top-p"),
         ({"stop": [""]}, "must not be empty"),
+        ({"min_new_tokens": 4}, "min-new-tokens must be between 0 and max-new-tokens, 3, got 4"),
     ],
 )
 def test_bad_requests_are_refused(engine, settings, message):
@@ -274,11 +330,27 @@ def test_bad_requests_are_refused(engine, settings, message):
         asyncio.run(ask())
 
 
-def test_memory_counts_the_hidden_states_that_readings_keep(drafter):
-    """Of the prompt being read and of two shared prefixes: here twice as many in chunks of 64 as in chunks of 32."""
-    model, limits = drafter.model, dataclasses.replace(LIMITS, max_length=64, prefixes=2)
-    halves, whole = (
-        Slots(drafter, Match(), dataclasses.replace(limits, prompt_chunk=chunk)).memory for chunk in (32, 64)
-    )
+def test_slots_that_no_memory_holds_are_refused_before_anything_is_compiled(drafter, monkeypatch):
+    monkeypatch.setattr(Slots, "clear", None)
+    said = r"10000000 slots of 120 tokens take [\d,]+\.\d GB, and [\d,]+\.\d GB are free; lower limits.slots or"
+    with pytest.raises(UserError, match=said):
+        Engine(drafter.model, drafter, dataclasses.replace(LIMITS, slots=10**7))
+
+
+def test_memory_of_a_row_is_known_before_there_is_one(engine):
+    state, rows = engine._slots._state, len(engine._slots._requests)
+    assert sum(x.nbytes for x in jax.tree.leaves(state)) == rows * engine._slots._row_bytes
+
+
+def test_memory_is_known_at_the_start(drafter):
+    """Of kept prefixes as many whole chunks as fit; of the prompt being read the hidden states of its last chunk."""
+    model, limits = drafter.model, dataclasses.replace(LIMITS, max_length=64, prefix_bytes=0)
+
+    def memory(**others):
+        return Slots(drafter, Match(), dataclasses.replace(limits, **others)).memory
+
+    halves, whole = (memory(prompt_chunk=chunk) for chunk in (32, 64))
     layers = 1 + len(drafter.on_device.taps(model.base))
-    assert whole - halves == 3 * 32 * layers * model.config.hidden_size * 4
+    assert whole - halves == 32 * layers * model.config.hidden_size * 4
+    kept = memory(prompt_chunk=32, prefix_bytes=10**6) - halves
+    assert 0.9e6 < kept <= 1e6

@@ -35,12 +35,14 @@ def write(tmp_path):
     ("content", "message"),
     [
         ('{"prompt": "a"}\nnot json\n', "data.jsonl:2: not JSON"),
+        ('{"prompt": "a"}\n{"prompt": " "}\n', "data.jsonl:2: the prompt in column 'prompt' is empty"),
+        ('{"prompt": "\\ud800"}\n', "data.jsonl:1: not valid Unicode"),
         ('{"prompt": "a"}\n\n[1]\n', "data.jsonl:3: expected a JSON object"),
         ('{"question": "a"}\n', "data.jsonl:1: no text in column 'prompt'; columns: question"),
         ("", "holds no prompts"),
         ('[{"prompt": "a"}, 3]', "data.jsonl:2: expected a JSON object"),
         ("[1,\n", "data.jsonl:2: not"),
-        (b"\xff\xfe{}", "data.jsonl: "),
+        (b"\xff\xfe{", "data.jsonl:1: not valid UTF-16"),
     ],
 )
 def test_bad_files_name_file_and_line(tmp_path, content, message):
@@ -61,7 +63,8 @@ def test_repeated_blank_and_long_prompts_are_left_out(model, write, capsys):
     data = DataConfig(prompts=file, held_out=2, answers=100, max_prompt_tokens=24)
     assert sorted(prompt.text for prompt in select_prompts(model, data)) == ["a", "b", "c", "d", "e"]
     assert capsys.readouterr().err == "left out, more than 24 tokens: 1 prompts\n"
-    assert len(read_prompts(file)) == 8  # whoever decodes them gets one answer each
+    with pytest.raises(UserError, match=r"data.jsonl:4: the prompt in column 'prompt' is empty"):
+        read_prompts(file)  # whoever decodes them gets one answer each
     with pytest.raises(UserError, match="5 prompts of at most 24 tokens are not enough to hold out 5"):
         select_prompts(model, DataConfig(prompts=file, held_out=5, max_prompt_tokens=24))
 
@@ -133,6 +136,14 @@ GOOD = [("user", "a"), ("assistant", "b")]
 )
 def test_conversations_count_up_to_the_first_turn_out_of_place(write, turns, examples):
     assert read_examples(TextSource(prompts=write({"prompt": said(*turns)}))) == [Example(("a",), "b")] * examples
+
+
+def test_contents_may_come_in_parts(write):
+    """As OpenAI's are, in some rows or in all; developers are the system."""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    turns = [("developer", parts), ("user", "c"), ("assistant", parts)]
+    file = write({"messages": [{"role": role, "content": content} for role, content in turns]})
+    assert read_examples(TextSource(file, column="messages")) == [Example(("ab\n\nc",), "ab")]
 
 
 @pytest.mark.parametrize("message", ["hello", {"role": ["user"], "content": "a"}, {"role": "user", "content": None}])

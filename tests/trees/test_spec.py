@@ -106,7 +106,7 @@ def test_a_bad_file_is_named(written, content, message):
 
 def test_a_file_that_is_no_text_is_named(tmp_path):
     (tmp_path / "tree.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match=r"tree\.json: "):
+    with pytest.raises(UserError, match=r"tree\.json:1: not valid UTF-16"):
         parse(tmp_path / "tree.json")
 
 

@@ -1,0 +1,20 @@
+"""Lines about long work."""
+
+import pytest
+
+from jaxspec.progress import Progress
+
+
+@pytest.mark.parametrize(("done", "left"), [(4, 3.2), (6, 2.4), (12, 0.0)])
+def test_the_estimate_forgets_slow_first_units(capsys, monkeypatch, done, left):
+    """Two units that compile for a minute each, then ten of 24 seconds."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with Progress("racing", 12, "runs") as progress:
+        for number in range(1, done + 1):
+            now[0] += 60 if number <= 2 else 24
+            progress.update(number)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("racing: ")
+    said = float(last.split(",")[2].split()[0])
+    assert said == pytest.approx(left, abs=0.05)
