@@ -16,7 +16,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # its advice is
 
 _NAMES = {  # by the module that defines them, which is imported when one is first asked for
     "jaxspec.config": ("DataConfig", "ModelConfig", "SamplingConfig", "TrainConfig"),
-    "jaxspec.decoding.acceptance": ("Match", "Rejection", "Typical"),
+    "jaxspec.decoding.acceptance": ("Block", "Match", "Rejection", "Typical"),
     "jaxspec.drafters.drafter": ("Drafter", "autoregressive"),
     "jaxspec.drafters.loading": ("load_drafter",),
     "jaxspec.errors": ("UserError",),

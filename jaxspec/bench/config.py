@@ -48,8 +48,8 @@ class BenchConfig:
       top_k: keep the k most probable tokens; 0 keeps all.
       top_p: keep the most probable tokens up to this probability.
       min_p: drop tokens less probable than this fraction of the best.
-      accept: match, rejection or typical, as for `jaxspec decode`: the same text, another of the same distribution, or
-        lossy.
+      accept: match, rejection, block or typical, as for `jaxspec decode`: the same text, another of the same
+        distribution (rejection and block), or lossy.
       seed: sampling seed; every further repeat takes the next one.
       repeats: how often all questions are asked.
       wording: instructions around questions whose file has none: plain, or those of the papers or their released code.
@@ -75,7 +75,7 @@ class BenchConfig:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    accept: Literal["match", "rejection", "typical"] = "match"
+    accept: Literal["match", "rejection", "block", "typical"] = "match"
     seed: int = 0
     repeats: int = 1
     wording: Literal["plain", "space", "bita", "amphista", "hidden_transfer"] = "plain"

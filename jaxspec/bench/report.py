@@ -24,6 +24,7 @@ CLOSE_SPEED = 0.03  # ratios of speeds this close to 1 are none: what autoregres
 _RULES = {
     "match": "the text must match that of autoregressive decoding, token for token",
     "rejection": "when sampling, another text of the same distribution",
+    "block": "when sampling, another text of the same distribution",
     "typical": "when sampling **lossy**, another text of another distribution",
 }
 _HOW_TO_READ = (

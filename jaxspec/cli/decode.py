@@ -22,6 +22,7 @@ from jaxspec.decoding.sampling import make_sampler
 from jaxspec.drafters import DrafterSpec, load_drafter, parse_drafter
 from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError, check_at_least
+from jaxspec.files import read_text
 from jaxspec.generation.divergence import first_divergence
 from jaxspec.generation.generate import Generation, iterate, stream
 from jaxspec.generation.prompts import encode_prompts
@@ -49,6 +50,8 @@ class DecodeOptions(DrafterOptions):
       prompt: one prompt.
       prompts: a JSONL file with one prompt per line, instead.
       column: field of that file with the prompt.
+      prediction: a file with the text that the answer is expected to be, mostly, such as code that the prompt asks to
+        change: lookups draft from it; the answer is the same.
       chat: wrap prompts in the chat template, where there is one.
       max_new_tokens: largest number of new tokens; an end-of-text token ends the answer earlier.
       max_length: longest prompt and answer together, in tokens; 0 takes the model's context, in a dry run at most 2048.
@@ -62,7 +65,8 @@ class DecodeOptions(DrafterOptions):
       frequency_penalty: likewise, as many times as the answer has them.
       seed: sampling seed, which determines the text.
       accept: match gives the text of autoregressive decoding; rejection, when sampling, another text of the same
-        distribution; typical, when sampling, is lossy.
+        distribution; so does block, which accepts more, but of chains of one method alone; typical, when sampling, is
+        lossy.
       epsilon: largest threshold of typical acceptance.
       delta: factor of the entropy-dependent threshold of typical acceptance.
       batch_size: prompts decoded together.
@@ -86,6 +90,7 @@ class DecodeOptions(DrafterOptions):
     prompt: str = ""
     prompts: str = ""
     column: str = "prompt"
+    prediction: str = ""
     chat: bool = True
     max_new_tokens: int = 128
     max_length: int = 0
@@ -97,7 +102,7 @@ class DecodeOptions(DrafterOptions):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int = 0
-    accept: Literal["match", "rejection", "typical"] = "match"
+    accept: Literal["match", "rejection", "block", "typical"] = "match"
     epsilon: float = Typical.epsilon
     delta: float = Typical.delta
     batch_size: int = 1
@@ -172,6 +177,8 @@ def check(options: DecodeOptions) -> None:
         )
     if options.prompts and not Path(options.prompts).is_file():
         raise UserError(f"{options.prompts}: no such file")
+    if options.prediction and not Path(options.prediction).is_file():
+        raise UserError(f"--prediction {options.prediction}: no such file")
     if options.stream and (options.json or options.batch_size > 1):
         raise UserError("--stream prints one text while it is made: it goes with neither --json nor --batch-size")
     check_at_least(options, {"batch_size": 1})
@@ -237,6 +244,8 @@ def answers(
     model, acceptance, sampling = drafters[0].model, options.acceptance(), options.sampling()
     settings = options.room | {"sampling": sampling, "seed": options.seed}
     shows, ours = [show, *[None] * len(drafters)], settings | {"acceptance": acceptance}
+    if options.prediction:
+        ours["prediction"] = read_text(Path(options.prediction))
     sides = [answers_of(options, each, prompts, ours, shown) for each, shown in zip(drafters, shows, strict=False)]
     references = itertools.repeat(None)
     if options.compared:

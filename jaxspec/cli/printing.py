@@ -123,6 +123,8 @@ def record(result: Result) -> dict[str, Any]:
         "offered_by_depth": answer.offered,
         "accepted_by_depth": answer.accepted,
         "draft_passes": answer.draft_passes,
+        "accepted_prediction": answer.accepted_prediction,
+        "rejected_prediction": answer.rejected_prediction,
         "sources": {name: _stats_json(stats) for name, stats in answer.sources.items()},
         "drafted_by": [[name for i, name in enumerate(answer.sources) if bits >> i & 1] for bits in answer.drafted_by],
     }
@@ -151,6 +153,8 @@ def summary(name: str, answer: Generation) -> str:
         parts.append(f"accepted {'/'.join(rates)} at depth {'/'.join(str(d + 1) for d in range(len(rates)))}")
     if answer.draft_passes:
         parts.append(f"{answer.draft_passes} drafting passes")
+    if answer.accepted_prediction or answer.rejected_prediction:
+        parts.append(f"{answer.accepted_prediction} predicted, {answer.rejected_prediction} predicted wrong")
     parts.append(f"prefill {answer.prefill_seconds:.2f} s, compile {answer.compile_seconds:.1f} s")
     return ", ".join(parts)
 

@@ -36,8 +36,8 @@ class ServeOptions(DrafterOptions):
         no draft.
       draft_vocabulary: draft only this many tokens, those that the base uses most; 0 drafts all; default the adapter's
         size.
-      accept: match gives the text that the request alone would get; rejection, when sampling, another text of the same
-        distribution; typical, when sampling, is lossy.
+      accept: match gives the text that the request alone would get; rejection and, of
+        chains alone, block, when sampling, another text of the same distribution; typical, when sampling, is lossy.
       mesh: devices that share the work.
       limits: limits of the engine, which bound its memory.
       host: address to listen at; 0.0.0.0 for all.
@@ -57,7 +57,7 @@ class ServeOptions(DrafterOptions):
     method: str = "hidden_transfer+prompt_lookup"
     tree: str = ""
     draft_vocabulary: int | None = None
-    accept: Literal["match", "rejection", "typical"] = "match"
+    accept: Literal["match", "rejection", "block", "typical"] = "match"
     mesh: MeshConfig = MeshConfig()
     limits: Limits = Limits()
     host: str = "127.0.0.1"

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.decoding.draft import Accepted, Draft
-from jaxspec.decoding.sampling import Sampler, best
+from jaxspec.decoding.sampling import Sampler, best, step_seeds
 from jaxspec.decoding.tree import Tree
 from jaxspec.errors import UserError
 
@@ -27,11 +27,13 @@ class Acceptance(abc.ABC):
       remark: what there is to say about a sampled text that is not autoregressive decoding's own; empty where it always
         is, which `same_text` relies on.
       draws: whether it asks for candidates that were drawn, which those of a fixed tree alone are.
+      chains: whether it refuses trees that are no chains, and when sampling candidates that were not drawn.
     """
 
     lossless: ClassVar[bool] = True
     remark: ClassVar[str] = ""
     draws: ClassVar[bool] = False
+    chains: ClassVar[bool] = False
 
     def same_text(self, temperature: float) -> bool:
         """Whether at a temperature the text is that of autoregressive decoding, token by token."""
@@ -63,6 +65,10 @@ class Acceptance(abc.ABC):
     def drafting(self, sampler: Sampler) -> Sampler:
         """The sampler that the method draws its candidates with."""
         return sampler
+
+    def drafting_seeds(self, seeds: jax.Array, position: jax.Array) -> jax.Array:
+        """The seeds [B] uint32 that candidates behind the token at `position` [B] are ranked or drawn with."""
+        return seeds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,11 +172,74 @@ class Rejection(Match):
         _, p, _, taken, _ = lax.while_loop(unsettled, judge, start)
         return taken, p
 
-    def residual(self, p: jax.Array, q: jax.Array) -> jax.Array:
-        """The distribution left of p [..., V] once a token drawn from q was refused."""
-        excess = jnp.maximum(p - q, 0)
+    def residual(self, p: jax.Array, q: jax.Array, share: jax.Array | float = 1.0) -> jax.Array:
+        """The distribution left of a share of p [..., V] once a token drawn from q was refused."""
+        excess = jnp.maximum(share * p - q, 0)
         total = jnp.sum(excess, axis=-1, keepdims=True)
         return jnp.where(total > _TINY, excess / jnp.maximum(total, _TINY), p)  # p = q refuses nothing but by rounding
+
+
+@dataclasses.dataclass(frozen=True)
+class Block(Rejection):
+    """Lossless in distribution (Sun et al., 2024, Algorithm 2): a drawn chain is judged as a whole.
+
+    Token by token a candidate that the base finds more probable than the drafter did wastes the excess; here it carries
+    over to the next ones, c_i = min(1, c_i-1 p(x_i) / q(x_i)). The longest prefix survives that wins a draw of its own:
+    it wins with h_i = e / (e + 1 - c_i), where e is the sum of max(0, c_i p - q) over the next tokens. The token behind
+    it is drawn from that excess, normalised. Of all rules that keep the distribution and see no further this accepts
+    most. At the end of a chain q is 0: h_i is c_i, and the token behind it is drawn from p.
+    """
+
+    remark: ClassVar[str] = "block verification: another text than the seed's own, of the same distribution"
+    chains: ClassVar[bool] = True
+
+    def drafting_seeds(self, seeds: jax.Array, position: jax.Array) -> jax.Array:
+        """Others for every step: candidates and chances behind the end of the path have taken part in finding it."""
+        return step_seeds(seeds, position)
+
+    def __call__(
+        self, draft: Draft, logits: jax.Array, sampler: Sampler, seeds: jax.Array, positions: jax.Array
+    ) -> Accepted:
+        """Verify a draft, from the root down to the end of the chain: a prefix may win behind one that has not."""
+        if sampler.sampling and (draft.drawn is None or draft.tree.max_rank > 1):
+            raise ValueError("block verification judges drawn chains")
+        if draft.drawn is None:
+            return super().__call__(draft, logits, sampler, seeds, positions)
+        tree, rows = draft.tree, jnp.arange(len(seeds))
+        chances = sampler.chances(seeds, positions[:, :1], tree.max_depth)[:, 0]  # [B, P]
+        node, length, carried = jnp.zeros_like(rows), jnp.zeros_like(rows), jnp.ones(len(rows))
+        child, p, q = self._next(draft, logits, sampler, node)
+        rest, path = self.residual(p, q), [node]
+        for depth in range(tree.max_depth):
+            goes_on, token = child >= 0, draft.tokens[rows, child]
+            node = jnp.where(goes_on, child, node)
+            carried = jnp.minimum(1.0, carried * p[rows, token] / jnp.maximum(q[rows, token], _TINY))
+            child, p, q = self._next(draft, logits, sampler, node)
+            child = jnp.where(goes_on, child, -1)
+            excess = jnp.sum(jnp.maximum(carried[:, None] * p - q, 0), axis=-1)
+            wins = chances[:, depth] < jnp.where(carried < 1, excess / (excess + 1 - carried), 1.0)
+            wins &= goes_on
+            length = jnp.where(wins, depth + 1, length)
+            rest = jnp.where(wins[:, None], self.residual(p, q, carried[:, None]), rest)
+            path.append(node)
+        noise = sampler.noise(seeds, positions[rows, length][:, None], jnp.arange(logits.shape[-1]))[:, 0]
+        bonus = best(jnp.log(rest) + noise)
+        until_end = jnp.minimum(jnp.arange(tree.max_depth + 1), length[:, None])
+        path = jnp.take_along_axis(jnp.stack(path, axis=1), until_end, axis=1)
+        accepted = (path, length, path[:, -1], bonus)
+        return Accepted(*(x.astype(jnp.int32) for x in accepted))
+
+    def _next(
+        self, draft: Draft, logits: jax.Array, sampler: Sampler, node: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The candidate below a node [B], -1 for none; p and q of the token there [B, V], a q of 0 without one."""
+        rows = jnp.arange(len(node))
+        is_child = (draft.tree.parent == node[:, None]) & (draft.tree.depth > 0) & draft.valid  # [B, N]
+        child = jnp.argmax(is_child, axis=1)
+        q = _normalised(draft.drawn.log_q[rows, draft.drawn.place[rows, child]])
+        there = jnp.any(is_child, axis=1) & (q[rows, draft.tokens[rows, child]] > 0)
+        p = sampler.distribution(logits[rows, node])
+        return jnp.where(there, child, -1), p, jnp.where(there[:, None], q, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +290,7 @@ class Typical(Acceptance):
         return _longest(tree, draft.valid & survives, targets, of_node)
 
 
-ACCEPTANCES: dict[str, type[Acceptance]] = {"match": Match, "rejection": Rejection, "typical": Typical}
+ACCEPTANCES: dict[str, type[Acceptance]] = {"match": Match, "rejection": Rejection, "block": Block, "typical": Typical}
 
 
 def follow(draft: Draft, targets: jax.Array) -> Accepted:

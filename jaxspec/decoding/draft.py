@@ -20,6 +20,8 @@ PyTree = Any
 _MEMORY = 0.9  # how much the pace of one step counts after another
 _MAX_BACKOFF_STEPS = 16
 
+PREDICTED = 1 << 30  # the bit, beside those of sources, of what a source has from the predicted text
+
 
 @flax.struct.dataclass
 class Accepted:
@@ -60,7 +62,8 @@ class Draft:
       tree: the nodes' topology and their probes, arrays with a batch axis.
       tokens: [B, N] int32, token of every node; node 0, the root, is the newest token emitted.
       valid: [B, N] bool; False for nodes without a candidate (a first step, an n-gram miss, padding).
-      sources: [B, N] int32, the sources that offered a node, a bit each; 0 for the root.
+      sources: [B, N] int32, the sources that offered a node, a bit each, and `PREDICTED` where the predicted text has
+        it; 0 for the root.
       log_p: [B, N] float32, chance that the whole path to a node is right; None in a fixed tree, which does not ask.
       drawn: None unless candidates were drawn independently of the text's noise.
       size: [B] int32, which of the shape's sizes holds all valid nodes; None where the shape has one size.
@@ -188,6 +191,7 @@ class Offer:
       drawn: None unless candidates were drawn independently of the text's noise.
       passes: [B] int32, of a draft model or a part of the base: those that made the draft, and of a draft model one
         over what the base has read; None where candidates take no passes.
+      predicted: [B, M, W] bool, which candidates stand in the predicted text; None where no text is predicted.
     """
 
     tokens: jax.Array
@@ -196,6 +200,12 @@ class Offer:
     parent: jax.Array | None = None
     drawn: Drawn | None = None
     passes: jax.Array | None = None
+    predicted: jax.Array | None = None
+
+    def bits(self, source: int) -> jax.Array:
+        """[B, M, W] int32, the bit of a source by its number, and `PREDICTED` where that holds."""
+        own = jnp.full(self.tokens.shape, 1 << source, jnp.int32)
+        return own if self.predicted is None else jnp.where(self.predicted, own | PREDICTED, own)
 
     @property
     def rank(self) -> jax.Array:

@@ -64,6 +64,18 @@ class DeviceDrafter:
         each = zip(self.sources, contexts, states, strict=True)
         return [source.method.observe(context, chunk, state) for source, context, state in each]
 
+    def follows_prediction(self, base: Base) -> bool:
+        """Whether any source drafts from a predicted text."""
+        return any(facts.follows_prediction for facts in self.facts(base))
+
+    def expect(self, base: Base, states: Sequence[PyTree], predicted: jax.Array) -> list[PyTree]:
+        """The method states of answers that are predicted (see `Method.expect`)."""
+        each = zip(self.sources, self.facts(base), states, strict=True)
+        return [
+            source.method.expect(state, predicted) if facts.follows_prediction else state
+            for source, facts, state in each
+        ]
+
     def offer(self, contexts: Sequence[DraftContext], states: Sequence[PyTree]) -> list[Offer]:
         """The candidates of every source."""
         offers = []

@@ -61,7 +61,7 @@ def grow(offers: Sequence[Offer], root: jax.Array, nodes: int, depth: int) -> No
         levels.append(level)
     if together < distances[last]:
         holds = None if held is None else held[..., candidates.source == last]
-        levels += _alone(offers[last], 1 << last, levels[-1], holds, start, slice(together, depth))
+        levels += _alone(offers[last], last, levels[-1], holds, start, slice(together, depth))
     every = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *levels)
     if (missing := nodes - every.tokens.shape[1]) > 0:
         log_p = jnp.pad(every.log_p, ((0, 0), (0, missing)), constant_values=-jnp.inf)
@@ -77,7 +77,7 @@ def _alone(offer: Offer, source: int, above: Nodes, held: jax.Array | None, star
 
     Args:
       offer: the source's.
-      source: its bit.
+      source: its number.
       above: the nodes of the level above, F of them.
       held: [B, F, W] bool, which candidates of their level these are; None of the root.
       start: the place of the first of these among all nodes.
@@ -85,6 +85,7 @@ def _alone(offer: Offer, source: int, above: Nodes, held: jax.Array | None, star
     """
     tokens, own, parent = offer.tokens[:, levels], offer.log_p[:, levels], offer.above[:, levels]  # [B, L, W]
     own = jnp.where(jnp.broadcast_to(offer.known, offer.tokens.shape)[:, levels], own, -jnp.inf)
+    bits = offer.bits(source)[:, levels]
     siblings = parent[..., None] == parent[..., None, :]
     total = jnp.log(jnp.maximum(jnp.sum(jnp.where(siblings, jnp.exp(own)[..., None, :], 0.0), axis=-1), 1.0))
     log_p, place = above.log_p, parent[:, 0]
@@ -100,7 +101,7 @@ def _alone(offer: Offer, source: int, above: Nodes, held: jax.Array | None, star
             log_p = jnp.take_along_axis(log_p, place, axis=1)
         log_p = log_p + own[:, i] - total[:, i]
         depth = jnp.full_like(place, levels.start + i + 1)
-        found.append(Nodes(tokens[:, i], log_p, jnp.where(log_p > -jnp.inf, source, 0), start + place, depth))
+        found.append(Nodes(tokens[:, i], log_p, jnp.where(log_p > -jnp.inf, bits[:, i], 0), start + place, depth))
         start += above.tokens.shape[1] if i == 0 else tokens.shape[2]
     return found
 
@@ -115,6 +116,7 @@ class _Candidates:
       parent: [B, P, X] int32, a place among the X one distance nearer; anything where `anywhere`, and at the first.
       anywhere: [X] bool, which of them follow whatever stands before.
       source: [X] int, the source that offers each.
+      bits: [B, P, X] int32, see `Offer.bits`.
       rivals: [B, P, X, X] bool, for each those of other sources that have its token and are more probable: below a node
         that both follow they stand for both. None of one source.
     """
@@ -124,6 +126,7 @@ class _Candidates:
     parent: jax.Array
     anywhere: np.ndarray
     source: np.ndarray
+    bits: jax.Array
     rivals: jax.Array | None
 
     @classmethod
@@ -152,6 +155,7 @@ class _Candidates:
             parent=joined([first + parent for first, parent in zip(firsts, parents, strict=True)]),
             anywhere=np.repeat([o.parent is None for o in offers], widths),
             source=source,
+            bits=joined([offer.bits(number) for number, offer in enumerate(offers)]),
             rivals=same & higher if len(offers) > 1 else None,
         )
 
@@ -180,6 +184,5 @@ class _Candidates:
         token = jnp.take_along_axis(tokens, x, axis=1)
         held = jnp.take_along_axis(there, parent[..., None], axis=1) & (token[..., None] == tokens[:, None])
         held &= (log_p > -jnp.inf)[..., None]
-        bits = jnp.asarray(1 << self.source, jnp.int32)
-        sources = lax.reduce(jnp.where(held, bits, 0), jnp.int32(0), lax.bitwise_or, (2,))
+        sources = lax.reduce(jnp.where(held, self.bits[:, d, None], 0), jnp.int32(0), lax.bitwise_or, (2,))
         return Nodes(token, log_p, sources, start + parent, jnp.full_like(parent, d + 1)), held

@@ -130,6 +130,7 @@ class Facts:
       own_layers: how many layers `Method.offer` runs, one after the other. 0: none.
       adapter: where the adapter comes from: `trained`; `base`, trained together with a base of its own; the name of the
         command that builds it; empty for methods that take none.
+      follows_prediction: whether it drafts from a text that the user expects (`Method.expect`).
       learned_tokens: how many of the base's most frequent tokens it learns to draft; 0: all. In training these are the
         base's draft vocabulary.
       stages: how training is divided.
@@ -145,6 +146,7 @@ class Facts:
     taps: tuple[int, ...] = ()
     own_layers: int = 0
     adapter: str = ""
+    follows_prediction: bool = False
     learned_tokens: int = 0
     stages: tuple[Stage, ...] = (Stage(),)
 
@@ -252,6 +254,17 @@ class Method:
         `observe` writes there the slots of its tokens and of the one after it, so that readings can be kept in parts.
         """
         return {}
+
+    def expect(self, method_state: PyTree, predicted: jax.Array) -> PyTree:
+        """The method state of texts whose answers the user predicts, before any token of them is there.
+
+        Called where `Facts.follows_prediction`.
+
+        Args:
+          method_state: of the prompts, or of the chunks before their last ones.
+          predicted: [B, E] int32, the predicted texts, with -1 before and, at least once, behind each.
+        """
+        return method_state
 
     def rows(self, context: DraftContext, draft: Draft, method_state: PyTree) -> Rows:
         """The rows to verify, one group: the draft's nodes, then probes or `further_rows` for methods that have them.

@@ -121,6 +121,7 @@ def start(
     seeds: jax.Array,
     first: jax.Array | None = None,
     prompt_tokens: jax.Array | None = None,
+    predicted: jax.Array | None = None,
     *,
     width: int,
     best: int | None = None,
@@ -136,10 +137,14 @@ def start(
       seeds: [B] uint32, of sampling.
       first: [B] int32, a given first token; None: the base's choice.
       prompt_tokens: [B, V] bool, the tokens that the prompts have, where the sampler has penalties for them; else None.
+      predicted: [B, E] int32, what the user expects of the answers (see `Method.expect`); None: nothing.
       width: room of the output buffer, at least the largest limit.
       best: K, scores to keep of every token; None: the state has no room for any.
     """
     reading, B, shape = Reading(*memory, last), len(limits), decoding.drafter.shape
+    if predicted is not None:
+        expected = decoding.drafter.expect(base, reading.method_states, predicted)
+        reading = reading.replace(method_states=expected)
     cache, lengths = reading.cache, reading.lengths
     logits = base.logits(last.last(last.hidden))
     seen = None if prompt_tokens is None else Seen.begin(prompt_tokens)
@@ -154,6 +159,7 @@ def start(
     costs = decoding.costs
     pace = None if costs is None else Pace.begin(~done, costs[:, 0])
     offers = decoding.offers(decoding.draft_contexts(trees, seeds, first, lengths, cache), states, done, pace)
+    stats = Stats.zero(B, len(decoding.drafter.sources), shape.depth, predicted is not None)
     state = DecodeState(
         cache=cache,
         lengths=lengths,
@@ -165,7 +171,7 @@ def start(
         draft=shape.draft(trees, first, offers, pace, costs),
         method_states=states,
         seeds=seeds,
-        stats=Stats.zero(B, len(decoding.drafter.sources), shape.depth).with_offers(offers, ~done),
+        stats=stats.with_offers(offers, ~done),
         pace=pace,
         scores=None if best is None else Scores.begin(logits, first, room, best),
         finite=finite,
@@ -186,6 +192,7 @@ def prefill(
     chunk: int,
     width: int,
     first: jax.Array | None = None,
+    predicted: jax.Array | None = None,
 ) -> DecodeState:
     """Read whole prompts and start to decode.
 
@@ -200,6 +207,7 @@ def prefill(
       chunk: W, tokens to run at once, a divisor of T.
       width: as in `start`.
       first: likewise.
+      predicted: likewise.
     """
     base, reading = base.for_texts(lengths + limits), None
     decoding = decoding.replace(base=decoding.base.for_texts(lengths + limits))
@@ -209,4 +217,5 @@ def prefill(
     has = None
     if decoding.sampler.penalties is not None:
         has = tokens_of([row[:length] for row, length in zip(tokens, lengths, strict=True)], base.vocab_size)
-    return start(base, decoding, reading.memory, reading.last, limits, seeds, first, has, width=width)
+    rows = (reading.memory, reading.last, limits, seeds)
+    return start(base, decoding, *rows, first, has, predicted, width=width)

@@ -54,6 +54,11 @@ def threefry(key: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[jax.A
     return x, y
 
 
+def step_seeds(seeds: jax.Array, position: jax.Array) -> jax.Array:
+    """Seeds [B] uint32 of drafts alone, other ones for every step: by the position [B] of its root."""
+    return threefry(threefry((jnp.zeros((), jnp.uint32), seeds), _DRAFTS), position)[0]
+
+
 def best(scores: jax.Array) -> jax.Array:
     """The token with the highest score, the first of several: [..., V] to [...] int32.
 

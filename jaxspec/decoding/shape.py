@@ -84,7 +84,8 @@ class StaticTree:
         known = jnp.broadcast_to(offer.known, offer.tokens.shape)[index] & exists
         tokens = jnp.where(is_root, tokens, offer.tokens[index])
         drawn = offer.drawn and Drawn(offer.drawn.log_q, offer.drawn.place[index])
-        return Draft(tree, tokens, tree.live & (is_root | known), jnp.where(is_root, 0, 1), None, drawn)
+        sources = jnp.where(is_root, 0, offer.bits(0)[index])
+        return Draft(tree, tokens, tree.live & (is_root | known), sources, None, drawn)
 
 
 def _fixed_places(tree: Tree, offer: Offer) -> tuple[jax.Array, jax.Array]:

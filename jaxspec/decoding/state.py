@@ -116,7 +116,7 @@ class Decoding:
                 base=self.base.replace(draft_vocabulary=source.draft_vocabulary),
                 tree=tree,
                 sampler=sampler,
-                seeds=seeds,
+                seeds=self.acceptance.drafting_seeds(seeds, position),
                 root=root,
                 position=position,
                 active=jnp.ones(len(root), bool),
@@ -138,7 +138,8 @@ class DecodeState:
       cache: keys and values of all tokens but the newest; capacity S.
       lengths: [B] int32, valid slots of the cache: the position of the root.
       tokens: [B, W] int32, tokens emitted, the prompt not included; W leaves room for one step too many.
-      drafted_by: [B, W] int32, the sources that offered a token, a bit each; 0 where the base emitted it itself.
+      drafted_by: [B, W] int32, the sources that offered a token, a bit each as in `Draft.sources`; 0 where the base
+        emitted it itself.
       counts: [B] int32, tokens emitted.
       limits: [B] int32, tokens to emit at most.
       done: [B] bool: the limit or an end-of-text token was reached.

@@ -8,7 +8,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxspec.decoding.draft import Accepted, Draft, Offer
+from jaxspec.decoding.draft import PREDICTED, Accepted, Draft, Offer
 
 
 @flax.struct.dataclass
@@ -22,6 +22,7 @@ class Stats:
       expected: [B, 1 + S, P] float32, steps that should have, by the candidates' own chances; 0 in fixed trees.
       draft_passes: [B] int32, of draft models, or of the part of the base that drafts, after prefill.
       drafted: [B] int32, valid candidates in all steps, wherever they stood.
+      predicted: [B] int32, those of them that stand in the predicted text; None where no text is predicted.
     """
 
     steps: jax.Array
@@ -30,13 +31,14 @@ class Stats:
     expected: jax.Array
     draft_passes: jax.Array
     drafted: jax.Array
+    predicted: jax.Array | None = None
 
     @classmethod
-    def zero(cls, batch: int, sources: int, depth: int) -> Stats:
-        """Nothing counted yet."""
+    def zero(cls, batch: int, sources: int, depth: int, predicted: bool = False) -> Stats:
+        """Nothing counted yet; `predicted` where texts are."""
         count = jnp.zeros((batch, 1 + sources, depth), jnp.int32)
         none = jnp.zeros(batch, jnp.int32)
-        return cls(none, count, count, count.astype(jnp.float32), none, none)
+        return cls(none, count, count, count.astype(jnp.float32), none, none, none if predicted else None)
 
     def with_offers(self, offers: Sequence[Offer], active: jax.Array) -> Stats:
         """Count what the offers to active rows [B] took."""
@@ -59,10 +61,14 @@ def count(stats: Stats, draft: Draft, accepted: Accepted, active: jax.Array) -> 
         parent = jnp.take_along_axis(draft.log_p, tree.parent, axis=1)
         chance = jnp.exp(draft.log_p - jnp.maximum(parent, jnp.finfo(parent.dtype).min))[:, None, None]
         expected = jnp.sum(jnp.where(is_child & candidates, chance, 0.0), axis=-1)
+    predicted = stats.predicted
+    if predicted is not None:
+        predicted = predicted + jnp.sum(candidate & active & (draft.sources >= PREDICTED)[:, None], axis=(1, 2))
     return stats.replace(
         steps=stats.steps + active[:, 0, 0],
         offered=stats.offered + (reached & jnp.any(is_child & candidates, axis=-1)),
         accepted=stats.accepted + (active & taken & (depth < accepted.length[:, None, None])),
         expected=stats.expected + jnp.where(reached, expected, 0.0),
         drafted=stats.drafted + jnp.sum(candidate & active, axis=(1, 2)),
+        predicted=predicted,
     )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import jax
 
 from jaxspec.config import ModelConfig
+from jaxspec.decoding.acceptance import Acceptance
 from jaxspec.decoding.draft import PyTree
 from jaxspec.decoding.drafter import DeviceDrafter
 from jaxspec.decoding.method import Finalized, Method
@@ -77,6 +78,11 @@ class Drafter:
         return any(source.facts.distances for source in self.sources)
 
     @property
+    def follows_prediction(self) -> bool:
+        """Whether it drafts from a text that the user expects."""
+        return any(source.facts.follows_prediction for source in self.sources)
+
+    @property
     def num_nodes(self) -> int:
         """N, nodes of a step, padding included."""
         return self.shape.divided(self.sources)[0] if isinstance(self.shape, Budget) else self.shape.num_nodes
@@ -107,6 +113,20 @@ class Drafter:
         if isinstance(self.shape, Budget):
             return self.shape.on_device(self.sources)
         return StaticTree(self.shape.arrays(self.source.facts.probes))
+
+    def check_accepted_by(self, acceptance: Acceptance) -> None:
+        """Raise UserError for drafts that an acceptance rule cannot judge."""
+        if not acceptance.chains or not self.drafts:
+            return
+        if isinstance(self.shape, Budget):
+            what = "drafts chosen in every step, which are not drawn"
+        elif not self.source.facts.takes_time:
+            what = f"{self.name}, which looks its candidates up and draws none"
+        elif any(any(path) for state in self.shape.states for path in state.paths):
+            what = "a tree"
+        else:
+            return
+        raise UserError(f"block verification judges a chain that one method draws, not {what}: give it --tree chain:N")
 
     def with_tree(
         self, tree: str | TreePlan | Sequence[Path] | None, draft_vocabulary: int | None = None, note: str = ""

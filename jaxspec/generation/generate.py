@@ -10,11 +10,12 @@ import jax
 import numpy as np
 
 from jaxspec.config import SamplingConfig
+from jaxspec.decoding.draft import PREDICTED
 from jaxspec.decoding.loop import insert
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError
 from jaxspec.generation.job import Job, RunningBatch, Settings, bucket
-from jaxspec.generation.prompts import as_text, encode_prompts
+from jaxspec.generation.prompts import as_text, encode_predictions, encode_prompts
 from jaxspec.parallel.processes import host
 from jaxspec.parallel.sharding import in_mesh, parts_of_batch
 
@@ -54,6 +55,8 @@ class Generation:
       sources: what each source did, by the name of its method.
       draft_passes: passes of a draft model, or of the part of the base that drafts, after prefill, for drafts that were
         verified; 0 without one.
+      accepted_prediction: tokens of the answer that were drafted from the predicted text.
+      rejected_prediction: candidates from the predicted text that were verified and refused.
     """
 
     prompt: str
@@ -68,6 +71,8 @@ class Generation:
     compile_seconds: float
     sources: dict[str, SourceStats] = dataclasses.field(default_factory=dict)
     draft_passes: int = 0
+    accepted_prediction: int = 0
+    rejected_prediction: int = 0
 
     @property
     def drafted(self) -> list[bool]:
@@ -96,12 +101,13 @@ def _collect(drafter: Drafter, run: RunningBatch, row: int, prompt: str) -> Gene
     tokens, drafted_by = (host(x)[row, :count].tolist() for x in (state.tokens, state.drafted_by))
     stats = jax.tree.map(lambda x: host(x)[row].tolist(), state.stats)
     names = [source.method.name for source in drafter.sources if source.facts.distances]
+    predicted = sum(sources >= PREDICTED for sources in drafted_by)
     each = map(SourceStats, stats.offered[1:], stats.accepted[1:], stats.expected[1:])
     return Generation(
         prompt=prompt,
         text=model.decode(tokens) if model.tokenizer else "",
         tokens=tokens,
-        drafted_by=drafted_by,
+        drafted_by=[sources % PREDICTED for sources in drafted_by],
         steps=stats.steps,
         offered=stats.offered[0],
         accepted=stats.accepted[0],
@@ -110,6 +116,8 @@ def _collect(drafter: Drafter, run: RunningBatch, row: int, prompt: str) -> Gene
         compile_seconds=run.compile_seconds,
         sources=dict(zip(names, each, strict=True)),
         draft_passes=stats.draft_passes,
+        accepted_prediction=predicted,
+        rejected_prediction=max((stats.predicted or 0) - predicted, 0),
     )
 
 
@@ -130,7 +138,7 @@ def iterate(
       max_new_tokens: stop there, or at an end-of-text token.
       batch_size: prompts decoded together; each accepts at its own pace.
       max_steps: forward passes after prefill; a few are enough to warm up.
-      **settings: of `Settings`: `sampling`, `seed`, `acceptance`, `chat`, `max_length`.
+      **settings: of `Settings`: `sampling`, `seed`, `acceptance`, `chat`, `max_length`, `prediction`.
 
     Yields:
       One `Generation` per prompt, in order.
@@ -142,11 +150,13 @@ def iterate(
         raise UserError(f"batch-size must be at least 1, got {batch_size}")
     how = Settings(**settings)
     encoded = encode_prompts(drafter.model, prompts, max_new_tokens, how.chat, how.max_length)
+    predictions = encode_predictions(drafter, how.prediction, len(encoded))
     rows = min(batch_size, len(encoded))  # also of a last short batch: it keeps the compiled shape
     job = Job(drafter, how, rows)
     for first in range(0, len(encoded), batch_size):
         batch = encoded[first : first + batch_size]
-        run = job.begin(batch, max_new_tokens, rows, *job.sizes(max(map(len, batch)), max_new_tokens))
+        expected = predictions and predictions[first : first + batch_size]
+        run = job.begin(batch, max_new_tokens, rows, *job.sizes(max(map(len, batch)), max_new_tokens), expected)
         job.decode(run, max_steps)
         for row in range(len(batch)):
             yield _collect(drafter, run, row, as_text(drafter.model, prompts[first + row]))
@@ -184,8 +194,9 @@ def stream(
     """
     how = Settings(**settings)
     [ids] = encode_prompts(drafter.model, [prompt], max_new_tokens, how.chat, how.max_length)
+    predictions = encode_predictions(drafter, how.prediction, 1)
     job, text = Job(drafter, how, 1), as_text(drafter.model, prompt)
-    run = job.begin([ids], max_new_tokens, 1, *job.sizes(len(ids), max_new_tokens))
+    run = job.begin([ids], max_new_tokens, 1, *job.sizes(len(ids), max_new_tokens), predictions)
     yield _collect(drafter, run, 0, text)
     while not np.all(host(run.state.done)):
         job.decode(run, steps_per_chunk)

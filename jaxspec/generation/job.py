@@ -17,7 +17,7 @@ from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError
-from jaxspec.generation.prompts import pad_tokens
+from jaxspec.generation.prompts import pad_predictions, pad_tokens
 from jaxspec.machine import Stopwatch
 from jaxspec.parallel.processes import host
 from jaxspec.parallel.sharding import in_mesh, mesh_of, put_beside
@@ -63,6 +63,7 @@ def decoding_of(
     eos: Sequence[int] = (),
 ) -> Decoding:
     """Constants of decoding a drafter's batches; `eos` are the ids that end a text."""
+    drafter.check_accepted_by(acceptance)
     base = drafter.model.base_for(batch_size * drafter.least_rows)
     rest = (drafter.on_device, make_sampler(sampling), jnp.array(eos or (-1,), jnp.int32))
     return Decoding(base, *put_beside(base.params, rest), acceptance)
@@ -75,11 +76,13 @@ class Settings:
     Attributes:
       sampling: greedy by default.
       seed: with sampling, decides the text; the same for every prompt.
-      acceptance: `Match` gives autoregressive decoding's text, `Rejection` another of the same distribution,
-        `Typical` is lossy. `Rejection` judges what a fixed tree has drawn (`load_drafter(..., tree="own")`); what is
-        chosen in every step it judges as `Match` does.
+      acceptance: `Match` gives autoregressive decoding's text, `Rejection` another of the same distribution, as does
+        `Block` for chains; `Typical` is lossy. `Rejection` judges what a fixed tree has drawn (`load_drafter(...,
+        tree="own")`); what is chosen in every step it judges as `Match` does.
       chat: wrap texts in the tokenizer's chat template, where it has one.
       max_length: longest prompt and answer together, in tokens; default the base's context.
+      prediction: what the answers are expected to say, which lookups draft from: a text for all prompts, or one per
+        prompt: a text, token ids or None. The answers are the same without it.
     """
 
     sampling: SamplingConfig = SamplingConfig()
@@ -87,6 +90,7 @@ class Settings:
     acceptance: Acceptance = Match()
     chat: bool = True
     max_length: int | None = None
+    prediction: str | Sequence[str | Sequence[int] | None] | None = None
 
 
 @dataclasses.dataclass
@@ -122,15 +126,27 @@ class Job:
         return buffer_sizes(longest_prompt, max_new_tokens, self.decoding.drafter.shape.depth)
 
     def begin(
-        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, rows: int, width: int, capacity: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        rows: int,
+        width: int,
+        capacity: int,
+        predictions: Sequence[Sequence[int]] | None = None,
     ) -> RunningBatch:
-        """Read prompts and make the first draft in a batch of `rows` rows; rows without a prompt are done."""
+        """Read prompts and make the first draft in a batch of `rows` rows; rows without a prompt are done.
+
+        `predictions` are token ids of what is expected of each answer; None where nothing is predicted.
+        """
         spare = rows - len(prompts)
         padded = bucket(max(map(len, prompts), default=1))
         tokens, lengths = pad_tokens([*prompts, *[[0]] * spare], padded)
         limits = np.array([max_new_tokens] * len(prompts) + [0] * spare, np.int32)
         batch = (tokens, lengths, limits, np.full(rows, self._seed % 2**32, np.uint32))
         sizes = {"capacity": capacity, "chunk": min(padded, prefill_chunk()), "width": width}
+        if predictions is not None:
+            padded = bucket(max(map(len, predictions)) + 2)
+            sizes["predicted"] = pad_predictions([*predictions, *[[]] * spare], padded)
         with in_mesh(self.mesh), Stopwatch() as watch:
             state = jax.block_until_ready(prefill(self._model.base, self.decoding, *batch, **sizes))
         check_finite(state)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError
 from jaxspec.weights.load import Model
 
@@ -68,6 +69,42 @@ def encode_prompts(
             raise TooLong(f"{name} has {len(ids)} tokens: {told}", len(ids))
         encoded.append(ids)
     return encoded
+
+
+def encode_predictions(
+    drafter: Drafter, prediction: str | Sequence[str | Sequence[int] | None] | None, prompts: int
+) -> list[list[int]] | None:
+    """Token ids of what the user expects of the answer to each prompt, empty where nothing; None for no prediction.
+
+    Args:
+      drafter: what is to draft from it.
+      prediction: one text for all prompts, or for each a text, ids or None.
+      prompts: how many there are.
+
+    Raises:
+      UserError: nothing in the drafter looks it up, or it makes no sense; says which.
+    """
+    if prediction is None:
+        return None
+    if not drafter.follows_prediction:
+        lookups = "add a lookup, as in --method prompt_lookup or --method medusa+suffix"
+        raise UserError(f"prediction: {drafter.name} does not draft from a predicted text: {lookups}")
+    each = [prediction] * prompts if isinstance(prediction, str) else list(prediction)
+    if len(each) != prompts:
+        raise UserError(f"prediction: give one text, or one per prompt: got {len(each)} for {prompts} prompts")
+    model = drafter.model
+    encoded = [model.encode_plain(one) if isinstance(one, str) else [int(i) for i in one or ()] for one in each]
+    if not all(0 <= i < model.config.vocab_size for ids in encoded for i in ids):
+        raise UserError(f"prediction: a token id is outside the vocabulary of {model.config.vocab_size}")
+    return encoded
+
+
+def pad_predictions(predictions: Sequence[Sequence[int]], width: int) -> np.ndarray:
+    """Predicted texts as `Method.expect` takes them, [B, width] int32; at least two more than the longest."""
+    tokens = np.full((len(predictions), width), -1, np.int32)
+    for row, ids in enumerate(predictions):
+        tokens[row, 1 : 1 + len(ids)] = ids
+    return tokens
 
 
 def _too_long(model: Model, length: int, max_new_tokens: int, longest: int) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import DraftContext, Offer, PyTree, knowing_noise
 from jaxspec.decoding.method import Facts, check_least
-from jaxspec.methods.lookup import LookupMethod, by_match, join
+from jaxspec.methods.lookup import LookupMethod, Texts, by_match, join
 from jaxspec.model.base import Base
 
 SEPARATOR = -1  # stands around every text of a datastore, and is no token
@@ -50,8 +50,8 @@ class Rest(LookupMethod):
         check_least(self, size=1, continuations=1)
 
     def facts(self, config: ModelConfig) -> Facts:
-        """A lookup in a datastore that is built."""
-        return dataclasses.replace(super().facts(config), adapter="datastore")
+        """A lookup in a datastore that is built, and nowhere else."""
+        return dataclasses.replace(super().facts(config), adapter="datastore", follows_prediction=False)
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
         """An empty datastore; `build` makes a full one.
@@ -60,10 +60,10 @@ class Rest(LookupMethod):
         """
         return {"tokens": jnp.full(self.size, SEPARATOR, jnp.int32), "order": jnp.arange(self.size, dtype=jnp.int32)}
 
-    def offer(self, context: DraftContext, text: jax.Array) -> Offer:
+    def offer(self, context: DraftContext, texts: Texts) -> Offer:
         """The tokens that followed the longest match, as a tree."""
         datastore, C = context.trainable, self.continuations
-        first, count, matched = self.find(datastore, self.last(context, text))
+        first, count, matched = self.find(datastore, self.last(context, texts.own))
         places = jnp.take(datastore["order"], first[:, None] + spread(count, C), mode="clip")  # [B, C]
         ahead = places[:, None] + 1 + jnp.arange(self.distances(context))[:, None]  # [B, M, C]
         tokens = jnp.take(datastore["tokens"], ahead, mode="clip")

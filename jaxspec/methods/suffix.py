@@ -10,13 +10,12 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoding.draft import DraftContext, Offer, knowing_noise
 from jaxspec.errors import UserError
-from jaxspec.methods.lookup import LookupMethod, by_match, join
+from jaxspec.methods.lookup import LookupMethod, Texts, by_match, join
 
 # What all occurrences are weighed against, for what followed none of them, by how many tokens match: one alone is right
 # with a chance of 1 / (1 + this). Fitted to the default model's answers.
@@ -45,12 +44,13 @@ class Suffix(LookupMethod):
         if not 0 < self.fading <= 1:
             raise UserError(f"suffix: fading must be above 0 and at most 1, got {self.fading}")
 
-    def offer(self, context: DraftContext, text: jax.Array) -> Offer:
+    def offer(self, context: DraftContext, texts: Texts) -> Offer:
         """The tokens that followed the occurrences, as a tree: paths that begin alike are one."""
         C = self.occurrences
-        places, matched = self.matches(context, text, C)
-        tokens = self.following(context, text, places)  # [B, M, C]
+        places, matched = self.matches(context, texts, C)
+        tokens, there = self.following(context, texts, places, matched)  # [B, M, C]
         weights = jnp.float32(self.fading) ** jnp.arange(C)
-        known, parent, through, above = join(tokens, matched[:, None] > 0, weights)
+        known, parent, through, above = join(tokens, there, weights)
         log_p = jnp.log(through) - jnp.log(above + by_match(_UNSEEN, matched, tokens.shape[1]))
-        return knowing_noise(context, Offer(tokens, known, log_p, parent))
+        offer = self.knowing_prediction(texts, Offer(tokens, known, log_p, parent), places, matched)
+        return knowing_noise(context, offer)

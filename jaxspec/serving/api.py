@@ -193,10 +193,9 @@ class Api:
             raise
         finally:
             usage, seconds = replies.usage(choices), time.monotonic() - began
-            accepted = usage["completion_tokens_details"]["accepted_prediction_tokens"]
             _log.info(
                 f"{path} {status} prompt {usage['prompt_tokens']} new {usage['completion_tokens']} "
-                f"steps {usage['decoding_steps']} accepted {accepted} {seconds:.2f} s "
+                f"steps {usage['decoding_steps']} accepted {usage['accepted_tokens']} {seconds:.2f} s "
                 f"{choices[0].whole.finish or 'aborted'}"
             )
 
@@ -215,6 +214,7 @@ class Api:
         wanted, most = asked.n * len(asked.prompts), self._engine.limits.queue + self._engine.limits.slots
         if wanted > most:
             raise ApiError(400, f"n answers to each prompt are {wanted}, and this server holds {most} at most", "n")
+        prediction = await asyncio.to_thread(self._encode_prediction, asked)
         try:
             with contextlib.ExitStack() as undo:
                 for prompt in asked.prompts:
@@ -231,6 +231,7 @@ class Api:
                             sampling=asked.sampling,
                             seed=seed + i,
                             stop=asked.stop,
+                            prediction=prediction,
                             drafting=asked.drafting,
                             logprobs=asked.logprobs is not None,
                             prompt_logprobs=asked.logprobs is not None and asked.echo,
@@ -264,6 +265,13 @@ class Api:
             told = f"the prompt has {length} tokens: with {new} new ones it exceeds max-length, {most}, of this server"
             field = asked.limit if fits else "messages" if asked.chat else "prompt"
             raise ApiError(400, f"{told}; {advice}", field, "context_length_exceeded") from None
+
+    def _encode_prediction(self, asked: Asked) -> list[int] | None:
+        """Token ids of the predicted text, if there is one."""
+        try:
+            return None if asked.prediction is None else self._engine.encode_prediction(asked.prediction)
+        except UserError as error:
+            raise ApiError(400, str(error), "prediction") from None
 
     async def _events(
         self, asked: Asked, replies: Replies, choices: list[Choice], logged: contextlib.AbstractContextManager[None]

@@ -82,10 +82,10 @@ def _message(message: Any, name: str) -> Message:
             raise ApiError(400, f"{name}.tool_calls are the assistant's, not the {role}'s", f"{name}.tool_calls")
         found["tool_calls"] = _tool_calls(found["tool_calls"], f"{name}.tool_calls")
         found.setdefault("content", "")
-    return found | {"content": _content(found.get("content"), f"{name}.content")}
+    return found | {"content": content_text(found.get("content"), f"{name}.content")}
 
 
-def _content(content: Any, name: str) -> str:
+def content_text(content: Any, name: str) -> str:
     """The text of a message, which may come in parts."""
     if (text := message_text(content)) is None:
         raise ApiError(400, f"{name} must be a string, or parts of type text, got {shown(content)}", name)

@@ -23,7 +23,7 @@ from jaxspec.drafters.costs import save_costs
 from jaxspec.drafters.defaults import has_default
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError
-from jaxspec.generation.prompts import encode_prompts
+from jaxspec.generation.prompts import encode_predictions, encode_prompts
 from jaxspec.parallel.sharding import in_mesh, mesh_of
 from jaxspec.serving.answer import AnswerStream, token_scores
 from jaxspec.serving.reader import PromptReader
@@ -63,6 +63,7 @@ class Engine:
         penalties: bool = False,
     ):
         self.drafter = load_drafter(method, model, slots=limits.slots) if isinstance(method, str) else method
+        self.drafter.check_accepted_by(acceptance)
         self.model, self.limits, self.penalties = self.drafter.model, limits, penalties
         context = self.model.config.max_positions
         self.max_length = limits.max_length or min(_DEFAULT_MAX_LENGTH, context)
@@ -127,8 +128,21 @@ class Engine:
         """Token ids of a prompt; raises UserError for one that is empty or too long for its answer."""
         return encode_prompts(self.model, [prompt], max(max_new_tokens, 1), chat, self.max_length)[0]
 
+    def encode_prediction(self, prediction: str | Sequence[int]) -> list[int]:
+        """Token ids of a predicted text; raises UserError for one that nothing drafts from, or that is too long."""
+        [ids] = encode_predictions(self.drafter, [prediction], 1)
+        if len(ids) > self.max_length:
+            raise UserError(f"prediction: it has {len(ids)} tokens, and texts have {self.max_length} at most here")
+        return ids
+
     def submit(
-        self, prompt: str | Sequence[int], max_new_tokens: int = 128, *, chat: bool = True, **settings: Any
+        self,
+        prompt: str | Sequence[int],
+        max_new_tokens: int = 128,
+        *,
+        chat: bool = True,
+        prediction: str | Sequence[int] | None = None,
+        **settings: Any,
     ) -> AnswerStream:
         """Ask for an answer, from a running event loop.
 
@@ -136,6 +150,7 @@ class Engine:
           prompt: text or token ids.
           max_new_tokens: stop there, or at an end-of-text token.
           chat: wrap text in the tokenizer's chat template, where it has one.
+          prediction: text or token ids that the answer is expected to be, mostly; lookups draft from it.
           **settings: of `Request`: `sampling`, `seed`, `stop`, `drafting`, `logprobs` and so on.
 
         Returns:
@@ -148,6 +163,7 @@ class Engine:
         """
         if max_new_tokens < 0:
             raise UserError(f"max-new-tokens must be at least 0, got {max_new_tokens}")
+        settings["prediction"] = () if prediction is None else self.encode_prediction(prediction)
         request = Request(self.encode(prompt, max_new_tokens, chat), max_new_tokens, **settings)
         if not 0 <= request.min_new_tokens <= max_new_tokens:
             raise UserError(

@@ -24,7 +24,6 @@ _NEUTRAL = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "prediction": (),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "use_beam_search": (False,),

@@ -8,13 +8,13 @@ from typing import Any
 
 from jaxspec.config import SamplingConfig
 from jaxspec.errors import suggest
-from jaxspec.serving.chat import Chat, parse_chat
+from jaxspec.serving.chat import Chat, content_text, parse_chat
 from jaxspec.serving.fields import PENALTIES, ApiError, Fields, read_json, shown
 
 _MOST_CHOICES = 128
 _MOST_STOPS = 16
 _COMMON = {"model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "stream"}
-_COMMON |= {"stream_options", "logprobs", "drafting", "sources", "min_tokens", "ignore_eos"}
+_COMMON |= {"stream_options", "logprobs", "drafting", "sources", "min_tokens", "ignore_eos", "prediction"}
 _CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs", "tools", "tool_choice"}
 _COMPLETION = _COMMON | {"prompt", "echo"}
 Prompt = str | list[int] | Chat
@@ -41,6 +41,7 @@ class Asked:
       continuous_usage: send these numbers with every piece, too.
       logprobs: number of most probable tokens to return with their log-probabilities; None: none, not even the token's.
       echo: begin the answer with the prompt.
+      prediction: what the answers are expected to say; None: nothing.
       drafting: whether to draft.
       sources: return the source of each token.
     """
@@ -61,6 +62,7 @@ class Asked:
     continuous_usage: bool
     logprobs: int | None
     echo: bool
+    prediction: str | None
     drafting: bool
     sources: bool
 
@@ -106,6 +108,7 @@ def parse(body: bytes, chat: bool, best: int, penalties: bool = False) -> Asked:
         continuous_usage=continuous_usage,
         logprobs=_logprobs(fields, chat, best),
         echo=fields.flag("echo"),
+        prediction=_prediction(fields),
         drafting=fields.flag("drafting", True),
         sources=fields.flag("sources"),
     )
@@ -166,6 +169,15 @@ def _usage(fields: Fields) -> tuple[bool, bool]:
         message = "continuous_usage_stats needs include_usage to be true"
         raise ApiError(400, message, "stream_options.continuous_usage_stats")
     return usage, continuous
+
+
+def _prediction(fields: Fields) -> str | None:
+    prediction = fields.take("prediction", dict, "an object with type and content")
+    if prediction is None:
+        return None
+    if prediction.get("type") != "content" or prediction.keys() != {"type", "content"}:
+        raise ApiError(400, 'prediction must be {"type": "content", "content": TEXT}, and no more', "prediction")
+    return content_text(prediction["content"], "prediction.content")
 
 
 def _prompts(fields: Fields) -> list[Prompt]:

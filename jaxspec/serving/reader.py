@@ -13,7 +13,7 @@ from jaxspec.decoding.penalties import tokens_of
 from jaxspec.decoding.prompt import read, start
 from jaxspec.decoding.scores import Scores, score
 from jaxspec.decoding.state import DecodeState, Decoding
-from jaxspec.generation.prompts import pad_tokens
+from jaxspec.generation.prompts import pad_predictions, pad_tokens
 from jaxspec.model.base import Base
 from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.request import Request
@@ -70,10 +70,13 @@ class PromptReader:
     def state(self, width: int) -> DecodeState:
         """The state after the prompt, with room for `width` tokens. It takes over the buffers of the reading."""
         limits, reading = np.array([self._request.max_new_tokens], np.int32), self._reading
-        rows, has = (reading.memory, reading.last, limits, self._seeds), None
+        rows, has, predicted = (reading.memory, reading.last, limits, self._seeds), None, None
         if self._decoding.sampler.penalties is not None:
             has = tokens_of([self._request.ids], self._base.vocab_size)
-        return start(self._base, self._decoding, *rows, prompt_tokens=has, width=width, best=self._best)
+        if self._decoding.drafter.follows_prediction(self._base):  # of one width, so that rows are alike
+            predicted = pad_predictions([self._request.prediction], width + 2)
+        given = {"prompt_tokens": has, "predicted": predicted}
+        return start(self._base, self._decoding, *rows, **given, width=width, best=self._best)
 
 
 @functools.partial(jax.jit, static_argnames=("best",))

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from jaxspec.decoding.draft import PREDICTED
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.generation.text import TextStream
 from jaxspec.serving.answer import AnswerStream
@@ -84,13 +85,14 @@ class Replies:
         return {"metrics": {"speculative_decoding": speculation(choices[0].whole, self._drafter.on_device.shape.depth)}}
 
     def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Numbers of tokens, counting each prompt once."""
+        """Numbers of tokens, counting each prompt once; predicted ones are those that were drafted as such."""
         prompt = sum(len(choice.answer.request.ids) for choice in choices[:: self._asked.n])
         cached = sum(choice.answer.cached for choice in choices[:: self._asked.n])
         completion = sum(len(choice.whole.tokens) for choice in choices)
-        accepted = sum(sources > 0 for choice in choices for sources in choice.whole.drafted_by)
-        drafted = sum(choice.whole.drafted for choice in choices)
-        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+        masks = [sources for choice in choices for sources in choice.whole.drafted_by]
+        predicted = sum(choice.whole.predicted for choice in choices)
+        accepted = sum(bits >= PREDICTED for bits in masks)
+        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": max(predicted - accepted, 0)}
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -98,7 +100,8 @@ class Replies:
             "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens_details": details,
             "decoding_steps": sum(choice.whole.steps for choice in choices),
-            "drafted_tokens": drafted,
+            "drafted_tokens": sum(choice.whole.drafted for choice in choices),
+            "accepted_tokens": sum(bits > 0 for bits in masks),
         }
 
     def _object(self, choices: list[dict[str, Any]], chat_kind: str = "chat.completion.chunk") -> dict[str, Any]:

@@ -64,6 +64,7 @@ class Request:
       stop: texts that end the answer, and are cut off.
       drafting: whether to draft; the text is the same.
       logprobs: whether to return the log-probabilities of the answer's tokens.
+      prediction: token ids of what the answer is expected to say, which lookups draft from.
       prompt_logprobs: whether to return those of the prompt's, as `AnswerStream.prompt_scores`.
       min_new_tokens: tokens before which neither an end-of-text token nor a stop text ends the answer.
       ignore_eos: go on behind end-of-text tokens.
@@ -79,6 +80,7 @@ class Request:
     prompt_logprobs: bool = False
     min_new_tokens: int = 0
     ignore_eos: bool = False
+    prediction: Sequence[int] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,11 +104,12 @@ class Piece:
       text: new text. It may lag behind the tokens: the possible start of a stop text, or an incomplete character, is
         held back.
       tokens: new tokens, an end-of-text token included; none beyond a stop text.
-      drafted_by: bit mask per token, of the sources that offered it; 0 where the base drew it.
+      drafted_by: bit mask per token, of the sources that offered it, as in `DecodeState`; 0 where the base drew it.
       scores: log-probabilities per token, if the request asks for them.
       steps: forward passes so far.
       drafts: steps so far that had a candidate.
       drafted: candidates verified so far, in all steps.
+      predicted: those of them that stand in the predicted text.
       finish: reason why the answer ends here: `stop` at an end-of-text token or a stop text, `length`, `cancelled` or
         `timeout`; None where it goes on.
       stop: the stop text that ended it.
@@ -120,6 +123,7 @@ class Piece:
     steps: int = 0
     drafts: int = 0
     drafted: int = 0
+    predicted: int = 0
     finish: Finish | None = None
     stop: str | None = None
     finite: bool = True
@@ -134,6 +138,7 @@ class Piece:
             steps=max(self.steps, new.steps),  # a piece that only says `cancelled` or `timeout` counts none
             drafts=max(self.drafts, new.drafts),
             drafted=max(self.drafted, new.drafted),
+            predicted=max(self.predicted, new.predicted),
             finish=new.finish,
             stop=new.stop,
         )

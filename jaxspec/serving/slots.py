@@ -157,6 +157,7 @@ class Slots:
                 steps=int(stats.steps[row]),
                 drafts=int(stats.offered[row, 0, :1].sum()),
                 drafted=int(stats.drafted[row]),
+                predicted=0 if stats.predicted is None else int(stats.predicted[row]),
                 finish=end if done[row] else None,
                 finite=finite is None or bool(finite[row]),
             )

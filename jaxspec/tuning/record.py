@@ -37,7 +37,7 @@ from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafters.budget import smallest_draft
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.generation.job import bucket, prefill_chunk
-from jaxspec.generation.prompts import pad_tokens
+from jaxspec.generation.prompts import pad_predictions, pad_tokens
 from jaxspec.model.cache import commit
 from jaxspec.model.rows import run_rows
 from jaxspec.training.calibration import BINS_PER_NAT, IDENTITY, NATS, fit
@@ -147,6 +147,7 @@ def record(
     batch_size: int = 8,
     progress: Callable[[int], None] = lambda done: None,
     as_drafted: bool = False,
+    predictions: Sequence[Sequence[int]] | None = None,
 ) -> list[Recording]:
     """Record the offers of a drafter's sources along given answers, one pass of the base per token.
 
@@ -159,6 +160,7 @@ def record(
       progress: called with the number of texts done.
       as_drafted: ask sources for what drafts of the drafter's own shape take, instead of as much as any shape may
         take: for methods that draft along paths, whose replay with that shape is then exact.
+      predictions: token ids of what is expected of each answer, which lookups draft from; None: nothing.
 
     Returns:
       A recording per text, in order.
@@ -170,7 +172,11 @@ def record(
         chosen = order[first : first + batch_size]
         batch = [texts[i] for i in chosen]
         batch += [([0], [0, 0])] * (min(batch_size, len(order)) - len(batch))
-        offers = _offers(drafter, decoding, batch, seed)
+        predicted = None
+        if predictions is not None:
+            expected = [predictions[i] for i in chosen] + [()] * (len(batch) - len(chosen))
+            predicted = pad_predictions(expected, bucket(max(map(len, predictions)) + 2))
+        offers = _offers(drafter, decoding, batch, seed, predicted)
         for row, index in enumerate(chosen):
             answer = np.array(texts[index][1])
             own = jax.tree.map(lambda x, row=row, count=len(answer) - 1: x[:count, row], offers)
@@ -199,7 +205,9 @@ def _uncalibrated(source: DeviceSource) -> DeviceSource:
     return source.replace(calibrations=source.calibrations.replace(tables=tables))
 
 
-def _offers(drafter: Drafter, decoding: Decoding, texts: Sequence[Text], seed: int) -> list[Offer]:
+def _offers(
+    drafter: Drafter, decoding: Decoding, texts: Sequence[Text], seed: int, predicted: np.ndarray | None
+) -> list[Offer]:
     """The offers of each source, arrays [T, B, M, W] on the host, for answers padded to T + 1 tokens."""
     prompts, answers = zip(*texts, strict=True)
     padded, most = bucket(max(map(len, prompts))), bucket(max(map(len, answers)), 64, 64)
@@ -207,7 +215,7 @@ def _offers(drafter: Drafter, decoding: Decoding, texts: Sequence[Text], seed: i
     seeds, limits = np.full(len(texts), seed % 2**32, np.uint32), np.full(len(texts), most, np.int32)
     sizes = {"capacity": bucket(padded + most + 1, 128, 128), "chunk": min(padded, prefill_chunk()), "width": most}
     prompts = (tokens, lengths, limits, seeds)
-    state = prefill(drafter.model.base, decoding, *prompts, **sizes, first=forced[:, 0])
+    state = prefill(drafter.model.base, decoding, *prompts, **sizes, first=forced[:, 0], predicted=predicted)
     return jax.device_get(_run(decoding, state, jnp.asarray(forced)))
 
 

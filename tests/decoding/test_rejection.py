@@ -1,4 +1,4 @@
-"""Rejection sampling preserves the base's distribution: chi-square tests against exact enumeration."""
+"""Rejection sampling and block verification preserve the base's distribution: chi-square tests against enumeration."""
 
 import dataclasses
 import functools
@@ -12,12 +12,13 @@ from scipy import stats
 
 from jaxspec import drafters
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Rejection
+from jaxspec.decoding.acceptance import Block, Rejection
 from jaxspec.decoding.draft import Drawn
 from jaxspec.decoding.loop import decode
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.drafter import autoregressive, make_drafter
+from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate, stream
 from jaxspec.methods import (
     PPD,
@@ -57,6 +58,7 @@ DRAFT_MODEL = DraftModel(layers=(0, 2), length=3)
 METHODS = [PPD(), BiTA(prompts=2), MASKS, HiddenTransfer(layers=(0, 1, 2))]
 METHODS += [MEDUSA, Hydra(heads=3), Amphista(heads=3), DFlash(block=3, layers=2, markov_rank=4), Eagle(depth=3)]
 METHODS += [PromptLookup(), Suffix(), Rest(size=300), TokenRecycling(), DRAFT_MODEL]
+POINTS = ("prompt_lookup", "suffix", "rest", "token_recycling", "lookahead", "jacobi")  # nothing of theirs is drawn
 METHODS += [Lookahead(), Jacobi(), SelfSpeculative(skip_attention=(1,), skip_mlp=(1,), threshold=0.3)]
 
 
@@ -190,6 +192,89 @@ def test_every_method_keeps_the_distribution(model, exact, method):
 def test_temperatures_and_filters(model, exact, method, paths, settings):
     for sampling in settings:
         assert check(model, exact, method, paths, sampling) > 1e-3
+
+
+CHAINS = [method for method in METHODS if method.name not in POINTS]
+
+
+@pytest.mark.parametrize(
+    ("method", "count"), [(MEDUSA, TEXTS), *(pytest.param(m, FEWER, marks=SLOW) for m in CHAINS if m is not MEDUSA)]
+)
+def test_blocks_keep_the_distribution(model, exact, method, count):
+    """Three tokens at once: what decides about the first of a chain depends on those behind it."""
+    assert check(model, exact, method, CHAIN, SamplingConfig(0.9), Block(), count=count) > 1e-3
+
+
+@SLOW
+@pytest.mark.parametrize(
+    "settings", [SamplingConfig(1.6), SamplingConfig(0.4, top_p=0.95), SamplingConfig(1.0, top_k=2)]
+)
+def test_blocks_of_any_temperature_and_filter(model, exact, settings):
+    assert check(model, exact, MEDUSA, CHAIN, settings, Block(), TEXTS) > 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Stale(Block):
+    """Draws what is behind the accepted path again from the same streams, although it has been looked at."""
+
+    def drafting_seeds(self, seeds, position):
+        return seeds
+
+
+@SLOW
+def test_blocks_need_new_draws_in_every_step(model, exact):
+    assert check(model, exact, MEDUSA, CHAIN, SamplingConfig(0.9), Stale(), 10 * TEXTS) < 1e-3
+
+
+def judged(acceptance, p, q, count=100_000):
+    """Accepted lengths and tokens of chains of two drawn from q [2, V], behind which the base has p [3, V]."""
+    single = build_tree([(0,), (0, 0)])
+    tree = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x), (count, *np.shape(x))), single)
+    rng, seeds = np.random.default_rng(0), jnp.arange(count, dtype=jnp.uint32)
+    drawn = np.stack([rng.choice(len(row), count, p=row) for row in q], axis=1)
+    tokens = jnp.array(np.concatenate([np.zeros((count, 1), int), drawn], axis=1))
+    place = jnp.broadcast_to(jnp.array([0, 0, 1]), tokens.shape)
+    of_drafter = Drawn(jnp.broadcast_to(jnp.log(q), (count, *q.shape)), place)
+    logits, positions = jnp.broadcast_to(jnp.log(p), (count, *p.shape)), jnp.broadcast_to(jnp.arange(7, 10), (count, 3))
+    sampler = make_sampler(SamplingConfig(1.0))
+    result = jax.jit(acceptance)(draft_of(tree, tokens, tree.live, of_drafter), logits, sampler, seeds, positions)
+    lengths = np.asarray(result.length)
+    emitted = np.where(
+        np.arange(3) < lengths[:, None], np.pad(drawn, ((0, 0), (0, 1))), np.asarray(result.bonus)[:, None]
+    )
+    rest = np.stack([rng.choice(p.shape[1], count, p=row) for row in p], axis=1)
+    return lengths, np.where(np.arange(3) <= lengths[:, None], emitted, rest)
+
+
+def test_the_papers_example():
+    """Section 2: p = (1/3, 2/3), q = (2/3, 1/3) twice: 10/9 tokens of a block are accepted by token, 11/9 together."""
+    p, q = np.array([[1 / 3, 2 / 3]] * 3), np.array([[2 / 3, 1 / 3]] * 2)
+    joint = np.einsum("i,j,k->ijk", *p)
+    for acceptance, accepted in ((Rejection(), 10 / 9), (Block(), 11 / 9)):
+        lengths, texts = judged(acceptance, p, q)
+        assert lengths.mean() == pytest.approx(accepted, abs=0.01)
+        assert p_value(texts, joint) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda model: drafter_of(MEDUSA, model, TREE), "not a tree: give it --tree chain:N"),
+        (lambda model: drafters.load_drafter("suffix", model, tree="chain:3"), "looks its candidates up"),
+        (lambda model: drafters.load_drafter("prompt_lookup+suffix", model), "not drafts chosen in every step"),
+    ],
+)
+def test_blocks_are_refused_what_is_no_drawn_chain(model, make, message):
+    with pytest.raises(UserError, match=message):
+        generate(make(model), [PROMPT], 4, acceptance=Block(), sampling=SamplingConfig(1.0))
+
+
+@SLOW
+def test_greedy_blocks_are_exact_matching(model):
+    model = dataclasses.replace(model, eos=(5,))
+    prompts = make_prompts(4, V)
+    ours = generate(drafter_of(MEDUSA, model, CHAIN), prompts, 20, batch_size=4, acceptance=Block())
+    assert [a.tokens for a in ours] == [a.tokens for a in generate(autoregressive(model), prompts, 20)]
 
 
 @dataclasses.dataclass(frozen=True)

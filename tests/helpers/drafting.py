@@ -10,6 +10,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.draft import Draft, DraftContext
 from jaxspec.decoding.method import ReadChunk
 from jaxspec.decoding.sampling import make_sampler
+from jaxspec.generation.prompts import pad_predictions
 from tests.helpers.model import quick_jit
 
 
@@ -35,18 +36,26 @@ def drafting_of(tree, root, position, trainable=None, base=None, sampling=Sampli
 
 
 @functools.partial(quick_jit, static_argnames=("method", "depth", "width", "sampling"))
-def offer_after(method, text, position, trainable=None, depth=3, width=8, sampling=SamplingConfig()):
-    """What a method that looks up offers behind texts [B, T], of which `position` [B] is the last token's."""
+def offer_after(method, text, position, trainable=None, depth=3, width=8, sampling=SamplingConfig(), predicted=None):
+    """What a method that looks up offers behind texts [B, T], of which `position` [B] is the last token's.
+
+    `predicted` [B, E] is what is expected of their answers.
+    """
     root = jnp.take_along_axis(text, position[:, None], axis=1)[:, 0]
     context = drafting_of(None, root, position, trainable, sampling=sampling, width=width, depth=depth)
     chunk = ReadChunk(text, jnp.zeros((*text[:, 1:].shape, 1)), jnp.zeros_like(position), position)
-    return method.offer(context, method.observe(context, chunk, method.init_state(None, len(text), 63)))
+    state = method.init_state(None, len(text), 63)
+    state = state if predicted is None else method.expect(state, predicted)
+    return method.offer(context, method.observe(context, chunk, state))
 
 
-def offered_after(method, text, depth=3, trainable=None, width=8):
+def offered_after(method, text, depth=3, trainable=None, width=8, predicted=None):
     """{path: chance of its last token} of the same behind one text."""
+    predicted = None if predicted is None else pad_predictions([predicted], 16)
     padded = np.array([[*text, *[7] * 24][:24]], np.int32)  # of one length, so that a method is compiled once
-    return paths_of(offer_after(method, padded, np.array([len(text) - 1]), trainable, depth, width), depth)
+    return paths_of(
+        offer_after(method, padded, np.array([len(text) - 1]), trainable, depth, width, predicted=predicted), depth
+    )
 
 
 def paths_of(offer, depth):

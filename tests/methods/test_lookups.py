@@ -8,7 +8,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.decoding.draft import Offer, knowing_noise
 from jaxspec.decoding.method import ReadChunk, Step
 from jaxspec.errors import UserError
-from jaxspec.methods import Suffix, TokenRecycling
+from jaxspec.methods import PromptLookup, Suffix, TokenRecycling
 from tests.helpers.drafting import draft_of, drafting_of, offered_after, paths_of
 from tests.helpers.model import quick_jit
 from tests.helpers.tiny import TINY
@@ -25,6 +25,36 @@ def test_suffixes_that_go_on_alike_are_one_path():
 def test_a_longer_match_is_trusted_more():
     short, long = offered_after(Suffix(), [9, 2, 5, 1, 2]), offered_after(Suffix(), [8, 9, 1, 2, 5, 8, 9, 1, 2])
     assert long[5,] > short[5,] > 0 and offered_after(Suffix(), [1, 2, 3]) == {}
+
+
+@pytest.mark.parametrize("method", [PromptLookup(), Suffix()], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    ("text", "predicted", "drafted"),
+    [
+        ([1, 2], [6, 1, 2, 3, 4], [(3,), (3, 4)]),  # the prediction ends there
+        ([4, 5], [5, 6, 7, 8], [(6,), (6, 7), (6, 7, 8)]),  # its first token
+        ([1, 2, 9, 1, 2], [1, 2, 3], [(3,)]),  # it goes before a match of the same length
+        ([1, 2], [1, 2], []),  # at its end
+        ([0], [0, 0], [(0,)]),
+        ([7, 3], [4, 5], []),
+    ],
+)
+def test_a_predicted_text_is_looked_up_too(method, text, predicted, drafted):
+    found, path, best = offered_after(method, text, predicted=predicted), (), []
+    while below := [longer for longer in found if longer[:-1] == path]:
+        path = max(below, key=found.get)
+        best.append(path)
+    assert best == drafted
+
+
+def test_a_longer_match_goes_before_the_predicted_text():
+    found = offered_after(PromptLookup(), [5, 1, 2, 9, 8, 7, 5, 1, 2], predicted=[1, 2, 3])
+    assert found.keys() == {(9,), (9, 8), (9, 8, 7)}
+
+
+def test_a_predicted_text_is_trusted_more_than_the_text():
+    text, longer = [8, 1, 2, 3, 4], [8, 1, 2, 3, 4, 9, 8, 1, 2, 3, 4]
+    assert offered_after(PromptLookup(), text, predicted=[*text, 9])[9,] > offered_after(PromptLookup(), longer)[9,]
 
 
 def test_tokens_are_recycled_from_every_node():

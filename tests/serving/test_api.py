@@ -201,7 +201,7 @@ def test_each_response_tells_how_its_drafts_fared(engine):
     assert sum(histogram) == told["num_spec_steps"] <= usage["decoding_steps"]
     accepted = sum(depth * count for depth, count in enumerate(histogram))
     assert accepted == told["num_accepted_draft_tokens"] > 0
-    assert accepted == usage["completion_tokens_details"]["accepted_prediction_tokens"]
+    assert accepted == usage["accepted_tokens"]
     assert told["num_draft_tokens"] == usage["drafted_tokens"]
     assert told["mean_acceptance_length"] == pytest.approx(1 + accepted / told["num_spec_steps"])
     assert told["draft_acceptance_rate"] == pytest.approx(accepted / told["num_draft_tokens"])
@@ -227,15 +227,46 @@ def test_a_completion_is_what_decode_answers(app, engine, temperature):
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, expected.new_tokens)
     assert usage["total_tokens"] == 5 + expected.new_tokens
     assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
-    details = usage["completion_tokens_details"]
-    assert 0 <= details["accepted_prediction_tokens"] < expected.new_tokens
-    assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] == usage["drafted_tokens"] > 0
+    assert 0 <= usage["accepted_tokens"] < min(expected.new_tokens, usage["drafted_tokens"])
     off = post(app, TEXT, body | {"drafting": False}).json()
     assert off["choices"][0]["text"] == expected.text
-    assert off["usage"]["completion_tokens_details"] == {
-        "accepted_prediction_tokens": 0,
-        "rejected_prediction_tokens": 0,
-    }
+    assert off["usage"]["accepted_tokens"] == off["usage"]["drafted_tokens"] == 0
+
+
+@pytest.mark.parametrize("temperature", [0, 1.1])
+def test_a_prediction_spares_steps_and_changes_nothing(app, temperature):
+    body = {"messages": HELLO, "max_tokens": 30, "temperature": temperature, "seed": 7}
+    plain = post(app, CHAT, body).json()
+    nothing = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    assert plain["usage"]["completion_tokens_details"] == nothing
+    text = plain["choices"][0]["message"]["content"]
+    parts = [{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}]
+    for content in (text, parts):
+        answer = post(app, CHAT, body | {"prediction": {"type": "content", "content": content}}).json()
+        usage = answer["usage"]
+        assert answer["choices"] == plain["choices"] and usage["decoding_steps"] < plain["usage"]["decoding_steps"]
+        assert usage["completion_tokens_details"]["accepted_prediction_tokens"] > 0
+    wrong = post(app, CHAT, body | {"prediction": {"type": "content", "content": text[::-1]}}).json()
+    assert wrong["choices"] == plain["choices"]
+    again = post(app, CHAT, body).json()
+    assert again["usage"]["completion_tokens_details"] == nothing  # the slot has forgotten
+
+
+@pytest.mark.parametrize(
+    ("prediction", "message"),
+    [
+        ("text", "prediction must be an object with type and content, got"),
+        ({"content": "text"}, "prediction must be {"),
+        ({"type": "content", "content": "text", "strict": True}, "prediction must be {"),
+        ({"type": "content", "content": [{"type": "image"}]}, "prediction.content must be a string, or parts of type"),
+        ({"type": "content", "content": "a" * 200}, "prediction: it has 200 tokens, and texts have 120 at most here"),
+    ],
+)
+def test_a_prediction_that_makes_no_sense_is_refused(app, prediction, message):
+    answer = post(app, CHAT, {"messages": HELLO, "max_tokens": 1, "prediction": prediction})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["message"].startswith(message)
+    assert error["param"].startswith("prediction")
 
 
 def test_a_chat_is_what_decode_answers(app, engine):
@@ -387,7 +418,6 @@ def test_logprobs_of_a_chat(app, engine):
         (CHAT, {"tools": [{"type": "function"}]}, "tools[0]", "a function that has a name"),
         (CHAT, {"tool_choice": "required"}, "tool_choice", "none or auto"),
         (CHAT, {"functions": [{"name": "f"}]}, "functions", "not supported"),
-        (CHAT, {"prediction": {"type": "content", "content": "x"}}, "prediction", "not supported"),
         (TEXT, {"tools": [{}]}, "tools", "not supported"),
         (CHAT, {"model": 5}, "model", "a string"),
         (TEXT, {"prompt": None}, "prompt", "missing"),
@@ -526,7 +556,7 @@ def test_metrics_agree_with_the_answers(app, engine):
     asyncio.run(idle(engine))
     after = measured(app)
     grown = {name: value - before.get(name, 0) for name, value in after.items()}
-    accepted = sum(usage["completion_tokens_details"]["accepted_prediction_tokens"] for usage in usages)
+    accepted = sum(usage["accepted_tokens"] for usage in usages)
     assert grown["vllm:prompt_tokens_total"] == sum(usage["prompt_tokens"] for usage in usages)
     assert grown["vllm:generation_tokens_total"] == sum(usage["completion_tokens"] for usage in usages)
     assert grown["vllm:spec_decode_num_accepted_tokens_total"] == accepted > 0
