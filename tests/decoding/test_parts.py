@@ -69,5 +69,5 @@ def test_a_part_is_as_large_as_its_chunk(tiny):
     part = cut(decoding, read(tiny.base, decoding, None, *chunk, capacity=CAPACITY))
     assert {x.shape[2] for x in jax.tree.leaves(part.cache)} == {W}
     text, eagle = part.method_states
-    assert text.shape == (1, W + 1)
+    assert text.own.shape == (1, W + 1)
     assert {x.shape[2] for x in jax.tree.leaves(eagle["cache"])} == {W + 1}

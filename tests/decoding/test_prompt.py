@@ -48,7 +48,7 @@ def test_sources_observe_every_token_and_the_first_one_emitted(tiny, chunk):
     for row, prompt in enumerate(prompts):
         assert state.lengths[row] == len(prompt)
         known = [*prompt, int(state.tokens[row, 0])]
-        assert state.method_states[0][row, : len(known)].tolist() == known
+        assert state.method_states[0].own[row, : len(known)].tolist() == known
 
 
 @pytest.mark.parametrize(
