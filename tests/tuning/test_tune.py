@@ -111,7 +111,7 @@ def test_heads_are_tuned_with_draft_vocabularies(tmp_path):
     choice = dataclasses.replace(tuning.choice, draft_vocabulary=30, tree=chain(2), name="chain:2, 30 tokens")
     save_adapter(tmp_path, adapter)
     save_choice(tmp_path, "medusa", choice)
-    tuned = load_drafter("medusa", model, tmp_path, tree="auto")
+    tuned = load_drafter("medusa", model, tmp_path, tree="auto", temperature=0.0)
     [source] = tuned.on_device.sources
     assert source.draft_vocabulary.ids.tolist() == frequent[:30].tolist() and "30 tokens" in tuned.note
     with pytest.raises(UserError, match="at most"):
