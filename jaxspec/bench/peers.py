@@ -6,7 +6,6 @@ They need PyTorch, which is not required otherwise.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib.metadata
 import importlib.util
 import inspect
@@ -55,7 +54,8 @@ class Peer:
         torch.manual_seed(seed)
         how: dict[str, Any] = {"do_sample": sampling.temperature > 0}
         if sampling.temperature:
-            how |= dataclasses.asdict(sampling) | {"min_p": sampling.min_p or None}
+            filters = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
+            how |= filters | {"min_p": sampling.min_p or None}
         ids = torch.tensor([list(prompt)], device=self._model.device)
         began = _now()
         with _watched(self._model) as passes:

@@ -25,7 +25,7 @@ from jaxspec.model.quantized import Quantized, is_quantized
 from jaxspec.parallel.processes import host
 from jaxspec.parallel.sharding import put, tree_shardings
 from jaxspec.weights.parts import is_part, join_parts, split_parts
-from jaxspec.weights.quantizing import small
+from jaxspec.weights.quantizing import is_kernel, small
 
 _SAMPLES = 64
 
@@ -126,7 +126,7 @@ def load_params(
             raise UserError(f"{tensor} has shape {shape}, the configuration needs {wanted}")
         array = array.T if stored_transposed(path) else array
         digests[path] = tensor_digest(array)
-        kept = own(name)  # else a copy: files may be mapped into memory
+        kept = own(name) if is_kernel(path) else None  # else a copy: files may be mapped into memory
         waiting[path] = np.array(array, param_dtype(path, dtype), order="C") if kept is None else kept
         waiting = join_parts(config, waiting)
         for whole in [path for path in waiting if not is_part(config, path)]:

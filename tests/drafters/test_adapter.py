@@ -192,5 +192,5 @@ def test_a_method_decodes_on_the_base_that_it_has_tuned(tiny, tmp_path):
         this_machine(), "float32", load_adapter(tmp_path, tiny.config).digest, 1, 512, 0.0, None, "none", {}
     )
     save_choice(tmp_path, "space", none)
-    tuned = load_drafter("space", tiny, tmp_path, tree="auto")
+    tuned = load_drafter("space", tiny, tmp_path, tree="auto", temperature=0.0)
     assert "autoregressive" in tuned.note and [a.tokens for a in generate(tuned, prompts, 12)] == expected
