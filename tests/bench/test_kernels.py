@@ -218,7 +218,7 @@ def test_a_union_compiled_for_a_gpu_that_is_not_here():
 @pytest.mark.skipif(not importlib.util.find_spec("jax_cuda13_plugin"), reason="needs the compiler for GPUs")
 @pytest.mark.parametrize(("form", "share"), [("int8", 1.05), ("int4", 0.65)])
 def test_small_weights_are_read_as_they_are(form, share):
-    """No kernel is written out but one, which XLA pads from 576 to 640 rows to divide its sum; groups have our kernel."""
+    """No kernel is written out but one, which XLA pads from 576 to 640 rows; groups have our kernel."""
     padded = {"bf16[640,576]"} if form == "int8" else set()
     found = compiled_for("h100", "--weights", form, "--method", "suffix", "--tree", "best:16", "--max-length", "500")
     assert found["weights_bytes"] < share * found["parameters"]
