@@ -183,14 +183,16 @@ def similarity_table(found: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def acceptance_table(found: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -> list[str]:
-    """Tokens per step and accepted drafts by rule and temperature, and the ratio of rejection's tokens to match's."""
+    """Tokens per step and accepted drafts by rule and temperature, and the ratio of each rule's tokens to match's."""
     lines = []
     for label, rules in found.items():
         for name, cells in rules.items():
             shares = (f"{cell['tokens_per_step']:.2f}, {100 * cell['accepted']:.0f}%" for cell in cells)
             lines.append([label, name, *shares])
-        ratios = (interval(Estimate(**cell["against_match"])) for cell in rules["rejection"])
-        lines.append([label, "rejection / match", *ratios])
+        for name, cells in rules.items():
+            if name != "match":
+                ratios = (interval(Estimate(**cell["against_match"])) for cell in cells)
+                lines.append([label, f"{name} / match", *ratios])
     return table(["", "rule", *(f"T = {t:g}" for t in TEMPERATURES)], lines)
 
 
@@ -198,7 +200,7 @@ MEASURES: dict[str, tuple[str, Callable[[Any], list[str]]]] = {  # what compares
     "coverage": ("Draft vocabulary: share of the tokens of held-out answers that it holds", coverage_table),
     "steps": ("Milliseconds of a step by rows, of which a quarter are nodes and the others probes", steps_table),
     "similarity": ("Hidden Transfer Figure 4: cosine of pseudo states and the real ones", similarity_table),
-    "acceptance": ("`match` and `rejection` when sampling: tokens per step, accepted drafts", acceptance_table),
+    "acceptance": ("`match`, `rejection` and `block` when sampling: tokens per step, accepted drafts", acceptance_table),
 }  # fmt: skip
 
 

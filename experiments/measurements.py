@@ -106,11 +106,11 @@ def measure_coverage(frequent_tokens: np.ndarray, answers: Sequence[AnsweredProm
 def measure_acceptance(
     label: str, drafter: Drafter, prompts: Sequence[str] | Sequence[list[int]], max_new_tokens: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """Decode the same prompts with both lossless rules of acceptance at every temperature; `label` is for the progress.
+    """Decode the same prompts with every lossless rule of acceptance at every temperature; `label` is for the progress.
 
     Returns:
-      {rule: one cell per temperature}: `prompts`, `tokens_per_step`, `accepted` of the offered drafts, and for
-      rejection `against_match`, the ratio of its tokens per step to match's with its interval.
+      {rule: one cell per temperature}: `prompts`, `tokens_per_step`, `accepted` of the offered drafts, and for all
+      rules but match `against_match`, the ratio of their tokens per step to match's with its interval.
     """
     results: dict[str, list[dict[str, Any]]] = {rule: [] for rule in _RULES}
     with Progress(label, len(TEMPERATURES), "temperatures") as progress:
@@ -120,8 +120,9 @@ def measure_acceptance(
                 made, steps, accepted, offered = found.sum(axis=1).tolist()
                 shares = {"tokens_per_step": made / steps, "accepted": accepted / offered}
                 results[rule].append({"prompts": len(prompts)} | shares)
-            ratio = estimate(np.vstack([counts[rule][:2] for rule in ("rejection", "match")]), _ratio)
-            results["rejection"][-1]["against_match"] = dataclasses.asdict(ratio)
+                if rule != "match":
+                    ratio = estimate(np.vstack([found[:2], counts["match"][:2]]), _ratio)
+                    results[rule][-1]["against_match"] = dataclasses.asdict(ratio)
             progress.update(number)
     return results
 

@@ -75,10 +75,10 @@ def test_coverage_by_hand():
     assert found["1024"] == 0.75 and found["2048"] == 1
 
 
-def test_both_lossless_rules_are_measured(drafter, monkeypatch):
+def test_every_lossless_rule_is_measured(drafter, monkeypatch):
     monkeypatch.setattr(measurements, "TEMPERATURES", (0.7,))
     rules = measure_acceptance("a chain", drafter, PROMPTS, 8)
-    assert set(rules) == {"match", "rejection"}
+    assert set(rules) == {"match", "rejection", "block"}
     assert all(cell["tokens_per_step"] > 1 and 0 < cell["accepted"] < 1 for [cell] in rules.values())
 
 
@@ -93,12 +93,13 @@ def test_rules_are_compared_in_pairs(drafter, monkeypatch):
 
     monkeypatch.setattr(measurements, "generate", generate)
     found = measure_acceptance("", drafter, ["a prompt"] * 22, 8)
-    assert asked == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4), (5, 2)] * 8
+    assert asked == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4), (5, 2)] * (4 * 3)
     match, rejection = found["match"][0], found["rejection"][0]
     steps = 4 * (1 + 2 + 3 + 4 + 5) + 2 * 6
     assert match == {"prompts": 22, "tokens_per_step": pytest.approx(88 / (2 * steps)), "accepted": 0.25}
     assert rejection["tokens_per_step"] == pytest.approx(88 / steps)
     assert rejection["against_match"] == pytest.approx({"value": 2, "low": 2, "high": 2})
+    assert found["block"][0]["against_match"]["value"] == pytest.approx(1)
 
 
 def test_early_exit_reads_a_layer_through_a_projection_of_its_own(tiny):
