@@ -2,5 +2,16 @@
 
 from jaxspec.drafters.published.form import Form, Reading
 from jaxspec.drafters.published.table import FORMS, is_published, method_of_published, only_reading, read_published
+from jaxspec.drafters.published.writing import check_form, write_published
 
-__all__ = ["FORMS", "Form", "Reading", "is_published", "method_of_published", "only_reading", "read_published"]
+__all__ = [
+    "FORMS",
+    "Form",
+    "Reading",
+    "check_form",
+    "is_published",
+    "method_of_published",
+    "only_reading",
+    "read_published",
+    "write_published",
+]
