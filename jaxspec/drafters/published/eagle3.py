@@ -40,6 +40,7 @@ LAYER_KEYS = (  # of a layer of LLaMA's or Qwen3's, which are read, and what eve
     *("partial_rotary_factor", "original_max_position_embeddings", "hidden_act", "attention_bias", "mlp_bias"),
     *("tie_word_embeddings", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
     *("model_type", "attention_dropout", "initializer_range", "pretraining_tp", "torch_dtype", "auto_map", "use_cache"),
+    *("bos_token_id", "eos_token_id", "pad_token_id"),
     *PretrainedConfig().to_dict(),
 )
 _KEYS = ("draft_vocab_size", "target_hidden_size", "target_model_type", "draft_model_type", "eagle_config", *NORMS)
