@@ -61,7 +61,7 @@ def make_tensors(config, dtype=np.float16, seed=0):
     shapes = {f"{prefix}{name}.weight": shape for name, shape in names.items()}
     if c.get("attention_bias"):
         shapes |= {f"{prefix}self_attn.{n}_proj.bias": names[f"self_attn.{n}_proj"][:1] for n in "qkvo"}
-    count = config["draft_vocab_size"] or TOKENS
+    count = config["draft_vocab_size"] or c["vocab_size"]
     shapes |= {"fc.weight": (D, 3 * D), "norm.weight": (D,), "lm_head.weight": (count, D)}
     if config.get("norm_before_fc"):
         shapes["input_norm.weight"] = (3 * D,)
@@ -69,8 +69,8 @@ def make_tensors(config, dtype=np.float16, seed=0):
         shapes |= {f"fc_norm.{i}.weight": (D,) for i in range(3)}
     rng = np.random.default_rng(seed)
     tensors = {n: (("norm" in n) + 0.3 * rng.normal(size=shape)).astype(dtype) for n, shape in shapes.items()}
-    if count < TOKENS:
-        tensors |= {"d2t": DRAFTED - np.arange(count), "t2d": np.isin(np.arange(TOKENS), DRAFTED)}
+    if count < c["vocab_size"]:
+        tensors |= {"d2t": DRAFTED - np.arange(count), "t2d": np.isin(np.arange(c["vocab_size"]), DRAFTED)}
     return tensors
 
 
