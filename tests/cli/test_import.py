@@ -76,7 +76,7 @@ def test_import_is_a_command(base, tmp_path):
     """Though no module can have its name."""
     folder = str(save(tmp_path / "other", speculators({"hidden_size": 64}), {}))
     with pytest.raises(
-        UserError, match="a drafter for a base of width 64 with 16 tokens; .* has width 32 and 257 tokens"
+        UserError, match=r"a drafter for a base of width 64 with 16 tokens; .* has width 32 and 257 tokens"
     ):
         run_command(["import", folder, "--model", base, "--output", str(tmp_path / "adapter")])
 

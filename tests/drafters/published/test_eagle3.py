@@ -9,7 +9,6 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.adapter import Adapter, load_adapter, save_adapter
@@ -21,6 +20,7 @@ from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
 from jaxspec.methods import Eagle
 from jaxspec.model.rows import read_layers
+from jaxspec.weights.shards import map_safetensors
 from tests.helpers.methods import batch_of, predict, sequence
 from tests.helpers.published import DRAFTED, TOKENS, eagle3, make_tensors, reference, save, speculators
 from tests.helpers.tiny import make_prompts
@@ -89,7 +89,7 @@ def test_a_round_trip_is_bit_for_bit(tiny, tmp_path, form, config, dtype):
     save_adapter(tmp_path / "adapter", adapter, adapter.info["published"]["dtype"])
     written = write_published(tmp_path / "out", load_adapter(tmp_path / "adapter", tiny.config), tiny, form)
     assert written == np.dtype(dtype).name
-    found = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    found = map_safetensors(tmp_path / "out" / "model.safetensors")
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert found[name].dtype == tensor.dtype and found[name].tobytes() == tensor.tobytes(), name
@@ -105,7 +105,7 @@ def test_the_bases_own_embeddings_are_not_kept(tiny, tmp_path):
     adapter = only_reading(save(tmp_path / "in", config, tensors), tiny)
     assert not adapter.method.own_embedding
     write_published(tmp_path / "out", adapter, tiny, "speculators")
-    found = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    found = map_safetensors(tmp_path / "out" / "model.safetensors")
     np.testing.assert_array_equal(found["embed_tokens.weight"], tensors["embed_tokens.weight"])
 
 
@@ -131,7 +131,7 @@ def test_norm_output_has_two_meanings_in_one_form(tiny, tmp_path):
         load_drafter("eagle", tiny, folder)
 
 
-def test_a_base_that_a_head_is_read_from_needs_no_rotations(tiny, tmp_path):
+def test_without_a_key_rotations_have_base_10000(tiny, tmp_path):
     """Without a key the base of rotations is 10,000, as in the authors' files, whatever the base's."""
     config = eagle3()
     del config["rope_theta"]
