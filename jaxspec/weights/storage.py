@@ -28,8 +28,8 @@ def pack(trainable: PyTree, dtype: str) -> dict[str, np.ndarray]:
 
     Args:
       trainable: the pytree, float32 and int32.
-      dtype: float32, float16, bfloat16, or int8: matrices [..., in, out] as whole numbers from -127 to 127 with a float16 scale
-        [..., 1, out] per column, everything else in float16. Of a matrix that learned from the identity, its difference
+      dtype: float32, float16, bfloat16, or int8: matrices [..., in, out] as whole numbers from -127 to 127 with a
+        float16 scale [..., 1, out] per column, everything else in float16. Of a matrix that learned from the identity, its difference
         from that: else the diagonal would set all scales. Integers stay as they are.
     """
     tensors = {}
@@ -39,7 +39,7 @@ def pack(trainable: PyTree, dtype: str) -> dict[str, np.ndarray]:
             tensors |= {name: values, name + _SCALE: scale} | ({name + _IDENTITY: identity} if identity else {})
         else:
             tensors[name] = host(leaf if _is_whole(leaf) else leaf.astype(_plain(dtype)))
-    return tensors
+    return {name: np.ascontiguousarray(x) for name, x in tensors.items()}  # safetensors writes memory as it lies
 
 
 def unpack(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
