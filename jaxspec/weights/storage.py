@@ -29,8 +29,8 @@ def pack(trainable: PyTree, dtype: str) -> dict[str, np.ndarray]:
     Args:
       trainable: the pytree, float32 and int32.
       dtype: float32, float16, bfloat16, or int8: matrices [..., in, out] as whole numbers from -127 to 127 with a
-        float16 scale [..., 1, out] per column, everything else in float16. Of a matrix that learned from the identity, its difference
-        from that: else the diagonal would set all scales. Integers stay as they are.
+        float16 scale [..., 1, out] per column, everything else in float16. Of a matrix that learned from the identity,
+        its difference from that: else the diagonal would set all scales. Integers stay as they are.
     """
     tensors = {}
     for name, leaf in flax.traverse_util.flatten_dict(trainable, sep="/").items():
