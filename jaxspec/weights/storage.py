@@ -39,7 +39,7 @@ def pack(trainable: PyTree, dtype: str) -> dict[str, np.ndarray]:
             tensors |= {name: values, name + _SCALE: scale} | ({name + _IDENTITY: identity} if identity else {})
         else:
             tensors[name] = host(leaf if _is_whole(leaf) else leaf.astype(_plain(dtype)))
-    return {name: np.ascontiguousarray(x) for name, x in tensors.items()}  # safetensors writes memory as it lies
+    return {name: np.asarray(x, order="C") for name, x in tensors.items()}  # safetensors writes memory as it lies
 
 
 def unpack(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
