@@ -13,7 +13,7 @@ from jaxspec.cli.options import load_base, parse
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import MeshConfig
 from jaxspec.drafters.adapter import save_adapter
-from jaxspec.drafters.published import Reading, read_published
+from jaxspec.drafters.published import Interpretation, read_published
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import display_name, new_folder
 from jaxspec.progress import Progress
@@ -78,7 +78,7 @@ def main(args: list[str]) -> None:
     print(f"adapter: {output}, of method {method}")
 
 
-def _deepened(reading: Reading, depth: int) -> Reading:
+def _deepened(reading: Interpretation, depth: int) -> Interpretation:
     """A reading that drafts so far ahead; 0: as it is."""
     if not depth:
         return reading
@@ -90,7 +90,7 @@ def _deepened(reading: Reading, depth: int) -> Reading:
     )
 
 
-def _save(reading: Reading, found: Measured, model: Model, options: ImportOptions, output: Path) -> None:
+def _save(reading: Interpretation, found: Measured, model: Model, options: ImportOptions, output: Path) -> None:
     published = reading.adapter.info["published"] | {"source": display_name(options.drafter)}
     if reading.meaning:
         published["meaning"] = reading.meaning

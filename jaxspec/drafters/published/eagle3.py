@@ -13,14 +13,13 @@ from jaxspec.drafters.published.eagle_parts import (
     NORMS,
     Described,
     check_base,
-    export_shapes,
     layer_shapes,
     layers_read,
     read_eagle,
-    write_tensors,
 )
+from jaxspec.drafters.published.eagle_writing import export_shapes, write_tensors
 from jaxspec.drafters.published.folder import PublishedFolder
-from jaxspec.drafters.published.form import Form, Reading, Written
+from jaxspec.drafters.published.form import Form, Interpretation, Written
 from jaxspec.errors import UserError
 from jaxspec.methods import Eagle
 from jaxspec.weights.keys import Keys
@@ -54,7 +53,7 @@ def _recognises(config: Mapping[str, Any]) -> bool:
     return named and "draft_vocab_size" in config and "speculators_model_type" not in config
 
 
-def _read(folder: PublishedFolder, model: Model) -> list[Reading]:
+def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     folder.check_keys((*LAYER_KEYS, *_KEYS, _IDS))
     keys = Keys(folder.config, {}, folder.config_file)
     shapes = layer_shapes(folder, folder.config, ("llama",), folder.config_file)

@@ -1,4 +1,4 @@
-"""What the published forms of EAGLE-3 share: tensors, draft vocabulary, and which layers it reads."""
+"""What the published forms of EAGLE-3 share in reading: tensors, draft vocabulary, and which layers it reads."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from jaxspec.config import ModelConfig
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.drafter import method_plan
 from jaxspec.drafters.published.folder import PublishedFolder
-from jaxspec.drafters.published.form import Reading
+from jaxspec.drafters.published.form import Interpretation
 from jaxspec.errors import UserError
 from jaxspec.methods import Eagle
 from jaxspec.parallel.processes import host
 from jaxspec.trees.plan import plan_to_json
-from jaxspec.weights.families import hf_config, parse_config
+from jaxspec.weights.families import parse_config
 from jaxspec.weights.load import Model
-from jaxspec.weights.parts import Flat, join_parts, split_parts
+from jaxspec.weights.parts import Flat, join_parts
 
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 _LAYER = {  # of the layer, by our names
     **{f"layer/attention/{name}": f"self_attn.{name}_proj" for name in "qkvo"},
     **{f"layer/attention/{name}_norm": f"self_attn.{name}_norm" for name in "qk"},
@@ -37,8 +37,6 @@ _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 # By rank, how often the token that follows is among a drafter's best, where that was not measured: for a first tree.
 _USUAL = (0.62, 0.11, 0.05, 0.03, 0.02, 0.015, 0.01, 0.01, 0.005, 0.005)
 _USUAL_DECAY = 0.93  # per distance
-# settings of a layer that no form has, with the values that change nothing
-_PLAIN = {"rotary_dim": None, "gated": True, "logit_cap": None, "logit_scale": 1.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +137,7 @@ def _checked_reads(folder: PublishedFolder, reads: tuple[int, ...], layers: int)
     return reads
 
 
-def read_eagle(folder: PublishedFolder, model: Model, form: str, said: Described) -> list[Reading]:
+def read_eagle(folder: PublishedFolder, model: Model, form: str, said: Described) -> list[Interpretation]:
     """The drafter that a folder holds, for every combination of what its config.json can mean.
 
     Raises UserError for a tensor that is missing, misshapen or unknown.
@@ -172,7 +170,7 @@ def read_eagle(folder: PublishedFolder, model: Model, form: str, said: Described
                 "published": {"form": form, "dtype": folder.dtype()},
             }
             adapter = Adapter(method, trainable, model.fingerprint, info, frequent)
-            readings.append(Reading("; ".join(filter(None, (layers, meaning))), adapter))
+            readings.append(Interpretation("; ".join(filter(None, (layers, meaning))), adapter))
     return readings
 
 
@@ -199,7 +197,7 @@ def _draft_vocabulary(folder: PublishedFolder, said: Described, vocab_size: int)
 def _read_tensors(folder: PublishedFolder, said: Described, method: Eagle, reads: tuple[int, ...]) -> Flat:
     """The tensors by our names, float32."""
     D, n, flat = said.shapes.hidden_size, len(reads), {}
-    for name, (path, shape) in _names(said.shapes, said.layer).items():
+    for name, (path, shape) in tensor_names(said.shapes, said.layer).items():
         tensor = folder.take(name, shape).astype(np.float32)
         flat[path] = tensor.T if tensor.ndim == 2 else tensor
     order = [reads.index(layer) for layer in sorted(reads, reverse=True)]  # ours begins with the highest
@@ -212,11 +210,11 @@ def _read_tensors(folder: PublishedFolder, said: Described, method: Eagle, reads
         norms = [folder.take(f"fc_norm.{i}.weight", (D,)).astype(np.float32) for i in range(n)]
         flat["fc_norm/scale"] = np.stack(norms)[order]
     flat["norm/scale"] = folder.take("norm.weight", (D,)).astype(np.float32)
-    flat["lm_head"] = folder.take(_HEAD, (said.draft_vocabulary, D)).astype(np.float32).T
+    flat["lm_head"] = folder.take(HEAD, (said.draft_vocabulary, D)).astype(np.float32).T
     return flat
 
 
-def _names(c: ModelConfig, layer: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+def tensor_names(c: ModelConfig, layer: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Names of the layer's tensors: our path of each, and its shape there, [out, in]."""
     D, width, queries, keys = c.hidden_size, c.intermediate_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     shapes = {
@@ -245,9 +243,9 @@ def _names(c: ModelConfig, layer: str) -> dict[str, tuple[str, tuple[int, ...]]]
 
 def _own_embedding(folder: PublishedFolder, model: Model) -> np.ndarray | None:
     """Embeddings [V, D] of its own; None where the file has none, or the base's."""
-    if folder.shape(_EMBEDDING) is None:
+    if folder.shape(EMBEDDING) is None:
         return None
-    tensor = folder.take(_EMBEDDING, (model.config.vocab_size, model.config.hidden_size))
+    tensor = folder.take(EMBEDDING, (model.config.vocab_size, model.config.hidden_size))
     ours = base_embedding(model).astype(tensor.dtype)
     return None if np.array_equal(ours, tensor) else tensor.astype(np.float32)
 
@@ -256,83 +254,3 @@ def base_embedding(model: Model) -> np.ndarray:
     """The base's embeddings [V, D] as its files have them, float32."""
     x = model.base.embed(jnp.arange(model.config.vocab_size)[None])[0]
     return host(x).astype(np.float32) / np.float32(model.config.embedding_scale)
-
-
-# Writing
-
-
-def export_shapes(method: Eagle, model: Model, families: Sequence[str]) -> tuple[ModelConfig, dict[str, Any]]:
-    """The shapes of an adapter's layer, and the config.json that describes it in one of `families`.
-
-    Raises UserError for what no published form has: by the name of the setting.
-    """
-    for name in ("direct", "even"):
-        if getattr(method, name):
-            raise UserError(
-                f"eagle: {name} is an option of jaxspec alone, which other software cannot compute: it must be off"
-            )
-    shapes = method.layer_shapes(model.config)
-    for name, usual in _PLAIN.items():
-        if getattr(shapes, name) != usual:
-            raise UserError(f"eagle: no published form has {name} {getattr(shapes, name)!r} of its layer")
-    if shapes.head_norms and "qwen3" not in families:
-        raise UserError("eagle: this form has no head_norms; --form speculators has them")
-    biased = shapes.qkv_bias or shapes.o_bias  # forms have one key for both
-    shapes = dataclasses.replace(
-        shapes,
-        **dict(num_layers=1, tie_embeddings=False, embedding_scale=1.0, sliding_window=None),
-        **dict(
-            first_window_layer=0, full_layers=(), qkv_bias=biased, o_bias=biased, vocab_size=model.config.vocab_size
-        ),
-    )
-    written = hf_config(shapes)
-    if shapes.head_norms:
-        written["attention_bias"] = biased
-    if written["model_type"] not in families:
-        raise UserError(
-            f"eagle: a layer like {written['model_type']}'s is none that this form has: {', '.join(families)}"
-        )
-    return shapes, written
-
-
-def write_tensors(adapter: Adapter, model: Model, shapes: ModelConfig, layer: str) -> dict[str, np.ndarray]:
-    """The tensors by published names, as they are held; `layer` begins the names of the layer's."""
-    method = adapter.method
-    trainable = {name: part for name, part in adapter.trainable.items() if name not in ("lm_head", "embedding")}
-    flat, tensors = split_parts(shapes, trainable), {}
-    for name, (path, shape) in _names(shapes, layer).items():
-        # a bias that is missing beside another one is 0
-        tensors[name] = host(flat[path]).T if path in flat else np.zeros(shape, np.float32)
-    reads = method.taps(model.config.num_layers)
-    D, n = shapes.hidden_size, len(reads)
-    tensors["fc.weight"] = host(flat["fc/kernel"]).reshape(n, D, D)[::-1].reshape(n * D, D).T
-    if method.norm_before_fc:
-        tensors["input_norm.weight"] = host(flat["input_norm/scale"]).reshape(n, D)[::-1].reshape(-1)
-    if method.fc_norm:
-        tensors |= {f"fc_norm.{n - 1 - i}.weight": row for i, row in enumerate(host(flat["fc_norm/scale"]))}
-    tensors["norm.weight"] = host(flat["norm/scale"])
-    return tensors | _written_vocabulary(adapter, model)
-
-
-def _written_vocabulary(adapter: Adapter, model: Model) -> dict[str, np.ndarray]:
-    """The projection, embeddings of its own, and where it drafts few tokens which: in the order of their ids."""
-    method, V = adapter.method, model.config.vocab_size
-    count = method.vocabulary if method.own_head else adapter.info.get("draft_vocabulary", 0)
-    ids = np.arange(V) if not count else adapter.frequent_tokens[:count].astype(np.int64)
-    head = host(adapter.trainable["lm_head"]).T if method.own_head else _base_head(model, ids)
-    order = np.argsort(ids)
-    tensors = {_HEAD: head[order]}
-    if method.own_embedding:
-        tensors[_EMBEDDING] = host(adapter.trainable["embedding"])
-    if count:
-        drafted = np.zeros(V, bool)
-        drafted[ids] = True
-        tensors |= {"d2t": ids[order] - np.arange(count), "t2d": drafted}
-    return tensors
-
-
-def _base_head(model: Model, ids: np.ndarray) -> np.ndarray:
-    """Rows [V', D] of the base's projection."""
-    columns = model.base.drafting(jnp.asarray(ids, jnp.int32)).draft_vocabulary.columns
-    dense = columns.dense(jnp.float32) if hasattr(columns, "dense") else columns
-    return host(dense).astype(np.float32).T

@@ -14,7 +14,7 @@ from jaxspec.weights.load import Model
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
+class Interpretation:
     """One way to understand a published drafter. Where a file says it clearly there is one, else several.
 
     Attributes:
@@ -56,5 +56,5 @@ class Form:
     method: str
     about: str
     recognises: Callable[[Mapping[str, Any]], bool]
-    read: Callable[[PublishedFolder, Model], list[Reading]]
+    read: Callable[[PublishedFolder, Model], list[Interpretation]]
     write: Callable[[Adapter, Model], Written] | None = None

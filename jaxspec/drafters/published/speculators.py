@@ -12,14 +12,13 @@ from jaxspec.drafters.published.eagle_parts import (
     Described,
     base_embedding,
     check_base,
-    export_shapes,
     layer_shapes,
     layers_read,
     read_eagle,
-    write_tensors,
 )
+from jaxspec.drafters.published.eagle_writing import export_shapes, write_tensors
 from jaxspec.drafters.published.folder import PublishedFolder
-from jaxspec.drafters.published.form import Form, Reading, Written
+from jaxspec.drafters.published.form import Form, Interpretation, Written
 from jaxspec.errors import UserError
 from jaxspec.methods import Eagle
 from jaxspec.weights.families import hf_config
@@ -40,7 +39,7 @@ def _recognises(config: Mapping[str, Any]) -> bool:
     return config.get("speculators_model_type") == "eagle3"
 
 
-def _read(folder: PublishedFolder, model: Model) -> list[Reading]:
+def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     folder.check_keys((*_KEYS, *LAYER_KEYS))
     keys = Keys(folder.config, {"draft_vocab_size": 32000}, folder.config_file)
     layer = keys.part("transformer_layer_config")

@@ -7,7 +7,7 @@ from pathlib import Path
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.published import eagle3, speculators
 from jaxspec.drafters.published.folder import CONFIG, PublishedFolder, find_folder, is_hub_name
-from jaxspec.drafters.published.form import Form, Reading
+from jaxspec.drafters.published.form import Form, Interpretation
 from jaxspec.errors import UserError
 from jaxspec.weights.load import Model
 
@@ -25,7 +25,7 @@ def is_published(name_or_path: str | Path) -> bool:
     return isinstance(name_or_path, str) and is_hub_name(name_or_path)
 
 
-def read_published(name_or_path: str | Path, model: Model) -> list[Reading]:
+def read_published(name_or_path: str | Path, model: Model) -> list[Interpretation]:
     """A published drafter as adapters of a base: one, or one for each way to understand it.
 
     Raises:
