@@ -35,7 +35,7 @@ def test_a_drafter_is_imported_measured_and_written_again(base, tmp_path, capsys
     import_drafter.main([drafter, "--model", base, "--output", str(output), "--depth", "2", *few])
     said, head = capsys.readouterr().out, read_head(output)
     assert said.count(" tokens per step\n") == 4 and f"kept: {head['published']['meaning']}" in said
-    assert "distance 2: top-1" in said and "distance 3" not in said and head["draft_vocabulary"] == 8
+    assert "distance 2: top-1" in said and "distance 3" not in said and head["draft_vocabulary"] == 12
 
     named = ["--method", "eagle", "--model", base, "--adapter", str(output)]
     evaluate.main([*named, *few, "--json"])

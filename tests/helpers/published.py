@@ -20,7 +20,7 @@ LAYER = {
     "hidden_act": "silu",
     "torch_dtype": "float16",
 }
-DRAFTED = np.array([1, 3, 4, 7, 8, 9, 12, 15])  # tokens
+DRAFTED = np.array([0, 1, 3, 4, 5, 7, 8, 9, 11, 12, 14, 15])  # tokens
 
 
 def eagle3(**more):

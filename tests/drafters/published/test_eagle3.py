@@ -147,7 +147,7 @@ def test_without_a_key_rotations_have_base_10000(tiny, tmp_path):
         (lambda t: t.pop("d2t"), "tensor 't2d' is there without 'd2t'"),
         (lambda t: t.pop("t2d"), "tensor 'd2t' is there without 't2d'"),
         (lambda t: t.update(d2t=DRAFTED), "'d2t' must lead to different tokens below 16"),
-        (lambda t: t.update(t2d=np.arange(16) < 8), "tensors 'd2t' and 't2d' name different tokens"),
+        (lambda t: t.update(t2d=np.arange(16) < 12), "tensors 'd2t' and 't2d' name different tokens"),
         (
             lambda t: t.update({"fc_norm.0.weight": t["norm.weight"]}),
             "tensor 'fc_norm.0.weight' is not one of this form",
@@ -229,7 +229,7 @@ def test_a_folder_decodes_as_an_adapter(tiny, tmp_path):
     drafter = load_drafter("eagle", tiny, folder, tree="own")
     ours = generate(drafter, prompts, 20, batch_size=4)
     assert [a.tokens for a in ours] == [a.tokens for a in generate(autoregressive(tiny), prompts, 20)]
-    with pytest.raises(UserError, match="draft-vocabulary 4: a published drafter drafts its own 8"):
+    with pytest.raises(UserError, match="draft-vocabulary 4: a published drafter drafts its own 12"):
         load_drafter("eagle", tiny, folder, tree="own", draft_vocabulary=4)
     with pytest.raises(UserError, match="belongs to method 'eagle', not 'medusa'"):
         load_drafter("medusa", tiny, folder)
