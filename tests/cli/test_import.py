@@ -14,13 +14,13 @@ from jaxspec.weights.hf import save_directory
 from tests.helpers.published import eagle3, make_tensors, save, speculators
 from tests.helpers.tiny import make_text_model
 
-UNCLEAR = eagle3(vocab_size=257, norm_output=True, eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, 2]})
+UNCLEAR = eagle3(vocab_size=257, norm_output=True, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2, 3]})
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """The directory of a base with three layers."""
-    folder, model = tmp_path_factory.mktemp("published") / "base", make_text_model()
+    """The directory of a base with four layers."""
+    folder, model = tmp_path_factory.mktemp("published") / "base", make_text_model(num_layers=4)
     save_directory(folder, model.config, model.params, model.eos)
     model.tokenizer.save_pretrained(folder)
     return str(folder)
