@@ -1,4 +1,4 @@
-"""Write a base where other software can read it."""
+"""Write a base, or an adapter, where other software can read it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import dataclasses
 from pathlib import Path
 
 from jaxspec.cli.options import parse
-from jaxspec.drafters import load_drafter
+from jaxspec.drafters import load_drafter, open_adapter
 from jaxspec.drafters.adapter import Adapter, save_adapter
+from jaxspec.drafters.published import FORMS, check_form, write_published
 from jaxspec.errors import UserError
 from jaxspec.files import new_folder
 from jaxspec.weights.load import DEFAULT_MODEL, WEIGHT_DTYPES, Model, check_dtype, load_model, save_model
@@ -18,21 +19,26 @@ from jaxspec.weights.params import params_fingerprint
 class ExportOptions:
     """Write a base as a Hugging Face directory: config.json, weights in safetensors, tokenizer files.
 
-    With a method, write the base as the method's adapter tunes it, and the adapter for that base in adapter/. Use
-    JAX_PLATFORMS=cpu and --dtype bfloat16 to export a base that no device can hold from the host's memory.
+    With a form, write an adapter instead, for other software: eagle3 for SGLang, speculators for vLLM. With a method,
+    write the base as the method's adapter tunes it, and the adapter for that base in adapter/. Use JAX_PLATFORMS=cpu
+    and --dtype bfloat16 to export a base that no device can hold from the host's memory.
 
     Attributes:
       model: smollm2-135m (the default), a Hugging Face directory or hub name, a checkpoint that `jaxspec train` wrote,
         or a GGUF file.
-      method: a method that tunes its base, such as space: export the tuned base.
+      method: a method that tunes its base, such as space: export the tuned base. With a form: the adapter's method,
+        which is the form's where left out.
       adapter: folder of that adapter; default the one that ships for this method and model.
-      dtype: dtype of the weights; default float32 on CPU, float16 on GPUs without bfloat16, bfloat16 elsewhere.
+      form: form of published drafters to write the adapter in: eagle3 or speculators.
+      dtype: dtype of the weights; default float32 on CPU, float16 on GPUs without bfloat16, bfloat16 elsewhere. Of an
+        adapter: that which it was imported in, else float16.
       output: the directory; it must not exist.
     """
 
     model: str = DEFAULT_MODEL
     method: str = ""
     adapter: str = ""
+    form: str = ""
     dtype: str = ""
     output: str = ""
 
@@ -41,10 +47,13 @@ def main(args: list[str]) -> None:
     """Parse, load, tune, write."""
     options = parse(ExportOptions, args)
     output = new_folder(options.output)
-    if options.adapter and not options.method:
-        raise UserError("--adapter needs --method, the method it belongs to")
     if options.dtype:
         check_dtype(options.dtype, WEIGHT_DTYPES)
+    if options.form:
+        export_adapter(options, output)
+        return
+    if options.adapter and not options.method:
+        raise UserError("--adapter needs --method, the method it belongs to")
     model = load_model(options.model, options.dtype or None)
     if not options.method:
         export(model, output)
@@ -58,6 +67,16 @@ def main(args: list[str]) -> None:
     fingerprint, frequent = drafter.model.fingerprint, source.adapter.frequent_tokens
     save_adapter(output / "adapter", Adapter(source.method, source.trainable, fingerprint, info, frequent))
     print(f"{output / 'adapter'}: the adapter of {options.method} for that base")
+
+
+def export_adapter(options: ExportOptions, output: Path) -> None:
+    """Write an adapter in a published form."""
+    check_form(options.form)
+    method = options.method or FORMS[options.form].method
+    model = load_model(options.model)
+    adapter = open_adapter(method, model, options.adapter or None)
+    dtype = write_published(output, adapter, model, options.form, options.dtype)
+    print(f"{output}: the adapter of {method} as {options.form}, {dtype}")
 
 
 def export(model: Model, output: Path) -> None:

@@ -15,8 +15,11 @@ COMMANDS = {
     "bench": "measure how much faster the methods are, and whether their output is the same",
     "serve": "answer many requests at once behind the OpenAI interface, with a page to try it",
     "datastore": "build a datastore of earlier answers, which rest drafts from",
-    "export": "write a base where other software can read it",
+    "evaluate": "measure how well an adapter drafts the base's own answers",
+    "import": "make an adapter of a drafter that other software has trained",
+    "export": "write a base, or an adapter, where other software can read it",
 }
+_MODULES = {"import": "import_drafter"}  # a keyword names no module
 
 
 def main() -> None:
@@ -36,4 +39,4 @@ def run_command(args: list[str]) -> None:
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}{suggest(name, COMMANDS)}; commands: {', '.join(COMMANDS)}")
     sys.argv[0] = f"jaxspec {name}"  # for its --help
-    importlib.import_module(f"jaxspec.cli.{name}").main(rest)
+    importlib.import_module(f"jaxspec.cli.{_MODULES.get(name, name)}").main(rest)

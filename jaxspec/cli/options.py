@@ -33,7 +33,8 @@ class DrafterOptions:
         `jaxspec export`, or a GGUF file.
       method: the drafter: a method, or several joined by a + that draft together, then settings of which the options
         below are short forms, as in --method "medusa+suffix tree=best:5 vocabulary=8192 adapter=DIR".
-      adapter: folder of a trained adapter; default the one that ships for this method and model.
+      adapter: folder of a trained adapter, or folder or hub name of a drafter that other software has trained (see
+        `jaxspec import`); default the one that ships for this method and model.
       draft_model: for the method draft_model: a smaller base, named like the model, or the folder of one made of this
         model's layers by `jaxspec train`; default the one that ships for this model.
       draft_adapter: folder of an adapter of PPD for the draft model, which then needs fewer passes for its draft; or

@@ -12,6 +12,7 @@ from jaxspec.drafters.choices import Use, shaped
 from jaxspec.drafters.draft_source import draft_source
 from jaxspec.drafters.draft_steps import with_steps
 from jaxspec.drafters.drafter import Drafter, finalized, join_notes
+from jaxspec.drafters.published import is_published, method_of_published, only_reading
 from jaxspec.drafters.source import Source
 from jaxspec.drafters.spec import DrafterSpec, parse_drafter
 from jaxspec.errors import UserError
@@ -44,8 +45,8 @@ def load_drafter(
         without `batch_size`, `temperature` and `slots`, are short forms of its settings. Settings of a method whose
         adapter brings them are those that its class calls `adjustable`: `draft_model:confidence=0.5`.
       model: the base.
-      adapter: folder of a trained adapter, or of a datastore; default the one that ships for this method and base. In a
-        union it goes to the method that it belongs to.
+      adapter: folder of a trained adapter, folder or hub name of a published drafter, or folder of a datastore; default
+        the one that ships for this method and base. In a union it goes to the method that it belongs to.
       tree: the draft tree: `own`, the adapter's own, and `best:8` for a union; a specification like `sparse:16`;
         `best:8` for the best nodes of all offers, chosen in every step, within so many rows; a plan; or a list of
         paths. Default `auto`, the fastest way to decode that `jaxspec tune` has found on this machine, which may be
@@ -77,7 +78,7 @@ def _with_adapters(spec: DrafterSpec, model: Model) -> Drafter:
     names, draft = [each.method.name for each in spec.methods], spec.draft
     joined = "+".join(names)
     facts = [each.method.facts(model.config) for each in spec.methods]
-    folders = {} if spec.adapter is None else {_owner(names, Path(spec.adapter), model.config): spec.adapter}
+    folders = {} if spec.adapter is None else {_owner(names, spec.adapter, model.config): spec.adapter}
     for what, given in {"draft model": draft, "draft adapter": spec.draft_adapter}.items():
         if given is not None and DraftModel.name not in names:
             raise UserError(f"{joined}: a {what} is for the method {DraftModel.name}")
@@ -141,14 +142,14 @@ def _stepped(source: Source, adapter: str | Path, model: Model) -> Source:
     return with_steps(source, load_adapter(folder, config, head))
 
 
-def _owner(names: Sequence[str], adapter: Path, config: ModelConfig) -> str:
+def _owner(names: Sequence[str], adapter: str | Path, config: ModelConfig) -> str:
     """The one of several methods that an adapter belongs to. Where one alone takes any, `open_adapter` checks it."""
     takers = [name for name in names if METHODS[name]().facts(config).adapter]
     if not takers:
         raise UserError(f"{'+'.join(names)} takes no adapter, got {str(adapter)!r}")
     if len(takers) == 1:
         return takers[0]
-    declared = read_head(adapter).get("method")
+    declared = method_of_published(adapter) if is_published(adapter) else read_head(Path(adapter)).get("method")
     if declared not in takers:
         raise UserError(f"{adapter}: this adapter belongs to method {declared!r}, not to {' or '.join(takers)}")
     return declared
@@ -171,6 +172,10 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
     """
     if not METHODS[name]().facts(model.config).adapter:
         raise UserError(f"{name} takes no adapter")
+    if adapter and is_published(adapter):
+        if (method := method_of_published(adapter)) != name:
+            raise UserError(f"{adapter}: this drafter belongs to method {method!r}, not {name!r}")
+        return only_reading(adapter, model)
     folder = Path(adapter) if adapter else find_shipped(name, model.fingerprint)
     if folder is None:
         raise UserError(_how_to_make(name, model))

@@ -86,7 +86,10 @@ class Source:
             if count is not None:
                 raise UserError(f"{self.method.name} is not trained and has no draft vocabulary, got {count}")
             return self
-        count = self.adapter.info.get("draft_vocabulary", 0) if count is None else count
+        own = self.adapter.info.get("draft_vocabulary", 0)
+        if "published" in self.adapter.info and count not in (None, own):  # its tokens come by id, not by frequency
+            raise UserError(f"draft-vocabulary {count}: a published drafter drafts its own {own or 'whole vocabulary'}")
+        count = own if count is None else count
         frequent = self.adapter.frequent_tokens
         check_drafts(count, 0 if frequent is None else len(frequent))
         return dataclasses.replace(self, draft_vocabulary=count)

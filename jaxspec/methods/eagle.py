@@ -18,7 +18,7 @@ expand (EAGLE-2).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -32,11 +32,11 @@ from jaxspec.errors import UserError
 from jaxspec.methods.context_layer import check_plain
 from jaxspec.methods.heads import beside, init_beside, root_mean_square
 from jaxspec.methods.losses import targets
-from jaxspec.model.attention import MASKED
+from jaxspec.model.attention import MASKED, normalised
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product, wide
 from jaxspec.model.cache import Cache, commit, empty_cache
-from jaxspec.model.decoder import Attention, Layer, Linear, RMSNorm, for_products
+from jaxspec.model.decoder import Attention, Layer, Linear, finished, for_products
 from jaxspec.model.quantized import dense
 from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers
@@ -59,6 +59,13 @@ class Eagle(Method):
       even: lower states are brought to the size of the highest ones. Off in the paper.
       vocabulary: V', learn to draft only so many of the base's most frequent tokens; 0: all.
       own_head: a vocabulary projection of its own that learns, for these tokens; else the base's.
+      own_embedding: embeddings of its own that learn, and start as the base's; else the base's.
+      shapes: of its layer, its rotations and epsilon among them; None: as the base's layers. Of a base the same, its
+        width is always the base's.
+      norm_before_residual: what attention adds to is the normalised state (the package speculators).
+      norm_before_fc: one norm over all of the base's states side by side, before they are fused.
+      fc_norm: a norm over each of the base's states before they are fused (EAGLE 3.1).
+      norm_output: a row's output stands for the base's state after the norm, not before it (EAGLE 3.1).
       start: the layer and the norms before it and after it start as the base's last ones (`base`), or at `random`.
       decay: unroll k counts decay ** k in the loss.
       features: weight in the loss of the distance from the base's last hidden states, as the final norm leaves them
@@ -79,6 +86,12 @@ class Eagle(Method):
     even: bool = False
     vocabulary: int = 0
     own_head: bool = False
+    own_embedding: bool = False
+    shapes: ModelConfig | None = None
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
     start: Literal["base", "random"] = "base"
     decay: float = 0.8
     features: float = 0.0
@@ -86,6 +99,10 @@ class Eagle(Method):
     confidence: float = 0.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.shapes, Mapping):  # of adapter.json
+            object.__setattr__(self, "shapes", ModelConfig.from_json(dict(self.shapes)))
+        if self.norm_before_fc and self.fc_norm:
+            raise UserError("eagle: norm_before_fc and fc_norm exclude each other")
         check_least(self, depth=1, unroll=1, vocabulary=0, features=0, top_k=0)
         if list(self.reads) != sorted(set(self.reads)):
             raise UserError(f"eagle: reads must be different and in ascending order, got {list(self.reads)}")
@@ -111,18 +128,29 @@ class Eagle(Method):
 
     # The layer
 
+    def layer_shapes(self, config: ModelConfig) -> ModelConfig:
+        """The shapes of its layer on a base of these shapes. Raises UserError for a width that is not the base's."""
+        if self.shapes is None:
+            return config.plain_layers()
+        if self.shapes.hidden_size != config.hidden_size:
+            raise UserError(f"eagle: its width must be the base's {config.hidden_size}, got {self.shapes.hidden_size}")
+        return self.shapes
+
     def init(self, key: jax.Array, base: Base) -> PyTree:
         """Fusion [n D, D], the layer, whose attention reads [.., 2 D], the norm after it and perhaps a projection.
 
         From the base, fusion passes on the highest state, and embeddings do nothing yet.
         """
-        c, taps = base.decoder.config.plain_layers(), self.taps(base.decoder.config.num_layers)
-        if not 0 <= taps[0] <= taps[-1] <= c.num_layers:
-            raise UserError(f"eagle: reads must be 0 to {c.num_layers} on this base, got {list(taps)}")
+        depth = base.decoder.config.num_layers
+        c, taps = self.layer_shapes(base.decoder.config), self.taps(depth)
+        if not 0 <= taps[0] <= taps[-1] <= depth:
+            raise UserError(f"eagle: reads must be 0 to {depth} on this base, got {list(taps)}")
         D, keys = c.hidden_size, jax.random.split(key, 4)
         if self.start == "base":
             check_plain(self.name, base.decoder.config)
-            layer = jax.tree.map(lambda x: x.astype(wide(x)), dense(base.params[f"layers_{c.num_layers - 1}"]))
+            if self.shapes not in (None, base.decoder.config):
+                raise UserError("eagle: a layer of other shapes than the base's cannot start as one; use start random")
+            layer = jax.tree.map(lambda x: x.astype(wide(x)), dense(base.params[f"layers_{depth - 1}"]))
             fc, scale = jnp.eye(len(taps) * D, D), base.params["norm"]["scale"]
             norm = scale.astype(wide(scale))
             of_embedding = jnp.zeros_like(layer["attention"]["qkv"]["kernel"])
@@ -139,8 +167,15 @@ class Eagle(Method):
             "layer": layer | {"attention": layer["attention"] | {"qkv": qkv | {"kernel": kernel}}},
             "norm": {"scale": norm},
         }
+        if self.norm_before_fc:
+            trainable["input_norm"] = {"scale": jnp.ones(len(taps) * D)}
+        if self.fc_norm:
+            trainable["fc_norm"] = {"scale": jnp.ones((len(taps), D))}
         if self.direct:
             trainable["direct"] = {"kernel": init_beside(base, 1)}
+        if self.own_embedding:
+            embedding = base.embed(jnp.arange(base.vocab_size)[None])[0]
+            trainable["embedding"] = embedding.astype(wide(embedding))
         if self.own_head:
             trainable["lm_head"] = self._first_head(keys[3], base)
         return trainable
@@ -166,50 +201,66 @@ class Eagle(Method):
             trainable = trainable | {"lm_head": part}
         return for_products(trainable, base.dtype)
 
-    def _fused(self, trainable: PyTree, states: dict[int, jax.Array]) -> jax.Array:
+    def _fused(self, trainable: PyTree, base: Base, states: dict[int, jax.Array]) -> jax.Array:
         """The base's states before each of `taps`, [B, R, D] each, as one [B, R, D], from the highest down."""
         x = jnp.stack([states[layer] for layer in sorted(states, reverse=True)], axis=-2)  # [B, R, n, D]
         if self.even:
             size = root_mean_square(x)
             x = (x * (size[..., :1, :] / jnp.maximum(size, 1e-6))).astype(x.dtype)
-        return product(x.reshape(*x.shape[:-2], -1), trainable["fc"]["kernel"])
+        epsilon = self.layer_shapes(base.decoder.config).rms_norm_eps
+        if self.fc_norm:
+            x = normalised(x, trainable["fc_norm"]["scale"], epsilon)
+        x = x.reshape(*x.shape[:-2], -1)
+        if self.norm_before_fc:
+            x = normalised(x, trainable["input_norm"]["scale"], epsilon)
+        return product(x, trainable["fc"]["kernel"])
+
+    def _embedded(self, trainable: PyTree, base: Base, tokens: jax.Array) -> jax.Array:
+        """Token ids [B, R] to embeddings [B, R, D]."""
+        return trainable["embedding"][tokens] if self.own_embedding else base.embed(tokens)
 
     def _entered(self, trainable: PyTree, base: Base, state: jax.Array, following: jax.Array) -> jax.Array:
         """States [B, R, D] as rows begin, which with `direct` knows the tokens after them [B, R]."""
         if not self.direct:
             return state
-        return product(beside(state, base.embed(following)[..., None, :]), trainable["direct"]["kernel"])
+        embedding = self._embedded(trainable, base, following)
+        return product(beside(state, embedding[..., None, :]), trainable["direct"]["kernel"])
 
     def _qkv(
         self, trainable: PyTree, base: Base, state: jax.Array, following: jax.Array, positions: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries [B, R, H, Dh], keys and values [B, R, K, Dh] of rows: states [B, R, D] beside the tokens after."""
-        c, layer, norm = (
-            base.decoder.config.plain_layers(),
-            trainable["layer"],
-            RMSNorm(base.decoder.config.rms_norm_eps),
-        )
-        embedding = norm.apply({"params": trainable["embedding_norm"]}, base.embed(following))
-        x = jnp.concatenate([embedding, norm.apply({"params": layer["attention_norm"]}, state)], axis=-1)
+        c, layer = self.layer_shapes(base.decoder.config), trainable["layer"]
+        embedding = self._embedded(trainable, base, following)
+        embedding = normalised(embedding, trainable["embedding_norm"]["scale"], c.rms_norm_eps)
+        x = jnp.concatenate([embedding, normalised(state, layer["attention_norm"]["scale"], c.rms_norm_eps)], axis=-1)
         attention, angles = {"params": layer["attention"]}, rope_angles(c, positions, long=base.long)
         return Attention(c).apply(attention, divided(x, "batch"), angles, method="queries_keys_values")
 
     def _after(self, trainable: PyTree, base: Base, state: jax.Array, attended: jax.Array) -> jax.Array:
         """The rest of the layer: states [B, R, D] with what they attended to, [B, R, H * Dh]."""
-        c, layer = base.decoder.config.plain_layers(), trainable["layer"]
+        c, layer = self.layer_shapes(base.decoder.config), trainable["layer"]
+        if self.norm_before_residual:
+            state = normalised(state, layer["attention_norm"]["scale"], c.rms_norm_eps)
         attended = Linear(c.hidden_size, c.o_bias).apply({"params": layer["attention"]["o"]}, attended)
         state = divided(state + attended, "batch")
-        return divided(Layer(c).apply({"params": layer}, state, method="feed"), "batch")
+        state = divided(Layer(c).apply({"params": layer}, state, method="feed"), "batch")
+        return self._norm(trainable, base, state) if self.norm_output else state
+
+    def _norm(self, trainable: PyTree, base: Base, state: jax.Array) -> jax.Array:
+        return normalised(state, trainable["norm"]["scale"], self.layer_shapes(base.decoder.config).rms_norm_eps)
 
     def _normed(self, trainable: PyTree, base: Base, state: jax.Array) -> jax.Array:
-        return RMSNorm(base.decoder.config.rms_norm_eps).apply({"params": trainable["norm"]}, state)
+        """Rows' outputs [..., D] after the norm, which with `norm_output` they have behind them."""
+        return state if self.norm_output else self._norm(trainable, base, state)
 
     def _logits(self, trainable: PyTree, base: Base, state: jax.Array) -> jax.Array:
-        """Float32 logits [..., V'] of what follows, from the layer's output [..., D]."""
+        """Float32 logits [..., V'] of what follows, from rows' outputs [..., D]."""
         x = self._normed(trainable, base, state)
-        if self.own_head:
-            return base.finished(product(x, trainable["lm_head"], preferred_element_type=wide(x)))
-        return base.draft_logits(x)
+        if not self.own_head:
+            return base.draft_logits(x)
+        logits = product(x, trainable["lm_head"], preferred_element_type=wide(x))
+        return base.finished(logits) if self.shapes is None else finished(self.shapes, logits)
 
     # Training
 
@@ -222,7 +273,7 @@ class Eagle(Method):
         rows, points = jnp.arange(B)[:, None], jnp.maximum(batch.points, 0)
         positions = jnp.broadcast_to(jnp.arange(T), (B, T))
         following = jnp.roll(batch.tokens, -1, axis=1)
-        fused = self._entered(trainable, base, self._fused(trainable, states), following)
+        fused = self._entered(trainable, base, self._fused(trainable, base, states), following)
         q, k, v = self._qkv(trainable, base, fused, following, positions)
         cached, visible = (k.swapaxes(1, 2), v.swapaxes(1, 2)), jnp.arange(T) <= points[..., None]
         after = jax.checkpoint(self._after) if base.decoder.remat else self._after
@@ -281,7 +332,7 @@ class Eagle(Method):
 
     def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
         """The cache of rows on the base's states, and the output [B, D] of the newest of them."""
-        config = dataclasses.replace(base.decoder.config, num_layers=1)
+        config = dataclasses.replace(self.layer_shapes(base.decoder.config), num_layers=1)
         cache = empty_cache(config, batch, capacity, base.dtype)
         return {"cache": cache, "state": jnp.zeros((batch, config.hidden_size), base.dtype)}
 
@@ -290,7 +341,7 @@ class Eagle(Method):
         trainable, base, (B, T) = context.trainable, context.base, chunk.hidden.shape[:2]
         taps = self.taps(base.decoder.config.num_layers)
         following = chunk.tokens[:, 1:]
-        fused = self._fused(trainable, {layer: chunk.taps[layer] for layer in taps})
+        fused = self._fused(trainable, base, {layer: chunk.taps[layer] for layer in taps})
         fused = self._entered(trainable, base, fused, following)
         q, k, v = self._qkv(trainable, base, fused, following, chunk.first[:, None] + jnp.arange(T))
         cache = commit(method_state["cache"], Cache((k.swapaxes(1, 2),), (v.swapaxes(1, 2),)), chunk.first)

@@ -26,6 +26,9 @@ _DTYPES = FLOAT8 | {
     "I32": np.dtype(np.int32),
     "I16": np.dtype(np.int16),
     "I8": np.dtype(np.int8),
+    "U64": np.dtype(np.uint64),
+    "U32": np.dtype(np.uint32),
+    "U16": np.dtype(np.uint16),
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }  # safetensors' names
@@ -74,11 +77,14 @@ def differ(shards: list[Path], names: tuple[str, str]) -> bool:
 
 
 def _map_shard(shard: Path) -> dict[str, np.ndarray]:
-    return _map_safetensors(shard) if shard.suffix == ".safetensors" else _map_pickle(shard)
+    return map_safetensors(shard) if shard.suffix == ".safetensors" else _map_pickle(shard)
 
 
-def _map_safetensors(shard: Path) -> dict[str, np.ndarray]:
-    """Arrays that are read when they are used. The file is 8 bytes with the header's size, the header, the data."""
+def map_safetensors(shard: Path) -> dict[str, np.ndarray]:
+    """Arrays that are read when they are used, bfloat16 among them, which the package safetensors cannot give numpy.
+
+    The file is 8 bytes with the header's size, the header, the data. Raises UserError where it is not whole.
+    """
     with shard.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > _MAX_HEADER:

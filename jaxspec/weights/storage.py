@@ -10,11 +10,10 @@ import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors.numpy
-from safetensors import SafetensorError
 
 from jaxspec.errors import UserError
 from jaxspec.parallel.processes import host
+from jaxspec.weights.shards import map_safetensors
 
 PyTree = Any
 
@@ -29,9 +28,9 @@ def pack(trainable: PyTree, dtype: str) -> dict[str, np.ndarray]:
 
     Args:
       trainable: the pytree, float32 and int32.
-      dtype: float32, float16, or int8: matrices [..., in, out] as whole numbers from -127 to 127 with a float16 scale
-        [..., 1, out] per column, everything else in float16. Of a matrix that learned from the identity, its difference
-        from that: else the diagonal would set all scales. Integers stay as they are.
+      dtype: float32, float16, bfloat16, or int8: matrices [..., in, out] as whole numbers from -127 to 127 with a
+        float16 scale [..., 1, out] per column, everything else in float16. Of a matrix that learned from the identity,
+        its difference from that: else the diagonal would set all scales. Integers stay as they are.
     """
     tensors = {}
     for name, leaf in flax.traverse_util.flatten_dict(trainable, sep="/").items():
@@ -40,7 +39,7 @@ def pack(trainable: PyTree, dtype: str) -> dict[str, np.ndarray]:
             tensors |= {name: values, name + _SCALE: scale} | ({name + _IDENTITY: identity} if identity else {})
         else:
             tensors[name] = host(leaf if _is_whole(leaf) else leaf.astype(_plain(dtype)))
-    return tensors
+    return {name: np.asarray(x, order="C") for name, x in tensors.items()}  # safetensors writes memory as it lies
 
 
 def unpack(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -61,8 +60,8 @@ def unpack(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def read_weights(file: Path) -> dict[str, np.ndarray]:
     """The weights in a file by name, as `unpack` has them. Raises UserError naming the file."""
     try:
-        return unpack(safetensors.numpy.load_file(file))
-    except (OSError, SafetensorError, ValueError) as error:
+        return unpack({name: np.array(x) for name, x in map_safetensors(file).items()})
+    except (OSError, ValueError) as error:
         raise UserError(f"{file}: not a complete safetensors file ({error})") from None
 
 

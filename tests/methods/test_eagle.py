@@ -27,6 +27,12 @@ from tests.helpers.tiny import TINY, make_prompts
 
 EAGLE = Eagle(depth=3, unroll=3, reads=(1, 3), even=True)
 OWN = dataclasses.replace(EAGLE, vocabulary=6, own_head=True)
+SHAPES = dataclasses.replace(TINY, num_heads=2, num_kv_heads=1, head_dim=6, intermediate_size=40, rope_theta=500.0)
+# EAGLE 3.1's norms and those of the package speculators, a layer and embeddings of its own
+NORMED = Eagle(
+    **dict(depth=3, unroll=3, reads=(1, 3), fc_norm=True, norm_output=True, norm_before_residual=True),
+    **dict(own_embedding=True, shapes=SHAPES, start="random"),
+)
 IDS = np.array([7, 0, 3, 12, 5, 9, 1, 2], np.int32)  # by frequency
 PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0)]
 
@@ -49,11 +55,18 @@ def run(drafter, prompts, steps):
     return decode(decoding, state, np.int32(steps))
 
 
-@pytest.mark.parametrize("tree", [pytest.param(PATHS, marks=pytest.mark.slow), "best:9"], ids=["fixed", "best"])
-def test_the_draft_is_what_training_would_predict(tiny, tree):
+@pytest.mark.parametrize(
+    ("method", "tree"),
+    [
+        pytest.param(EAGLE, PATHS, marks=pytest.mark.slow, id="fixed"),
+        pytest.param(EAGLE, "best:9", id="best"),
+        pytest.param(NORMED, "best:9", marks=pytest.mark.slow, id="normed"),
+    ],
+)
+def test_the_draft_is_what_training_would_predict(tiny, method, tree):
     """Three levels on real and own states: every node is among the best by the logits of training for its path."""
     [prompt], model = make_prompts(1), dataclasses.replace(tiny, eos=())
-    state = run(drafter_of(EAGLE, model, tree), [prompt], 4)
+    state = run(drafter_of(method, model, tree), [prompt], 4)
     text = [*prompt, *np.asarray(state.tokens)[0, : int(state.counts[0])].tolist()]
     draft, last = jax.tree.map(lambda x: np.asarray(x)[0], state.draft), len(text) - 1
     assert draft.valid.all() and draft.tree.depth.max() == 3 and draft.tokens[0] == text[-1]
@@ -63,7 +76,7 @@ def test_the_draft_is_what_training_would_predict(tiny, tree):
         known = [*text[:-1], *draft.tokens[path]]
         tokens[row, : len(known)] = known
     batch = Batch(tokens, np.full(len(paths), 64), np.ones(len(paths), int), np.full((len(paths), 1), last - 1))
-    log_p = np.asarray(jax.nn.log_softmax(predict(EAGLE, sure(EAGLE, tiny), tiny.base, batch)[:, 0]))
+    log_p = np.asarray(jax.nn.log_softmax(predict(method, sure(method, tiny), tiny.base, batch)[:, 0]))
     for node, path in list(enumerate(paths))[1:]:
         at = log_p[node, len(path) - 2]  # [V]
         if tree == PATHS:
@@ -128,7 +141,15 @@ def test_a_prediction_reads_the_text_up_to_its_own_token(tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [EAGLE, dataclasses.replace(OWN, features=0.3)], ids=["whole", "own_head"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(EAGLE, id="whole"),
+        pytest.param(dataclasses.replace(OWN, features=0.3), id="own_head"),
+        pytest.param(NORMED, id="normed"),
+        pytest.param(dataclasses.replace(EAGLE, norm_before_fc=True), id="norm_before_fc"),
+    ],
+)
 def test_training_moves_every_part(tiny, method):
     base = jax.jit(type(tiny.base).drafting)(tiny.base, IDS[: method.vocabulary]) if method.vocabulary else tiny.base
     tokens = jnp.concatenate([sequence(tiny, 18, seed) for seed in (0, 1)])
@@ -211,11 +232,18 @@ def test_settings_that_make_no_sense(tiny, tmp_path):
         ({"decay": 0}, "decay must be above 0"),
         ({"confidence": 1}, "confidence must be at least 0 and below 1, got 1"),
         ({"start": "zero"}, "start must be one of base, random, got 'zero'"),
+        ({"fc_norm": True, "norm_before_fc": True}, "norm_before_fc and fc_norm exclude each other"),
     ]:
         with pytest.raises(UserError, match=message):
             Eagle(**settings)
     with pytest.raises(UserError, match=r"eagle: reads must be 0 to 3 on this base, got \[1, 4\]"):
         abstract_trainable(Eagle(reads=(1, 4)), TINY)
+    with pytest.raises(UserError, match="its width must be the base's 32, got 64"):
+        abstract_trainable(Eagle(shapes=dataclasses.replace(TINY, hidden_size=64)), TINY)
+    with pytest.raises(
+        UserError, match="a layer of other shapes than the base's cannot start as one; use start random"
+    ):
+        abstract_trainable(Eagle(shapes=SHAPES), TINY)
     with pytest.raises(UserError, match="projection is for 6 tokens: draft-vocabulary must be 1 to 6, not 0, all"):
         _ = drafter_of(OWN, tiny, PATHS, 0).on_device
     with pytest.raises(UserError, match="projection is for 6 tokens: draft-vocabulary must be 1 to 6, not 8"):
