@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.cli.main import COMMANDS
+from jaxspec.cli.main import COMMANDS, module_of
 
 PROJECT = tomllib.loads(Path("pyproject.toml").read_text())
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
@@ -33,7 +33,7 @@ def test_adapters_of_more_than_10_mb_are_left_out_of_the_wheel():
 
 
 def test_every_command_is_a_module():
-    assert all(Path(f"jaxspec/cli/{name}.py").exists() for name in COMMANDS)
+    assert all(Path(module_of(name).replace(".", "/") + ".py").exists() for name in COMMANDS)
     assert PROJECT["project"]["scripts"] == {"jaxspec": "jaxspec.cli.main:main"}
 
 

@@ -39,4 +39,9 @@ def run_command(args: list[str]) -> None:
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}{suggest(name, COMMANDS)}; commands: {', '.join(COMMANDS)}")
     sys.argv[0] = f"jaxspec {name}"  # for its --help
-    importlib.import_module(f"jaxspec.cli.{_MODULES.get(name, name)}").main(rest)
+    importlib.import_module(module_of(name)).main(rest)
+
+
+def module_of(command: str) -> str:
+    """The module of a command, by its full name."""
+    return f"jaxspec.cli.{_MODULES.get(command, command)}"

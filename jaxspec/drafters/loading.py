@@ -12,7 +12,7 @@ from jaxspec.drafters.choices import Use, shaped
 from jaxspec.drafters.draft_source import draft_source
 from jaxspec.drafters.draft_steps import with_steps
 from jaxspec.drafters.drafter import Drafter, finalized, join_notes
-from jaxspec.drafters.published import is_published, method_of_published, only_reading
+from jaxspec.drafters.published import is_published, method_of_published, only_interpretation
 from jaxspec.drafters.source import Source
 from jaxspec.drafters.spec import DrafterSpec, parse_drafter
 from jaxspec.errors import UserError
@@ -175,7 +175,7 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
     if adapter and is_published(adapter):
         if (method := method_of_published(adapter)) != name:
             raise UserError(f"{adapter}: this drafter belongs to method {method!r}, not {name!r}")
-        return only_reading(adapter, model)
+        return only_interpretation(adapter, model)
     folder = Path(adapter) if adapter else find_shipped(name, model.fingerprint)
     if folder is None:
         raise UserError(_how_to_make(name, model))

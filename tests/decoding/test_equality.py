@@ -127,6 +127,12 @@ OPTIONS = {
         "direct": (False, True),
         "even": (False, True),
         "own_head": (False, True),
+        "own_embedding": (False, True),
+        "shapes": (None, dataclasses.replace(TINY, num_heads=2, num_kv_heads=1, head_dim=6, rope_theta=500.0)),
+        "norm_before_residual": (False, True),
+        "fc_norm": (False, True),
+        "norm_before_fc": (False, False, True),  # not beside fc_norm
+        "norm_output": (False, True),
         "confidence": (0.0,),  # which counts where drafts are chosen per step
     },
     PromptLookup: {
@@ -167,6 +173,7 @@ OPTIONS = {
 }
 OF_TRAINING = {"initial", "objective", "direction", "decay", "alignment", "labels", "weighting", "p_ar", "training"}
 OF_TRAINING |= {"train_visibility", "dropout", "unroll", "start", "features", "top_k"}
+EXCLUSIVE = {("fc_norm", True), ("norm_before_fc", True)}
 OF_SHAPES = {"rank", "targets", "vocabulary"}  # of what a loaded adapter holds
 
 
@@ -178,7 +185,10 @@ def each_value(options):
 
 def pairwise(options):
     """Few combinations, the first of them all defaults, such that every two values of two options meet."""
-    combinations = itertools.product(*([(name, value) for value in values] for name, values in options.items()))
+    combinations = itertools.product(
+        *([(name, value) for value in dict.fromkeys(values)] for name, values in options.items())
+    )
+    combinations = [combination for combination in combinations if not {*combination} >= EXCLUSIVE]
     pairs = {combination: {*itertools.combinations(combination, 2)} for combination in combinations}
     missing, chosen = set().union(*pairs.values()), []
     while missing:
@@ -194,6 +204,7 @@ def variants(combine, options_of=OPTIONS):
         for settings in combine({"sampling": (GREEDY, SAMPLING), "batch_size": (1, 4)} | options):
             sampling, batch_size = settings.pop("sampling"), settings.pop("batch_size")
             settings |= {"distances": len(settings["layers"])} if method is HiddenTransfer else {}
+            settings |= {"start": "random"} if method is Eagle and settings["shapes"] else {}
             yield method(**settings), sampling, batch_size
 
 

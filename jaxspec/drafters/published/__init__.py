@@ -1,7 +1,13 @@
 """Drafters that other software has trained, or is to use: a table of forms, and a file for each."""
 
 from jaxspec.drafters.published.form import Form, Interpretation
-from jaxspec.drafters.published.table import FORMS, is_published, method_of_published, only_reading, read_published
+from jaxspec.drafters.published.table import (
+    FORMS,
+    is_published,
+    method_of_published,
+    only_interpretation,
+    read_published,
+)
 from jaxspec.drafters.published.writing import check_form, write_published
 
 __all__ = [
@@ -11,7 +17,7 @@ __all__ = [
     "check_form",
     "is_published",
     "method_of_published",
-    "only_reading",
+    "only_interpretation",
     "read_published",
     "write_published",
 ]

@@ -40,7 +40,7 @@ def method_of_published(name_or_path: str | Path) -> str:
     return FORMS[_form_of(PublishedFolder(find_folder(name_or_path)))].method
 
 
-def only_reading(name_or_path: str | Path, model: Model) -> Adapter:
+def only_interpretation(name_or_path: str | Path, model: Model) -> Adapter:
     """A published drafter as an adapter. Raises UserError as `read_published`, and where there are several readings."""
     readings = read_published(name_or_path, model)
     if len(readings) > 1:

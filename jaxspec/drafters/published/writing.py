@@ -63,9 +63,9 @@ def check_form(form: str) -> None:
 def _stored(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
     """A tensor as the file holds it. Raises UserError where some weights are too large for the dtype."""
     if array.dtype.kind in "iub":
-        return np.ascontiguousarray(array)
+        return np.asarray(array, order="C")
     with np.errstate(over="ignore"):  # said below
-        stored = np.ascontiguousarray(array.astype(jnp.dtype(dtype)))
+        stored = np.asarray(array.astype(jnp.dtype(dtype)), order="C")
     if not np.all(np.isfinite(stored.astype(np.float32))):
         raise UserError(f"some weights of {name!r} do not fit {dtype}; give --dtype bfloat16 or float32")
     return stored

@@ -13,7 +13,7 @@ import pytest
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.adapter import Adapter, load_adapter, save_adapter
 from jaxspec.drafters.drafter import autoregressive
-from jaxspec.drafters.published import only_reading, read_published, write_published
+from jaxspec.drafters.published import only_interpretation, read_published, write_published
 from jaxspec.drafters.published.eagle_parts import layers_read
 from jaxspec.drafters.source import learning
 from jaxspec.errors import UserError
@@ -102,7 +102,7 @@ def test_a_round_trip_is_bit_for_bit(tiny, tmp_path, form, config, dtype):
 def test_the_bases_own_embeddings_are_not_kept(tiny, tmp_path):
     config = speculators()
     tensors = make_tensors(config) | {"embed_tokens.weight": np.asarray(tiny.params["embedding"]).astype(np.float16)}
-    adapter = only_reading(save(tmp_path / "in", config, tensors), tiny)
+    adapter = only_interpretation(save(tmp_path / "in", config, tensors), tiny)
     assert not adapter.method.own_embedding
     write_published(tmp_path / "out", adapter, tiny, "speculators")
     found = map_safetensors(tmp_path / "out" / "model.safetensors")
@@ -135,7 +135,7 @@ def test_without_a_key_rotations_have_base_10000(tiny, tmp_path):
     """Without a key the base of rotations is 10,000, as in the authors' files, whatever the base's."""
     config = eagle3()
     del config["rope_theta"]
-    adapter = only_reading(published(tmp_path, config), dataclasses.replace(tiny))
+    adapter = only_interpretation(published(tmp_path, config), dataclasses.replace(tiny))
     assert adapter.method.shapes.rope_theta == 10000
 
 
