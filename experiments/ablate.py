@@ -200,7 +200,7 @@ MEASURES: dict[str, tuple[str, Callable[[Any], list[str]]]] = {  # what compares
     "coverage": ("Draft vocabulary: share of the tokens of held-out answers that it holds", coverage_table),
     "steps": ("Milliseconds of a step by rows, of which a quarter are nodes and the others probes", steps_table),
     "similarity": ("Hidden Transfer Figure 4: cosine of pseudo states and the real ones", similarity_table),
-    "acceptance": ("`match`, `rejection` and `block` when sampling: tokens per step, accepted drafts", acceptance_table),
+    "acceptance": ("`match`, `rejection` and `block` sampled: tokens per step, accepted drafts", acceptance_table),
 }  # fmt: skip
 
 
