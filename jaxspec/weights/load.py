@@ -326,7 +326,7 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     if tokenizer := remote_tokenizer(folder):
         return tokenizer
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds
         raise UserError(f"{folder}: the tokenizer could not be loaded: {first_line(error)}") from None
 

@@ -147,6 +147,7 @@ REMOTE_FAMILIES: dict[str, Family] = {  # by model_type
         unread={
             "add_bias_linear": False,
             "apply_residual_connection_post_layernorm": False,
+            "interleaved_qkv": False,
             "multi_query_attention": True,
             "original_rope": True,
             "position_encoding_2d": False,  # of the first ChatGLM

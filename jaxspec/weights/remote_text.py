@@ -17,18 +17,27 @@ _QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i
 
 
 def remote_tokenizer(folder: Path) -> PreTrainedTokenizerFast | None:
-    """The tokenizer of a folder by the published class that tokenizer_config.json names; None for other classes.
+    """The tokenizer of a folder by the published class that tokenizer_config.json names.
 
-    A folder with a tokenizer.json needs none of this.
-    Raises UserError for a file that is missing or is another one.
+    A tokenizer.json says all that such a class does. None for what came without code of its own.
+
+    Raises:
+      UserError: a class that is not among the known ones, or a file that is missing or is another one.
     """
     file = folder / "tokenizer_config.json"
-    if not file.exists() or (folder / "tokenizer.json").exists():
+    content = read_json(file) if file.exists() else {}
+    kind, own_code = str(content.get("tokenizer_class")), content.get("auto_map")
+    build = _CLASSES.get(kind)
+    if build is None and not own_code:
         return None
-    content = read_json(file)
-    build = _CLASSES.get(str(content.get("tokenizer_class")))
+    if (folder / "tokenizer.json").exists():
+        return PreTrainedTokenizerFast.from_pretrained(folder)
     if build is None:
-        return None
+        known = ", ".join(_CLASSES)
+        raise UserError(
+            f"{file}: tokenizer_class {kind!r:.80} comes with code of its own, which is not run; known are {known}, or "
+            "bring a tokenizer.json"
+        )
     name = "qwen.tiktoken" if build is _qwen else "tokenizer.model"
     if not (folder / name).exists():
         raise UserError(f"{folder}: {name} is missing, from which the tokenizer is made")

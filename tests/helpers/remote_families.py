@@ -25,7 +25,7 @@ CONFIGS = {
         max_position_embeddings=TRAINED,
         rms_norm_eps=1e-6,
         bias=True,
-        rotary={"base": 10000, "type": "dynamic"},
+        rotary={"base": 10000, "type": "dynamic", "scaling_factor": 4.0},
     ),
     "internlm2": dict(
         model_type="internlm2",
@@ -38,7 +38,7 @@ CONFIGS = {
         max_position_embeddings=TRAINED,
         rms_norm_eps=1e-5,
         rope_theta=1000000,
-        rope_scaling={"type": "dynamic", "factor": 2.0},
+        rope_scaling={"type": "dynamic", "factor": 4.0},
         bias=False,
     ),
     "chatglm": dict(
@@ -145,6 +145,14 @@ def logits(family: str, tensors: dict[str, np.ndarray], tokens: np.ndarray) -> n
     )
 
 
+def greedy(family: str, tensors: dict[str, np.ndarray], prompt: list[int], count: int) -> list[int]:
+    """The `count` likeliest tokens behind a prompt, one after the other."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(logits(family, tensors, np.array(tokens))[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
 def _internlm(c, t, tokens):
     x = t["model.embed_tokens.weight"][tokens]
     for i in range(LAYERS):
@@ -154,7 +162,7 @@ def _internlm(c, t, tokens):
             (h @ t[f"{p}self_attn.{n}_proj.weight"].T + t[f"{p}self_attn.{n}_proj.bias"]).reshape(-1, H, DH)
             for n in "qkv"
         )
-        angles = _dynamic_angles(DH, 10000.0, 1.0, len(tokens))
+        angles = _dynamic_angles(DH, 10000.0, 4.0, len(tokens))
         o = _attention(_turn_halves(q, angles), _turn_halves(k, angles), v)
         x = x + o @ t[p + "self_attn.o_proj.weight"].T + t[p + "self_attn.o_proj.bias"]
         h = _norm(x, t[p + "post_attention_layernorm.weight"], 1e-6)
@@ -171,7 +179,7 @@ def _internlm2(c, t, tokens):
             len(x), K, H // K + 2, DH
         )
         q, k, v = groups[:, :, :-2].reshape(len(x), H, DH), groups[:, :, -2], groups[:, :, -1]
-        angles = _dynamic_angles(DH, 1e6, 2.0, len(tokens))
+        angles = _dynamic_angles(DH, 1e6, 4.0, len(tokens))
         o = _attention(_turn_halves(q, angles), _turn_halves(k, angles), v)
         x = x + o @ t[p + "attention.wo.weight"].T
         h = _norm(x, t[p + "ffn_norm.weight"], 1e-5)

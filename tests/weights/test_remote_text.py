@@ -1,7 +1,9 @@
 """Tokenizers that were published with code of their own, from their files: against sentencepiece, and by hand."""
 
 import base64
+import itertools
 import json
+import sys
 
 import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
@@ -12,6 +14,7 @@ from jaxspec.weights.pieces import Pieces, read_tiktoken
 from jaxspec.weights.remote_text import remote_tokenizer
 from jaxspec.weights.templates import TEMPLATES, turn_end
 from tests.helpers.remote_families import write
+from tests.helpers.tiny import make_tokenizer
 
 TEXTS = ["hello world", "hello  yellow   fellow", " hello\n\tworld ", "Grüße 東京 😊", "x<|im_end|>y", "", "12345"]
 WORDS = "hello world, hello yellow fellow, world wide web, lower and slower words\n" * 30
@@ -84,7 +87,10 @@ def test_chatglm3_counts_its_tokens_behind_the_pieces(tmp_path):
     count = judge.vocab_size()
     assert tokenizer.encode("hello") == [count + 1, count + 3, *judge.encode("hello")]
     ids = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "hello"}], chat_template=TEMPLATES["chatglm3"], return_dict=False
+        [{"role": "user", "content": "hello"}],
+        chat_template=TEMPLATES["chatglm3"],
+        add_generation_prompt=True,
+        return_dict=False,
     )
     # as its own code writes a turn: the role, a line, the message, each encoded for itself
     assert ids == [count + 1, count + 3, count + 6, *judge.encode("\n"), *judge.encode("hello"), count + 7]
@@ -103,7 +109,7 @@ def by_rank(ranks, piece):
     """tiktoken's rule, by hand: the pair of the lowest rank is merged, the leftmost of several, until there is none."""
     parts = [bytes([byte]) for byte in piece]
     while True:
-        found = [(ranks[a + b], i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in ranks]
+        found = [(ranks[a + b], i) for i, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in ranks]
         if not found:
             return [ranks[part] for part in parts]
         i = min(found)[1]
@@ -162,3 +168,30 @@ def test_wrong_added_tokens_are_one_line(added, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="added"):
         remote_tokenizer(tmp_path)
+
+
+def test_code_of_a_folder_is_not_run(tmp_path):
+    """Nor is there a question whether to: a tokenizer.json is read, and a class that is not known refused by name."""
+    make_tokenizer().save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    own = {
+        "tokenizer_class": "ChatGLM4Tokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization.ChatGLM4Tokenizer", None]},
+    }
+    file.write_text(json.dumps(json.loads(file.read_text()) | own))
+    (tmp_path / "tokenization.py").write_text("raise SystemExit('run')")
+    tokenizer = remote_tokenizer(tmp_path)
+    assert tokenizer.encode("hello") == make_tokenizer().encode("hello")
+    assert tokenizer.eos_token_id == make_tokenizer().eos_token_id
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(
+        UserError, match="tokenizer_class 'ChatGLM4Tokenizer' comes with code of its own, which is not run"
+    ):
+        remote_tokenizer(tmp_path)
+
+
+def test_missing_sentencepiece_is_one_line(tmp_path, monkeypatch):
+    file = train(tmp_path)
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(UserError, match=r"reading it needs sentencepiece; install it with: pip install sentencepiece"):
+        Pieces.read(file)
