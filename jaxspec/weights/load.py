@@ -154,7 +154,13 @@ class Model:
             ids = self.tokenizer.apply_chat_template(messages, chat_template=template, return_dict=False, **settings)
         else:
             ids = self.tokenizer.encode("\n\n".join(message["content"] for message in messages))
-        return _begun_once(ids, self.tokenizer.bos_token_id)
+        return _begun_once(_begun_once(ids, [self.tokenizer.bos_token_id]), self._begin)
+
+    @functools.cached_property
+    def _begin(self) -> list[int]:
+        """Special tokens that the tokenizer puts before a text: of ChatGLM's two."""
+        known = self.tokenizer.added_tokens_decoder
+        return [i for i in self.tokenizer.encode("") if i in known and known[i].special]
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text of any length as it is, without special tokens. Raises UserError as `encode`."""
@@ -166,10 +172,10 @@ class Model:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
-def _begun_once(ids: list[int], bos: int | None) -> list[int]:
-    """Without the tokenizer's beginning token where the text, or its template, begins with one of its own."""
-    while bos is not None and ids[:2] == [bos, bos]:
-        ids = ids[1:]
+def _begun_once(ids: list[int], begin: list[int]) -> list[int]:
+    """Without the tokenizer's beginning where the text, or its template, begins with one of its own."""
+    while begin and ids[: 2 * len(begin)] == 2 * begin:
+        ids = ids[len(begin) :]
     return ids
 
 

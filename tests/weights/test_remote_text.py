@@ -97,6 +97,15 @@ def test_chatglm3_counts_its_tokens_behind_the_pieces(tmp_path):
     assert turn_end(tokenizer, TEMPLATES["chatglm3"]) == count + 6
 
 
+def test_a_text_of_chatglm3_begins_once(tmp_path):
+    write(tmp_path, "chatglm")
+    made(tmp_path, "chatglm")
+    model = load_model(str(tmp_path), template="chatglm3")
+    assert model.encode("[gMASK]sophello", chat=False) == model.encode("hello", chat=False)
+    assert model.encode("hello")[:2] == model.encode("hello", chat=False)[:2] != model.encode("hello")[2:4]
+    assert len(model.eos) == 2  # </s>, and the token that begins the user's next turn
+
+
 def tiktoken_file(folder, merges=(b"he", b"ll", b"hell", b"hello", b" w", b"or", b" wor", "é".encode())):
     tokens = [*(bytes([i]) for i in range(256)), *merges]
     lines = (f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(tokens))
