@@ -42,11 +42,11 @@ def remote_tokenizer(folder: Path) -> PreTrainedTokenizerFast | None:
     if not (folder / name).exists():
         raise UserError(f"{folder}: {name} is missing, from which the tokenizer is made")
     tokenizer, names = build(folder / name, content)
-    template = content.get("chat_template")
+    template = folder / "chat_template.jinja"  # where transformers writes it today
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
-        chat_template=template if isinstance(template, str) else None,
+        chat_template=template.read_text("utf-8") if template.exists() else content.get("chat_template"),
         **names,
     )
 

@@ -12,7 +12,7 @@ from jaxspec.errors import UserError
 from jaxspec.weights.load import load_model
 from jaxspec.weights.pieces import Pieces, read_tiktoken
 from jaxspec.weights.remote_text import remote_tokenizer
-from jaxspec.weights.templates import TEMPLATES, turn_end
+from jaxspec.weights.templates import TEMPLATES, own_template, turn_end
 from tests.helpers.remote_families import write
 from tests.helpers.tiny import make_tokenizer
 
@@ -80,6 +80,16 @@ def test_internlm2_puts_its_tokens_in_the_place_of_pieces(tmp_path):
     assert tokenizer.encode("<|im_end|>", add_special_tokens=False) == [judge.piece_to_id(unused[1])]
     assert turn_end(tokenizer, tokenizer.chat_template) == judge.piece_to_id(unused[1])
     assert len(tokenizer) == judge.vocab_size()
+
+
+def test_a_chat_template_of_its_own_is_taken_from_either_file(tmp_path):
+    made(tmp_path, "chatglm")
+    file = tmp_path / "tokenizer_config.json"
+    several = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]
+    file.write_text(json.dumps({"tokenizer_class": "ChatGLMTokenizer", "chat_template": several}))
+    assert own_template(remote_tokenizer(tmp_path)) == "one"
+    (tmp_path / "chat_template.jinja").write_text("three")
+    assert own_template(remote_tokenizer(tmp_path)) == "three"
 
 
 def test_chatglm3_counts_its_tokens_behind_the_pieces(tmp_path):
