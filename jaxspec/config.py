@@ -257,7 +257,8 @@ class DataConfig:
       held_out_tokens: held-out answers are cut there.
       chat: wrap prompts in the tokenizer's chat template, where it has one.
       template: another chat template by name: llama2, vicuna (both with a system message, or llama2-short and
-        vicuna-short) or falcon, as in BiTA's Table 6; or variables for the tokenizer's, as in enable_thinking=false.
+        vicuna-short) or falcon, as in BiTA's Table 6, or another of docs/models.md; or variables for the tokenizer's,
+        as in enable_thinking=false.
       templates: every prompt is asked under each of these, by name; empty: under one.
       batch_size: prompts answered at once.
       cache: folder of the generated answers; they are made once per base and prompt set.

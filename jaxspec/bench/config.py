@@ -55,8 +55,8 @@ class BenchConfig:
       wording: instructions around questions whose file has none: plain, or those of the papers or their released code.
       shots: number of a file's questions to show, with their answers, in front of each of the others.
       chat: wrap questions in the tokenizer's chat template, where it has one.
-      template: another chat template by name: llama2, llama2-short, vicuna, vicuna-short or falcon; or variables for
-        the tokenizer's template, as in enable_thinking=false.
+      template: another chat template by name: llama2, llama2-short, vicuna, vicuna-short, falcon or another of
+        docs/models.md; or variables for the tokenizer's template, as in enable_thinking=false.
       mesh: devices that share the work.
       peers: also ask Hugging Face transformers on PyTorch, greedily and with prompt lookup; one question at a time.
       assistant: also ask transformers with assisted generation by this smaller model.

@@ -39,8 +39,8 @@ class DrafterOptions:
         model's layers by `jaxspec train`; default the one that ships for this model.
       draft_adapter: folder of an adapter of PPD for the draft model, which then needs fewer passes for its draft; or
         ppd, for the one that ships.
-      template: chat template in place of the tokenizer's: llama2, llama2-short, vicuna, vicuna-short or falcon; or
-        variables for the tokenizer's template, as in enable_thinking=false.
+      template: chat template in place of the tokenizer's: llama2, llama2-short, vicuna, vicuna-short, falcon or
+        another of docs/models.md; or variables for the tokenizer's template, as in enable_thinking=false.
       dtype: dtype of the weights, or exact: bfloat16 weights, with everything else as exact as in float32; default
         float32 on CPU, float16 on GPUs that have no bfloat16, bfloat16 elsewhere.
       weights: kernels in few bits, which decode the same text as autoregressive decoding of such a base: int8, a scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,10 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
-    """The config.json of a base: the inverse of `parse_config`."""
+    """The config.json of a base: the inverse of `parse_config`.
+
+    Raises UserError where no family that can be written has what the base has.
+    """
     name = _family_for(config)
     family = FAMILIES[name]
     written = {
@@ -107,7 +111,13 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     if not family.own_head_dim:
         del written["head_dim"]
     written |= family.write(config)
-    return {family.names.get(key, key): value for key, value in written.items()}
+    content = {family.names.get(key, key): value for key, value in written.items()}
+    fields = (field.name for field in dataclasses.fields(config))
+    again = parse_config(content)
+    if other := [field for field in fields if getattr(again, field) != getattr(config, field)]:
+        changed = ", ".join(other)
+        raise UserError(f"the base cannot be written: as {name!r}, the family nearest to it, it has another {changed}")
+    return content
 
 
 def published_form(config: ModelConfig, content: dict) -> Published:
@@ -134,6 +144,8 @@ def _family_for(config: ModelConfig) -> str:
         return "gemma3_text" if config.head_norms else "gemma2"
     if (config.embedding_scale, config.residual_scale, config.logit_scale) != (1, 1, 1) or config.score_scale:
         return "granite"
+    if config.rotary_dim and not config.rope_scaling:
+        return "glm" if config.qkv_bias else "phi3"
     if config.rotary_dim or (config.rope_scaling and config.rope_scaling.kind == "longrope"):
         return "phi3"
     if config.head_norms:

@@ -16,6 +16,7 @@ from jaxspec.weights.family import Family, Fields
 from jaxspec.weights.keys import Keys
 from jaxspec.weights.params import HF_NAMES
 from jaxspec.weights.published import Published
+from jaxspec.weights.remote_families import REMOTE_FAMILIES
 
 _LONGEST_WINDOW = 2**31 - 1  # positions are 32-bit numbers
 _AROUND = {  # Gemma's names: its norms stand before and after each half
@@ -160,7 +161,7 @@ def _falcon_names(config: ModelConfig) -> Published:
         "mlp/down": "mlp.dense_4h_to_h",
         "layers": "transformer.h",
     }
-    return Published(names, fused=("query_key_value",))
+    return Published(names, fused={"query_key_value": "heads"})
 
 
 _QWEN = dict(
@@ -248,7 +249,7 @@ FAMILIES: dict[str, Family] = {  # by model_type
         "Phi3ForCausalLM",
         {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
         window=_window,
-        published=lambda config: Published(_FUSED, fused=("qkv_proj", "gate_up_proj")),
+        published=lambda config: Published(_FUSED, fused={"qkv_proj": "qkv", "gate_up_proj": "gate_up"}),
         partial_rope=True,
     ),
     "olmo2": Family(
@@ -297,4 +298,5 @@ FAMILIES: dict[str, Family] = {  # by model_type
         mlp_factor=4,
         unread={"alibi": False, "apply_residual_connection_post_layernorm": False},
     ),
+    **REMOTE_FAMILIES,
 }

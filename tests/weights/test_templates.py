@@ -14,6 +14,10 @@ TALK = [
     {"role": "assistant", "content": "One."},
     {"role": "user", "content": "Sure?"},
 ]
+CHATML = (
+    "<|im_start|>user\nWhat's {1}?<|im_end|>\n<|im_start|>assistant\nOne.<|im_end|>\n"
+    "<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +26,11 @@ TALK = [
         ("llama2-short", "<s>[INST] What's {1}? [/INST] One. </s><s>[INST] Sure? [/INST]"),
         ("vicuna-short", "<s>USER: What's {1}? ASSISTANT: One.</s>USER: Sure? ASSISTANT:"),
         ("falcon", "User: What's {1}?\nAssistant: One.\nUser: Sure?\nAssistant:"),
+        ("internlm", "<s><|User|>:What's {1}?<eoh>\n<|Bot|>:One.<eoa>\n<|User|>:Sure?<eoh>\n<|Bot|>:"),
+        ("internlm-20b", "<s><|User|>:What's {1}?\n<|Bot|>:One.<eoa>\n<|User|>:Sure?\n<|Bot|>:"),
+        ("chatglm3", "[gMASK]sop<|user|>\n What's {1}?<|assistant|>\n One.<|user|>\n Sure?<|assistant|>"),
+        ("internlm2", f"<s>{CHATML}"),
+        ("qwen", f"<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{CHATML}"),
     ],
 )
 def test_templates_write_what_the_bases_were_trained_on(name, text):
