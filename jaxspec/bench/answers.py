@@ -112,6 +112,7 @@ def answer_row(
         "decode_seconds": [turn.decode_seconds for turn in turns],
         "offered": [turn.offered for turn in turns],
         "accepted": [turn.accepted for turn in turns],
+        "candidates": [turn.candidates for turn in turns],
         "divergence": [found and found.as_json() for found in divergences],
     }
     return {

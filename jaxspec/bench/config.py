@@ -32,7 +32,7 @@ class BenchConfig:
         chosen in every step by their costs. Both are files of the user's; the results name the tree that was taken.
         tree=own is the adapter's, whoever runs it. Autoregressive decoding always runs; named twice it races itself.
         Default: every method that can draft for the base: those whose adapter ships and those that need none.
-      data: question files, separated by commas.
+      data: question files, JSONL or parquet, separated by commas.
       model: smollm2-135m (the default), a Hugging Face directory or hub name, a base that `jaxspec train` or
         `jaxspec export` wrote, or a GGUF file.
       dtype: dtype of the weights, or exact: bfloat16 weights, with everything else as exact as in float32; default
@@ -54,6 +54,8 @@ class BenchConfig:
       repeats: how often all questions are asked.
       wording: instructions around questions whose file has none: plain, or those of the papers or their released code.
       shots: number of a file's questions to show, with their answers, in front of each of the others.
+      skip_placeholders: leave out questions of SPEED-Bench whose texts its script has not filled in, rather than refuse
+        the file.
       chat: wrap questions in the tokenizer's chat template, where it has one.
       template: another chat template by name: llama2, llama2-short, vicuna, vicuna-short, falcon or another of
         docs/models.md; or variables for the tokenizer's template, as in enable_thinking=false.
@@ -80,6 +82,7 @@ class BenchConfig:
     repeats: int = 1
     wording: Literal["plain", "space", "bita", "amphista", "hidden_transfer"] = "plain"
     shots: int = 0
+    skip_placeholders: bool = False
     chat: bool = True
     template: str = ""
     mesh: MeshConfig = MeshConfig()

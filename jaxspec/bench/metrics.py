@@ -50,6 +50,8 @@ class Figures:
       step_milliseconds: median over questions.
       step_cost: a step's time over that of an autoregressive step, in pairs, median over questions.
       acceptance: per depth, how many of the steps that offered a candidate there accepted one.
+      acceptance_rate: accepted candidates over all that were drafted, wherever they stood in the drafts; None where
+        none were, or answers of an earlier version do not say how many.
       identical: answers that are autoregressive decoding's, token by token.
       answers: how many answers that is of; turns after one that differs answer something else and do not count.
       run_speedups: the median speedup of every run.
@@ -65,6 +67,7 @@ class Figures:
     step_milliseconds: float
     step_cost: float
     acceptance: tuple[float, ...]
+    acceptance_rate: float | None
     identical: int
     answers: int
     run_speedups: tuple[float, ...]
@@ -138,6 +141,7 @@ def figures(runs: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> Fi
         step_milliseconds=float(1e3 * np.median(step_seconds)),
         step_cost=float(np.median(costs)),
         acceptance=_acceptance(choices),
+        acceptance_rate=_acceptance_rate(choices),
         identical=sum(divergence is None for divergence in compared),
         answers=len(compared),
         run_speedups=tuple(run_speedups),
@@ -151,6 +155,13 @@ def _acceptance(choices: Sequence[dict[str, Any]]) -> tuple[float, ...]:
         np.sum([turn for choice in choices for turn in choice[name]], axis=0) for name in ("offered", "accepted")
     )
     return tuple(float(a / o) for o, a in zip(offered, accepted, strict=True) if o)
+
+
+def _acceptance_rate(choices: Sequence[dict[str, Any]]) -> float | None:
+    """Accepted over drafted candidates."""
+    drafted = sum(sum(choice.get("candidates", ())) for choice in choices)
+    accepted = sum(sum(turn) for choice in choices for turn in choice["accepted"])
+    return accepted / drafted if drafted else None
 
 
 def estimate(values: np.ndarray, statistic: Callable[..., Any]) -> Estimate:

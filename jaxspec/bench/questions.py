@@ -1,4 +1,4 @@
-"""Benchmark questions from JSONL files: Spec-Bench, GSM8K, HumanEval(-X), CNN/DailyMail, XSum, or plain prompts."""
+"""Benchmark questions from files: Spec-Bench, SPEED-Bench, GSM8K, HumanEval(-X), CNN/DailyMail, XSum, or prompts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.bench import speed_bench
+from jaxspec.bench.rows import read_rows
 from jaxspec.errors import UserError
-from jaxspec.training.examples import read_jsonl
 
 MT_BENCH = {  # categories and the temperatures that MT-Bench samples them at
     "writing": 0.7, "roleplay": 0.7, "reasoning": 0.0, "math": 0.0, "coding": 0.0, "extraction": 0.0, "stem": 0.1,
@@ -27,7 +28,7 @@ class Question:
     Attributes:
       data: name of the file.
       id: identifier, unique in the file.
-      category: category in the file; the kind of file where it has no categories.
+      category: category in the file, those of SPEED-Bench with its name; the kind of file where it has no categories.
       turns: the user's messages, turn by turn.
       kind: kind of file, which decides how an answer can be scored.
       row: the complete line of the file, with the reference or test of a good answer; for HumanEval-X also the
@@ -83,6 +84,7 @@ class _Format:
 
 
 _FORMATS = (
+    _Format("speed_bench", speed_bench.COLUMNS, "turns"),
     _Format("turns", ("turns", "category"), "turns"),
     _Format("humaneval", ("task_id", "prompt", "test", "entry_point"), "prompt", ("test", "entry_point")),
     _Format("humaneval", ("task_id", "prompt", "declaration", "test"), "prompt", ("test", "declaration")),  # -X
@@ -94,7 +96,9 @@ _FORMATS = (
 _IDS = ("question_id", "task_id", "id")
 
 
-def read_questions(path: str | Path, wording: str = "plain", shots: int = 0) -> list[Question]:
+def read_questions(
+    path: str | Path, wording: str = "plain", shots: int = 0, skip_placeholders: bool = False
+) -> list[Question]:
     """All questions of a file; its columns decide the format.
 
     Args:
@@ -102,12 +106,14 @@ def read_questions(path: str | Path, wording: str = "plain", shots: int = 0) -> 
       wording: a key of `WORDINGS`.
       shots: number of the file's first rows that are not asked, but shown with their answers in front of every
         question (Hidden Transfer 4.2 shows one).
+      skip_placeholders: leave out questions of SPEED-Bench whose texts are still to be filled in.
 
     Raises:
-      UserError: no such file, a malformed line, unknown columns, a turn that is no text, an id twice, or no questions.
+      UserError: no such file, a malformed line, unknown columns, a turn that is no text, an id twice, placeholders, or
+        no questions.
     """
     path, questions, seen = Path(path), [], set()
-    for number, row in read_jsonl(path):
+    for number, row in speed_bench.prepared(path, read_rows(path), skip_placeholders):
         question = _question(row, path, number, WORDINGS[wording])
         if question.id in seen:
             raise UserError(f"{path}:{number}: question {question.id!r} occurs twice")
@@ -139,7 +145,10 @@ def _question(row: dict[str, Any], path: Path, number: int, wording: dict[str, s
         row = row | {"entry_point": _entry_point(row, where)}
     around = wording.get(kind, "{}")
     said = tuple(around.replace("{}", turn) for turn in turns)
-    return Question(path.name, name, str(row.get("category") or kind), said, kind, row)
+    category = str(row.get("category") or kind)
+    if kind == "speed_bench":
+        category = speed_bench.PREFIX + category  # it has MT-Bench's names for questions of its own
+    return Question(path.name, name, category, said, kind, row)
 
 
 def _format_of(row: dict[str, Any]) -> _Format | None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec import markdown
+from jaxspec.bench import speed_bench
 from jaxspec.bench.config import AGAIN, REFERENCE, BenchConfig
 from jaxspec.bench.metrics import Estimate, Figures
 from jaxspec.bench.questions import MT_BENCH
@@ -33,6 +34,12 @@ _HOW_TO_READ = (
     "prefill* is Spec-Bench's speedup, whose script however counts the reference's tokens again from the text. "
     "Tokens/s, ms per step and *step cost*, the time of a step over that of an autoregressive one, are medians over "
     "questions. Of a single question, speedup = tokens per step / step cost."
+)
+
+_SPEED_BENCH = (
+    "*Length*: tokens per step, the bonus included. *Rate*: accepted over drafted tokens; of trees, which draft "
+    "alternatives, it is lower than of chains. A *position*: how often a token was accepted there, of the steps that "
+    "accepted all before it and had a candidate."
 )
 
 
@@ -62,6 +69,7 @@ def sections(results: Results, heading: str) -> list[str]:
         "Speedup by category of MT-Bench": by_group(results, speedup, MT_BENCH),
         "Tokens per step by category of MT-Bench": by_group(results, tokens, MT_BENCH),
         "Acceptance by depth": _acceptance(results),
+        "SPEED-Bench: length, rate and conditional acceptance": _speed_bench(results),
         "Where the time of a step goes": _overhead(results),
         "Quality": _quality(results),
         "Where answers differ": _differences(results),
@@ -183,6 +191,33 @@ def _acceptance(results: Results) -> list[str]:
     deepest = max(map(len, drafting.values()))
     rows = [[way, *(f"{rate:.3f}" for rate in rates)] for way, rates in drafting.items()]
     return table(["method", *(f"depth {depth}" for depth in range(1, deepest + 1))], rows)
+
+
+def _speed_bench(results: Results) -> list[str]:
+    """SPEED-Bench's own figures, a line per category and way that drafts, and how to read them."""
+    found = [
+        (group, way, figures[group])
+        for group in results.figures[REFERENCE]
+        if group.startswith(speed_bench.PREFIX)
+        for way, figures in results.figures.items()
+        if group in figures and figures[group].acceptance
+    ]
+    if not found:
+        return []
+    deepest = max(len(f.acceptance) for _, _, f in found)
+    rows = [
+        [
+            group.removeprefix(speed_bench.PREFIX),
+            way,
+            f.questions,
+            f"{f.tokens_per_step:.2f}",
+            "" if f.acceptance_rate is None else f"{f.acceptance_rate:.3f}",
+            *(f"{rate:.3f}" for rate in f.acceptance),
+        ]
+        for group, way, f in found
+    ]
+    heads = ["category", "method", "questions", "length", "rate", *(f"position {n + 1}" for n in range(deepest))]
+    return [*table(heads, rows), "", _SPEED_BENCH]
 
 
 def _overhead(results: Results) -> list[str]:

@@ -67,7 +67,8 @@ def select_questions(config: BenchConfig, model: Model) -> tuple[list[Question],
       UserError: an unreadable file, or no question that fits.
     """
     fit, long = [], []
-    files = (read_questions(file, config.wording, config.shots) for file in config.data.split(","))
+    how = (config.wording, config.shots, config.skip_placeholders)
+    files = (read_questions(file, *how) for file in config.data.split(","))
     for question in itertools.chain.from_iterable(files):
         spoken = [text for turn in question.turns for text in (turn, "")][:-1]
         room = (config.max_new_tokens + _TEMPLATE) * len(question.turns)

@@ -57,6 +57,7 @@ class Generation:
         verified; 0 without one.
       accepted_prediction: tokens of the answer that were drafted from the predicted text.
       rejected_prediction: candidates from the predicted text that were verified and refused.
+      candidates: tokens that were drafted and verified in all steps, wherever they stood in the drafts.
     """
 
     prompt: str
@@ -73,6 +74,7 @@ class Generation:
     draft_passes: int = 0
     accepted_prediction: int = 0
     rejected_prediction: int = 0
+    candidates: int = 0
 
     @property
     def drafted(self) -> list[bool]:
@@ -118,6 +120,7 @@ def _collect(drafter: Drafter, run: RunningBatch, row: int, prompt: str) -> Gene
         draft_passes=stats.draft_passes,
         accepted_prediction=predicted,
         rejected_prediction=max((stats.predicted or 0) - predicted, 0),
+        candidates=stats.drafted,
     )
 
 

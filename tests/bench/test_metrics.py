@@ -31,8 +31,13 @@ def test_figures_by_hand():
     assert found.speedup.value == found.mean_speedup.value == 1.5
     assert found.tokens_per_second == 1.5 and found.step_milliseconds == 1500
     assert found.step_cost == pytest.approx((1.0 + 2.0) / 2)
-    assert found.acceptance == (5 / 6, 1 / 4)
+    assert found.acceptance == (5 / 6, 1 / 4) and found.acceptance_rate is None
     assert (found.identical, found.answers, found.questions) == (2, 3, 2)
+
+
+def test_the_acceptance_rate_is_of_all_that_was_drafted():
+    drafted = [r | {"choices": [r["choices"][0] | {"candidates": [10]}]} for r in OURS]
+    assert figures([drafted], [PLAIN]).acceptance_rate == 6 / 20
 
 
 def test_autoregressive_decoding_against_itself_is_one():
