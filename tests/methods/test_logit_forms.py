@@ -24,13 +24,13 @@ PROMPT, ANSWER = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8]
 @pytest.mark.parametrize(
     "method",
     [
-        DFlash(block=3, layers=1, tapped=(1, 3), markov_rank=4),
+        DFlash(block=2, layers=1, tapped=(1, 3), markov_rank=4),
         DFlash(block=3, layers=1, tapped=(1, 3)),
         Eagle(),
         Medusa(heads=2),
         Medusa(heads=2, lm_head="full"),
         Hydra(),
-        HiddenTransfer(),
+        HiddenTransfer(layers=(0, 1, 2)),
         PPD(distances=2),
         DraftModel(layers=(0, 2)),
     ],

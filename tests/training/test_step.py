@@ -19,7 +19,7 @@ from jaxspec.model.decoder import Decoder, for_products
 from jaxspec.training.data import AnsweredPrompt, TrainingData
 from jaxspec.training.step import Update, first_state, learning_rates, train_step, train_steps
 from tests.helpers.methods import batch_of, sequence, settings
-from tests.helpers.tiny import TINY
+from tests.helpers.tiny import TINY, make_tiny
 
 SCHEDULES = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
@@ -223,7 +223,8 @@ class Faint(PPD):
         return 1e-6 * value, metrics
 
 
-def test_small_gradients_reach_what_is_trained_in_float16(tiny):
+def test_small_gradients_reach_what_is_trained_in_float16():
+    tiny = make_tiny()
     update, tokens = Update.of(Faint(), TINY, dataclasses.replace(TRAIN, batch_size=1)), sequence(tiny)
     norms = []
     for dtype in ("float32", "float16"):
