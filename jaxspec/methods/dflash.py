@@ -32,9 +32,10 @@ from jaxspec.methods.context_layer import DraftLayer, check_plain, copied_layer
 from jaxspec.methods.heads import beside, init_beside
 from jaxspec.methods.losses import check_weights, future_loss
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import product, wide
+from jaxspec.model.blocks import product
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.decoder import RMSNorm, for_products
+from jaxspec.model.dtypes import wide
 from jaxspec.model.quantized import dense
 from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers

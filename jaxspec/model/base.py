@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.model.attention import Context
-from jaxspec.model.blocks import fewer_columns, product, wide
+from jaxspec.model.blocks import fewer_columns, product
 from jaxspec.model.cache import Cache
 from jaxspec.model.decoder import Decoder, Skip, finished
+from jaxspec.model.dtypes import wide
 from jaxspec.model.quantized import Quantized
 
 

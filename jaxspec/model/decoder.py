@@ -27,8 +27,9 @@ from jaxspec.model.attention import (
     reach_of,
     unpacked,
 )
-from jaxspec.model.blocks import columns, product, products, wide
+from jaxspec.model.blocks import columns, product, products
 from jaxspec.model.cache import Cache, usual_on_tpu
+from jaxspec.model.dtypes import wide
 from jaxspec.model.padding import pad_rows
 from jaxspec.model.quantized import Quantized, is_quantized
 from jaxspec.model.rope import rope_angles
