@@ -24,7 +24,7 @@ from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Block
-from jaxspec.decoding.loop import _verify, decode
+from jaxspec.decoding.loop import decode, verify
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.drafter import Drafter
@@ -62,7 +62,7 @@ class Options:
 def expected(decoding: Decoding, state: DecodeState) -> jax.Array:
     """Candidates of the present draft that each of `RULES` accepts on average, [B, 3]; its chain is drawn from q."""
     draft, rows = state.draft, jnp.arange(len(state.done))
-    _, logits, _, _ = _verify(decoding, draft.tree.num_nodes, True, state)
+    _, logits, _, _ = verify(decoding, draft.tree.num_nodes, True, state)
     carried, alike, by_token = (jnp.ones(len(rows)) for _ in range(3))
     goes_on, found, losing = jnp.ones(len(rows), bool), [], []
     for node in range(1, draft.tree.max_depth + 1):  # of a chain: node d is the one at depth d

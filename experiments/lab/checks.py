@@ -60,7 +60,7 @@ def check_equality(
         sampling = SamplingConfig(temperature=temperature)
         answers, plain = (generate(d, texts, new_tokens, sampling=sampling) for d in (ours, autoregressive(ours.model)))
         differences = [
-            first_divergence(ours.model, text, answer.tokens, reference.tokens, sampling)
+            first_divergence(ours.model, text, answer.tokens, reference.tokens, sampling, max_new_tokens=new_tokens)
             for text, answer, reference in zip(texts, answers, plain, strict=True)
         ]
     return {

@@ -102,7 +102,7 @@ def decode_figure(dtype: str, name: str, rows: int, config: DeviceConfig) -> dic
     base, prompts, plain = _reference(dtype, name if drafter.model is not model else "", config)
     answers = _timed(drafter, prompts, config)
     differences = [
-        first_divergence(base, prompt, ours.tokens, reference.tokens)
+        first_divergence(base, prompt, ours.tokens, reference.tokens, max_new_tokens=config.max_new_tokens)
         for prompt, ours, reference in zip(prompts, answers, plain, strict=True)
     ]
     speed, reference = _speed(answers), _speed(plain)

@@ -140,10 +140,15 @@ def _count_kernel(
             kernels.large[f"{array.dtype}[{dims}]"] += 1
 
 
+def _is_library(kernel: Instruction) -> bool:
+    """Whether a kernel is a library's product."""
+    return "cublas" in kernel.attributes
+
+
 def _is_product(kernel: Instruction, fused: list[Computation]) -> bool:
     """Whether a kernel multiplies matrices on tensor cores or by a library."""
     if kernel.opcode == "custom-call":
-        return "cublas" in kernel.attributes
+        return _is_library(kernel)
     return any(each.opcode == "dot" for computation in fused for each in computation.instructions) or (
         "gemm" in kernel.attributes
     )
@@ -189,7 +194,7 @@ def _written(computation: Computation, kernel: Instruction, fused: list[Computat
         others = [name for place, name in enumerate(kernel.operands) if place not in aliased]
         return [array for name in others for array in computation.by_name[name].arrays]
     if not fused:
-        return [array for array in kernel.arrays if not ("cublas" in kernel.attributes and array.dtype == "s8")]
+        return [array for array in kernel.arrays if not (_is_library(kernel) and array.dtype == "s8")]
     root = fused[0].root
     results = [fused[0].by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
     return [_update(fused[0], result) or result.arrays[0] for result in results]
@@ -209,7 +214,7 @@ def _aliased(kernel: Instruction) -> set[int]:
 
     A library's product that is added to an operand writes all of that.
     """
-    if "cublas" in kernel.attributes:
+    if _is_library(kernel):
         return set()
     aliases = kernel.attributes.partition("output_to_operand_aliasing=")[2]
     return {int(place) for place in re.findall(r"\{[\d, ]*\}: \((\d+), \{", aliases)}

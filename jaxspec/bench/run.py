@@ -182,7 +182,8 @@ def divergences(
     for text, answer, reference in zip(question.turns, ours, plain, strict=True):
         talk.append(text)
         prompt = way.model.encode(talk, config.chat)
-        found.append(first_divergence(way.model, prompt, answer.tokens, reference.tokens, sampling, seed))
+        decoded = (answer.tokens, reference.tokens)
+        found.append(first_divergence(way.model, prompt, *decoded, sampling, seed, config.max_new_tokens))
         if found[-1]:
             break
         talk.append(reference.text)

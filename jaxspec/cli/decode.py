@@ -254,7 +254,8 @@ def answers(
     def result(ids: Sequence[int], answer: Generation, reference: Generation | None) -> Result:
         if not reference or not acceptance.same_text(options.temperature):
             return Result(answer, reference)
-        divergence = first_divergence(model, ids, answer.tokens, reference.tokens, sampling, options.seed)
+        decoded, limit = (answer.tokens, reference.tokens), options.room["max_new_tokens"]
+        divergence = first_divergence(model, ids, *decoded, sampling, options.seed, limit)
         return Result(answer, reference, divergence)
 
     for ids, *each, reference in zip(encoded, *sides, references, strict=False):

@@ -28,10 +28,10 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     drafter, shape, draft = decoding.drafter, decoding.drafter.shape, state.draft
     size = None if draft.size is None else jnp.max(jnp.where(state.done, 0, draft.size))
     if size is None or draft.tokens.size <= drafter.free_rows:  # what is beyond a size is not valid
-        (states, logits, accepted, kv), added = _verify(decoding, draft.tree.num_nodes, True, state), True
+        (states, logits, accepted, kv), added = verify(decoding, draft.tree.num_nodes, True, state), True
     else:
         with_added = [number > 0 or not shape.alone for number in range(len(shape.sizes))]
-        sizes = [functools.partial(_verify, decoding, *each) for each in zip(shape.sizes, with_added, strict=True)]
+        sizes = [functools.partial(verify, decoding, *each) for each in zip(shape.sizes, with_added, strict=True)]
         states, logits, accepted, kv = lax.switch(size, sizes, state)
         added = (size > 0) | (not shape.alone)
 
@@ -74,7 +74,7 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     return divided_state(state)
 
 
-def _verify(
+def verify(
     decoding: Decoding, num_nodes: int, added: bool, state: DecodeState
 ) -> tuple[dict[int, jax.Array], jax.Array, Accepted, Cache]:
     """Run the first nodes of the draft, with the rows that a method adds or without; see what survives.

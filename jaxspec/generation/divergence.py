@@ -50,6 +50,7 @@ def first_divergence(
     reference: Sequence[int],
     sampling: SamplingConfig = SamplingConfig(),
     seed: int = 0,
+    max_new_tokens: int | None = None,
 ) -> Divergence | None:
     """Compare an answer with autoregressive decoding's.
 
@@ -60,6 +61,7 @@ def first_divergence(
       reference: ids of the other.
       sampling: how both were drawn.
       seed: of both.
+      max_new_tokens: limit of both, which frequencies may depend on (`Base.for_texts`); None: the longer one's tokens.
 
     Returns:
       None where they are identical.
@@ -73,7 +75,9 @@ def first_divergence(
     text = [*prompt, *reference[:index]]
     tokens = np.zeros((1, bucket(len(text))), np.int32)
     tokens[0, : len(text)] = text
-    base, sampler, seen = model.base, make_sampler(sampling), None
+    limit = max(len(ours), len(reference)) if max_new_tokens is None else max_new_tokens
+    base = model.base.for_texts(np.array([len(prompt) + limit], np.int32))
+    sampler, seen = make_sampler(sampling), None
     if sampler.penalties is not None:
         counts = np.bincount(np.asarray(reference[:index], np.int32), minlength=base.vocab_size)
         seen = Seen(tokens_of([prompt], base.vocab_size), counts[None].astype(np.int32))

@@ -32,9 +32,10 @@ from jaxspec.methods.context_layer import DraftLayer, check_plain, copied_layer
 from jaxspec.methods.heads import beside, init_beside
 from jaxspec.methods.losses import check_weights, future_loss
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import product, wide
+from jaxspec.model.blocks import product
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.decoder import RMSNorm, for_products
+from jaxspec.model.dtypes import wide
 from jaxspec.model.quantized import dense
 from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers
@@ -316,12 +317,13 @@ class DFlash(Method):
         anchors, positions = context.root[:, None], context.position[:, None]
         newest, memory = method_state["newest"][:, None], method_state["memory"]
         states = self.fill(trainable, base, anchors, positions, newest, memory, depth)[:, 0]
-        logits = base.draft_logits(states)  # [B, M', V']
+        products = base.draft_products(states)  # [B, M', V']
         if not self.markov_rank:
-            return offer_ranked(context, logits, jnp.ones(logits.shape[:2], bool))
+            return offer_ranked(context, base.finished(products), jnp.ones(products.shape[:2], bool))
 
         def expand(parents: Parents, _: Sequence[None]) -> tuple[jax.Array, None]:
-            return logits[:, parents.level, None] + self._markov(trainable, base.embed(parents.tokens)), None
+            term = self._markov(trainable, base.embed(parents.tokens))  # of products, as in training
+            return base.finished(products[:, parents.level, None] + term), None
 
         return offer_levels(context, expand, best=not context.fixed)
 

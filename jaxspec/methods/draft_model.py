@@ -34,7 +34,7 @@ from jaxspec.model.base import Base, DraftVocabulary
 from jaxspec.model.blocks import columns
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.decoder import Decoder, param_dtype
-from jaxspec.model.quantized import dense
+from jaxspec.model.quantized import Quantized, dense, is_quantized
 
 _EMBEDDINGS = ("embedding", "lm_head")
 
@@ -119,16 +119,18 @@ class DraftModel(Method):
             vocabulary = DraftVocabulary(vocabulary.ids, own_columns)
         if self.shapes is None:
             params |= {name: base.params[name] for name in _EMBEDDINGS if name in base.params}
-        return Base(params, base.decoder.clone(config=self.config(base)), vocabulary, base.long)
+        return Base(params, base.decoder.clone(config=self.config(base)), vocabulary, base.text_lengths)
 
     def prepare(self, trainable: PyTree, base: Base) -> PyTree:
         """Parameters in the base's dtype, with a part of its own projection where few tokens may be drafted."""
         weights = base.params["lm_head"].dtype
 
-        def typed(path: tuple, x: jax.Array) -> jax.Array:
+        def typed(path: tuple, x: jax.Array | Quantized) -> jax.Array | Quantized:
+            if is_quantized(x):
+                return x.replace(kind=jnp.dtype(weights).name)
             return x.astype(param_dtype(jax.tree_util.keystr(path, simple=True, separator="/"), weights))
 
-        params = jax.tree.map_with_path(typed, trainable)
+        params = jax.tree.map_with_path(typed, trainable, is_leaf=is_quantized)
         if self.shapes is not None and base.draft_vocabulary is not None:
             params |= {"columns": columns(params["lm_head"], base.draft_vocabulary.ids).T}
         return params

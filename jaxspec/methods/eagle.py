@@ -34,9 +34,10 @@ from jaxspec.methods.heads import beside, init_beside, root_mean_square
 from jaxspec.methods.losses import targets
 from jaxspec.model.attention import MASKED, normalised
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import product, wide
+from jaxspec.model.blocks import product
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.decoder import Attention, Layer, Linear, finished, for_products
+from jaxspec.model.dtypes import wide
 from jaxspec.model.quantized import dense
 from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers

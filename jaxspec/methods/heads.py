@@ -31,9 +31,10 @@ from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, check_choic
 from jaxspec.methods.losses import check_weights, future_loss
 from jaxspec.model.attention import Context, causal_context, continued_context, masks_of, of_layer
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import own_products, product, wide
+from jaxspec.model.blocks import own_products, product
 from jaxspec.model.cache import Cache, commit, empty_cache
 from jaxspec.model.decoder import Layer, for_products
+from jaxspec.model.dtypes import wide
 from jaxspec.model.rope import rope_angles
 
 Features = tuple[jax.Array, ...]

@@ -21,8 +21,9 @@ from jaxspec.decoding.method import Stage, check_least
 from jaxspec.errors import UserError
 from jaxspec.methods.probes import ProbeMethod, init_prefix, mean_normed, prefix_cache, text_states
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import product, wide
+from jaxspec.model.blocks import product
 from jaxspec.model.cache import Cache
+from jaxspec.model.dtypes import wide
 from jaxspec.model.quantized import dense
 
 

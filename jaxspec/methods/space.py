@@ -43,7 +43,8 @@ from jaxspec.errors import UserError
 from jaxspec.methods.losses import answer_entropy, targets
 from jaxspec.methods.probes import ProbeMethod
 from jaxspec.model.base import Base
-from jaxspec.model.blocks import Corrected, merged, wide
+from jaxspec.model.blocks import Corrected, merged
+from jaxspec.model.dtypes import wide
 from jaxspec.model.quantized import is_quantized
 
 _TARGETS = ("qkv", "o", "gate", "up", "down")

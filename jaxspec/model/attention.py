@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
-from jaxspec.model.blocks import wide
 from jaxspec.model.cache import Cache
+from jaxspec.model.dtypes import wide
 from jaxspec.model.gpu import either, has_kernels
 from jaxspec.model.gpu_attention import MOST_ROWS, attend_step
 from jaxspec.model.rope import rotate

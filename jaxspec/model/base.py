@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.model.attention import Context
-from jaxspec.model.blocks import fewer_columns, product, wide
+from jaxspec.model.blocks import fewer_columns, product
 from jaxspec.model.cache import Cache
 from jaxspec.model.decoder import Decoder, Skip, finished
+from jaxspec.model.dtypes import wide
 from jaxspec.model.quantized import Quantized
 
 
@@ -34,14 +35,14 @@ class Base:
       params: the frozen parameters.
       decoder: the Flax module (static).
       draft_vocabulary: what may be drafted; None: every token. The base's own logits never depend on it.
-      long: [B] bool, texts of the batch that will be longer than the original context; None unless frequencies depend
-        on it (`longrope`).
+      text_lengths: [B] int32, tokens that the texts of a batch will have, prompt and answer together; None: as many as
+        a pass holds.
     """
 
     params: dict
     decoder: Decoder = flax.struct.field(pytree_node=False)
     draft_vocabulary: DraftVocabulary | None = None
-    long: jax.Array | None = None
+    text_lengths: jax.Array | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -81,11 +82,17 @@ class Base:
         """This base for a batch of texts that will be so long, prompt and answer together: lengths [B] int32.
 
         Where rotary frequencies depend on it, they are chosen once per text: those of keys in a cache cannot change.
+        A draft model chooses its own.
         """
+        return self.replace(text_lengths=lengths)
+
+    @property
+    def long(self) -> jax.Array | None:
+        """[B] bool, texts that will be longer than the original context; None unless frequencies depend on it."""
         scaling = self.decoder.config.rope_scaling
-        if scaling is None or scaling.kind != "longrope":
-            return self
-        return self.replace(long=lengths > scaling.original_max_positions)
+        if self.text_lengths is None or scaling is None or scaling.kind != "longrope":
+            return None
+        return self.text_lengths > scaling.original_max_positions
 
     def normed(self, x: jax.Array) -> jax.Array:
         """Hidden states after the final norm, [..., D]."""

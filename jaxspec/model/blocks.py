@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.model.dtypes import wide
 from jaxspec.model.quantized import Quantized, is_quantized
 from jaxspec.model.small_products import small_products
 
@@ -161,11 +162,6 @@ def _in_terms(x: jax.Array) -> jax.Array:
         terms.append(lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7))
         rest = rest - terms[-1]
     return jnp.stack(terms).astype(jnp.bfloat16)
-
-
-def wide(x: jax.Array) -> jnp.dtype:
-    """The dtype of sums over `x`: float32, or its own where that is wider."""
-    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def columns(kernel: jax.Array | Quantized, index: jax.Array) -> jax.Array:

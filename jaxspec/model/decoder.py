@@ -27,9 +27,11 @@ from jaxspec.model.attention import (
     reach_of,
     unpacked,
 )
-from jaxspec.model.blocks import columns, product, products, wide
+from jaxspec.model.blocks import columns, product, products
 from jaxspec.model.cache import Cache, usual_on_tpu
+from jaxspec.model.dtypes import wide
 from jaxspec.model.padding import pad_rows
+from jaxspec.model.quantized import Quantized, is_quantized
 from jaxspec.model.rope import rope_angles
 from jaxspec.parallel.sharding import divided
 
@@ -354,12 +356,12 @@ def abstract_params(config: ModelConfig, dtype: str | jnp.dtype = "float32") -> 
 
 
 def for_products(params: Any, dtype: jnp.dtype) -> Any:
-    """A pytree of float parameters as products in `dtype` take them; norms stay as they are."""
+    """A pytree of parameters as products in `dtype` take them; norms and quantized kernels stay as they are."""
 
-    def typed(path: tuple, x: jax.Array) -> jax.Array:
-        return x if "norm" in jax.tree_util.keystr(path) else x.astype(dtype)
+    def typed(path: tuple, x: jax.Array | Quantized) -> jax.Array | Quantized:
+        return x if is_quantized(x) or "norm" in jax.tree_util.keystr(path) else x.astype(dtype)
 
-    return jax.tree.map_with_path(typed, params)
+    return jax.tree.map_with_path(typed, params, is_leaf=is_quantized)
 
 
 def param_dtype(path: str, dtype: str | jnp.dtype) -> jnp.dtype:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ModelConfig, RopeScaling
-from jaxspec.model.blocks import wide
+from jaxspec.model.dtypes import wide
 
 
 def llama3_frequencies(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.model.dtypes import wide
 from jaxspec.model.gpu import either, has_kernels
 from jaxspec.model.quantized import Quantized
 
@@ -62,19 +63,15 @@ def _on_mesh() -> bool:
     return not mesh.empty and mesh.size > 1
 
 
-def _sum_dtype(x: jax.Array) -> jnp.dtype:
-    return jnp.promote_types(x.dtype, jnp.float32)
-
-
 def _multiply(rows: jax.Array, kernels: jax.Array) -> jax.Array:
     """[R, in] times [C, in, n]: [C, R, n] in float32 or wider."""
     everywhere = jnp.broadcast_to(rows, (len(kernels), *rows.shape))
-    return lax.dot_general(everywhere, kernels, (((2,), (1,)), ((0,), (0,))), preferred_element_type=_sum_dtype(rows))
+    return lax.dot_general(everywhere, kernels, (((2,), (1,)), ((0,), (0,))), preferred_element_type=wide(rows))
 
 
 def _multiply_back(gradient: jax.Array, kernels: jax.Array) -> jax.Array:
     """[C, R, n] times the transposes of [C, in, n], summed over C: [R, in] in float32 or wider."""
-    each = lax.dot_general(gradient, kernels, (((2,), (2,)), ((0,), (0,))), preferred_element_type=_sum_dtype(gradient))
+    each = lax.dot_general(gradient, kernels, (((2,), (2,)), ((0,), (0,))), preferred_element_type=wide(gradient))
     return jnp.sum(each, axis=0)
 
 
@@ -123,7 +120,7 @@ def _in_parts_back(size: int, gradient: jax.Array, kernels: Quantized) -> jax.Ar
         part = lax.dynamic_slice_in_dim(gradient, start, width, axis=2)
         return _at_once_back(part, kernels.part(start, width))
 
-    nothing = jnp.zeros((gradient.shape[1], kernels.shape[1]), _sum_dtype(gradient))
+    nothing = jnp.zeros((gradient.shape[1], kernels.shape[1]), wide(gradient))
     total = lax.fori_loop(0, parts, lambda i, total: total + of_part(i * width, width), nothing)
     return total + of_part(parts * width, rest) if rest else total
 

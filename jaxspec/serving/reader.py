@@ -13,6 +13,8 @@ from jaxspec.decoding.penalties import tokens_of
 from jaxspec.decoding.prompt import read, start
 from jaxspec.decoding.scores import Scores, score
 from jaxspec.decoding.state import DecodeState, Decoding
+from jaxspec.errors import UserError
+from jaxspec.generation.job import NOT_FINITE
 from jaxspec.generation.prompts import pad_predictions, pad_tokens
 from jaxspec.model.base import Base
 from jaxspec.serving.prefixes import Prefixes
@@ -55,7 +57,7 @@ class PromptReader:
         return self._next >= len(self._request.ids)
 
     def read_chunk(self) -> None:
-        """Read the next chunk."""
+        """Read the next chunk. Raises UserError where scores are asked for and the base's logits are not finite."""
         ids, begin, W = self._request.ids, self._next, self._prefixes.width
         self._next = min(begin + W, len(ids))
         chunk = (*pad_tokens([ids[begin : self._next]], W), self._seeds)
@@ -65,7 +67,10 @@ class PromptReader:
         if self._request.prompt_logprobs:
             following = ids[begin + 1 : begin + W + 1]
             scores = _scores(self._base, self._reading.last, pad_tokens([following], W)[0], best=self._best)
-            self.scores.append(jax.tree.map(lambda x: x[0, : len(following)], jax.device_get(scores)))
+            scores = jax.tree.map(lambda x: x[0, : len(following)], jax.device_get(scores))
+            if self._decoding.checks_logits and not np.isfinite(scores.chosen).all():
+                raise UserError(NOT_FINITE)
+            self.scores.append(scores)
 
     def state(self, width: int) -> DecodeState:
         """The state after the prompt, with room for `width` tokens. It takes over the buffers of the reading."""

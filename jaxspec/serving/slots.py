@@ -7,6 +7,7 @@ methods run in the context of the model's mesh (`in_mesh`).
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ from jaxspec.serving.request import Limits, Piece, Request
 from jaxspec.tuning.memory import free_memory
 from jaxspec.tuning.sizes import SAMPLINGS, SizeTimes, measure_sizes
 
+_log = logging.getLogger(__name__)
 _PATIENCE = 16  # calls of `release` in a row that find half of the rows free before their number is halved
 ROUNDS = 3  # steps measured per size, of which the fastest counts
 
@@ -68,6 +70,11 @@ class Slots:
         self._model.base_for(self._least_rows)  # copies kernels: not within a trace
         self._prefixes = Prefixes(0, self._chunk)  # keeps nothing of a trace
         self._row_bytes, self._part_bytes = _size_of(self._free_row), _size_of(self._part)
+        if 0 < limits.prefix_bytes < self._part_bytes:  # of a large base the default is too small
+            _log.warning(
+                "beginnings of prompts are read again every time: limits.prefix-bytes is %d, and %d tokens take %d",
+                *(limits.prefix_bytes, self._chunk, self._part_bytes),
+            )
         self._prefixes = Prefixes(limits.prefix_bytes // self._part_bytes, self._chunk)
         self._check_memory()
         self.clear()

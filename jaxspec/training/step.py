@@ -127,6 +127,9 @@ def enter_stage(update: Update, trainable: PyTree) -> TrainState:
     return TrainState(trainable, optimizer, optax.ema(update.train.ema).init(trainable) if update.train.ema else None)
 
 
+_LOSS_SCALE = 2.0**12  # of float16, whose smallest normal number is 6e-5; a power of two rounds nothing
+
+
 _jit = functools.partial(jax.jit, static_argnames=("update",), donate_argnames=("state",))
 
 
@@ -136,7 +139,9 @@ def train_step(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Do one update.
 
-    State and gradients are in float32; the method computes in the base's dtype.
+    State and gradients are in float32; the method computes in the base's dtype. Where that is float16, the loss is
+    multiplied by `_LOSS_SCALE` before the backward pass and the gradients are divided by it after, for small ones would
+    become zero on their way.
 
     Args:
       update: static settings.
@@ -152,13 +157,16 @@ def train_step(
     parts = jax.tree.map(lambda x: divided(x.reshape(-1, size, *x.shape[1:]), None, "batch"), batch)
     trained = update.moving(state.trainable)
 
+    scale = _LOSS_SCALE if base.dtype == jnp.float16 else 1.0
+
     def loss(trained: PyTree, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
         trainable = for_products(state.trainable | trained, base.dtype)
-        return update.method.loss(trainable, base, batch, update.stage)
+        value, metrics = update.method.loss(trainable, base, batch, update.stage)
+        return scale * value, metrics | {"loss": value}
 
     def part(batch: Batch) -> tuple[PyTree, dict[str, jax.Array]]:
-        (value, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(trained, batch)
-        return divided_as(gradients), metrics | {"loss": value}
+        (_, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(trained, batch)
+        return divided_as(jax.tree.map(lambda x: x / scale, gradients)), metrics
 
     def add(sums: PyTree, batch: Batch) -> tuple[PyTree, None]:  # one gradient is held, however many are added
         return jax.tree.map(jnp.add, sums, part(batch)), None

@@ -212,7 +212,7 @@ def _offers(
     prompts, answers = zip(*texts, strict=True)
     padded, most = bucket(max(map(len, prompts))), bucket(max(map(len, answers)), 64, 64)
     (tokens, lengths), (forced, _) = pad_tokens(prompts, padded), pad_tokens(answers, most)
-    seeds, limits = np.full(len(texts), seed % 2**32, np.uint32), np.full(len(texts), most, np.int32)
+    seeds, limits = np.full(len(texts), seed % 2**32, np.uint32), np.array([*map(len, answers)], np.int32)
     sizes = {"capacity": bucket(padded + most + 1, 128, 128), "chunk": min(padded, prefill_chunk()), "width": most}
     prompts = (tokens, lengths, limits, seeds)
     state = prefill(drafter.model.base, decoding, *prompts, **sizes, first=forced[:, 0], predicted=predicted)
@@ -222,6 +222,7 @@ def _offers(
 @jax.jit
 def _run(decoding: Decoding, state: DecodeState, forced: jax.Array) -> list[Offer]:
     """Offers behind every forced token [B, T + 1] but the last."""
+    decoding = decoding.replace(base=decoding.base.for_texts(state.text_lengths))
     drafter, base = decoding.drafter, decoding.base
     layers = base.decoder.config.num_layers
     root, trees = _root_with_probes(decoding, len(forced)), drafter.shape.begin(len(forced))

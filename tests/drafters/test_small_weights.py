@@ -10,6 +10,7 @@ import pytest
 
 from jaxspec.config import DataConfig, SamplingConfig, TrainConfig
 from jaxspec.decoding.method import Method
+from jaxspec.drafters import load_drafter
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.drafter import autoregressive, finalized
 from jaxspec.drafters.loading import _other_weights
@@ -74,6 +75,20 @@ def test_a_draft_vocabulary_keeps_the_form(form):
 def test_what_starts_as_a_copy_of_the_base_is_a_copy_of_floats(form, method):
     started = method.init(jax.random.key(0), small_model(form).base)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(started))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_a_draft_model_in_few_bits_drafts_what_it_decodes(form):
+    """As the draft model of itself it is always right; over a base of floats it stays in few bits."""
+    model = dataclasses.replace(small_model(form), eos=())
+    drafter = load_drafter("draft_model", model, draft_model=model, tree="chain:3")
+    reference = generate(autoregressive(model), make_prompts(2), 13)
+    answers = generate(drafter, make_prompts(2), 13, batch_size=2)
+    assert [a.tokens for a in answers] == [a.tokens for a in reference]
+    assert [a.steps for a in answers] == [3, 3]
+    [source] = load_drafter("draft_model", make_tiny(SHAPES), draft_model=model, tree="chain:3").on_device.sources
+    assert source.trainable["lm_head"].values.dtype == model.params["lm_head"].values.dtype
 
 
 @pytest.mark.parametrize("form", FORMS)

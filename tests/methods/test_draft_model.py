@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import MeshConfig, SamplingConfig
+from jaxspec.config import MeshConfig, RopeScaling, SamplingConfig
 from jaxspec.decoding.acceptance import Rejection
 from jaxspec.decoding.loop import decode
 from jaxspec.decoding.method import abstract_trainable
@@ -348,3 +348,12 @@ def test_choices_are_of_one_draft_model(tiny):
     sources.append(dataclasses.replace(sources[0], weights="", adapter=Adapter(DraftModel(), {}, "base", {})))
     stepped = [with_steps(source, Adapter(PPD(), {}, "draft", {})) for source in sources]
     assert len({source.digest for source in [*sources, *stepped]}) == 6
+
+
+def test_long_texts_are_those_beyond_its_own_context(tiny):
+    """Whatever the base's is, or where the base has frequencies of one kind."""
+    scaling = RopeScaling("longrope", 4.0, 16, short_factors=(1.0,) * 4, long_factors=(2.0,) * 4)
+    method = DraftModel(shapes=dataclasses.replace(TINY, rope_scaling=scaling))
+    base = tiny.base.for_texts(jnp.array([17, 16]))
+    assert base.long is None
+    np.testing.assert_array_equal(method.as_draft_model(tiny.params, base).long, [True, False])

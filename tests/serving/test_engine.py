@@ -118,6 +118,16 @@ def test_an_answer_whose_logits_overflow_fails_alone(drafter):
     assert isinstance(failed, UserError) and "float16 is too narrow" in str(failed)
 
 
+def test_a_prompt_whose_scores_overflow_fails(drafter):
+    """Nothing is decoded behind it."""
+    model = drafter.model
+    params = jax.tree.map(lambda x: x.astype("float16"), model.params)
+    overflowing = params | {"embedding": params["embedding"].at[model.encode("~", chat=False)[0]].set(np.inf)}
+    narrow = dataclasses.replace(model, params=overflowing)
+    with Engine(narrow, autoregressive(narrow), LIMITS) as engine, pytest.raises(UserError, match="too narrow"):
+        asyncio.run(answer(engine, "a~b", max_new_tokens=0, logprobs=True, prompt_logprobs=True))
+
+
 def test_a_stop_text_may_come_in_parts_and_ends_the_same_whether_drafted_or_not(engine):
     settings = {"max_new_tokens": 40, "sampling": SAMPLINGS[1]}
     texts = ((seed, alone(engine.model, "abc", 40, SAMPLINGS[1], seed)[1]) for seed in range(100))
@@ -354,3 +364,8 @@ def test_memory_is_known_at_the_start(drafter):
     assert whole - halves == 32 * layers * model.config.hidden_size * 4
     kept = memory(prompt_chunk=32, prefix_bytes=10**6) - halves
     assert 0.9e6 < kept <= 1e6
+
+
+def test_prefixes_that_no_memory_is_given_to_are_told_of(drafter, caplog):
+    Slots(drafter, Match(), dataclasses.replace(LIMITS, prefix_bytes=100))
+    assert "are read again every time: limits.prefix-bytes is 100, and 16 tokens take" in caplog.text

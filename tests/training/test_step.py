@@ -15,11 +15,11 @@ from jaxspec.config import TrainConfig
 from jaxspec.decoding.method import Method, Stage
 from jaxspec.methods import PPD, SPACE, Eagle, HiddenTransfer
 from jaxspec.model.base import Base
-from jaxspec.model.decoder import Decoder
+from jaxspec.model.decoder import Decoder, for_products
 from jaxspec.training.data import AnsweredPrompt, TrainingData
 from jaxspec.training.step import Update, first_state, learning_rates, train_step, train_steps
-from tests.helpers.methods import settings
-from tests.helpers.tiny import TINY
+from tests.helpers.methods import batch_of, sequence, settings
+from tests.helpers.tiny import TINY, make_tiny
 
 SCHEDULES = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
@@ -213,3 +213,23 @@ def test_several_updates_in_one_call_are_those_of_several_calls(tiny):
     np.testing.assert_allclose(metrics["loss"], [*losses, 0], rtol=1e-5)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), state, other)
     assert other.average.count == 2
+
+
+class Faint(PPD):
+    """With a loss so small that gradients in float16 need a scale."""
+
+    def loss(self, trainable, base, batch, stage=0):
+        value, metrics = super().loss(trainable, base, batch, stage)
+        return 1e-6 * value, metrics
+
+
+def test_small_gradients_reach_what_is_trained_in_float16():
+    tiny = make_tiny()
+    update, tokens = Update.of(Faint(), TINY, dataclasses.replace(TRAIN, batch_size=1)), sequence(tiny)
+    norms = []
+    for dtype in ("float32", "float16"):
+        base = Base(for_products(tiny.params, jnp.dtype(dtype)), Decoder(TINY))
+        state = first_state(update, 0, tiny.base)
+        _, metrics = train_step(update, base, state, batch_of(tokens, [[3, 5, 9]]), RATE)
+        norms.append(float(metrics["gradient_norm"]))
+    assert norms[1] == pytest.approx(norms[0], rel=0.1)
