@@ -2,6 +2,7 @@
 # make test   set everything up and run the tests (make unit: without the linters)
 # make docs   build the documentation in docs/_build/html; warnings are errors
 # make slow   the slower checks
+# make clients   what people use with the server, each client in an environment of its own; NAMES="llm openai" for some
 # make results SPEC_BENCH=question.jsonl HUMANEVAL=HumanEval.jsonl   measure again what docs/results.md shows
 # the newest that runs, for a name on the PATH may be a shim of one that is not installed
 PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3; do \
@@ -10,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test unit lint docs slow results questions setup clean
+.PHONY: demo test unit lint docs slow clients results questions setup clean
 
 demo: setup
 	$(BIN)/python -m jaxspec decode --method amphista+suffix --compare-with ppd --stream \
@@ -39,6 +40,10 @@ slow: setup
 	$(BIN)/python -m pip install -q --retries 3 --no-deps --upgrade --target $(VENV)/compilers "$(LIBTPU)" $(CUDA)
 	$(SLOWLY) -m "slow and not optimized"
 	$(SLOWLY) -m optimized
+
+clients: setup
+	JAX_PLATFORMS=cpu $(BIN)/python -m tests.clients.run $(NAMES)
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -m slow tests/serving/test_page.py
 
 # The figures of docs/results.md, from the even ones of Spec-Bench's questions and some of HumanEval's: hours on two cores.
 # Resumes where it stopped; makes runs/results/page/results.md. Installs PyTorch, which transformers is raced on; that and

@@ -83,6 +83,23 @@ def make_text_model(seed: int = 0, **changes: Any) -> Model:
     return dataclasses.replace(make_tiny(config, (tokenizer.eos_token_id,), seed), tokenizer=tokenizer)
 
 
+# Roles, tools and their calls, each written as it comes.
+_CHAT = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+@functools.cache
+def make_chat_model(**changes: Any) -> Model:
+    """The tiny text model with a chat template that writes all that clients send."""
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = _CHAT
+    return dataclasses.replace(make_text_model(**changes), tokenizer=tokenizer)
+
+
 def with_fewer_tokens(model: Model, size: int) -> Model:
     """The model without the last tokens of its vocabulary; nothing ends its texts."""
     params = model.params | {"lm_head": model.params["lm_head"][:, :size]}
