@@ -241,7 +241,11 @@ FAMILIES: dict[str, Family] = {  # by model_type
             _AROUND,
             norm_shift=1.0,
             aside=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
-            prefixes=("language_model.model.", "model.language_model."),
+            prefixes={
+                "language_model.model.": "model.",
+                "model.language_model.": "model.",
+                "language_model.lm_head.": "lm_head.",
+            },
         ),
         part="text_config",
     ),

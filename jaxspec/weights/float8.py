@@ -29,13 +29,15 @@ def reads_float8(quantization: Mapping[str, Any]) -> bool:
     """Whether a `quantization_config`, of a config.json, is of float8 weights with scales that `with_scales` reads."""
     method, groups = quantization.get("quant_method"), quantization.get("config_groups")
     if method == "compressed-tensors":
-        weights = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, dict) else []
-        wanted = {"num_bits": 8, "type": "float"}
-        return bool(weights) and all(
-            {key: each.get(key) for key in wanted} == wanted and _is_block(each.get("block_structure"))
-            for each in weights
-        )
+        parts = list(groups.values()) if isinstance(groups, dict) else []
+        return bool(parts) and all(isinstance(part, dict) and _is_float8(part.get("weights")) for part in parts)
     return method == "fp8" and _is_block(quantization.get("weight_block_size"))
+
+
+def _is_float8(weights: object) -> bool:
+    if not isinstance(weights, dict) or (weights.get("num_bits"), weights.get("type")) != (8, "float"):
+        return False
+    return _is_block(weights.get("block_structure"))
 
 
 def _is_block(size: object) -> bool:

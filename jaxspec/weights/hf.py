@@ -36,7 +36,8 @@ def load_directory(
     content, shards = read_json(file), find_shards(folder)
     config = parse_config(content, str(file))
     published = published_form(config, content)
-    if config.tie_embeddings and differ(shards, (published.names["embedding"], published.names["lm_head"])):
+    both = (published.names["embedding"], published.names["lm_head"])
+    if config.tie_embeddings and differ(shards, both, published.plain):
         config = dataclasses.replace(config, tie_embeddings=False)  # as transformers has it: the file's own head counts
         published = published_form(config, content)
     tensors = published.read(config, read_tensors(folder, shards), str(folder))

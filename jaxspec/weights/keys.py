@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.errors import UserError
+
+_MOST = 3e38  # what float32 holds
 
 
 class Keys:
@@ -51,12 +52,13 @@ class Keys:
             raise self.error(key, f"a whole number from {least} to {most}")
         return int(value)
 
-    def number(self, key: str) -> float:
-        """A positive number."""
+    def number(self, key: str, least: float = 0.0, most: float = _MOST) -> float:
+        """A positive number, within bounds."""
         value = self.required(key)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 < value < math.inf:
-            raise self.error(key, "a positive number")
+        if not is_number or not (value > 0 and least <= value <= most):
+            bounds = f" from {least:g} to {most:g}" if least or most < _MOST else ""
+            raise self.error(key, f"a positive number{bounds}")
         return float(value)
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:

@@ -31,7 +31,7 @@ class Published:
       pairs: dimensions that rotate together are neighbours, in files, and not in the two halves of a head (ChatGLM).
       norm_shift: added to the norms' scales: files hold w and the model multiplies with 1 + w (Gemma).
       aside: beginnings of the names of tensors that belong to no layer of the decoder and are left aside.
-      prefixes: beginnings of names that stand for `model.`, in files that hold more than the decoder.
+      prefixes: beginnings of names in files that hold more than the decoder, with what they stand for.
     """
 
     names: Mapping[str, str] = dataclasses.field(default_factory=lambda: HF_NAMES)
@@ -39,7 +39,7 @@ class Published:
     pairs: bool = False
     norm_shift: float = 0.0
     aside: tuple[str, ...] = ()
-    prefixes: tuple[str, ...] = ()
+    prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def read(
         self, config: ModelConfig, tensors: Iterable[tuple[str, np.ndarray]], where: str
@@ -49,8 +49,7 @@ class Published:
         for name, array in tensors:
             if name.startswith(self.aside):
                 continue
-            prefix = next((prefix for prefix in self.prefixes if name.startswith(prefix)), None)
-            name = name if prefix is None else f"model.{name.removeprefix(prefix)}"
+            name = self.plain(name)
             stem, _, leaf = name.rpartition(".")
             kind, parts = self._kind(stem), {name: array}
             if kind:
@@ -61,6 +60,11 @@ class Published:
                 if self.norm_shift and _is_norm(path):
                     piece = np.float32(piece) + np.float32(self.norm_shift)
                 yield name, in_halves(config, piece) if self.pairs and _is_rotated(path) else piece
+
+    def plain(self, name: str) -> str:
+        """The name of a tensor in a file that holds the decoder alone."""
+        prefix = next((prefix for prefix in self.prefixes if name.startswith(prefix)), "")
+        return self.prefixes.get(prefix, "") + name.removeprefix(prefix)
 
     def _kind(self, name: str) -> str | None:
         """The order within a fused matrix; None for others."""

@@ -12,6 +12,7 @@ from jaxspec.weights.keys import Keys
 _KINDS = ("linear", "dynamic", "llama3", "yarn", "longrope")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _MOST = 2**31 - 1  # positions are 32-bit numbers
+_BASES = (1.001, 1e12)  # of frequencies, which a base of 1 would make all alike
 
 
 def read_rope(keys: Keys, head_dim: int, per_kind: bool = False, partial: bool = False) -> dict[str, Any]:
@@ -37,8 +38,8 @@ def read_rope(keys: Keys, head_dim: int, per_kind: bool = False, partial: bool =
     share = rope.get("partial_rotary_factor", keys.get("partial_rotary_factor", 1.0))
     if share is None or share == 1:
         size = head_dim
-    elif not partial or not isinstance(share, int | float) or not 0 < share < 1 or int(head_dim * share) % 2:
-        allowed = "from 0 to 1 that rotates an even number of dimensions" if partial else "1 for this family"
+    elif not partial or not isinstance(share, int | float) or not 0 < share < 1 or not _rotates(int(head_dim * share)):
+        allowed = "from 0 to 1 that rotates 2, 4 or more dimensions" if partial else "1 for this family"
         raise UserError(f"{keys.where}: partial_rotary_factor must be {allowed}, got {share!r}")
     else:
         size = int(head_dim * share)
@@ -47,7 +48,7 @@ def read_rope(keys: Keys, head_dim: int, per_kind: bool = False, partial: bool =
         raise UserError(f"{rope.where}: {scaling.kind} is not supported for layers beside others with a window")
     theta = rope if rope.get("rope_theta") is not None else keys
     return dict(
-        rope_theta=theta.number("rope_theta"),
+        rope_theta=theta.number("rope_theta", *_BASES),
         rope_scaling=scaling,
         local_rope_theta=local,
         rotary_dim=None if size == head_dim else size,
@@ -55,15 +56,20 @@ def read_rope(keys: Keys, head_dim: int, per_kind: bool = False, partial: bool =
     )
 
 
+def _rotates(size: int) -> bool:
+    """Whether so many dimensions can be rotated, in pairs."""
+    return size > 0 and size % 2 == 0
+
+
 def _per_kind(keys: Keys, rope: Keys) -> tuple[Keys, float]:
     """The rotation of layers that see everything, and the base of those with a window."""
     if _FULL not in rope.content and _SLIDING not in rope.content:
-        return rope, keys.number("rope_local_base_freq")
+        return rope, keys.number("rope_local_base_freq", *_BASES)
     full, sliding = rope.part(_FULL), rope.part(_SLIDING)
     if sliding.get("rope_type", "default") != "default":
         raise UserError(f"{sliding.where}: rope_type {sliding.get('rope_type')!r} is not supported, only default")
     known = sliding if sliding.get("rope_theta") is not None else keys
-    return full, known.number("rope_theta" if known is sliding else "rope_local_base_freq")
+    return full, known.number("rope_theta" if known is sliding else "rope_local_base_freq", *_BASES)
 
 
 def _scaling(keys: Keys, rope: Keys, trained: int, size: int) -> RopeScaling | None:
@@ -75,14 +81,17 @@ def _scaling(keys: Keys, rope: Keys, trained: int, size: int) -> RopeScaling | N
     if kind not in _KINDS:
         raise UserError(f"{rope.where}: rope scaling {kind!r} is not supported; supported: {', '.join(_KINDS)}")
     if kind == "linear":
-        return RopeScaling(kind, rope.number("factor"))
+        return RopeScaling(kind, rope.number("factor", *_FACTORS))
     if kind == "dynamic":  # transformers counts from max_position_embeddings, whatever else the config says
-        return RopeScaling(kind, rope.number("factor"), trained)
+        return RopeScaling(kind, rope.number("factor", *_FACTORS), trained)
     original = _original(keys, rope, trained)
     if kind == "llama3":
         low, high = (rope.number(key) if key in rope.content else usual for key, usual in _LLAMA3)
-        return RopeScaling(kind, rope.number("factor"), original, low_freq_factor=low, high_freq_factor=high)
-    factor = rope.optional_number("factor") or trained / original
+        if low >= high:
+            raise UserError(f"{rope.where}: low_freq_factor {low:g} must be below high_freq_factor {high:g}")
+        factor = rope.number("factor", *_FACTORS)
+        return RopeScaling(kind, factor, original, low_freq_factor=low, high_freq_factor=high)
+    factor = trained / original if rope.get("factor") is None else rope.number("factor", *_FACTORS)
     if kind == "yarn":
         return RopeScaling(
             kind,
@@ -104,6 +113,7 @@ def _scaling(keys: Keys, rope: Keys, trained: int, size: int) -> RopeScaling | N
     )
 
 
+_FACTORS = (1.0, 1e6)  # by which a context grows
 _LLAMA3 = (("low_freq_factor", 1.0), ("high_freq_factor", 4.0))
 
 
@@ -128,6 +138,10 @@ def _yarn_attention(rope: Keys, factor: float) -> float:
 
 def _longest(keys: Keys, scaling: RopeScaling | None, trained: int) -> int:
     """Tokens of context, stretched: `max_position_embeddings`, unless that is the context of pretraining."""
+    return min(_stretched(keys, scaling, trained), _MOST)
+
+
+def _stretched(keys: Keys, scaling: RopeScaling | None, trained: int) -> int:
     if scaling and scaling.kind == "dynamic":
         return int(trained * scaling.factor)
     if scaling and scaling.kind == "yarn":

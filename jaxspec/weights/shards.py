@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -64,12 +64,19 @@ def read_tensors(folder: Path, shards: list[Path]) -> Iterator[tuple[str, np.nda
     yield from with_scales(itertools.chain.from_iterable(_map_shard(shard).items() for shard in shards), str(folder))
 
 
-def differ(shards: list[Path], names: tuple[str, str]) -> bool:
-    """Whether shards hold both matrices of these names, and not the same values in both."""
-    found = [(name, x) for shard in shards for name, x in _map_shard(shard).items() if name in names]
-    if len({name for name, _ in found}) < 2:
+def differ(shards: list[Path], names: tuple[str, str], plain: Callable[[str], str] = lambda name: name) -> bool:
+    """Whether shards hold both matrices of these names, and not the same values in both.
+
+    Args:
+      shards: the files.
+      names: of the matrices.
+      plain: the names of the files' tensors to those that are asked for.
+    """
+    found = [(plain(name), x) for shard in shards for name, x in _map_shard(shard).items()]
+    found = [x for wanted in names for x in [x for name, x in found if name == wanted][:1]]
+    if len(found) < 2:
         return False
-    (_, a), (_, b), *_ = found
+    a, b = found
     if a.shape != b.shape or {a.dtype, b.dtype} & {*FLOAT8.values()}:  # the same float8 may have other scales
         return True
     blocks = (slice(at, at + _ROWS) for at in range(0, len(a), _ROWS))

@@ -92,6 +92,9 @@ def test_a_config_is_written_and_read_again(family):
         ("layer_types", ["full_attention", "sliding_attention"]),
         ("partial_rotary_factor", 0.5),
         ("is_encoder_decoder", True),
+        ("rms_norm_eps", 10**400),
+        ("quantization_config", {"quant_method": "compressed-tensors", "config_groups": {"a": 5}}),
+        ("quantization_config", {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": 8}}}),
     ],
 )
 def test_an_impossible_value_is_one_line_that_names_the_key(key, value):
@@ -106,15 +109,28 @@ def test_an_impossible_value_is_one_line_that_names_the_key(key, value):
     ("rope", "message"),
     [
         ({"rope_type": "linear"}, "key 'factor' is missing"),
-        ({"rope_type": "linear", "factor": "two"}, "factor must be a positive number, got 'two'"),
+        ({"rope_type": "linear", "factor": "two"}, "factor must be a positive number .*, got 'two'"),
         ({"rope_type": "proportional"}, "rope scaling 'proportional' is not supported; supported: linear, dynamic"),
         ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}, "short_factor must be a list of 8"),
+        ({"rope_theta": 1}, "rope_theta must be a positive number from 1.001 to 1e\\+12, got 1"),
+        ({"rope_type": "yarn", "factor": 0.001}, "factor must be a positive number from 1 to 1e\\+06, got 0.001"),
+        ({"rope_type": "dynamic", "factor": 1e300}, "factor must be a positive number from 1 to 1e\\+06"),
+        (
+            {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4},
+            "low_freq_factor 4 must be below high_freq_factor 4",
+        ),
         ({"sliding_attention": {"rope_theta": 1e4}}, "sliding_attention alone is not supported"),
     ],
 )
 def test_an_impossible_rotation_is_named(rope, message):
     with pytest.raises(UserError, match=message):
         parse_config(LLAMA | {"rope_parameters": rope})
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1])  # of 16 dimensions: none, one
+def test_a_rotation_of_no_pair_is_refused(share):
+    with pytest.raises(UserError, match=r"partial_rotary_factor must be .* rotates 2, 4 or more dimensions"):
+        parse_config({"model_type": "phi3", **SIZES, "partial_rotary_factor": share})
 
 
 def test_two_original_contexts_are_refused():

@@ -250,6 +250,8 @@ def test_ends_of_text_that_are_no_ids_are_named(eos, tmp_path):
 
 
 TIED = tiny_config(tie_embeddings=True)
+GEMMA = {"norms": "around", "head_norms": True, "activation": "gelu_tanh", "local_rope_theta": 1e4}
+GEMMA |= {"embedding_scale": TIED.hidden_size**0.5}
 
 
 def saved_with_head(folder, change):
@@ -272,6 +274,21 @@ def test_a_head_that_differs_from_the_embedding_is_used_though_the_config_ties_t
     np.testing.assert_array_equal(params["lm_head"], head.T)
     np.testing.assert_array_equal(params["embedding"], head[::-1])
     assert fingerprint == params_fingerprint(config, params) != params_fingerprint(TIED, random_params(TIED))
+
+
+@pytest.mark.parametrize("decoder, head", [("language_model.model.", "language_model."), ("model.language_model.", "")])
+def test_a_head_that_differs_is_used_in_files_with_images_too(decoder, head, tmp_path):
+    gemma = dataclasses.replace(TIED, **GEMMA)
+    save_directory(tmp_path, gemma, random_params(gemma))
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": content}))
+    file = tmp_path / "model.safetensors"
+    tensors = {name.replace("model.", decoder, 1): x for name, x in safetensors.numpy.load_file(file).items()}
+    another = np.ascontiguousarray(tensors[f"{decoder}embed_tokens.weight"][::-1])
+    safetensors.numpy.save_file(tensors | {f"{head}lm_head.weight": another}, file, metadata={"format": "pt"})
+    config, params, _ = load_directory(tmp_path, jnp.float32)
+    assert not config.tie_embeddings
+    np.testing.assert_array_equal(params["lm_head"], another.T)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
