@@ -127,10 +127,12 @@ def dense(tree: Any) -> Any:
 
 
 def form_of(kernel: Any) -> str:
-    """The one of `GROUPS` that a kernel is in, or that is nearest to the groups of its file; empty for a plain one."""
+    """The one of `GROUPS` that a kernel is in, or `int8-32` and the like for groups of a file; empty for a plain one."""
     if not is_quantized(kernel):
         return ""
-    return "int8" if kernel.per_byte == 1 else "int4-64" if kernel.group == 64 else "int4"
+    if kernel.per_byte == 1:
+        return "int8" if kernel.scales.shape[-2] == 1 else f"int8-{kernel.group}"
+    return "int4-64" if kernel.group == 64 else "int4"
 
 
 def quantize(kernel: jax.Array, form: str, dtype: str) -> Quantized:

@@ -21,7 +21,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.blocks import least_rows
 from jaxspec.model.decoder import Decoder
 from jaxspec.model.gpu import has_bfloat16
-from jaxspec.model.quantized import form_of
+from jaxspec.model.quantized import form_of, is_quantized
 from jaxspec.parallel.processes import is_leader, leader_in, wait_for_all
 from jaxspec.parallel.sharding import make_mesh, mesh_of, put_beside
 from jaxspec.weights.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
@@ -118,10 +118,11 @@ class Model:
         """The one of `DTYPES` that it was loaded in."""
         return "exact" if self.exact else str(self.dtype)
 
-    @property
+    @functools.cached_property
     def weights(self) -> str:
-        """The form of its kernels, one of `quantized.GROUPS`; empty where they are floats."""
-        return form_of(self.params["lm_head"])
+        """The forms of its kernels, as `quantized.form_of` names them, joined by +; empty where all are floats."""
+        kernels = jax.tree.leaves(self.params, is_leaf=is_quantized)
+        return "+".join(sorted({form_of(kernel) for kernel in kernels} - {""}))
 
     @property
     def precision(self) -> str:
