@@ -127,7 +127,7 @@ def dense(tree: Any) -> Any:
 
 
 def form_of(kernel: Any) -> str:
-    """The one of `GROUPS` that a kernel is in, or `int8-32` and the like for groups of a file; empty for a plain one."""
+    """The one of `GROUPS` that it is in, or `int8-32` and the like for groups of a file; empty for a plain one."""
     if not is_quantized(kernel):
         return ""
     if kernel.per_byte == 1:
