@@ -80,14 +80,16 @@ def test_the_model_says_what_it_was_loaded_in(file, tmp_path):
     assert (model.precision, model.loaded_dtype) == ("bfloat16 int4", "bfloat16")
     assert load_model(path, "exact", weights="int8").precision == "exact int8"
     assert load_model(path).precision == "float32"
+    assert load_model(str(file("Q8_0")), weights="int8").weights == "int8-32"
     with pytest.raises(UserError, match="a base with int4 weights is not written; load it without --weights"):
         save_model(model, tmp_path / "new")
 
 
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("kind", "form"), [("Q8_0", "int8"), ("Q4_0", "int4"), ("Q4_1", "int4")])
-def test_files_keep_their_own_groups(file, kind, form):
+def test_files_keep_their_own_groups(file, kind, form, tied):
     """Numbers, scales and minima are the file's: what they stand for is exactly what the file says, in every head."""
-    path = file(kind)
+    path = file(kind, dataclasses.replace(TIED, tie_embeddings=tied))
     _, params, fingerprint = GGUFFile(path).load(jnp.float32, None, form)
     _, floats, wanted = GGUFFile(path).load(jnp.float32)
     assert fingerprint == wanted
