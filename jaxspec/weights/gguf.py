@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ from jaxspec.config import ModelConfig, RopeScaling
 from jaxspec.errors import UserError
 from jaxspec.model.quantized import Quantized
 from jaxspec.model.rope import llama3_frequencies
-from jaxspec.weights.gguf_families import NAMES, family_fields
+from jaxspec.weights.gguf_families import FAMILY_KEYS, NAMES, family_fields
 from jaxspec.weights.gguf_parts import read_parts
 from jaxspec.weights.params import GGUF_NAMES, load_params
 from jaxspec.weights.pieces import DIGIT_TRIPLES, SINGLE_DIGITS, all_merges, as_sentencepiece, split_by
@@ -25,6 +26,14 @@ from jaxspec.weights.quantizing import keeps
 _CONTROL, _USER_DEFINED = 3, 4  # token types of the format
 _ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
 _DIVISORS = "rope_freqs.weight"
+_REQUIRED = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length")
+# further keys behind the architecture's name that are read, or that change nothing of what is computed
+_KNOWN = {"attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon", "rope.freq_base"}
+_KNOWN |= {"attention.sliding_window", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear"}
+_KNOWN |= {"vocab_size", "tensor_data_layout", "rope.scaling.original_context_length", "rope.scaling.finetuned"}
+_NEUTRAL = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "use_parallel_residual": False}
+_NEUTRAL |= {"attention.max_alibi_bias": 0, "attention.clamp_kqv": 0, "rope.scaling.attn_factor": 1, "logit_scale": 1}
+_NEUTRAL |= {"residual_scale": 1, "embedding_scale": 1}
 
 
 class GGUFFile:
@@ -67,12 +76,12 @@ class GGUFFile:
     def config(self) -> ModelConfig:
         """The shapes of the model."""
         names = {tensor.name for tensor in self._stored}
-        required = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length")
-        hidden, mlp, layers, heads, longest = map(self._count, required)
+        hidden, mlp, layers, heads, longest = map(self._count, _REQUIRED)
         if layers > len(names):
             raise UserError(f"{self.path}: {self.architecture}.block_count is {layers}, of {len(names)} tensors")
         theta = float(self._of_model("rope.freq_base", 10000.0))
         head_dim = self._count("attention.key_length", hidden // heads)
+        self._refuse_unread(head_dim)
         fields = dict(
             vocab_size=len(self._required("tokenizer.ggml.tokens")),
             hidden_size=hidden,
@@ -90,7 +99,23 @@ class GGUFFile:
             head_norms="blk.0.attn_q_norm.weight" in names,
             sliding_window=self._of_model("attention.sliding_window") or None,
         )
-        return ModelConfig(**fields | family_fields(self.architecture, self._of_model, head_dim))
+        return ModelConfig(**fields | self._family_fields(head_dim))
+
+    def _refuse_unread(self, head_dim: int) -> None:
+        """Raise UserError for a key of the architecture that could change what is computed, and is not read."""
+        usual = _NEUTRAL | {"attention.value_length": head_dim, "rope.dimension_count": head_dim}
+        known, prefix = {*_REQUIRED, *_KNOWN, *FAMILY_KEYS.get(self.architecture, ())}, f"{self.architecture}."
+        for key in (name for name in self._fields if name.startswith(prefix)):
+            name, value = key.removeprefix(prefix), self.get(key)
+            if name not in known and (name not in usual or value != usual[name]):
+                wanted = f", only {usual[name]}" if name in usual else ""
+                raise UserError(f"{self.path}: metadata key {key} {value!s:.80} is not supported{wanted}")
+
+    def _family_fields(self, head_dim: int) -> dict[str, Any]:
+        try:
+            return family_fields(self.architecture, self._of_model, head_dim)
+        except ValueError as error:
+            raise UserError(f"{self.path}: metadata key {self.architecture}.{error}") from None
 
     def _rope_scaling(self, theta: float) -> RopeScaling | None:
         divisors = next((tensor.data for tensor in self._stored if tensor.name == _DIVISORS), None)

@@ -19,19 +19,29 @@ _AROUND = {
     "mlp_out_norm/scale": "post_ffw_norm.weight",
 }
 NAMES = {"gemma2": _AROUND, "gemma3": _AROUND}  # by architecture, where they are not `GGUF_NAMES`
+_GEMMA = ("attention.sliding_window_pattern", "final_logit_softcapping")
+FAMILY_KEYS = {  # of the metadata, that these families alone have
+    "gemma2": (*_GEMMA, "attn_logit_softcapping"),
+    "gemma3": (*_GEMMA, "rope.freq_base_swa"),
+}
 _LARGE = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose scores are scaled by the model's width
 
 
 def family_fields(architecture: str, get: Get, head_dim: int) -> dict[str, Any]:
-    """Fields of a ModelConfig beyond those that all architectures have."""
+    """Fields of a ModelConfig beyond those that all architectures have.
+
+    Raises:
+      ValueError: a key is missing or impossible; begins with its name.
+    """
     return _gemma(architecture, get, head_dim) if architecture in _LARGE else {}
 
 
 def _gemma(architecture: str, get: Get, head_dim: int) -> dict[str, Any]:
     layers, hidden = get("block_count"), get("embedding_length")
     width = hidden / get("attention.head_count") if layers == _LARGE[architecture] else head_dim
-    period = get("attention.sliding_window_pattern", 2 if architecture == "gemma2" else 6)
-    slides = period if isinstance(period, list) else [bool((i + 1) % period) for i in range(layers)]
+    if not get("attention.sliding_window"):
+        raise ValueError("attention.sliding_window is missing")
+    slides = _sliding(get("attention.sliding_window_pattern", 2 if architecture == "gemma2" else 6), layers)
     fields = {
         "norms": "around",
         "activation": "gelu_tanh",
@@ -43,3 +53,13 @@ def _gemma(architecture: str, get: Get, head_dim: int) -> dict[str, Any]:
     if architecture == "gemma2":
         return fields | {"score_cap": get("attn_logit_softcapping")}
     return fields | {"local_rope_theta": float(get("rope.freq_base_swa", 10000.0))}
+
+
+def _sliding(pattern: Any, layers: int) -> list[bool]:
+    """Which layers have a window: all but one of a period, or as a list says. Raises ValueError as `family_fields`."""
+    if isinstance(pattern, list) and len(pattern) == layers:
+        return [bool(slides) for slides in pattern]
+    if type(pattern) is not int or pattern < 1:
+        told = f"must be a period or a list of {layers}, got {pattern!s:.80}"
+        raise ValueError(f"attention.sliding_window_pattern {told}")
+    return [bool((i + 1) % pattern) for i in range(layers)]

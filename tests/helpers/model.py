@@ -164,7 +164,7 @@ def write_gguf(
     tokenizer=add_byte_level_tokenizer,
     quantization: gguf.GGMLQuantizationType | None = None,
     tensors_per_part: int = 0,
-    **metadata: str | float | bool,
+    **metadata: str | float | bool | list,
 ) -> Path:
     """A GGUF file as llama.cpp's converter writes it.
 
@@ -200,7 +200,13 @@ def write_gguf(
         writer.add_tensor("rope_freqs.weight", llama3_divisors(config))
     tokenizer(writer)
     for key, value in metadata.items():
-        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        kinds = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }
         add = kinds[type(value)]
         add(key.replace("__", "."), value)
     for name, array in named_tensors(config, params, NAMES.get(architecture, GGUF_NAMES)):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.drafters.drafter import autoregressive
+from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
 from jaxspec.weights.gguf import GGUFFile
 from jaxspec.weights.load import load_model
@@ -46,6 +47,27 @@ def test_gemma_3(tmp_path):
 def test_gemma_3_says_which_layers_have_windows(tmp_path):
     file = write_gguf(tmp_path / "g.gguf", GEMMA3, random_params(GEMMA3), gemma3__attention__sliding_window_pattern=3)
     assert GGUFFile(file).config().full_layers == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "attention__sliding_window_pattern",
+            0,
+            "gemma3.attention.sliding_window_pattern must be a period or a list of 7",
+        ),
+        ("attention__sliding_window_pattern", [True, False], "must be a period or a list of 7, got .True, False."),
+        ("attention__sliding_window", 0, "gemma3.attention.sliding_window is missing"),
+        ("attention__scale", 0.5, "gemma3.attention.scale 0.5 is not supported"),
+        ("rope__dimension_count", 4, "gemma3.rope.dimension_count 4 is not supported, only 16"),
+        ("attn_logit_softcapping", 5.0, "gemma3.attn_logit_softcapping 5.0 is not supported"),
+    ],
+)
+def test_metadata_that_would_change_the_model_is_read_or_refused(key, value, message, tmp_path):
+    file = write_gguf(tmp_path / "g.gguf", GEMMA3, random_params(GEMMA3), **{f"gemma3__{key}": value})
+    with pytest.raises(UserError, match=message):
+        GGUFFile(file).config()
 
 
 @pytest.fixture(scope="module")
