@@ -30,14 +30,16 @@ def reads_float8(quantization: Mapping[str, Any]) -> bool:
     method, groups = quantization.get("quant_method"), quantization.get("config_groups")
     if method == "compressed-tensors":
         parts = list(groups.values()) if isinstance(groups, dict) else []
-        return bool(parts) and all(isinstance(part, dict) and _is_float8(part.get("weights")) for part in parts)
+        known = all(isinstance(part, dict) and _is_float8(part.get("weights")) for part in parts)
+        return bool(parts) and known and quantization.get("kv_cache_scheme") is None
     return method == "fp8" and _is_block(quantization.get("weight_block_size"))
 
 
 def _is_float8(weights: object) -> bool:
     if not isinstance(weights, dict) or (weights.get("num_bits"), weights.get("type")) != (8, "float"):
         return False
-    return _is_block(weights.get("block_structure"))
+    whole = weights.get("strategy") in (None, "tensor", "channel", "block")
+    return whole and _is_block(weights.get("block_structure"))
 
 
 def _is_block(size: object) -> bool:
@@ -89,12 +91,12 @@ def _multiplied(weight: np.ndarray, scale: np.ndarray, tensor: str) -> np.ndarra
     blocks = tuple(-(-size // _BLOCK) for size in weight.shape)
     if scale.size == 1:
         scale = scale.reshape(())
-    elif scale.shape in ((len(weight),), (len(weight), 1)):
+    elif weight.ndim and scale.shape in ((len(weight),), (len(weight), 1)):
         scale = scale.reshape(-1, *[1] * (weight.ndim - 1))
-    elif scale.shape == blocks:
+    elif weight.ndim and scale.shape == blocks:
         for axis, size in enumerate(weight.shape):
             scale = np.repeat(scale, _BLOCK, axis).take(range(size), axis)
     else:
-        found, known = list(scale.shape), f"[], [{len(weight)}, 1], or {list(blocks)} for blocks of {_BLOCK}"
+        found, known = list(scale.shape), f"[], {[*weight.shape[:1], 1]}, or {list(blocks)} for blocks of {_BLOCK}"
         raise UserError(f"{tensor} {list(weight.shape)} is {weight.dtype} with scales {found}; known are {known}")
     return weight.astype(np.float32) * scale

@@ -22,6 +22,7 @@ from jaxspec.weights.gguf_parts import read_parts
 from jaxspec.weights.params import GGUF_NAMES, load_params
 from jaxspec.weights.pieces import DIGIT_TRIPLES, SINGLE_DIGITS, all_merges, as_sentencepiece, split_by
 from jaxspec.weights.quantizing import keeps
+from jaxspec.weights.rope_keys import BASES, FACTORS
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types of the format
 _ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
@@ -73,13 +74,21 @@ class GGUFFile:
             raise UserError(f"{self.path}: metadata key {key} must be a number of at least 1, got {str(value)[:80]}")
         return value
 
+    def _number(self, key: str, default: float, least: float, most: float) -> float:
+        """A metadata value whose key begins with the architecture, a number within bounds."""
+        value = self._of_model(key, default)
+        if not isinstance(value, int | float) or not least <= value <= most:
+            told = f"{self.architecture}.{key} must be a number from {least:g} to {most:g}, got {value!s:.80}"
+            raise UserError(f"{self.path}: metadata key {told}")
+        return float(value)
+
     def config(self) -> ModelConfig:
         """The shapes of the model."""
         names = {tensor.name for tensor in self._stored}
         hidden, mlp, layers, heads, longest = map(self._count, _REQUIRED)
         if layers > len(names):
             raise UserError(f"{self.path}: {self.architecture}.block_count is {layers}, of {len(names)} tensors")
-        theta = float(self._of_model("rope.freq_base", 10000.0))
+        theta = self._number("rope.freq_base", 10000.0, *BASES)
         head_dim = self._count("attention.key_length", hidden // heads)
         self._refuse_unread(head_dim)
         fields = dict(
@@ -128,8 +137,9 @@ class GGUFFile:
         kind = self._of_model("rope.scaling.type", "linear")
         if kind not in ("none", "linear"):
             raise UserError(f"{self.path}: rope scaling {kind!r} is not supported in GGUF files; supported: linear")
-        factor = float(self._of_model("rope.scaling.factor", self._of_model("rope.scale_linear", 1.0)))
-        return RopeScaling("linear", factor) if kind == "linear" and factor not in (0.0, 1.0) else None
+        key = "rope.scaling.factor" if self._of_model("rope.scaling.factor") else "rope.scale_linear"
+        factor = self._number(key, 1.0, *FACTORS) if self._of_model(key) else 1.0  # 0 is none, as in llama.cpp
+        return RopeScaling("linear", factor) if kind == "linear" and factor != 1.0 else None
 
     def _tensors(self, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
         for tensor in self._stored:

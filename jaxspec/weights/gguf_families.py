@@ -51,6 +51,8 @@ def _gemma(architecture: str, get: Get, head_dim: int) -> dict[str, Any]:
         "full_layers": tuple(i for i, slides in enumerate(slides) if not slides),
     }
     if architecture == "gemma2":
+        if not (fields["logit_cap"] and get("attn_logit_softcapping")):
+            raise ValueError("attn_logit_softcapping or final_logit_softcapping is missing")
         return fields | {"score_cap": get("attn_logit_softcapping")}
     return fields | {"local_rope_theta": float(get("rope.freq_base_swa", 10000.0))}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxspec.errors import UserError
 
-_MOST = 3e38  # what float32 holds
+_LEAST, _MOST = 1e-30, 3e38  # what float32 holds, with some room below
 
 
 class Keys:
@@ -52,13 +52,12 @@ class Keys:
             raise self.error(key, f"a whole number from {least} to {most}")
         return int(value)
 
-    def number(self, key: str, least: float = 0.0, most: float = _MOST) -> float:
+    def number(self, key: str, least: float = _LEAST, most: float = _MOST) -> float:
         """A positive number, within bounds."""
         value = self.required(key)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not (value > 0 and least <= value <= most):
-            bounds = f" from {least:g} to {most:g}" if least or most < _MOST else ""
-            raise self.error(key, f"a positive number{bounds}")
+        if not is_number or not least <= value <= most:
+            raise self.error(key, f"a positive number from {least:g} to {most:g}")
         return float(value)
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:

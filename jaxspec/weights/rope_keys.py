@@ -12,7 +12,7 @@ from jaxspec.weights.keys import Keys
 _KINDS = ("linear", "dynamic", "llama3", "yarn", "longrope")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _MOST = 2**31 - 1  # positions are 32-bit numbers
-_BASES = (1.001, 1e12)  # of frequencies, which a base of 1 would make all alike
+BASES = (1.001, 1e12)  # of frequencies, which a base of 1 would make all alike
 
 
 def read_rope(keys: Keys, head_dim: int, per_kind: bool = False, partial: bool = False) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def read_rope(keys: Keys, head_dim: int, per_kind: bool = False, partial: bool =
         raise UserError(f"{rope.where}: {scaling.kind} is not supported for layers beside others with a window")
     theta = rope if rope.get("rope_theta") is not None else keys
     return dict(
-        rope_theta=theta.number("rope_theta", *_BASES),
+        rope_theta=theta.number("rope_theta", *BASES),
         rope_scaling=scaling,
         local_rope_theta=local,
         rotary_dim=None if size == head_dim else size,
@@ -64,42 +64,47 @@ def _rotates(size: int) -> bool:
 def _per_kind(keys: Keys, rope: Keys) -> tuple[Keys, float]:
     """The rotation of layers that see everything, and the base of those with a window."""
     if _FULL not in rope.content and _SLIDING not in rope.content:
-        return rope, keys.number("rope_local_base_freq", *_BASES)
+        return rope, keys.number("rope_local_base_freq", *BASES)
     full, sliding = rope.part(_FULL), rope.part(_SLIDING)
     if sliding.get("rope_type", "default") != "default":
         raise UserError(f"{sliding.where}: rope_type {sliding.get('rope_type')!r} is not supported, only default")
     known = sliding if sliding.get("rope_theta") is not None else keys
-    return full, known.number("rope_theta" if known is sliding else "rope_local_base_freq", *_BASES)
+    return full, known.number("rope_theta" if known is sliding else "rope_local_base_freq", *BASES)
 
 
 def _scaling(keys: Keys, rope: Keys, trained: int, size: int) -> RopeScaling | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = next((rope.get(key) for key in ("rope_type", "type") if rope.get(key) is not None), "default")
     if kind == "su" or (kind == "yarn" and "short_factor" in rope.content):  # what Phi-3 called it at first
         kind = "longrope"
     if kind == "default":
         return None
-    if kind not in _KINDS:
-        raise UserError(f"{rope.where}: rope scaling {kind!r} is not supported; supported: {', '.join(_KINDS)}")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise UserError(f"{rope.where}: rope scaling {kind!r:.80} is not supported; supported: {', '.join(_KINDS)}")
     if kind == "linear":
-        return RopeScaling(kind, rope.number("factor", *_FACTORS))
+        return RopeScaling(kind, rope.number("factor", *FACTORS))
+    if kind == "dynamic" and size < 4:
+        raise UserError(f"{rope.where}: dynamic scaling needs at least 4 rotated dimensions, there are {size}")
     if kind == "dynamic":  # transformers counts from max_position_embeddings, whatever else the config says
-        return RopeScaling(kind, rope.number("factor", *_FACTORS), trained)
+        return RopeScaling(kind, rope.number("factor", *FACTORS), trained)
     original = _original(keys, rope, trained)
     if kind == "llama3":
         low, high = (rope.number(key) if key in rope.content else usual for key, usual in _LLAMA3)
         if low >= high:
             raise UserError(f"{rope.where}: low_freq_factor {low:g} must be below high_freq_factor {high:g}")
-        factor = rope.number("factor", *_FACTORS)
+        factor = rope.number("factor", *FACTORS)
         return RopeScaling(kind, factor, original, low_freq_factor=low, high_freq_factor=high)
-    factor = trained / original if rope.get("factor") is None else rope.number("factor", *_FACTORS)
+    factor = max(trained / original, 1.0) if rope.get("factor") is None else rope.number("factor", *FACTORS)
     if kind == "yarn":
+        fast, slow = rope.optional_number("beta_fast") or 32.0, rope.optional_number("beta_slow") or 1.0
+        if fast <= slow:
+            raise UserError(f"{rope.where}: beta_fast {fast:g} must be above beta_slow {slow:g}")
         return RopeScaling(
             kind,
             factor,
             original,
             attention_factor=_yarn_attention(rope, factor),
-            beta_fast=rope.optional_number("beta_fast") or 32.0,
-            beta_slow=rope.optional_number("beta_slow") or 1.0,
+            beta_fast=fast,
+            beta_slow=slow,
             truncate=rope.flag("truncate") if "truncate" in rope.content else True,
         )
     usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
@@ -113,7 +118,7 @@ def _scaling(keys: Keys, rope: Keys, trained: int, size: int) -> RopeScaling | N
     )
 
 
-_FACTORS = (1.0, 1e6)  # by which a context grows
+FACTORS = (1.0, 1e6)  # by which a context grows
 _LLAMA3 = (("low_freq_factor", 1.0), ("high_freq_factor", 4.0))
 
 
@@ -132,8 +137,8 @@ def _yarn_attention(rope: Keys, factor: float) -> float:
 
     if rope.get("attention_factor") is not None:
         return rope.number("attention_factor")
-    above, below = rope.get("mscale"), rope.get("mscale_all_dim")
-    return grown(rope.number("mscale")) / grown(rope.number("mscale_all_dim")) if above and below else grown(1.0)
+    above, below = (rope.number(key) if rope.get(key) else None for key in ("mscale", "mscale_all_dim"))
+    return grown(above) / grown(below) if above and below else grown(1.0)
 
 
 def _longest(keys: Keys, scaling: RopeScaling | None, trained: int) -> int:

@@ -15,6 +15,10 @@ from tests.helpers.model import tiny_config
 LLAMA = hf_config(tiny_config())
 SIZES = {key: LLAMA[key] for key in LLAMA if key.endswith("size") or key.startswith("num_")}
 WITHOUT_CLASS = ("mimo", "gemma3", "internlm", "internlm2", "chatglm", "qwen")
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"a": {"weights": {"num_bits": 8, "type": "float"}}},
+}
 SLIDING, FULL = "sliding_attention", "full_attention"
 EXAMPLES = {
     "llama": tiny_config(qkv_bias=True, o_bias=True, mlp_bias=True),
@@ -93,8 +97,10 @@ def test_a_config_is_written_and_read_again(family):
         ("partial_rotary_factor", 0.5),
         ("is_encoder_decoder", True),
         ("rms_norm_eps", 10**400),
+        ("rms_norm_eps", 1e-60),
         ("quantization_config", {"quant_method": "compressed-tensors", "config_groups": {"a": 5}}),
         ("quantization_config", {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": 8}}}),
+        ("quantization_config", COMPRESSED | {"kv_cache_scheme": {"num_bits": 8}}),
     ],
 )
 def test_an_impossible_value_is_one_line_that_names_the_key(key, value):
@@ -114,6 +120,9 @@ def test_an_impossible_value_is_one_line_that_names_the_key(key, value):
         ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}, "short_factor must be a list of 8"),
         ({"rope_theta": 1}, "rope_theta must be a positive number from 1.001 to 1e\\+12, got 1"),
         ({"rope_type": "yarn", "factor": 0.001}, "factor must be a positive number from 1 to 1e\\+06, got 0.001"),
+        ({"rope_type": "yarn", "factor": 4, "beta_fast": 1, "beta_slow": 32}, "beta_fast 1 must be above beta_slow 32"),
+        ({"rope_type": "yarn", "factor": 4, "mscale": "x"}, "mscale must be a positive number"),
+        ({"rope_type": 0, "factor": 4}, "rope scaling 0 is not supported"),
         ({"rope_type": "dynamic", "factor": 1e300}, "factor must be a positive number from 1 to 1e\\+06"),
         (
             {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4},

@@ -59,6 +59,8 @@ def test_gemma_3_says_which_layers_have_windows(tmp_path):
         ),
         ("attention__sliding_window_pattern", [True, False], "must be a period or a list of 7, got .True, False."),
         ("attention__sliding_window", 0, "gemma3.attention.sliding_window is missing"),
+        ("rope__freq_base", -1.0, "gemma3.rope.freq_base must be a number from 1.001 to 1e.12, got -1"),
+        ("rope__scaling__factor", -4.0, "gemma3.rope.scaling.factor must be a number from 1 to 1e.06, got -4"),
         ("attention__scale", 0.5, "gemma3.attention.scale 0.5 is not supported"),
         ("rope__dimension_count", 4, "gemma3.rope.dimension_count 4 is not supported, only 16"),
         ("attn_logit_softcapping", 5.0, "gemma3.attn_logit_softcapping 5.0 is not supported"),
