@@ -110,9 +110,9 @@ def _runs(command: Sequence[str], setting: Setting) -> bool:
     """Whether a command ends well; shows the end of its output."""
     keys = {"OPENAI_BASE_URL": f"{setting.url}/v1", "OPENAI_API_BASE": f"{setting.url}/v1", "OPENAI_API_KEY": "none"}
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "LLM_USER_PATH": str(setting.work)}
+    own = {"LLM_USER_PATH": str(setting.work)}
     told = subprocess.run(
-        command, cwd=setting.work, env=kept | keys | offline, capture_output=True, text=True, timeout=SECONDS
+        command, cwd=setting.work, env=kept | keys | own, capture_output=True, text=True, timeout=SECONDS
     )
     shown = told.stdout if told.returncode == 0 else told.stdout + told.stderr
     print(f"$ {Path(command[0]).name} {' '.join(command[1:3])} ...", *shown.strip().splitlines()[-12:], sep="\n    ")
