@@ -61,12 +61,19 @@ def _llm(setting: Setting) -> list[list[str]]:
 
 
 def _guidellm(setting: Setting) -> list[list[str]]:
-    run = [setting.program("guidellm"), "benchmark", "run", "--target", setting.url, "--model", "tiny"]
-    run += ["--processor", str(setting.tokenizer), "--data", "prompt_tokens=32,output_tokens=12,samples=8"]
-    run += ["--max-requests", "4", "--outputs", "json", "--output-dir", str(setting.work)]
+    run = [setting.program("guidellm"), "run", "--tokenizer", f"kind=hf_auto,model={setting.tokenizer}"]
+    run += [
+        "--data",
+        "kind=synthetic_text,prompt_tokens=32,output_tokens=12",
+        "--constraint",
+        "kind=max_requests,count=4",
+    ]
+    run += ["--output", f"kind=json,path={setting.work / 'report.json'}", "--disable-progress"]
+    backend = {"kind": "openai_http", "target": setting.url, "model": "tiny", "extras": {"body": {"temperature": 0}}}
+    chat, text = (json.dumps(backend | {"request_format": f"/v1/{path}completions"}) for path in ("chat/", ""))
     return [
-        [*run, "--profile", "synchronous"],
-        [*run, "--profile", "concurrent", "--rate", "2", "--request-type", "text_completions"],
+        [*run, "--profile", "kind=synchronous", "--backend", chat],
+        [*run, "--profile", "kind=concurrent,streams=2", "--backend", text],
     ]
 
 
