@@ -3,14 +3,18 @@
 import dataclasses
 import time
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from jaxspec.config import ModelConfig, RopeScaling
 from jaxspec.errors import UserError
-from jaxspec.weights.families import hf_config, parse_config
+from jaxspec.weights.families import hf_config, parse_config, published_form
 from jaxspec.weights.family import UNREAD
 from jaxspec.weights.family_table import FAMILIES
-from tests.helpers.model import tiny_config
+from jaxspec.weights.hf import load_directory, save_directory
+from tests.helpers.model import random_params, tiny_config
 
 LLAMA = hf_config(tiny_config())
 SIZES = {key: LLAMA[key] for key in LLAMA if key.endswith("size") or key.startswith("num_")}
@@ -266,3 +270,18 @@ def test_every_key_of_the_class_of_transformers_is_read_refused_or_harmless(fami
     parse_config(Watched({"model_type": family, **SIZES, "use_sliding_window": True}))
     known = {key for key in AutoConfig.for_model(family).to_dict() if not key.startswith("_")}
     assert known <= seen | {*READ.split(), *HARMLESS.split(), *UNREAD, *entry.unread}
+
+
+@pytest.mark.parametrize("family", EXAMPLES)
+def test_a_head_that_differs_from_the_embedding_is_used_in_every_family(family, tmp_path):
+    config = dataclasses.replace(EXAMPLES[family], tie_embeddings=True)
+    params = random_params(config)
+    save_directory(tmp_path, config, params)
+    file = tmp_path / "model.safetensors"
+    names = published_form(config, hf_config(config)).names
+    tensors = safetensors.numpy.load_file(file)
+    another = np.ascontiguousarray(tensors[names["embedding"]][::-1])
+    safetensors.numpy.save_file(tensors | {names["lm_head"]: another}, file, metadata={"format": "pt"})
+    found, loaded, _ = load_directory(tmp_path, jnp.float32)
+    assert found == dataclasses.replace(config, tie_embeddings=False)
+    np.testing.assert_array_equal(loaded["lm_head"], another.T)
