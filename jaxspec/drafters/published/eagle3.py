@@ -60,12 +60,15 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     check_base(folder, shapes, model, keys.optional_count("target_hidden_size", 10**6))
     taps = keys.part("eagle_config")
     folder.check_keys((_IDS, "use_aux_hidden_state"), taps.content, "eagle_config.")
-    if taps.get("use_aux_hidden_state") is False:
+    given = [ids for ids in (taps.get(_IDS), keys.get(_IDS)) if ids is not None]
+    if len(given) == 2 and given[0] != given[1]:
+        raise UserError(f"{keys.where}: {_IDS} is {given[1]!r:.60}, and {given[0]!r:.60} in eagle_config")
+    if taps.get("use_aux_hidden_state") is not None and not taps.flag("use_aux_hidden_state"):
         raise UserError(f"{taps.where}: use_aux_hidden_state false is EAGLE 1 or 2, which is not supported")
     said = Described(
         shapes,
         keys.optional_count("draft_vocab_size", 10**7) or shapes.vocab_size,
-        layers_read(folder, taps.get(_IDS, keys.get(_IDS)), model.config.num_layers, ""),
+        layers_read(folder, given[0] if given else None, model.config.num_layers, ""),
         _norms(folder, keys),
         _DEPTH,
         "midlayer.",

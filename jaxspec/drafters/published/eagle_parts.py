@@ -132,7 +132,7 @@ def layers_read(folder: PublishedFolder, ids: Any, layers: int, usual: str) -> d
 def _checked_reads(folder: PublishedFolder, reads: tuple[int, ...], layers: int) -> tuple[int, ...]:
     if len({*reads}) < len(reads) or not 0 <= min(reads) <= max(reads) <= layers:
         raise UserError(
-            f"{folder.path}: it reads layers {list(reads)}, and the base has {layers}: made for another base"
+            f"{folder.path}: it reads layers {list(reads)!r:.60}, and the base has {layers}: made for another base"
         )
     return reads
 
@@ -185,10 +185,10 @@ def _draft_vocabulary(folder: PublishedFolder, said: Described, vocab_size: int)
         if count != vocab_size:
             raise UserError(f"{folder.path}: it drafts {count} of {vocab_size} tokens, and tensor 'd2t' is missing")
         return None
-    ids = folder.take("d2t", (count,)).astype(np.int64) + np.arange(count)
+    ids = folder.take("d2t", (count,), whole=True).astype(np.int64) + np.arange(count)
     if len(np.unique(ids)) < count or ids.min() < 0 or ids.max() >= vocab_size:
         raise UserError(f"{folder.path}: tensor 'd2t' must lead to different tokens below {vocab_size}")
-    drafted = np.flatnonzero(folder.take("t2d", (vocab_size,)))
+    drafted = np.flatnonzero(folder.take("t2d", (vocab_size,), whole=True))
     if not np.array_equal(np.sort(ids), drafted):
         raise UserError(f"{folder.path}: tensors 'd2t' and 't2d' name different tokens")
     return None if count == vocab_size and np.array_equal(ids, np.arange(count)) else ids.astype(np.int32)

@@ -56,18 +56,25 @@ class PublishedFolder:
 
     def _inside(self, file: Path) -> Path:
         """The file. Raises UserError for one that lies elsewhere: folders of the hub's cache link to its blobs."""
-        of_hub = self.path.parent.name == "snapshots"
-        root = self.path.resolve().parent.parent / "blobs" if of_hub else self.path.resolve()
-        if not file.resolve().is_relative_to(root) and not file.resolve().is_relative_to(self.path.resolve()):
-            raise UserError(f"{file}: leads out of the folder, to {file.resolve()}; copy the file there")
+        folder = self.path.resolve()
+        roots = [folder, folder.parent.parent / "blobs"] if folder.parent.name == "snapshots" else [folder]
+        try:
+            target = file.resolve()
+        except (OSError, RuntimeError) as error:  # a link to itself
+            raise UserError(f"{file}: cannot be followed: {first_line(error)}") from None
+        if not any(target.is_relative_to(root) for root in roots):
+            raise UserError(f"{file}: leads out of the folder, to {target}; copy the file there")
         return file
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The shape of a tensor; None where there is none of that name."""
         return self.tensors[name].shape if name in self.tensors else None
 
-    def take(self, name: str, shape: Sequence[int]) -> np.ndarray:
-        """A tensor, as the file has it. Raises UserError where it is missing, or has another shape."""
+    def take(self, name: str, shape: Sequence[int], whole: bool = False) -> np.ndarray:
+        """A tensor, as the file has it: of floats, or of whole numbers.
+
+        Raises UserError where it is missing, or has another shape or kind.
+        """
         if name not in self.tensors:
             raise UserError(f"{self.path}: tensor {name!r} is missing")
         tensor = self.tensors[name]
@@ -75,6 +82,9 @@ class PublishedFolder:
             raise UserError(
                 f"{self.path}: tensor {name!r} has shape {list(tensor.shape)}, its config.json says {list(shape)}"
             )
+        if (tensor.dtype.kind in "iub") != whole:
+            wanted = "whole numbers" if whole else "floats"
+            raise UserError(f"{self.path}: tensor {name!r} is of {tensor.dtype}, and must be of {wanted}")
         self._taken.add(name)
         return tensor
 
@@ -97,7 +107,7 @@ class PublishedFolder:
         """Raise UserError for a key of config.json, or of a part of it, that nobody knows and that says something."""
         for key, value in (self.config if content is None else content).items():
             if key not in known and value is not None:
-                raise UserError(f"{self.config_file}: {part}{key} {value!r:.60} is not known in this form")
+                raise UserError(f"{self.config_file}: {part}{key!r:.60} {value!r:.60} is not known in this form")
 
 
 def find_folder(name_or_path: str | Path) -> Path:

@@ -32,6 +32,7 @@ _KEYS = (
     *("transformer_layer_config", "draft_vocab_size", "target_hidden_size", "embed_requires_grad", "torch_dtype"),
     *(_IDS, *NORMS),
 )
+_SWITCHES = ("has_no_defaults_at_init", "enable_sp_ulysses")  # of its training, which say nothing when off
 _DEPTH = 3  # where proposal_methods does not say it
 
 
@@ -40,7 +41,7 @@ def _recognises(config: Mapping[str, Any]) -> bool:
 
 
 def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
-    folder.check_keys((*_KEYS, *LAYER_KEYS))
+    folder.check_keys((*_KEYS, *LAYER_KEYS, *(name for name in _SWITCHES if folder.config.get(name) is False)))
     keys = Keys(folder.config, {"draft_vocab_size": 32000}, folder.config_file)
     layer = keys.part("transformer_layer_config")
     folder.check_keys(LAYER_KEYS, layer.content, "transformer_layer_config.")

@@ -26,6 +26,7 @@ from tests.helpers.published import DRAFTED, TOKENS, eagle3, make_tensors, refer
 from tests.helpers.tiny import make_prompts
 
 READS = (0, 2, 3)
+KEY = "eagle_aux_hidden_state_layer_ids"
 IDS = {"eagle_aux_hidden_state_layer_ids": [0, 2, 3]}  # of inputs
 QWEN = {"model_type": "qwen3", "attention_bias": True}
 slow = pytest.mark.slow
@@ -139,6 +140,14 @@ def test_without_a_key_rotations_have_base_10000(tiny, tmp_path):
     assert adapter.method.shapes.rope_theta == 10000
 
 
+def test_what_says_nothing_may_be_there(tiny, tmp_path):
+    """A switch that is off, a null in one of two places."""
+    published(tmp_path / "a", speculators(has_no_defaults_at_init=False))
+    published(tmp_path / "b", eagle3(**{KEY: [0, 2, 3]}, eagle_config={KEY: None, "use_aux_hidden_state": True}))
+    for folder in ("a", "b"):
+        assert all(one.adapter.method.reads for one in read_published(tmp_path / folder, tiny))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -146,6 +155,11 @@ def test_without_a_key_rotations_have_base_10000(tiny, tmp_path):
         (lambda t: t.pop("norm.weight"), "tensor 'norm.weight' is missing"),
         (lambda t: t.pop("d2t"), "tensor 't2d' is there without 'd2t'"),
         (lambda t: t.pop("t2d"), "tensor 'd2t' is there without 't2d'"),
+        (lambda t: t.update(d2t=np.float32(t["d2t"])), "'d2t' is of float32, and must be of whole numbers"),
+        (
+            lambda t: t.update({"norm.weight": np.int8(t["norm.weight"])}),
+            "'norm.weight' is of int8, and must be of floats",
+        ),
         (lambda t: t.update(d2t=DRAFTED), "'d2t' must lead to different tokens below 16"),
         (lambda t: t.update(t2d=np.arange(16) < 12), "tensors 'd2t' and 't2d' name different tokens"),
         (
@@ -173,7 +187,13 @@ def test_wrong_tensors_are_named(tiny, tmp_path, change, message):
         (eagle3(num_hidden_layers=2), "num_hidden_layers 2 is not supported, only 1"),
         (eagle3(model_type="qwen3"), "model_type 'qwen3' is no layer of this form, only llama"),
         (eagle3(sliding_window=64), "sliding_window 64 is not supported in a drafter"),
-        (eagle3(residual_scale=2), "residual_scale 2 is not known in this form"),
+        (eagle3(residual_scale=2), "'residual_scale' 2 is not known in this form"),
+        (speculators(enable_sp_ulysses=True), "'enable_sp_ulysses' True is not known in this form"),
+        (eagle3(eagle_config={"use_aux_hidden_state": 0}), "use_aux_hidden_state false is EAGLE 1 or 2"),
+        (
+            eagle3(**{KEY: [0, 1, 2]}, eagle_config={KEY: [1, 2, 3]}),
+            rf"{KEY} is \[0, 1, 2\], and \[1, 2, 3\] in eagle_config",
+        ),
         (eagle3(fc_norm=True, norm_before_fc=True), "norm_before_fc and fc_norm exclude each other"),
         (eagle3(eagle_config={"eagle_aux_hidden_state_layer_ids": [5, 6, 9]}), r"reads layers \[5, 6, 9\].* has 3"),
         (
@@ -192,18 +212,22 @@ def test_malicious_folders_are_refused_at_once(tiny, tmp_path):
     """A pickle that would run code, a link out of the folder, a header of a gigabyte."""
     pytest.importorskip("torch")
     pickled, linked, huge = tmp_path / "pickled", tmp_path / "linked", tmp_path / "huge"
-    for folder in (pickled, linked, huge):
+    looped = tmp_path / "looped"
+    for folder in (pickled, linked, huge, looped):
         published(folder, eagle3())
     (pickled / "model.safetensors").unlink()
     (pickled / "pytorch_model.bin").write_bytes(pickle.dumps({"fc.weight": _Evil()}))
     (linked / "model.safetensors").rename(tmp_path / "elsewhere")
     (linked / "model.safetensors").symlink_to(tmp_path / "elsewhere")
     (huge / "model.safetensors").write_bytes((2**30).to_bytes(8, "little") + b"{}")
+    (looped / "config.json").unlink()
+    (looped / "config.json").symlink_to("config.json")
     import torch  # noqa: F401  its start does not count
 
     for folder, message in [
         (pickled, "not a complete file of PyTorch weights"),
         (linked, "leads out of the folder"),
+        (looped, "cannot be followed|no such file|No such file|Too many levels"),
         (huge, "its header would have 1073741824 bytes"),
     ]:
         began = time.monotonic()
