@@ -112,6 +112,11 @@ def _write(adapter: Adapter, model: Model) -> Written:
     config |= {"architectures": [ARCHITECTURES[0]], "draft_vocab_size": len(tensors["lm_head.weight"])}
     if reads != (2, layers // 2, layers - 3):
         ids = [read - 1 for read in reads]
+        if reads not in layers_read(None, ids, layers, "").values():
+            raise UserError(
+                f"eagle: the form eagle3 means other layers by the ids {ids} of its reads {list(reads)}; "
+                "--form speculators says which"
+            )
         config["eagle_config"] = {_IDS: ids, "use_aux_hidden_state": True}
     return Written(config | {name: True for name in NORMS if getattr(method, name)}, tensors)
 

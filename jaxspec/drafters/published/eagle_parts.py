@@ -98,7 +98,7 @@ def check_base(folder: PublishedFolder, shapes: ModelConfig, model: Model, targe
         raise UserError(f"{folder.path}: longrope is supported only where the base has the same")
 
 
-def layers_read(folder: PublishedFolder, ids: Any, layers: int, usual: str) -> dict[str, tuple[int, ...]]:
+def layers_read(folder: PublishedFolder | None, ids: Any, layers: int, usual: str) -> dict[str, tuple[int, ...]]:
     """The layers before which states are read, by the meanings that ids of layers can have.
 
     There are two conventions: `output`, an id names the layer whose output is read, and `input`, the layer that it
@@ -129,7 +129,7 @@ def layers_read(folder: PublishedFolder, ids: Any, layers: int, usual: str) -> d
     return possible if len(possible) > 1 else {"": next(iter(possible.values()))}
 
 
-def _checked_reads(folder: PublishedFolder, reads: tuple[int, ...], layers: int) -> tuple[int, ...]:
+def _checked_reads(folder: PublishedFolder | None, reads: tuple[int, ...], layers: int) -> tuple[int, ...]:
     if len({*reads}) < len(reads) or not 0 <= min(reads) <= max(reads) <= layers:
         raise UserError(
             f"{folder.path}: it reads layers {list(reads)!r:.60}, and the base has {layers}: made for another base"

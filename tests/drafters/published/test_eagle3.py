@@ -23,7 +23,7 @@ from jaxspec.model.rows import read_layers
 from jaxspec.weights.shards import map_safetensors
 from tests.helpers.methods import batch_of, predict, sequence
 from tests.helpers.published import DRAFTED, TOKENS, eagle3, make_tensors, reference, save, speculators
-from tests.helpers.tiny import make_prompts
+from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
 READS = (0, 2, 3)
 KEY = "eagle_aux_hidden_state_layer_ids"
@@ -275,6 +275,16 @@ def test_what_a_form_lacks_is_named(tiny, tmp_path, settings, form, message):
     with pytest.raises(UserError, match=message):
         write_published(tmp_path / "out", adapter, tiny, form)
     assert not (tmp_path / "out").exists()
+
+
+def test_layers_that_would_be_read_as_others_are_not_written(tmp_path):
+    """Outputs 2, 4 and 5 of 8 layers have the ids that training defaults to for inputs."""
+    base = make_tiny(dataclasses.replace(TINY, num_layers=8))
+    method = Eagle(reads=(3, 5, 6))
+    adapter = Adapter(method, method.init(jax.random.key(0), base.base), base.fingerprint, {})
+    with pytest.raises(UserError, match=r"means other layers by the ids \[2, 4, 5\] of its reads \[3, 5, 6\]"):
+        write_published(tmp_path / "out", adapter, base, "eagle3")
+    write_published(tmp_path / "out", adapter, base, "speculators")
 
 
 def test_a_trained_adapter_is_written_with_the_bases_projection(tiny, tmp_path):
