@@ -21,6 +21,7 @@ from jaxspec.weights.gguf_families import FAMILY_KEYS, NAMES, family_fields
 from jaxspec.weights.gguf_parts import read_parts
 from jaxspec.weights.params import GGUF_NAMES, load_params
 from jaxspec.weights.pieces import DIGIT_TRIPLES, SINGLE_DIGITS, all_merges, as_sentencepiece, split_by
+from jaxspec.weights.published import in_halves
 from jaxspec.weights.quantizing import keeps
 from jaxspec.weights.rope_keys import BASES, FACTORS
 
@@ -155,9 +156,8 @@ class GGUFFile:
 
     def _as_halves(self, array: np.ndarray, name: str, config: ModelConfig) -> np.ndarray:
         """A tensor [out, ...] whose rotated heads, where it has any, are two halves each."""
-        permuted = {".attn_q.": config.num_heads, ".attn_k.": config.num_kv_heads}
-        heads = next((heads for part, heads in permuted.items() if part in name), 0)
-        return _unpermute(array, heads) if heads and self.architecture == "llama" else array
+        rotated = any(part in name for part in (".attn_q.", ".attn_k."))
+        return in_halves(config, array) if rotated and self.architecture == "llama" else array
 
     def load(self, dtype: jnp.dtype, mesh: Mesh | None = None, form: str = "") -> tuple[ModelConfig, dict, str]:
         """Config, parameters and fingerprint; weights are dequantized tensor by tensor.
@@ -239,12 +239,6 @@ class GGUFFile:
         unknown = tokens[self.get("tokenizer.ggml.unknown_token_id", 0)]
         model = models.BPE(ids, all_merges(ids), unk_token=unknown, fuse_unk=True, byte_fallback=True)
         return as_sentencepiece(model, (), self.get("tokenizer.ggml.add_space_prefix", True))
-
-
-def _unpermute(array: np.ndarray, heads: int) -> np.ndarray:
-    """Reorder rows of q and k from GGUF's interleaved pairs, of the llama architecture, to two halves per head."""
-    shape = array.shape
-    return array.reshape(heads, -1, 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
 
 
 _GROUP = 32  # weights of a block, in all formats here
