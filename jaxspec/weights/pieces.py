@@ -167,7 +167,7 @@ def ranked_bytes(ranks: Mapping[bytes, int], pattern: str, special: Iterable[str
 
     Special tokens come behind the others.
     """
-    letters = _letters()
+    letters = byte_letters()
     ids = {"".join(letters[byte] for byte in token): rank for token, rank in ranks.items()}
     tokenizer = Tokenizer(models.BPE(ids, all_merges(ids), ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split_by(pattern))
@@ -176,7 +176,7 @@ def ranked_bytes(ranks: Mapping[bytes, int], pattern: str, special: Iterable[str
     return tokenizer
 
 
-def _letters() -> list[str]:
+def byte_letters() -> list[str]:
     """The letter that byte-level tokenizers write for each byte: its own where it is printed, else one from 256 on."""
     printed = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(256, 512))

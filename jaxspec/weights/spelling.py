@@ -10,6 +10,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from jaxspec.weights.pieces import byte_letters
+
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -82,7 +84,5 @@ def _decoders(tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, Any]]:
 
 @functools.cache
 def _byte_of() -> dict[str, int]:
-    """The byte that each character of byte-level tokens stands for: printable ones themselves, others from 256 on."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    """The byte that each character of byte-level tokens stands for."""
+    return {letter: byte for byte, letter in enumerate(byte_letters())}
