@@ -21,6 +21,11 @@ UNREAD: Fields = {
 }
 
 
+def all_but_one(period: int, layers: int) -> list[bool]:
+    """Which layers have a window, where the last of every period has none."""
+    return [bool((i + 1) % period) for i in range(layers)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """What sets a family apart.

@@ -12,13 +12,12 @@ import math
 from collections.abc import Callable
 
 from jaxspec.config import ModelConfig
-from jaxspec.weights.family import Family, Fields
-from jaxspec.weights.keys import Keys
+from jaxspec.weights.family import Family, Fields, all_but_one
+from jaxspec.weights.keys import MOST_POSITIONS, Keys
 from jaxspec.weights.params import HF_NAMES
 from jaxspec.weights.published import Published
 from jaxspec.weights.remote_families import REMOTE_FAMILIES
 
-_LONGEST_WINDOW = 2**31 - 1  # positions are 32-bit numbers
 _AROUND = {  # Gemma's names: its norms stand before and after each half
     **HF_NAMES,
     "attention_out_norm/scale": "post_attention_layernorm.weight",
@@ -46,7 +45,7 @@ def _write_biases(config: ModelConfig) -> Fields:
 
 
 def _window(keys: Keys) -> int | None:
-    return keys.optional_count("sliding_window", _LONGEST_WINDOW)
+    return keys.optional_count("sliding_window", MOST_POSITIONS)
 
 
 def _used_window(keys: Keys) -> int | None:
@@ -91,7 +90,7 @@ def _one_in(period: int) -> Callable[[Keys, int], list[bool]]:
 
     def pattern(keys: Keys, layers: int) -> list[bool]:
         count = keys.count("sliding_window_pattern", 10**6) if keys.get("sliding_window_pattern") else period
-        return [bool((i + 1) % count) for i in range(layers)]
+        return all_but_one(count, layers)
 
     return pattern
 

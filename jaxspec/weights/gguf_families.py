@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from jaxspec.weights.family import all_but_one
 from jaxspec.weights.params import GGUF_NAMES
 
 Get = Callable[..., Any]  # of a key without the architecture before it, and of a default
@@ -64,4 +65,4 @@ def _sliding(pattern: Any, layers: int) -> list[bool]:
     if type(pattern) is not int or pattern < 1:
         told = f"must be a period or a list of {layers}, got {pattern!s:.80}"
         raise ValueError(f"attention.sliding_window_pattern {told}")
-    return [bool((i + 1) % pattern) for i in range(layers)]
+    return all_but_one(pattern, layers)

@@ -9,11 +9,9 @@ from __future__ import annotations
 from jaxspec.config import ModelConfig, RopeScaling
 from jaxspec.errors import UserError
 from jaxspec.weights.family import Family, Fields
-from jaxspec.weights.keys import Keys
+from jaxspec.weights.keys import MOST_POSITIONS, Keys
 from jaxspec.weights.params import HF_NAMES
 from jaxspec.weights.published import Published
-
-_MOST = 2**31 - 1  # positions are 32-bit numbers
 
 
 def _biases(keys: Keys) -> Fields:
@@ -28,7 +26,10 @@ def _internlm(keys: Keys) -> Fields:
         return fields
     fields["rope_theta"] = rotary.number("base")
     if rotary.choice("type", {"origin": "", "dynamic": "dynamic"}):
-        trained, factor = keys.count("max_position_embeddings", _MOST), rotary.optional_number("scaling_factor") or 1.0
+        trained, factor = (
+            keys.count("max_position_embeddings", MOST_POSITIONS),
+            rotary.optional_number("scaling_factor") or 1.0,
+        )
         fields |= {"rope_scaling": RopeScaling("dynamic", factor, trained), "max_positions": int(trained * factor)}
     return fields
 
@@ -75,9 +76,9 @@ def _qwen(keys: Keys) -> Fields:
 
     Its `intermediate_size` counts gate and up together.
     """
-    longest = keys.count("max_position_embeddings", _MOST)
+    longest = keys.count("max_position_embeddings", MOST_POSITIONS)
     if keys.flag("use_dynamic_ntk") or keys.flag("use_logn_attn"):
-        longest = min(longest, keys.count("seq_length", _MOST))
+        longest = min(longest, keys.count("seq_length", MOST_POSITIONS))
     wide = keys.count("intermediate_size", 10**7, least=2)
     if wide % 2:
         raise keys.error("intermediate_size", "an even number, of gate and up together")

@@ -7,11 +7,10 @@ from typing import Any
 
 from jaxspec.config import ModelConfig, RopeScaling
 from jaxspec.errors import UserError
-from jaxspec.weights.keys import Keys
+from jaxspec.weights.keys import MOST_POSITIONS, Keys
 
 _KINDS = ("linear", "dynamic", "llama3", "yarn", "longrope")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_MOST = 2**31 - 1  # positions are 32-bit numbers
 BASES = (1.001, 1e12)  # of frequencies, which a base of 1 would make all alike
 
 
@@ -27,7 +26,7 @@ def read_rope(keys: Keys, head_dim: int, per_kind: bool = False, partial: bool =
     Raises:
       UserError: a kind of scaling, or a combination, that the decoder does not have.
     """
-    trained = keys.count("max_position_embeddings", _MOST)
+    trained = keys.count("max_position_embeddings", MOST_POSITIONS)
     rope = keys.part("rope_parameters")
     rope = rope if rope.content else keys.part("rope_scaling")
     local = None
@@ -125,7 +124,7 @@ _LLAMA3 = (("low_freq_factor", 1.0), ("high_freq_factor", 4.0))
 def _original(keys: Keys, rope: Keys, trained: int) -> int:
     """The context of pretraining, which some families say outside of `rope_parameters`."""
     key = "original_max_position_embeddings"
-    given = {k.count(key, _MOST, least=2) for k in (rope, keys) if k.get(key) is not None}
+    given = {k.count(key, MOST_POSITIONS, least=2) for k in (rope, keys) if k.get(key) is not None}
     if len(given) > 1:
         raise UserError(f"{keys.where}: {key} is {keys.get(key)}, and {rope.get(key)} in {rope.where.split(': ')[-1]}")
     return given.pop() if given else trained
@@ -143,7 +142,7 @@ def _yarn_attention(rope: Keys, factor: float) -> float:
 
 def _longest(keys: Keys, scaling: RopeScaling | None, trained: int) -> int:
     """Tokens of context, stretched: `max_position_embeddings`, unless that is the context of pretraining."""
-    return min(_stretched(keys, scaling, trained), _MOST)
+    return min(_stretched(keys, scaling, trained), MOST_POSITIONS)
 
 
 def _stretched(keys: Keys, scaling: RopeScaling | None, trained: int) -> int:
@@ -152,7 +151,7 @@ def _stretched(keys: Keys, scaling: RopeScaling | None, trained: int) -> int:
     if scaling and scaling.kind == "yarn":
         return max(trained, int(scaling.original_max_positions * scaling.factor))
     if scaling and scaling.kind == "linear":  # Vicuna's 16k models say both
-        return max(trained, keys.optional_count("max_sequence_length", _MOST) or 0)
+        return max(trained, keys.optional_count("max_sequence_length", MOST_POSITIONS) or 0)
     return trained
 
 
