@@ -31,20 +31,23 @@ def prepared(path: Path, rows: Iterable[tuple[int, dict[str, Any]]], skip_placeh
     Raises:
       UserError: placeholders, or messages that are not the user's; names the questions.
     """
-    found = [(number, _with_turns(row, f"{path}:{number}")) for number, row in rows]
-    waiting = [row["question_id"] for _, row in found if _is_placeholder(row)]
-    if len(waiting) == len(found) or not skip_placeholders:
-        _check_filled(path, waiting, len(found))
-    return [(number, row) for number, row in found if not _is_placeholder(row)]
+    filled, waiting = [], []
+    for number, row in rows:
+        row = _with_turns(row, f"{path}:{number}")
+        if _is_placeholder(row):
+            waiting.append(row["question_id"])
+        else:
+            filled.append((number, row))
+    if waiting and not (filled and skip_placeholders):
+        raise _unfilled(path, waiting, len(filled) + len(waiting))
+    return filled
 
 
-def _check_filled(path: Path, waiting: list[Any], count: int) -> None:
-    """Raise UserError with the ids of questions that are waiting for their texts, of `count` in the file."""
-    if not waiting:
-        return
+def _unfilled(path: Path, waiting: list[Any], count: int) -> UserError:
+    """The error that names the questions that are waiting for their texts, of `count` in the file."""
     named = ", ".join(map(str, waiting[:_SHOWN])) + (f" and {len(waiting) - _SHOWN} more" * (len(waiting) > _SHOWN))
     skip = ", or leave them out with --skip-placeholders" if len(waiting) < count else ""
-    raise UserError(
+    return UserError(
         f"{path}: {len(waiting)} of {count} questions are placeholders, whose texts SPEED-Bench's own script fetches: "
         f"{named}; give the file that it writes{skip}"
     )
@@ -58,8 +61,8 @@ def _with_turns(row: dict[str, Any], where: str) -> dict[str, Any]:
     for message in messages:
         if not isinstance(message, dict) or message.get("role") != "user":
             raise UserError(f"{where}: expected messages of the user alone, found {str(message)[:80]}")
-    rest = {name: value for name, value in row.items() if name != "messages"}
-    return rest | {"turns": [message.get("content") for message in messages]}
+    kept = {name: value for name, value in row.items() if name != "messages"}
+    return kept | {"turns": [message.get("content") for message in messages]}
 
 
 def _is_placeholder(row: dict[str, Any]) -> bool:
