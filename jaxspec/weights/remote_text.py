@@ -27,18 +27,17 @@ def remote_tokenizer(folder: Path) -> PreTrainedTokenizerFast | None:
     file = folder / "tokenizer_config.json"
     content = read_json(file) if file.exists() else {}
     kind, own_code = str(content.get("tokenizer_class")), content.get("auto_map")
-    build = _CLASSES.get(kind)
-    if build is None and not own_code:
+    if kind not in _CLASSES and not own_code:
         return None
     if (folder / "tokenizer.json").exists():
         return PreTrainedTokenizerFast.from_pretrained(folder)
-    if build is None:
+    if kind not in _CLASSES:
         known = ", ".join(_CLASSES)
         raise UserError(
             f"{file}: tokenizer_class {kind!r:.80} comes with code of its own, which is not run; known are {known}, or "
             "bring a tokenizer.json"
         )
-    name = "qwen.tiktoken" if build is _qwen else "tokenizer.model"
+    name, build = _CLASSES[kind]
     if not (folder / name).exists():
         raise UserError(f"{folder}: {name} is missing, from which the tokenizer is made")
     tokenizer, names = build(folder / name, content)
@@ -77,12 +76,12 @@ def _qwen(file: Path, content: dict) -> tuple[Tokenizer, dict[str, str]]:
     return tokenizer, {"eos_token": "<|endoftext|>"}
 
 
-_CLASSES = {
-    "InternLMTokenizer": _internlm,
-    "InternLM2Tokenizer": _internlm,
-    "InternLM2TokenizerFast": _internlm,
-    "ChatGLMTokenizer": _chatglm,
-    "QWenTokenizer": _qwen,
+_CLASSES = {  # by the class's name, the file that it reads, and how it is built from that
+    "InternLMTokenizer": ("tokenizer.model", _internlm),
+    "InternLM2Tokenizer": ("tokenizer.model", _internlm),
+    "InternLM2TokenizerFast": ("tokenizer.model", _internlm),
+    "ChatGLMTokenizer": ("tokenizer.model", _chatglm),
+    "QWenTokenizer": ("qwen.tiktoken", _qwen),
 }
 
 
