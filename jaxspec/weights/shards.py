@@ -72,11 +72,14 @@ def differ(shards: list[Path], names: tuple[str, str], plain: Callable[[str], st
       names: of the matrices.
       plain: the names of the files' tensors to those that are asked for.
     """
-    found = [(plain(name), x) for shard in shards for name, x in _map_shard(shard).items()]
-    found = [x for wanted in names for x in [x for name, x in found if name == wanted][:1]]
-    if len(found) < 2:
+    matrices: dict[str, np.ndarray] = {}
+    for shard in shards:
+        for name, array in _map_shard(shard).items():
+            if plain(name) in names:
+                matrices.setdefault(plain(name), array)
+    if len(matrices) < 2:
         return False
-    a, b = found
+    a, b = matrices.values()
     if a.shape != b.shape or {a.dtype, b.dtype} & {*FLOAT8.values()}:  # the same float8 may have other scales
         return True
     blocks = (slice(at, at + _ROWS) for at in range(0, len(a), _ROWS))
