@@ -11,14 +11,10 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 import venv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-import uvicorn
 
 from jaxspec.methods import PPD, PromptLookup
 from jaxspec.serving.api import make_app
@@ -28,6 +24,7 @@ from tests.clients.certain import certain_texts
 from tests.clients.recorder import Recorder
 from tests.clients.requests import store
 from tests.helpers.methods import union
+from tests.helpers.serving import served
 from tests.helpers.tiny import make_chat_model
 
 ENVIRONMENTS = Path(".venv/clients")
@@ -95,15 +92,8 @@ def _server() -> Iterator[tuple[Engine, str, Recorder]]:
     limits = Limits(slots=4, queue=64, max_length=MAX_LENGTH, prompt_chunk=64)
     with Engine(drafter.model, drafter, limits) as engine:
         recorder = Recorder(make_app(engine, "tiny"))
-        config = uvicorn.Config(recorder, port=0, log_level="warning", lifespan="off")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield engine, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", recorder
-        server.should_exit = True
-        thread.join()
+        with served(recorder) as port:
+            yield engine, f"http://127.0.0.1:{port}", recorder
 
 
 def _runs(command: Sequence[str], setting: Setting) -> bool:

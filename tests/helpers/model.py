@@ -84,6 +84,11 @@ def plain(base: Base, tokens: jax.Array) -> jax.Array:
     return base.decoder.apply({"params": base.params}, tokens)
 
 
+def logits_of(config: ModelConfig, params: dict, tokens: np.ndarray) -> np.ndarray:
+    """Logits [T, V] of one text [T]."""
+    return np.asarray(plain(Base(params, Decoder(config)), tokens[None])[0])
+
+
 def log_probabilities(model, ids):
     """Of every token but the first, by the plain forward pass, [T - 1, V]."""
     padded = np.zeros((1, 64), np.int32)  # of one length: a program for all texts

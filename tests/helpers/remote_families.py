@@ -14,26 +14,22 @@ import safetensors.numpy
 LENGTH, TRAINED = 40, 12  # texts are longer than the original context
 D, MLP, LAYERS, V, H, K, DH = 32, 24, 3, 64, 4, 2, 8
 
+_SIZES = dict(
+    vocab_size=V, hidden_size=D, intermediate_size=MLP, num_hidden_layers=LAYERS, num_attention_heads=H
+)  # as most files call them
+
 CONFIGS = {
     "internlm": dict(
+        _SIZES,
         model_type="internlm",
-        vocab_size=V,
-        hidden_size=D,
-        intermediate_size=MLP,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=H,
         max_position_embeddings=TRAINED,
         rms_norm_eps=1e-6,
         bias=True,
         rotary={"base": 10000, "type": "dynamic", "scaling_factor": 4.0},
     ),
     "internlm2": dict(
+        _SIZES,
         model_type="internlm2",
-        vocab_size=V,
-        hidden_size=D,
-        intermediate_size=MLP,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=H,
         num_key_value_heads=K,
         max_position_embeddings=TRAINED,
         rms_norm_eps=1e-5,
@@ -61,12 +57,9 @@ CONFIGS = {
         post_layer_norm=True,
     ),
     "qwen": dict(
+        _SIZES,
         model_type="qwen",
-        vocab_size=V,
-        hidden_size=D,
-        intermediate_size=2 * MLP,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=H,
+        intermediate_size=2 * MLP,  # of gate and up together
         kv_channels=DH,
         seq_length=LENGTH,
         max_position_embeddings=4 * LENGTH,
@@ -90,11 +83,8 @@ def shapes(c: dict) -> dict[str, tuple[int, ...]]:
         }
         layer |= {"mlp.gate_proj.weight": (MLP, D), "mlp.up_proj.weight": (MLP, D), "mlp.down_proj.weight": (D, MLP)}
         layer |= {"input_layernorm.weight": (D,), "post_attention_layernorm.weight": (D,)}
-        ends, layers = (
-            {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,), "lm_head.weight": (V, D)},
-            "model",
-        )
-        return ends | {f"{layers}.layers.{i}.{name}": shape for i in range(LAYERS) for name, shape in layer.items()}
+        ends = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,), "lm_head.weight": (V, D)}
+        return ends | {f"model.layers.{i}.{name}": shape for i in range(LAYERS) for name, shape in layer.items()}
     if family == "internlm2":
         layer = {"attention.wqkv.weight": ((H + 2 * K) * DH, D), "attention.wo.weight": (D, H * DH)}
         layer |= {"feed_forward.w1.weight": (MLP, D), "feed_forward.w3.weight": (MLP, D)}

@@ -1,8 +1,14 @@
-"""Asking an engine as its clients do."""
+"""Asking an engine, an application or a server as their clients do."""
 
 import asyncio
+import contextlib
 import dataclasses
+import threading
+import time
 from typing import Any
+
+import httpx
+import uvicorn
 
 from jaxspec.serving.answer import AnswerStream
 from jaxspec.serving.engine import Limits
@@ -50,6 +56,36 @@ async def idle(engine):
             return
         await asyncio.sleep(0.01)
     raise AssertionError(f"{engine.running} requests are still running, {engine.waiting} waiting")
+
+
+@contextlib.contextmanager
+def served(app):
+    """The port of a server in a thread of this process."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join()
+
+
+def call(app, *requests):
+    """Responses of an application to (method, path, settings of httpx), all at once."""
+
+    async def run():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            each = (client.request(method, path, **settings) for method, path, settings in requests)
+            return await asyncio.gather(*each)
+
+    return asyncio.run(run())
+
+
+def post(app, path, body, **settings):
+    """The response of an application to a JSON body."""
+    [response] = call(app, ("POST", path, {"json": body} | settings))
+    return response
 
 
 def letters(rng, count):

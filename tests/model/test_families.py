@@ -7,11 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.model.base import Base
-from jaxspec.model.decoder import Decoder
 from jaxspec.weights.hf import load_directory, save_directory
 from tests.helpers.families import FAMILIES, LENGTH, save_torch, torch_logits
-from tests.helpers.model import plain, random_tokens
+from tests.helpers.model import logits_of, random_tokens
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -44,10 +42,6 @@ OPTIONS = {
 }
 
 
-def logits_of(config, params):
-    return np.asarray(plain(Base(params, Decoder(config)), TOKENS[None])[0])
-
-
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
     """By name: folder, transformers' logits, our config, parameters and fingerprint."""
@@ -67,7 +61,7 @@ def loaded(tmp_path_factory):
 def test_logits_are_those_of_transformers(name, loaded):
     _, expected, config, params, _ = loaded(name)
     assert np.ptp(expected, axis=-1).mean() > 10
-    assert np.abs(logits_of(config, params) - expected).max() < TOLERANCE
+    assert np.abs(logits_of(config, params, TOKENS) - expected).max() < TOLERANCE
 
 
 @pytest.mark.parametrize(("name", "option"), [(name, option) for name in OPTIONS for option in OPTIONS[name]])
@@ -81,7 +75,7 @@ def test_every_option_counts(name, option, loaded):
             if key.startswith("layers")
         }
         params = params | layers
-    assert np.abs(logits_of(without, params) - expected).max() > 100 * TOLERANCE
+    assert np.abs(logits_of(without, params, TOKENS) - expected).max() > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -90,7 +84,7 @@ def test_export_is_read_again_and_by_transformers(name, loaded, tmp_path):
     save_directory(tmp_path, config, params)
     again, same, named = load_directory(tmp_path, jnp.float32)
     assert (again, named) == (config, fingerprint)
-    np.testing.assert_allclose(logits_of(again, same), logits_of(config, params), atol=1e-5)
+    np.testing.assert_allclose(logits_of(again, same, TOKENS), logits_of(config, params, TOKENS), atol=1e-5)
     from transformers import AutoModelForCausalLM
 
     settings = dict(attn_implementation="eager", pad_token_id=0)  # Phi's default is beyond this vocabulary
@@ -108,4 +102,4 @@ def test_the_next_token_module_of_mimo_is_left_aside(tmp_path):
     more = {"model.mtp_layers.0.input_proj.weight": np.ones((32, 64), np.float32)}
     safetensors.numpy.save_file(safetensors.numpy.load_file(weights) | more, weights)
     config, params, _ = load_directory(tmp_path, jnp.float32)
-    assert np.abs(logits_of(config, params) - expected).max() < TOLERANCE
+    assert np.abs(logits_of(config, params, TOKENS) - expected).max() < TOLERANCE

@@ -12,13 +12,11 @@ from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
 from jaxspec.methods import PPD, Medusa, PromptLookup
-from jaxspec.model.base import Base
-from jaxspec.model.decoder import Decoder
 from jaxspec.weights.families import hf_config, parse_config
 from jaxspec.weights.hf import load_directory, save_directory
 from jaxspec.weights.load import Model
 from tests.helpers.methods import union
-from tests.helpers.model import plain, random_tokens
+from tests.helpers.model import logits_of, random_tokens
 from tests.helpers.remote_families import CONFIGS, LENGTH, V, greedy, logits, write
 
 TOKENS = random_tokens((LENGTH,), seed=7, vocab_size=V)
@@ -31,10 +29,6 @@ OPTIONS = {
     "qwen": {"qkv_bias": False},
 }
 WRITTEN = {"internlm": "llama", "internlm2": "llama", "chatglm": "glm", "qwen": "qwen2"}
-
-
-def logits_of(config, params):
-    return np.asarray(plain(Base(params, Decoder(config)), TOKENS[None])[0])
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +50,7 @@ def loaded(tmp_path_factory):
 def test_logits_are_those_of_the_reference(family, loaded):
     expected, config, params, _ = loaded(family)
     assert np.ptp(expected, axis=-1).mean() > 10
-    assert np.abs(logits_of(config, params) - expected).max() < TOLERANCE
+    assert np.abs(logits_of(config, params, TOKENS) - expected).max() < TOLERANCE
 
 
 @pytest.mark.slow
@@ -76,7 +70,7 @@ def test_texts_are_those_of_the_reference(family, tmp_path):
 def test_every_option_counts(family, option, loaded):
     expected, config, params, _ = loaded(family)
     without = dataclasses.replace(config, **{option: OPTIONS[family][option]})
-    assert np.abs(logits_of(without, params) - expected).max() > 100 * TOLERANCE
+    assert np.abs(logits_of(without, params, TOKENS) - expected).max() > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("family", CONFIGS)

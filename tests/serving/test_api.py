@@ -7,7 +7,6 @@ import itertools
 import json
 import time
 
-import httpx
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,7 +20,7 @@ from jaxspec.serving.protocol import parse
 from jaxspec.serving.request import Busy
 from jaxspec.weights.spelling import Spelling, readable
 from tests.helpers.model import log_probabilities
-from tests.helpers.serving import idle
+from tests.helpers.serving import call, idle, post
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 LENGTH = {"max_model_len": 120}
@@ -32,22 +31,6 @@ USAGES, USAGE_FIELD = {"continuous_usage_stats": True}, "stream_options.continuo
 @pytest.fixture(scope="module")
 def app(engine):
     return make_app(engine, "tiny", max_body_bytes=10_000)
-
-
-def call(app, *requests):
-    """Responses to (method, path, settings of httpx), all at once."""
-
-    async def run():
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            each = (client.request(method, path, **settings) for method, path, settings in requests)
-            return await asyncio.gather(*each)
-
-    return asyncio.run(run())
-
-
-def post(app, path, body, **settings):
-    [response] = call(app, ("POST", path, {"json": body} | settings))
-    return response
 
 
 def get(app, path, **settings):

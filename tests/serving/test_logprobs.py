@@ -1,9 +1,7 @@
 """Texts and offsets of tokens beside their log-probabilities."""
 
-import asyncio
 import dataclasses
 
-import httpx
 import pytest
 
 from jaxspec.serving.api import make_app
@@ -11,7 +9,7 @@ from jaxspec.serving.engine import Engine
 from jaxspec.serving.logprobs import TokenTexts
 from jaxspec.serving.request import TokenScore
 from jaxspec.weights.spelling import Spelling
-from tests.helpers.serving import LIMITS
+from tests.helpers.serving import LIMITS, post
 from tests.helpers.tiny import make_sentencepiece_tokenizer, make_tokenizer
 
 
@@ -70,15 +68,12 @@ def test_tokens_join_to_the_text_of_a_completion(engine):
     model = dataclasses.replace(engine.model, tokenizer=tokenizer)
     drafter = dataclasses.replace(engine.drafter, model=model)
 
-    async def ask(app, body):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            return (await client.post("/v1/completions", json=body)).json()["choices"][0]
-
     with Engine(model, drafter, LIMITS) as other:
         app = make_app(other, "tiny")
         for seed in range(6):
             body = {"prompt": "hello there", "max_tokens": 8, "seed": seed, "logprobs": 5}
-            plain, echoed = (asyncio.run(ask(app, body | {"echo": echo})) for echo in (False, True))
+            answers = (post(app, "/v1/completions", body | {"echo": echo}).json() for echo in (False, True))
+            plain, echoed = (answer["choices"][0] for answer in answers)
             for choice in (plain, echoed):
                 lists = choice["logprobs"]
                 joined = "".join(t for t in lists["tokens"] if t not in ("<s>", "</s>", "<unk>"))

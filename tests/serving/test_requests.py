@@ -1,9 +1,7 @@
 """What clients have sent, sent again; `make clients` runs the clients themselves."""
 
-import asyncio
 import json
 
-import httpx
 import pytest
 
 from jaxspec.methods import PPD, PromptLookup
@@ -13,6 +11,7 @@ from tests.clients.certain import certain_texts
 from tests.clients.recorder import Exchange
 from tests.clients.requests import stored
 from tests.helpers.methods import union
+from tests.helpers.serving import post
 from tests.helpers.tiny import make_chat_model
 
 LIMITS = Limits(slots=2, queue=8, max_length=400, prompt_chunk=64)  # descriptions of tools are long
@@ -27,11 +26,7 @@ def app():
 
 @pytest.mark.parametrize(("client", "path", "body"), list(stored()))
 def test_what_clients_send_is_answered_as_decoding_alone_does(client, path, body, app):
-    async def send():
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as session:
-            return await session.post(path, json=body)
-
-    response = asyncio.run(send())
+    response = post(app, path, body)
     assert response.status_code == 200, response.text
     expected = certain_texts(path, json.dumps(body).encode(), MODEL, LIMITS.max_length)
     texts = Exchange("POST", path, answer=response.content).texts
