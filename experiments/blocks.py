@@ -64,27 +64,27 @@ def expected(decoding: Decoding, state: DecodeState) -> jax.Array:
     draft, rows = state.draft, jnp.arange(len(state.done))
     _, logits, _, _ = verify(decoding, draft.tree.num_nodes, True, state)
     carried, alike, by_token = (jnp.ones(len(rows)) for _ in range(3))
-    goes_on, found, losing = jnp.ones(len(rows), bool), [], []
+    continues, accepted, losing = jnp.ones(len(rows), bool), [], []
     for node in range(1, draft.tree.max_depth + 1):  # of a chain: node d is the one at depth d
         token = draft.tokens[:, node]
         p = decoding.sampler.distribution(logits[:, node - 1])
         q = jnp.exp(draft.drawn.log_q[rows, draft.drawn.place[:, node]])
-        goes_on &= draft.valid[:, node]
+        continues &= draft.valid[:, node]
         px, qx = p[rows, token], jnp.maximum(q[rows, token], 1e-20)
         chosen_by_both = 1 / jnp.sum(jnp.maximum(p / jnp.maximum(px, 1e-30)[:, None], q / qx[:, None]), axis=-1)
-        alike *= jnp.where(goes_on, chosen_by_both / qx, 0)
-        by_token *= jnp.where(goes_on, jnp.minimum(1, px / qx), 0)
-        carried = jnp.where(goes_on, jnp.minimum(1, carried * px / qx), 0)
+        alike *= jnp.where(continues, chosen_by_both / qx, 0)
+        by_token *= jnp.where(continues, jnp.minimum(1, px / qx), 0)
+        carried = jnp.where(continues, jnp.minimum(1, carried * px / qx), 0)
         next_p, next_q = decoding.sampler.distribution(logits[:, node]), jnp.zeros_like(q)
         if node < draft.tree.max_depth:
-            there = draft.valid[:, node + 1, None]
-            next_q = jnp.where(there, jnp.exp(draft.drawn.log_q[rows, draft.drawn.place[:, node + 1]]), 0)
+            is_drawn = draft.valid[:, node + 1, None]
+            next_q = jnp.where(is_drawn, jnp.exp(draft.drawn.log_q[rows, draft.drawn.place[:, node + 1]]), 0)
         excess = jnp.sum(jnp.maximum(carried[:, None] * next_p - next_q, 0), axis=-1)
         wins = jnp.where(carried < 1, excess / (excess + 1 - carried), 1.0)
-        losing.append(jnp.where(goes_on, 1 - wins, 1.0))
-        found.append([alike, by_token])
+        losing.append(jnp.where(continues, 1 - wins, 1.0))
+        accepted.append([alike, by_token])
     in_block = sum(1 - jnp.prod(jnp.stack(losing[i:]), axis=0) for i in range(len(losing)))
-    return jnp.stack([*(sum(each) for each in zip(*found, strict=True)), in_block], axis=-1)
+    return jnp.stack([*(sum(each) for each in zip(*accepted, strict=True)), in_block], axis=-1)
 
 
 def of_texts(drafter: Drafter, prompts: list[list[int]], temperature: float, max_new_tokens: int) -> np.ndarray:
@@ -116,9 +116,9 @@ def main(args: list[str]) -> None:
     for method in options.methods:
         drafter = load_drafter(method, model, tree=f"chain:{options.length}")
         for temperature in options.temperatures:
-            found = of_texts(drafter, prompts, temperature, options.max_new_tokens)
-            ratio = interval(estimate(found[:, 1:].T, _ratio), 3)
-            rows.append([method, temperature, *(f"{x:.3f}" for x in found.mean(axis=0)), ratio])
+            tokens = of_texts(drafter, prompts, temperature, options.max_new_tokens)
+            ratio = interval(estimate(tokens[:, 1:].T, _ratio), 3)
+            rows.append([method, temperature, *(f"{x:.3f}" for x in tokens.mean(axis=0)), ratio])
     print("\n".join(table(["drafter", "temperature", *RULES, "block / token by token"], rows)))
 
 

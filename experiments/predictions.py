@@ -79,8 +79,8 @@ def _replaced(file: str, pairs: dict[str, str]) -> str:
 
 def _moved(file: str, name: str, before: str) -> str:
     """The file with its last method `name` above `before`."""
-    rest, method = file.split(f"    def {name}(")
-    return _replaced(rest.rstrip() + "\n", {f"    def {before}(": f"    def {name}({method}\n    def {before}("})
+    others, method = file.split(f"    def {name}(")
+    return _replaced(others.rstrip() + "\n", {f"    def {before}(": f"    def {name}({method}\n    def {before}("})
 
 
 def smallest(model: Model) -> Model:
@@ -100,7 +100,7 @@ def tokens_per_step(
     predictions = None if prediction is None else [prediction] * len(answers)
     recordings = record(drafter, [(prompt, answer) for answer in answers], predictions=predictions, batch_size=5)
     replays = {tree: replay(recordings, drafter.with_tree(tree)) for tree in options.trees}
-    return {tree: found.tokens / found.steps for tree, found in replays.items()}
+    return {tree: replayed.tokens / replayed.steps for tree, replayed in replays.items()}
 
 
 def main(args: list[str]) -> None:

@@ -195,16 +195,16 @@ def _acceptance(results: Results) -> list[str]:
 
 def _speed_bench(results: Results) -> list[str]:
     """SPEED-Bench's own figures, a line per category and way that drafts, and how to read them."""
-    found = [
+    drafting = [
         (group, way, figures[group])
         for group in results.figures[REFERENCE]
         if group.startswith(speed_bench.PREFIX)
         for way, figures in results.figures.items()
         if group in figures and figures[group].acceptance
     ]
-    if not found:
+    if not drafting:
         return []
-    deepest = max(len(f.acceptance) for _, _, f in found)
+    deepest = max(len(f.acceptance) for _, _, f in drafting)
     rows = [
         [
             group.removeprefix(speed_bench.PREFIX),
@@ -214,7 +214,7 @@ def _speed_bench(results: Results) -> list[str]:
             "" if f.acceptance_rate is None else f"{f.acceptance_rate:.3f}",
             *(f"{rate:.3f}" for rate in f.acceptance),
         ]
-        for group, way, f in found
+        for group, way, f in drafting
     ]
     heads = ["category", "method", "questions", "length", "rate", *(f"position {n + 1}" for n in range(deepest))]
     return [*table(heads, rows), "", _SPEED_BENCH]

@@ -209,21 +209,21 @@ class Block(Rejection):
         chances = sampler.chances(seeds, positions[:, :1], tree.max_depth)[:, 0]  # [B, P]
         node, length, carried = jnp.zeros_like(rows), jnp.zeros_like(rows), jnp.ones(len(rows))
         child, p, q = self._next(draft, logits, sampler, node)
-        rest, path = self.residual(p, q), [node]
+        remaining, path = self.residual(p, q), [node]
         for depth in range(tree.max_depth):
-            goes_on, token = child >= 0, draft.tokens[rows, child]
-            node = jnp.where(goes_on, child, node)
+            continues, token = child >= 0, draft.tokens[rows, child]
+            node = jnp.where(continues, child, node)
             carried = jnp.minimum(1.0, carried * p[rows, token] / jnp.maximum(q[rows, token], _TINY))
             child, p, q = self._next(draft, logits, sampler, node)
-            child = jnp.where(goes_on, child, -1)
+            child = jnp.where(continues, child, -1)
             excess = jnp.sum(jnp.maximum(carried[:, None] * p - q, 0), axis=-1)
             wins = chances[:, depth] < jnp.where(carried < 1, excess / (excess + 1 - carried), 1.0)
-            wins &= goes_on
+            wins &= continues
             length = jnp.where(wins, depth + 1, length)
-            rest = jnp.where(wins[:, None], self.residual(p, q, carried[:, None]), rest)
+            remaining = jnp.where(wins[:, None], self.residual(p, q, carried[:, None]), remaining)
             path.append(node)
         noise = sampler.noise(seeds, positions[rows, length][:, None], jnp.arange(logits.shape[-1]))[:, 0]
-        bonus = best(jnp.log(rest) + noise)
+        bonus = best(jnp.log(remaining) + noise)
         until_end = jnp.minimum(jnp.arange(tree.max_depth + 1), length[:, None])
         path = jnp.take_along_axis(jnp.stack(path, axis=1), until_end, axis=1)
         accepted = (path, length, path[:, -1], bonus)

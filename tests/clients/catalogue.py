@@ -55,7 +55,7 @@ def _llm(setting: Setting) -> list[list[str]]:
     return [
         [*ask, "hello there"],
         [*ask, "--no-stream", "-s", "be brief", "hello"],
-        [*ask, "-c", "and more"],  # goes on with the conversation
+        [*ask, "-c", "and more"],  # continues the conversation
         [*ask, "-o", "seed", "3", "-o", "temperature", "0.9", "-o", "top_p", "0.8", "hello"],
     ]
 
