@@ -129,11 +129,12 @@ def test_a_file_that_cannot_be_read_or_written_is_one_line(tiny, file, monkeypat
     def refuse(*args, **kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "exists", refuse)
-    monkeypatch.setattr(Path, "read_text", refuse)
-    assert find_costs(tiny).note.startswith(f"{file} cannot be read (Permission denied): ")
-    with pytest.raises(UserError, match=r"costs.json: cannot be written \(Permission denied\)"):
-        save(tiny, MEASURED)
+    with monkeypatch.context() as patched:  # fixtures read files when the test has ended
+        patched.setattr(Path, "exists", refuse)
+        patched.setattr(Path, "read_text", refuse)
+        assert find_costs(tiny).note.startswith(f"{file} cannot be read (Permission denied): ")
+        with pytest.raises(UserError, match=r"costs.json: cannot be written \(Permission denied\)"):
+            save(tiny, MEASURED)
     monkeypatch.setattr(costs, "FILE", Path("/dev/null/costs.json"))
     with pytest.raises(UserError, match="/dev/null: cannot be written"):
         costs.check_costs_file()
