@@ -120,7 +120,8 @@ class Best:
 
     Where there are several sizes, a step has the one that is worth most: the tokens to expect of it, less what its time
     would bring at the pace of late. The smallest size may be the root alone, without probes or a window. The step after
-    it then lacks the candidates that these would have given, so some steps run them only to try whether they pay again.
+    it then has none of the candidates that these would have given, and must run them for the one behind it. Once is
+    never worth that, so steps are the root alone only while no draft has paid for several steps.
 
     Attributes:
       trees: what each source expands that drafts along paths; arrays with a leading axis of one.
@@ -186,11 +187,12 @@ class Best:
         A row that a server inserts brings its own; the step has the largest.
         """
         tokens = jnp.cumsum(jnp.exp(log_p), axis=1)[:, jnp.asarray(self.sizes) - 1]  # [B, K]; the root's 1: the bonus
-        worth = tokens - (pace.tokens / pace.time)[:, None] * costs
+        price = jnp.maximum(pace.tokens / pace.time, 1 / costs[:, 0])  # the smallest step makes a token in any case
+        worth = tokens - price[:, None] * costs
         total = jnp.sum(jnp.where(pace.active[:, None], worth, 0.0), axis=0)
         size = jnp.argmax(total)
         if self.alone:
-            size = jnp.maximum(size, pace.blind & ~pace.rests)
+            size = jnp.maximum(size, ~pace.rests)
         return jnp.full(len(log_p), size, jnp.int32)
 
     def _with_probes(self, parent: jax.Array, depth: jax.Array, valid: jax.Array, log_p: jax.Array) -> Tree:

@@ -132,7 +132,10 @@ def pace_of(tokens, active=(True, True, True), idle=0, blind=False):
 
 @pytest.mark.parametrize("milliseconds", [(20, 21, 26), (20, 30, 60), (20, 20, 20)])
 def test_a_step_has_the_size_that_is_worth_most(milliseconds):
-    """Tokens to expect, less what the time of a step brings at the pace of late, of all rows that are not done."""
+    """Tokens to expect, less what its time brings, of all rows that are not done.
+
+    That is what it brings at the pace of late, or a token per smallest step, which decoding makes in any case.
+    """
     rng, sizes = np.random.default_rng(6), (1, 4, 9)
     costs = jnp.array([milliseconds, milliseconds], jnp.float32)
     whole, best = Best((), 9, 0, 0, DEPTH), Best((), 9, 0, 0, DEPTH, sizes, False, costs)
@@ -141,7 +144,7 @@ def test_a_step_has_the_size_that_is_worth_most(milliseconds):
         offers = [marginals(rng), trie(rng)]
         pace = pace_of(rng.uniform(8, 24, B), (True, False, True))
         draft, full = sized(best, offers, pace), choose(whole, offers)
-        p, price = np.exp(full.log_p), np.asarray(pace.tokens / pace.time)
+        p, price = np.exp(full.log_p), np.maximum(pace.tokens / pace.time, 1 / 20)
         worth = [
             sum(p[b, :size].sum() - price[b] * cost for b in (0, 2))
             for size, cost in zip(sizes, milliseconds, strict=True)
@@ -157,13 +160,14 @@ def test_a_step_has_the_size_that_is_worth_most(milliseconds):
 @pytest.mark.parametrize(
     ("idle", "blind", "size"),
     [
-        (0, False, 0),  # nothing is worth its time
-        (1, True, 1),  # but a step without probes leaves nothing to judge by: they are tried
-        (3, True, 0),  # now and then, not always
-        (4, True, 1),
+        (0, False, 1),  # nothing is worth its time, but without probes the step after the next would have no draft
+        (2, False, 1),
+        (3, False, 0),  # which it has none of either if nothing pays for several steps
+        (3, True, 0),
+        (4, True, 1),  # then probes are tried now and then
     ],
 )
-def test_probes_are_tried_after_a_root_alone(idle, blind, size):
+def test_probes_are_left_out_while_no_draft_pays(idle, blind, size):
     rng, costs = np.random.default_rng(7), jnp.array([(20, 24, 500), (20, 24, 500)], jnp.float32)
     best, unlikely = Best((), 4, 1, 2, DEPTH, (1, 1, 4), True, costs), marginals(rng)
     unlikely = unlikely.replace(log_p=unlikely.log_p - 9)
