@@ -67,6 +67,8 @@ class Draft:
       log_p: [B, N] float32, chance that the whole path to a node is right; None in a fixed tree, which does not ask.
       drawn: None unless candidates were drawn independently of the text's noise.
       size: [B] int32, which of the shape's sizes holds all valid nodes; None where the shape has one size.
+      forced: [B] bool, whether it has a size, for the sake of its probes, that its candidates are not worth; None
+        likewise.
     """
 
     tree: Tree
@@ -76,9 +78,12 @@ class Draft:
     log_p: jax.Array | None = None
     drawn: Drawn | None = None
     size: jax.Array | None = None
+    forced: jax.Array | None = None
 
-    def has_candidates(self, rows: jax.Array) -> jax.Array:
-        """Bool scalar, whether any of some rows [B] bool has a node below its root."""
+    def pays(self, rows: jax.Array) -> jax.Array:
+        """Bool scalar, whether any of some rows [B] bool has candidates, and they are worth the time of the step."""
+        if self.forced is not None:
+            rows &= ~self.forced
         return jnp.any(self.valid[:, 1:] & rows[:, None])
 
     def first(self, count: int) -> Draft:
@@ -96,7 +101,8 @@ class Pace:
       tokens: [B] float32, emitted.
       time: [B] float32, taken, in the unit of a shape's costs.
       active: [B] bool, rows that are not done.
-      idle: [B] int32, steps in a row that had no draft; of a new row 0, else the same in all rows.
+      idle: [B] int32, steps in a row without a draft that was worth its time; of a new row 0, else the same in all
+        rows.
       blind: [B] bool, whether the last step left out the rows that a method adds; of a new row True, else the same in
         all rows.
     """
@@ -127,7 +133,7 @@ class Pace:
           emitted: [B] int32, tokens.
           cost: [B or 1] float32, of the step.
           active: [B] bool, rows that go on.
-          drafted: whether there was a draft.
+          drafted: whether there was a draft that was worth its time.
           added: whether the step had the rows that a method adds.
         """
         idle = jnp.where(drafted, 0, jnp.max(jnp.where(self.active, self.idle, 0)) + 1)

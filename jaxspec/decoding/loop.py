@@ -59,7 +59,7 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     was_done, state = state.done, _emit(state, draft, accepted, text[:, 1:], decoding.ends(text[:, 1:]))
     pace, costs = state.pace, decoding.costs
     if pace is not None:
-        drafted = draft.has_candidates(~was_done)
+        drafted = draft.pays(~was_done)
         pace = pace.after(accepted.length + 1, costs[:, size], ~state.done, drafted, added)
     offers = decoding.offers(contexts, memory, state.done, pace)
     new_draft = shape.draft(trees, accepted.bonus, offers, pace, costs)

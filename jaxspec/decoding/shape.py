@@ -174,26 +174,26 @@ class Best:
           costs: [B or 1, K] float32, of a step of each size, likewise.
         """
         nodes = grow(offers, root, self.nodes, self.depth)
-        valid, size = nodes.log_p > -jnp.inf, None
+        valid, size, forced = nodes.log_p > -jnp.inf, None, None
         if self.sizes:
-            size = self._size(nodes.log_p, pace, costs)
+            size, forced = self._size(nodes.log_p, pace, costs)
             valid &= jnp.arange(self.nodes) < jnp.asarray(self.sizes)[size][:, None]
         tree = self._with_probes(nodes.parent, nodes.depth, valid, nodes.log_p)
-        return Draft(tree, nodes.tokens, valid, nodes.sources, nodes.log_p, None, size)
+        return Draft(tree, nodes.tokens, valid, nodes.sources, nodes.log_p, None, size, forced)
 
-    def _size(self, log_p: jax.Array, pace: Pace, costs: jax.Array) -> jax.Array:
-        """The size that the next step needs [B], one for all rows that are there, from the chances of nodes [B, N].
+    def _size(self, log_p: jax.Array, pace: Pace, costs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The size of the next step [B], one for all rows that are there, from the chances of nodes [B, N].
 
-        A row that a server inserts brings its own; the step has the largest.
+        Also whether it is larger than its candidates are worth [B]. A row that a server inserts brings its own size; the
+        step has the largest.
         """
         tokens = jnp.cumsum(jnp.exp(log_p), axis=1)[:, jnp.asarray(self.sizes) - 1]  # [B, K]; the root's 1: the bonus
         price = jnp.maximum(pace.tokens / pace.time, 1 / costs[:, 0])  # the smallest step makes a token in any case
         worth = tokens - price[:, None] * costs
         total = jnp.sum(jnp.where(pace.active[:, None], worth, 0.0), axis=0)
-        size = jnp.argmax(total)
-        if self.alone:
-            size = jnp.maximum(size, ~pace.rests)
-        return jnp.full(len(log_p), size, jnp.int32)
+        worthwhile = jnp.argmax(total)
+        size = jnp.maximum(worthwhile, ~pace.rests) if self.alone else worthwhile
+        return jnp.full(len(log_p), size, jnp.int32), jnp.full(len(log_p), size > worthwhile)
 
     def _with_probes(self, parent: jax.Array, depth: jax.Array, valid: jax.Array, log_p: jax.Array) -> Tree:
         """The topology, with probes on the nodes where the accepted path is most likely to end. Arrays [B, N]."""

@@ -48,8 +48,9 @@ def _most_rows(costs: RowCosts, batch_size: int) -> int:
 def with_sizes(drafter: Drafter, costs: RowCosts, batch_size: int, rows: Sequence[int]) -> Drafter:
     """The drafter with a few sizes of steps, priced by the costs of their rows and of drafting.
 
-    The smallest is the root alone. Where a method adds rows, such as probes, the next has these and no candidates. The
-    largest has the last of the given numbers of rows, or more where the method needs more; one lies half way to it.
+    The smallest is the root alone. Where a method adds rows, such as probes, the next has these and a candidate: by
+    replays of PPD and Hidden Transfer a step with one less is not worth a size of its own. The largest has the last of
+    the given numbers of rows, or more where the method needs more; one lies half way to it.
 
     Args:
       drafter: whatever its shape.
@@ -59,7 +60,8 @@ def with_sizes(drafter: Drafter, costs: RowCosts, batch_size: int, rows: Sequenc
     """
     most = default_rows(drafter.sources, rows[-1])
     drafter = dataclasses.replace(drafter, shape=Budget(most))
-    least = 1 + most - drafter.num_nodes
+    added = most - drafter.num_nodes
+    least = 2 + added if added else 1
     sizes = sorted({1, least, (least + most) // 2, most} | {count for count in rows if least < count < most})
     drafting = drafting_costs(drafter, costs)
 

@@ -193,7 +193,7 @@ def _replay(
         following = jnp.take_along_axis(answers, state.at[:, None] + 1 + draft.tree.depth, axis=1)
         accepted = follow(draft, following)
         size = jnp.int32(0) if draft.size is None else jnp.max(jnp.where(active, draft.size, 0))
-        added, drafted = (size > 0) | (not shape.alone), draft.has_candidates(active)
+        added, drafted = (size > 0) | (not shape.alone), draft.pays(active)
         drafting = jnp.where(size == 0, jnp.sum(adds * jnp.stack(drafts)), 0.0)
         at = jnp.where(active, state.at + accepted.length + 1, state.at)
         tried, right = _outcomes(draft, following, active, len(offers))

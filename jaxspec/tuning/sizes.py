@@ -118,7 +118,28 @@ def measure_rows(drafter: Drafter, batch_size: int = 1, cache_length: int = 512,
       rounds: steps of each size, of which the fastest counts.
     """
     rows = _ROWS["cpu" if jax.default_backend() == "cpu" else "accelerator"]
-    drafter = with_sizes(drafter, find_costs(drafter.model, batch_size), batch_size, rows)
+    typical = find_costs(drafter.model, batch_size)
+    chosen = with_sizes(drafter, typical, batch_size, rows)
+    costs = _measured(chosen, batch_size, cache_length, rounds)
+    # With as many probes as the largest step has there is no step of few rows; with those of a smaller one there is.
+    few = [count for count in rows if count < chosen.shape.sizes[1].rows]
+    smaller = with_sizes(drafter, typical, batch_size, few or rows)
+    if smaller.shape.rows == chosen.shape.rows:
+        return costs
+    return _joined(costs, _measured(smaller, batch_size, cache_length, rounds))
+
+
+def _joined(costs: RowCosts, further: RowCosts) -> RowCosts:
+    """The costs with further ones, of two the lower one; of drafting as they are."""
+    measured = [dict(zip(each.rows, zip(*each.costs, strict=True), strict=True)) for each in (costs, further)]
+    rows = sorted(measured[0] | measured[1])
+    lowest = np.array([np.min([table[count] for table in measured if count in table], axis=0) for count in rows])
+    joined = np.maximum.accumulate(lowest).T.tolist()
+    return dataclasses.replace(costs, rows=tuple(rows), costs=tuple(map(tuple, joined)))
+
+
+def _measured(drafter: Drafter, batch_size: int, cache_length: int, rounds: int) -> RowCosts:
+    """The costs of the rows that a drafter's sizes have."""
     jobs = [Job(drafter, Settings(sampling), batch_size) for sampling in SAMPLINGS]
     prompts = [[1] * min(cache_length // 2, _PROMPT)] * batch_size
     state = jobs[GREEDY].begin(prompts, _WIDTH, batch_size, _WIDTH, cache_length).state

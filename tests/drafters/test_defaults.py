@@ -41,9 +41,9 @@ def test_more_rows_where_they_cost_less(model):
 
 
 def test_added_rows_are_part_of_every_size_but_the_smallest(model):
-    assert rows_of(with_default(union([PPD(), Suffix()], model, 8))) == [1, 3, 5, 8]
+    assert rows_of(with_default(union([PPD(), Suffix()], model, 8))) == [1, 4, 6, 8]
     window = with_default(union([Lookahead(), Suffix()], model, 16))
-    assert rows_of(window)[:2] == [1, 6] and window.device_shape.alone
+    assert rows_of(window)[:2] == [1, 7] and window.device_shape.alone
 
 
 def test_sizes_cost_their_rows_and_their_drafting(model):
@@ -89,7 +89,7 @@ def test_probes_rest_and_are_tried_again(model):
         sizes += [step] if int(state.draft.size[0]) else []
         offered += [step] if bool(state.draft.log_p[0, 1] > -np.inf) else []
         state = decode(job.decoding, state, np.int32(1))
-    assert sizes == [0, 2, 4, 8, 16, 32] and offered == [1, 3, 5, 9, 17, 33]
+    assert sizes == [0, 1, 2, 4, 8, 16, 32] and offered == [1, 2, 3, 5, 9, 17, 33]
 
 
 def test_costs_are_on_the_device_greedy_and_sampled(model):

@@ -43,7 +43,7 @@ def test_every_size_is_forced_and_the_smallest_rests(drafter, monkeypatch):
 def test_costs_of_rows_are_without_drafting(drafter):
     times = [SizeTimes(np.array([20.0, 24.0, 26.0, 30.0]), 2.0), SizeTimes(np.array([21.0, 25.0, 28.0, 34.0]), 3.0)]
     costs = row_costs(drafter, 2, times)
-    assert costs.rows == (2.0, 6.0, 10.0, 16.0)
+    assert costs.rows == (2.0, 8.0, 12.0, 16.0)
     assert costs.costs == ((20.0, 22.0, 24.0, 28.0), (21.0, 22.0, 25.0, 31.0))
     assert costs.drafting == {cost_name(drafter): (2.0, 3.0)}
 
@@ -75,3 +75,10 @@ def test_rows_of_a_cpu_are_measured_greedy_and_sampled():
     assert (
         costs.rows == (1.0, 4.0, 8.0, 16.0) and np.shape(costs.costs) == (2, 4) and cost_name(drafter) in costs.drafting
     )
+
+
+def test_few_rows_are_measured_beside_many_probes(drafter, monkeypatch):
+    """The largest step's six probes leave no size between 1 row and 8."""
+    monkeypatch.setattr(sizes, "decode", lambda decoding, state, steps: state)
+    costs = measure_rows(drafter, rounds=1)
+    assert costs.rows == (1.0, 4.0, 8.0, 12.0, 16.0) and (np.diff(costs.costs) >= 0).all()
