@@ -30,7 +30,7 @@ class Options:
       prompts: a JSONL file of prompts; of the file that an adapter was trained on, what training set aside is used.
       limit: prompts at most.
       tokens: of an answer at most.
-      temperatures: of the answers; 0 is greedy, which every calibration needs.
+      temperatures: of the answers; 0 is greedy, which every calibration needs. Those of an adapter at other ones stay.
       methods: which; default all that ship.
     """
 
@@ -62,7 +62,8 @@ def main(args: list[str]) -> None:
         print(name, json.dumps(found), flush=True)
         if adapter:
             file = adapter.folder / "adapter.json"
-            write_json(file, read_json(file) | {"calibration": found})
+            info = read_json(file)
+            write_json(file, info | {"calibration": dict(sorted((info["calibration"] | found).items()))})
 
 
 if __name__ == "__main__":
