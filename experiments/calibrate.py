@@ -63,7 +63,7 @@ def main(args: list[str]) -> None:
         if adapter:
             file = adapter.folder / "adapter.json"
             info = read_json(file)
-            write_json(file, info | {"calibration": dict(sorted((info["calibration"] | found).items()))})
+            write_json(file, info | {"calibration": dict(sorted((info.get("calibration", {}) | found).items()))})
 
 
 if __name__ == "__main__":
