@@ -318,7 +318,7 @@ def test_other_ways_to_accept(tiny):
         (
             "medusa+rest",
             {"adapter": "somewhere"},
-            "somewhere: no such folder, and so no adapter there (adapter.json is missing)",
+            "somewhere: no such folder, and so no adapter there",
         ),
         ("medusa+rest", {"adapter": "adapters/ppd-smollm2-135m"}, "belongs to method 'ppd', not to medusa or rest"),
         ("suffix+rest", {"adapter": "adapters/ppd-smollm2-135m"}, "belongs to method 'ppd', not 'rest'"),

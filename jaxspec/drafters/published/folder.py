@@ -131,7 +131,7 @@ def find_folder(name_or_path: str | Path, files: Sequence[str]) -> Path:
     if path.exists():
         return path
     if not is_hub_name(name):
-        raise UserError(f"{name}: no such folder, and not a hub name (owner/name of no folder that is here)")
+        raise UserError(f"{name}: no such folder, and not a hub name (owner/name, and no folder OWNER here)")
     from huggingface_hub import snapshot_download
 
     try:

@@ -48,13 +48,14 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     if keys.get(_ALL) not in (None, distances * ensemble):
         raise UserError(f"{keys.where}: {_ALL} {keys.get(_ALL)!r:.60} is not {distances} times {ensemble}")
     aggregation, head = keys.choice("aggregation_type", _AGGREGATIONS), keys.flag("use_custom_lm_head")
+    exits = keys.count("num_exits", model.config.num_layers)
     method = PPD(
         distances=distances,
         ensemble=ensemble,
         mask=keys.choice("vt_attention_type", _MASKS),
         aggregation=aggregation if ensemble > 1 else "average",  # one row has no weight there
-        multi_exit=keys.count("num_exits", model.config.num_layers),
-        exit_norm=False,
+        multi_exit=exits,
+        exit_norm=exits == 1,
         head="one_stage" if head else "none",
     )
     trainable = _read_tensors(folder, model, method, aggregation == "learned")
