@@ -19,9 +19,9 @@ from jaxspec.weights.params import params_fingerprint
 class ExportOptions:
     """Write a base as a Hugging Face directory: config.json, weights in safetensors, tokenizer files.
 
-    With a form, write an adapter instead, for other software: eagle3 for SGLang, speculators for vLLM. With a method,
-    write the base as the method's adapter tunes it, and the adapter for that base in adapter/. Use JAX_PLATFORMS=cpu
-    and --dtype bfloat16 to export a base that no device can hold from the host's memory.
+    With a form, write an adapter instead, for other software: eagle3 for SGLang, speculators for vLLM, medusa. With a
+    method, write the base as the method's adapter tunes it, and the adapter for that base in adapter/. Use
+    JAX_PLATFORMS=cpu and --dtype bfloat16 to export a base that no device can hold from the host's memory.
 
     Attributes:
       model: smollm2-135m (the default), a Hugging Face directory or hub name, a checkpoint that `jaxspec train` wrote,
@@ -29,7 +29,7 @@ class ExportOptions:
       method: a method that tunes its base, such as space: export the tuned base. With a form: the adapter's method,
         which is the form's where left out.
       adapter: folder of that adapter; default the one that ships for this method and model.
-      form: form of published drafters to write the adapter in: eagle3 or speculators.
+      form: form of published drafters to write the adapter in: eagle3, speculators or medusa.
       dtype: dtype of the weights; default float32 on CPU, float16 on GPUs without bfloat16, bfloat16 elsewhere. Of an
         adapter: that which it was imported in, else float16.
       output: the directory; it must not exist.

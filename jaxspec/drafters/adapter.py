@@ -101,6 +101,8 @@ def save_adapter(folder: Path, adapter: Adapter, dtype: str = "float32") -> None
 def read_head(folder: Path) -> dict[str, Any]:
     """The content of adapter.json. Raises UserError where there is none, or one of another format."""
     file = folder / "adapter.json"
+    if not folder.exists():
+        raise UserError(f"{folder}: no such folder, and so no adapter there (adapter.json is missing)")
     if not file.exists():
         raise UserError(f"{folder}: no adapter there (adapter.json is missing)")
     head = read_json(file)

@@ -38,6 +38,7 @@ class Amphista(HeadMethod):
       sampled_token: the adaptation layers read the embedding of the token sampled from the state.
       position_encoding: a learned vector per head before the self-attention (equation 4).
       self_attention_layers: of the auto-embedding block; 0 leaves it out, 2 is Amphista-alpha (A.2.3).
+      even: the sampled token's embedding is brought to the size of the state. Off in the paper.
     """
 
     name: ClassVar[str] = "amphista"
@@ -47,6 +48,7 @@ class Amphista(HeadMethod):
     sampled_token: bool = True
     position_encoding: bool = True
     self_attention_layers: int = 1
+    even: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,7 +90,7 @@ class Amphista(HeadMethod):
         sampled = base.embed(following)[..., None, :]  # [B, R, 1, D]
         for i in range(self.adaptation_layers):
             stage = trainable[f"stage{i + 1}"]
-            x = beside(hidden, sampled) if self.sampled_token else hidden
+            x = beside(hidden, sampled, self.even) if self.sampled_token else hidden
             hidden, (k, v) = run_layer(stage["layer"], base, product(x, stage["kernel"]), context, i)
             features, keys, values = [*features, hidden], (*keys, k), (*values, v)
         return tuple(features) or (hidden,), Cache(keys, values)

@@ -154,7 +154,8 @@ class HeadMethod(Method, abc.ABC):
         """States [..., M', D] of the heads from `first` on to float32 logits [..., M', V']."""
         heads = slice(first, first + x.shape[-2])
         if self.lm_head == "full":
-            return base.finished(_projected(x, trainable["lm_head"][heads]))
+            logits = _projected(x, trainable["lm_head"][heads])
+            return base.finished(logits + trainable["lm_head_bias"][heads] if "lm_head_bias" in trainable else logits)
         logits = base.draft_logits(x)
         if self.lm_head == "low_rank":
             thin = own_products(x, trainable["down"][heads])
@@ -163,7 +164,8 @@ class HeadMethod(Method, abc.ABC):
 
     def prepare(self, trainable: PyTree, base: Base) -> PyTree:
         """Kernels in the base's dtype, of the projections only the columns that may be drafted."""
-        smaller = {name: base.draft_part(trainable[name]) for name in ("lm_head", "up") if name in trainable}
+        of_tokens = ("lm_head", "lm_head_bias", "up")
+        smaller = {name: base.draft_part(trainable[name]) for name in of_tokens if name in trainable}
         return for_products(trainable | smaller, base.dtype)
 
     # Training
@@ -254,15 +256,16 @@ def run_layer(
     return layer(c).apply({"params": params}, x, *args)
 
 
-def beside(x: jax.Array, embeddings: jax.Array) -> jax.Array:
+def beside(x: jax.Array, embeddings: jax.Array, even: bool = True) -> jax.Array:
     """The concatenation of states [..., D] and token embeddings [..., n, D]: [..., (1 + n) * D].
 
     A hidden state can be hundreds of times larger than an embedding, and a matrix that starts without the embeddings
-    would take as much longer to learn from them: they are brought to the size of the state.
+    would take as much longer to learn from them: with `even` they are brought to the size of the state.
     """
-    scale = root_mean_square(x)[..., None, :] / jnp.maximum(root_mean_square(embeddings), 1e-6)
-    scaled = (embeddings * scale).astype(x.dtype)
-    return jnp.concatenate([x[..., None, :], scaled], axis=-2).reshape(*x.shape[:-1], -1)
+    if even:
+        scale = root_mean_square(x)[..., None, :] / jnp.maximum(root_mean_square(embeddings), 1e-6)
+        embeddings = embeddings * scale
+    return jnp.concatenate([x[..., None, :], embeddings.astype(x.dtype)], axis=-2).reshape(*x.shape[:-1], -1)
 
 
 def root_mean_square(x: jax.Array) -> jax.Array:

@@ -40,13 +40,16 @@ class PPD(ProbeMethod):
         `model.encode(phrase, chat=False)` gives.
       ensemble: n, ensemble prompt tokens (EPTs) per prompt token (4.2).
       mask: what an EPT sees of its own group (4.4.3): `ensemble`, EPTs of its own index at smaller distances;
-        `decoder`, all EPTs at smaller distances; `encoder`, those and all at its own distance.
+        `decoder`, all EPTs at smaller distances; `encoder`, those and all at its own distance. In the released code
+        `decoder` is `causal`, all EPTs at smaller distances and those before it at its own, and `encoder` is `alone`,
+        all at its own distance and no others.
       aggregation: `average` of the EPTs' logits, or `learned` weights (4.4.4).
       decay: alpha of equation 4.1.
       prefix_tokens: trained keys and values per distance and layer that its EPTs see (4.4.1); 0: no prefix tuning.
       head: a vocabulary projection of the prompt tokens' own (4.4.2), which starts as the base's: `none`,
         `one_stage`, trained together with them, or `two_stage`, after they have been trained alone.
-      multi_exit: k, the hidden states of the last k layers are averaged (4.4.5), here each after normalisation.
+      multi_exit: k, the hidden states of the last k layers are averaged (4.4.5).
+      exit_norm: each of them after the base's final norm; else, as in the released code, only the last one.
       entry: the layer from which on prompt tokens are computed (7.4.2).
     """
 
@@ -55,12 +58,13 @@ class PPD(ProbeMethod):
 
     initial: tuple[int, ...] = ()
     ensemble: int = 1
-    mask: Literal["ensemble", "decoder", "encoder"] = "ensemble"
+    mask: Literal["ensemble", "decoder", "encoder", "causal", "alone"] = "ensemble"
     aggregation: Literal["average", "learned"] = "average"
     decay: float = 0.8
     prefix_tokens: int = 0
     head: Literal["none", "one_stage", "two_stage"] = "none"
     multi_exit: int = 1
+    exit_norm: bool = True
     entry: int = 0
 
     def __post_init__(self) -> None:
@@ -149,11 +153,15 @@ class PPD(ProbeMethod):
 
     def sees(self, distance: jax.Array, copy: jax.Array) -> jax.Array:
         """The mask among the EPTs of one group (4.4.3)."""
-        earlier = distance[None, :] < distance[:, None]
-        same = (distance[None, :] == distance[:, None]) & (copy[None, :] == copy[:, None])
-        if self.mask == "ensemble":
-            return (earlier & (copy[None, :] == copy[:, None])) | same
-        return earlier | same if self.mask == "decoder" else distance[None, :] <= distance[:, None]
+        earlier, beside = distance[None, :] < distance[:, None], distance[None, :] == distance[:, None]
+        same = copy[None, :] == copy[:, None]
+        return {
+            "ensemble": (earlier | beside) & same,
+            "decoder": earlier | (beside & same),
+            "encoder": earlier | beside,
+            "causal": earlier | (beside & (copy[None, :] <= copy[:, None])),
+            "alone": beside,
+        }[self.mask]
 
     def prefix(self, trainable: PyTree) -> tuple[Cache, np.ndarray] | None:
         """The prefix, of which every distance sees its own part (4.4.1, Figure 4.4)."""
@@ -166,7 +174,7 @@ class PPD(ProbeMethod):
         """Logits averaged over EPTs and exits (4.2, 4.4.4, 4.4.5), through the base's head or one of their own."""
         learned = self.aggregation == "learned"
         weights = trainable["weights"][distance - 1] if learned else None
-        hidden = mean_normed(base, exits, weights)
+        hidden = mean_normed(base, exits, weights, self.exit_norm)
         if self.head == "none":
             return base.draft_logits(hidden)
         head = trainable["head"].astype(hidden.dtype)

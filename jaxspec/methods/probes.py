@@ -341,13 +341,16 @@ class ProbeMethod(Method, abc.ABC):
         return offer_ranked(context, logits, near["known"])
 
 
-def mean_normed(base: Base, exits: Sequence[jax.Array], weights: jax.Array | None = None) -> jax.Array:
+def mean_normed(
+    base: Base, exits: Sequence[jax.Array], weights: jax.Array | None = None, every: bool = True
+) -> jax.Array:
     """Normalised hidden states [..., D], averaged over exits and over the n rows of a probe: exits of [..., n, D].
 
-    The projection is linear: averaging these averages the logits. Every exit is normalised before it is averaged,
-    and the rows may have weights that broadcast to [..., n].
+    The projection is linear: averaging these averages the logits. Every exit, or the last one alone, is normalised
+    before it is averaged, and the rows may have weights that broadcast to [..., n].
     """
-    normed = sum(base.normed(x) for x in exits) / len(exits)
+    last = len(exits) - 1
+    normed = sum(base.normed(x) if every or i == last else x for i, x in enumerate(exits)) / len(exits)
     if weights is None:
         return jnp.mean(normed, axis=-2)
     return jnp.sum(normed * weights[..., None].astype(normed.dtype), axis=-2)

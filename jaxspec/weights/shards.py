@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -36,14 +36,14 @@ _MAX_HEADER = 16 * 2**20  # bytes, of some 150,000 tensors
 _ROWS = 4096  # of two matrices that are compared at a time
 
 
-def find_shards(folder: Path) -> list[Path]:
-    """Files of weights: what an index lists, or a single one; safetensors come before PyTorch's.
+def find_shards(folder: Path, files: Sequence[str] = WEIGHTS) -> list[Path]:
+    """Files of weights: what an index lists, or a single one; of the names in `files` the first that is there counts.
 
     Raises UserError where one is missing.
     """
-    forms = {name: folder / f"{name}.index.json" for name in WEIGHTS}
+    forms = {name: folder / f"{name}.index.json" for name in files}
     there = (name for name, index in forms.items() if index.exists() or (folder / name).exists())
-    names = [next(there, WEIGHTS[0])]
+    names = [next(there, files[0])]
     index = forms[names[0]]
     if index.exists():
         weight_map = read_json(index).get("weight_map")

@@ -62,11 +62,12 @@ OPTIONS = {
     PPD: {
         "distances": (3, 2),
         "ensemble": (1, 3),
-        "mask": ("ensemble", "decoder", "encoder"),
+        "mask": ("ensemble", "decoder", "encoder", "causal", "alone"),
         "aggregation": ("average", "learned"),
         "prefix_tokens": (0, 2),
         "head": ("none", "one_stage"),  # one trained in two stages decodes likewise
         "multi_exit": (1, 2),
+        "exit_norm": (True, False),
         "entry": (0, 1),
     },
     BiTA: {
@@ -94,6 +95,9 @@ OPTIONS = {
         "blocks": (1, 2),
         "lm_head": ("full", "tied", "low_rank"),
         "prefix_attention": (True, False),
+        "prefix_norm": (True, False),  # of the layer that prefix_attention adds
+        "even": (True, False),
+        "bias": (False, True),
     },
     Amphista: {
         "heads": (3, 2),
@@ -103,6 +107,7 @@ OPTIONS = {
         "sampled_token": (True, False),
         "position_encoding": (True, False),
         "self_attention_layers": (1, 2, 0),
+        "even": (True, False),
     },
     DFlash: {
         "block": (4, 3),  # as many distances, or one less
@@ -173,7 +178,10 @@ OPTIONS = {
 }
 OF_TRAINING = {"initial", "objective", "direction", "decay", "alignment", "labels", "weighting", "p_ar", "training"}
 OF_TRAINING |= {"train_visibility", "dropout", "unroll", "start", "features", "top_k"}
-EXCLUSIVE = {("fc_norm", True), ("norm_before_fc", True)}
+EXCLUSIVE = (
+    {("fc_norm", True), ("norm_before_fc", True)},
+    {("prefix_attention", False), ("prefix_norm", True)},
+)
 OF_SHAPES = {"rank", "targets", "vocabulary"}  # of what a loaded adapter holds
 
 
@@ -188,7 +196,7 @@ def pairwise(options):
     combinations = itertools.product(
         *([(name, value) for value in dict.fromkeys(values)] for name, values in options.items())
     )
-    combinations = [combination for combination in combinations if not {*combination} >= EXCLUSIVE]
+    combinations = [each for each in combinations if not any({*each} >= pair for pair in EXCLUSIVE)]
     pairs = {combination: {*itertools.combinations(combination, 2)} for combination in combinations}
     missing, chosen = set().union(*pairs.values()), []
     while missing:

@@ -315,7 +315,11 @@ def test_other_ways_to_accept(tiny):
         ("autoregressive", {"tree": "best:8"}, "autoregressive drafts nothing and has no tree, got 'best:8'"),
         ("prompt_lookup", {"adapter": "somewhere"}, "prompt_lookup takes no adapter, got 'somewhere'"),
         ("suffix+prompt_lookup", {"adapter": "somewhere"}, "suffix+prompt_lookup takes no adapter, got 'somewhere'"),
-        ("medusa+rest", {"adapter": "somewhere"}, "somewhere: no adapter there (adapter.json is missing)"),
+        (
+            "medusa+rest",
+            {"adapter": "somewhere"},
+            "somewhere: no such folder, and so no adapter there",
+        ),
         ("medusa+rest", {"adapter": "adapters/ppd-smollm2-135m"}, "belongs to method 'ppd', not to medusa or rest"),
         ("suffix+rest", {"adapter": "adapters/ppd-smollm2-135m"}, "belongs to method 'ppd', not 'rest'"),
         ("suffix+rest", {}, "rest needs an adapter that `jaxspec datastore` builds: run it and give its folder"),

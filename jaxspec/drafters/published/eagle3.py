@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from transformers import PretrainedConfig
 
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.published.eagle_parts import (
@@ -20,12 +19,13 @@ from jaxspec.drafters.published.eagle_parts import (
 from jaxspec.drafters.published.eagle_writing import export_shapes, write_tensors
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Form, Interpretation, Written
+from jaxspec.drafters.published.imported import COMMON_KEYS
 from jaxspec.errors import UserError
 from jaxspec.methods import Eagle
 from jaxspec.weights.keys import Keys
 from jaxspec.weights.load import Model
 
-ARCHITECTURES = ("LlamaForCausalLMEagle3", "LlamaForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLMEagle3", "LlamaForCausalLM", "Eagle3LlamaForCausalLM")
 LAYER_KEYS = (  # of a layer of LLaMA's or Qwen3's, which are read, and what every config.json may hold
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
     *(
@@ -40,7 +40,7 @@ LAYER_KEYS = (  # of a layer of LLaMA's or Qwen3's, which are read, and what eve
     *("tie_word_embeddings", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
     *("model_type", "attention_dropout", "initializer_range", "pretraining_tp", "torch_dtype", "auto_map", "use_cache"),
     *("bos_token_id", "eos_token_id", "pad_token_id"),
-    *PretrainedConfig().to_dict(),
+    *COMMON_KEYS,
 )
 _KEYS = ("draft_vocab_size", "target_hidden_size", "target_model_type", "draft_model_type", "eagle_config", *NORMS)
 _IDS = "eagle_aux_hidden_state_layer_ids"

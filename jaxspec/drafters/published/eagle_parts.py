@@ -11,14 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ModelConfig
-from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.drafter import method_plan
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Interpretation
+from jaxspec.drafters.published.imported import make_adapter
 from jaxspec.errors import UserError
 from jaxspec.methods import Eagle
 from jaxspec.parallel.processes import host
-from jaxspec.trees.plan import plan_to_json
 from jaxspec.weights.families import parse_config
 from jaxspec.weights.load import Model
 from jaxspec.weights.parts import Flat, join_parts
@@ -112,24 +110,25 @@ def layers_read(folder: PublishedFolder | None, ids: Any, layers: int, usual: st
     """
     default = (2, layers // 2, layers - 3)
     if ids is None:
-        return {"": _checked_reads(folder, default, layers)}
+        return {"": reads_checked(folder, default, layers)}
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise UserError(
             f"{folder.config_file}: eagle_aux_hidden_state_layer_ids must be a list of layers, got {ids!r:.60}"
         )
     entered, left = tuple(ids), tuple(i + 1 for i in ids)
     if entered == default:
-        return {"": _checked_reads(folder, entered, layers)}
+        return {"": reads_checked(folder, entered, layers)}
     if left == default and usual != "input":
-        return {"": _checked_reads(folder, left, layers)}
+        return {"": reads_checked(folder, left, layers)}
     meanings = {f"layer ids {ids} are of inputs": entered, f"layer ids {ids} are of outputs": left}
     possible = {meaning: reads for meaning, reads in meanings.items() if min(reads) >= 0 and max(reads) <= layers}
     if not possible or (usual == "input" and left != default):
-        return {"": _checked_reads(folder, entered, layers)}
+        return {"": reads_checked(folder, entered, layers)}
     return possible if len(possible) > 1 else {"": next(iter(possible.values()))}
 
 
-def _checked_reads(folder: PublishedFolder | None, reads: tuple[int, ...], layers: int) -> tuple[int, ...]:
+def reads_checked(folder: PublishedFolder | None, reads: tuple[int, ...], layers: int) -> tuple[int, ...]:
+    """The layers before which states are read, of `layers`. Raises UserError for two alike, or beyond the base's."""
     if len({*reads}) < len(reads) or not 0 <= min(reads) <= max(reads) <= layers:
         raise UserError(
             f"{folder.path}: it reads layers {list(reads)!r:.60}, and the base has {layers}: made for another base"
@@ -160,16 +159,9 @@ def read_eagle(folder: PublishedFolder, model: Model, form: str, said: Described
             embedding = _own_embedding(folder, model)
             if embedding is not None:
                 method, flat = dataclasses.replace(method, own_embedding=True), flat | {"embedding": embedding}
-            folder.check_all_taken()
             trainable = flax.traverse_util.unflatten_dict(join_parts(said.shapes, flat), sep="/")
-            accuracy = [[share * _USUAL_DECAY**d for share in _USUAL] for d in range(method.depth)]
-            info = {
-                "base": model.name,
-                "draft_vocabulary": method.vocabulary,
-                "tree": plan_to_json(method_plan(method, model.config, "sparse:16", accuracy)),
-                "published": {"form": form, "dtype": folder.dtype()},
-            }
-            adapter = Adapter(method, trainable, model.fingerprint, info, frequent)
+            usual = [[share * _USUAL_DECAY**d for share in _USUAL] for d in range(method.depth)]
+            adapter = make_adapter(folder, model, form, method, trainable, usual, frequent)
             readings.append(Interpretation("; ".join(filter(None, (layers, meaning))), adapter))
     return readings
 

@@ -12,11 +12,12 @@ import numpy as np
 
 from jaxspec.errors import UserError, first_line
 from jaxspec.files import read_json
-from jaxspec.weights.shards import find_shards, read_tensors
+from jaxspec.weights.shards import WEIGHTS, find_shards, read_tensors
 
 CONFIG = "config.json"
-_HUB_FILES = ["*.json", "*.safetensors", "pytorch_model*.bin"]
+CONFIGS = ("adapter_config.json", CONFIG)  # PEFT's name and everybody else's: the first that is there counts
 _FLOATS = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32))
+_OUTPUTS = ("adapters", "runs")  # folders that commands of this package write into, which are no owners on the hub
 
 
 class PublishedFolder:
@@ -26,33 +27,39 @@ class PublishedFolder:
 
     Args:
       path: the folder.
+      weights: names of the file of weights, of which the first that is there counts.
+      further: names of files with more tensors, which may be there.
 
     Attributes:
       path: the same.
       config: the content of config.json.
+      config_file: its name, for messages.
 
     Raises:
       UserError: a file is missing, damaged, no JSON object, or a link out of the folder.
     """
 
-    def __init__(self, path: Path):
-        self.path, self._taken = path, set()
-        self.config: dict[str, Any] = read_json(self._inside(path / CONFIG))
+    def __init__(self, path: Path, weights: Sequence[str] = WEIGHTS, further: Sequence[str] = ()):
+        self.path, self._weights, self._further, self._taken = path, weights, further, set()
+        file = path / next((name for name in CONFIGS if (path / name).exists()), CONFIG)
+        self.config_file = str(file)
+        self.config: dict[str, Any] = read_json(self._inside(file))
         if not isinstance(self.config, dict):
-            raise UserError(f"{path / CONFIG}: must hold a JSON object")
-
-    @property
-    def config_file(self) -> str:
-        """For messages."""
-        return str(self.path / CONFIG)
+            raise UserError(f"{file}: must hold a JSON object")
 
     @functools.cached_property
     def tensors(self) -> dict[str, np.ndarray]:
-        """All tensors by name."""
+        """All tensors by name. Raises UserError for a name that is there twice."""
         for index in self.path.glob("*.index.json"):
             self._inside(index)
-        shards = [self._inside(shard) for shard in find_shards(self.path)]
-        return dict(read_tensors(self.path, shards))
+        files = find_shards(self.path, self._weights)
+        files += [self.path / name for name in self._further if (self.path / name).exists()]
+        tensors = {}
+        for name, tensor in read_tensors(self.path, [self._inside(file) for file in files]):
+            if name in tensors:
+                raise UserError(f"{self.path}: tensor {name!r} is in two files")
+            tensors[name] = tensor
+        return tensors
 
     def _inside(self, file: Path) -> Path:
         """The file. Raises UserError for one that lies elsewhere: folders of the hub's cache link to its blobs."""
@@ -110,26 +117,39 @@ class PublishedFolder:
                 raise UserError(f"{self.config_file}: {part}{key!r:.60} {value!r:.60} is not known in this form")
 
 
-def find_folder(name_or_path: str | Path) -> Path:
-    """The folder of that name, or of the hub's model `owner/name`, whose files are downloaded.
+def find_folder(name_or_path: str | Path, files: Sequence[str]) -> Path:
+    """The folder of that name, or of the hub's model `owner/name`, of which these files are downloaded.
 
-    Raises UserError where there is neither.
+    Args:
+      name_or_path: what a user gave.
+      files: names, or patterns of names.
+
+    Raises:
+      UserError: there is neither.
     """
     path, name = Path(name_or_path), str(name_or_path)
     if path.exists():
         return path
     if not is_hub_name(name):
-        raise UserError(f"{name}: no such folder, and not a hub name (owner/name)")
+        raise UserError(f"{name}: no such folder, and not a hub name (owner/name, and no folder OWNER here)")
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(name, allow_patterns=list(files)))
     except Exception as error:  # network, authorisation, unknown name: all end here
         raise UserError(
             f"{name}: no such folder, and it could not be fetched from the hub: {first_line(error)}"
         ) from None
 
 
+def hub_patterns(weights: Sequence[str], further: Sequence[str] = ()) -> tuple[str, ...]:
+    """Patterns of the files that a `PublishedFolder` reads, whole or in shards with their index."""
+    shards = (f"{Path(name).stem}*{Path(name).suffix}" for name in weights)
+    return (*CONFIGS, *shards, *(f"{name}.index.json" for name in weights), *further)
+
+
 def is_hub_name(name: str) -> bool:
-    """Whether a name has the form `owner/name`."""
-    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith("/")
+    """Whether a name has the form `owner/name`, and is no path of which only the end is missing."""
+    owner, _, rest = name.partition("/")
+    path_like = owner.startswith((".", "~")) or owner in _OUTPUTS or Path(owner).is_dir()
+    return bool(owner) and bool(rest) and "/" not in rest and not path_like

@@ -11,6 +11,7 @@ import numpy as np
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.weights.load import Model
+from jaxspec.weights.shards import WEIGHTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Written:
 
     Attributes:
       config: content of config.json.
-      tensors: arrays by the form's names; floats are written in the dtype that the user chooses.
+      tensors: arrays by the form's names, for the first of its files of weights; floats are written in the dtype that
+        the user chooses.
     """
 
     config: Mapping[str, Any]
@@ -51,6 +53,8 @@ class Form:
         or size that does not fit.
       write: an adapter of a base in this form. Raises UserError naming the setting that the form lacks. None: it is
         only read.
+      weights: names of its file of weights, of which the first that is there counts; that is the one to write.
+      further: names of files with more tensors, which may be there.
     """
 
     method: str
@@ -58,3 +62,5 @@ class Form:
     recognises: Callable[[Mapping[str, Any]], bool]
     read: Callable[[PublishedFolder, Model], list[Interpretation]]
     write: Callable[[Adapter, Model], Written] | None = None
+    weights: tuple[str, ...] = WEIGHTS
+    further: tuple[str, ...] = ()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.published import eagle3, speculators
-from jaxspec.drafters.published.folder import CONFIG, PublishedFolder, find_folder, is_hub_name
+from jaxspec.drafters.published import deepspec, eagle3, hydra, medusa, ppd, speculators
+from jaxspec.drafters.published.folder import CONFIGS, PublishedFolder, find_folder, hub_patterns, is_hub_name
 from jaxspec.drafters.published.form import Form, Interpretation
 from jaxspec.errors import UserError
 from jaxspec.weights.load import Model
@@ -14,6 +14,10 @@ from jaxspec.weights.load import Model
 FORMS: dict[str, Form] = {
     "eagle3": eagle3.FORM,
     "speculators": speculators.EAGLE3,
+    "deepspec": deepspec.EAGLE3,
+    "medusa": medusa.FORM,
+    "hydra": hydra.FORM,
+    "ppd": ppd.FORM,
 }
 
 
@@ -21,7 +25,7 @@ def is_published(name_or_path: str | Path) -> bool:
     """Whether this names a published drafter rather than an adapter: a folder without adapter.json, or a hub name."""
     path = Path(name_or_path)
     if path.exists():
-        return (path / CONFIG).exists() and not (path / "adapter.json").exists()
+        return any((path / name).exists() for name in CONFIGS) and not (path / "adapter.json").exists()
     return isinstance(name_or_path, str) and is_hub_name(name_or_path)
 
 
@@ -31,13 +35,14 @@ def read_published(name_or_path: str | Path, model: Model) -> list[Interpretatio
     Raises:
       UserError: no such folder, an unknown form, a drafter for another base, or files that are not whole.
     """
-    folder = PublishedFolder(find_folder(name_or_path))
-    return FORMS[_form_of(folder)].read(folder, model)
+    form = _form_at(name_or_path)
+    path = find_folder(name_or_path, hub_patterns(form.weights, form.further))
+    return form.read(PublishedFolder(path, form.weights, form.further), model)
 
 
 def method_of_published(name_or_path: str | Path) -> str:
     """The method of a published drafter. Raises UserError as `read_published`."""
-    return FORMS[_form_of(PublishedFolder(find_folder(name_or_path)))].method
+    return _form_at(name_or_path).method
 
 
 def only_interpretation(name_or_path: str | Path, model: Model) -> Adapter:
@@ -52,12 +57,16 @@ def only_interpretation(name_or_path: str | Path, model: Model) -> Adapter:
     return readings[0].adapter
 
 
-def _form_of(folder: PublishedFolder) -> str:
-    """The form of a folder. Raises UserError for one that is unknown."""
-    for name, form in FORMS.items():
+def _form_at(name_or_path: str | Path) -> Form:
+    """The form of a folder or hub name, by its config.json: weights of an unknown form are not even fetched.
+
+    Raises UserError for one that is unknown.
+    """
+    folder = PublishedFolder(find_folder(name_or_path, CONFIGS))
+    for form in FORMS.values():
         if form.recognises(folder.config):
-            return name
-    said = {key: folder.config.get(key) for key in ("architectures", "model_type", "speculators_model_type")}
-    found = ", ".join(f"{key} {value!r:.60}" for key, value in said.items() if value)
+            return form
+    keys = ("architectures", "model_type", "speculators_model_type", "peft_type")
+    found = ", ".join(f"{key} {folder.config[key]!r:.60}" for key in keys if folder.config.get(key))
     known = "; ".join(f"{name} ({form.about})" for name, form in FORMS.items())
     raise UserError(f"{folder.config_file}: no form of drafters that is known, found {found or 'none'}; known: {known}")

@@ -16,13 +16,12 @@ from jaxspec.errors import UserError, suggest
 from jaxspec.files import replacing
 from jaxspec.parallel.processes import is_leader
 from jaxspec.weights.load import Model
-from jaxspec.weights.shards import WEIGHTS
 
 _DTYPE = "float16"  # that trained adapters are stored in
 
 
 def write_published(folder: Path, adapter: Adapter, model: Model, form: str, dtype: str = "") -> str:
-    """Write config.json and model.safetensors.
+    """Write config.json and the weights, in safetensors.
 
     Args:
       folder: the new folder.
@@ -49,7 +48,7 @@ def write_published(folder: Path, adapter: Adapter, model: Model, form: str, dty
         with replacing(folder, new):
             new.mkdir(parents=True)
             (new / CONFIG).write_text(json.dumps(config, indent=2))
-            (new / WEIGHTS[0]).write_bytes(safetensors.numpy.save(tensors, {"format": "pt"}))
+            (new / FORMS[form].weights[0]).write_bytes(safetensors.numpy.save(tensors, {"format": "pt"}))
     return dtype
 
 

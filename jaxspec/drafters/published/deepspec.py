@@ -1,0 +1,42 @@
+"""EAGLE-3 as DeepSpec publishes it: a layer of Qwen 3's that drafts all tokens, and ids of the layers it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxspec.drafters.published.eagle3 import LAYER_KEYS
+from jaxspec.drafters.published.eagle_parts import NORMS, Described, check_base, layer_shapes, read_eagle, reads_checked
+from jaxspec.drafters.published.folder import PublishedFolder
+from jaxspec.drafters.published.form import Form, Interpretation
+from jaxspec.errors import UserError
+from jaxspec.weights.keys import Keys
+from jaxspec.weights.load import Model
+
+_ARCHITECTURE = "Qwen3Eagle3Model"
+_IDS = "target_layer_ids"
+_KEYS = ("ttt_length", "step_loss_decay", "num_target_layers", "target_model_name_or_path", _IDS)
+
+
+def _recognises(config: Mapping[str, Any]) -> bool:
+    return config.get("architectures") == [_ARCHITECTURE]
+
+
+def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
+    folder.check_keys((*LAYER_KEYS, *_KEYS))
+    keys = Keys(folder.config, {}, folder.config_file)
+    shapes = layer_shapes(folder, folder.config, ("qwen3",), folder.config_file)
+    check_base(folder, shapes, model, None)
+    layers = model.config.num_layers
+    if (theirs := keys.optional_count("num_target_layers", 10**4)) not in (None, layers):
+        raise UserError(f"{folder.path}: a drafter for a base of {theirs} layers; {model.name!r} has {layers}")
+    ids = keys.required(_IDS)
+    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+        raise keys.error(_IDS, "a list of layers")
+    reads = reads_checked(folder, tuple(i + 1 for i in ids), layers)  # of outputs; -1 is the embedding
+    norms = {"": dict.fromkeys(NORMS, False)}
+    said = Described(shapes, shapes.vocab_size, {"": reads}, norms, keys.count("ttt_length", 64), "layers.0.")
+    return read_eagle(folder, model, "deepspec", said)
+
+
+EAGLE3 = Form("eagle", "EAGLE-3 of DeepSpec", _recognises, _read)
