@@ -128,8 +128,8 @@ class Facts:
       taps: before which layers `Method.observe` needs hidden states; the number of layers stands for those after the
         last one.
       own_layers: how many layers `Method.offer` runs, one after the other. 0: none.
-      adapter: where the adapter comes from: `trained`; `base`, trained together with a base of its own; the name of the
-        command that builds it; empty for methods that take none.
+      adapter: where the adapter comes from: `trained`; `base`, trained together with a base of its own; `module`, part
+        of the base's own files; the name of the command that builds it; empty for methods that take none.
       follows_prediction: whether it drafts from a text that the user expects (`Method.expect`).
       learned_tokens: how many of the base's most frequent tokens it learns to draft; 0: all. In training these are the
         base's draft vocabulary.
@@ -156,9 +156,14 @@ class Facts:
         return self.adapter in ("trained", "base")
 
     @property
+    def learned(self) -> bool:
+        """Whether the adapter has learned, here or with the base."""
+        return self.trained or self.adapter == "module"
+
+    @property
     def takes_time(self) -> bool:
         """Whether `Method.offer` multiplies with weights: it is skipped where no row wants a draft or none pays."""
-        return self.trained or self.own_layers > 0
+        return self.learned or self.own_layers > 0
 
     @property
     def replaces_base(self) -> bool:

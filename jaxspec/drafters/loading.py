@@ -12,7 +12,7 @@ from jaxspec.drafters.choices import Use, shaped
 from jaxspec.drafters.draft_source import draft_source
 from jaxspec.drafters.draft_steps import with_steps
 from jaxspec.drafters.drafter import Drafter, finalized, join_notes
-from jaxspec.drafters.published import is_published, method_of_published, only_interpretation
+from jaxspec.drafters.published import in_base, is_published, method_of_published, only_interpretation
 from jaxspec.drafters.source import Source
 from jaxspec.drafters.spec import DrafterSpec, parse_drafter
 from jaxspec.errors import UserError
@@ -177,6 +177,8 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
             raise UserError(f"{adapter}: this drafter belongs to method {method!r}, not {name!r}")
         return only_interpretation(adapter, model)
     folder = Path(adapter) if adapter else find_shipped(name, model.fingerprint)
+    if folder is None and (brought := in_base(name, model)):
+        return brought
     if folder is None:
         raise UserError(_how_to_make(name, model))
     if not adapter and not (folder / WEIGHTS).exists():
@@ -200,6 +202,8 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
 def _how_to_make(name: str, model: Model) -> str:
     """Advice where no adapter ships."""
     facts = METHODS[name]().facts(model.config)
+    if facts.learned and not facts.trained:
+        return f"{name} is a part of the base's own files, and {model.name!r} has none; see docs/published.md"
     if not facts.trained:
         command = f"jaxspec {facts.adapter}"
         return f"{name} needs an adapter that `{command}` builds: run it and give its folder with --adapter"

@@ -56,7 +56,7 @@ class Source:
     @property
     def trained(self) -> bool:
         """Whether it has an adapter that was trained."""
-        return self.facts.trained and self.adapter is not None
+        return self.facts.learned and self.adapter is not None
 
     @property
     def digest(self) -> str:

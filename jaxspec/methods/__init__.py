@@ -10,6 +10,7 @@ from jaxspec.methods.hidden_transfer import HiddenTransfer
 from jaxspec.methods.hydra import Hydra
 from jaxspec.methods.lookahead import Jacobi, Lookahead
 from jaxspec.methods.medusa import Medusa
+from jaxspec.methods.mtp import Mtp
 from jaxspec.methods.ppd import PPD
 from jaxspec.methods.prompt_lookup import PromptLookup
 from jaxspec.methods.rest import Rest
@@ -18,7 +19,7 @@ from jaxspec.methods.space import SPACE
 from jaxspec.methods.suffix import Suffix
 from jaxspec.methods.token_recycling import TokenRecycling
 
-_TRAINED = (PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista, Eagle, DFlash, DraftModel)
+_TRAINED = (PPD, BiTA, SPACE, HiddenTransfer, Medusa, Hydra, Amphista, Eagle, DFlash, DraftModel, Mtp)
 _ALL = (Method, *_TRAINED, PromptLookup, Suffix, Rest, TokenRecycling, Lookahead, Jacobi, SelfSpeculative)
 METHODS: dict[str, type[Method]] = {cls.name: cls for cls in _ALL}
 
@@ -36,6 +37,7 @@ __all__ = [
     "Jacobi",
     "Lookahead",
     "Medusa",
+    "Mtp",
     "PromptLookup",
     "Rest",
     "SelfSpeculative",

@@ -1,8 +1,8 @@
 """The next-token module that a base brings (MiMo, Xiaomi, 2025): a further layer, trained with the base.
 
-A row joins the base's last hidden state, after the final norm, with the embedding of the token that follows, each behind
-a norm of its own, and passes through a layer of the base's shape. A norm and the base's projection predict the token
-after it. The module learned to look one token further; beyond, it runs on its own outputs (`RecurrentLayer`).
+A row joins the base's last hidden state, after the final norm, with the embedding of the token that follows, each
+behind a norm of its own, and passes through a layer of the base's shape. A norm and the base's projection predict the
+token after it. The module learned to look one token further; beyond, it runs on its own outputs (`RecurrentLayer`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Mtp(RecurrentLayer):
             learned_distances=1,
             taps=self.taps(config.num_layers),
             own_layers=self.depth,
-            adapter="import",
+            adapter="module",
         )
 
     def taps(self, layers: int) -> tuple[int, ...]:

@@ -151,7 +151,7 @@ class Replies:
         for number, (token, mask) in enumerate(zip(piece.tokens, piece.drafted_by, strict=True), 1):
             text = choice.parts.add([token], piece.finish is not None and number == len(piece.tokens))
             offered = [source for bit, source in enumerate(sources) if mask >> bit & 1]
-            learnt = any(source.facts.trained for source in offered)
+            learnt = any(source.facts.learned for source in offered)
             kind = "learnt" if learnt else "lookup" if offered else "base"
             parts.append({"text": text, "kind": kind, "methods": [source.method.name for source in offered]})
         return parts

@@ -76,7 +76,7 @@ def measure(
     Raises:
       UserError: a method that learns nothing, answers that are too short, or a tree that does not fit.
     """
-    if not adapter.method.facts(model.config).trained:
+    if not adapter.method.facts(model.config).learned:
         raise UserError(f"{adapter.method.name} learns nothing whose accuracy could be measured; use jaxspec bench")
     final, own = finalized(adapter.method, adapter.trainable, model)
     base = learning(own.base, final.method, adapter.frequent_tokens)

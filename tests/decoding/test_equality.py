@@ -29,6 +29,7 @@ from jaxspec.methods import (
     Jacobi,
     Lookahead,
     Medusa,
+    Mtp,
     PromptLookup,
     Rest,
     SelfSpeculative,
@@ -167,6 +168,10 @@ OPTIONS = {
     },
     Jacobi: {
         "length": (3, 5),
+    },
+    Mtp: {
+        "depth": (3, 1),
+        "confidence": (0.0, 0.5),
     },
     SelfSpeculative: {
         "skip_attention": ((1,), (), (0, 1, 2)),

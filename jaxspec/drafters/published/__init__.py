@@ -3,6 +3,7 @@
 from jaxspec.drafters.published.form import Form, Interpretation
 from jaxspec.drafters.published.table import (
     FORMS,
+    in_base,
     is_published,
     method_of_published,
     only_interpretation,
@@ -15,6 +16,7 @@ __all__ = [
     "Form",
     "Interpretation",
     "check_form",
+    "in_base",
     "is_published",
     "method_of_published",
     "only_interpretation",

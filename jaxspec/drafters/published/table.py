@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.published import deepspec, eagle3, hydra, medusa, ppd, speculators
+from jaxspec.drafters.published import deepspec, eagle3, hydra, medusa, mtp, ppd, speculators
 from jaxspec.drafters.published.folder import CONFIGS, PublishedFolder, find_folder, hub_patterns, is_hub_name
 from jaxspec.drafters.published.form import Form, Interpretation
 from jaxspec.errors import UserError
@@ -18,6 +18,7 @@ FORMS: dict[str, Form] = {
     "medusa": medusa.FORM,
     "hydra": hydra.FORM,
     "ppd": ppd.FORM,
+    "mtp": mtp.FORM,
 }
 
 
@@ -57,15 +58,28 @@ def only_interpretation(name_or_path: str | Path, model: Model) -> Adapter:
     return readings[0].adapter
 
 
+def in_base(method: str, model: Model) -> Adapter | None:
+    """The drafter of a method that the base's own files hold; None where they hold none. Raises UserError likewise."""
+    if not is_published(model.name):
+        return None
+    form = _form_of(PublishedFolder(find_folder(model.name, CONFIGS)))
+    return only_interpretation(model.name, model) if form is not None and form.method == method else None
+
+
+def _form_of(folder: PublishedFolder) -> Form | None:
+    """The form of a folder by its config.json."""
+    return next((form for form in FORMS.values() if form.recognises(folder.config)), None)
+
+
 def _form_at(name_or_path: str | Path) -> Form:
-    """The form of a folder or hub name, by its config.json: weights of an unknown form are not even fetched.
+    """The form of a folder or hub name: weights of an unknown form are not even fetched.
 
     Raises UserError for one that is unknown.
     """
     folder = PublishedFolder(find_folder(name_or_path, CONFIGS))
-    for form in FORMS.values():
-        if form.recognises(folder.config):
-            return form
+    form = _form_of(folder)
+    if form is not None:
+        return form
     keys = ("architectures", "model_type", "speculators_model_type", "peft_type")
     found = ", ".join(f"{key} {folder.config[key]!r:.60}" for key in keys if folder.config.get(key))
     known = "; ".join(f"{name} ({form.about})" for name, form in FORMS.items())
