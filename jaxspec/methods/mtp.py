@@ -30,7 +30,6 @@ class Mtp(RecurrentLayer):
     """Settings of a base's own next-token module: those of `RecurrentLayer`."""
 
     name: ClassVar[str] = "mtp"
-    adjustable: ClassVar[tuple[str, ...]] = ("depth", "confidence")
 
     depth: int = 3
 
