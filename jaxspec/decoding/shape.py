@@ -184,8 +184,8 @@ class Best:
     def _size(self, log_p: jax.Array, pace: Pace, costs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The size of the next step [B], one for all rows that are there, from the chances of nodes [B, N].
 
-        Also whether it is larger than its candidates are worth [B]. A row that a server inserts brings its own size; the
-        step has the largest.
+        Also whether it is larger than its candidates are worth [B]. A row that a server inserts brings its own size;
+        the step has the largest.
         """
         tokens = jnp.cumsum(jnp.exp(log_p), axis=1)[:, jnp.asarray(self.sizes) - 1]  # [B, K]; the root's 1: the bonus
         price = jnp.maximum(pace.tokens / pace.time, 1 / costs[:, 0])  # the smallest step makes a token in any case
