@@ -46,8 +46,8 @@ clients: setup
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -m slow tests/serving/test_page.py
 
 # The figures of docs/results.md, from the even ones of Spec-Bench's questions and some of HumanEval's: hours on two cores.
-# Resumes where it stopped; makes runs/results/page, whose files are those of docs/. Installs PyTorch, which transformers is raced on; that and
-# 1b's steps may fail, for want of network or memory, and the page is made without them.
+# Resumes where it stopped; makes runs/results/page, whose files are those of docs/. Installs PyTorch, which transformers
+# is raced on; that and 1b's steps may fail, for want of network or memory, and the page is made without them.
 PAGE := greedy code sampled trees space latency latency_1b peers
 PAPERS := ppd bita space hidden_transfer medusa hydra amphista
 RUNS := --run autoregressive --run autoregressive $(foreach name,$(PAPERS),--run "$(name) tree=own")
