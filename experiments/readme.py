@@ -63,9 +63,9 @@ def _cpu(greedy: dict[str, Any], code: dict[str, Any]) -> list[str]:
     rows.insert(0, [f"`{REFERENCE}`", 1, "1.00", f"1 ({plain:.0f} tokens/s)"])
     said = (
         f"{setting['model']}, each method alone on {setting['device']} in {setting['dtype']}, jax {setting['jax']}, "
-        f"{setting['began']}: {setting['questions']} questions of Spec-Bench and {code['setting']['questions']} of HumanEval (*code*), "
-        f"greedy, at most {setting['settings']['max_new_tokens']} new tokens, adapters' own trees. *Speed* is relative "
-        "to autoregressive decoding, the median over questions with its 95% interval."
+        f"{setting['began']}: {setting['questions']} questions of Spec-Bench and {code['setting']['questions']} of "
+        f"HumanEval (*code*), greedy, at most {setting['settings']['max_new_tokens']} new tokens, adapters' own trees. "
+        "*Speed* is relative to autoregressive decoding, the median over questions with its 95% interval."
     )
     heads = ["method", "rows per step", "tokens per step", "speed", "mathematics", "code", "translation", "same output"]
     return [*_filled(said), "", *table(heads, rows)]
