@@ -29,6 +29,21 @@ def test_links_lead_somewhere(page):
     assert [target for target in inside if not ((ROOT / page).parent / target).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_sections_lead_to_one(page):
+    linked = re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", (ROOT / page).read_text())
+    inside = [
+        ((ROOT / page).parent / file if file else ROOT / page, section) for file, section in linked if "//" not in file
+    ]
+    assert [(file.name, section) for file, section in inside if section not in sections_of(file.read_text())] == []
+
+
+def sections_of(text):
+    """The names by which links know a page's sections."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def test_the_figures_of_the_readme_are_those_of_stored_results():
     """`python -m experiments.readme` writes them."""
     results, gpu = (read_json(ROOT / "docs" / name) for name in ("results.json", "h100.json"))
