@@ -41,7 +41,7 @@ def with_figures(text: str, results: dict[str, Any], gpu: dict[str, Any]) -> str
       gpu: content of a device.json.
 
     Raises:
-      UserError: a text without the two markers.
+      UserError: a text without the two markers, or benchmarks of different devices or code.
     """
     before, begin, rest = text.partition(f"{BEGIN}\n")
     _, end, after = rest.partition(END)
@@ -72,12 +72,12 @@ def _cpu(greedy: dict[str, Any], code: dict[str, Any]) -> list[str]:
 
 
 def _row(way: str, rows: int, groups: dict[str, Any], code: dict[str, Any]) -> list[Any]:
-    everything = groups[ALL]
+    everything, name = groups[ALL], way.removesuffix(" tree=own")
     speeds = [f["speedup"]["value"] for f in (groups["math_reasoning"], code[ALL], groups["translation"])]
     same = everything["identical"] + code[ALL]["identical"], everything["answers"] + code[ALL]["answers"]
     speed = interval(Estimate(**everything["speedup"]))
     tokens = f"{everything['tokens_per_step']:.2f}"
-    return [f"`{way}`", rows, tokens, speed, *(f"{value:.2f}" for value in speeds), f"{same[0]} of {same[1]}"]
+    return [f"`{name}`", rows, tokens, speed, *(f"{value:.2f}" for value in speeds), f"{same[0]} of {same[1]}"]
 
 
 def _on_gpu(gpu: dict[str, Any]) -> list[str]:

@@ -39,6 +39,8 @@ def unpacked(folder: Path) -> Iterator[Path]:
 
 def store(folder: Path, to: Path) -> None:
     """Copy a benchmark or a latency for the repository, its answers packed. An earlier copy is overwritten."""
+    if folder.resolve() == to.resolve():  # the page is written again where it was
+        return
     writable(to)
     for name in _WHOLE:
         if (folder / name).exists():

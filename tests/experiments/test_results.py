@@ -60,6 +60,7 @@ def test_answers_are_stored_in_one_file_and_read_from_it(tmp_path):
     assert not folder.exists()
     names = {file.name for file in (tmp_path / "space").iterdir()}
     assert names == {"answers.tar.xz", "bench.json", "memory.json", "overhead.json"}
+    store(tmp_path / "space", tmp_path / "space")
     with unpacked(tmp_path / "space") as folder:
         assert load_results(folder).rows == rows
     with tarfile.open(tmp_path / "space" / "answers.tar.xz") as archive:
