@@ -46,8 +46,8 @@ clients: setup
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -m slow tests/serving/test_page.py
 
 # The figures of docs/results.md, from the even ones of Spec-Bench's questions and some of HumanEval's: hours on two cores.
-# Resumes where it stopped; makes runs/results/page/results.md. Installs PyTorch, which transformers is raced on; that and
-# 1b's steps may fail, for want of network or memory, and the page is made without them.
+# Resumes where it stopped; makes runs/results/page, whose files are those of docs/. Installs PyTorch, which transformers
+# is raced on; that and 1b's steps may fail, for want of network or memory, and the page is made without them.
 PAGE := greedy code sampled trees space latency latency_1b peers
 PAPERS := ppd bita space hidden_transfer medusa hydra amphista
 RUNS := --run autoregressive --run autoregressive $(foreach name,$(PAPERS),--run "$(name) tree=own")
@@ -77,7 +77,8 @@ questions:
 	@grep -E '"question_id": *[0-9]*[02468]\b' "$(SPEC_BENCH)" > runs/results/.chosen || \
 		{ echo "$(SPEC_BENCH): none of Spec-Bench's questions in it"; exit 2; }
 	@mv runs/results/.chosen runs/results/spec_bench_dev.jsonl
-	@grep -oE 'HumanEval/[0-9]+"' docs/results/code/answers/run_1/autoregressive.jsonl | sort -u > runs/results/tasks
+	@$(PYTHON) -m tarfile -e docs/results/code/answers.tar.xz runs/results/stored
+	@grep -ohE 'HumanEval/[0-9]+"' runs/results/stored/answers/run_1/autoregressive.jsonl | sort -u > runs/results/tasks
 	@grep -F -f runs/results/tasks "$(HUMANEVAL)" > runs/results/.chosen || \
 		{ echo "$(HUMANEVAL): none of HumanEval's tasks in it"; exit 2; }
 	@mv runs/results/.chosen runs/results/humaneval_dev.jsonl

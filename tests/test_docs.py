@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from experiments.readme import with_figures
 from jaxspec.cli.main import COMMANDS
 from jaxspec.drafters import METHODS
+from jaxspec.errors import UserError
+from jaxspec.files import read_json
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(f.relative_to(ROOT)) for f in ROOT.glob("docs/*.md"))]
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(f.relative_to(ROOT)) for f in ROOT.glob("docs/**/*.md"))]
 PATH = re.compile(r"`((?:jaxspec|configs|experiments|tests|docs|adapters)/[^`\s]*)`")
 
 
@@ -26,9 +29,39 @@ def test_links_lead_somewhere(page):
     assert [target for target in inside if not ((ROOT / page).parent / target).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_sections_lead_to_one(page):
+    linked = re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", (ROOT / page).read_text())
+    inside = [
+        ((ROOT / page).parent / file if file else ROOT / page, section) for file, section in linked if "//" not in file
+    ]
+    assert [(file.name, section) for file, section in inside if section not in sections_of(file.read_text())] == []
+
+
+def sections_of(text):
+    """The names by which links know a page's sections."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_figures_of_the_readme_are_those_of_stored_results():
+    """`python -m experiments.readme` writes them."""
+    results, gpu = (read_json(ROOT / "docs" / name) for name in ("results.json", "h100.json"))
+    text = (ROOT / "README.md").read_text()
+    assert with_figures(text, results, gpu) == text
+    results["greedy"]["ways"]["ppd"]["all"]["speedup"]["value"] = 9.0
+    changed = with_figures(text, results, gpu)
+    assert "| `ppd` | 5 | 1.33 | 9.00 (1.03" in changed and len(changed.splitlines()) == len(text.splitlines())
+    with pytest.raises(UserError, match="has no two lines"):
+        with_figures("", results, gpu)
+    results["code"]["setting"]["jax"] = "another"
+    with pytest.raises(UserError, match="of one device, JAX, dtype and code"):
+        with_figures(text, results, gpu)
+
+
 def test_the_readme_is_short_and_names_every_method():
     text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 130
+    assert len(text.splitlines()) <= 120
     assert all(f"| `{name}` |" in text for name in METHODS)
 
 

@@ -12,6 +12,7 @@ from jaxspec import markdown
 from jaxspec.bench import speed_bench
 from jaxspec.bench.config import AGAIN, REFERENCE, BenchConfig
 from jaxspec.bench.metrics import Estimate, Figures
+from jaxspec.bench.plot import plot_bench
 from jaxspec.bench.questions import MT_BENCH
 from jaxspec.bench.results import ALL, Results, compared, reference_of, summary_of
 from jaxspec.bench.run import CACHE, ROUNDS
@@ -19,7 +20,6 @@ from jaxspec.config import command_line
 from jaxspec.files import write_atomically, write_json
 from jaxspec.generation.divergence import NEAR_TIE
 from jaxspec.markdown import table
-from jaxspec.plotting import picture
 
 CLOSE_SPEED = 0.03  # ratios of speeds this close to 1 are none: what autoregressive decoding against itself may come to
 _RULES = {
@@ -28,7 +28,7 @@ _RULES = {
     "block": "when sampling, another text of the same distribution",
     "typical": "when sampling **lossy**, another text of another distribution",
 }
-_HOW_TO_READ = (
+HOW_TO_READ = (
     "All methods answer each question in turn; compilation does not count. Speedups compare pairs, the same question "
     "answered both ways, by the time of decoding: the median and the mean, with 95% intervals. The column *with "
     "prefill* is Spec-Bench's speedup, whose script however counts the reference's tokens again from the text. "
@@ -72,11 +72,10 @@ def sections(results: Results, heading: str) -> list[str]:
         "SPEED-Bench: length, rate and conditional acceptance": _speed_bench(results),
         "Where the time of a step goes": _overhead(results),
         "Quality": _quality(results),
-        "Where answers differ": _differences(results),
+        "Where answers differ": differences(results),
     }
-    rule = results.setting["settings"]["accept"]
-    how = f"Acceptance: {rule}, {_RULES[rule]}. {_HOW_TO_READ}"
-    about = [f"`{command(results.setting)}`", _circumstances(results), how, *_remarks(results)]
+    how = f"{acceptance_rule(results)} {HOW_TO_READ}"
+    about = [f"`{command(results.setting)}`", circumstances(results), how, *remarks(results)]
     return [*(line for paragraph in about for line in (paragraph, "")), *markdown.sections(parts, heading)]
 
 
@@ -87,7 +86,13 @@ def command(setting: dict[str, Any]) -> str:
     return command_line(["jaxspec", "bench", "compare", *runs], settings, BenchConfig())
 
 
-def _circumstances(results: Results) -> str:
+def acceptance_rule(results: Results) -> str:
+    """A sentence about the rule of acceptance and what it keeps."""
+    rule = results.setting["settings"]["accept"]
+    return f"Acceptance: {rule}, {_RULES[rule]}."
+
+
+def circumstances(results: Results) -> str:
     """Number of questions and repeats, sampling settings, and the machine."""
     s, settings = results.setting, results.setting["settings"]
     drawn = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
@@ -103,24 +108,20 @@ def _circumstances(results: Results) -> str:
     )
 
 
-def _remarks(results: Results) -> list[str]:
+def remarks(results: Results) -> list[str]:
     """Remarks on single ways, on questions and on memory."""
     s, ways = results.setting, results.setting["ways"]
-    remarks = [f"{name}: {way['note']}." for name, way in ways.items() if "note" in way]
+    said = [f"{name}: {way['note']}." for name, way in ways.items() if "note" in way]
     if own := [way for way in ways if reference_of(s, way) not in (REFERENCE, way)]:
-        remarks.append(
-            f"{', '.join(own)}: compared with autoregressive decoding of the base that the method has tuned."
-        )
+        said.append(f"{', '.join(own)}: compared with autoregressive decoding of the base that the method has tuned.")
     for library in dict.fromkeys(way["library"] for way in ways.values() if "library" in way):
-        remarks.append(
-            f"The peers (hf) are {library}, compared with jaxspec's autoregressive decoding like all others."
-        )
+        said.append(f"The peers (hf) are {library}, compared with jaxspec's autoregressive decoding like all others.")
     if s["left_out"]:
-        remarks.append(f"{len(s['left_out'])} questions are too long for the base and were left out.")
+        said.append(f"{len(s['left_out'])} questions are too long for the base and were left out.")
     if results.memory:
         peak = results.memory["peak_bytes"] / 2**20
-        remarks.append(f"Peak memory, of all methods and their compiled programs together: {peak:,.0f} MiB.")
-    return remarks
+        said.append(f"Peak memory, of all methods and their compiled programs together: {peak:,.0f} MiB.")
+    return said
 
 
 def overall_table(results: Results) -> list[str]:
@@ -249,7 +250,7 @@ def _quality(results: Results) -> list[str]:
     return table(["method", *kinds], rows) if kinds else []
 
 
-def _differences(results: Results) -> list[str]:
+def differences(results: Results) -> list[str]:
     """One line per answer that differs from autoregressive decoding's although it must match it."""
     turns = [
         (f"{way}: {answer['data']} {answer['question_id']}, turn {turn}, run {run}", divergence)
@@ -275,36 +276,3 @@ def _gap(results: Results, divergence: dict[str, Any]) -> str:
         return "a token that the filters let through in one pass and not in the other"
     word = "a near-tie" if gap < NEAR_TIE else "no near-tie"
     return f"gap {gap:.2g}" + (f", {word}" if results.setting["dtype"] == "float32" else "")
-
-
-def plot_bench(results: Results, file: Path) -> bool:
-    """Draw speedup and tokens per step by category, and acceptance by depth. Returns whether there is anything to."""
-    groups, ways = [g for g in results.figures[REFERENCE] if g not in MT_BENCH], compared(results)
-    if not ways:
-        return False
-    deepest = max(len(results.figures[way][ALL].acceptance) for way in ways)
-    with picture(file, 3, 1, (11, 12), dpi=100) as (speed, tokens, acceptance):
-        width, places = 0.8 / len(ways), np.arange(len(groups))
-        for number, way in enumerate(ways):
-            found = [results.figures[way].get(group) for group in groups]
-            shift = (number - (len(ways) - 1) / 2) * width
-            spread = np.array([_spread(f.speedup) if f else (0, 0) for f in found]).T
-            heights = [f.speedup.value if f else 0 for f in found]
-            speed.bar(places + shift, heights, width, yerr=spread, label=way, error_kw={"linewidth": 0.8})
-            tokens.bar(places + shift, [f.tokens_per_step if f else 0 for f in found], width)
-            rates = results.figures[way][ALL].acceptance
-            acceptance.bar(np.arange(1, len(rates) + 1) + shift, rates, width)
-        for axes, name in ((speed, "speedup against autoregressive"), (tokens, "tokens per step")):
-            axes.axhline(1, color="black", linewidth=0.8)
-            axes.set_xticks(places, groups)
-            axes.set(ylabel=name)
-        acceptance.set(xlabel="depth", ylabel="accepted of offered", ylim=(0, 1), xticks=range(1, deepest + 1))
-        speed.legend(fontsize=8, ncols=min(len(ways), 6), loc="lower center", bbox_to_anchor=(0.5, 1))
-    return True
-
-
-def _spread(estimate: Estimate) -> tuple[float, float]:
-    """How far its interval reaches below and above a value."""
-    if estimate.low is None:
-        return 0, 0
-    return max(estimate.value - estimate.low, 0), max(estimate.high - estimate.value, 0)
