@@ -13,7 +13,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.adapter import Adapter, load_adapter, save_adapter
 from jaxspec.drafters.drafter import autoregressive
-from jaxspec.drafters.published import only_interpretation, write_published
+from jaxspec.drafters.published import is_published, only_interpretation, write_published
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
 from jaxspec.methods import Medusa
@@ -84,7 +84,9 @@ def test_heads_compute_what_is_published(tiny, tmp_path, reference, config):
     ],
 )
 def test_prompt_tokens_compute_what_is_published(tiny, tmp_path, reference, config):
-    adapter = only_interpretation(folder_of(tmp_path, config), tiny)
+    folder = folder_of(tmp_path, config)
+    assert is_published(folder)
+    adapter = only_interpretation(folder, tiny)
     check(tiny, adapter, np.stack([reference.ppd(config, ppd(config), point) for point in POINTS]))
 
 
