@@ -209,6 +209,12 @@ def test_drafters_of_other_bases_are_refused_with_both_sizes(tiny, tmp_path):
                 only_interpretation(folder, tiny)
 
 
+def test_the_layer_of_hydra_is_llamas(tmp_path):
+    base = make_tiny(dataclasses.replace(TINY, head_norms=True))
+    with pytest.raises(UserError, match="the form hydra is not for bases with head_norms True, such as 'tiny'"):
+        only_interpretation(folder_of(tmp_path, HYDRA2), base)
+
+
 def test_weights_that_would_run_code_are_refused(tiny, tmp_path):
     folder = write(tmp_path, HYDRA, {})
     (folder / "hydra_lm_head.pt").write_bytes(pickle.dumps({"hydra_mlp.0.0.linear.weight": _Evil()}))
