@@ -27,7 +27,7 @@ from jaxspec.weights.load import Model
 
 _KEYS = ("medusa_num_heads", "medusa_num_layers", "base_model_name_or_path")
 _MOST = 64  # heads and blocks
-USUAL = (
+_USUAL = (
     (0.50, 0.12, 0.06, 0.04, 0.03, 0.02, 0.02, 0.01, 0.01, 0.01),
     (0.30, 0.10, 0.06, 0.04, 0.03, 0.03, 0.02, 0.02, 0.01, 0.01),
     (0.20, 0.08, 0.05, 0.04, 0.03, 0.03, 0.02, 0.02, 0.02, 0.01),
@@ -50,7 +50,7 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     projections = [take(folder, f"{h}.{blocks}.weight", (V, D)) for h in range(heads)]
     trainable = {"blocks": np.array(kernels), "bias": np.array(biases), "lm_head": np.array(projections)}
     method = Medusa(heads=heads, blocks=blocks, lm_head="full")
-    return [Interpretation("", make_adapter(folder, model, "medusa", method, trainable, USUAL))]
+    return [Interpretation("", make_adapter(folder, model, "medusa", method, trainable, _USUAL))]
 
 
 def _write(adapter: Adapter, model: Model) -> Written:
