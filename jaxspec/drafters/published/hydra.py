@@ -17,7 +17,7 @@ from jaxspec.drafters.published.imported import (
     check_plain,
     count_parts,
     make_adapter,
-    projection_width,
+    projection_shape,
     take,
 )
 from jaxspec.errors import UserError
@@ -75,7 +75,7 @@ def _read_heads(folder: PublishedFolder, model: Model, heads: int, blocks: int) 
     """First blocks, further blocks, projections. Dropout, where it was built in, takes every other number."""
     place = range(blocks) if folder.shape("hydra_mlp.0.0.linear.weight") is not None else range(1, 2 * blocks, 2)
     inner = "" if folder.shape("hydra_lm_head.0.weight") is not None else "1."
-    V, D = projection_width(folder, f"hydra_lm_head.0.{inner}weight", model)
+    V, D = projection_shape(folder, f"hydra_lm_head.0.{inner}weight", model)
 
     def linear(name: str, width: int) -> PyTree:
         return {"kernel": take(folder, f"{name}.weight", (D, width)), "bias": take(folder, f"{name}.bias", (D,))}

@@ -15,7 +15,7 @@ from jaxspec.drafters.published.imported import (
     check_plain,
     count_parts,
     make_adapter,
-    projection_width,
+    projection_shape,
     take,
 )
 from jaxspec.errors import UserError
@@ -44,7 +44,7 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     keys = Keys(folder.config, {"medusa_num_heads": 1, "medusa_num_layers": 1}, folder.config_file)
     blocks = keys.count("medusa_num_layers", _MOST)
     heads = max(count_parts(folder), keys.count("medusa_num_heads", _MOST))  # published configs say 2 for 5
-    V, D = projection_width(folder, f"0.{blocks}.weight", model)
+    V, D = projection_shape(folder, f"0.{blocks}.weight", model)
     kernels = [[take(folder, f"{h}.{b}.linear.weight", (D, D)) for b in range(blocks)] for h in range(heads)]
     biases = [[take(folder, f"{h}.{b}.linear.bias", (D,)) for b in range(blocks)] for h in range(heads)]
     projections = [take(folder, f"{h}.{blocks}.weight", (V, D)) for h in range(heads)]
