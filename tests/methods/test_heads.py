@@ -17,7 +17,7 @@ from jaxspec.drafters.drafter import autoregressive, make_drafter
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate, generate_many
 from jaxspec.methods import PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
-from jaxspec.model.attention import causal_context, causal_mask
+from jaxspec.model.attention import causal_context, causal_mask, normalised
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Layer
 from jaxspec.model.rope import rope_angles
@@ -34,6 +34,7 @@ METHODS = [
     Medusa(lm_head="low_rank", rank=3),
     Hydra(),
     Hydra(prefix_attention=True, blocks=2, lm_head="low_rank", rank=2),
+    Hydra(prefix_attention=True, prefix_norm=True, blocks=2, lm_head="full", even=False, bias=True),
     Amphista(),
     Amphista(lm_head="full", self_attention_layers=2),
     Amphista(adaptation_layers=1, heads=3, position_encoding=False),
@@ -61,6 +62,10 @@ def test_new_heads_give_the_bases_own_distribution(tiny, method):
     base, batch = Base(tiny.params, tiny.decoder), two_texts(tiny)
     logits = predict(method, method.init(jax.random.key(0), base), base, batch)
     expected = plain(base, batch.tokens)[jnp.arange(2)[:, None], batch.points]  # [B, G, V]
+    if getattr(method, "prefix_norm", False):  # which normalises what the base's norm has scaled
+        states = run_layers(base, base.embed(batch.tokens), causal_context(*batch.tokens.shape))[0]
+        again = normalised(base.normed(states), jnp.ones(32), TINY.rms_norm_eps)
+        expected = base.project(again)[jnp.arange(2)[:, None], batch.points]
     for head in range(method.heads):
         np.testing.assert_allclose(logits[0, :, head], expected[0], atol=1e-4)
         np.testing.assert_allclose(logits[1, :3, head], expected[1, :3], atol=1e-4)
@@ -384,6 +389,7 @@ def test_a_projection_of_16_bits_gives_logits_of_32(tiny):
         (lambda: Medusa(heads=0), "heads must be at least 1, got 0"),
         (lambda: Hydra(blocks=0), "blocks must be at least 1, got 0"),
         (lambda: Hydra(dropout=1.0), "dropout must be at least 0 and below 1, got 1.0"),
+        (lambda: Hydra(prefix_norm=True), "prefix_norm is of the layer that prefix_attention adds, which is off"),
         (lambda: Medusa(lm_head="thin"), "lm_head must be one of full, tied, low_rank"),
         (lambda: Medusa(rank=0), "rank must be at least 1"),
         (lambda: Medusa(decay=0), "decay must be above 0"),

@@ -8,7 +8,6 @@ from typing import Any
 import flax.traverse_util
 import numpy as np
 
-from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import PyTree
 from jaxspec.drafters.published.eagle_parts import base_embedding
 from jaxspec.drafters.published.folder import PublishedFolder
@@ -18,7 +17,7 @@ from jaxspec.drafters.published.imported import (
     check_plain,
     count_parts,
     make_adapter,
-    projection_width,
+    projection_shape,
     take,
 )
 from jaxspec.errors import UserError
@@ -33,6 +32,9 @@ _KEYS = (
 )
 _MOST = 64  # heads and blocks
 _ARCHITECTURES = {"mlp": False, "prefix-mlp": True}  # whether a layer stands before the heads
+# Settings of a base's layers that the published layer, LLaMA's, does not have, with the values that it has instead.
+_LLAMA = {"qkv_bias": False, "o_bias": False, "mlp_bias": False, "head_norms": False, "gated": True}
+_LLAMA |= {"activation": "silu", "rotary_dim": None}
 _LAYER, _EMBEDDING = "prefix_embeding_layer.", "input_embed_fn.weight"  # the files' spelling
 # The tokens between are given when these are measured, as in the paper.
 _USUAL = ((0.55, 0.12, 0.06, 0.04, 0.03, 0.02, 0.02, 0.01, 0.01, 0.01),)
@@ -64,7 +66,7 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     )
     trainable = _read_heads(folder, model, heads, blocks)
     if prefix:
-        trainable |= _read_layer(folder, model.config)
+        trainable |= _read_layer(folder, model)
     _check_embedding(folder, model)
     return [Interpretation("", make_adapter(folder, model, "hydra", method, trainable, _USUAL))]
 
@@ -73,7 +75,7 @@ def _read_heads(folder: PublishedFolder, model: Model, heads: int, blocks: int) 
     """First blocks, further blocks, projections. Dropout, where it was built in, takes every other number."""
     place = range(blocks) if folder.shape("hydra_mlp.0.0.linear.weight") is not None else range(1, 2 * blocks, 2)
     inner = "" if folder.shape("hydra_lm_head.0.weight") is not None else "1."
-    V, D = projection_width(folder, f"hydra_lm_head.0.{inner}weight", model)
+    V, D = projection_shape(folder, f"hydra_lm_head.0.{inner}weight", model)
 
     def linear(name: str, width: int) -> PyTree:
         return {"kernel": take(folder, f"{name}.weight", (D, width)), "bias": take(folder, f"{name}.bias", (D,))}
@@ -93,9 +95,15 @@ def _read_heads(folder: PublishedFolder, model: Model, heads: int, blocks: int) 
     return trainable | {"lm_head_bias": np.array(biases).astype(np.float32)}
 
 
-def _read_layer(folder: PublishedFolder, config: ModelConfig) -> PyTree:
-    """The decoder layer of Hydra++, shaped as the base's, and the norm after it."""
-    c = config.plain_layers()
+def _read_layer(folder: PublishedFolder, model: Model) -> PyTree:
+    """The decoder layer of Hydra++, shaped as the base's, and the norm after it.
+
+    Raises UserError for a base whose layers are not LLaMA's: the published one always is.
+    """
+    c = model.config.plain_layers()
+    for name, usual in _LLAMA.items():
+        if getattr(c, name) != usual:
+            raise UserError(f"the form hydra is not for bases with {name} {getattr(c, name)!r}, such as {model.name!r}")
     D, width, queries, keys = c.hidden_size, c.intermediate_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     shapes = {
         **{f"attention/{name}": (f"self_attn.{name}_proj", (keys, D)) for name in "kv"},

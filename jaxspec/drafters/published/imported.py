@@ -57,8 +57,8 @@ def count_parts(folder: PublishedFolder, begin: str = "") -> int:
     return sum(number.isdecimal() for number in numbers)
 
 
-def projection_width(folder: PublishedFolder, name: str, model: Model) -> tuple[int, int]:
-    """The shape [V, D] of a vocabulary projection. Raises UserError where it is missing or another base's."""
+def projection_shape(folder: PublishedFolder, name: str, model: Model) -> tuple[int, int]:
+    """The shape [V, D] that a vocabulary projection must have. Raises UserError for another base's, with both sizes."""
     shape = folder.shape(name)
     if shape is not None and len(shape) == 2:
         check_sizes(folder, shape[1], shape[0], model)

@@ -15,7 +15,7 @@ from jaxspec.drafters.published.imported import (
     check_plain,
     count_parts,
     make_adapter,
-    projection_width,
+    projection_shape,
     take,
 )
 from jaxspec.errors import UserError
@@ -27,7 +27,7 @@ from jaxspec.weights.load import Model
 
 _KEYS = ("medusa_num_heads", "medusa_num_layers", "base_model_name_or_path")
 _MOST = 64  # heads and blocks
-USUAL = (
+_USUAL = (
     (0.50, 0.12, 0.06, 0.04, 0.03, 0.02, 0.02, 0.01, 0.01, 0.01),
     (0.30, 0.10, 0.06, 0.04, 0.03, 0.03, 0.02, 0.02, 0.01, 0.01),
     (0.20, 0.08, 0.05, 0.04, 0.03, 0.03, 0.02, 0.02, 0.02, 0.01),
@@ -44,13 +44,13 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     keys = Keys(folder.config, {"medusa_num_heads": 1, "medusa_num_layers": 1}, folder.config_file)
     blocks = keys.count("medusa_num_layers", _MOST)
     heads = max(count_parts(folder), keys.count("medusa_num_heads", _MOST))  # published configs say 2 for 5
-    V, D = projection_width(folder, f"0.{blocks}.weight", model)
+    V, D = projection_shape(folder, f"0.{blocks}.weight", model)
     kernels = [[take(folder, f"{h}.{b}.linear.weight", (D, D)) for b in range(blocks)] for h in range(heads)]
     biases = [[take(folder, f"{h}.{b}.linear.bias", (D,)) for b in range(blocks)] for h in range(heads)]
     projections = [take(folder, f"{h}.{blocks}.weight", (V, D)) for h in range(heads)]
     trainable = {"blocks": np.array(kernels), "bias": np.array(biases), "lm_head": np.array(projections)}
     method = Medusa(heads=heads, blocks=blocks, lm_head="full")
-    return [Interpretation("", make_adapter(folder, model, "medusa", method, trainable, USUAL))]
+    return [Interpretation("", make_adapter(folder, model, "medusa", method, trainable, _USUAL))]
 
 
 def _write(adapter: Adapter, model: Model) -> Written:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxspec.decoding.draft import PyTree
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Form, Interpretation
-from jaxspec.drafters.published.imported import check_plain, check_sizes, make_adapter, projection_width, take
+from jaxspec.drafters.published.imported import check_plain, check_sizes, make_adapter, projection_shape, take
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD
 from jaxspec.weights.keys import Keys
@@ -93,7 +93,7 @@ def _read_tensors(folder: PublishedFolder, model: Model, method: PPD, weighted: 
         weights = np.concatenate([folder.take(f"{d}.weight", (1, n)).astype(np.float32) for d in range(M)])
         trainable |= {"weights": weights} if method.aggregation == "learned" else {}
     if method.head != "none":
-        trainable["head"] = take(folder, "weight", projection_width(folder, "weight", model))
+        trainable["head"] = take(folder, "weight", projection_shape(folder, "weight", model))
     return trainable
 
 

@@ -13,7 +13,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.adapter import Adapter, load_adapter, save_adapter
 from jaxspec.drafters.drafter import autoregressive
-from jaxspec.drafters.published import only_interpretation, write_published
+from jaxspec.drafters.published import is_published, only_interpretation, write_published
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
 from jaxspec.methods import Medusa
@@ -84,7 +84,9 @@ def test_heads_compute_what_is_published(tiny, tmp_path, reference, config):
     ],
 )
 def test_prompt_tokens_compute_what_is_published(tiny, tmp_path, reference, config):
-    adapter = only_interpretation(folder_of(tmp_path, config), tiny)
+    folder = folder_of(tmp_path, config)
+    assert is_published(folder)
+    adapter = only_interpretation(folder, tiny)
     check(tiny, adapter, np.stack([reference.ppd(config, ppd(config), point) for point in POINTS]))
 
 
@@ -205,6 +207,12 @@ def test_drafters_of_other_bases_are_refused_with_both_sizes(tiny, tmp_path):
         else:
             with pytest.raises(UserError, match=r"its copy 'input_embed_fn.weight' of the base's embeddings differs"):
                 only_interpretation(folder, tiny)
+
+
+def test_the_layer_of_hydra_is_llamas(tmp_path):
+    base = make_tiny(dataclasses.replace(TINY, head_norms=True))
+    with pytest.raises(UserError, match="the form hydra is not for bases with head_norms True, such as 'tiny'"):
+        only_interpretation(folder_of(tmp_path, HYDRA2), base)
 
 
 def test_weights_that_would_run_code_are_refused(tiny, tmp_path):
