@@ -208,6 +208,7 @@ def test_wrong_configs_are_named(tiny, tmp_path, config, message):
         read_published(save(tmp_path, config, make_tensors(eagle3())), tiny)
 
 
+@pytest.mark.slow
 def test_malicious_folders_are_refused_at_once(tiny, tmp_path):
     """A pickle that would run code, a link out of the folder, a header of a gigabyte."""
     pytest.importorskip("torch")

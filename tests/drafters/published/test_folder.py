@@ -24,6 +24,7 @@ def same(one, other):
     jax.tree.map(np.testing.assert_array_equal, one.trainable, other.trainable)
 
 
+@pytest.mark.slow
 def test_weights_of_pytorch_are_read(tiny, tmp_path):
     torch = pytest.importorskip("torch")
     config, tensors = speculators(), make_tensors(speculators())

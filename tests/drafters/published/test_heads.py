@@ -24,7 +24,7 @@ from tests.helpers.tiny import TINY, make_prompts, make_tiny
 pytest.importorskip("torch")
 from tests.helpers.published_heads import HYDRA, MEDUSA, PPD, Reference, hydra, medusa, ppd, write
 
-slow = pytest.mark.slow
+pytestmark = pytest.mark.slow  # PyTorch is there for the slower tests alone
 HYDRA2 = HYDRA | {"hydra_head_arch": "prefix-mlp"}
 POINTS = [2, 5, 11]
 
@@ -64,7 +64,7 @@ def test_heads_compute_what_is_published(tiny, tmp_path, reference, config):
     "config",
     [
         pytest.param(PPD, id="decoder"),
-        pytest.param(PPD | {"vt_attention_type": "encoder", "num_exits": 2}, id="encoder-exits", marks=slow),
+        pytest.param(PPD | {"vt_attention_type": "encoder", "num_exits": 2}, id="encoder-exits"),
         pytest.param(
             PPD
             | {"virtual_tokens_per_special_token": 3, "num_virtual_tokens": 9}
@@ -77,7 +77,6 @@ def test_heads_compute_what_is_published(tiny, tmp_path, reference, config):
                 | {"virtual_tokens_per_special_token": 2, "num_virtual_tokens": 6}
                 | {"vt_attention_type": mask, "num_exits": 3},
                 id=f"{mask}-3-exits",
-                marks=slow,
             )
             for mask in ("encoder", "ensemble", "decoder")
         ),
@@ -95,8 +94,8 @@ def test_prompt_tokens_compute_what_is_published(tiny, tmp_path, reference, conf
     ("method", "config"),
     [
         pytest.param("medusa", MEDUSA, id="medusa"),
-        pytest.param("hydra", HYDRA2, id="hydra++", marks=slow),
-        pytest.param("ppd", PPD | {"num_exits": 2, "vt_attention_type": "encoder"}, id="ppd", marks=slow),
+        pytest.param("hydra", HYDRA2, id="hydra++"),
+        pytest.param("ppd", PPD | {"num_exits": 2, "vt_attention_type": "encoder"}, id="ppd"),
     ],
 )
 def test_a_folder_decodes_as_an_adapter(tiny, tmp_path, method, config, sampling):
