@@ -6,7 +6,7 @@
 
 A block's rows see the whole context and each other; the context never changes. The drafter's own are a matrix that
 fuses the taps, a few decoder layers, two norms and perhaps one vector, the mask; embedding and vocabulary projection
-are the base's. All distances cost one pass over few rows, and the candidates at a distance do not depend on those before.
+are the base's. All distances cost one pass over few rows, and candidates at a distance do not depend on those before.
 
 DSpark (2026), which follows it, lets the anchor's row predict the next token too, so that no row is idle, and brings
 back some dependence: a low-rank term per pair of neighbours (a Markov term) is added to the logits.
@@ -58,10 +58,12 @@ class DFlash(Method):
       from_newest: the rows of a block start from the newest token's deepest tapped state; the embedding of the anchor
         or the mask is read beside it, by a matrix that is zero at first. Off in the paper, whose rows are embeddings.
       even: tapped states are brought to one size before they are fused. Off in the paper.
-      mask_token: the mask is the base's embedding of this token, which no text has; -1: a vector of its own that learns.
+      mask_token: the mask is the base's embedding of this token, which no text has; -1: a vector of its own, which
+        learns.
       shapes: of its layers, their rotations, epsilon and norms of heads among them; None: as the base's layers. Of a
         base the same, its width is always the base's, and how many layers it has is said by `layers`.
-      head_norms: without `shapes`: queries and keys are normalised per head, as in Qwen3, also where the base's are not.
+      head_norms: without `shapes`: queries and keys are normalised per head, as in Qwen3, also where the base's are
+        not.
       start: the layers start as copies of the base's last ones, or at random.
       vocabulary: V', learn to draft only so many of the base's most frequent tokens; 0: all.
       markov_rank: r of the Markov term; 0 leaves it out. It starts as zero.
@@ -184,7 +186,9 @@ class DFlash(Method):
             raise UserError(f"{self.name}: {self.layers} layers cannot be copies of the {layers} that this base has")
         if self.mask_token >= config.vocab_size:
             last = config.vocab_size - 1
-            raise UserError(f"{self.name}: mask_token must be -1 to {last}, the tokens of this base, got {self.mask_token}")
+            raise UserError(
+                f"{self.name}: mask_token must be -1 to {last}, the tokens of this base, got {self.mask_token}"
+            )
         return taps
 
     def prepare(self, trainable: PyTree, base: Base) -> PyTree:

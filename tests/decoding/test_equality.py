@@ -54,7 +54,9 @@ from tests.helpers.tiny import TINY, make_prompts, make_tiny
 GREEDY = SamplingConfig()
 SAMPLING = SamplingConfig(1.5, top_k=5)  # in the fast tests, for all filters take long to compile
 FILTERED = SamplingConfig(1.5, top_k=5, top_p=0.9, min_p=0.02)
-SHAPES = dataclasses.replace(TINY, num_heads=2, num_kv_heads=1, head_dim=6, rope_theta=500.0)  # of a method's own layers
+SHAPES = dataclasses.replace(
+    TINY, num_heads=2, num_kv_heads=1, head_dim=6, rope_theta=500.0
+)  # of a method's own layers
 WIDE = [(a,) for a in range(6)] + [(a, b) for a in range(3) for b in range(4)] + [(0, 0, c) for c in range(5)]
 
 # Every option of every method that decoding can tell apart. A new method or setting without an entry here, or among

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.published import eagle3, speculators
+from jaxspec.drafters.published import dflash, eagle3, speculators_dflash, speculators_eagle3
 from jaxspec.drafters.published.folder import CONFIG, PublishedFolder, find_folder, is_hub_name
 from jaxspec.drafters.published.form import Form, Interpretation
 from jaxspec.errors import UserError
 from jaxspec.weights.load import Model
 
-FORMS: dict[str, Form] = {
-    "eagle3": eagle3.FORM,
-    "speculators": speculators.EAGLE3,
+FORMS: dict[str, tuple[Form, ...]] = {  # one for every method that a form is of
+    "eagle3": (eagle3.FORM,),
+    "dflash": (dflash.FORM,),
+    "speculators": (speculators_eagle3.FORM, speculators_dflash.FORM),
 }
 
 
@@ -32,12 +33,12 @@ def read_published(name_or_path: str | Path, model: Model) -> list[Interpretatio
       UserError: no such folder, an unknown form, a drafter for another base, or files that are not whole.
     """
     folder = PublishedFolder(find_folder(name_or_path))
-    return FORMS[_form_of(folder)].read(folder, model)
+    return _form_of(folder).read(folder, model)
 
 
 def method_of_published(name_or_path: str | Path) -> str:
     """The method of a published drafter. Raises UserError as `read_published`."""
-    return FORMS[_form_of(PublishedFolder(find_folder(name_or_path)))].method
+    return _form_of(PublishedFolder(find_folder(name_or_path))).method
 
 
 def only_interpretation(name_or_path: str | Path, model: Model) -> Adapter:
@@ -52,12 +53,13 @@ def only_interpretation(name_or_path: str | Path, model: Model) -> Adapter:
     return readings[0].adapter
 
 
-def _form_of(folder: PublishedFolder) -> str:
+def _form_of(folder: PublishedFolder) -> Form:
     """The form of a folder. Raises UserError for one that is unknown."""
-    for name, form in FORMS.items():
+    forms = [(name, form) for name, several in FORMS.items() for form in several]
+    for _, form in forms:
         if form.recognises(folder.config):
-            return name
+            return form
     said = {key: folder.config.get(key) for key in ("architectures", "model_type", "speculators_model_type")}
     found = ", ".join(f"{key} {value!r:.60}" for key, value in said.items() if value)
-    known = "; ".join(f"{name} ({form.about})" for name, form in FORMS.items())
+    known = "; ".join(f"{name} ({form.about})" for name, form in forms)
     raise UserError(f"{folder.config_file}: no form of drafters that is known, found {found or 'none'}; known: {known}")
