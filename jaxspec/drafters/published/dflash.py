@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.published.dflash_parts import Described, check_taps, layer_ids, read_dflash
+from jaxspec.drafters.published.dflash_parts import DescribedBlocks, check_taps, layer_ids, read_dflash
 from jaxspec.drafters.published.dflash_writing import export_layers, write_tensors
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Form, Interpretation, Written
@@ -37,7 +37,9 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
         raise UserError(f"{folder.path}: a drafter for a base of {made_for} layers; {model.name!r} has {layers}")
     ids = layer_ids(f"{own.where}: target_layer_ids", own.required("target_layer_ids"))
     tapped = check_taps(f"{own.where}: target_layer_ids", ids, [i + 1 for i in ids], layers)  # outputs
-    said = Described(shapes, _block(keys, own), tapped, own.count("mask_token_id", 10**7, 0), False, shapes.vocab_size)
+    said = DescribedBlocks(
+        shapes, _block(keys, own), tapped, own.count("mask_token_id", 10**7, 0), False, shapes.vocab_size
+    )
     return read_dflash(folder, model, "dflash", said)
 
 

@@ -28,7 +28,7 @@ _ROUNDED, _QUANTISED = 0.01, 0.3
 
 
 @dataclasses.dataclass(frozen=True)
-class Described:
+class DescribedBlocks:
     """What a config.json says of a DFlash drafter.
 
     Attributes:
@@ -81,7 +81,7 @@ def check_plain_embedding(model: Model) -> None:
         raise UserError(f"dflash: {model.name!r} scales its embeddings, which no published form of dflash says")
 
 
-def read_dflash(folder: PublishedFolder, model: Model, form: str, said: Described) -> list[Interpretation]:
+def read_dflash(folder: PublishedFolder, model: Model, form: str, said: DescribedBlocks) -> list[Interpretation]:
     """The drafter that a folder holds. Raises UserError for a tensor that is missing, misshapen or unknown."""
     check_plain_embedding(model)
     if said.mask_token >= model.config.vocab_size:
@@ -125,7 +125,7 @@ def _check_bases_own(folder: PublishedFolder, model: Model, ids: np.ndarray) -> 
             )
 
 
-def _read_tensors(folder: PublishedFolder, said: Described) -> Flat:
+def _read_tensors(folder: PublishedFolder, said: DescribedBlocks) -> Flat:
     """The tensors by our names, float32."""
     D, n, flat = said.shapes.hidden_size, len(said.tapped), {}
     for number in range(said.shapes.num_layers):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.published.dflash_parts import Described, check_taps, layer_ids, read_dflash
+from jaxspec.drafters.published.dflash_parts import DescribedBlocks, check_taps, layer_ids, read_dflash
 from jaxspec.drafters.published.dflash_writing import export_layers, write_tensors
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Form, Interpretation, Written
@@ -42,7 +42,7 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     block, anchor = keys.count("block_size", 10**4), keys.flag("sample_from_anchor")
     proposed_tokens(keys, "dflash", block)  # a block says how many it can draft
     ids = layer_ids(f"{keys.where}: {_IDS}", keys.required(_IDS))
-    said = Described(
+    said = DescribedBlocks(
         dataclasses.replace(shapes, head_norms=True),  # whichever family the config names
         block,
         check_taps(f"{keys.where}: {_IDS}", ids, ids, model.config.num_layers),
