@@ -67,6 +67,8 @@ class DFlash(Method):
       start: the layers start as copies of the base's last ones, or at random.
       vocabulary: V', learn to draft only so many of the base's most frequent tokens; 0: all.
       markov_rank: r of the Markov term; 0 leaves it out. It starts as zero.
+      markov_tables: its factors are tables with a row and a column for every token, as in DSpark; else matrices that
+        stand between the base's embeddings and its vocabulary projection, which are much smaller.
       alignment: weight in the loss of the divergence from the base's own distribution.
       labels: weight of the cross-entropy of the text.
       decay: the weight of distance d in the loss is decay ** (d - 1); exp(-1 / g) in the paper's terms.
@@ -88,6 +90,7 @@ class DFlash(Method):
     start: Literal["base", "random"] = "base"
     vocabulary: int = 0
     markov_rank: int = 0
+    markov_tables: bool = False
     alignment: float = 0.0
     labels: float = 1.0
     decay: float = 0.8
@@ -171,8 +174,10 @@ class DFlash(Method):
         if self.from_newest:
             trainable["enter"] = {"kernel": init_beside(base, 1)}
         if self.markov_rank:
-            before = c.hidden_size**-0.5 * jax.random.normal(for_markov, (c.hidden_size, self.markov_rank))
-            after = jnp.zeros((self.markov_rank, c.hidden_size))
+            tokens, drafts = c.vocab_size, self.vocabulary or c.vocab_size
+            rows, columns = (tokens, drafts) if self.markov_tables else (c.hidden_size, c.hidden_size)
+            before = c.hidden_size**-0.5 * jax.random.normal(for_markov, (rows, self.markov_rank))
+            after = jnp.zeros((self.markov_rank, columns))
             trainable["markov"] = {"before": {"kernel": before}, "after": {"kernel": after}}
         return jax.tree.map(lambda x: x.astype(wide(x)), trainable)
 
@@ -192,10 +197,19 @@ class DFlash(Method):
         return taps
 
     def prepare(self, trainable: PyTree, base: Base) -> PyTree:
-        """Kernels in the base's dtype, and the Markov term multiplied with the vocabulary projection, [r, V']."""
+        """Kernels in the base's dtype, and the Markov term as products of the vocabulary projection, [r, V']."""
         trainable = for_products(trainable, base.dtype)
         if "markov" in trainable:
-            after = base.draft_products(trainable["markov"]["after"]["kernel"]).astype(base.dtype)
+            after = trainable["markov"]["after"]["kernel"]
+            if not self.markov_tables:
+                after = base.draft_products(after).astype(base.dtype)
+            elif self.vocabulary and base.num_drafts > self.vocabulary:
+                raise UserError(
+                    f"dflash: its Markov term is for {self.vocabulary} tokens: draft-vocabulary must be 1 to "
+                    f"{self.vocabulary}, not {'0, all' if base.draft_vocabulary is None else base.num_drafts}"
+                )
+            else:
+                after = after[:, : base.num_drafts] if self.vocabulary else base.draft_part(after)
             trainable["markov"] |= {"after": {"kernel": after}}
         return trainable
 
@@ -302,15 +316,17 @@ class DFlash(Method):
         path = batch.tokens[jnp.arange(B)[:, None, None], jnp.minimum(ahead, T - 1)]  # [B, G, M], before each distance
         newest = read[self._deepest(base)][jnp.arange(B)[:, None], ahead[..., 0] - 1]
         states = self.fill(trainable, base, path[..., 0], ahead[..., 0], newest, memory, self.distances)
-        if "markov" in trainable:  # in front of the projection: decoding adds it behind
-            before = base.embed(path.reshape(B, -1)).reshape(states.shape)
-            states += self._markov(trainable, before)
-        return base.draft_logits(states), frozen
+        if not self.markov_rank:
+            return base.draft_logits(states), frozen
+        term = self._markov(trainable, base, path.reshape(B, -1)).reshape(*path.shape, -1)
+        if self.markov_tables:
+            return base.finished(base.draft_products(states) + term), frozen
+        return base.draft_logits(states + term), frozen  # in front of the projection: decoding adds it behind
 
-    def _markov(self, trainable: PyTree, embeddings: jax.Array) -> jax.Array:
-        """The Markov term of the tokens after those embedded as [..., D]."""
-        factors = trainable["markov"]
-        return product(product(embeddings, factors["before"]["kernel"]), factors["after"]["kernel"])
+    def _markov(self, trainable: PyTree, base: Base, tokens: jax.Array) -> jax.Array:
+        """The Markov term behind tokens [B, R]: [B, R, V'], or in training without tables [B, R, D]."""
+        before, after = (trainable["markov"][name]["kernel"] for name in ("before", "after"))
+        return product(before[tokens] if self.markov_tables else product(base.embed(tokens), before), after)
 
     def loss(
         self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0
@@ -350,7 +366,7 @@ class DFlash(Method):
             return offer_ranked(context, base.finished(products), jnp.ones(products.shape[:2], bool))
 
         def expand(parents: Parents, _: Sequence[None]) -> tuple[jax.Array, None]:
-            term = self._markov(trainable, base.embed(parents.tokens))  # of products, as in training
+            term = self._markov(trainable, base, parents.tokens)  # of products, as in training
             return base.finished(products[:, parents.level, None] + term), None
 
         return offer_levels(context, expand, best=not context.fixed)

@@ -119,6 +119,7 @@ OPTIONS = {
         "shapes": (None, dataclasses.replace(SHAPES, head_norms=True)),
         "head_norms": (False, True),
         "markov_rank": (4, 0),
+        "markov_tables": (False, False, True),
     },
     DraftModel: {
         "layers": ((0, 1, 2), (0, 2)),

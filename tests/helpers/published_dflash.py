@@ -46,6 +46,15 @@ def packaged(layer=(), **more):
     } | more
 
 
+def dspark(**more):
+    """The config.json of DSpark in the package speculators, which predicts from the anchor's row unless it says not."""
+    named = {"architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark", "markov_rank": 5}
+    proposal = packaged()["speculators_config"] | {"algorithm": "dspark"}
+    config = packaged(**named, speculators_config=proposal, confidence_head_with_markov=True)
+    del config["sample_from_anchor"]
+    return config | more
+
+
 def taps_of(config):
     """Before which layers of the base it reads, in the order of the file."""
     outputs = config.get("dflash_config", {}).get("target_layer_ids")
@@ -67,9 +76,14 @@ def make_dflash(config, head, dtype=np.float16, seed=0):
         shapes |= {f"layers.{i}.{name}.weight": shape for name, shape in names.items()}
         if c.get("attention_bias"):
             shapes |= {f"layers.{i}.self_attn.{n}_proj.bias": names[f"self_attn.{n}_proj"][:1] for n in "qkvo"}
+    count = config.get("draft_vocab_size", TOKENS)
+    if rank := config.get("markov_rank"):
+        shapes |= {"markov_head.markov_w1.weight": (TOKENS, rank), "markov_head.markov_w2.weight": (count, rank)}
+        if config.get("enable_confidence_head", True):
+            shapes |= {"confidence_head.proj.weight": (1, D + rank), "confidence_head.proj.bias": (1,)}
     rng = np.random.default_rng(seed)
     tensors = {n: (("norm" in n) + 0.3 * rng.normal(size=shape)).astype(dtype) for n, shape in shapes.items()}
-    if config.get("draft_vocab_size", TOKENS) < TOKENS:
+    if count < TOKENS:
         tensors |= {"d2t": DRAFTED - np.arange(len(DRAFTED)), "t2d": np.isin(np.arange(TOKENS), DRAFTED)}
         tensors["lm_head.weight"] = head[DRAFTED].astype(dtype)
     return tensors
@@ -85,9 +99,10 @@ def fused(tensors):
 
 
 def reference(config, tensors, states, embedding, head, tokens, anchors):
-    """Logits [anchors][block, V] of blocks, each behind the text before its anchor.
+    """Logits [anchors][block, V'] of blocks, each behind the text before its anchor.
 
-    From the base's states [T, D] in the order of the file's ids, its embeddings and projection [V, D].
+    From the base's states [T, D] in the order of the file's ids, its embeddings [V, D] and projection [V', D]. DSpark's
+    Markov head knows the text within a block.
     """
     c = config.get("transformer_layer_config", config)
     w = {name.removesuffix(".weight"): x.astype(np.float64) for name, x in tensors.items()}
@@ -122,6 +137,12 @@ def reference(config, tensors, states, embedding, head, tokens, anchors):
             x, mlp = norm(h, f"layers.{i}.post_attention_layernorm"), f"layers.{i}.mlp."
             gate = x @ w[mlp + "gate_proj"].T
             h = h + (gate / (1 + np.exp(-gate)) * (x @ w[mlp + "up_proj"].T)) @ w[mlp + "down_proj"].T
-        return norm(h, "norm") @ head.T
+        logits = norm(h, "norm") @ head.T
+        if "markov_head.markov_w1" in w:
+            before = tokens[anchor : anchor + BLOCK]
+            if config.get("sample_from_anchor") is False:  # row i predicts the token at anchor + i
+                before = np.concatenate([before[:1], before[:-1]])
+            logits = logits + w["markov_head.markov_w1"][before] @ w["markov_head.markov_w2"].T
+        return logits
 
     return np.stack([block(anchor) for anchor in anchors])

@@ -56,6 +56,8 @@ def _write(adapter: Adapter, model: Model) -> Written:
     shapes, layer = export_layers(method, model)
     if method.sample_from_anchor:
         raise UserError("dflash: the form dflash has no sample_from_anchor; --form speculators has it")
+    if method.markov_rank:
+        raise UserError("dflash: the form dflash has no markov_rank; --form speculators has it, as DSpark")
     if method.vocabulary:
         raise UserError("dflash: the form dflash has no vocabulary: it drafts all tokens; --form speculators has it")
     reads = sorted(method.taps(model.config.num_layers))

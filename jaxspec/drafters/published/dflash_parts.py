@@ -22,6 +22,7 @@ from jaxspec.weights.load import Model
 from jaxspec.weights.parts import Flat, join_parts
 
 NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}  # of a layer, by our names
+MARKOV = {"before": "markov_head.markov_w1.weight", "after": "markov_head.markov_w2.weight"}
 _FUSED = "self_attn.qkv_proj"
 # Relative difference from the base's weights up to which frozen copies are these, in 16 bits and in 8 or 4.
 _ROUNDED, _QUANTISED = 0.01, 0.3
@@ -38,6 +39,7 @@ class DescribedBlocks:
       mask_token: id.
       sample_from_anchor: the anchor's row predicts, too.
       draft_vocabulary: V', tokens that it drafts.
+      markov_rank: r of DSpark's Markov head; 0 without.
     """
 
     shapes: ModelConfig
@@ -46,6 +48,7 @@ class DescribedBlocks:
     mask_token: int
     sample_from_anchor: bool
     draft_vocabulary: int
+    markov_rank: int = 0
 
 
 def check_taps(where: str, ids: Any, tapped: Sequence[int], layers: int) -> tuple[int, ...]:
@@ -102,8 +105,10 @@ def read_dflash(folder: PublishedFolder, model: Model, form: str, said: Describe
         shapes=said.shapes,
         start="random",
         vocabulary=0 if frequent is None else len(frequent),
+        markov_rank=said.markov_rank,
+        markov_tables=said.markov_rank > 0,
     )
-    flat = _read_tensors(folder, said)
+    flat = _read_tensors(folder, said) | _read_markov(folder, said)
     folder.check_all_taken()
     trainable = flax.traverse_util.unflatten_dict(join_parts(said.shapes, flat), sep="/")
     info = first_info(folder, model, method, form)
@@ -137,6 +142,15 @@ def _read_tensors(folder: PublishedFolder, said: DescribedBlocks) -> Flat:
     flat["fuse_norm/scale"] = folder.take("hidden_norm.weight", (D,)).astype(np.float32)
     flat["norm/scale"] = folder.take("norm.weight", (D,)).astype(np.float32)
     return flat
+
+
+def _read_markov(folder: PublishedFolder, said: DescribedBlocks) -> Flat:
+    """The tables of DSpark's Markov head."""
+    if not said.markov_rank:
+        return {}
+    rows = {"before": said.shapes.vocab_size, "after": said.draft_vocabulary}
+    before, after = (folder.take(MARKOV[name], (rows[name], said.markov_rank)).astype(np.float32) for name in rows)
+    return {"markov/before/kernel": before, "markov/after/kernel": after.T}
 
 
 def _read_layer(folder: PublishedFolder, c: ModelConfig, prefix: str) -> Flat:

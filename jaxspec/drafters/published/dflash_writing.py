@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.published.dflash_parts import NORMS, check_plain_embedding, check_taps
+from jaxspec.drafters.published.dflash_parts import MARKOV, NORMS, check_plain_embedding, check_taps
 from jaxspec.drafters.published.layers import layer_tensors, written_shapes
 from jaxspec.errors import UserError
 from jaxspec.methods import DFlash
@@ -28,8 +28,11 @@ def export_layers(method: DFlash, model: Model) -> tuple[ModelConfig, dict[str, 
             raise UserError(
                 f"dflash: {name} is an option of jaxspec alone, which other software cannot compute: it must be off"
             )
-    if method.markov_rank:
-        raise UserError(f"dflash: markov_rank {method.markov_rank} is no option of published DFlash: it must be 0")
+    if method.markov_rank and not method.markov_tables:
+        raise UserError(
+            f"dflash: markov_rank {method.markov_rank} without markov_tables is an option of jaxspec alone, which "
+            "other software cannot compute"
+        )
     if method.mask_token < 0:
         raise UserError("dflash: mask_token -1 is a vector of its own, and published forms name a token of the base")
     shapes = method.layer_shapes(model.config)
@@ -42,13 +45,16 @@ def export_layers(method: DFlash, model: Model) -> tuple[ModelConfig, dict[str, 
 
 def write_tensors(adapter: Adapter, model: Model, shapes: ModelConfig) -> dict[str, np.ndarray]:
     """The tensors by published names, as they are held."""
-    flat, D, n = split_parts(shapes, adapter.trainable), shapes.hidden_size, 0
+    flat, D = split_parts(shapes, adapter.trainable), shapes.hidden_size
     n = len(adapter.method.taps(model.config.num_layers))
     tensors = {
         "fc.weight": host(flat["fuse/kernel"]).reshape(n, D, D)[::-1].reshape(n * D, D).T,
         "hidden_norm.weight": host(flat["fuse_norm/scale"]),
         "norm.weight": host(flat["norm/scale"]),
     }
+    if adapter.method.markov_rank:
+        before, after = (host(flat[f"markov/{name}/kernel"]) for name in MARKOV)
+        tensors |= {MARKOV["before"]: before, MARKOV["after"]: after.T}
     for number in range(shapes.num_layers):
         parts = _layer_parts(flat, shapes, f"layer{number + 1}/")
         for path, (name, shape) in layer_tensors(shapes, D).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.drafters.published.folder import PublishedFolder
@@ -20,11 +21,20 @@ _SWITCHES = ("has_no_defaults_at_init", "enable_sp_ulysses")  # of its training,
 _VERSION = "0.9.0"
 
 
-def checked_keys(folder: PublishedFolder, own: tuple[str, ...]) -> tuple[Keys, Keys]:
-    """The keys of config.json and those of the layer. Raises UserError for one that nobody knows."""
+def checked_keys(folder: PublishedFolder, own: tuple[str, ...], defaults: Mapping[str, Any] = {}) -> tuple[Keys, Keys]:
+    """The keys of config.json and those of the layer.
+
+    Args:
+      folder: of the drafter.
+      own: keys of this kind of drafter alone.
+      defaults: values of those that may be left out.
+
+    Raises:
+      UserError: a key that nobody knows.
+    """
     switches = (name for name in _SWITCHES if folder.config.get(name) is False)
     folder.check_keys((*_KEYS, *own, *LAYER_KEYS, *switches))
-    keys = Keys(folder.config, {"draft_vocab_size": 32000}, folder.config_file)
+    keys = Keys(folder.config, {"draft_vocab_size": 32000, **defaults}, folder.config_file)
     layer = keys.part("transformer_layer_config")
     folder.check_keys(LAYER_KEYS, layer.content, "transformer_layer_config.")
     return keys, layer

@@ -1,4 +1,4 @@
-"""DFlash drafters of others: what they compute, round trips, and files that are wrong."""
+"""DFlash and DSpark drafters of others: what they compute, round trips, and files that are wrong."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ from jaxspec.model.rows import read_layers
 from jaxspec.weights.shards import map_safetensors
 from tests.helpers.methods import batch_of, predict, sequence, trained
 from tests.helpers.published import DRAFTED, TOKENS, save
-from tests.helpers.published_dflash import MASK, authors, fused, make_dflash, packaged, reference, taps_of
+from tests.helpers.published_dflash import MASK, authors, dspark, fused, make_dflash, packaged, reference, taps_of
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
 slow = pytest.mark.slow
@@ -55,6 +55,8 @@ def published(folder, model, config, dtype=np.float16):
     [
         pytest.param(authors(), lambda x: x, id="authors"),
         pytest.param(packaged({"attention_bias": True}), fused, id="speculators"),
+        pytest.param(dspark(), lambda x: x, id="dspark"),
+        pytest.param(dspark(sample_from_anchor=False), lambda x: x, id="dspark_behind_anchor", marks=slow),
         pytest.param(packaged(sample_from_anchor=True), lambda x: x, id="anchor", marks=slow),
         pytest.param(packaged({"model_type": "llama"}, draft_vocab_size=TOKENS), lambda x: x, id="llama", marks=slow),
     ],
@@ -66,19 +68,23 @@ def test_it_computes_what_is_published(tiny, tmp_path, config, tensors):
     _, _, states = jax.jit(read_layers, static_argnums=2)(tiny.base, tokens, tuple(sorted(taps_of(config))))
     states = [np.asarray(states[layer], np.float64)[0] for layer in taps_of(config)]
     embedding = np.asarray(tiny.params["embedding"], np.float64)
-    expected = reference(config, weights, states, embedding, head_of(tiny), np.asarray(tokens)[0], ANCHORS)
+    ids = DRAFTED if adapter.method.vocabulary else np.arange(TOKENS)
+    expected = reference(config, weights, states, embedding, head_of(tiny)[ids], np.asarray(tokens)[0], ANCHORS)
     base = learning(tiny.base, adapter.method, adapter.frequent_tokens)
     points = [anchor - 1 for anchor in ANCHORS]  # a block's owner is the token before its anchor
     ours = predict(adapter.method, adapter.trainable, base, batch_of(tokens, [points]))[0]
-    ids = DRAFTED if adapter.method.vocabulary else np.arange(TOKENS)
     predicting = expected if adapter.method.sample_from_anchor else expected[:, 1:]
-    np.testing.assert_allclose(ours[..., ids], predicting[..., ids], atol=1e-4)
+    np.testing.assert_allclose(ours[..., ids], predicting, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
 @pytest.mark.parametrize(
     ("form", "config"),
-    [("dflash", authors()), ("speculators", packaged({"attention_bias": True}, aux_hidden_state_layer_ids=[0, 2]))],
+    [
+        ("dflash", authors()),
+        ("speculators", packaged({"attention_bias": True}, aux_hidden_state_layer_ids=[0, 2])),
+        ("speculators", dspark(aux_hidden_state_layer_ids=[0, 2], enable_confidence_head=False)),
+    ],
 )
 def test_a_round_trip_is_bit_for_bit(tiny, tmp_path, form, config, dtype):
     """Through an adapter on disk."""
@@ -109,8 +115,9 @@ def test_a_trained_adapter_is_written_and_read_again(tiny, tmp_path):
 
 @slow
 @pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.5, top_k=5)], ids=["greedy", "sampled"])
-def test_a_folder_decodes_as_an_adapter(tiny, tmp_path, sampling):
-    folder, prompts = published(tmp_path, tiny, packaged()), make_prompts(4)
+@pytest.mark.parametrize("config", [packaged(), dspark()], ids=["dflash", "dspark"])
+def test_a_folder_decodes_as_an_adapter(tiny, tmp_path, config, sampling):
+    folder, prompts = published(tmp_path, tiny, config), make_prompts(4)
     drafter = load_drafter("dflash", tiny, folder, tree="own")
     ours = generate(drafter, prompts, 20, sampling=sampling, batch_size=4)
     assert sum(sum(answer.accepted) for answer in ours)
@@ -177,7 +184,9 @@ def test_wrong_tensors_are_named(tiny, tmp_path, change, message):
         (authors(block_size=32), "block must be 2 to 16, got 32"),
         (authors(sliding_window=64), "sliding_window 64 is not supported in a drafter"),
         (authors(architectures=["DFlash2DraftModel"]), r"no form of drafters that is known.*'DFlash2DraftModel'"),
-        (packaged(speculators_model_type="dspark"), "no form of drafters that is known.* 'dspark'"),
+        (packaged(speculators_model_type="dflash2"), "no form of drafters that is known.* 'dflash2'"),
+        (dspark(markov_head_type="gated"), "markov_head_type must be vanilla: gated .* not supported, got 'gated'"),
+        (dspark(), "tensor 'markov_head.markov_w1.weight' is missing"),
         (packaged(aux_hidden_state_layer_ids=None), "aux_hidden_state_layer_ids must be a list of layers, got None"),
         (packaged(aux_hidden_state_layer_ids=[0, 3]), r"\[0, 3\] reads states after the base's last layer"),
         (packaged(markov_rank=256), "'markov_rank' 256 is not known in this form"),
@@ -186,7 +195,16 @@ def test_wrong_tensors_are_named(tiny, tmp_path, change, message):
 )
 def test_wrong_configs_are_named(tiny, tmp_path, config, message):
     with pytest.raises(UserError, match=message):
-        only_interpretation(save(tmp_path, config, make_dflash(authors(), head_of(tiny))), tiny)
+        only_interpretation(save(tmp_path, config, make_dflash(packaged(), head_of(tiny))), tiny)
+
+
+def test_a_confidence_head_that_is_off_has_no_tensors(tiny, tmp_path):
+    """One that is on is left out: jaxspec ends drafts by measured chances."""
+    tensors = make_dflash(dspark(), head_of(tiny))
+    adapter = only_interpretation(save(tmp_path, dspark(), tensors), tiny)
+    assert adapter.method.markov_rank == 5 and "markov" in adapter.trainable
+    with pytest.raises(UserError, match=r"tensor 'confidence_head.proj.(weight|bias)' is not one of this form"):
+        only_interpretation(save(tmp_path, dspark(enable_confidence_head=False), tensors), tiny)
 
 
 def test_a_base_that_scales_embeddings_is_refused(tmp_path):
@@ -201,7 +219,12 @@ def test_a_base_that_scales_embeddings_is_refused(tmp_path):
     [
         ({"from_newest": True}, "dflash", "dflash: from_newest is an option of jaxspec alone"),
         ({"even": True}, "speculators", "dflash: even is an option of jaxspec alone"),
-        ({"markov_rank": 4}, "speculators", "dflash: markov_rank 4 is no option of published DFlash"),
+        (
+            {"markov_rank": 4},
+            "speculators",
+            "dflash: markov_rank 4 without markov_tables is an option of jaxspec alone",
+        ),
+        ({"markov_rank": 4, "markov_tables": True}, "dflash", "the form dflash has no markov_rank"),
         ({"mask_token": -1}, "dflash", "dflash: mask_token -1 is a vector of its own"),
         ({"head_norms": False}, "dflash", "dflash: head_norms must be on"),
         ({"tapped": (1, 3)}, "speculators", r"dflash: tapped \[1, 3\] reads states after the base's last layer"),
