@@ -194,8 +194,9 @@ def test_wrong_tensors_are_named(tiny, tmp_path, change, message):
     ],
 )
 def test_wrong_configs_are_named(tiny, tmp_path, config, message):
+    tensors = make_dflash(packaged() if "transformer_layer_config" in config else authors(), head_of(tiny))
     with pytest.raises(UserError, match=message):
-        only_interpretation(save(tmp_path, config, make_dflash(packaged(), head_of(tiny))), tiny)
+        only_interpretation(save(tmp_path, config, tensors), tiny)
 
 
 def test_a_confidence_head_that_is_off_has_no_tensors(tiny, tmp_path):
