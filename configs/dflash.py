@@ -25,7 +25,7 @@ DATA = DataConfig(
 SHORT = dataclasses.replace(DATA, template="vicuna", max_prompt_tokens=1536, max_answer_tokens=512, held_out_tokens=512)
 
 
-def paper_run(model: str, block: int, decay: float, data: DataConfig = DATA) -> RunConfig:
+def paper_run(model: str, block: int, decay: float, mask_token: int, data: DataConfig = DATA) -> RunConfig:
     """A run as the paper describes it, on texts as long as the data's prompts and answers."""
     return RunConfig(
         model=model,
@@ -35,6 +35,8 @@ def paper_run(model: str, block: int, decay: float, data: DataConfig = DATA) -> 
             taps_count=5,
             sample_from_anchor=False,
             from_newest=False,
+            even=False,
+            mask_token=mask_token,
             head_norms=True,
             start="random",
             decay=decay,
@@ -56,11 +58,11 @@ def paper_run(model: str, block: int, decay: float, data: DataConfig = DATA) -> 
 
 
 RUNS: dict[str, RunConfig] = {
-    "dflash_qwen3_8b": paper_run("Qwen/Qwen3-8B", 16, 0.867),  # exp(-1 / 7)
-    "dflash_llama3_8b": paper_run("meta-llama/Llama-3.1-8B-Instruct", 10, 0.819),  # exp(-1 / 5)
-    # Not in the paper: as LLaMA-3.1, within the 2,048 positions of these bases.
-    "dflash_vicuna_7b": paper_run("lmsys/vicuna-7b-v1.3", 10, 0.819, SHORT),
-    "dflash_vicuna_13b": paper_run("lmsys/vicuna-13b-v1.3", 10, 0.819, SHORT),
+    "dflash_qwen3_8b": paper_run("Qwen/Qwen3-8B", 16, 0.867, 151669),  # exp(-1 / 7)
+    "dflash_llama3_8b": paper_run("meta-llama/Llama-3.1-8B-Instruct", 10, 0.819, 128255),  # exp(-1 / 5)
+    # Not in the paper: as LLaMA-3.1, within the 2,048 positions of these bases, which have no token to spare for masks.
+    "dflash_vicuna_7b": paper_run("lmsys/vicuna-7b-v1.3", 10, 0.819, -1, SHORT),
+    "dflash_vicuna_13b": paper_run("lmsys/vicuna-13b-v1.3", 10, 0.819, -1, SHORT),
     # Trains on a laptop, with DSpark's block and Markov term.
     "dflash_smollm2": RunConfig(
         model="smollm2-135m",

@@ -8,7 +8,7 @@ from pathlib import Path
 from jaxspec.cli.options import parse
 from jaxspec.drafters import load_drafter, open_adapter
 from jaxspec.drafters.adapter import Adapter, save_adapter
-from jaxspec.drafters.published import FORMS, check_form, write_published
+from jaxspec.drafters.published import method_to_write, write_published
 from jaxspec.errors import UserError
 from jaxspec.files import new_folder
 from jaxspec.weights.load import DEFAULT_MODEL, WEIGHT_DTYPES, Model, check_dtype, load_model, save_model
@@ -19,9 +19,9 @@ from jaxspec.weights.params import params_fingerprint
 class ExportOptions:
     """Write a base as a Hugging Face directory: config.json, weights in safetensors, tokenizer files.
 
-    With a form, write an adapter instead, for other software: eagle3 for SGLang, speculators for vLLM, medusa. With a
-    method, write the base as the method's adapter tunes it, and the adapter for that base in adapter/. Use
-    JAX_PLATFORMS=cpu and --dtype bfloat16 to export a base that no device can hold from the host's memory.
+    With a form, write an adapter instead, for other software: eagle3 and dflash for SGLang, speculators for vLLM,
+    medusa. With a method, write the base as the method's adapter tunes it, and the adapter for that base in adapter/.
+    Use JAX_PLATFORMS=cpu and --dtype bfloat16 to export a base that no device can hold from the host's memory.
 
     Attributes:
       model: smollm2-135m (the default), a Hugging Face directory or hub name, a checkpoint that `jaxspec train` wrote,
@@ -29,7 +29,7 @@ class ExportOptions:
       method: a method that tunes its base, such as space: export the tuned base. With a form: the adapter's method,
         which is the form's where left out.
       adapter: folder of that adapter; default the one that ships for this method and model.
-      form: form of published drafters to write the adapter in: eagle3, speculators or medusa.
+      form: form of published drafters to write the adapter in: eagle3, dflash, speculators for either, or medusa.
       dtype: dtype of the weights; default float32 on CPU, float16 on GPUs without bfloat16, bfloat16 elsewhere. Of an
         adapter: that which it was imported in, else float16.
       output: the directory; it must not exist.
@@ -71,8 +71,7 @@ def main(args: list[str]) -> None:
 
 def export_adapter(options: ExportOptions, output: Path) -> None:
     """Write an adapter in a published form."""
-    check_form(options.form)
-    method = options.method or FORMS[options.form].method
+    method = method_to_write(options.form, options.adapter, options.method)
     model = load_model(options.model)
     adapter = open_adapter(method, model, options.adapter or None)
     dtype = write_published(output, adapter, model, options.form, options.dtype)

@@ -52,10 +52,25 @@ class DraftLayer(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-def check_plain(method: str, config: ModelConfig) -> None:
-    """Raise UserError for a base whose layers a method's own, of LLaMA's shape, cannot start as copies of."""
+def checked_width(method: str, shapes: ModelConfig, config: ModelConfig) -> ModelConfig:
+    """Shapes of a method's own layers on a base of the shapes `config`. Raises UserError for another width."""
+    if shapes.hidden_size != config.hidden_size:
+        raise UserError(f"{method}: its width must be the base's {config.hidden_size}, got {shapes.hidden_size}")
+    return shapes
+
+
+def check_plain(method: str, config: ModelConfig, shapes: ModelConfig | None = None) -> None:
+    """Raise UserError for a base whose layers a method's own cannot start as copies of.
+
+    Args:
+      method: its name.
+      config: shapes of the base, whose layers must be of LLaMA's shape.
+      shapes: of the method's own layers; None: the base's.
+    """
     if config != config.plain_layers():
         raise UserError(f"{method}: its layers cannot start as this base's, which have another shape; use start random")
+    if shapes not in (None, config):
+        raise UserError(f"{method}: layers of other shapes than the base's cannot start as these; use start random")
 
 
 def copied_layer(c: ModelConfig, params: PyTree) -> PyTree:

@@ -5,8 +5,8 @@
     block                                     | a m m m    the anchor a, the token after tp, and masks m
 
 A block's rows see the whole context and each other; the context never changes. The drafter's own are a matrix that
-fuses the taps, a few decoder layers, two norms and one vector, the mask; embedding and vocabulary projection are the
-base's. All distances cost one pass over few rows, and the candidates at a distance do not depend on those before.
+fuses the taps, a few decoder layers, two norms and perhaps one vector, the mask; embedding and vocabulary projection
+are the base's. All distances cost one pass over few rows, and candidates at a distance do not depend on those before.
 
 DSpark (2026), which follows it, lets the anchor's row predict the next token too, so that no row is idle, and brings
 back some dependence: a low-rank term per pair of neighbours (a Markov term) is added to the logits.
@@ -15,7 +15,7 @@ back some dependence: a low-rank term per pair of neighbours (a Markov term) is 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import flax.linen as nn
@@ -28,7 +28,7 @@ from jaxspec.decoding.draft import DraftContext, Offer, PyTree, offer_ranked
 from jaxspec.decoding.levels import Parents, offer_levels
 from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, check_choices, check_decay, check_least
 from jaxspec.errors import UserError
-from jaxspec.methods.context_layer import DraftLayer, check_plain, copied_layer
+from jaxspec.methods.context_layer import DraftLayer, check_plain, checked_width, copied_layer
 from jaxspec.methods.heads import beside, init_beside
 from jaxspec.methods.losses import check_weights, future_loss
 from jaxspec.model.base import Base
@@ -45,7 +45,7 @@ _LONGEST = 16  # rows of a block in the paper
 
 @dataclasses.dataclass(frozen=True)
 class DFlash(Method):
-    """Settings; the paper's are `layers=5`, `sample_from_anchor=False`, `head_norms`, `start="random"` and no Markov.
+    """Settings; the paper's are `layers=5`, `head_norms`, `start="random"`, a `mask_token`, and what it lacks is off.
 
     Attributes:
       block: rows of a block, the anchor and the masks behind it.
@@ -57,10 +57,18 @@ class DFlash(Method):
         rows; else the one at its own place (DFlash), and the anchor's row predicts nothing.
       from_newest: the rows of a block start from the newest token's deepest tapped state; the embedding of the anchor
         or the mask is read beside it, by a matrix that is zero at first. Off in the paper, whose rows are embeddings.
-      head_norms: queries and keys are normalised per head, as in Qwen3, also where the base's are not.
+      even: tapped states are brought to one size before they are fused. Off in the paper.
+      mask_token: the mask is the base's embedding of this token, which no text has; -1: a vector of its own, which
+        learns.
+      shapes: of its layers, their rotations, epsilon and norms of heads among them; None: as the base's layers. Of a
+        base the same, its width is always the base's, and how many layers it has is said by `layers`.
+      head_norms: without `shapes`: queries and keys are normalised per head, as in Qwen3, also where the base's are
+        not.
       start: the layers start as copies of the base's last ones, or at random.
       vocabulary: V', learn to draft only so many of the base's most frequent tokens; 0: all.
       markov_rank: r of the Markov term; 0 leaves it out. It starts as zero.
+      markov_tables: its factors are tables with a row and a column for every token, as in DSpark; else matrices that
+        stand between the base's embeddings and its vocabulary projection, which are much smaller.
       alignment: weight in the loss of the divergence from the base's own distribution.
       labels: weight of the cross-entropy of the text.
       decay: the weight of distance d in the loss is decay ** (d - 1); exp(-1 / g) in the paper's terms.
@@ -75,19 +83,25 @@ class DFlash(Method):
     taps_count: int = 3
     sample_from_anchor: bool = True
     from_newest: bool = True
+    even: bool = True
+    mask_token: int = -1
+    shapes: ModelConfig | None = None
     head_norms: bool = False
     start: Literal["base", "random"] = "base"
     vocabulary: int = 0
     markov_rank: int = 0
+    markov_tables: bool = False
     alignment: float = 0.0
     labels: float = 1.0
     decay: float = 0.8
 
     def __post_init__(self) -> None:
+        if isinstance(self.shapes, Mapping):  # of adapter.json
+            object.__setattr__(self, "shapes", ModelConfig.from_json(dict(self.shapes)))
         least = 1 if self.sample_from_anchor else 2
         if not least <= self.block <= _LONGEST:
             raise UserError(f"{self.name}: block must be {least} to {_LONGEST}, got {self.block}")
-        check_least(self, layers=1, taps_count=1, vocabulary=0, markov_rank=0)
+        check_least(self, layers=1, taps_count=1, mask_token=-1, vocabulary=0, markov_rank=0)
         if len(set(self.tapped)) < len(self.tapped):
             raise UserError(f"{self.name}: tapped names a layer twice, got {', '.join(map(str, self.tapped))}")
         check_decay(self.name, self.decay)
@@ -118,32 +132,39 @@ class DFlash(Method):
         spread = {1 + round(1 + last * share) for share in shares}
         return tuple(sorted(min(layer, layers) for layer in spread))
 
+    def layer_shapes(self, config: ModelConfig) -> ModelConfig:
+        """The shapes of its layers on a base of these shapes. Raises UserError for a width that is not the base's."""
+        if self.shapes is not None:
+            return checked_width(self.name, self.shapes, config)
+        return dataclasses.replace(config.plain_layers(), head_norms=config.head_norms or self.head_norms)
+
     def init(self, key: jax.Array, base: Base) -> PyTree:
         """The fusing matrix and its norm, the layers, the mask [D], the last norm and the factors of the Markov term.
 
         With a start from the base the context is at first the deepest tapped state, normed as the base's layer does it.
         """
-        c = base.decoder.config
-        taps = self._checked_taps(c.num_layers)
+        c, own = base.decoder.config, self.layer_shapes(base.decoder.config)
+        taps = self._checked_taps(c)
         for_fuse, for_layers, for_mask, for_markov = jax.random.split(key, 4)
-        words = base.embed(jax.random.randint(for_mask, (1, 1024), 0, c.vocab_size))
         trainable = {
             "fuse": {
                 "kernel": c.hidden_size**-0.5 * jax.random.normal(for_fuse, (len(taps) * c.hidden_size, c.hidden_size))
             },
             "fuse_norm": {"scale": jnp.ones(c.hidden_size)},
-            "mask": jnp.mean(words[0], axis=0),
             "norm": {"scale": base.params["norm"]["scale"]},
         }
+        if self.mask_token < 0:
+            words = base.embed(jax.random.randint(for_mask, (1, 1024), 0, c.vocab_size))
+            trainable["mask"] = jnp.mean(words[0], axis=0)
         for i in range(self.layers):
             trainable[f"layer{i + 1}"] = self._layer(base).init(
                 jax.random.fold_in(for_layers, i),
                 jnp.zeros((1, 1, c.hidden_size)),
-                jnp.zeros((1, 1, c.rotary_size // 2)),
+                jnp.zeros((1, 1, own.rotary_size // 2)),
                 jnp.ones((1, 1, 1, 1), bool),
             )["params"]
         if self.start == "base":
-            check_plain(self.name, c)
+            check_plain(self.name, c, self.shapes)
             first = c.num_layers - self.layers
             layers = [dense(base.params[f"layers_{first + i}"]) for i in range(self.layers)]
             for i, params in enumerate(layers):
@@ -153,26 +174,42 @@ class DFlash(Method):
         if self.from_newest:
             trainable["enter"] = {"kernel": init_beside(base, 1)}
         if self.markov_rank:
-            before = c.hidden_size**-0.5 * jax.random.normal(for_markov, (c.hidden_size, self.markov_rank))
-            after = jnp.zeros((self.markov_rank, c.hidden_size))
+            tokens, drafts = c.vocab_size, self.vocabulary or c.vocab_size
+            rows, columns = (tokens, drafts) if self.markov_tables else (c.hidden_size, c.hidden_size)
+            before = c.hidden_size**-0.5 * jax.random.normal(for_markov, (rows, self.markov_rank))
+            after = jnp.zeros((self.markov_rank, columns))
             trainable["markov"] = {"before": {"kernel": before}, "after": {"kernel": after}}
         return jax.tree.map(lambda x: x.astype(wide(x)), trainable)
 
-    def _checked_taps(self, layers: int) -> tuple[int, ...]:
-        """The taps on a base of `layers` layers. Raises UserError if the base lacks them, or the layers to copy."""
-        taps = self.taps(layers)
+    def _checked_taps(self, config: ModelConfig) -> tuple[int, ...]:
+        """The taps on a base. Raises UserError if it lacks them, the layers to copy, or the mask's token."""
+        layers, taps = config.num_layers, self.taps(config.num_layers)
         if not 0 <= min(taps) <= max(taps) <= layers:
             tapped = ", ".join(map(str, taps))
             raise UserError(f"{self.name}: tapped must be 0 to {layers}, the layers of this base, got {tapped}")
         if self.start == "base" and self.layers > layers:
             raise UserError(f"{self.name}: {self.layers} layers cannot be copies of the {layers} that this base has")
+        if self.mask_token >= config.vocab_size:
+            last = config.vocab_size - 1
+            raise UserError(
+                f"{self.name}: mask_token must be -1 to {last}, the tokens of this base, got {self.mask_token}"
+            )
         return taps
 
     def prepare(self, trainable: PyTree, base: Base) -> PyTree:
-        """Kernels in the base's dtype, and the Markov term multiplied with the vocabulary projection, [r, V']."""
+        """Kernels in the base's dtype, and the Markov term as products of the vocabulary projection, [r, V']."""
         trainable = for_products(trainable, base.dtype)
         if "markov" in trainable:
-            after = base.draft_products(trainable["markov"]["after"]["kernel"]).astype(base.dtype)
+            after = trainable["markov"]["after"]["kernel"]
+            if not self.markov_tables:
+                after = base.draft_products(after).astype(base.dtype)
+            elif self.vocabulary and base.num_drafts > self.vocabulary:
+                raise UserError(
+                    f"dflash: its Markov term is for {self.vocabulary} tokens: draft-vocabulary must be 1 to "
+                    f"{self.vocabulary}, not {'0, all' if base.draft_vocabulary is None else base.num_drafts}"
+                )
+            else:
+                after = after[:, : base.num_drafts] if self.vocabulary else base.draft_part(after)
             trainable["markov"] |= {"after": {"kernel": after}}
         return trainable
 
@@ -190,9 +227,11 @@ class DFlash(Method):
         Returns:
           n x [B, K, T, Dh].
         """
-        c = base.decoder.config
-        # Sizes of states differ between layers by orders of magnitude: all are brought to 1, the deepest comes first.
-        states = [_unit(taps[layer], c.rms_norm_eps) for layer in sorted(self.taps(c.num_layers), reverse=True)]
+        c = self.layer_shapes(base.decoder.config)
+        # the deepest comes first
+        states = [taps[layer] for layer in sorted(self.taps(base.decoder.config.num_layers), reverse=True)]
+        if self.even:  # or those of some layers are larger by orders of magnitude
+            states = [_unit(x, c.rms_norm_eps) for x in states]
         fused = product(jnp.concatenate(states, axis=-1), trainable["fuse"]["kernel"])
         context, angles = self._norm(trainable["fuse_norm"], base, fused), rope_angles(c, positions, long=base.long)
         layer = self._layer(base)
@@ -227,10 +266,10 @@ class DFlash(Method):
         Returns:
           Normalised states [B, G, M', D] of the rows that predict.
         """
-        c, (B, G) = base.decoder.config, anchors.shape
+        c, (B, G) = self.layer_shapes(base.decoder.config), anchors.shape
         rows = distances + (not self.sample_from_anchor)
         first = base.embed(anchors)[:, :, None]  # [B, G, 1, D]
-        masks = jnp.broadcast_to(trainable["mask"].astype(first.dtype), (B, G, rows - 1, first.shape[-1]))
+        masks = jnp.broadcast_to(self._mask(trainable, base).astype(first.dtype), (B, G, rows - 1, first.shape[-1]))
         x = jnp.concatenate([first, masks], axis=2)
         if self.from_newest:
             states = jnp.broadcast_to(newest[:, :, None], x.shape)
@@ -244,16 +283,19 @@ class DFlash(Method):
             x = layer.apply({"params": trainable[f"layer{i}"]}, x, angles, everyone, cached, sees)
         return self._norm(trainable["norm"], base, x.reshape(B, G, rows, -1)[:, :, rows - distances :])
 
+    def _mask(self, trainable: PyTree, base: Base) -> jax.Array:
+        """[D], what the rows behind the anchor begin with."""
+        return trainable["mask"] if self.mask_token < 0 else base.embed(jnp.array([[self.mask_token]]))[0, 0]
+
     def _deepest(self, base: Base) -> int:
         return max(self.taps(base.decoder.config.num_layers))
 
     def _layer(self, base: Base) -> DraftLayer:
         kind = nn.remat(DraftLayer, methods=["__call__"]) if base.decoder.remat else DraftLayer
-        c = base.decoder.config.plain_layers()
-        return kind(dataclasses.replace(c, head_norms=c.head_norms or self.head_norms))
+        return kind(self.layer_shapes(base.decoder.config))
 
     def _norm(self, params: PyTree, base: Base, x: jax.Array) -> jax.Array:
-        return RMSNorm(base.decoder.config.rms_norm_eps).apply({"params": params}, x)
+        return RMSNorm(self.layer_shapes(base.decoder.config).rms_norm_eps).apply({"params": params}, x)
 
     # Training
 
@@ -274,15 +316,17 @@ class DFlash(Method):
         path = batch.tokens[jnp.arange(B)[:, None, None], jnp.minimum(ahead, T - 1)]  # [B, G, M], before each distance
         newest = read[self._deepest(base)][jnp.arange(B)[:, None], ahead[..., 0] - 1]
         states = self.fill(trainable, base, path[..., 0], ahead[..., 0], newest, memory, self.distances)
-        if "markov" in trainable:  # in front of the projection: decoding adds it behind
-            before = base.embed(path.reshape(B, -1)).reshape(states.shape)
-            states += self._markov(trainable, before)
-        return base.draft_logits(states), frozen
+        if not self.markov_rank:
+            return base.draft_logits(states), frozen
+        term = self._markov(trainable, base, path.reshape(B, -1)).reshape(*path.shape, -1)
+        if self.markov_tables:
+            return base.finished(base.draft_products(states) + term), frozen
+        return base.draft_logits(states + term), frozen  # in front of the projection: decoding adds it behind
 
-    def _markov(self, trainable: PyTree, embeddings: jax.Array) -> jax.Array:
-        """The Markov term of the tokens after those embedded as [..., D]."""
-        factors = trainable["markov"]
-        return product(product(embeddings, factors["before"]["kernel"]), factors["after"]["kernel"])
+    def _markov(self, trainable: PyTree, base: Base, tokens: jax.Array) -> jax.Array:
+        """The Markov term behind tokens [B, R]: [B, R, V'], or in training without tables [B, R, D]."""
+        before, after = (trainable["markov"][name]["kernel"] for name in ("before", "after"))
+        return product(before[tokens] if self.markov_tables else product(base.embed(tokens), before), after)
 
     def loss(
         self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0
@@ -296,7 +340,7 @@ class DFlash(Method):
 
     def init_state(self, base: Base, batch: int, capacity: int) -> PyTree:
         """Keys and values of the drafter's layers, and the newest deepest tapped state [B, D]."""
-        config = dataclasses.replace(base.decoder.config, num_layers=self.layers)
+        config = dataclasses.replace(self.layer_shapes(base.decoder.config), num_layers=self.layers)
         newest = jnp.zeros((batch, config.hidden_size), base.dtype)
         return {"memory": empty_cache(config, batch, capacity, base.dtype), "newest": newest}
 
@@ -322,7 +366,7 @@ class DFlash(Method):
             return offer_ranked(context, base.finished(products), jnp.ones(products.shape[:2], bool))
 
         def expand(parents: Parents, _: Sequence[None]) -> tuple[jax.Array, None]:
-            term = self._markov(trainable, base.embed(parents.tokens))  # of products, as in training
+            term = self._markov(trainable, base, parents.tokens)  # of products, as in training
             return base.finished(products[:, parents.level, None] + term), None
 
         return offer_levels(context, expand, best=not context.fixed)

@@ -19,7 +19,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import PyTree
 from jaxspec.decoding.method import Batch, Facts, check_choices, check_decay, check_least
 from jaxspec.errors import UserError
-from jaxspec.methods.context_layer import check_plain
+from jaxspec.methods.context_layer import check_plain, checked_width
 from jaxspec.methods.heads import beside, init_beside, root_mean_square
 from jaxspec.methods.losses import targets
 from jaxspec.methods.recurrent import RecurrentLayer
@@ -113,9 +113,7 @@ class Eagle(RecurrentLayer):
         """The shapes of its layer on a base of these shapes. Raises UserError for a width that is not the base's."""
         if self.shapes is None:
             return config.plain_layers()
-        if self.shapes.hidden_size != config.hidden_size:
-            raise UserError(f"eagle: its width must be the base's {config.hidden_size}, got {self.shapes.hidden_size}")
-        return self.shapes
+        return checked_width(self.name, self.shapes, config)
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
         """Fusion [n D, D], the layer, whose attention reads [.., 2 D], the norm after it and perhaps a projection.
@@ -128,9 +126,7 @@ class Eagle(RecurrentLayer):
             raise UserError(f"eagle: reads must be 0 to {depth} on this base, got {list(taps)}")
         D, keys = c.hidden_size, jax.random.split(key, 4)
         if self.start == "base":
-            check_plain(self.name, base.decoder.config)
-            if self.shapes not in (None, base.decoder.config):
-                raise UserError("eagle: a layer of other shapes than the base's cannot start as one; use start random")
+            check_plain(self.name, base.decoder.config, self.shapes)
             layer = jax.tree.map(lambda x: x.astype(wide(x)), dense(base.params[f"layers_{depth - 1}"]))
             fc, scale = jnp.eye(len(taps) * D, D), base.params["norm"]["scale"]
             norm = scale.astype(wide(scale))

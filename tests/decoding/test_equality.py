@@ -55,6 +55,9 @@ from tests.helpers.tiny import TINY, make_prompts, make_tiny
 GREEDY = SamplingConfig()
 SAMPLING = SamplingConfig(1.5, top_k=5)  # in the fast tests, for all filters take long to compile
 FILTERED = SamplingConfig(1.5, top_k=5, top_p=0.9, min_p=0.02)
+SHAPES = dataclasses.replace(
+    TINY, num_heads=2, num_kv_heads=1, head_dim=6, rope_theta=500.0
+)  # of a method's own layers
 WIDE = [(a,) for a in range(6)] + [(a, b) for a in range(3) for b in range(4)] + [(0, 0, c) for c in range(5)]
 
 # Every option of every method that decoding can tell apart. A new method or setting without an entry here, or among
@@ -117,8 +120,12 @@ OPTIONS = {
         "taps_count": (3, 1),
         "sample_from_anchor": (False, True),
         "from_newest": (True, False),
+        "even": (True, False),
+        "mask_token": (-1, 15),
+        "shapes": (None, dataclasses.replace(SHAPES, head_norms=True)),
         "head_norms": (False, True),
         "markov_rank": (4, 0),
+        "markov_tables": (False, False, True),
     },
     DraftModel: {
         "layers": ((0, 1, 2), (0, 2)),
@@ -134,7 +141,7 @@ OPTIONS = {
         "even": (False, True),
         "own_head": (False, True),
         "own_embedding": (False, True),
-        "shapes": (None, dataclasses.replace(TINY, num_heads=2, num_kv_heads=1, head_dim=6, rope_theta=500.0)),
+        "shapes": (None, SHAPES),
         "norm_before_residual": (False, True),
         "fc_norm": (False, True),
         "norm_before_fc": (False, False, True),  # not beside fc_norm
@@ -217,7 +224,7 @@ def variants(combine, options_of=OPTIONS):
         for settings in combine({"sampling": (GREEDY, SAMPLING), "batch_size": (1, 4)} | options):
             sampling, batch_size = settings.pop("sampling"), settings.pop("batch_size")
             settings |= {"distances": len(settings["layers"])} if method is HiddenTransfer else {}
-            settings |= {"start": "random"} if method is Eagle and settings["shapes"] else {}
+            settings |= {"start": "random"} if method in (Eagle, DFlash) and settings["shapes"] else {}
             yield method(**settings), sampling, batch_size
 
 

@@ -23,10 +23,12 @@ from tests.helpers.tiny import TINY, make_prompts
 
 PLAIN = DFlash(block=4, layers=2, tapped=(1, 3), sample_from_anchor=False, from_newest=False, head_norms=True)
 MARKOV = DFlash(block=3, layers=2, tapped=(1, 3), markov_rank=4)
+TABLES = dataclasses.replace(MARKOV, markov_tables=True)
 PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)]
 PROMPTS = make_prompts(2)
 
 both = pytest.mark.parametrize("method", [pytest.param(PLAIN, marks=pytest.mark.slow), MARKOV], ids=settings)
+all_three = pytest.mark.parametrize("method", [PLAIN, MARKOV, TABLES], ids=settings)
 
 
 def run(method, tiny, paths, steps, chunk=8):
@@ -60,7 +62,7 @@ def check_draft(method, predicts, tiny, paths, steps=3):
 
 
 @pytest.mark.slow
-@both
+@all_three
 def test_the_draft_is_what_training_would_predict(tiny, method):
     check_draft(method, method, tiny, PATHS)
 
@@ -145,7 +147,9 @@ def test_a_copied_layer_is_the_bases(tiny, changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method", [dataclasses.replace(PLAIN, start="random"), dataclasses.replace(MARKOV, alignment=1.0)], ids=settings
+    "method",
+    [dataclasses.replace(PLAIN, start="random", mask_token=15), dataclasses.replace(MARKOV, alignment=1.0), TABLES],
+    ids=settings,
 )
 def test_training_moves_every_part_and_learns(tiny, method):
     batch = batch_of(sequence(tiny, 24), [[2, 5, 8, 11, 14]])
@@ -193,6 +197,19 @@ def test_taps_are_spread_as_in_the_paper():
         (lambda: DFlash(layers=0), "layers must be at least 1, got 0"),
         (lambda: DFlash(taps_count=0), "taps_count must be at least 1"),
         (lambda: DFlash(markov_rank=-1), "markov_rank must be at least 0, got -1"),
+        (lambda: DFlash(mask_token=-2), "mask_token must be at least -1, got -2"),
+        (
+            lambda: abstract_trainable(DFlash(mask_token=16), TINY),
+            "mask_token must be -1 to 15, the tokens of this base, got 16",
+        ),
+        (
+            lambda: abstract_trainable(DFlash(shapes=dataclasses.replace(TINY, hidden_size=64)), TINY),
+            "dflash: its width must be the base's 32, got 64",
+        ),
+        (
+            lambda: abstract_trainable(DFlash(shapes=dataclasses.replace(TINY, num_heads=2)), TINY),
+            "dflash: layers of other shapes than the base's cannot start as these; use start random",
+        ),
         (lambda: DFlash(vocabulary=-1), "vocabulary must be at least 0, got -1"),
         (lambda: DFlash(tapped=(2, 2)), "tapped names a layer twice, got 2, 2"),
         (lambda: DFlash(start="warm"), "start must be one of base, random"),
@@ -214,3 +231,14 @@ def test_a_tree_deeper_than_the_block_is_refused(tiny):
     drafter = untrained_drafter(MARKOV, tiny, from_paths(PATHS))
     with pytest.raises(UserError, match="a tree of dflash is 1 to 3 candidates deep, not 4"):
         drafter.with_tree([(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)])
+
+
+def test_tables_of_few_tokens_draft_no_others(tiny):
+    method = dataclasses.replace(TABLES, vocabulary=6)
+    trainable = jax.eval_shape(lambda base: method.init(jax.random.key(0), base), tiny.base)
+    assert trainable["markov"]["before"]["kernel"].shape == (16, 4)
+    assert trainable["markov"]["after"]["kernel"].shape == (4, 6)
+    trainable = trained(method, tiny.base)
+    for base, got in ((tiny.base, "0, all"), (tiny.base.drafting(jnp.arange(8)), "8")):
+        with pytest.raises(UserError, match=f"Markov term is for 6 tokens: draft-vocabulary must be 1 to 6, not {got}"):
+            method.prepare(trainable, base)

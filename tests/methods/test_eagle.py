@@ -240,9 +240,7 @@ def test_settings_that_make_no_sense(tiny, tmp_path):
         abstract_trainable(Eagle(reads=(1, 4)), TINY)
     with pytest.raises(UserError, match="its width must be the base's 32, got 64"):
         abstract_trainable(Eagle(shapes=dataclasses.replace(TINY, hidden_size=64)), TINY)
-    with pytest.raises(
-        UserError, match="a layer of other shapes than the base's cannot start as one; use start random"
-    ):
+    with pytest.raises(UserError, match="layers of other shapes than the base's cannot start as these; use start"):
         abstract_trainable(Eagle(shapes=SHAPES), TINY)
     with pytest.raises(UserError, match="projection is for 6 tokens: draft-vocabulary must be 1 to 6, not 0, all"):
         _ = drafter_of(OWN, tiny, PATHS, 0).on_device

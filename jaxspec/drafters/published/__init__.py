@@ -2,23 +2,21 @@
 
 from jaxspec.drafters.published.form import Form, Interpretation
 from jaxspec.drafters.published.table import (
-    FORMS,
     in_base,
     is_published,
     method_of_published,
     only_interpretation,
     read_published,
 )
-from jaxspec.drafters.published.writing import check_form, write_published
+from jaxspec.drafters.published.writing import method_to_write, write_published
 
 __all__ = [
-    "FORMS",
     "Form",
     "Interpretation",
-    "check_form",
     "in_base",
     "is_published",
     "method_of_published",
+    "method_to_write",
     "only_interpretation",
     "read_published",
     "write_published",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxspec.drafters.published.eagle3 import LAYER_KEYS
-from jaxspec.drafters.published.eagle_parts import NORMS, Described, check_base, layer_shapes, read_eagle, reads_checked
+from jaxspec.drafters.published.eagle_parts import NORMS, Described, read_eagle, reads_checked
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Form, Interpretation
+from jaxspec.drafters.published.layers import LAYER_KEYS, check_base, layer_shapes
 from jaxspec.errors import UserError
 from jaxspec.weights.keys import Keys
 from jaxspec.weights.load import Model
@@ -25,7 +25,7 @@ def _recognises(config: Mapping[str, Any]) -> bool:
 def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     folder.check_keys((*LAYER_KEYS, *_KEYS))
     keys = Keys(folder.config, {}, folder.config_file)
-    shapes = layer_shapes(folder, folder.config, ("qwen3",), folder.config_file)
+    shapes = layer_shapes(folder, folder.config, ("qwen3",), folder.config_file, 1)
     check_base(folder, shapes, model, None)
     layers = model.config.num_layers
     if (theirs := keys.optional_count("num_target_layers", 10**4)) not in (None, layers):

@@ -11,37 +11,19 @@ from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.published.eagle_parts import (
     NORMS,
     Described,
-    check_base,
-    layer_shapes,
     layers_read,
     read_eagle,
 )
 from jaxspec.drafters.published.eagle_writing import export_shapes, write_tensors
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Form, Interpretation, Written
-from jaxspec.drafters.published.imported import COMMON_KEYS
+from jaxspec.drafters.published.layers import LAYER_KEYS, check_base, layer_shapes
 from jaxspec.errors import UserError
 from jaxspec.methods import Eagle
 from jaxspec.weights.keys import Keys
 from jaxspec.weights.load import Model
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "LlamaForCausalLM", "Eagle3LlamaForCausalLM")
-LAYER_KEYS = (  # of a layer of LLaMA's or Qwen3's, which are read, and what every config.json may hold
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
-    *(
-        "num_key_value_heads",
-        "max_position_embeddings",
-        "rope_theta",
-        "rope_scaling",
-        "rope_parameters",
-        "rms_norm_eps",
-    ),
-    *("partial_rotary_factor", "original_max_position_embeddings", "hidden_act", "attention_bias", "mlp_bias"),
-    *("tie_word_embeddings", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
-    *("model_type", "attention_dropout", "initializer_range", "pretraining_tp", "torch_dtype", "auto_map", "use_cache"),
-    *("bos_token_id", "eos_token_id", "pad_token_id"),
-    *COMMON_KEYS,
-)
 _KEYS = ("draft_vocab_size", "target_hidden_size", "target_model_type", "draft_model_type", "eagle_config", *NORMS)
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _DEPTH = 7  # steps on its own states in the authors' training and in SpecForge's
@@ -56,7 +38,7 @@ def _recognises(config: Mapping[str, Any]) -> bool:
 def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     folder.check_keys((*LAYER_KEYS, *_KEYS, _IDS))
     keys = Keys(folder.config, {}, folder.config_file)
-    shapes = layer_shapes(folder, folder.config, ("llama",), folder.config_file)
+    shapes = layer_shapes(folder, folder.config, ("llama",), folder.config_file, 1)
     check_base(folder, shapes, model, keys.optional_count("target_hidden_size", 10**6))
     taps = keys.part("eagle_config")
     folder.check_keys((_IDS, "use_aux_hidden_state"), taps.content, "eagle_config.")

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.published.eagle_parts import EMBEDDING, HEAD, tensor_names
+from jaxspec.drafters.published.eagle_parts import tensor_names
+from jaxspec.drafters.published.layers import written_shapes
+from jaxspec.drafters.published.vocabulary import EMBEDDING, HEAD, base_head, written_vocabulary
 from jaxspec.errors import UserError
 from jaxspec.methods import Eagle
-from jaxspec.model.quantized import dense
 from jaxspec.parallel.processes import host
-from jaxspec.weights.families import hf_config
 from jaxspec.weights.load import Model
 from jaxspec.weights.parts import split_parts
-
-# settings of a layer that no form has, with the values that change nothing
-_PLAIN = {"rotary_dim": None, "gated": True, "logit_cap": None, "logit_scale": 1.0}
 
 
 def export_shapes(method: Eagle, model: Model, families: Sequence[str]) -> tuple[ModelConfig, dict[str, Any]]:
@@ -34,30 +29,7 @@ def export_shapes(method: Eagle, model: Model, families: Sequence[str]) -> tuple
             raise UserError(
                 f"eagle: {name} is an option of jaxspec alone, which other software cannot compute: it must be off"
             )
-    shapes = method.layer_shapes(model.config)
-    for name, usual in _PLAIN.items():
-        if getattr(shapes, name) != usual:
-            raise UserError(f"eagle: no published form has {name} {getattr(shapes, name)!r} of its layer")
-    if shapes.head_norms and "qwen3" not in families:
-        raise UserError("eagle: this form has no head_norms; --form speculators has them")
-    if shapes.head_norms and shapes.mlp_bias:
-        raise UserError("eagle: no published form has mlp_bias and head_norms of one layer")
-    biased = shapes.qkv_bias or shapes.o_bias  # forms have one key for both
-    shapes = dataclasses.replace(
-        shapes,
-        **dict(num_layers=1, tie_embeddings=False, embedding_scale=1.0, sliding_window=None),
-        **dict(
-            first_window_layer=0, full_layers=(), qkv_bias=biased, o_bias=biased, vocab_size=model.config.vocab_size
-        ),
-    )
-    written = hf_config(shapes)
-    if shapes.head_norms:
-        written["attention_bias"] = biased
-    if written["model_type"] not in families:
-        raise UserError(
-            f"eagle: a layer like {written['model_type']}'s is none that this form has: {', '.join(families)}"
-        )
-    return shapes, written
+    return written_shapes("eagle", method.layer_shapes(model.config), model.config.vocab_size, families, 1)
 
 
 def write_tensors(adapter: Adapter, model: Model, shapes: ModelConfig, layer: str) -> dict[str, np.ndarray]:
@@ -84,19 +56,11 @@ def _written_vocabulary(adapter: Adapter, model: Model) -> dict[str, np.ndarray]
     method, V = adapter.method, model.config.vocab_size
     count = method.vocabulary if method.own_head else adapter.info.get("draft_vocabulary", 0)
     ids = np.arange(V) if not count else adapter.frequent_tokens[:count].astype(np.int64)
-    head = host(adapter.trainable["lm_head"]).T if method.own_head else _base_head(model, ids)
+    head = host(adapter.trainable["lm_head"]).T if method.own_head else base_head(model, ids)
     order = np.argsort(ids)
     tensors = {HEAD: head[order]}
     if method.own_embedding:
         tensors[EMBEDDING] = host(adapter.trainable["embedding"])
     if count:
-        drafted = np.zeros(V, bool)
-        drafted[ids] = True
-        tensors |= {"d2t": ids[order] - np.arange(count), "t2d": drafted}
+        tensors |= written_vocabulary(ids[order], V)
     return tensors
-
-
-def _base_head(model: Model, ids: np.ndarray) -> np.ndarray:
-    """Rows [V', D] of the base's projection."""
-    columns = model.base.drafting(jnp.asarray(ids, jnp.int32)).draft_vocabulary.columns
-    return host(dense(columns)).astype(np.float32).T

@@ -9,7 +9,6 @@ import flax.traverse_util
 import numpy as np
 
 from jaxspec.decoding.draft import PyTree
-from jaxspec.drafters.published.eagle_parts import base_embedding
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Form, Interpretation
 from jaxspec.drafters.published.imported import (
@@ -20,6 +19,7 @@ from jaxspec.drafters.published.imported import (
     projection_shape,
     take,
 )
+from jaxspec.drafters.published.vocabulary import base_embedding
 from jaxspec.errors import UserError
 from jaxspec.methods import Hydra
 from jaxspec.weights.keys import Keys

@@ -5,20 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.published import deepspec, eagle3, hydra, medusa, mtp, ppd, speculators
+from jaxspec.drafters.published import (
+    deepspec,
+    dflash,
+    eagle3,
+    hydra,
+    medusa,
+    mtp,
+    ppd,
+    speculators_dflash,
+    speculators_eagle3,
+)
 from jaxspec.drafters.published.folder import CONFIGS, PublishedFolder, find_folder, hub_patterns, is_hub_name
 from jaxspec.drafters.published.form import Form, Interpretation
 from jaxspec.errors import UserError
 from jaxspec.weights.load import Model
 
-FORMS: dict[str, Form] = {
-    "eagle3": eagle3.FORM,
-    "speculators": speculators.EAGLE3,
-    "deepspec": deepspec.EAGLE3,
-    "medusa": medusa.FORM,
-    "hydra": hydra.FORM,
-    "ppd": ppd.FORM,
-    "mtp": mtp.FORM,
+FORMS: dict[str, tuple[Form, ...]] = {  # one for every method that a form is of
+    "eagle3": (eagle3.FORM,),
+    "dflash": (dflash.FORM,),
+    "speculators": (speculators_eagle3.FORM, speculators_dflash.FORM),
+    "deepspec": (deepspec.EAGLE3,),
+    "medusa": (medusa.FORM,),
+    "hydra": (hydra.FORM,),
+    "ppd": (ppd.FORM,),
+    "mtp": (mtp.FORM,),
 }
 
 
@@ -68,7 +79,7 @@ def in_base(method: str, model: Model) -> Adapter | None:
 
 def _form_of(folder: PublishedFolder) -> Form | None:
     """The form of a folder by its config.json."""
-    return next((form for form in FORMS.values() if form.recognises(folder.config)), None)
+    return next((form for forms in FORMS.values() for form in forms if form.recognises(folder.config)), None)
 
 
 def _form_at(name_or_path: str | Path) -> Form:
@@ -82,5 +93,5 @@ def _form_at(name_or_path: str | Path) -> Form:
         return form
     keys = ("architectures", "model_type", "speculators_model_type", "peft_type")
     found = ", ".join(f"{key} {folder.config[key]!r:.60}" for key in keys if folder.config.get(key))
-    known = "; ".join(f"{name} ({form.about})" for name, form in FORMS.items())
+    known = "; ".join(f"{name} ({form.about})" for name, forms in FORMS.items() for form in forms)
     raise UserError(f"{folder.config_file}: no form of drafters that is known, found {found or 'none'}; known: {known}")

@@ -267,7 +267,7 @@ def test_a_folder_decodes_as_an_adapter(tiny, tmp_path):
         ({"even": True}, "eagle3", "eagle: even is an option of jaxspec alone"),
         ({"norm_before_residual": True}, "eagle3", "the form eagle3 has no norm_before_residual"),
         ({"reads": (1, 2)}, "eagle3", r"reads the outputs of 3 layers, and reads is \[1, 2\]"),
-        ({}, "dflash9", "unknown form 'dflash9'; forms to write: eagle3, speculators"),
+        ({}, "gguf", "unknown form 'gguf'; forms to write: eagle3, dflash, speculators"),
     ],
 )
 def test_what_a_form_lacks_is_named(tiny, tmp_path, settings, form, message):

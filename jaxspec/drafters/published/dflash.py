@@ -1,0 +1,75 @@
+"""DFlash as its authors publish it: `DFlashDraftModel`, which borrows the base's embeddings and projection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxspec.drafters.adapter import Adapter
+from jaxspec.drafters.published.dflash_parts import DescribedBlocks, check_taps, layer_ids, read_dflash
+from jaxspec.drafters.published.dflash_writing import export_layers, write_tensors
+from jaxspec.drafters.published.folder import PublishedFolder
+from jaxspec.drafters.published.form import Form, Interpretation, Written
+from jaxspec.drafters.published.layers import LAYER_KEYS, check_base, layer_shapes
+from jaxspec.errors import UserError
+from jaxspec.methods import DFlash
+from jaxspec.weights.keys import Keys
+from jaxspec.weights.load import Model
+
+_ARCHITECTURE = "DFlashDraftModel"
+_KEYS = ("architectures", "block_size", "dflash_config", "num_target_layers")
+_OWN_KEYS = ("block_size", "mask_token_id", "target_layer_ids")  # of dflash_config
+
+
+def _recognises(config: Mapping[str, Any]) -> bool:
+    return config.get("architectures") == [_ARCHITECTURE] and "speculators_model_type" not in config
+
+
+def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
+    folder.check_keys((*LAYER_KEYS, *_KEYS))
+    keys = Keys(folder.config, {}, folder.config_file)
+    own = keys.part("dflash_config")
+    folder.check_keys(_OWN_KEYS, own.content, "dflash_config.")
+    shapes = layer_shapes(folder, folder.config, ("qwen3",), folder.config_file)
+    check_base(folder, shapes, model, None)
+    layers = model.config.num_layers
+    if (made_for := keys.count("num_target_layers", 1000)) != layers:
+        raise UserError(f"{folder.path}: a drafter for a base of {made_for} layers; {model.name!r} has {layers}")
+    ids = layer_ids(f"{own.where}: target_layer_ids", own.required("target_layer_ids"))
+    tapped = check_taps(f"{own.where}: target_layer_ids", ids, [i + 1 for i in ids], layers)  # outputs
+    said = DescribedBlocks(
+        shapes, _block(keys, own), tapped, own.count("mask_token_id", 10**7, 0), False, shapes.vocab_size
+    )
+    return read_dflash(folder, model, "dflash", said)
+
+
+def _block(keys: Keys, own: Keys) -> int:
+    """Rows of a block, which older files have at the top and newer ones in dflash_config."""
+    given = [part.count("block_size", 10**4) for part in (keys, own) if part.get("block_size") is not None]
+    if len({*given}) > 1:
+        raise UserError(f"{keys.where}: block_size is {given[0]}, and {given[1]} in dflash_config")
+    return given[0] if given else keys.count("block_size", 10**4)  # which says that it is missing
+
+
+def _write(adapter: Adapter, model: Model) -> Written:
+    method: DFlash = adapter.method
+    shapes, layer = export_layers(method, model)
+    if method.sample_from_anchor:
+        raise UserError("dflash: the form dflash has no sample_from_anchor; --form speculators has it")
+    if method.markov_rank:
+        raise UserError("dflash: the form dflash has no markov_rank; --form speculators has it, as DSpark")
+    if method.vocabulary:
+        raise UserError("dflash: the form dflash has no vocabulary: it drafts all tokens; --form speculators has it")
+    reads = sorted(method.taps(model.config.num_layers))
+    if not reads[0]:
+        raise UserError("dflash: the form dflash reads outputs of layers, and tapped has 0; --form speculators has it")
+    config = {
+        "architectures": [_ARCHITECTURE],
+        "block_size": method.block,
+        "dflash_config": {"mask_token_id": method.mask_token, "target_layer_ids": [read - 1 for read in reads]},
+        "num_target_layers": model.config.num_layers,
+    }
+    return Written(layer | config, write_tensors(adapter, model, shapes))
+
+
+FORM = Form("dflash", "DFlash of its authors", _recognises, _read, _write)
