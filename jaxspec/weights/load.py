@@ -311,7 +311,7 @@ def _load_sharing(
     name: str, folder: Path, shared: Shared, dtype: str, mesh: MeshConfig, template: str, weights: str
 ) -> Model:
     """A base that shares weights with another one, and has its tokenizer."""
-    other = load_model(shared.base, dtype, mesh, template)
+    other = load_model(shared.base, dtype, mesh, template, weights)
     config, params, fingerprint = join_shared(folder, shared, other.params, other.fingerprint, weights_dtype(dtype))
     params = small_tree(jax.tree.map(jnp.asarray, params), weights, str(folder))
     params = put_beside(other.params, params)
