@@ -145,12 +145,8 @@ class ModelConfig:
 
     def of_layers(self, layers: Sequence[int]) -> ModelConfig:
         """The shapes of a decoder that consists of some of the layers, in ascending order."""
-        return dataclasses.replace(
-            self,
-            num_layers=len(layers),
-            first_window_layer=sum(layer < self.first_window_layer for layer in layers),
-            full_layers=tuple(i for i, layer in enumerate(layers) if layer in self.full_layers),
-        )
+        windows = window_fields(self.sliding_window, [self.window(layer) is not None for layer in layers])
+        return dataclasses.replace(self, num_layers=len(layers), **windows)
 
     @property
     def rotary_size(self) -> int:
@@ -180,6 +176,22 @@ class ModelConfig:
             score_cap=None,
             residual_scale=1.0,
         )
+
+
+def window_fields(window: int | None, sliding: Sequence[bool]) -> dict[str, Any]:
+    """The fields of a ModelConfig that say which of its layers have a sliding window, one way for each pattern.
+
+    Args:
+      window: its size.
+      sliding: by layer.
+    """
+    first = sliding.index(True) if any(sliding) else 0
+    lower = all(sliding[first:])
+    return {
+        "sliding_window": window if any(sliding) else None,
+        "first_window_layer": first if lower else 0,
+        "full_layers": () if lower or not any(sliding) else tuple(i for i, slides in enumerate(sliding) if not slides),
+    }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from jaxspec.config import window_fields
 from jaxspec.weights.family import all_but_one
 from jaxspec.weights.params import GGUF_NAMES
 
@@ -49,7 +50,7 @@ def _gemma(architecture: str, get: Get, head_dim: int) -> dict[str, Any]:
         "embedding_scale": math.sqrt(hidden),
         "score_scale": None if width == head_dim else width**-0.5,
         "logit_cap": get("final_logit_softcapping"),
-        "full_layers": tuple(i for i, slides in enumerate(slides) if not slides),
+        **window_fields(get("attention.sliding_window"), slides),
     }
     if architecture == "gemma2":
         if not (fields["logit_cap"] and get("attn_logit_softcapping")):

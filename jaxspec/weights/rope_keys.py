@@ -7,10 +7,9 @@ from typing import Any
 
 from jaxspec.config import ModelConfig, RopeScaling
 from jaxspec.errors import UserError
-from jaxspec.weights.keys import MOST_POSITIONS, Keys
+from jaxspec.weights.keys import FULL, MOST_POSITIONS, SLIDING, Keys
 
 _KINDS = ("linear", "dynamic", "llama3", "yarn", "longrope")
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 BASES = (1.001, 1e12)  # of frequencies, which a base of 1 would make all alike
 
 
@@ -62,9 +61,9 @@ def _rotates(size: int) -> bool:
 
 def _per_kind(keys: Keys, rope: Keys) -> tuple[Keys, float]:
     """The rotation of layers that see everything, and the base of those with a window."""
-    if _FULL not in rope.content and _SLIDING not in rope.content:
+    if FULL not in rope.content and SLIDING not in rope.content:
         return rope, keys.number("rope_local_base_freq", *BASES)
-    full, sliding = rope.part(_FULL), rope.part(_SLIDING)
+    full, sliding = rope.part(FULL), rope.part(SLIDING)
     if sliding.get("rope_type", "default") != "default":
         raise UserError(f"{sliding.where}: rope_type {sliding.get('rope_type')!r} is not supported, only default")
     known = sliding if sliding.get("rope_theta") is not None else keys
@@ -180,7 +179,7 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
     if config.local_rope_theta is not None:
         sliding = {"rope_type": "default", "rope_theta": config.local_rope_theta}
         return keys | {
-            "rope_parameters": {_FULL: rope, _SLIDING: sliding},
+            "rope_parameters": {FULL: rope, SLIDING: sliding},
             "rope_local_base_freq": config.local_rope_theta,
         }
     return keys | {"rope_parameters": rope}
