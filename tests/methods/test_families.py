@@ -92,7 +92,7 @@ def test_corrections_count_and_are_added_to_the_base(family):
     """Logits of the tuned base are those of the base with the corrections in its matrices, and others than before."""
     base, method = random_base(BASES[family]), SPACE(rank=2)
     rng = np.random.default_rng(1)
-    trainable = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32) * 0.1, shapes_of(method, base))
+    trainable = jax.tree.map(lambda x: jnp.float32(0.1 * rng.normal(size=x.shape)), shapes_of(method, base))
     tuned = method.tuned_base(trainable, base)
     logits = plain(tuned, TOKENS)
     np.testing.assert_allclose(logits, plain(base.replace(params=merged(tuned.params)), TOKENS), rtol=1e-3, atol=1e-3)
