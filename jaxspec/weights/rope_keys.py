@@ -10,6 +10,7 @@ from jaxspec.errors import UserError
 from jaxspec.weights.keys import FULL, MOST_POSITIONS, SLIDING, Keys
 
 _KINDS = ("linear", "dynamic", "llama3", "yarn", "longrope")
+FACTORS = (1.0, 1e6)  # by which a context grows
 BASES = (1.001, 1e12)  # of frequencies, which a base of 1 would make all alike
 
 
@@ -50,7 +51,7 @@ def read_rope(keys: Keys, head_dim: int, per_kind: bool = False, partial: bool =
         rope_scaling=scaling,
         local_rope_theta=local,
         rotary_dim=None if size == head_dim else size,
-        max_positions=_longest(keys, scaling, trained),
+        max_positions=longest(keys, scaling, trained),
     )
 
 
@@ -80,10 +81,8 @@ def _scaling(keys: Keys, rope: Keys, trained: int, size: int) -> RopeScaling | N
         raise UserError(f"{rope.where}: rope scaling {kind!r:.80} is not supported; supported: {', '.join(_KINDS)}")
     if kind == "linear":
         return RopeScaling(kind, rope.number("factor", *FACTORS))
-    if kind == "dynamic" and size < 4:
-        raise UserError(f"{rope.where}: dynamic scaling needs at least 4 rotated dimensions, there are {size}")
-    if kind == "dynamic":  # transformers counts from max_position_embeddings, whatever else the config says
-        return RopeScaling(kind, rope.number("factor", *FACTORS), trained)
+    if kind == "dynamic":
+        return dynamic_scaling(rope, "factor", trained, size)
     original = _original(keys, rope, trained)
     if kind == "llama3":
         low, high = (rope.number(key) if key in rope.content else usual for key, usual in _LLAMA3)
@@ -116,8 +115,17 @@ def _scaling(keys: Keys, rope: Keys, trained: int, size: int) -> RopeScaling | N
     )
 
 
-FACTORS = (1.0, 1e6)  # by which a context grows
 _LLAMA3 = (("low_freq_factor", 1.0), ("high_freq_factor", 4.0))
+
+
+def dynamic_scaling(rope: Keys, key: str, trained: int, size: int) -> RopeScaling:
+    """The scaling `dynamic` by the factor at a key, of so many rotated dimensions.
+
+    It counts from `max_position_embeddings`, as transformers does, whatever else the config says.
+    """
+    if size < 4:
+        raise UserError(f"{rope.where}: dynamic scaling needs at least 4 rotated dimensions, there are {size}")
+    return RopeScaling("dynamic", rope.number(key, *FACTORS), trained)
 
 
 def _original(keys: Keys, rope: Keys, trained: int) -> int:
@@ -139,7 +147,7 @@ def _yarn_attention(rope: Keys, factor: float) -> float:
     return grown(above) / grown(below) if above and below else grown(1.0)
 
 
-def _longest(keys: Keys, scaling: RopeScaling | None, trained: int) -> int:
+def longest(keys: Keys, scaling: RopeScaling | None, trained: int) -> int:
     """Tokens of context, stretched: `max_position_embeddings`, unless that is the context of pretraining."""
     return min(_stretched(keys, scaling, trained), MOST_POSITIONS)
 

@@ -103,6 +103,18 @@ def test_transformers_computes_the_same_from_an_export(family, loaded, tmp_path)
     ("family", "key", "value", "message"),
     [
         ("internlm", "rotary", {"base": 10000, "type": "other"}, "rotary: type .other. is not supported"),
+        (
+            "internlm",
+            "rotary",
+            {"base": 1, "type": "dynamic"},
+            "rotary: base must be a positive number from 1.001 to 1e",
+        ),
+        (
+            "internlm",
+            "rotary",
+            {"base": 10000, "type": "dynamic", "scaling_factor": 1e300},
+            "rotary: scaling_factor must be a positive number from 1 to 1e",
+        ),
         ("internlm2", "rope_scaling", {"type": "other"}, "rope scaling 'other' is not supported"),
         ("chatglm", "position_encoding_2d", True, "position_encoding_2d True is not supported for chatglm"),
         ("chatglm", "multi_query_attention", False, "multi_query_attention False is not supported"),
