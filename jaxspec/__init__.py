@@ -22,7 +22,8 @@ _NAMES = {  # by the module that defines them, which is imported when one is fir
     "jaxspec.errors": ("UserError",),
     "jaxspec.generation.generate": ("Generation", "generate", "stream"),
     "jaxspec.serving.engine": ("Engine", "Limits"),
-    "jaxspec.weights.load": ("Model", "load_model"),
+    "jaxspec.weights.load": ("load_model",),
+    "jaxspec.weights.model": ("Model",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted([*_MODULE_OF, "tree"])

@@ -19,7 +19,8 @@ from jaxspec.errors import UserError, differences
 from jaxspec.files import locked, read_json, write_atomically
 from jaxspec.training.data import AnsweredPrompt, cache_file, prepare_answers
 from jaxspec.training.examples import select_prompts
-from jaxspec.weights.load import DEFAULT_MODEL, Model
+from jaxspec.weights.load import DEFAULT_MODEL
+from jaxspec.weights.model import Model
 
 NODES = (4, 16, 64)  # of drafts, the root included
 DTYPE = "float32"  # on accelerators too: rounding is to decide nothing

@@ -30,7 +30,8 @@ from jaxspec.training.step import Update, first_state, train_step
 from jaxspec.tuning.latency import bare, step_times
 from jaxspec.tuning.memory import bandwidth, step_bytes
 from jaxspec.tuning.steps import SIZES, random_model
-from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
+from jaxspec.weights.load import DEFAULT_MODEL, load_model
+from jaxspec.weights.model import Model
 from jaxspec.weights.shapes import SHAPES
 
 if TYPE_CHECKING:

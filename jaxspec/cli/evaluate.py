@@ -16,7 +16,7 @@ from jaxspec.files import display_name
 from jaxspec.progress import Progress
 from jaxspec.training.evaluate import top
 from jaxspec.training.measure import Measured, measure, own_answers
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 
 @dataclasses.dataclass(frozen=True)

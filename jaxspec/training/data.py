@@ -32,7 +32,7 @@ from jaxspec.generation.prompts import pad_tokens
 from jaxspec.parallel.processes import as_leader, check_alike, is_leader, leader_in
 from jaxspec.progress import Progress
 from jaxspec.training.examples import SHIPPED_PROMPTS, Selected
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 MOST_DRAFTS = 32768  # tokens whose order by frequency goes with an adapter
 _BLOCK = 512  # prompts sorted by length together

@@ -18,7 +18,7 @@ from jaxspec.training.data import AnsweredPrompt
 from jaxspec.training.evaluate import Accuracy, evaluate
 from jaxspec.training.examples import select_prompts
 from jaxspec.trees.plan import TreePlan, plan_from_json, plan_to_json, replayed
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 
 @dataclasses.dataclass(frozen=True)

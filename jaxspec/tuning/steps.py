@@ -31,15 +31,8 @@ from jaxspec.tuning.latency import bare, step_times
 from jaxspec.tuning.memory import bandwidth, cache_bytes, device_memory, step_bytes
 from jaxspec.versions import code_version
 from jaxspec.weights.layouts import block_for, kernels_by_shape, read_layouts
-from jaxspec.weights.load import (
-    DEFAULT_MODEL,
-    Model,
-    check_dtype,
-    default_dtype,
-    load_model,
-    load_shapes,
-    weights_dtype,
-)
+from jaxspec.weights.load import DEFAULT_MODEL, check_dtype, default_dtype, load_model, load_shapes, weights_dtype
+from jaxspec.weights.model import Model
 from jaxspec.weights.parts import as_held
 from jaxspec.weights.quantizing import check_form, small, small_shapes
 from jaxspec.weights.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B, TINY

@@ -11,7 +11,7 @@ from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
 from jaxspec.methods import PPD, DFlash, Eagle, Hydra, Medusa, PromptLookup
 from jaxspec.weights.hf import load_directory
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from tests.helpers.families import FAMILIES, ORIGINAL, save_torch, torch_greedy
 from tests.helpers.methods import union
 

@@ -14,7 +14,7 @@ from jaxspec.generation.generate import generate
 from jaxspec.methods import PPD, Medusa, PromptLookup
 from jaxspec.weights.families import hf_config, parse_config
 from jaxspec.weights.hf import load_directory, save_directory
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from tests.helpers.methods import union
 from tests.helpers.model import logits_of, random_tokens
 from tests.helpers.remote_families import CONFIGS, LENGTH, V, greedy, logits, write
