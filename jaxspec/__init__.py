@@ -15,13 +15,14 @@ check_versions()
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # its advice is to install PyTorch
 
 _NAMES = {  # by the module that defines them, which is imported when one is first asked for
-    "jaxspec.config": ("DataConfig", "ModelConfig", "SamplingConfig", "TrainConfig"),
+    "jaxspec.config": ("ModelConfig", "SamplingConfig"),
     "jaxspec.decoding.acceptance": ("Block", "Match", "Rejection", "Typical"),
     "jaxspec.drafters.drafter": ("Drafter", "autoregressive"),
     "jaxspec.drafters.loading": ("load_drafter",),
     "jaxspec.errors": ("UserError",),
     "jaxspec.generation.generate": ("Generation", "generate", "stream"),
     "jaxspec.serving.engine": ("Engine", "Limits"),
+    "jaxspec.training.settings": ("DataConfig", "TrainConfig"),
     "jaxspec.weights.load": ("load_model",),
     "jaxspec.weights.model": ("Model",),
 }

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import ModelConfig, SamplingConfig, TrainConfig
+from jaxspec.config import ModelConfig, SamplingConfig
 from jaxspec.decoding.prompt import prefill
 from jaxspec.drafters import METHODS, load_drafter
 from jaxspec.drafters.drafter import Drafter, autoregressive
@@ -26,6 +26,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.training.data import AnsweredPrompt, make_batch
 from jaxspec.training.examples import read_prompts
+from jaxspec.training.settings import TrainConfig
 from jaxspec.training.step import Update, first_state, train_step
 from jaxspec.tuning.latency import bare, step_times
 from jaxspec.tuning.memory import bandwidth, step_bytes
