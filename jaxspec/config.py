@@ -186,13 +186,12 @@ def window_fields(window: int | None, sliding: Sequence[bool]) -> dict[str, Any]
       window: its size.
       sliding: by layer.
     """
-    first = sliding.index(True) if any(sliding) else 0
-    lower = all(sliding[first:])
-    return {
-        "sliding_window": window if any(sliding) else None,
-        "first_window_layer": first if lower else 0,
-        "full_layers": () if lower or not any(sliding) else tuple(i for i, slides in enumerate(sliding) if not slides),
-    }
+    if not any(sliding):
+        return {"sliding_window": None, "first_window_layer": 0, "full_layers": ()}
+    first, full = sliding.index(True), tuple(i for i, slides in enumerate(sliding) if not slides)
+    if all(sliding[first:]):
+        return {"sliding_window": window, "first_window_layer": first, "full_layers": ()}
+    return {"sliding_window": window, "first_window_layer": 0, "full_layers": full}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,12 +91,12 @@ def _sliding(keys: Keys, usual: int, layers: int) -> list[bool]:
 def _granite(keys: Keys, head_dim: int) -> Fields:
     """Its converter leaves out what is 0, which stands for no such constant."""
     scale = keys.optional_number("attention.scale")
-    constants = {key: keys.number(key) if keys.get(key) else 1.0 for key in _GRANITE[1:]}
+    embedding, residual, logit = (keys.number(key) if keys.get(key) else 1.0 for key in _GRANITE[1:])
     return {
-        "score_scale": None if scale == float(np.float32(head_dim**-0.5)) else scale,
-        "embedding_scale": constants["embedding_scale"],
-        "residual_scale": constants["residual_scale"],
-        "logit_scale": 1 / constants["logit_scale"],
+        "score_scale": None if scale == float(np.float32(head_dim**-0.5)) else scale,  # files hold float32
+        "embedding_scale": embedding,
+        "residual_scale": residual,
+        "logit_scale": 1 / logit,
     }
 
 
