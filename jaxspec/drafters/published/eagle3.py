@@ -23,7 +23,7 @@ from jaxspec.drafters.published.form import Form, Interpretation, Written
 from jaxspec.errors import UserError
 from jaxspec.methods import Eagle
 from jaxspec.weights.keys import Keys
-from jaxspec.weights.model import Model
+from jaxspec.weights.load import Model
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "LlamaForCausalLM")
 LAYER_KEYS = (  # of a layer of LLaMA's or Qwen3's, which are read, and what every config.json may hold

@@ -20,7 +20,7 @@ from jaxspec.methods import Eagle
 from jaxspec.parallel.processes import host
 from jaxspec.trees.plan import plan_to_json
 from jaxspec.weights.families import parse_config
-from jaxspec.weights.model import Model
+from jaxspec.weights.load import Model
 from jaxspec.weights.parts import Flat, join_parts
 
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")

@@ -17,7 +17,7 @@ from jaxspec.methods import Eagle
 from jaxspec.model.quantized import dense
 from jaxspec.parallel.processes import host
 from jaxspec.weights.families import hf_config
-from jaxspec.weights.model import Model
+from jaxspec.weights.load import Model
 from jaxspec.weights.parts import split_parts
 
 # settings of a layer that no form has, with the values that change nothing

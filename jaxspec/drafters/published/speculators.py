@@ -23,7 +23,7 @@ from jaxspec.errors import UserError
 from jaxspec.methods import Eagle
 from jaxspec.weights.families import hf_config
 from jaxspec.weights.keys import Keys
-from jaxspec.weights.model import Model
+from jaxspec.weights.load import Model
 
 _FAMILIES = ("llama", "qwen3")
 _IDS = "eagle_aux_hidden_state_layer_ids"

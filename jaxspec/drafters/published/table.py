@@ -9,7 +9,7 @@ from jaxspec.drafters.published import eagle3, speculators
 from jaxspec.drafters.published.folder import CONFIG, PublishedFolder, find_folder, is_hub_name
 from jaxspec.drafters.published.form import Form, Interpretation
 from jaxspec.errors import UserError
-from jaxspec.weights.model import Model
+from jaxspec.weights.load import Model
 
 FORMS: dict[str, Form] = {
     "eagle3": eagle3.FORM,

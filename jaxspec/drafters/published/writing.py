@@ -15,7 +15,7 @@ from jaxspec.drafters.published.table import FORMS
 from jaxspec.errors import UserError, suggest
 from jaxspec.files import replacing
 from jaxspec.parallel.processes import is_leader
-from jaxspec.weights.model import Model
+from jaxspec.weights.load import Model
 from jaxspec.weights.shards import WEIGHTS
 
 _DTYPE = "float16"  # that trained adapters are stored in
