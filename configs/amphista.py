@@ -7,9 +7,9 @@ Medusa and Hydra, the others are ours.
 
 import dataclasses
 
-from jaxspec.config import TrainConfig
 from jaxspec.methods import Amphista
 from jaxspec.training.run_config import RunConfig
+from jaxspec.training.settings import TrainConfig
 from jaxspec.training.sources import SHAREGPT
 
 

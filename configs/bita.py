@@ -6,9 +6,9 @@ Clipping and the cut-off of 2,048 tokens, here of a prompt and its answer, are t
 one line break between a question and its `input`, here two, and drop a tenth of the prefix's values, here none.
 """
 
-from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import BiTA
 from jaxspec.training.run_config import RunConfig
+from jaxspec.training.settings import DataConfig, TrainConfig
 from jaxspec.training.sources import ALPACA_GPT4, CIP, CODE_ALPACA, LIMA, PLATYPUS
 
 

@@ -7,9 +7,9 @@ is ours.
 
 import dataclasses
 
-from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import DFlash
 from jaxspec.training.run_config import RunConfig
+from jaxspec.training.settings import DataConfig, TrainConfig
 from jaxspec.training.sources import CONVERSATIONS
 
 _ANSWERS, _BATCH = 800000, 64

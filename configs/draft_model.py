@@ -5,9 +5,9 @@ al., 2023, does with whole models). The other two have the shapes that the PPD t
 trained, their draft models begin from random weights. Published draft models need no training: `--draft-model NAME`.
 """
 
-from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import DraftModel
 from jaxspec.training.run_config import RunConfig
+from jaxspec.training.settings import DataConfig, TrainConfig
 from jaxspec.weights.shapes import LLAMA2_7B, LLAMA_68M
 
 RUNS: dict[str, RunConfig] = {

@@ -7,9 +7,9 @@ of 16 conversations; that is what is here.
 
 import dataclasses
 
-from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import Eagle
 from jaxspec.training.run_config import RunConfig
+from jaxspec.training.settings import DataConfig, TrainConfig
 from jaxspec.training.sources import CONVERSATIONS
 
 DATA = DataConfig(

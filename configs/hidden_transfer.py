@@ -8,9 +8,9 @@ others are ours.
 
 import dataclasses
 
-from jaxspec.config import TrainConfig
 from jaxspec.methods import HiddenTransfer
 from jaxspec.training.run_config import RunConfig
+from jaxspec.training.settings import TrainConfig
 from jaxspec.training.sources import SHAREGPT
 
 LAYERS_7B = (15, 20, 25)  # section 4.4; the third is our own

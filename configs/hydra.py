@@ -7,9 +7,9 @@ head share their weights there; here every block has its own.
 
 import dataclasses
 
-from jaxspec.config import TrainConfig
 from jaxspec.methods import Hydra
 from jaxspec.training.run_config import RunConfig
+from jaxspec.training.settings import TrainConfig
 from jaxspec.training.sources import SHAREGPT
 
 

@@ -8,9 +8,9 @@ the base with the heads, is not here.
 
 import dataclasses
 
-from jaxspec.config import TrainConfig
 from jaxspec.methods import Medusa
 from jaxspec.training.run_config import RunConfig
+from jaxspec.training.settings import TrainConfig
 from jaxspec.training.sources import SHAREGPT
 
 

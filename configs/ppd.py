@@ -10,9 +10,9 @@ thesis does. The thesis trains on a base in 4 bits. Clipping at 1 is the default
 
 import dataclasses
 
-from jaxspec.config import TrainConfig
 from jaxspec.methods import PPD
 from jaxspec.training.run_config import RunConfig
+from jaxspec.training.settings import TrainConfig
 from jaxspec.training.sources import SHAREGPT
 
 

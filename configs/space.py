@@ -6,9 +6,9 @@ instruction, input, output and history. Write its rows as conversations to `oaas
 line `{"messages": [{"role": "user", "content": ...}, ...]}` each, or do without: `--data.mixture.3.weight 0`.
 """
 
-from jaxspec.config import DataConfig, TextSource, TrainConfig
 from jaxspec.methods import SPACE
 from jaxspec.training.run_config import RunConfig
+from jaxspec.training.settings import DataConfig, TextSource, TrainConfig
 from jaxspec.training.sources import ALPACA_GPT4, ALPACA_GPT4_ZH, CODE_ALPACA, LIMA, PLATYPUS, answered
 
 MIXTURE = (

@@ -32,7 +32,7 @@ from jaxspec.trees import State, TreePlan, make_plan
 from jaxspec.tuning.latency import step_times
 from jaxspec.tuning.race import race
 from jaxspec.versions import code_version
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 _RULES = {name: rule() for name, rule in ACCEPTANCES.items() if rule.lossless}
 _SIZES = (1024, 2048, 4096, 8192, 16384)  # of draft vocabularies

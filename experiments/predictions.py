@@ -23,7 +23,8 @@ from jaxspec.markdown import table
 from jaxspec.model.decoder import Decoder
 from jaxspec.tuning.record import record
 from jaxspec.tuning.replay import replay
-from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
+from jaxspec.weights.load import DEFAULT_MODEL, load_model
+from jaxspec.weights.model import Model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,7 +36,8 @@ from jaxspec.training.data import AnsweredPrompt
 from jaxspec.training.evaluate import answer_entropies
 from jaxspec.tuning.race import in_turn
 from jaxspec.versions import code_version
-from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
+from jaxspec.weights.load import DEFAULT_MODEL, load_model
+from jaxspec.weights.model import Model
 
 RULES = {"match": Match(), "typical": Typical()}
 FIGURES = {

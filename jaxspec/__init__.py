@@ -15,14 +15,16 @@ check_versions()
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # its advice is to install PyTorch
 
 _NAMES = {  # by the module that defines them, which is imported when one is first asked for
-    "jaxspec.config": ("DataConfig", "ModelConfig", "SamplingConfig", "TrainConfig"),
+    "jaxspec.config": ("ModelConfig", "SamplingConfig"),
     "jaxspec.decoding.acceptance": ("Block", "Match", "Rejection", "Typical"),
     "jaxspec.drafters.drafter": ("Drafter", "autoregressive"),
     "jaxspec.drafters.loading": ("load_drafter",),
     "jaxspec.errors": ("UserError",),
     "jaxspec.generation.generate": ("Generation", "generate", "stream"),
     "jaxspec.serving.engine": ("Engine", "Limits"),
-    "jaxspec.weights.load": ("Model", "load_model"),
+    "jaxspec.training.settings": ("DataConfig", "TrainConfig"),
+    "jaxspec.weights.load": ("load_model",),
+    "jaxspec.weights.model": ("Model",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted([*_MODULE_OF, "tree"])

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.config import TextSource
 from jaxspec.training.run_config import load_papers
+from jaxspec.training.settings import TextSource
 
 UNLISTED = {
     "train.remat": "spends time to save memory, the weights stay the same",

@@ -20,7 +20,8 @@ from jaxspec.generation.generate import Generation, generate
 from jaxspec.machine import Stopwatch, device_name
 from jaxspec.training.examples import read_prompts
 from jaxspec.tuning.race import Trial, race
-from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
+from jaxspec.weights.load import DEFAULT_MODEL, load_model
+from jaxspec.weights.model import Model
 
 FAILURES = (UserError, jax.errors.JaxRuntimeError)  # of one drafter or size, which the others outlive
 

@@ -16,7 +16,8 @@ from experiments.lab.jobs import Job
 from experiments.lab.terms import DTYPE, Data, Terms, check_terms, describe_terms, digest, write_prompts
 from jaxspec.errors import UserError, differences
 from jaxspec.files import locked, read_json, writable, write_atomically, write_json
-from jaxspec.weights.load import Model, load_model
+from jaxspec.weights.load import load_model
+from jaxspec.weights.model import Model
 
 # What an unfinished job of a kind leaves in its folder, to resume from; of another job it is removed
 LEFT_BEHIND = {"rates": ("rates.json", "rate-*"), "train": ("adapter",), "variant": ("adapter",)}

@@ -21,7 +21,7 @@ from jaxspec.errors import UserError, first_line
 from jaxspec.files import write_atomically
 from jaxspec.trees import from_paths
 from jaxspec.tuning.record import Recording
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 _STORED = {"tokens": np.int32, "known": bool, "log_p": np.float32, "parent": np.int16}  # fields of offers, and as what
 _WHOLE = {"parent": np.int32}  # as what they are read

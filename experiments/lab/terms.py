@@ -14,12 +14,13 @@ from typing import Any
 import jax
 
 from experiments.prompts import HELD_OUT, held_out_prompts, prompts_digest, training_prompts
-from jaxspec.config import DataConfig
 from jaxspec.errors import UserError, differences
 from jaxspec.files import locked, read_json, write_atomically
 from jaxspec.training.data import AnsweredPrompt, cache_file, prepare_answers
 from jaxspec.training.examples import select_prompts
-from jaxspec.weights.load import DEFAULT_MODEL, Model
+from jaxspec.training.settings import DataConfig
+from jaxspec.weights.load import DEFAULT_MODEL
+from jaxspec.weights.model import Model
 
 NODES = (4, 16, 64)  # of drafts, the root included
 DTYPE = "float32"  # on accelerators too: rounding is to decide nothing

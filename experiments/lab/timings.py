@@ -29,7 +29,7 @@ from jaxspec.machine import Stopwatch, device_name
 from jaxspec.tuning.latency import STEPS, bare, step_times
 from jaxspec.tuning.memory import bandwidth, step_bytes
 from jaxspec.tuning.steps import random_model
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 NO_GRAPHS = "--xla_gpu_enable_command_buffer="
 _ROOT = Path(__file__).parents[2]

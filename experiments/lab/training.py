@@ -17,7 +17,6 @@ from experiments.lab.entries import Entry
 from experiments.lab.jobs import Job
 from experiments.lab.lab import Lab
 from experiments.lab.terms import NODES, Data, Terms, answers_of
-from jaxspec.config import TrainConfig
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.drafter import finalized
 from jaxspec.drafters.source import learning
@@ -28,6 +27,7 @@ from jaxspec.progress import Progress
 from jaxspec.training.data import TrainingData
 from jaxspec.training.evaluate import evaluate
 from jaxspec.training.run_config import RunConfig
+from jaxspec.training.settings import TrainConfig
 from jaxspec.training.step import Update, first_state, train_step
 from jaxspec.training.trainer import Diverged, Trainer
 from jaxspec.trees import sparse_tree

@@ -30,7 +30,8 @@ from jaxspec.model.decoder import Decoder, abstract_params
 from jaxspec.parallel.sharding import in_mesh, partition, tree_shardings, with_shardings
 from jaxspec.training.run_config import RunConfig, load_configs
 from jaxspec.trees.plan import plan_to_json
-from jaxspec.weights.load import Model, weights_dtype
+from jaxspec.weights.load import weights_dtype
+from jaxspec.weights.model import Model
 from jaxspec.weights.parts import with_joined_gates
 from jaxspec.weights.quantizing import small_shapes
 

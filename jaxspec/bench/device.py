@@ -29,6 +29,7 @@ from jaxspec.training.examples import read_prompts
 from jaxspec.tuning.steps import SIZES
 from jaxspec.versions import code_version
 from jaxspec.weights.load import DEFAULT_MODEL, check_dtype, embedded_model_path
+from jaxspec.weights.quantizing import check_form
 
 DEVICE = "device.json"
 FIRST = ("hidden_transfer", "hydra", "space")  # the best of each kind: probes, heads, a tuned base
@@ -56,6 +57,7 @@ class DeviceConfig:
       limit: number of prompts.
       max_new_tokens: tokens per answer.
       prompts: a JSONL file with a prompt per line; default some that come with jaxspec.
+      weights: int8, int4 or int4-64: kernels in few bits, of all these bases; default: as their dtype says.
       cpu: measure although JAX finds no accelerator.
     """
 
@@ -67,6 +69,7 @@ class DeviceConfig:
     limit: int = 12
     max_new_tokens: int = 128
     prompts: str = ""
+    weights: str = ""
     cpu: bool = False
 
 
@@ -78,6 +81,7 @@ def check_device(config: DeviceConfig) -> None:
     check_at_least(config, {"minutes": 0, "limit": 1, "max_new_tokens": 2, "trees": 2})
     for dtype in config.dtypes:
         check_dtype(dtype)
+    check_form(config.weights)
     known = [*SIZES, DEFAULT_MODEL]
     for name in config.shapes:
         if name not in known:
@@ -97,9 +101,9 @@ def plan(config: DeviceConfig) -> dict[str, Callable[[], Figure]]:
     others = [name for name in config.drafters if name not in FIRST]
     tasks = [
         *_decoding(config, config.dtypes[0], first),
-        *(task for name in config.shapes[:1] for task in [*_steps(name), *_training(name)]),
+        *(task for name in config.shapes[:1] for task in [*_steps(config, name), *_training(config, name)]),
         *(task for dtype in config.dtypes[1:] for task in _decoding(config, dtype, first)),
-        *(task for name in config.shapes[1:] for task in _steps(name)),
+        *(task for name in config.shapes[1:] for task in _steps(config, name)),
         *(task for dtype in config.dtypes for task in _decoding(config, dtype, others)),
     ]
     return dict(tasks)  # both begin with autoregressive decoding
@@ -114,16 +118,17 @@ def _decoding(config: DeviceConfig, dtype: str, drafters: list[str]) -> _Tasks:
         yield f"decode/{dtype}/{name}/{rows}", functools.partial(decode_figure, dtype, name, rows, config)
 
 
-def _steps(name: str) -> _Tasks:
-    yield f"step/{name}/prefill", functools.partial(prefill_figure, name)
+def _steps(config: DeviceConfig, name: str) -> _Tasks:
+    yield f"step/{name}/prefill", functools.partial(prefill_figure, name, config.weights)
     for batch, sizes in ROWS.items():
         for rows in sizes:
-            yield f"step/{name}/batch {batch}/{rows} rows", functools.partial(step_figure, name, batch, rows)
+            measure = functools.partial(step_figure, name, batch, rows, config.weights)
+            yield f"step/{name}/batch {batch}/{rows} rows", measure
 
 
-def _training(name: str) -> _Tasks:
+def _training(config: DeviceConfig, name: str) -> _Tasks:
     for method in TRAINED:
-        yield f"train/{name}/{method}", functools.partial(training_figure, name, method)
+        yield f"train/{name}/{method}", functools.partial(training_figure, name, method, config.weights)
 
 
 def measure_device(config: DeviceConfig, folder: Path, began: float, say: Callable[[str], None]) -> dict[str, Any]:
@@ -227,7 +232,8 @@ def summary(figure: Figure) -> str:
 
 def _begin(config: DeviceConfig, folder: Path) -> dict[str, Any]:
     """The folder's results for this device and these settings, or new ones."""
-    settings = {"limit": config.limit, "max_new_tokens": config.max_new_tokens, "prompts": display_name(config.prompts)}
+    settings = {name: getattr(config, name) for name in ("limit", "max_new_tokens", "weights")}
+    settings["prompts"] = display_name(config.prompts)
     head = {
         "device": device_name(),
         "machine": this_machine(),

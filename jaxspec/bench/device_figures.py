@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import ModelConfig, SamplingConfig, TrainConfig
+from jaxspec.config import ModelConfig, SamplingConfig
 from jaxspec.decoding.prompt import prefill
 from jaxspec.drafters import METHODS, load_drafter
 from jaxspec.drafters.drafter import Drafter, autoregressive
@@ -26,11 +26,13 @@ from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.training.data import AnsweredPrompt, make_batch
 from jaxspec.training.examples import read_prompts
+from jaxspec.training.settings import TrainConfig
 from jaxspec.training.step import Update, first_state, train_step
 from jaxspec.tuning.latency import bare, step_times
 from jaxspec.tuning.memory import bandwidth, step_bytes
 from jaxspec.tuning.steps import SIZES, random_model
-from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
+from jaxspec.weights.load import DEFAULT_MODEL, load_model
+from jaxspec.weights.model import Model
 from jaxspec.weights.shapes import SHAPES
 
 if TYPE_CHECKING:
@@ -50,13 +52,13 @@ def shapes_of(name: str) -> ModelConfig:
 
 
 @functools.lru_cache(maxsize=1)
-def _random(name: str) -> Model:
-    return random_model(name, shapes_of(name), "bfloat16")
+def _random(name: str, weights: str) -> Model:
+    return random_model(name, shapes_of(name), "bfloat16", weights)
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(dtype: str) -> Model:
-    return load_model(DEFAULT_MODEL, dtype)
+def _loaded(dtype: str, weights: str) -> Model:
+    return load_model(DEFAULT_MODEL, dtype, weights=weights)
 
 
 @functools.lru_cache(maxsize=2)
@@ -65,7 +67,7 @@ def _reference(dtype: str, own_base: str, config: DeviceConfig) -> tuple[Model, 
 
     Computed once per process, so that a resumed measurement compares figures of one process.
     """
-    model = _loaded(dtype)
+    model = _loaded(dtype, config.weights)
     base = load_drafter(own_base, model).model if own_base else model
     prompts = [model.encode(prompt) for prompt in read_prompts(config.prompts)]
     prompts = of_one_size(prompts, config.max_new_tokens)[: config.limit]
@@ -94,7 +96,7 @@ def forget_models() -> None:
 
 def decode_figure(dtype: str, name: str, rows: int, config: DeviceConfig) -> dict[str, Any]:
     """Decode all prompts with a tree of at most `rows` rows, and autoregressively with the same base."""
-    model = _loaded(dtype)
+    model = _loaded(dtype, config.weights)
     if not METHODS[name]().facts(model.config).trained:
         plain = _reference(dtype, "", config)[2]
         return _speed(plain) | {"answers": len(plain)}
@@ -154,9 +156,9 @@ def _speed(answers: list[Generation]) -> dict[str, float]:
     }
 
 
-def step_figure(name: str, batch: int, rows: int) -> dict[str, Any]:
+def step_figure(name: str, batch: int, rows: int, weights: str) -> dict[str, Any]:
     """Median time of a verification step, and the share of the memory bandwidth that it reaches."""
-    model = _random(name)
+    model = _random(name, weights)
     seconds = step_times({rows: bare(model, rows)}, CACHE, _ROUNDS, batch)[rows]
     rate = step_bytes(model, batch, CACHE) / seconds
     return {
@@ -172,9 +174,9 @@ def _bytes_per_second() -> float:
     return bandwidth(_ROUNDS)
 
 
-def prefill_figure(name: str) -> dict[str, Any]:
+def prefill_figure(name: str, weights: str) -> dict[str, Any]:
     """Tokens per second of prefill, and the memory bandwidth that steps are compared with."""
-    model = _random(name)
+    model = _random(name, weights)
     tokens, lengths, zero = np.ones((1, _PREFILL), np.int32), np.array([_PREFILL], np.int32), np.zeros(1, np.uint32)
     decoding = decoding_of(autoregressive(model), 1, SamplingConfig())
 
@@ -187,12 +189,12 @@ def prefill_figure(name: str) -> dict[str, Any]:
     return {"tokens_per_second": _PREFILL / seconds, "streaming_gigabytes_per_second": _bytes_per_second() / 1e9}
 
 
-def training_figure(name: str, method_name: str) -> dict[str, Any]:
+def training_figure(name: str, method_name: str, weights: str) -> dict[str, Any]:
     """Insertion groups per second of updates of one sequence, and the memory that an update needs.
 
     The method has its default settings. Raises UserError where these need a deeper base.
     """
-    model = _random(name)
+    model = _random(name, weights)
     base = Base(model.params, Decoder(model.config, remat=_TRAIN.remat))
     length, groups = _TRAIN.sequence_length, _TRAIN.insertions
     answer = AnsweredPrompt(np.ones(length // 2, int).tolist(), np.ones(length // 2, int).tolist())

@@ -46,8 +46,9 @@ def _decoding(results: dict[str, Any]) -> list[str]:
         return []
     heads = ["dtype", "drafter", "rows", "tokens per step", "tokens/s", "speed", "step cost", "identical"]
     settings, answers = results["settings"], max(figure.get("answers", 0) for _, figure in found)
+    form = f"Kernels in {settings['weights']}. " if settings["weights"] else ""
     about = (
-        f"{answers} prompts, greedy, up to {settings['max_new_tokens']} tokens, one at a time, all answers "
+        f"{form}{answers} prompts, greedy, up to {settings['max_new_tokens']} tokens, one at a time, all answers "
         "together. *Speed* and *step cost*: over those of autoregressive decoding of the same base. *Largest gap*: "
         "between the logits of the two tokens where an output first differs; small gaps are ties."
     )
@@ -84,8 +85,8 @@ def _steps(results: dict[str, Any]) -> list[str]:
     if not lines and not streams:
         return []
     about = (
-        "Random weights in bfloat16, a cache of 512 slots. Milliseconds of a step by rows, and in brackets the share "
-        "that it reaches of the speed at which the same process streams a large array."
+        f"Random weights in {_weights(results)}, a cache of 512 slots. Milliseconds of a step by rows, and in brackets "
+        "the share that it reaches of the speed at which the same process streams a large array."
     )
     return [about, "", *lines, *table(["shapes", "prefill, tokens/s", "streaming, GB/s"], streams)]
 
@@ -101,9 +102,14 @@ def _training(results: dict[str, Any]) -> list[str]:
         rows.append([*key, *rates, f"{figure['gigabytes']:.1f}"])
     if not rows:
         return []
-    about = "One sequence of 512 tokens with 64 insertion points an update, activations recomputed, bfloat16 weights."
+    about = "One sequence of 512 tokens with 64 insertion points an update, activations recomputed, weights in "
     heads = ["shapes", "method", "insertion groups per second", "seconds per update", "memory of an update, GB"]
-    return [about, "", *table(heads, rows)]
+    return [f"{about}{_weights(results)}.", "", *table(heads, rows)]
+
+
+def _weights(results: dict[str, Any]) -> str:
+    """What random weights are in."""
+    return results["settings"]["weights"] or "bfloat16"
 
 
 def _of_kind(results: dict[str, Any], kind: str) -> Iterator[tuple[tuple[str, ...], Figure]]:

@@ -21,7 +21,8 @@ import numpy as np
 from jaxspec.config import SamplingConfig
 from jaxspec.errors import UserError, first_line
 from jaxspec.generation.generate import Generation
-from jaxspec.weights.load import Model, save_model
+from jaxspec.weights.load import save_model
+from jaxspec.weights.model import Model
 
 PEERS: dict[str, dict[str, Any]] = {"hf_greedy": {}, "hf_prompt_lookup": {"prompt_lookup_num_tokens": 10}}
 ASSISTED = "hf_assisted"

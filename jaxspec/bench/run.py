@@ -31,7 +31,7 @@ from jaxspec.tuning.latency import bare, step_times
 from jaxspec.tuning.memory import peak_memory
 from jaxspec.tuning.race import in_turn
 from jaxspec.versions import code_version
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 CACHE, ROUNDS = 512, 9  # slots and measurements, where the parts of a step are timed
 

@@ -26,7 +26,7 @@ from jaxspec.errors import UserError, differences
 from jaxspec.files import display_name, read_json, write_json
 from jaxspec.machine import device_name
 from jaxspec.versions import code_version
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 _FILE = "bench.json"
 _CALLED = {"asked": "questions", "questions": "number of questions", "left_out": "questions left out"}

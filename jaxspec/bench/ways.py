@@ -21,7 +21,7 @@ from jaxspec.errors import UserError
 from jaxspec.generation.generate import Generation, generate
 from jaxspec.trees import TreePlan
 from jaxspec.trees.plan import plan_to_json
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 Prompts = Sequence[Sequence[int]]  # token ids
 

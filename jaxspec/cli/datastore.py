@@ -13,7 +13,8 @@ from jaxspec.errors import UserError
 from jaxspec.files import display_name, new_folder, read_text
 from jaxspec.methods.rest import Rest, build
 from jaxspec.training.examples import read_jsonl
-from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
+from jaxspec.weights.load import DEFAULT_MODEL, load_model
+from jaxspec.weights.model import Model
 
 
 @dataclasses.dataclass(frozen=True)

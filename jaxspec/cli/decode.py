@@ -30,7 +30,7 @@ from jaxspec.model.gpu import OLDEST, older_note
 from jaxspec.parallel.chips import Gpu, absent_mesh
 from jaxspec.training.examples import read_prompts
 from jaxspec.training.run_config import load_config
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from jaxspec.weights.quantizing import check_form
 
 

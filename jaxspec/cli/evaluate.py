@@ -9,14 +9,14 @@ from typing import Any
 
 from jaxspec.cli.options import DrafterOptions, parse
 from jaxspec.cli.program import enable_compilation_cache
-from jaxspec.config import DataConfig
 from jaxspec.drafters import open_adapter
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import display_name
 from jaxspec.progress import Progress
 from jaxspec.training.evaluate import top
 from jaxspec.training.measure import Measured, measure, own_answers
-from jaxspec.weights.load import Model
+from jaxspec.training.settings import DataConfig
+from jaxspec.weights.model import Model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,8 @@ from jaxspec.drafters.adapter import Adapter, save_adapter
 from jaxspec.drafters.published import method_to_write, write_published
 from jaxspec.errors import UserError
 from jaxspec.files import new_folder
-from jaxspec.weights.load import DEFAULT_MODEL, WEIGHT_DTYPES, Model, check_dtype, load_model, save_model
+from jaxspec.weights.load import DEFAULT_MODEL, WEIGHT_DTYPES, check_dtype, load_model, save_model
+from jaxspec.weights.model import Model
 from jaxspec.weights.params import params_fingerprint
 
 

@@ -18,7 +18,8 @@ from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import display_name, new_folder
 from jaxspec.progress import Progress
 from jaxspec.training.measure import Measured, measure, own_answers
-from jaxspec.weights.load import DEFAULT_MODEL, Model
+from jaxspec.weights.load import DEFAULT_MODEL
+from jaxspec.weights.model import Model
 
 _TREE = "sparse:16"  # of an imported adapter, by its measured accuracies
 

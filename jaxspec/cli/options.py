@@ -19,7 +19,8 @@ from jaxspec.drafters import DrafterSpec, parse_drafter
 from jaxspec.errors import UserError, suggest
 from jaxspec.model.gpu import has_bfloat16, plain_note
 from jaxspec.model.small_products import small_note
-from jaxspec.weights.load import DEFAULT_MODEL, Model, load_model
+from jaxspec.weights.load import DEFAULT_MODEL, load_model
+from jaxspec.weights.model import Model
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import Any
 from jaxspec.generation.divergence import NEAR_TIE, Divergence
 from jaxspec.generation.generate import Generation, SourceStats
 from jaxspec.generation.text import TextStream
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 _COLOURS = {"green": 32, "blue": 34, "magenta": 35, "yellow": 33, "red": 31}  # of one source after the other
 _SHARED = ("cyan", 36)  # of tokens that several sources offered

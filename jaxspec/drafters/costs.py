@@ -20,7 +20,7 @@ from jaxspec.errors import UserError
 from jaxspec.files import locked, user_cache, writable, write_json
 from jaxspec.machine import this_machine
 from jaxspec.parallel.sharding import mesh_of
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 FILE = user_cache("costs.json")
 GREEDY, SAMPLED = range(2)

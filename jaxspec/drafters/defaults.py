@@ -10,7 +10,7 @@ from jaxspec.drafters.budget import Budget, Size, default_rows
 from jaxspec.drafters.costs import GREEDY, SAMPLED, RowCosts, find_costs
 from jaxspec.drafters.drafter import Drafter, join_notes
 from jaxspec.drafters.source import Source
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from jaxspec.weights.params import parameter_count
 
 _MOST = 64  # rows

@@ -11,7 +11,8 @@ from jaxspec.errors import UserError
 from jaxspec.methods.draft_model import DraftModel
 from jaxspec.model.decoder import abstract_params
 from jaxspec.parallel.sharding import mesh_of
-from jaxspec.weights.load import Model, load_model
+from jaxspec.weights.load import load_model
+from jaxspec.weights.model import Model
 from jaxspec.weights.params import parameter_count
 
 _LENGTH = 16  # tokens of a draft at most

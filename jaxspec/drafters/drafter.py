@@ -20,7 +20,7 @@ from jaxspec.drafters.source import Source
 from jaxspec.errors import UserError
 from jaxspec.trees import TreePlan, from_paths, parse_tree
 from jaxspec.trees.arrays import Path
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from jaxspec.weights.params import tuned_fingerprint
 
 # By JAX's name of the platform. A GPU reads the weights for as many rows in the time that it takes for one.

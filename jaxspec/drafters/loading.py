@@ -20,7 +20,7 @@ from jaxspec.methods import METHODS
 from jaxspec.methods.draft_model import DraftModel
 from jaxspec.trees import TreePlan
 from jaxspec.trees.arrays import Path as TreePath
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from jaxspec.weights.params import params_fingerprint
 
 

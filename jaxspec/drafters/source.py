@@ -20,7 +20,7 @@ from jaxspec.model.base import Base
 from jaxspec.trees import TreePlan, chain
 from jaxspec.trees.plan import plan_from_json
 from jaxspec.weights.layouts import in_blocks
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from jaxspec.weights.parts import as_held
 
 

@@ -15,7 +15,7 @@ from jaxspec.files import display_name
 from jaxspec.methods import METHODS
 from jaxspec.trees import TreePlan
 from jaxspec.trees.arrays import Path as TreePath
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from jaxspec.weights.shapes import SMOLLM2_135M
 
 _FORM = (

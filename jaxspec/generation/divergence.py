@@ -18,7 +18,7 @@ from jaxspec.decoding.sampling import Sampler, make_sampler
 from jaxspec.generation.job import bucket
 from jaxspec.model.attention import causal_context
 from jaxspec.model.base import Base
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 NEAR_TIE = 1e-4
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 
 class TooLong(UserError):

@@ -23,7 +23,7 @@ from jaxspec.model.attention import Context
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product
 from jaxspec.model.cache import Cache
-from jaxspec.model.decoder import Attention, RMSNorm
+from jaxspec.model.layers import Attention, RMSNorm
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import PyTree
 from jaxspec.errors import UserError
 from jaxspec.model.attention import attend
-from jaxspec.model.decoder import MLP, Linear, RMSNorm
+from jaxspec.model.layers import MLP, Linear, RMSNorm
 from jaxspec.model.rope import rotate
 from jaxspec.parallel.sharding import divided
 

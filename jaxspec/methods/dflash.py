@@ -34,8 +34,9 @@ from jaxspec.methods.losses import check_weights, future_loss
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product
 from jaxspec.model.cache import Cache, commit, empty_cache
-from jaxspec.model.decoder import RMSNorm, for_products
+from jaxspec.model.decoder import for_products
 from jaxspec.model.dtypes import wide
+from jaxspec.model.layers import RMSNorm
 from jaxspec.model.quantized import dense
 from jaxspec.model.rope import rope_angles
 from jaxspec.model.rows import read_layers

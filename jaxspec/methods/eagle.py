@@ -26,8 +26,9 @@ from jaxspec.methods.recurrent import RecurrentLayer
 from jaxspec.model.attention import normalised
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product
-from jaxspec.model.decoder import Attention, Layer, Linear, finished, for_products
+from jaxspec.model.decoder import finished, for_products
 from jaxspec.model.dtypes import wide
+from jaxspec.model.layers import Attention, Layer, Linear
 from jaxspec.model.quantized import dense
 from jaxspec.model.rope import rope_angles
 from jaxspec.parallel.sharding import divided

@@ -33,8 +33,9 @@ from jaxspec.model.attention import Context, causal_context, continued_context, 
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import own_products, product
 from jaxspec.model.cache import Cache, commit, empty_cache
-from jaxspec.model.decoder import Layer, for_products
+from jaxspec.model.decoder import for_products
 from jaxspec.model.dtypes import wide
+from jaxspec.model.layers import Layer
 from jaxspec.model.rope import rope_angles
 
 Features = tuple[jax.Array, ...]

@@ -20,7 +20,8 @@ from jaxspec.methods.recurrent import RecurrentLayer
 from jaxspec.model.attention import normalised
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product
-from jaxspec.model.decoder import Attention, Layer, Linear, for_products
+from jaxspec.model.decoder import for_products
+from jaxspec.model.layers import Attention, Layer, Linear
 from jaxspec.model.rope import rope_angles
 from jaxspec.parallel.sharding import divided
 

@@ -68,7 +68,7 @@ class SPACE(ProbeMethod):
         of its own and, for it, an adapter with `none`.
       rank: r of the corrections.
       alpha: a correction counts alpha / rank.
-      targets: which matrices have one: qkv (query, key and value together), o, gate, up, down.
+      targets: which matrices have one: qkv (query, key and value together), o, gate (where the base has one), up, down.
     """
 
     name: ClassVar[str] = "space"
@@ -106,13 +106,18 @@ class SPACE(ProbeMethod):
         return trainable
 
     def _corrections(self, key: jax.Array, base: Base) -> PyTree:
-        """`down` [in, r], random, and `up` [r, out], zero, for every target of every layer."""
+        """`down` [in, r], random, and `up` [r, out], zero, for every target of every layer.
+
+        Raises UserError for a base that has none of the targets.
+        """
         corrections = {}
         for place, (rows, columns) in sorted(_matrices(base.params).items()):
             if place[-1] in self.targets:
                 key, used = jax.random.split(key)
                 corrections[*place, "down"] = jax.random.normal(used, (rows, self.rank)) * rows**-0.5
                 corrections[*place, "up"] = jnp.zeros((self.rank, columns))
+        if not corrections:
+            raise UserError(f"space: this base has none of the targets {', '.join(self.targets)}")
         return flax.traverse_util.unflatten_dict(corrections)
 
     def tuned_base(self, trainable: PyTree, base: Base) -> Base:

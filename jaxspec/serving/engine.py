@@ -30,7 +30,7 @@ from jaxspec.serving.reader import PromptReader
 from jaxspec.serving.request import Busy, Closed, Limits, Piece, Request
 from jaxspec.serving.slots import ROUNDS, Slots
 from jaxspec.tuning.sizes import row_costs
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 _DEFAULT_MAX_LENGTH = 2048  # tokens of prompt and answer together
 _log = logging.getLogger(__name__)

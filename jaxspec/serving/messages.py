@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxspec.serving.chat import Chat, Message
 from jaxspec.serving.fields import ApiError
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from jaxspec.weights.templates import own_template, with_variables
 
 _LINKS = ("id", "tool_call_id", "type", "index")  # which call an answer is for; their order says it, too

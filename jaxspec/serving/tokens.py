@@ -7,7 +7,7 @@ from typing import Any
 from jaxspec.serving.chat import parse_chat
 from jaxspec.serving.fields import ApiError, Fields, read_json
 from jaxspec.serving.messages import encode_chat
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 _COMMON = {"model", "add_special_tokens", "return_token_strs"}
 _TEXT = _COMMON | {"prompt"}

@@ -22,7 +22,6 @@ from typing import Literal, TextIO
 
 import numpy as np
 
-from jaxspec.config import DataConfig, TextSource, TrainConfig
 from jaxspec.decoding.method import Batch
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
@@ -32,7 +31,8 @@ from jaxspec.generation.prompts import pad_tokens
 from jaxspec.parallel.processes import as_leader, check_alike, is_leader, leader_in
 from jaxspec.progress import Progress
 from jaxspec.training.examples import SHIPPED_PROMPTS, Selected
-from jaxspec.weights.load import Model
+from jaxspec.training.settings import DataConfig, TextSource, TrainConfig
+from jaxspec.weights.model import Model
 
 MOST_DRAFTS = 32768  # tokens whose order by frequency goes with an adapter
 _BLOCK = 512  # prompts sorted by length together

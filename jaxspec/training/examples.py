@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.config import DataConfig, TextSource
 from jaxspec.errors import UserError
 from jaxspec.files import display_name, parse_json, read_text
-from jaxspec.weights.load import Model
+from jaxspec.training.settings import DataConfig, TextSource
+from jaxspec.weights.model import Model
 from jaxspec.weights.templates import chosen_template, message_text, own_template, turn_end
 
 SHIPPED_PROMPTS = Path(__file__).parent / "prompts.jsonl"

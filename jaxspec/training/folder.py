@@ -28,7 +28,7 @@ from jaxspec.parallel.sharding import mesh_of, placed, tree_shardings
 from jaxspec.training.data import ORDER, cache_file
 from jaxspec.training.run_config import RunConfig, check_same_run, describe
 from jaxspec.training.step import TrainState, Update, first_state
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 BEST = "best"  # folder of the best adapter so far
 _PARTS = ("adapter.json", "checkpoints", "log.jsonl")  # any of which shows that a folder is in use

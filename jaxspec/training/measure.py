@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.config import DataConfig
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.drafter import autoregressive, finalized, method_plan
 from jaxspec.drafters.source import learning, temperature_key
@@ -17,8 +16,9 @@ from jaxspec.generation.generate import generate_many
 from jaxspec.training.data import AnsweredPrompt
 from jaxspec.training.evaluate import Accuracy, evaluate
 from jaxspec.training.examples import select_prompts
+from jaxspec.training.settings import DataConfig
 from jaxspec.trees.plan import TreePlan, plan_from_json, plan_to_json, replayed
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from flax.traverse_util import flatten_dict
 
-from jaxspec.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
+from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.decoding.method import Facts, Method, abstract_trainable
 from jaxspec.drafters.drafter import method_plan
 from jaxspec.drafters.source import check_drafts
@@ -21,6 +21,7 @@ from jaxspec.errors import UserError, check_at_least, differences, first_line, s
 from jaxspec.files import shipped_folder
 from jaxspec.parallel.sharding import check_mesh
 from jaxspec.training.data import MOST_DRAFTS
+from jaxspec.training.settings import DataConfig, TrainConfig
 from jaxspec.training.step import pass_size
 from jaxspec.trees.plan import TreePlan
 from jaxspec.trees.spec import RANKS

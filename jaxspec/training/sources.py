@@ -12,7 +12,7 @@ The weights of the others are the numbers of questions that BiTA (Table 5) and S
 
 import dataclasses
 
-from jaxspec.config import DataConfig, TextSource
+from jaxspec.training.settings import DataConfig, TextSource
 
 SHAREGPT = DataConfig(
     prompts="Aeala/ShareGPT_Vicuna_unfiltered",

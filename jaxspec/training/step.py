@@ -16,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxspec.config import ModelConfig, TrainConfig
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import PyTree
 from jaxspec.decoding.method import Batch, Method, Stage
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import for_products
 from jaxspec.parallel.sharding import divided, divided_as, parts_of_batch
+from jaxspec.training.settings import TrainConfig
 
 
 def stage_ends(stages: Sequence[Stage], steps: int) -> list[int]:

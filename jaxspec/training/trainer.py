@@ -36,7 +36,8 @@ from jaxspec.training.logs import RunLog, plot_training
 from jaxspec.training.run_config import RunConfig, check_config
 from jaxspec.training.step import TrainState, Update, enter_stage, learning_rates, stage_ends, train_step, train_steps
 from jaxspec.trees.plan import plan_to_json, replayed
-from jaxspec.weights.load import Model, save_model
+from jaxspec.weights.load import save_model
+from jaxspec.weights.model import Model
 from jaxspec.weights.params import params_fingerprint
 from jaxspec.weights.sharing import Shared, write_sharing
 from jaxspec.weights.storage import as_stored

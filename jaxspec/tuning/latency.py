@@ -20,7 +20,7 @@ from jaxspec.drafters.source import Source
 from jaxspec.generation.job import decoding_of
 from jaxspec.progress import Progress
 from jaxspec.trees import TreePlan, chain, from_paths
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 K = TypeVar("K", bound=Hashable)
 _SIZES = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # rows

@@ -14,7 +14,7 @@ from jaxspec.model.blocks import product
 from jaxspec.progress import Progress
 from jaxspec.weights import layouts
 from jaxspec.weights.layouts import in_blocks, kernels_by_shape
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 ROWS = (1, 4, 8, 16, 32, 48, 64)
 ROUNDS = 9

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import PyTree
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 _TIMES = 8  # in one program, so that starting it does not count
 

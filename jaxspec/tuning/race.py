@@ -13,7 +13,7 @@ from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import Generation, generate
 from jaxspec.progress import Progress
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,27 +19,22 @@ from typing import Any
 import jax
 
 from jaxspec.config import ModelConfig, command_line
+from jaxspec.decoding.draft import PyTree
 from jaxspec.errors import UserError, check_at_least, suggest
 from jaxspec.files import display_name, exclusive, read_json, writable, write_atomically, write_json
 from jaxspec.machine import device_name
 from jaxspec.markdown import table
 from jaxspec.model.decoder import abstract_params
+from jaxspec.model.quantized import Quantized
 from jaxspec.plotting import picture
 from jaxspec.tuning.latency import bare, step_times
 from jaxspec.tuning.memory import bandwidth, cache_bytes, device_memory, step_bytes
 from jaxspec.versions import code_version
 from jaxspec.weights.layouts import block_for, kernels_by_shape, read_layouts
-from jaxspec.weights.load import (
-    DEFAULT_MODEL,
-    Model,
-    check_dtype,
-    default_dtype,
-    load_model,
-    load_shapes,
-    weights_dtype,
-)
-from jaxspec.weights.params import parameter_count
+from jaxspec.weights.load import DEFAULT_MODEL, check_dtype, default_dtype, load_model, load_shapes, weights_dtype
+from jaxspec.weights.model import Model
 from jaxspec.weights.parts import as_held
+from jaxspec.weights.quantizing import check_form, small, small_shapes
 from jaxspec.weights.shapes import LLAMA_7B, LLAMA_13B, MOBILELLAMA_1_4B, TINY
 
 SIZES = {"1b": MOBILELLAMA_1_4B, "7b": LLAMA_7B, "13b": LLAMA_13B, "tiny": TINY}
@@ -60,6 +55,7 @@ class LatencyConfig:
       rounds: measurements of each step, all sizes in turn.
       dtype: of the weights, or exact: bfloat16 weights, with all else as exact as in float32; default float32 on CPU,
         float16 on GPUs without bfloat16, bfloat16 elsewhere.
+      weights: int8, int4 or int4-64: kernels in few bits; default: as dtype says.
     """
 
     models: tuple[str, ...] = (DEFAULT_MODEL,)
@@ -68,6 +64,7 @@ class LatencyConfig:
     cache_lengths: tuple[int, ...] = (512,)
     rounds: int = 9
     dtype: str = ""
+    weights: str = ""
 
 
 def check_latency(config: LatencyConfig) -> None:
@@ -78,6 +75,7 @@ def check_latency(config: LatencyConfig) -> None:
     check_at_least(config, {"rows": 1, "batch_sizes": 1, "cache_lengths": 64, "rounds": 1})
     if config.dtype:
         check_dtype(config.dtype)
+    check_form(config.weights)
     names = [display_name(name) for name in config.models]
     if len(set(names)) < len(names):
         raise UserError(f"models need different names, got {', '.join(names)}")
@@ -88,39 +86,45 @@ def check_latency(config: LatencyConfig) -> None:
 
 
 def check_fits(name: str, shapes: ModelConfig, dtype: str, config: LatencyConfig) -> None:
-    """Raise UserError for shapes whose weights and caches do not fit in the device's memory."""
+    """Raise UserError for shapes whose weights and caches do not fit in the device's memory, or no form of weights."""
     itemsize = weights_dtype(dtype).itemsize
-    loaded = parameter_count(abstract_params(shapes))
-    needed = (loaded + _copied(shapes, dtype, config)) * itemsize
+    params = small_shapes(abstract_params(shapes, weights_dtype(dtype)), config.weights)
+    needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+    needed += _copied(params, dtype, config) * itemsize
     in_cache = 4 if dtype == "exact" else itemsize
     largest = cache_bytes(shapes, max(config.batch_sizes), max(config.cache_lengths), in_cache)
     needed += (len(config.rows) + 1) * largest  # every number of rows has a state of its own, and a copy is at work
     if needed > 0.9 * device_memory():
         sizes = f"{needed / 2**30:.1f} GiB and the device has {device_memory() / 2**30:.1f} GiB"
-        raise UserError(f"{name} in {dtype} needs {sizes}")
+        raise UserError(f"{name} in {dtype} {config.weights}".rstrip() + f" needs {sizes}")
 
 
-def _copied(shapes: ModelConfig, dtype: str, config: LatencyConfig) -> int:
-    """Weights that are copied to other layouts for steps of these sizes; none but on a CPU."""
+def _copied(params: PyTree, dtype: str, config: LatencyConfig) -> int:
+    """Plain weights that are copied to other layouts for steps of these sizes; none but on a CPU."""
     if jax.default_backend() != "cpu":
         return 0
     layouts, sizes = read_layouts(dtype), [rows * batch for rows in config.rows for batch in config.batch_sizes]
     return sum(
         len({block_for(layouts, rows, shape) for rows in sizes} - {0}) * len(kernels) * math.prod(shape)
-        for shape, kernels in kernels_by_shape(abstract_params(shapes)).items()
+        for shape, kernels in kernels_by_shape(params).items()
     )
 
 
-def random_model(name: str, config: ModelConfig, dtype: str) -> Model:
-    """Random weights of published shapes: steps take as long as with trained ones."""
+def random_model(name: str, config: ModelConfig, dtype: str, weights: str = "") -> Model:
+    """Random weights of published shapes, as `load_model` takes `dtype` and `weights`.
+
+    Steps take as long as with trained ones. Raises UserError for shapes that do not have that form.
+    """
 
     @functools.partial(jax.jit, static_argnums=1)
     def fill(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         return 0.02 * jax.random.normal(key, shape, weights_dtype(dtype))
 
-    params = jax.tree.map(
-        lambda leaf: fill(jax.random.key(leaf.size), leaf.shape), jax.eval_shape(as_held, abstract_params(config))
-    )
+    def made(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array | Quantized:  # no more than one is held as floats
+        array = fill(jax.random.key(leaf.size), leaf.shape)
+        return small(array, jax.tree_util.keystr(path, simple=True, separator="/"), weights, name)
+
+    params = jax.tree.map_with_path(made, jax.eval_shape(as_held, abstract_params(config)))
     return Model(name, config, params, "random", exact=dtype == "exact")
 
 
@@ -149,7 +153,10 @@ def measure_steps(config: LatencyConfig, folder: Path) -> dict[str, Any]:
         left = _cases(results["settings"])[len(results["curves"]) :]
         for number, sizes in itertools.groupby(left, key=lambda case: case[0]):
             name = config.models[number]
-            model = random_model(name, SIZES[name], dtype) if name in SIZES else load_model(name, dtype)
+            if name in SIZES:
+                model = random_model(name, SIZES[name], dtype, config.weights)
+            else:
+                model = load_model(name, dtype, weights=config.weights)
             for _, batch_size, cache_length in sizes:
                 curve = _measure_curve(model, batch_size, cache_length, config)
                 memory_seconds = step_bytes(model, batch_size, cache_length) / results["bytes_per_second"]

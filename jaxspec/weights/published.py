@@ -66,6 +66,12 @@ class Published:
         prefix = next((prefix for prefix in self.prefixes if name.startswith(prefix)), "")
         return self.prefixes.get(prefix, "") + name.removeprefix(prefix)
 
+    @staticmethod
+    def whole(name: str) -> str:
+        """The tensor of the file that holds what is called so: a part of a fused matrix, or that tensor itself."""
+        match = _PART.match(name)
+        return match[1] + match[3] if match else name
+
     def _kind(self, name: str) -> str | None:
         """The order within a fused matrix; None for others."""
         return next((kind for end, kind in self.fused.items() if name.endswith(f".{end}")), None)
@@ -75,8 +81,7 @@ class Published:
         found: dict[str, dict[str, str]] = {}
         for name, path in tensor_names(config, self.names).items():
             match = _PART.match(name)
-            whole, part = (match[1] + match[3], match[2]) if match else (name, "")
-            found.setdefault(whole, {})[part] = path
+            found.setdefault(self.whole(name), {})[match[2] if match else ""] = path
         return found
 
     def written(

@@ -6,12 +6,13 @@ computes beyond that is refused by name, or, where it begins at a length, the co
 
 from __future__ import annotations
 
-from jaxspec.config import ModelConfig, RopeScaling
+from jaxspec.config import ModelConfig
 from jaxspec.errors import UserError
 from jaxspec.weights.family import Family, Fields
 from jaxspec.weights.keys import MOST_POSITIONS, Keys
 from jaxspec.weights.params import HF_NAMES
 from jaxspec.weights.published import Published
+from jaxspec.weights.rope_keys import BASES, dynamic_scaling, longest
 
 
 def _biases(keys: Keys) -> Fields:
@@ -21,16 +22,16 @@ def _biases(keys: Keys) -> Fields:
 
 def _internlm(keys: Keys) -> Fields:
     """Its `rotary` says what others say in `rope_scaling`; configs without it are of code that rotates plainly."""
-    rotary, fields = keys.part("rotary"), _biases(keys)
-    if not rotary.content:
+    given = {key: value for key, value in keys.part("rotary").content.items() if value is not None}
+    rotary, fields = Keys(given, {"scaling_factor": 1.0}, f"{keys.where}: rotary"), _biases(keys)
+    if not given:
         return fields
-    fields["rope_theta"] = rotary.number("base")
-    if rotary.choice("type", {"origin": "", "dynamic": "dynamic"}):
-        trained, factor = (
-            keys.count("max_position_embeddings", MOST_POSITIONS),
-            rotary.optional_number("scaling_factor") or 1.0,
-        )
-        fields |= {"rope_scaling": RopeScaling("dynamic", factor, trained), "max_positions": int(trained * factor)}
+    fields["rope_theta"] = rotary.number("base", *BASES)
+    if rotary.choice("type", {"origin": False, "dynamic": True}):
+        trained = keys.count("max_position_embeddings", MOST_POSITIONS)
+        head_dim = keys.count("hidden_size", 10**6) // keys.count("num_attention_heads", 10**4)
+        scaling = dynamic_scaling(rotary, "scaling_factor", trained, head_dim)
+        fields |= {"rope_scaling": scaling, "max_positions": longest(keys, scaling, trained)}
     return fields
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from jaxspec.config import ModelConfig, RopeScaling
 from jaxspec.errors import UserError
-from jaxspec.weights.keys import MOST_POSITIONS, Keys
+from jaxspec.weights.keys import FULL, MOST_POSITIONS, SLIDING, Keys
 
 _KINDS = ("linear", "dynamic", "llama3", "yarn", "longrope")
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+FACTORS = (1.0, 1e6)  # by which a context grows
 BASES = (1.001, 1e12)  # of frequencies, which a base of 1 would make all alike
 
 
@@ -51,7 +51,7 @@ def read_rope(keys: Keys, head_dim: int, per_kind: bool = False, partial: bool =
         rope_scaling=scaling,
         local_rope_theta=local,
         rotary_dim=None if size == head_dim else size,
-        max_positions=_longest(keys, scaling, trained),
+        max_positions=longest(keys, scaling, trained),
     )
 
 
@@ -62,9 +62,9 @@ def _rotates(size: int) -> bool:
 
 def _per_kind(keys: Keys, rope: Keys) -> tuple[Keys, float]:
     """The rotation of layers that see everything, and the base of those with a window."""
-    if _FULL not in rope.content and _SLIDING not in rope.content:
+    if FULL not in rope.content and SLIDING not in rope.content:
         return rope, keys.number("rope_local_base_freq", *BASES)
-    full, sliding = rope.part(_FULL), rope.part(_SLIDING)
+    full, sliding = rope.part(FULL), rope.part(SLIDING)
     if sliding.get("rope_type", "default") != "default":
         raise UserError(f"{sliding.where}: rope_type {sliding.get('rope_type')!r} is not supported, only default")
     known = sliding if sliding.get("rope_theta") is not None else keys
@@ -81,10 +81,8 @@ def _scaling(keys: Keys, rope: Keys, trained: int, size: int) -> RopeScaling | N
         raise UserError(f"{rope.where}: rope scaling {kind!r:.80} is not supported; supported: {', '.join(_KINDS)}")
     if kind == "linear":
         return RopeScaling(kind, rope.number("factor", *FACTORS))
-    if kind == "dynamic" and size < 4:
-        raise UserError(f"{rope.where}: dynamic scaling needs at least 4 rotated dimensions, there are {size}")
-    if kind == "dynamic":  # transformers counts from max_position_embeddings, whatever else the config says
-        return RopeScaling(kind, rope.number("factor", *FACTORS), trained)
+    if kind == "dynamic":
+        return dynamic_scaling(rope, "factor", trained, size)
     original = _original(keys, rope, trained)
     if kind == "llama3":
         low, high = (rope.number(key) if key in rope.content else usual for key, usual in _LLAMA3)
@@ -117,8 +115,17 @@ def _scaling(keys: Keys, rope: Keys, trained: int, size: int) -> RopeScaling | N
     )
 
 
-FACTORS = (1.0, 1e6)  # by which a context grows
 _LLAMA3 = (("low_freq_factor", 1.0), ("high_freq_factor", 4.0))
+
+
+def dynamic_scaling(rope: Keys, key: str, trained: int, size: int) -> RopeScaling:
+    """The scaling `dynamic` by the factor at a key, of so many rotated dimensions.
+
+    It counts from `max_position_embeddings`, as transformers does, whatever else the config says.
+    """
+    if size < 4:
+        raise UserError(f"{rope.where}: dynamic scaling needs at least 4 rotated dimensions, there are {size}")
+    return RopeScaling("dynamic", rope.number(key, *FACTORS), trained)
 
 
 def _original(keys: Keys, rope: Keys, trained: int) -> int:
@@ -140,7 +147,7 @@ def _yarn_attention(rope: Keys, factor: float) -> float:
     return grown(above) / grown(below) if above and below else grown(1.0)
 
 
-def _longest(keys: Keys, scaling: RopeScaling | None, trained: int) -> int:
+def longest(keys: Keys, scaling: RopeScaling | None, trained: int) -> int:
     """Tokens of context, stretched: `max_position_embeddings`, unless that is the context of pretraining."""
     return min(_stretched(keys, scaling, trained), MOST_POSITIONS)
 
@@ -180,7 +187,7 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
     if config.local_rope_theta is not None:
         sliding = {"rope_type": "default", "rope_theta": config.local_rope_theta}
         return keys | {
-            "rope_parameters": {_FULL: rope, _SLIDING: sliding},
+            "rope_parameters": {FULL: rope, SLIDING: sliding},
             "rope_local_base_freq": config.local_rope_theta,
         }
     return keys | {"rope_parameters": rope}

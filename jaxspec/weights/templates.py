@@ -27,15 +27,22 @@ _VICUNA_SYSTEM = (
 )
 
 
-def _template(before: str, user: str, assistant: str) -> str:
-    """Jinja for turns of the user, the first one with `before` inside, and of the assistant."""
-    said = "{{ message.content }}"
-    before = "{% if loop.first %}" + before + "{% endif %}"
+def _template(before: str, user: str, assistant: str, system: str = "") -> str:
+    """Jinja for turns of the user, the first one with `before` inside, and of the assistant.
+
+    Behind a system message `system` stands in place of `before`; where it is empty, there must be no such message.
+    """
+    said, told = "{{ message.content }}", system.replace("TOLD", "{{ messages[0].content }}")
+    behind_system = "{% elif loop.index0 == 1 and messages[0].role == 'system' %}" + told
+    before = "{% if loop.first %}" + before + behind_system + "{% endif %}"
+    misplaced = "{{ raise_exception('this template has no place for a message of role ' ~ message.role) }}"
     return (
         "{% for message in messages %}{% if message.role == 'user' %}"
         + user.replace("BEFORE", before).replace("SAID", said)
-        + "{% else %}"
+        + "{% elif message.role == 'assistant' %}"
         + assistant.replace("SAID", said)
+        + ("{% elif message.role != 'system' or not loop.first %}" if system else "{% else %}")
+        + misplaced
         + "{% endif %}{% endfor %}"
     )
 
@@ -54,10 +61,10 @@ def _chatml(before: str) -> str:
     return before + "{% for message in messages %}" + turn + "{% endfor %}" + asked
 
 
-_LLAMA2 = ("<s>[INST] BEFORESAID [/INST]", " SAID </s>")
-_VICUNA = ("BEFOREUSER: SAID ASSISTANT:", " SAID</s>")
+_LLAMA2 = ("<s>[INST] BEFORESAID [/INST]", " SAID </s>", "<<SYS>>\nTOLD\n<</SYS>>\n\n")
+_VICUNA = ("BEFOREUSER: SAID ASSISTANT:", " SAID</s>", "<s>TOLD ")
 TEMPLATES = {
-    "llama2": _template(f"<<SYS>>\n{_LLAMA2_SYSTEM}\n<</SYS>>\n\n", *_LLAMA2),
+    "llama2": _template(_LLAMA2[2].replace("TOLD", _LLAMA2_SYSTEM), *_LLAMA2),
     "llama2-short": _template("", *_LLAMA2),
     "vicuna": _template(f"<s>{_VICUNA_SYSTEM}", *_VICUNA),
     "vicuna-short": _template("<s>", *_VICUNA),

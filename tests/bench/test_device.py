@@ -1,5 +1,6 @@
 """Measuring a device in one go: what comes first, what a limit leaves out, and that a kill loses one figure at most."""
 
+import dataclasses
 import time
 
 import jax
@@ -118,6 +119,17 @@ def test_the_report_needs_no_device(tmp_path):
         "| 20.0 (80%) |" in page and "| tiny | 5000 | 3000 |" in page and "| tiny | ppd | 100 | 0.600 | 30.0 |" in page
     )
     assert (tmp_path / "device.png").stat().st_size > 5000
+
+
+def test_weights_in_few_bits_are_of_every_base_and_a_folder_of_its_own(tmp_path, measured):
+    run(tmp_path, dataclasses.replace(CONFIG, weights="int8"))
+    assert ("step_figure", "tiny", 1, 1) in measured
+    page = write_device_report(read_device(tmp_path), tmp_path).read_text()
+    assert "Kernels in int8. " in page and "Random weights in int8, " in page and "recomputed, weights in int8." in page
+    with pytest.raises(UserError, match="figures of another settings"):
+        run(tmp_path)
+    with pytest.raises(UserError, match="weights 'int3' are unknown"):
+        run(tmp_path, dataclasses.replace(CONFIG, weights="int3"))
 
 
 def test_bad_input(tmp_path, monkeypatch):

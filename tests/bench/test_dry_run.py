@@ -22,13 +22,14 @@ from jaxspec.bench.dry_run import (
     training_lines,
 )
 from jaxspec.bench.needs import device_bytes, measure_needs, needs_text, readable
-from jaxspec.config import DataConfig, MeshConfig, TrainConfig
+from jaxspec.config import MeshConfig
 from jaxspec.decoding.method import abstract_trainable
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, SPACE, DraftModel, HiddenTransfer
 from jaxspec.model.cache import empty_cache
 from jaxspec.parallel.chips import TPUS, absent_mesh
 from jaxspec.training.run_config import RunConfig, check_config, load_config, load_configs
+from jaxspec.training.settings import DataConfig, TrainConfig
 from jaxspec.weights.params import parameter_count
 from jaxspec.weights.shapes import SHAPES
 from tests.helpers.tiny import TINY, make_tiny, on_mesh

@@ -9,7 +9,7 @@ from jaxspec.generation.generate import generate
 from jaxspec.serving.chat import Chat
 from jaxspec.serving.messages import encode_chat
 from jaxspec.serving.protocol import Asked, Prompt, parse
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 
 def certain_texts(path: str, body: bytes, model: Model, max_length: int) -> list[str] | None:

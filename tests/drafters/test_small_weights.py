@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import DataConfig, SamplingConfig, TrainConfig
+from jaxspec.config import SamplingConfig
 from jaxspec.decoding.method import Method
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.adapter import Adapter
@@ -19,6 +19,7 @@ from jaxspec.generation.generate import generate
 from jaxspec.methods import PPD, SPACE, DFlash, DraftModel, Eagle, Medusa, Suffix
 from jaxspec.model.blocks import Corrected
 from jaxspec.training.data import cache_file
+from jaxspec.training.settings import DataConfig, TrainConfig
 from jaxspec.training.step import Update, first_state, train_step
 from jaxspec.trees import chain
 from jaxspec.weights.quantizing import small_tree

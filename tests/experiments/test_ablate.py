@@ -10,10 +10,10 @@ from experiments.lab.entries import Entry
 from experiments.lab.lab import Lab
 from experiments.lab.terms import Terms
 from experiments.studies import SpeedRow, Study
-from jaxspec.config import DataConfig
 from jaxspec.errors import UserError
 from jaxspec.files import exclusive
 from jaxspec.methods import PPD
+from jaxspec.training.settings import DataConfig
 
 SMALL = Terms(
     "tiny-text", updates=2, trial_updates=2, sequences=2, insertions=8, held_out=6, live=2, small_vocabulary=64,

@@ -21,7 +21,6 @@ from experiments.lab.recordings import load_recordings, save_recordings
 from experiments.lab.scoring import shaped
 from experiments.lab.terms import Terms
 from experiments.lab.training import compare_updates, further_out, run_of, seconds_of_updates, train_run
-from jaxspec.config import DataConfig
 from jaxspec.decoding.draft import Offer
 from jaxspec.drafters import METHODS, load_drafter
 from jaxspec.drafters.adapter import Adapter
@@ -29,6 +28,7 @@ from jaxspec.drafters.drafter import Drafter
 from jaxspec.drafters.source import Source
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, Hydra, Medusa, PromptLookup
+from jaxspec.training.settings import DataConfig
 from jaxspec.trees import from_paths
 from jaxspec.tuning.record import Recording
 from tests.helpers.tiny import TINY

@@ -11,14 +11,12 @@ from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
 from jaxspec.methods import PPD, DFlash, Eagle, Hydra, Medusa, PromptLookup
 from jaxspec.weights.hf import load_directory
-from jaxspec.weights.load import Model
-from tests.helpers.families import ORIGINAL, save_torch, torch_greedy
+from jaxspec.weights.model import Model
+from tests.helpers.families import FAMILIES, ORIGINAL, save_torch, torch_greedy
 from tests.helpers.methods import union
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
-SHOWN = ["llama_biases", "llama_yarn", "qwen3_layers", "gemma2", "gemma3", "phi3", "phi4_longrope", "olmo2", "granite"]
-SHOWN += ["falcon_7b", "falcon_40b"]
 PROMPT, COUNT = [7, 3, 11, 3, 11, 60, 5, 5, 2], 32
 
 
@@ -34,7 +32,7 @@ def loaded(tmp_path_factory):
     return lambda name: torch_and_model(name, tmp_path_factory.getbasetemp() / name)
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_texts_are_those_of_transformers(name, loaded):
     """A method with probes, one with heads and a lookup draft together."""
     judge, model = loaded(name)

@@ -19,9 +19,8 @@ from jaxspec.config import ModelConfig, RopeScaling
 from jaxspec.model.attention import Context
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
-from jaxspec.weights.gguf_families import NAMES
+from jaxspec.weights.gguf_families import FAMILIES
 from jaxspec.weights.params import (
-    GGUF_NAMES,
     HF_NAMES,
     parameter_table,
     stored_transposed,
@@ -143,7 +142,7 @@ TEMPLATE = (
 )
 
 
-def _permute(array: np.ndarray, heads: int) -> np.ndarray:
+def permute(array: np.ndarray, heads: int) -> np.ndarray:
     """llama.cpp's order of the rows of q and k: the two halves of a head become neighbouring pairs."""
     half = array.shape[0] // heads // 2
     order = [h * 2 * half + part * half + i for h in range(heads) for i in range(half) for part in range(2)]
@@ -214,11 +213,11 @@ def write_gguf(
         }
         add = kinds[type(value)]
         add(key.replace("__", "."), value)
-    for name, array in named_tensors(config, params, NAMES.get(architecture, GGUF_NAMES)):
+    for name, array in named_tensors(config, params, FAMILIES[architecture].published.names):
         if architecture == "llama" and ".attn_q." in name:
-            array = _permute(array, config.num_heads)
+            array = permute(array, config.num_heads)
         if architecture == "llama" and ".attn_k." in name:
-            array = _permute(array, config.num_kv_heads)
+            array = permute(array, config.num_kv_heads)
         if quantization is not None and array.ndim == 2:
             writer.add_tensor(name, gguf.quantize(array, quantization), raw_dtype=quantization)
         else:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from jaxspec.config import MeshConfig, ModelConfig
 from jaxspec.model.decoder import Decoder
 from jaxspec.parallel.sharding import make_mesh, put, tree_shardings
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from jaxspec.weights.params import params_fingerprint
 
 TINY = ModelConfig(

@@ -19,7 +19,7 @@ from jaxspec.generation.generate import generate, generate_many
 from jaxspec.methods import PPD, Amphista, BiTA, HiddenTransfer, Hydra, Medusa
 from jaxspec.model.attention import causal_context, causal_mask, normalised
 from jaxspec.model.base import Base
-from jaxspec.model.decoder import Layer
+from jaxspec.model.layers import Layer
 from jaxspec.model.rope import rope_angles
 from jaxspec.trees import from_paths
 from jaxspec.trees.arrays import build_tree, pad_tree, stack_trees

@@ -14,7 +14,7 @@ from jaxspec.generation.generate import generate
 from jaxspec.methods import PPD, Medusa, PromptLookup
 from jaxspec.weights.families import hf_config, parse_config
 from jaxspec.weights.hf import load_directory, save_directory
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from tests.helpers.methods import union
 from tests.helpers.model import logits_of, random_tokens
 from tests.helpers.remote_families import CONFIGS, LENGTH, V, greedy, logits, write
@@ -103,6 +103,18 @@ def test_transformers_computes_the_same_from_an_export(family, loaded, tmp_path)
     ("family", "key", "value", "message"),
     [
         ("internlm", "rotary", {"base": 10000, "type": "other"}, "rotary: type .other. is not supported"),
+        (
+            "internlm",
+            "rotary",
+            {"base": 1, "type": "dynamic"},
+            "rotary: base must be a positive number from 1.001 to 1e",
+        ),
+        (
+            "internlm",
+            "rotary",
+            {"base": 10000, "type": "dynamic", "scaling_factor": 1e300},
+            "rotary: scaling_factor must be a positive number from 1 to 1e",
+        ),
         ("internlm2", "rope_scaling", {"type": "other"}, "rope scaling 'other' is not supported"),
         ("chatglm", "position_encoding_2d", True, "position_encoding_2d True is not supported for chatglm"),
         ("chatglm", "multi_query_attention", False, "multi_query_attention False is not supported"),

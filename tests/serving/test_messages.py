@@ -7,7 +7,7 @@ import pytest
 from jaxspec.serving.chat import Chat, parse_chat
 from jaxspec.serving.fields import ApiError, Fields
 from jaxspec.serving.messages import encode_chat
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from tests.helpers.tiny import make_tokenizer
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "東京", "n": 2}'}}

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from jaxspec.config import DataConfig, TrainConfig
 from jaxspec.methods import PPD
 from jaxspec.training.run_config import RunConfig
+from jaxspec.training.settings import DataConfig, TrainConfig
 from jaxspec.training.trainer import Trainer
 from jaxspec.weights.shapes import SHAPES
 from tests.helpers.files import write_jsonl

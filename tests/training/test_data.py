@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.config import DataConfig, TextSource, TrainConfig
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
 from jaxspec.files import locked
@@ -22,6 +21,7 @@ from jaxspec.training.data import (
     prepare_answers,
 )
 from jaxspec.training.examples import select_prompts
+from jaxspec.training.settings import DataConfig, TextSource, TrainConfig
 from tests.helpers.files import read_jsonl, write_jsonl
 from tests.helpers.training import files_of_at_most
 

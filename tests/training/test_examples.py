@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 
-from jaxspec.config import DataConfig, TextSource
 from jaxspec.errors import UserError
 from jaxspec.training.examples import (
     SHIPPED_PROMPTS,
@@ -17,6 +16,7 @@ from jaxspec.training.examples import (
     select_prompts,
     unseen_prompts,
 )
+from jaxspec.training.settings import DataConfig, TextSource
 from tests.helpers.files import write_jsonl
 from tests.helpers.tiny import make_text_model, make_tokenizer
 

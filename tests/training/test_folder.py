@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.config import MeshConfig, TextSource
+from jaxspec.config import MeshConfig
 from jaxspec.errors import UserError
 from jaxspec.files import exclusive
 from jaxspec.methods import Amphista
 from jaxspec.training.folder import claim, identify
 from jaxspec.training.run_config import check_same_run, describe
+from jaxspec.training.settings import TextSource
 from tests.helpers.training import with_train
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import MeshConfig, TrainConfig
+from jaxspec.config import MeshConfig
 from jaxspec.decoding.method import Stage
 from jaxspec.methods import PPD, SPACE, Amphista, BiTA, DFlash, Eagle, HiddenTransfer, Medusa
 from jaxspec.model.base import Base
@@ -15,6 +15,7 @@ from jaxspec.model.decoder import Decoder
 from jaxspec.parallel.sharding import in_mesh, make_mesh, put, put_batch, tree_shardings
 from jaxspec.training.data import AnsweredPrompt, TrainingData
 from jaxspec.training.folder import state_shardings
+from jaxspec.training.settings import TrainConfig
 from jaxspec.training.step import Update, first_state, learning_rates, train_step
 from tests.helpers.tiny import TINY
 

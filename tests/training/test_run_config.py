@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.config import TextSource
 from jaxspec.decoding.method import Method
 from jaxspec.drafters import METHODS
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD, Amphista, BiTA, Eagle, HiddenTransfer, Hydra, Medusa
 from jaxspec.training.run_config import check_config, load_config, load_configs, load_papers, split_config_name
+from jaxspec.training.settings import TextSource
 from jaxspec.weights.shapes import SHAPES
 from tests.helpers.tiny import TINY
 

@@ -11,12 +11,12 @@ import optax
 import pytest
 from flax.traverse_util import flatten_dict
 
-from jaxspec.config import TrainConfig
 from jaxspec.decoding.method import Method, Stage
 from jaxspec.methods import PPD, SPACE, Eagle, HiddenTransfer
 from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder, for_products
 from jaxspec.training.data import AnsweredPrompt, TrainingData
+from jaxspec.training.settings import TrainConfig
 from jaxspec.training.step import Update, first_state, learning_rates, train_step, train_steps
 from tests.helpers.methods import batch_of, sequence, settings
 from tests.helpers.tiny import TINY, make_tiny

@@ -60,6 +60,18 @@ def test_every_case_is_measured_and_shown(tmp_path, capsys):
         main(command)
 
 
+def test_kernels_may_be_in_few_bits(small, tmp_path):
+    """Random ones and those of a file; what a step must read is less."""
+    save_model(make_text_model(num_layers=1), tmp_path / "model")
+    config = LatencyConfig(("1b", str(tmp_path / "model")), (1,), cache_lengths=(64,), rounds=1, weights="int8")
+    curves = measure_steps(config, tmp_path / "small")["curves"]
+    floats = random_model("1b", SIZES["1b"], "float32")
+    assert [curve["dtype"] for curve in curves] == ["float32 int8", "float32 int8"]
+    assert curves[0]["memory_seconds"] < 0.5 * step_bytes(floats, 1, 64) / 5e9
+    with pytest.raises(UserError, match="weights 'int3' are unknown"):
+        check_latency(dataclasses.replace(config, weights="int3"))
+
+
 def test_curves_hold_seconds_and_the_memory_limit(measured):
     curve, _ = json.loads((measured / "latency.json").read_text())["curves"]
     assert set(curve["seconds"]) == {"1", "4"} and min(curve["seconds"].values()) > 0

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from jinja2.exceptions import TemplateError
 
 from jaxspec.errors import UserError
 from jaxspec.weights.load import load_model, save_model
@@ -48,6 +49,38 @@ def test_the_system_message_comes_once(name):
     assert text.count("helpful") == (2 if name == "llama2" else 1) and text.startswith("<s>")
     short = tokenizer.apply_chat_template(TALK[2:], tokenize=False, chat_template=TEMPLATES[f"{name}-short"])
     assert text.endswith(short.removeprefix("<s>") if name == "vicuna" else short)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama2", "<s>[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\nSure? [/INST]"),
+        ("llama2-short", "<s>[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\nSure? [/INST]"),
+        ("vicuna", "<s>Be kind. USER: Sure? ASSISTANT:"),
+        ("vicuna-short", "<s>Be kind. USER: Sure? ASSISTANT:"),
+        ("chatglm3", "[gMASK]sop<|system|>\n Be kind.<|user|>\n Sure?"),
+        ("internlm2", "<s><|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n"),
+        ("qwen", "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n"),
+    ],
+)
+def test_a_system_message_is_in_its_place(name, text):
+    """In place of the template's own."""
+    tokenizer, messages = make_tokenizer(), [{"role": "system", "content": "Be kind."}, TALK[2]]
+    assert tokenizer.apply_chat_template(messages, chat_template=TEMPLATES[name], tokenize=False) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [("falcon", "system"), ("internlm", "system"), ("internlm-20b", "system"), ("vicuna", "tool"), ("falcon", "tool")],
+)
+def test_a_message_without_a_place_is_refused(name, role):
+    """It would be written as the assistant's."""
+    messages = [{"role": role, "content": "Be kind."}, TALK[2]]
+    with pytest.raises(TemplateError, match=f"no place for a message of role {role}"):
+        make_tokenizer().apply_chat_template(messages, chat_template=TEMPLATES[name], tokenize=False)
+    with pytest.raises(TemplateError, match="role system"):
+        late = [TALK[2], {"role": "system", "content": "Be kind."}]
+        make_tokenizer().apply_chat_template(late, chat_template=TEMPLATES[name], tokenize=False)
 
 
 def test_variables_of_the_tokenizers_own_are_set():
