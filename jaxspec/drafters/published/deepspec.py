@@ -11,7 +11,7 @@ from jaxspec.drafters.published.form import Form, Interpretation
 from jaxspec.drafters.published.layers import LAYER_KEYS, check_base, layer_shapes
 from jaxspec.errors import UserError
 from jaxspec.weights.keys import Keys
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 _ARCHITECTURE = "Qwen3Eagle3Model"
 _IDS = "target_layer_ids"

@@ -14,7 +14,7 @@ from jaxspec.drafters.published.layers import LAYER_KEYS, check_base, layer_shap
 from jaxspec.errors import UserError
 from jaxspec.methods import DFlash
 from jaxspec.weights.keys import Keys
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 _ARCHITECTURE = "DFlashDraftModel"
 _KEYS = ("architectures", "block_size", "dflash_config", "num_target_layers")

@@ -17,7 +17,7 @@ from jaxspec.drafters.published.layers import layer_tensors
 from jaxspec.drafters.published.vocabulary import EMBEDDING, HEAD, base_embedding, base_head, read_vocabulary
 from jaxspec.errors import UserError
 from jaxspec.methods import DFlash
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from jaxspec.weights.parts import Flat, join_parts
 
 NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}  # of a layer, by our names

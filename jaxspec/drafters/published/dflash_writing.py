@@ -13,7 +13,7 @@ from jaxspec.drafters.published.layers import layer_tensors, written_shapes
 from jaxspec.errors import UserError
 from jaxspec.methods import DFlash
 from jaxspec.parallel.processes import host
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from jaxspec.weights.parts import Flat, split_parts
 
 

@@ -21,7 +21,7 @@ from jaxspec.drafters.published.layers import LAYER_KEYS, check_base, layer_shap
 from jaxspec.errors import UserError
 from jaxspec.methods import Eagle
 from jaxspec.weights.keys import Keys
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "LlamaForCausalLM", "Eagle3LlamaForCausalLM")
 _KEYS = ("draft_vocab_size", "target_hidden_size", "target_model_type", "draft_model_type", "eagle_config", *NORMS)

@@ -17,7 +17,7 @@ from jaxspec.drafters.published.layers import layer_tensors
 from jaxspec.drafters.published.vocabulary import EMBEDDING, HEAD, base_embedding, read_vocabulary
 from jaxspec.errors import UserError
 from jaxspec.methods import Eagle
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from jaxspec.weights.parts import Flat, join_parts
 
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")

@@ -15,7 +15,7 @@ from jaxspec.drafters.published.vocabulary import EMBEDDING, HEAD, base_head, wr
 from jaxspec.errors import UserError
 from jaxspec.methods import Eagle
 from jaxspec.parallel.processes import host
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from jaxspec.weights.parts import split_parts
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.published.folder import PublishedFolder
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from jaxspec.weights.shards import WEIGHTS
 
 

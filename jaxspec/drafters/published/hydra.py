@@ -23,7 +23,7 @@ from jaxspec.drafters.published.vocabulary import base_embedding
 from jaxspec.errors import UserError
 from jaxspec.methods import Hydra
 from jaxspec.weights.keys import Keys
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from jaxspec.weights.parts import join_parts
 
 _KEYS = (

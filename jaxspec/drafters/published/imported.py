@@ -13,7 +13,7 @@ from jaxspec.drafters.drafter import method_plan
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.errors import UserError
 from jaxspec.trees.plan import plan_to_json
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 # What transformers, of whichever version, may write into any config.json, and no drafter depends on.
 COMMON_KEYS = (

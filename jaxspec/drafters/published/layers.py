@@ -11,7 +11,7 @@ from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.imported import COMMON_KEYS
 from jaxspec.errors import UserError
 from jaxspec.weights.families import hf_config, parse_config
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 LAYER_KEYS = (  # of a layer of LLaMA's or Qwen3's, which are read, and what every config.json may hold
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),

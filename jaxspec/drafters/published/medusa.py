@@ -23,7 +23,7 @@ from jaxspec.methods import Medusa
 from jaxspec.model.quantized import dense
 from jaxspec.parallel.processes import host
 from jaxspec.weights.keys import Keys
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 _KEYS = ("medusa_num_heads", "medusa_num_layers", "base_model_name_or_path")
 _MOST = 64  # heads and blocks

@@ -13,7 +13,7 @@ from jaxspec.drafters.published.imported import check_sizes, make_adapter, take
 from jaxspec.errors import UserError
 from jaxspec.methods import Mtp
 from jaxspec.weights.keys import Keys
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from jaxspec.weights.params import HF_NAMES, parameter_table, stored_transposed, tensor_names
 from jaxspec.weights.parts import join_parts
 

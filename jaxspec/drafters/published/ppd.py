@@ -14,7 +14,7 @@ from jaxspec.drafters.published.imported import check_plain, check_sizes, make_a
 from jaxspec.errors import UserError
 from jaxspec.methods import PPD
 from jaxspec.weights.keys import Keys
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 _SPECIAL, _VIRTUAL, _ALL = "num_special_tokens", "virtual_tokens_per_special_token", "num_virtual_tokens"
 _SETTINGS = (_SPECIAL, _VIRTUAL, _ALL, "num_exits", "vt_attention_type", "aggregation_type")

@@ -27,7 +27,7 @@ from jaxspec.drafters.published.speculators_parts import (
 from jaxspec.drafters.published.vocabulary import HEAD, base_head, written_vocabulary
 from jaxspec.methods import DFlash
 from jaxspec.weights.keys import Keys
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 _IDS = "aux_hidden_state_layer_ids"
 _DFLASH, _DSPARK = "dflash", "dspark"

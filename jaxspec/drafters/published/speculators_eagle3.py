@@ -20,7 +20,7 @@ from jaxspec.drafters.published.speculators_parts import (
 )
 from jaxspec.drafters.published.vocabulary import EMBEDDING, base_embedding
 from jaxspec.methods import Eagle
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _DEPTH = 3  # where proposal_methods does not say it

@@ -10,7 +10,7 @@ from jaxspec.drafters.published.layers import LAYER_KEYS
 from jaxspec.errors import UserError
 from jaxspec.weights.families import hf_config
 from jaxspec.weights.keys import Keys
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 FAMILIES = ("llama", "qwen3")
 _KEYS = (

@@ -19,7 +19,7 @@ from jaxspec.drafters.published import (
 from jaxspec.drafters.published.folder import CONFIGS, PublishedFolder, find_folder, hub_patterns, is_hub_name
 from jaxspec.drafters.published.form import Form, Interpretation
 from jaxspec.errors import UserError
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 FORMS: dict[str, tuple[Form, ...]] = {  # one for every method that a form is of
     "eagle3": (eagle3.FORM,),

@@ -9,7 +9,7 @@ from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.errors import UserError
 from jaxspec.model.quantized import dense
 from jaxspec.parallel.processes import host
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 

@@ -17,7 +17,7 @@ from jaxspec.drafters.published.table import FORMS, is_published, method_of_publ
 from jaxspec.errors import UserError, suggest
 from jaxspec.files import replacing
 from jaxspec.parallel.processes import is_leader
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 
 _DTYPE = "float16"  # that trained adapters are stored in
 

@@ -15,7 +15,7 @@ from jaxspec.drafters.loading import open_adapter
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
 from jaxspec.weights.hf import load_directory
-from jaxspec.weights.load import Model
+from jaxspec.weights.model import Model
 from tests.helpers.methods import batch_of, predict
 from tests.helpers.tiny import make_prompts
 
