@@ -16,6 +16,7 @@ import jax
 
 from experiments.lab.bring_back import Collect, Merge, collect, merge
 from experiments.lab.carry import Pack, Unpack, disk_errors, pack, unpack
+from experiments.lab.claims import write_claims
 from experiments.lab.entries import Entry, own_entry
 from experiments.lab.jobs import all_jobs
 from experiments.lab.lab import Lab
@@ -79,10 +80,10 @@ class Answers(Folders):
 
 @dataclasses.dataclass(frozen=True)
 class Page(Folders):
-    """Write docs/leaderboard.md from the results.
+    """Write docs/leaderboard.md and docs/claims.md from the results.
 
     Attributes:
-      docs: folder of the page.
+      docs: folder of the pages.
     """
 
     docs: str = "docs"
@@ -153,8 +154,10 @@ def answers(options: Answers) -> None:
 
 
 def page(options: Page) -> None:
-    """Write the page."""
-    print(f"written to {write_page(_lab(options), Path(options.docs), _entries(options))}")
+    """Write the pages."""
+    lab, docs = _lab(options), Path(options.docs)
+    for file in (write_page(lab, docs, _entries(options)), write_claims(lab, docs)):
+        print(f"written to {file}")
 
 
 def _entries(options: Folders) -> list[Entry]:

@@ -13,6 +13,7 @@ import numpy as np
 from experiments.lab.entries import DECODED, SHIPPED, TRAINED, UNTRAINED, Entry
 from experiments.lab.jobs import FIRST_NODES, SEEDS, all_jobs
 from experiments.lab.lab import Lab
+from experiments.lab.statistics import pooled_spread, tokens_per_step
 from experiments.lab.terms import NODES, Terms
 from experiments.prompts import HELD_OUT, TRAINING
 from jaxspec.files import writable, write_atomically
@@ -99,15 +100,11 @@ class Row:
 
     def value(self, label: str) -> float:
         """Tokens per step, the mean over seeds."""
-        return float(np.mean([_ratio(score, label) for score in self.scores]))
+        return float(np.mean([tokens_per_step(score, label) for score in self.scores]))
 
     def resampled(self, label: str) -> np.ndarray:
         """[n], the same with answers drawn anew: the same ones for every row."""
         return np.mean([_resampled(score, label) for score in self.scores], axis=0)
-
-
-def _ratio(score: Mapping[str, Any], label: str) -> float:
-    return sum(score["tokens"]) / sum(score["drafts"][label]["steps"])
 
 
 def _resampled(score: Mapping[str, Any], label: str) -> np.ndarray:
@@ -118,9 +115,7 @@ def _resampled(score: Mapping[str, Any], label: str) -> np.ndarray:
 
 def spread_of_seeds(rows: Sequence[Row], label: str) -> float:
     """The standard deviation between seeds, pooled over all methods that have several; 0 where none has."""
-    apart = [[_ratio(score, label) for score in row.scores] for row in rows if row.has(label) and len(row.scores) > 1]
-    squares = sum(len(values) * np.var(values) for values in apart)
-    return float(np.sqrt(squares / max(sum(len(values) - 1 for values in apart), 1)))
+    return pooled_spread([row.scores for row in rows], label).deviation
 
 
 def half_width(resampled: np.ndarray, spread: float, seeds: Sequence[int]) -> float:
@@ -130,20 +125,22 @@ def half_width(resampled: np.ndarray, spread: float, seeds: Sequence[int]) -> fl
 
 def write_page(lab: Lab, docs: Path, own: Sequence[Entry] = ()) -> Path:
     """Write leaderboard.md. Returns the file. Raises UserError for results of other terms or settings."""
-    file, jobs = writable(docs) / "leaderboard.md", {job.name: job for job in all_jobs(own)}
-
-    def found(name: str) -> dict[str, Any] | None:
-        return lab.row(name) if name in jobs and lab.is_done(jobs[name]) else None
-
-    entries = [_row(found, entry, entry.name) for entry in (*own, *TRAINED, *UNTRAINED)]
-    shipped = [_row(found, entry, f"shipped/{entry.name}") for entry in TRAINED if entry.name in SHIPPED]
+    file, found = writable(docs) / "leaderboard.md", finder(lab, own)
+    entries = [row_of(found, entry, entry.name) for entry in (*own, *TRAINED, *UNTRAINED)]
+    shipped = [row_of(found, entry, f"shipped/{entry.name}") for entry in TRAINED if entry.name in SHIPPED]
     parts = [_INTRO, *_tables(entries), *_shipped([row for row in shipped if row.scores]), _HOW]
     write_atomically(file, "\n".join(parts).encode())
     return file
 
 
-def _row(found: Find, entry: Entry, prefix: str) -> Row:
-    """What is known of an entry."""
+def finder(lab: Lab, own: Sequence[Entry] = ()) -> Find:
+    """How to look up what is done. It raises UserError for results of other terms or settings."""
+    jobs = {job.name: job for job in all_jobs(own)}
+    return lambda name: lab.row(name) if name in jobs and lab.is_done(jobs[name]) else None
+
+
+def row_of(found: Find, entry: Entry, prefix: str) -> Row:
+    """What is known of an entry, or with the prefix `shipped/NAME` of the adapter that ships for it."""
     seeds = [f"{prefix}/seed-{seed}" for seed in SEEDS] if entry.rate and prefix == entry.name else [prefix]
     scores = [score["result"] for seed in seeds if (score := found(f"{seed}/score"))]
     if entry.name in DECODED and prefix == entry.name:
@@ -173,7 +170,7 @@ def _tables(rows: Sequence[Row]) -> list[str]:
         return ["## Nothing is scored yet\n\nThe first score makes the tables.\n"]
     trained = [row for row in rows if row.trainings]
     return [
-        _section(
+        section(
             "Tokens per step",
             f"Ranked by {FIRST_NODES} nodes, alone. *Ahead*: of the next one.",
             ["", "method", "seeds", *_heads(), "ahead", "live check"],
@@ -182,7 +179,7 @@ def _tables(rows: Sequence[Row]) -> list[str]:
                 for place, (row, after) in enumerate(zip(ranked, [*ranked[1:], None], strict=True), 1)
             ],
         ),
-        _section(
+        section(
             "Accuracy",
             "How often the best candidate, one of the five best, or one of the ten best at each distance is the token "
             "that comes, of seed 0. Where candidates depend on those before them: given that these are right.",
@@ -193,7 +190,7 @@ def _tables(rows: Sequence[Row]) -> list[str]:
                 if row.accuracy
             ],
         ),
-        _section(
+        section(
             "Training",
             "Of seed 0, with the learning rate that was chosen.",
             [
@@ -216,7 +213,7 @@ def _shipped(rows: Sequence[Row]) -> list[str]:
     lines = [
         [f"`{row.name}`", *_cells(row, rows), row.scores[0]["learned_tokens"] or "all", _check(row)] for row in rows
     ]
-    return [_section("Adapters that ship", text, heads, lines)]
+    return [section("Adapters that ship", text, heads, lines)]
 
 
 def _labels() -> list[str]:
@@ -283,6 +280,6 @@ def _training(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _section(title: str, text: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def section(title: str, text: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A table under a title; empty where it has no rows."""
     return "\n".join([f"## {title}", "", textwrap.fill(text, 120), "", *table(heads, rows), ""]) if rows else ""

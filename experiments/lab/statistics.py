@@ -50,6 +50,14 @@ class Difference:
         """The smallest difference that a two-sided test at `level` sees with a chance of `POWER`."""
         return float((stats.t.ppf(1 - level / 2, self.freedom) + stats.t.ppf(POWER, self.freedom)) * self.error)
 
+    def tolerated_spread(self, level: float, seeds: Sequence[int]) -> float:
+        """How far seeds may lie apart, as a standard deviation, before a test at `level` sees no difference.
+
+        For an error over answers alone; `seeds` has how many each drafter was trained with. 0 where none is seen.
+        """
+        seen = (abs(self.value) / stats.t.ppf(1 - level / 2, self.freedom)) ** 2
+        return float(np.sqrt(max(seen - self.error**2, 0) / sum(1 / count for count in seeds)))
+
 
 def tokens_per_step(score: Mapping[str, Any], label: str) -> float:
     """Of all answers together; `score` is the result of a score job, `label` one of its drafts."""
