@@ -58,20 +58,19 @@ Which headline claims of the papers hold for the default model, SmolLM2-135M-Ins
 text, updates and scoring ([terms](leaderboard.md#terms)). `python -m experiments.lab page` writes this page from the
 results in `experiments/results`.
 
-- **What is compared** is tokens per step at a number of nodes. The papers compare speeds, or tokens per step, of models
-  of 7 billion parameters and more. Probe rows of PPD, BiTA and Hidden Transfer come on top of the nodes;
-  the tables have both.
+- **What is compared** is tokens per step at a number of nodes. The papers compare speeds, or tokens per step, of larger
+  models. Probe rows of PPD, BiTA and Hidden Transfer come on top of the nodes, and cost time: the tables have both.
 - **Paired.** Both methods draft along the same held-out answers, and the difference is tested, two-sided, by its spread
   over answers. Intervals are of 95%, each by itself.
 - **Seeds.** The spread between seeds, pooled over all methods that have several, is part of every interval.
 - **Headline claims** follow the papers' main tables. They were listed, in `experiments/lab/claims.py`, when scores of
-  the first seed were there already. Their p values have Holm's correction over all {len(HEADLINES)}: the chance that
-  any verdict is an accident of the answers is at most {LEVEL:.0%}. A claim that is not measured counts with p = 1, so
-  that no other becomes weaker when it is. A claim *holds*, or *the opposite holds*, where its corrected p is below
-  {LEVEL}. Otherwise it is *undecided*, and the verdict says which difference would have been seen with a chance of
-  {POWER:.0%}, at the strictest of Holm's levels, {LEVEL} / {len(HEADLINES)}.
-- **Exploratory** is everything else, here and in [Ablations](ablations.md): p values there are not corrected, and of so
-  many comparisons some are ahead by chance.
+  the first seed were there already. Their p values have Holm's correction over all {len(HEADLINES)}: the chance that any
+  verdict is an accident of the answers is at most {LEVEL:.0%}. A claim that is not measured counts with p = 1, so that
+  no other becomes weaker when it is. A claim *holds*, or *the opposite holds*, where its corrected p is below {LEVEL}.
+  Otherwise it is *undecided*, and the verdict says which difference would have been seen with a chance of {POWER:.0%},
+  at the strictest of Holm's levels, {LEVEL} / {len(HEADLINES)}.
+- **Exploratory** is everything else, here and in [Ablations](ablations.md): nothing there is corrected, and of so many
+  comparisons some come out by chance.
 - Not tested here: claims about speed on a device, about the quality of a tuned base, and about early exits, which
   predict and do not draft.
 """
