@@ -67,9 +67,8 @@ results in `experiments/results`.
   the first seed were there already. Their p values have Holm's correction over all {len(HEADLINES)}: the chance that
   any verdict is an accident of the answers is at most {LEVEL:.0%}. A claim that is not measured counts with p = 1, so
   that no other becomes weaker when it is. A claim *holds*, or *the opposite holds*, where its corrected p is below
-  {LEVEL}.
-  Otherwise it is *undecided*, and the verdict says which difference would have been seen with a chance of {POWER:.0%},
-  at the strictest of Holm's levels, {LEVEL} / {len(HEADLINES)}.
+  {LEVEL}. Otherwise it is *undecided*, and the verdict says which difference would have been seen with a chance of
+  {POWER:.0%}, at the strictest of Holm's levels, {LEVEL} / {len(HEADLINES)}.
 - **Exploratory** is everything else, here and in [Ablations](ablations.md): nothing there is corrected, and of so many
   comparisons some come out by chance.
 - Not tested here: claims about speed on a device, about the quality of a tuned base, and about early exits, which
