@@ -156,12 +156,19 @@ def _owner(names: Sequence[str], adapter: str | Path, config: ModelConfig) -> st
 
 
 def ships(name: str, model: Model) -> bool:
-    """Whether a method can draft for a base as it is: without an adapter, or with one of this installation."""
+    """Whether a method can draft for a base as it is: without an adapter, with one of this installation or the base."""
     facts = METHODS[name]().facts(model.config)
     if not facts.adapter:
         return facts.distances > 0
     folder = find_shipped(name, model.fingerprint)
+    if folder is None and _brought(name, model):
+        return in_base(name, model) is not None
     return folder is not None and (folder / WEIGHTS).exists()
+
+
+def _brought(name: str, model: Model) -> bool:
+    """Whether adapters of a method are parts of bases."""
+    return METHODS[name]().facts(model.config).adapter == "module"
 
 
 def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> Adapter:
@@ -177,8 +184,8 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
             raise UserError(f"{adapter}: this drafter belongs to method {method!r}, not {name!r}")
         return only_interpretation(adapter, model)
     folder = Path(adapter) if adapter else find_shipped(name, model.fingerprint)
-    if folder is None and (brought := in_base(name, model)):
-        return brought
+    if folder is None and _brought(name, model) and (module := in_base(name, model)):
+        return module
     if folder is None:
         raise UserError(_how_to_make(name, model))
     if not adapter and not (folder / WEIGHTS).exists():
@@ -202,7 +209,7 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
 def _how_to_make(name: str, model: Model) -> str:
     """Advice where no adapter ships."""
     facts = METHODS[name]().facts(model.config)
-    if facts.learned and not facts.trained:
+    if _brought(name, model):
         return f"{name} is a part of the base's own files, and {model.name!r} has none; see docs/published.md"
     if not facts.trained:
         command = f"jaxspec {facts.adapter}"

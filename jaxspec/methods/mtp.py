@@ -1,8 +1,8 @@
 """The next-token module that a base brings (MiMo, Xiaomi, 2025): a further layer, trained with the base.
 
-A row joins the base's last hidden state, after the final norm, with the embedding of the token that follows, each
-behind a norm of its own, and passes through a layer of the base's shape. A norm and the base's projection predict the
-token after it. The module learned to look one token further; beyond, it runs on its own outputs (`RecurrentLayer`).
+A row joins the base's last hidden state with the embedding of the token that follows, each behind a norm of its own,
+and passes through a layer of the base's shape. A norm and the base's projection predict the token after it. The module
+learned to look one token further; beyond, it runs on its own outputs (`RecurrentLayer`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,17 @@ from jaxspec.parallel.sharding import divided
 
 @dataclasses.dataclass(frozen=True)
 class Mtp(RecurrentLayer):
-    """Settings of a base's own next-token module: those of `RecurrentLayer`."""
+    """Settings of a base's own next-token module.
+
+    Attributes:
+      after_norm: it reads the base's states after the final norm. Files do not say; software that serves MiMo has
+        both, vLLM, to which the authors contributed, the states before it.
+    """
 
     name: ClassVar[str] = "mtp"
 
     depth: int = 3
+    after_norm: bool = False
 
     def facts(self, config: ModelConfig) -> Facts:
         """It reads the last hidden states, and learned one distance."""
@@ -65,9 +71,9 @@ class Mtp(RecurrentLayer):
         return for_products(trainable, base.dtype)
 
     def fused(self, trainable: PyTree, base: Base, states: dict[int, jax.Array]) -> jax.Array:
-        """The last hidden states after the base's final norm."""
+        """The last hidden states."""
         [state] = states.values()
-        return base.normed(state)
+        return base.normed(state) if self.after_norm else state
 
     def entered(self, trainable: PyTree, base: Base, state: jax.Array, following: jax.Array) -> jax.Array:
         """State beside embedding, in this order (DeepSeek's modules have the reverse)."""

@@ -178,6 +178,7 @@ OPTIONS = {
     },
     Mtp: {
         "depth": (3, 1),
+        "after_norm": (False, True),
         "confidence": (0.0, 0.5),
     },
     SelfSpeculative: {

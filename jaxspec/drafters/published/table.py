@@ -70,11 +70,14 @@ def only_interpretation(name_or_path: str | Path, model: Model) -> Adapter:
 
 
 def in_base(method: str, model: Model) -> Adapter | None:
-    """The drafter of a method that the base's own files hold; None where they hold none. Raises UserError likewise."""
+    """The drafter of a method that the base's own files hold, by the first of its readings; None where they hold none.
+
+    Raises UserError as `read_published`.
+    """
     if not is_published(model.name):
         return None
     form = _form_of(PublishedFolder(find_folder(model.name, CONFIGS)))
-    return only_interpretation(model.name, model) if form is not None and form.method == method else None
+    return read_published(model.name, model)[0].adapter if form is not None and form.method == method else None
 
 
 def _form_of(folder: PublishedFolder) -> Form | None:

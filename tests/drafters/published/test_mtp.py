@@ -12,8 +12,10 @@ from jaxspec.config import SamplingConfig
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.drafters.loading import open_adapter
+from jaxspec.drafters.published import read_published
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
+from jaxspec.methods import Mtp
 from jaxspec.weights.hf import load_directory
 from jaxspec.weights.model import Model
 from tests.helpers.methods import batch_of, predict
@@ -73,9 +75,13 @@ class Reference:
         return torch.tensor(self.input_proj) @ torch.cat(normed)
 
     @torch.no_grad()
-    def logits(self, tokens, point, depth):
+    def logits(self, tokens, point, depth, after_norm):
         """[depth, V], of the tokens behind the one after `point`."""
-        states = self.base.model(torch.tensor(tokens)[None]).last_hidden_state[0]
+        read = []
+        hook = self.base.model.norm.register_forward_hook(lambda norm, before, after: read.extend([*before, after]))
+        self.base.model(torch.tensor(tokens)[None])
+        hook.remove()
+        states = read[after_norm][0]
         rows = [self.joined(states[t], tokens[t + 1]) for t in range(point + 1)]
         logits = []
         for further in range(depth):
@@ -101,12 +107,17 @@ def model_of(folder):
     return Model(str(folder), config, params, fingerprint)
 
 
-def test_the_module_computes_what_is_published(mimo, reference):
-    """At two places of a text, three tokens ahead: once on the base's state, then on its own outputs."""
+@pytest.mark.parametrize("after_norm", [False, True])
+def test_the_module_computes_what_is_published(mimo, reference, after_norm):
+    """At two places of a text, three tokens ahead: once on the base's state, then on its own outputs.
+
+    The files do not say whether that state is before the base's final norm, so both readings are there.
+    """
     tokens = np.random.default_rng(0).integers(0, TOKENS, LENGTH)
-    adapter = open_adapter("mtp", mimo)
+    adapter = read_published(mimo.name, mimo)[after_norm].adapter
+    assert open_adapter("mtp", mimo).method == Mtp()
     ours = predict(adapter.method, adapter.trainable, mimo.base, batch_of(jnp.array(tokens)[None], [[3, 8]]))[0]
-    expected = np.stack([reference.logits(tokens, point, 3) for point in (3, 8)])
+    expected = np.stack([reference.logits(tokens, point, 3, after_norm) for point in (3, 8)])
     np.testing.assert_allclose(ours, expected, atol=1e-4 * np.abs(expected).max())
     assert len({*expected.argmax(-1).ravel().tolist()}) > 1
 
@@ -114,8 +125,9 @@ def test_the_module_computes_what_is_published(mimo, reference):
 @pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.2)], ids=["greedy", "sampling"])
 def test_the_text_is_that_of_autoregressive_decoding(mimo, sampling):
     drafter, prompts = load_drafter("mtp", mimo, tree="own"), make_prompts(3)
-    ours, plain = (generate(d, prompts, 30, sampling=sampling, seed=3) for d in (drafter, autoregressive(mimo)))
-    assert [a.tokens for a in ours] == [a.tokens for a in plain] and sum(sum(a.offered) for a in ours) > 0
+    settings = {"sampling": sampling, "seed": 3, "batch_size": 3}
+    ours, plain = (generate(d, prompts, 30, **settings) for d in (drafter, autoregressive(mimo)))
+    assert [a.tokens for a in ours] == [a.tokens for a in plain] and sum(sum(a.accepted) for a in ours) > 0
 
 
 @pytest.mark.parametrize(
