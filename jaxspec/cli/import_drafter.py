@@ -41,6 +41,7 @@ class ImportOptions:
       max_new_tokens: of an answer.
       template: chat template in place of the tokenizer's, as for `jaxspec decode`.
       dtype: dtype of the base's weights, as for `jaxspec decode`.
+      weights: the base's kernels in few bits, likewise.
     """
 
     drafter: tyro.conf.Positional[str]
@@ -51,6 +52,7 @@ class ImportOptions:
     max_new_tokens: int = 128
     template: str = ""
     dtype: str = ""
+    weights: str = ""
 
 
 def main(args: list[str]) -> None:
@@ -59,7 +61,7 @@ def main(args: list[str]) -> None:
     output = new_folder(options.output)
     check_at_least(options, {"depth": 0, "answers": 1, "max_new_tokens": 3})
     enable_compilation_cache()
-    model = load_base(options.model, options.dtype, MeshConfig(), options.template, "")
+    model = load_base(options.model, options.dtype, MeshConfig(), options.template, options.weights)
     readings = [_deepened(each, options.depth) for each in read_published(options.drafter, model)]
     answers = own_answers(model, evaluation_data(options.answers, options.max_new_tokens))
     found = []

@@ -87,8 +87,11 @@ class Source:
                 raise UserError(f"{self.method.name} is not trained and has no draft vocabulary, got {count}")
             return self
         own = self.adapter.info.get("draft_vocabulary", 0)
-        if "published" in self.adapter.info and count not in (None, own):  # its tokens come by id, not by frequency
-            raise UserError(f"draft-vocabulary {count}: a published drafter drafts its own {own or 'whole vocabulary'}")
+        if "published" in self.adapter.info and count not in (None, own):
+            tokens = (
+                f"{own} tokens, which are in no order" if own else "all tokens, and does not say which are frequent"
+            )
+            raise UserError(f"draft-vocabulary {count}: this drafter, which was published, drafts {tokens}")
         count = own if count is None else count
         frequent = self.adapter.frequent_tokens
         check_drafts(count, 0 if frequent is None else len(frequent))

@@ -4,8 +4,6 @@ import json
 
 import numpy as np
 import safetensors.numpy
-import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaModel
 
 from jaxspec.weights.load import save_model
 
@@ -71,13 +69,19 @@ def hydra(config, heads=3, blocks=2, dtype=np.float32):
             shapes |= linear(f"{name}.res_connection", WIDTH, width) if b == 0 else {}
         shapes |= linear(f"hydra_lm_head.{h}{'.1' if prefix else ''}", TOKENS, WIDTH)
     if prefix:
-        layers = LlamaModel(one_layer()).state_dict()
-        shapes |= {f"prefix_embeding_layer.{name}": tuple(x.shape) for name, x in layers.items()}
+        layer = {f"self_attn.{name}_proj": (out, WIDTH) for name, out in zip("qkvo", (32, 16, 16, 32), strict=True)}
+        layer |= {"mlp.gate_proj": (48, WIDTH), "mlp.up_proj": (48, WIDTH), "mlp.down_proj": (WIDTH, 48)}
+        layer |= {"input_layernorm": (WIDTH,), "post_attention_layernorm": (WIDTH,)}
+        named = {f"layers.0.{name}": shape for name, shape in layer.items()}
+        named |= {"embed_tokens": (TOKENS, WIDTH), "norm": (WIDTH,)}
+        shapes |= {f"prefix_embeding_layer.{name}.weight": shape for name, shape in named.items()}
     return random(shapes, dtype)
 
 
 def one_layer():
     """The tiny base's shapes for transformers, with one layer."""
+    from transformers import LlamaConfig
+
     return LlamaConfig(
         vocab_size=TOKENS,
         hidden_size=WIDTH,
@@ -110,6 +114,8 @@ def write(folder, config, files):
         if file.endswith(".safetensors"):
             (folder / file).write_bytes(safetensors.numpy.save(tensors))
         else:
+            import torch
+
             torch.save({name: torch.from_numpy(x.copy()) for name, x in tensors.items()}, folder / file)
     return folder
 
@@ -124,14 +130,18 @@ class Reference:
     """
 
     def __init__(self, model, folder, tokens):
+        import torch
+        from transformers import AutoModelForCausalLM
+
         save_model(model, folder)
         self.base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
         self.tokens = torch.tensor(np.asarray(tokens))
         self.embedded = self.base.model.embed_tokens(self.tokens)
 
-    @torch.no_grad()
     def medusa(self, tensors, heads, blocks):
         """Logits [T, heads, V]."""
+        import torch
+
         w = doubles(tensors)
         state, logits = self.base.model(self.tokens[None]).last_hidden_state[0], []
         for h in range(heads):
@@ -139,11 +149,13 @@ class Reference:
             for b in range(blocks):
                 x = x + silu(x @ w[f"{h}.{b}.linear.weight"].T + w[f"{h}.{b}.linear.bias"])
             logits.append(x @ w[f"{h}.{blocks}.weight"].T)
-        return torch.stack(logits, 1).numpy()
+        return torch.stack(logits, 1).detach().numpy()
 
-    @torch.no_grad()
     def hydra(self, tensors, heads, blocks):
         """Logits [T, heads, V] where the tokens between are the text's."""
+        import torch
+        from transformers import LlamaModel
+
         w = doubles(tensors)
         state = self.base.model(self.tokens[None]).last_hidden_state
         prefix = [name for name in w if name.startswith("prefix")]
@@ -163,11 +175,12 @@ class Reference:
                 )
             name = f"hydra_lm_head.{h}{'.1' if prefix else ''}"
             logits.append(x @ w[f"{name}.weight"].T + w[f"{name}.bias"])
-        return torch.stack(logits, 1).numpy()
+        return torch.stack(logits, 1).detach().numpy()
 
-    @torch.no_grad()
     def ppd(self, config, files, point):
         """Logits [special, V] of the prompt tokens behind the token at `point`."""
+        import torch
+
         w = doubles({name: x for tensors in files.values() for name, x in tensors.items()})
         special, virtual = config["num_special_tokens"], config["virtual_tokens_per_special_token"]
         length, count = point + 1, special * virtual
@@ -188,15 +201,19 @@ class Reference:
         states = torch.stack(out.hidden_states[-config["num_exits"] :]).mean(0)[0, length:]
         logits = (states @ w.get("weight", self.base.lm_head.weight).T).reshape(special, virtual, -1)
         if config["aggregation_type"] == "mean":
-            return logits.mean(1).numpy()
-        return torch.stack([w[f"{i}.weight"][0] @ logits[i] for i in range(special)]).numpy()
+            return logits.mean(1).detach().numpy()
+        return torch.stack([w[f"{i}.weight"][0] @ logits[i] for i in range(special)]).detach().numpy()
 
 
 def doubles(tensors):
     """Of PyTorch, in double precision."""
+    import torch
+
     return {name: torch.tensor(np.asarray(x, np.float64)) for name, x in tensors.items()}
 
 
 def silu(x):
     """As published."""
+    import torch
+
     return torch.nn.functional.silu(x)

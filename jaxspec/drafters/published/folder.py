@@ -41,7 +41,9 @@ class PublishedFolder:
 
     def __init__(self, path: Path, weights: Sequence[str] = WEIGHTS, further: Sequence[str] = ()):
         self.path, self._weights, self._further, self._taken = path, weights, further, set()
-        file = path / next((name for name in CONFIGS if (path / name).exists()), CONFIG)
+        if not any((path / name).exists() for name in CONFIGS):
+            raise UserError(f"{path}: no drafter there, for it has neither {' nor '.join(CONFIGS)}")
+        file = path / next(name for name in CONFIGS if (path / name).exists())
         self.config_file = str(file)
         self.config: dict[str, Any] = read_json(self._inside(file))
         if not isinstance(self.config, dict):
@@ -80,7 +82,7 @@ class PublishedFolder:
     def take(self, name: str, shape: Sequence[int], whole: bool = False) -> np.ndarray:
         """A tensor, as the file has it: of floats, or of whole numbers.
 
-        Raises UserError where it is missing, or has another shape or kind.
+        Raises UserError where it is missing, has another shape or kind, or holds a number that is not finite.
         """
         if name not in self.tensors:
             raise UserError(f"{self.path}: tensor {name!r} is missing")
@@ -92,6 +94,8 @@ class PublishedFolder:
         if (tensor.dtype.kind in "iub") != whole:
             wanted = "whole numbers" if whole else "floats"
             raise UserError(f"{self.path}: tensor {name!r} is of {tensor.dtype}, and must be of {wanted}")
+        if not whole and not np.all(np.isfinite(np.asarray(tensor, np.float32))):
+            raise UserError(f"{self.path}: tensor {name!r} holds numbers that are not finite")
         self._taken.add(name)
         return tensor
 

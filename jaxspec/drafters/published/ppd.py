@@ -39,6 +39,11 @@ def _recognises(config: Mapping[str, Any]) -> bool:
 
 
 def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
+    if folder.config.get("peft_type") != "PROMPT_TUNING":
+        raise UserError(f"{folder.config_file}: peft_type {folder.config.get('peft_type')!r:.60} is not PROMPT_TUNING")
+    if folder.config.get("prefix_virtual_tokens"):
+        tokens = folder.config["prefix_virtual_tokens"]
+        raise UserError(f"{folder.config_file}: prefix_virtual_tokens {tokens!r:.60} is not supported")
     folder.check_keys((*_SETTINGS, *_SIZES, *_UNREAD, "num_transformer_submodules", *_off(folder)))
     check_plain(model, "ppd")
     defaults = {"num_exits": 1, "vt_attention_type": "decoder", "aggregation_type": "mean"}
@@ -91,7 +96,9 @@ def _read_tensors(folder: PublishedFolder, model: Model, method: PPD, weighted: 
     trainable = {"embeddings": prompts.reshape(M, n, D)}
     if weighted:
         weights = np.concatenate([folder.take(f"{d}.weight", (1, n)).astype(np.float32) for d in range(M)])
-        trainable |= {"weights": weights} if method.aggregation == "learned" else {}
+        if n == 1 and np.any(weights != 1):
+            raise UserError(f"{folder.path}: weights other than 1 of one prompt token per distance are not supported")
+        trainable |= {"weights": weights} if n > 1 else {}
     if method.head != "none":
         trainable["head"] = take(folder, "weight", projection_shape(folder, "weight", model))
     return trainable

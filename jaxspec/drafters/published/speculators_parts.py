@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.drafters.published.folder import PublishedFolder
+from jaxspec.drafters.published.imported import COMMON_KEYS
 from jaxspec.drafters.published.layers import LAYER_KEYS
 from jaxspec.errors import UserError
 from jaxspec.weights.families import hf_config
@@ -33,7 +34,7 @@ def checked_keys(folder: PublishedFolder, own: tuple[str, ...], defaults: Mappin
       UserError: a key that nobody knows.
     """
     switches = (name for name in _SWITCHES if folder.config.get(name) is False)
-    folder.check_keys((*_KEYS, *own, *LAYER_KEYS, *switches))
+    folder.check_keys((*_KEYS, *own, *COMMON_KEYS, *switches))
     keys = Keys(folder.config, {"draft_vocab_size": 32000, **defaults}, folder.config_file)
     layer = keys.part("transformer_layer_config")
     folder.check_keys(LAYER_KEYS, layer.content, "transformer_layer_config.")
@@ -50,11 +51,13 @@ def proposed_tokens(keys: Keys, algorithm: str, default: int) -> int:
     keys = keys.part("speculators_config")
     if keys.get("algorithm", algorithm) != algorithm:
         raise UserError(f"{keys.where}: algorithm {keys.get('algorithm')!r:.60} is not {algorithm}")
-    proposals = keys.get("proposal_methods") or [{}]
-    first = proposals[0] if isinstance(proposals, list) and isinstance(proposals[0], dict) else {}
-    return Keys(first, {"speculative_tokens": default}, f"{keys.where}: proposal_methods").count(
-        "speculative_tokens", 64
-    )
+    proposals = keys.get("proposal_methods")
+    if proposals is None or proposals == []:
+        return default
+    if not isinstance(proposals, list) or not all(isinstance(each, dict) for each in proposals):
+        raise keys.error("proposal_methods", "a list of objects")
+    first = Keys(proposals[0], {"speculative_tokens": default}, f"{keys.where}: proposal_methods")
+    return first.count("speculative_tokens", 64)
 
 
 def written_config(algorithm: str, architecture: str, tokens: int, model: Model) -> dict[str, Any]:

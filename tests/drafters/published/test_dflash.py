@@ -124,7 +124,7 @@ def test_a_folder_decodes_as_an_adapter(tiny, tmp_path, config, sampling):
     assert [a.tokens for a in ours] == [
         a.tokens for a in generate(autoregressive(tiny), prompts, 20, sampling=sampling)
     ]
-    with pytest.raises(UserError, match="draft-vocabulary 4: a published drafter drafts its own 12"):
+    with pytest.raises(UserError, match="draft-vocabulary 4: this drafter, which was published, drafts 12 tokens"):
         load_drafter("dflash", tiny, folder, tree="own", draft_vocabulary=4)
 
 

@@ -254,7 +254,7 @@ def test_a_folder_decodes_as_an_adapter(tiny, tmp_path):
     drafter = load_drafter("eagle", tiny, folder, tree="own")
     ours = generate(drafter, prompts, 20, batch_size=4)
     assert [a.tokens for a in ours] == [a.tokens for a in generate(autoregressive(tiny), prompts, 20)]
-    with pytest.raises(UserError, match="draft-vocabulary 4: a published drafter drafts its own 12"):
+    with pytest.raises(UserError, match="draft-vocabulary 4: this drafter, which was published, drafts 12 tokens"):
         load_drafter("eagle", tiny, folder, tree="own", draft_vocabulary=4)
     with pytest.raises(UserError, match="belongs to method 'eagle', not 'medusa'"):
         load_drafter("medusa", tiny, folder)

@@ -19,12 +19,10 @@ from jaxspec.generation.generate import generate
 from jaxspec.methods import Medusa
 from jaxspec.weights.shards import map_safetensors
 from tests.helpers.methods import batch_of, predict, sequence
+from tests.helpers.published_heads import HYDRA, MEDUSA, PPD, Reference, hydra, medusa, ppd, write
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
-pytest.importorskip("torch")
-from tests.helpers.published_heads import HYDRA, MEDUSA, PPD, Reference, hydra, medusa, ppd, write
-
-pytestmark = pytest.mark.slow  # PyTorch is there for the slower tests alone
+slow = pytest.mark.slow  # PyTorch is there for the slower tests alone
 HYDRA2 = HYDRA | {"hydra_head_arch": "prefix-mlp"}
 POINTS = [2, 5, 11]
 
@@ -34,7 +32,7 @@ def folder_of(folder, config):
     if "medusa_num_heads" in config:
         return write(folder, config, {"medusa_lm_head.safetensors": medusa()})
     if "hydra_num_heads" in config:
-        return write(folder, config, {"hydra_lm_head.pt": hydra(config)})
+        return write(folder, config, {"hydra_lm_head.safetensors": hydra(config)})
     return write(folder, config, ppd(config))
 
 
@@ -49,6 +47,7 @@ def check(tiny, adapter, expected):
     np.testing.assert_allclose(ours, expected, atol=1e-4 * max(1, np.abs(expected).max()))
 
 
+@slow
 @pytest.mark.parametrize("config", [MEDUSA, HYDRA, HYDRA2], ids=["medusa", "hydra", "hydra++"])
 def test_heads_compute_what_is_published(tiny, tmp_path, reference, config):
     adapter = only_interpretation(folder_of(tmp_path, config), tiny)
@@ -60,6 +59,7 @@ def test_heads_compute_what_is_published(tiny, tmp_path, reference, config):
     check(tiny, adapter, expected[POINTS])
 
 
+@slow
 @pytest.mark.parametrize(
     "config",
     [
@@ -94,8 +94,8 @@ def test_prompt_tokens_compute_what_is_published(tiny, tmp_path, reference, conf
     ("method", "config"),
     [
         pytest.param("medusa", MEDUSA, id="medusa"),
-        pytest.param("hydra", HYDRA2, id="hydra++"),
-        pytest.param("ppd", PPD | {"num_exits": 2, "vt_attention_type": "encoder"}, id="ppd"),
+        pytest.param("hydra", HYDRA2, id="hydra++", marks=slow),
+        pytest.param("ppd", PPD | {"num_exits": 2, "vt_attention_type": "encoder"}, id="ppd", marks=slow),
     ],
 )
 def test_a_folder_decodes_as_an_adapter(tiny, tmp_path, method, config, sampling):
@@ -145,9 +145,11 @@ def test_what_the_form_lacks_is_named(tiny, tmp_path):
         only_interpretation(folder_of(tmp_path / "in", MEDUSA), capped)
 
 
-@pytest.mark.parametrize("config", [MEDUSA, HYDRA2, PPD | {"aggregation_type": "weighted"}])
+@pytest.mark.parametrize("config", [MEDUSA, HYDRA2, pytest.param(PPD | {"aggregation_type": "weighted"}, marks=slow)])
 def test_every_tensor_is_needed_and_none_goes_unread(tiny, tmp_path, config):
-    made = {"medusa_lm_head.safetensors": medusa()} if config is MEDUSA else {"hydra_lm_head.pt": hydra(HYDRA2)}
+    made = (
+        {"medusa_lm_head.safetensors": medusa()} if config is MEDUSA else {"hydra_lm_head.safetensors": hydra(HYDRA2)}
+    )
     made = ppd(config) if "peft_type" in config else made
     for number, (file, tensors) in enumerate(made.items()):
         for name in tensors.keys() - {"prefix_embeding_layer.embed_tokens.weight"}:  # which nothing reads
@@ -180,6 +182,8 @@ def test_every_tensor_is_needed_and_none_goes_unread(tiny, tmp_path, config):
         ),
         (PPD | {"vt_attention_type": "full"}, "vt_attention_type 'full' is not supported"),
         (PPD | {"num_exits": 4}, "num_exits must be a whole number from 1 to 3"),
+        (PPD | {"peft_type": "LORA"}, "peft_type 'LORA' is not PROMPT_TUNING"),
+        (PPD | {"prefix_virtual_tokens": 3}, "prefix_virtual_tokens 3 is not supported"),
         (PPD | {"modules_to_save": ["x"]}, "'modules_to_save' .* is not known in this form"),
         ({"peft_type": "LORA"}, "no form of drafters that is known, found peft_type 'LORA'"),
     ],
@@ -187,7 +191,7 @@ def test_every_tensor_is_needed_and_none_goes_unread(tiny, tmp_path, config):
 def test_wrong_configs_are_named(tiny, tmp_path, config, message):
     whole = {"num_special_tokens": 3, "virtual_tokens_per_special_token": 1, "aggregation_type": "mean"}
     parts = {"medusa_lm_head.safetensors": medusa()} if "medusa_num_heads" in config else {}
-    parts |= {"hydra_lm_head.pt": hydra(HYDRA)} if "hydra_num_heads" in config else {}
+    parts |= {"hydra_lm_head.safetensors": hydra(HYDRA)} if "hydra_num_heads" in config else {}
     parts |= ppd(PPD | whole) if "peft_type" in config else {}
     with pytest.raises(UserError, match=message):
         only_interpretation(write(tmp_path, config, parts), tiny)
@@ -200,7 +204,7 @@ def test_drafters_of_other_bases_are_refused_with_both_sizes(tiny, tmp_path):
         only_interpretation(write(tmp_path / "a", MEDUSA, {"medusa_lm_head.safetensors": made}), tiny)
     for scale in (1, 2):
         made = hydra(HYDRA) | {"input_embed_fn.weight": scale * np.asarray(tiny.params["embedding"])}
-        folder = write(tmp_path / str(scale), HYDRA, {"hydra_lm_head.pt": made})
+        folder = write(tmp_path / str(scale), HYDRA, {"hydra_lm_head.safetensors": made})
         if scale == 1:
             assert only_interpretation(folder, tiny).method.heads == 3
         else:
@@ -216,7 +220,7 @@ def test_the_layer_of_hydra_is_llamas(tmp_path):
 
 def test_weights_that_would_run_code_are_refused(tiny, tmp_path):
     folder = write(tmp_path, HYDRA, {})
-    (folder / "hydra_lm_head.pt").write_bytes(pickle.dumps({"hydra_mlp.0.0.linear.weight": _Evil()}))
+    (folder / "hydra_lm_head.safetensors").write_bytes(pickle.dumps({"hydra_mlp.0.0.linear.weight": _Evil()}))
     with pytest.raises(UserError, match="not a complete file of PyTorch weights"):
         only_interpretation(folder, tiny)
 
@@ -224,3 +228,22 @@ def test_weights_that_would_run_code_are_refused(tiny, tmp_path):
 class _Evil:
     def __reduce__(self):
         return exec, ("raise SystemExit('it ran')",)
+
+
+@slow
+def test_weights_that_would_do_nothing_here_are_refused(tiny, tmp_path):
+    config = PPD | {"aggregation_type": "weighted"}
+    with pytest.raises(UserError, match="weights other than 1 of one prompt token per distance"):
+        only_interpretation(folder_of(tmp_path, config), tiny)
+
+
+def test_numbers_must_be_finite(tiny, tmp_path):
+    tensors = medusa()
+    tensors["0.0.linear.bias"][0] = np.nan
+    with pytest.raises(UserError, match=r"tensor '0.0.linear.bias' holds numbers that are not finite"):
+        only_interpretation(write(tmp_path, MEDUSA, {"medusa_lm_head.safetensors": tensors}), tiny)
+
+
+def test_a_folder_without_a_drafter_says_so(tiny, tmp_path):
+    with pytest.raises(UserError, match=r"no drafter there, for it has neither adapter_config.json nor config.json"):
+        only_interpretation(tmp_path, tiny)
