@@ -2,6 +2,7 @@
 
 What every source offers along the base's own answers, at each temperature, says how often it is right. Adapters get the
 two numbers per distance into their adapter.json; those of methods without adapters are printed, for their files.
+Distances beyond the adapter's own tree have the numbers of its last one.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ def main(args: list[str]) -> None:
                 answered[key] = own_answers(drafter.model, prompts[: options.limit], sampling, options.tokens)
             recordings = record(drafter, answered[key], sampling)
             table = fit_calibration(recordings, 0, [IDENTITY] * drafter.source.facts.distances)
+            reached = min(drafter.shape.depth, len(table))  # a source offers as far as its own tree is deep
+            table = [*table[:reached], *[table[reached - 1]] * (len(table) - reached)]
             found[temperature_key(sampling.temperature)] = table
         print(name, json.dumps(found), flush=True)
         if adapter:
