@@ -14,7 +14,7 @@ from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Interpretation
 from jaxspec.drafters.published.imported import make_adapter
 from jaxspec.drafters.published.layers import layer_tensors
-from jaxspec.drafters.published.vocabulary import EMBEDDING, HEAD, base_embedding, base_head, read_vocabulary
+from jaxspec.drafters.published.vocabulary import EMBEDDING, HEAD, base_embedding, base_head, is_copy, read_vocabulary
 from jaxspec.errors import UserError
 from jaxspec.methods import DFlash
 from jaxspec.weights.model import Model
@@ -23,8 +23,6 @@ from jaxspec.weights.parts import Flat, join_parts
 NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}  # of a layer, by our names
 MARKOV = {"before": "markov_head.markov_w1.weight", "after": "markov_head.markov_w2.weight"}
 _FUSED = "self_attn.qkv_proj"
-# Relative difference from the base's weights up to which frozen copies are these, in 16 bits and in 8 or 4.
-_ROUNDED, _QUANTISED = 0.01, 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +112,12 @@ def read_dflash(folder: PublishedFolder, model: Model, form: str, said: Describe
 
 def _check_bases_own(folder: PublishedFolder, model: Model, ids: np.ndarray) -> None:
     """Raise UserError for copies of the base's embeddings and projection that are another base's, or have learned."""
-    limit = _QUANTISED if model.weights else _ROUNDED
     for name, count, ours in ((EMBEDDING, model.config.vocab_size, base_embedding), (HEAD, len(ids), base_head)):
         if folder.shape(name) is None:
             continue
         theirs = folder.take(name, (count, model.config.hidden_size)).astype(np.float32)
         own = ours(model) if name == EMBEDDING else ours(model, ids)
-        if not np.linalg.norm(theirs - own) <= limit * np.linalg.norm(own):
+        if not is_copy(theirs, own, model):
             raise UserError(
                 f"{folder.path}: tensor {name!r} is not that of {model.name!r}: made for another base, or trained, "
                 "which dflash does not support"

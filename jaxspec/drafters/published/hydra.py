@@ -19,7 +19,7 @@ from jaxspec.drafters.published.imported import (
     projection_shape,
     take,
 )
-from jaxspec.drafters.published.vocabulary import base_embedding
+from jaxspec.drafters.published.vocabulary import base_embedding, is_copy
 from jaxspec.errors import UserError
 from jaxspec.methods import Hydra
 from jaxspec.weights.keys import Keys
@@ -131,7 +131,7 @@ def _check_embedding(folder: PublishedFolder, model: Model) -> None:
     if folder.shape(_EMBEDDING) is None:
         return
     theirs = folder.take(_EMBEDDING, (model.config.vocab_size, model.config.hidden_size)).astype(np.float32)
-    if not np.allclose(theirs, base_embedding(model), rtol=1e-2, atol=1e-3):
+    if not is_copy(theirs, base_embedding(model), model):
         raise UserError(
             f"{folder.path}: its copy {_EMBEDDING!r} of the base's embeddings differs from {model.name!r}'s"
         )

@@ -12,6 +12,9 @@ from jaxspec.parallel.processes import host
 from jaxspec.weights.model import Model
 
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+# Relative difference from the base's weights up to which copies are these: rounding to 16 bits makes 0.001 or less, and
+# of a base in 8 or 4 bits the weights before that are not known.
+_ROUNDED, _QUANTISED = 0.004, 0.3
 
 
 def read_vocabulary(folder: PublishedFolder, count: int, vocab_size: int) -> np.ndarray | None:
@@ -50,3 +53,9 @@ def base_head(model: Model, ids: np.ndarray) -> np.ndarray:
     """Rows [V', D] of the base's projection, float32."""
     columns = model.base.drafting(jnp.asarray(ids, jnp.int32)).draft_vocabulary.columns
     return host(dense(columns)).astype(np.float32).T
+
+
+def is_copy(theirs: np.ndarray, ours: np.ndarray, model: Model) -> bool:
+    """Whether weights of a file are the base's, up to rounding."""
+    limit = _QUANTISED if model.weights else _ROUNDED
+    return bool(np.linalg.norm(theirs - ours) <= limit * np.linalg.norm(ours))
