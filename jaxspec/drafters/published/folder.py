@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,10 @@ class PublishedFolder:
 
     def __init__(self, path: Path, weights: Sequence[str] = WEIGHTS, further: Sequence[str] = ()):
         self.path, self._weights, self._further, self._taken = path, weights, further, set()
-        if not any((path / name).exists() for name in CONFIGS):
+        there = [name for name in CONFIGS if os.path.lexists(path / name)]
+        if not there:
             raise UserError(f"{path}: no drafter there, for it has neither {' nor '.join(CONFIGS)}")
-        file = path / next(name for name in CONFIGS if (path / name).exists())
+        file = path / there[0]
         self.config_file = str(file)
         self.config: dict[str, Any] = read_json(self._inside(file))
         if not isinstance(self.config, dict):

@@ -24,6 +24,7 @@ from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
 slow = pytest.mark.slow  # PyTorch is there for the slower tests alone
 HYDRA2 = HYDRA | {"hydra_head_arch": "prefix-mlp"}
+WEIGHTED = PPD | {"aggregation_type": "weighted", "virtual_tokens_per_special_token": 2, "num_virtual_tokens": 6}
 POINTS = [2, 5, 11]
 
 
@@ -145,7 +146,7 @@ def test_what_the_form_lacks_is_named(tiny, tmp_path):
         only_interpretation(folder_of(tmp_path / "in", MEDUSA), capped)
 
 
-@pytest.mark.parametrize("config", [MEDUSA, HYDRA2, pytest.param(PPD | {"aggregation_type": "weighted"}, marks=slow)])
+@pytest.mark.parametrize("config", [MEDUSA, HYDRA2, pytest.param(WEIGHTED, marks=slow)])
 def test_every_tensor_is_needed_and_none_goes_unread(tiny, tmp_path, config):
     made = (
         {"medusa_lm_head.safetensors": medusa()} if config is MEDUSA else {"hydra_lm_head.safetensors": hydra(HYDRA2)}
