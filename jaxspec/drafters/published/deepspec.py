@@ -8,8 +8,7 @@ from typing import Any
 from jaxspec.drafters.published.eagle_parts import NORMS, Described, read_eagle, reads_checked
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Form, Interpretation
-from jaxspec.drafters.published.layers import LAYER_KEYS, check_base, layer_shapes
-from jaxspec.errors import UserError
+from jaxspec.drafters.published.layers import LAYER_KEYS, check_base, check_layers, layer_ids, layer_shapes
 from jaxspec.weights.keys import Keys
 from jaxspec.weights.model import Model
 
@@ -27,13 +26,9 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     keys = Keys(folder.config, {}, folder.config_file)
     shapes = layer_shapes(folder, folder.config, ("qwen3",), folder.config_file, 1)
     check_base(folder, shapes, model, None)
-    layers = model.config.num_layers
-    if (theirs := keys.optional_count("num_target_layers", 10**4)) not in (None, layers):
-        raise UserError(f"{folder.path}: a drafter for a base of {theirs} layers; {model.name!r} has {layers}")
-    ids = keys.required(_IDS)
-    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-        raise keys.error(_IDS, "a list of layers")
-    reads = reads_checked(folder, tuple(i + 1 for i in ids), layers)  # of outputs; -1 is the embedding
+    check_layers(folder, keys.optional_count("num_target_layers", 10**4), model)
+    ids = layer_ids(f"{keys.where}: {_IDS}", keys.required(_IDS))
+    reads = reads_checked(folder, tuple(i + 1 for i in ids), model.config.num_layers)  # of outputs; -1: the embedding
     norms = {"": dict.fromkeys(NORMS, False)}
     said = Described(shapes, shapes.vocab_size, {"": reads}, norms, keys.count("ttt_length", 64), "layers.0.")
     return read_eagle(folder, model, "deepspec", said)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.published.dflash_parts import DescribedBlocks, check_taps, layer_ids, read_dflash
+from jaxspec.drafters.published.dflash_parts import DescribedBlocks, check_taps, read_dflash
 from jaxspec.drafters.published.dflash_writing import export_layers, write_tensors
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Form, Interpretation, Written
-from jaxspec.drafters.published.layers import LAYER_KEYS, check_base, layer_shapes
+from jaxspec.drafters.published.layers import LAYER_KEYS, check_base, check_layers, layer_ids, layer_shapes
 from jaxspec.errors import UserError
 from jaxspec.methods import DFlash
 from jaxspec.weights.keys import Keys
@@ -32,11 +32,9 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     folder.check_keys(_OWN_KEYS, own.content, "dflash_config.")
     shapes = layer_shapes(folder, folder.config, ("qwen3",), folder.config_file)
     check_base(folder, shapes, model, None)
-    layers = model.config.num_layers
-    if (made_for := keys.count("num_target_layers", 1000)) != layers:
-        raise UserError(f"{folder.path}: a drafter for a base of {made_for} layers; {model.name!r} has {layers}")
+    check_layers(folder, keys.count("num_target_layers", 1000), model)
     ids = layer_ids(f"{own.where}: target_layer_ids", own.required("target_layer_ids"))
-    tapped = check_taps(f"{own.where}: target_layer_ids", ids, [i + 1 for i in ids], layers)  # outputs
+    tapped = check_taps(f"{own.where}: target_layer_ids", ids, [i + 1 for i in ids], model.config.num_layers)  # outputs
     said = DescribedBlocks(
         shapes, _block(keys, own), tapped, own.count("mask_token_id", 10**7, 0), False, shapes.vocab_size
     )

@@ -68,13 +68,6 @@ def check_taps(where: str, ids: Any, tapped: Sequence[int], layers: int) -> tupl
     return tuple(tapped)
 
 
-def layer_ids(where: str, ids: Any) -> list[int]:
-    """Ids of layers. Raises UserError for what is no list of whole numbers."""
-    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-        raise UserError(f"{where} must be a list of layers, got {ids!r:.60}")
-    return ids
-
-
 def check_plain_embedding(model: Model) -> None:
     """Raise UserError for a base whose embeddings are scaled: forms differ in whether a drafter's are."""
     if model.config.embedding_scale != 1:

@@ -13,7 +13,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Interpretation
 from jaxspec.drafters.published.imported import make_adapter
-from jaxspec.drafters.published.layers import layer_tensors
+from jaxspec.drafters.published.layers import layer_ids, layer_tensors
 from jaxspec.drafters.published.vocabulary import EMBEDDING, HEAD, base_embedding, read_vocabulary
 from jaxspec.errors import UserError
 from jaxspec.methods import Eagle
@@ -64,10 +64,8 @@ def layers_read(folder: PublishedFolder | None, ids: Any, layers: int, usual: st
     default = (2, layers // 2, layers - 3)
     if ids is None:
         return {"": reads_checked(folder, default, layers)}
-    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-        raise UserError(
-            f"{folder.config_file}: eagle_aux_hidden_state_layer_ids must be a list of layers, got {ids!r:.60}"
-        )
+    where = f"{folder.config_file}: " if folder else ""
+    layer_ids(f"{where}eagle_aux_hidden_state_layer_ids", ids)
     entered, left = tuple(ids), tuple(i + 1 for i in ids)
     if entered == default:
         return {"": reads_checked(folder, entered, layers)}

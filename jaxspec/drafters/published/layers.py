@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafters.published.folder import PublishedFolder
-from jaxspec.drafters.published.imported import COMMON_KEYS
+from jaxspec.drafters.published.imported import COMMON_KEYS, check_sizes
 from jaxspec.errors import UserError
 from jaxspec.weights.families import hf_config, parse_config
 from jaxspec.weights.model import Model
@@ -60,20 +60,28 @@ def layer_shapes(
 
 def check_base(folder: PublishedFolder, shapes: ModelConfig, model: Model, target_width: int | None) -> None:
     """Raise UserError for a drafter of another base, with the sizes of both."""
-    theirs = (target_width or shapes.hidden_size, shapes.vocab_size)
-    ours = (model.config.hidden_size, model.config.vocab_size)
-    if theirs != ours:
+    width = model.config.hidden_size
+    check_sizes(folder, target_width or shapes.hidden_size, shapes.vocab_size, model)
+    if shapes.hidden_size != width:
         raise UserError(
-            f"{folder.path}: a drafter for a base of width {theirs[0]} with {theirs[1]} tokens; {model.name!r} has "
-            f"width {ours[0]} and {ours[1]} tokens"
-        )
-    if shapes.hidden_size != model.config.hidden_size:
-        raise UserError(
-            f"{folder.path}: its width {shapes.hidden_size} differs from its base's {ours[0]}, which is not supported"
+            f"{folder.path}: its width {shapes.hidden_size} differs from its base's {width}, which is not supported"
         )
     scaling = shapes.rope_scaling
     if scaling is not None and scaling.kind == "longrope" and scaling != model.config.rope_scaling:
         raise UserError(f"{folder.path}: longrope is supported only where the base has the same")
+
+
+def layer_ids(where: str, ids: Any) -> list[int]:
+    """Ids of layers. Raises UserError for what is no list of whole numbers."""
+    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+        raise UserError(f"{where} must be a list of layers, got {ids!r:.60}")
+    return ids
+
+
+def check_layers(folder: PublishedFolder, count: int | None, model: Model) -> None:
+    """Raise UserError for a drafter of a base with another number of layers, where its file says one."""
+    if count not in (None, layers := model.config.num_layers):
+        raise UserError(f"{folder.path}: a drafter for a base of {count} layers; {model.name!r} has {layers}")
 
 
 def written_shapes(

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.published.dflash_parts import MARKOV, DescribedBlocks, check_taps, layer_ids, read_dflash
+from jaxspec.drafters.published.dflash_parts import MARKOV, DescribedBlocks, check_taps, read_dflash
 from jaxspec.drafters.published.dflash_writing import export_layers, write_tensors
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Form, Interpretation, Written
-from jaxspec.drafters.published.layers import check_base, layer_shapes
+from jaxspec.drafters.published.layers import check_base, layer_ids, layer_shapes
 from jaxspec.drafters.published.speculators_parts import (
     FAMILIES,
     checked_keys,
