@@ -1,28 +1,13 @@
 """The page of the papers' claims from results by hand: verdicts, what is not measured, and how many seeds there are."""
 
-import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from experiments.lab.claims import HEADLINES, write_claims
 from experiments.lab.entries import TRAINED
-from experiments.lab.jobs import all_jobs
-from experiments.lab.lab import Lab, identity_of
-
-
-@pytest.fixture
-def lab(tmp_path):
-    return Lab(tmp_path / "results", tmp_path / "work")
-
-
-def put(lab, name, result):
-    """The result of one of the lab's jobs."""
-    [job] = [job for job in all_jobs() if job.name == name]
-    file = lab.file(name)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"job": identity_of(job), "result": result, "seconds": 1, "device": "this"}))
+from experiments.lab.lab import Lab
+from tests.helpers.experiments import put
 
 
 def put_scores(lab, entry, steps, seeds=1):

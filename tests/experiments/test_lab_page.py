@@ -1,14 +1,13 @@
 """The leaderboard's page from results by hand: ranks, intervals, what is ahead, and checks that disagree."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments.lab.jobs import all_jobs
-from experiments.lab.lab import Lab, identity_of
+from experiments.lab.lab import Lab
 from experiments.lab.page import Row, half_width, spread_of_seeds, write_page
+from tests.helpers.experiments import put
 
 
 def score(steps, **more):
@@ -16,19 +15,6 @@ def score(steps, **more):
     labels = [f"alone-{nodes}" for nodes in (4, 16, 64)] + ["same-64", "own-64"]
     drafts = {label: {"rows": 16, "steps": [steps] * 10} for label in labels}
     return {"tokens": [100] * 10, "accuracy": [[0.5, 0.2] + [0.0] * 8], "drafts": drafts, "learned_tokens": 0} | more
-
-
-@pytest.fixture
-def lab(tmp_path):
-    return Lab(tmp_path / "results", tmp_path / "work")
-
-
-def put(lab, name, result):
-    """The result of one of the lab's jobs."""
-    [job] = [job for job in all_jobs() if job.name == name]
-    file = lab.file(name)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"job": identity_of(job), "result": result, "seconds": 1, "device": "this"}))
 
 
 def test_entries_are_ranked_and_what_is_ahead_is_said(lab, tmp_path):
