@@ -19,6 +19,7 @@ from jaxspec.drafters.published.imported import (
     projection_shape,
     take,
 )
+from jaxspec.drafters.published.layers import layer_tensors
 from jaxspec.drafters.published.vocabulary import base_embedding, is_copy
 from jaxspec.errors import UserError
 from jaxspec.methods import Hydra
@@ -104,20 +105,12 @@ def _read_layer(folder: PublishedFolder, model: Model) -> PyTree:
     for name, usual in _LLAMA.items():
         if getattr(c, name) != usual:
             raise UserError(f"the form hydra is not for bases with {name} {getattr(c, name)!r}, such as {model.name!r}")
-    D, width, queries, keys = c.hidden_size, c.intermediate_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    shapes = {
-        **{f"attention/{name}": (f"self_attn.{name}_proj", (keys, D)) for name in "kv"},
-        "attention/q": ("self_attn.q_proj", (queries, D)),
-        "attention/o": ("self_attn.o_proj", (D, queries)),
-        **{f"mlp/{name}": (f"mlp.{name}_proj", (width, D)) for name in ("gate", "up")},
-        "mlp/down": ("mlp.down_proj", (D, width)),
-        "attention_norm": ("input_layernorm", (D,)),
-        "mlp_norm": ("post_attention_layernorm", (D,)),
-    }
-    flat = {}
-    for path, (name, shape) in shapes.items():
-        leaf = "kernel" if len(shape) == 2 else "scale"
-        flat[f"prefix_layer/{path}/{leaf}"] = take(folder, f"{_LAYER}layers.0.{name}.weight", shape)
+    flat, D = {}, c.hidden_size
+    for path, (name, shape) in layer_tensors(c, D).items():
+        ours = path if path.startswith("mlp/") else f"attention/{path}"
+        flat[f"prefix_layer/{ours}"] = take(folder, f"{_LAYER}layers.0.{name}", shape)
+    for ours, name in {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}.items():
+        flat[f"prefix_layer/{ours}/scale"] = take(folder, f"{_LAYER}layers.0.{name}.weight", (D,))
     flat["prefix_norm/scale"] = take(folder, f"{_LAYER}norm.weight", (D,))
     folder.leave(f"{_LAYER}embed_tokens.weight", f"{_LAYER}layers.0.self_attn.rotary_emb.inv_freq")
     return flax.traverse_util.unflatten_dict(join_parts(c, flat), sep="/")
