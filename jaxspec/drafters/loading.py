@@ -161,14 +161,14 @@ def ships(name: str, model: Model) -> bool:
     if not facts.adapter:
         return facts.distances > 0
     folder = find_shipped(name, model.fingerprint)
-    if folder is None and _brought(name, model):
-        return in_base(name, model) is not None
-    return folder is not None and (folder / WEIGHTS).exists()
+    if folder is None:
+        return _module(name, model) is not None
+    return (folder / WEIGHTS).exists()
 
 
-def _brought(name: str, model: Model) -> bool:
-    """Whether adapters of a method are parts of bases."""
-    return METHODS[name]().facts(model.config).adapter == "module"
+def _module(name: str, model: Model) -> Adapter | None:
+    """The adapter that the base's own files hold; None for methods whose adapters are no modules, and where none is."""
+    return in_base(name, model) if METHODS[name]().facts(model.config).adapter == "module" else None
 
 
 def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> Adapter:
@@ -184,7 +184,7 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
             raise UserError(f"{adapter}: this drafter belongs to method {method!r}, not {name!r}")
         return only_interpretation(adapter, model)
     folder = Path(adapter) if adapter else find_shipped(name, model.fingerprint)
-    if folder is None and _brought(name, model) and (module := in_base(name, model)):
+    if folder is None and (module := _module(name, model)):
         return module
     if folder is None:
         raise UserError(_how_to_make(name, model))
@@ -209,7 +209,7 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
 def _how_to_make(name: str, model: Model) -> str:
     """Advice where no adapter ships."""
     facts = METHODS[name]().facts(model.config)
-    if _brought(name, model):
+    if facts.adapter == "module":
         return f"{name} is a part of the base's own files, and {model.name!r} has none; see docs/published.md"
     if not facts.trained:
         command = f"jaxspec {facts.adapter}"

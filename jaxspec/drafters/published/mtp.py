@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,13 +53,10 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
             flat[path.replace("layers_0", "layer")] = take(folder, name.replace(_LAYER, f"{_MODULE}0."), shape)
     folder.leave(*(name for name in folder.tensors if not name.startswith(_MODULE)))
     trainable = flax.traverse_util.unflatten_dict(join_parts(c, flat), sep="/")
-
-    def reading(after_norm: bool) -> Interpretation:
-        meaning = f"the module reads states {'after' if after_norm else 'before'} the base's final norm"
-        method = Mtp(after_norm=after_norm)
-        return Interpretation(meaning, make_adapter(folder, model, "mtp", method, trainable, _USUAL))
-
-    return [reading(False), reading(True)]
+    adapter = make_adapter(folder, model, "mtp", Mtp(), trainable, _USUAL)
+    after = dataclasses.replace(adapter, method=Mtp(after_norm=True))
+    meaning = "the module reads states {} the base's final norm".format
+    return [Interpretation(meaning("before"), adapter), Interpretation(meaning("after"), after)]
 
 
 FORM = Form("mtp", "MiMo's own next-token module", _recognises, _read)
