@@ -42,10 +42,10 @@ class PublishedFolder:
 
     def __init__(self, path: Path, weights: Sequence[str] = WEIGHTS, further: Sequence[str] = ()):
         self.path, self._weights, self._further, self._taken = path, weights, further, set()
-        there = [name for name in CONFIGS if os.path.lexists(path / name)]
-        if not there:
+        configs = [path / name for name in CONFIGS if os.path.lexists(path / name)]
+        if not configs:
             raise UserError(f"{path}: no drafter there, for it has neither {' nor '.join(CONFIGS)}")
-        file = path / there[0]
+        file = configs[0]
         self.config_file = str(file)
         self.config: dict[str, Any] = read_json(self._inside(file))
         if not isinstance(self.config, dict):
@@ -96,7 +96,7 @@ class PublishedFolder:
         if (tensor.dtype.kind in "iub") != whole:
             wanted = "whole numbers" if whole else "floats"
             raise UserError(f"{self.path}: tensor {name!r} is of {tensor.dtype}, and must be of {wanted}")
-        if not whole and not np.all(np.isfinite(np.asarray(tensor, np.float32))):
+        if not whole and not np.all(np.isfinite(tensor)):
             raise UserError(f"{self.path}: tensor {name!r} holds numbers that are not finite")
         self._taken.add(name)
         return tensor
