@@ -36,8 +36,8 @@ def _by_category(results: Results) -> list[str]:
         return []
     rows = []
     for way in ways:
-        found = [results.figures[way].get(group) for group in groups]
-        rows.append([way, *(f"{f.tokens_per_step:.2f}: {interval(f.speedup)}" if f else "" for f in found)])
+        figures = [results.figures[way].get(group) for group in groups]
+        rows.append([way, *(f"{f.tokens_per_step:.2f}: {interval(f.speedup)}" if f else "" for f in figures)])
     counts = {group: results.figures[ways[0]][group].questions for group in groups}
     heads = ["tokens per step: speedup", *(f"{group} ({count})" for group, count in counts.items())]
     return table(heads, rows)

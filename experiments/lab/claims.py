@@ -182,10 +182,10 @@ def _of_shipped(rows: Rows) -> str:
 def _other_drafts(claims: Sequence[Claim]) -> Iterable[Claim]:
     """The pairs of the claims with every draft that no claim is about."""
     pairs = {(claim.better, claim.worse): claim for claim in reversed(claims)}
-    taken = {(claim.better, claim.worse, claim.label) for claim in claims}
+    headlines = {(claim.better, claim.worse, claim.label) for claim in claims}
     for pair in reversed(pairs):
         for label in _NAMES:
-            if (*pair, label) not in taken:
+            if (*pair, label) not in headlines:
                 yield dataclasses.replace(pairs[pair], label=label)
 
 

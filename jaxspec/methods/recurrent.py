@@ -58,7 +58,7 @@ class RecurrentLayer(Method):
     # The layer
 
     def taps(self, layers: int) -> tuple[int, ...]:
-        """Before which layers of a base of so many it reads hidden states; the number of layers: after the last one."""
+        """The layers whose input it reads, on a base of `layers`; that number itself: the output of the last one."""
         raise NotImplementedError
 
     def layer_shapes(self, config: ModelConfig) -> ModelConfig:

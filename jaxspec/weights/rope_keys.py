@@ -119,9 +119,16 @@ _LLAMA3 = (("low_freq_factor", 1.0), ("high_freq_factor", 4.0))
 
 
 def dynamic_scaling(rope: Keys, key: str, trained: int, size: int) -> RopeScaling:
-    """The scaling `dynamic` by the factor at a key, of so many rotated dimensions.
+    """The scaling `dynamic`, which counts from `max_position_embeddings`, as in transformers.
 
-    It counts from `max_position_embeddings`, as transformers does, whatever else the config says.
+    Args:
+      rope: where the factor is.
+      key: of the factor.
+      trained: `max_position_embeddings`.
+      size: rotated dimensions of a head, at least 4.
+
+    Raises:
+      UserError: fewer dimensions, or an impossible factor.
     """
     if size < 4:
         raise UserError(f"{rope.where}: dynamic scaling needs at least 4 rotated dimensions, there are {size}")

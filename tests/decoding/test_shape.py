@@ -134,7 +134,7 @@ def pace_of(tokens, active=(True, True, True), idle=0, blind=False):
 def test_a_step_has_the_size_that_is_worth_most(milliseconds):
     """Tokens to expect, less what its time brings, of all rows that are not done.
 
-    That is what it brings at the pace of late, or a token per smallest step, which decoding makes in any case.
+    Time brings tokens at the pace of late, but at least as many as autoregressive decoding.
     """
     rng, sizes = np.random.default_rng(6), (1, 4, 9)
     costs = jnp.array([milliseconds, milliseconds], jnp.float32)

@@ -28,22 +28,23 @@ def _recognises(config: Mapping[str, Any]) -> bool:
 def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     folder.check_keys((*LAYER_KEYS, *_KEYS))
     keys = Keys(folder.config, {}, folder.config_file)
-    own = keys.part("dflash_config")
-    folder.check_keys(_OWN_KEYS, own.content, "dflash_config.")
+    blocks = keys.part("dflash_config")
+    folder.check_keys(_OWN_KEYS, blocks.content, "dflash_config.")
     shapes = layer_shapes(folder, folder.config, ("qwen3",), folder.config_file)
     check_base(folder, shapes, model, None)
     check_layers(folder, keys.count("num_target_layers", 1000), model)
-    ids = layer_ids(f"{own.where}: target_layer_ids", own.required("target_layer_ids"))
-    tapped = check_taps(f"{own.where}: target_layer_ids", ids, [i + 1 for i in ids], model.config.num_layers)  # outputs
+    where = f"{blocks.where}: target_layer_ids"
+    ids = layer_ids(where, blocks.required("target_layer_ids"))
+    tapped = check_taps(where, ids, [i + 1 for i in ids], model.config.num_layers)  # outputs
     said = DescribedBlocks(
-        shapes, _block(keys, own), tapped, own.count("mask_token_id", 10**7, 0), False, shapes.vocab_size
+        shapes, _block(keys, blocks), tapped, blocks.count("mask_token_id", 10**7, 0), False, shapes.vocab_size
     )
     return read_dflash(folder, model, "dflash", said)
 
 
-def _block(keys: Keys, own: Keys) -> int:
+def _block(keys: Keys, blocks: Keys) -> int:
     """Rows of a block, which older files have at the top and newer ones in dflash_config."""
-    given = [part.count("block_size", 10**4) for part in (keys, own) if part.get("block_size") is not None]
+    given = [part.count("block_size", 10**4) for part in (keys, blocks) if part.get("block_size") is not None]
     if len({*given}) > 1:
         raise UserError(f"{keys.where}: block_size is {given[0]}, and {given[1]} in dflash_config")
     return given[0] if given else keys.count("block_size", 10**4)  # which says that it is missing

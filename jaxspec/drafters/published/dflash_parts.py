@@ -109,8 +109,8 @@ def _check_bases_own(folder: PublishedFolder, model: Model, ids: np.ndarray) -> 
         if folder.shape(name) is None:
             continue
         theirs = folder.take(name, (count, model.config.hidden_size)).astype(np.float32)
-        own = ours(model) if name == EMBEDDING else ours(model, ids)
-        if not is_copy(theirs, own, model):
+        weights = ours(model) if name == EMBEDDING else ours(model, ids)
+        if not is_copy(theirs, weights, model):
             raise UserError(
                 f"{folder.path}: tensor {name!r} is not that of {model.name!r}: made for another base, or trained, "
                 "which dflash does not support"
