@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .PHONY: demo test unit lint docs slow clients results questions setup clean
 
 demo: setup
-	$(BIN)/python -m jaxspec decode --method amphista+suffix --compare-with ppd --stream \
+	$(BIN)/python -m jaxspec decode --method eagle+suffix --compare-with ppd --stream \
 		--prompt "Compare cats and dogs as pets." --max-new-tokens 128
 
 test: lint unit
