@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from jaxspec.serving.api import make_app
 from jaxspec.serving.engine import Engine
@@ -50,6 +51,20 @@ def test_a_beginning_token_takes_no_place_unless_it_is_in_the_text(prompt):
         "token_logprobs": 0,
         "top_logprobs": 0,
     }
+
+
+@pytest.mark.parametrize("always", [True, False])
+@pytest.mark.parametrize("prompt", ["hello world", " hello  b", "   1", "hello</s>b </s> c", "  "])
+def test_spaces_of_a_prompt_are_its_own(prompt, always):
+    """Tokenizers add a space to every beginning, or to those that have none; a text may also consist of spaces."""
+    tokenizer = make_sentencepiece_tokenizer()
+    if not always:
+        tokenizer.backend_tokenizer.normalizer = None
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    ids = tokenizer.encode(prompt, add_special_tokens=False)
+    made = told(TokenTexts(Spelling(tokenizer), prompt), ids)
+    assert "".join(made["tokens"]) == prompt
+    assert all(prompt[at:].startswith(t) for t, at in zip(made["tokens"], made["text_offset"], strict=True))
 
 
 def test_as_many_alternatives_as_asked_whatever_their_text():
