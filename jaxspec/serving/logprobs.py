@@ -82,10 +82,21 @@ class TokenTexts:
 
         Tokenizers add a space where a text begins, and behind special tokens in it; some not where it has one already.
         """
+        own = self._spelling.bytes(token)
+        if token not in self._spelling.special and not self._continues(own):
+            self._offset += len(self._characters.decode(b"", final=True))  # of the bytes before, which are no character
         if rest := self._prompt[self._offset :]:
-            self._added = self._may_add and not rest.startswith(readable(self._spelling.bytes(token)))
+            self._added = self._may_add and not rest.startswith(readable(own))
         else:
             self._added = self._empty or self._may_add
+
+    def _continues(self, own: bytes) -> bool:
+        """Whether bytes go on with the character that the bytes before them have begun, if they have."""
+        try:
+            codecs.utf_8_decode(self._characters.getstate()[0] + own[:1], "strict", False)
+        except UnicodeDecodeError:
+            return False
+        return True
 
     def _pass(self, token: int) -> None:
         """Go on to the place after a token."""

@@ -35,6 +35,15 @@ def test_offsets_are_characters_of_the_text():
     assert made["text_offset"] == [0, 1, 1, 2, 2, 2, 2, 3]
 
 
+def test_tokens_behind_half_a_character_are_not_part_of_it():
+    tokenizer = make_tokenizer()
+    one, two, three, four = tokenizer.encode("😊")
+    a = tokenizer.encode("a")[0]
+    made = told(TokenTexts(Spelling(tokenizer)), [a, one, a, one, two, one, two, three, four, two, a])
+    assert tokenizer.decode([a, one, a, one, two, one, two, three, four, two, a]) == "a\ufffda\ufffd😊\ufffda"
+    assert made["text_offset"] == [0, 1, 2, 3, 3, 4, 4, 4, 4, 5, 6]
+
+
 @pytest.mark.parametrize("prompt", ["hello world", "<s>hello world"])
 def test_a_beginning_token_takes_no_place_unless_it_is_in_the_text(prompt):
     tokenizer = make_sentencepiece_tokenizer()
