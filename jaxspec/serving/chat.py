@@ -91,7 +91,7 @@ def content_text(content: Any, name: str) -> str:
     if (text := message_text(content)) is None:
         raise ApiError(400, f"{name} must be a string, or parts of type text, got {shown(content)}", name)
     for i, part in enumerate(content if isinstance(content, list) else ()):
-        for field in part.keys() - _PART:
+        for field in sorted(part.keys() - _PART):
             if part[field] not in (None, []):
                 raise ApiError(400, f"{name}[{i}] has an unknown field {field!r}", f"{name}[{i}].{field}")
     return text
