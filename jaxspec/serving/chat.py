@@ -11,7 +11,7 @@ from typing import Any
 from jaxspec.serving.fields import ApiError, Fields, shown
 from jaxspec.weights.templates import is_variable, message_text
 
-_PART = {"type", "text", "cache_control"}  # the last one is advice: prompts are cached here in any case
+_PART = {"type", "text", "id", "index", "cache_control"}  # the last one is advice: prompts are kept in any case
 Message = dict[str, Any]  # role, content as text, and whatever other fields the client has sent
 
 

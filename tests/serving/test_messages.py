@@ -63,7 +63,7 @@ def test_calls_and_their_answers(template):
 
 def test_parts_are_joined_or_passed_on():
     advice = {"cache_control": {"type": "ephemeral"}}
-    parts = [{"type": "text", "text": "a"} | advice, {"type": "text", "text": "b", "annotations": []}]
+    parts = [{"type": "text", "text": "a"} | advice, {"type": "text", "text": "b", "annotations": [], "index": 1}]
     for template in (PLAIN, PARTS):
         assert written(template, {"messages": [{"role": "user", "content": parts}]}).startswith("<user>ab")
 
