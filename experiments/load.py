@@ -1,6 +1,7 @@
 """A running server under load, with and without drafts in turn: python -m experiments.load --url http://127.0.0.1:8000.
 
-Every run asks the same prompts, so many at a time, and waits for the last; load.json has the figures of each.
+Every run asks the same prompts, so many at a time, and waits for the last; load.json has the figures of each. A request
+with drafts and the same one without, in the same round, are a pair, of which the speedup is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
 
+from jaxspec.bench.metrics import Estimate, estimate
+from jaxspec.bench.report import interval
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import run_main
 from jaxspec.errors import UserError, check_at_least
@@ -47,7 +51,7 @@ class Options:
     prompts: str
     column: str = "prompt"
     url: str = "http://127.0.0.1:8000"
-    concurrency: tuple[int, ...] = (1, 2, 4, 8, 16)
+    concurrency: tuple[int, ...] = (1, 4, 8, 16, 32)
     requests: int = 32
     tokens: int = 64
     temperature: float = 0.0
@@ -97,7 +101,13 @@ async def ask(client: httpx.AsyncClient, options: Options, prompt: str, drafting
     return Timing(first or whole, whole, usage["completion_tokens"], usage["decoding_steps"])
 
 
-async def run(options: Options, prompts: Sequence[str], concurrency: int, drafting: bool) -> dict[str, float]:
+async def drafts_so_far(client: httpx.AsyncClient) -> float:
+    """Steps that had a candidate, of all requests that the server has had."""
+    families = text_string_to_metric_families((await client.get("/metrics")).text)
+    return next(f.samples[0].value for f in families if f.name == "vllm:spec_decode_num_drafts")
+
+
+async def run(options: Options, prompts: Sequence[str], concurrency: int, drafting: bool) -> dict[str, Any]:
     """All requests, so many at a time; the figures."""
     gate = asyncio.Semaphore(concurrency)
     async with httpx.AsyncClient(base_url=options.url, timeout=600) as client:
@@ -106,19 +116,23 @@ async def run(options: Options, prompts: Sequence[str], concurrency: int, drafti
             async with gate:
                 return await ask(client, options, prompts[number % len(prompts)], drafting)
 
+        drafts_before = await drafts_so_far(client)
         began = time.perf_counter()
         timings = await asyncio.gather(*map(one, range(options.requests)))
         seconds = time.perf_counter() - began
+        drafts = await drafts_so_far(client) - drafts_before
     first = [timing.first for timing in timings]
     each = [(timing.whole - timing.first) / max(timing.tokens - 1, 1) for timing in timings]
-    steps = sum(timing.steps for timing in timings)
+    steps = max(sum(timing.steps for timing in timings), 1)
     return {
         "tokens_per_second": sum(timing.tokens for timing in timings) / seconds,
-        "tokens_per_step": sum(timing.tokens - 1 for timing in timings) / max(steps, 1),
+        "tokens_per_step": sum(timing.tokens - 1 for timing in timings) / steps,
+        "drafted_steps": drafts / steps,
         "first_median": statistics.median(first),
         "first_95": float(np.quantile(first, 0.95)),
         "token_median": statistics.median(each),
         "token_95": float(np.quantile(each, 0.95)),
+        "seconds": [timing.whole for timing in timings],
     }
 
 
@@ -136,29 +150,40 @@ def main(args: list[str]) -> None:
         for number in range(options.rounds):
             for drafting in (False, True) if number % 2 else (True, False):
                 figures = asyncio.run(run(options, prompts, concurrency, drafting))
-                results.append({"concurrency": concurrency, "drafting": drafting} | figures)
+                results.append({"concurrency": concurrency, "round": number, "drafting": drafting} | figures)
                 write_json(folder / "load.json", results)
     print(report(results))
 
 
 def report(results: Sequence[dict[str, Any]]) -> str:
-    """A line per concurrency and kind: medians over the rounds."""
+    """A line per concurrency and kind: medians over the rounds, and the speedup of pairs with its 95% interval."""
     rows = []
     for concurrency, drafting in sorted({(row["concurrency"], row["drafting"]) for row in results}):
         own = [row for row in results if (row["concurrency"], row["drafting"]) == (concurrency, drafting)]
-        median = {name: statistics.median(row[name] for row in own) for name in own[0]}
+        median = {name: statistics.median(row[name] for row in own) for name in own[0] if name != "seconds"}
         rows.append(
             [
                 str(concurrency),
                 "yes" if drafting else "no",
                 f"{median['tokens_per_second']:.1f}",
+                interval(speedup(results, concurrency)) if drafting else "",
                 f"{median['tokens_per_step']:.2f}",
+                f"{median['drafted_steps']:.0%}",
                 f"{median['first_median']:.2f}, {median['first_95']:.2f}",
                 f"{1e3 * median['token_median']:.0f}, {1e3 * median['token_95']:.0f}",
             ]
         )
-    head = ["at once", "drafts", "tokens/s", "per step", "first token, s (median, 95%)", "per token, ms (median, 95%)"]
+    head = ["at once", "drafts", "tokens/s", "speedup of a request", "per step", "steps with a draft"]
+    head += ["first token, s (median, 95%)", "per token, ms (median, 95%)"]
     return "\n".join(table(head, rows))
+
+
+def speedup(results: Sequence[dict[str, Any]], concurrency: int) -> Estimate:
+    """The median over pairs of a request's time without drafts over its time with them."""
+    seconds = {(row["round"], row["drafting"]): row["seconds"] for row in results if row["concurrency"] == concurrency}
+    rounds = [number for number, drafting in seconds if drafting and (number, False) in seconds]
+    without, with_drafts = ([t for n in rounds for t in seconds[n, drafting]] for drafting in (False, True))
+    return estimate(np.divide(without, with_drafts), np.median)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A running server under mixed requests for minutes: python -m experiments.soak --url http://127.0.0.1:8000.
+"""A running server under thousands of mixed requests: python -m experiments.soak --url http://127.0.0.1:8000.
 
-Requests of all kinds, some of which hang up midway and some of which are refused, so many at a time. What the server's
-process takes of memory, as it says itself at /metrics, is compared at the end with what it was after the first minute.
+Requests of all kinds, some of which hang up midway and some of which are refused, so many at a time. What memory the
+server's process has, as it says itself at /metrics, is compared at the end with what it was after the first thousand.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import collections
 import dataclasses
 import json
-import time
 from typing import Any
 
 import httpx
@@ -24,6 +23,7 @@ from jaxspec.errors import UserError, check_at_least
 
 _WORDS = "why how does the sky rain tell me a story about cats and old ships in ten lines please list three"
 _SYSTEM = {"role": "system", "content": "You are a helpful assistant who answers shortly. " * 6}
+_MARK = 1000  # requests between two looks at memory
 _CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
 
 
@@ -33,14 +33,14 @@ class Options:
 
     Attributes:
       url: of the server.
-      minutes: how long; what memory grows by counts from the end of the first one.
+      requests: how many; what memory grows by counts from the first thousand on.
       concurrency: requests under way at once.
       tokens: of a prompt and of an answer at most, about.
       seed: of what is asked.
     """
 
     url: str = "http://127.0.0.1:8000"
-    minutes: float = 10.0
+    requests: int = 10_000
     concurrency: int = 12
     tokens: int = 96
     seed: int = 0
@@ -99,34 +99,32 @@ async def memory(client: httpx.AsyncClient) -> float:
 
 
 async def run(options: Options) -> tuple[collections.Counter[str], list[float]]:
-    """What came of the requests, and the memory of the server before them, after the first minute, and at the end."""
+    """What came of the requests, and the server's memory before them, after every thousand, and at the end."""
     rng, came_of = np.random.default_rng(options.seed), collections.Counter()
-    ends = time.monotonic() + 60 * options.minutes
+    numbers, taken = iter(range(1, options.requests + 1)), []
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=options.url, timeout=600, limits=limits) as client:
 
         async def keep_asking() -> None:
-            while time.monotonic() < ends:
+            for number in numbers:  # one iterator for all who ask
                 try:
                     came_of[await ask(client, *draw(rng, options.tokens))] += 1
                 except httpx.HTTPError as error:
                     came_of[f"failed: {type(error).__name__}"] += 1
+                if number % _MARK == 0:
+                    taken.append(await memory(client))
+                    print(f"after {number} requests: {taken[-1]:.0f} MB", flush=True)
 
-        taken = [await memory(client)]
-        asking = asyncio.gather(*(keep_asking() for _ in range(options.concurrency)))
-        while time.monotonic() < ends:
-            await asyncio.sleep(min(60, max(ends - time.monotonic(), 0)))
-            taken.append(await memory(client))
-            print(f"after {len(taken) - 1} min: {taken[-1]:.0f} MB, {came_of.total()} requests", flush=True)
-        await asking
-        taken.append(await memory(client))
-    return came_of, taken
+        before = await memory(client)
+        print(f"before: {before:.0f} MB", flush=True)
+        await asyncio.gather(*(keep_asking() for _ in range(options.concurrency)))
+        return came_of, [before, *taken, await memory(client)]
 
 
 def main(args: list[str]) -> None:
     """Ask, and print."""
     options = parse(Options, args)
-    check_at_least(options, {"minutes": 0, "concurrency": 1, "tokens": 2})
+    check_at_least(options, {"requests": _MARK, "concurrency": 1, "tokens": 2})
     check_local(options.url)
     try:
         came_of, taken = asyncio.run(run(options))
@@ -134,7 +132,7 @@ def main(args: list[str]) -> None:
         raise UserError(f"no server answers at {options.url}; start one with `jaxspec serve`") from None
     print(", ".join(f"{count} {what}" for what, count in sorted(came_of.items())))
     first, last = taken[1], taken[-1]
-    print(f"memory: {taken[0]:.0f} MB before, {first:.0f} MB after the first minute, {last:.0f} MB at the end", end="")
+    print(f"memory: {taken[0]:.0f} MB before, {first:.0f} MB after {_MARK} requests, {last:.0f} MB at the end", end="")
     print(f" ({last / first - 1:+.1%})")
 
 

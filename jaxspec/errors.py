@@ -30,7 +30,7 @@ def check_at_least(settings: object, least: Mapping[str, float], method: str = "
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the closest known word, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1)
+    close = difflib.get_close_matches(word[:100], list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

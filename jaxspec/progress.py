@@ -27,6 +27,7 @@ class Progress:
     def __init__(self, label: str, total: int, unit: str, done: int = 0):
         self._label, self.total, self._unit, self._first, self._done = label, total, unit, done, done
         self._last = time.monotonic()
+        self._skipped = 0.0  # seconds
         self._marks = deque([(self._last, done)])  # times and units finished by then, from the middle on
         self._bar = None
         if sys.stderr.isatty():
@@ -48,16 +49,22 @@ class Progress:
             self._bar.update(done - self._done)
         self._done = done
         now = time.monotonic()
-        self._marks.append((now, done))
+        self._marks.append((now - self._skipped, done))
         while len(self._marks) > 2 and 2 * self._marks[1][1] <= self._first + done:
             self._marks.popleft()
         if self._bar is None and (now - self._last > _SECONDS_BETWEEN_LINES or done >= self.total):
             self._last = now
             since, before = self._marks[0]
-            rate = (done - before) / max(now - since, 1e-9)
+            rate = (done - before) / max(now - self._skipped - since, 1e-9)
             left = (self.total - done) / rate if rate else 0
             line = f"{self._label}: {done}/{self.total} {self._unit}, {rate:.2f}/s, {left / 60:.1f} min left"
             print(f"{line}  {note}".rstrip(), file=sys.stderr, flush=True)
+
+    def skip(self, seconds: float) -> None:
+        """Leave out the last seconds, in which nothing was done that will be done again, such as compiling."""
+        self._skipped += seconds
+        if self._bar is not None:
+            self._bar.unpause()
 
     def message(self, text: str) -> None:
         """A line of its own, without disturbing the bar."""

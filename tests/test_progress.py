@@ -18,3 +18,17 @@ def test_the_estimate_forgets_slow_first_units(capsys, monkeypatch, done, left):
     assert last.startswith("racing: ")
     said = float(last.split(",")[2].split()[0])
     assert said == pytest.approx(left, abs=0.05)
+
+
+def test_the_estimate_leaves_out_what_is_skipped(capsys, monkeypatch):
+    """Three programs that compile for a minute each, and twelve runs of a second."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with Progress("racing", 12, "runs") as progress:
+        for number in range(1, 4):
+            now[0] += 60
+            progress.skip(60)
+            now[0] += 1
+            progress.update(number)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "racing: 3/12 runs, 1.00/s, 0.1 min left"

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import tyro
 
@@ -22,7 +23,8 @@ from jaxspec.drafters import load_drafter
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.serving.engine import Engine, Limits
 
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s@]+")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]*)?")
+_USUAL_PORTS = {"http": 80, "https": 443}  # browsers leave them out
 _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
@@ -84,10 +86,24 @@ def check(options: ServeOptions) -> None:
     if options.port > 65535:
         raise UserError(f"port must be at most 65535, got {options.port}")
     for origin in options.allow_origin:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise UserError(f"allow-origin must be * or as in http://localhost:3000, without a path, got {origin!r}")
+        if origin != "*" and not is_origin(origin):
+            raise UserError(
+                "allow-origin must be * or an origin as browsers send it, in small letters and without a path or a "
+                f"usual port, as in http://localhost:3000, got {origin!r}"
+            )
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise UserError(f"the server needs {', '.join(missing)}; in a clone, install with: pip install -e '.[serve]'")
+
+
+def is_origin(text: str) -> bool:
+    """Whether a browser may send this as the origin of a page."""
+    if not _ORIGIN.fullmatch(text):
+        return False
+    try:  # of parts that only look right
+        parts = urlsplit(text)
+        return parts.port is None or parts.port != _USUAL_PORTS.get(parts.scheme)
+    except ValueError:
+        return False
 
 
 def serve(options: ServeOptions) -> None:

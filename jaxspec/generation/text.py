@@ -68,5 +68,11 @@ class TextStream:
     def _whole(self, text: str) -> int:
         """Length of the text that may be shown: no half character, and no possible start of a stop text."""
         text = text.rstrip(_HALF)
-        starts = (len(text) - size for stop in self._stop for size in range(1, len(stop)) if text.endswith(stop[:size]))
-        return min([len(text), *starts])
+        return min([len(text), *(self._start(text, stop) for stop in self._stop)])
+
+    def _start(self, text: str, stop: str) -> int:
+        """Where a stop text may have begun; the length of the text where it has not."""
+        place = text.find(stop[0], max(len(self.sent), self._stoppable))
+        while place >= 0 and not stop.startswith(text[place:]):
+            place = text.find(stop[0], place + 1)
+        return place if place >= 0 else len(text)

@@ -26,7 +26,7 @@ from jaxspec.errors import UserError
 from jaxspec.generation.prompts import TooLong
 from jaxspec.serving.chat import Chat
 from jaxspec.serving.engine import Engine
-from jaxspec.serving.fields import ApiError
+from jaxspec.serving.fields import ApiError, one_line
 from jaxspec.serving.merge import merged
 from jaxspec.serving.messages import encode_chat
 from jaxspec.serving.metrics import Metrics
@@ -299,7 +299,7 @@ class Api:
             )
 
     def _refuse(self, request: Request, error: ApiError) -> Response:
-        _log.info("%s %d %s", request.url.path, error.status, error.message)
+        _log.info("%s %d %s", one_line(request.url.path), error.status, error.message)
         return JSONResponse(error.body(), error.status, error.headers)
 
 

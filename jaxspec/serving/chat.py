@@ -11,6 +11,7 @@ from typing import Any
 from jaxspec.serving.fields import ApiError, Fields, shown
 from jaxspec.weights.templates import is_variable, message_text
 
+_PART = {"type", "text", "id", "index", "cache_control"}  # the last one is advice: prompts are kept in any case
 Message = dict[str, Any]  # role, content as text, and whatever other fields the client has sent
 
 
@@ -89,6 +90,10 @@ def content_text(content: Any, name: str) -> str:
     """The text of a message, which may come in parts."""
     if (text := message_text(content)) is None:
         raise ApiError(400, f"{name} must be a string, or parts of type text, got {shown(content)}", name)
+    for i, part in enumerate(content if isinstance(content, list) else ()):
+        for field in sorted(part.keys() - _PART):
+            if part[field] not in (None, []):
+                raise ApiError(400, f"{name}[{i}] has an unknown field {field!r}", f"{name}[{i}].{field}")
     return text
 
 

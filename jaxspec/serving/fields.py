@@ -58,6 +58,11 @@ class ApiError(Exception):
     code: str | None = None
     headers: Mapping[str, str] | None = None
 
+    def __post_init__(self) -> None:
+        """Names and values that clients have sent may be long, or hold line breaks, which must not reach the log."""
+        self.message = one_line(self.message)
+        self.param = self.param and one_line(self.param, 200)
+
     def body(self) -> dict[str, Any]:
         """The JSON object of an error."""
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -130,6 +135,12 @@ def read_json(body: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ApiError(400, f"the body must be a JSON object, got {shown(found)}")
     return found
+
+
+def one_line(text: str, most: int = 1000) -> str:
+    """A text in one line of characters that can be seen, cut where it is long."""
+    cut = text if len(text) <= most else f"{text[: most - 3]}..."
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)
 
 
 def shown(value: Any) -> str:

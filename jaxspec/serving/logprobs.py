@@ -26,12 +26,15 @@ class TokenTexts:
     def __init__(self, spelling: Spelling, prompt: str = ""):
         self._spelling, self._prompt = spelling, prompt
         self._offset, self._empty = 0, True
+        self._may_add = True  # whether the tokenizer may add a space to the prompt here
+        self._added = False  # whether it has
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def chat(self, tokens: Sequence[int], scores: Sequence[TokenScore], count: int) -> list[dict[str, Any]]:
         """Entries of a chat's tokens, with their `count` best alternatives."""
         entries = []
         for token, score in zip(tokens, scores, strict=True):
+            self._arrive(token)
             best = [self._entry(one, logprob) for one, logprob in score.best[:count]]
             entries.append(self._entry(token, score.logprob) | {"top_logprobs": best})
             self._pass(token)
@@ -41,6 +44,7 @@ class TokenTexts:
         """Lists of a completion's tokens, with their `count` best alternatives and the token itself."""
         made = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token, score in zip(tokens, scores, strict=True):
+            self._arrive(token)
             made["tokens"].append(self._text(token))
             made["token_logprobs"].append(score and max(score.logprob, _LEAST))
             made["top_logprobs"].append(score and self._named(token, score, count))
@@ -50,7 +54,7 @@ class TokenTexts:
 
     def end_prompt(self) -> None:
         """The next token is the answer's first one."""
-        self._offset, self._empty = len(self._prompt), not self._prompt
+        self._offset, self._empty, self._may_add = len(self._prompt), not self._prompt, False
         self._characters.reset()
 
     def _named(self, token: int, score: TokenScore, count: int) -> dict[str, float]:
@@ -70,14 +74,37 @@ class TokenTexts:
         return readable(self._shown(token))
 
     def _shown(self, token: int) -> bytes:
-        """Bytes of a token here: tokenizers that add a space to a text do so behind special tokens in it, too."""
-        added = self._empty or self._prompt[self._offset : self._offset + 1] not in ("", " ")
-        return self._spelling.shown(token, added)
+        """Bytes of a token here."""
+        return self._spelling.shown(token, self._added)
+
+    def _arrive(self, token: int) -> None:
+        """Come to the place of a token, whose space may not be the text's: decoders leave such a space out again.
+
+        Tokenizers add a space where a text begins, and behind special tokens in it; some not where it has one already.
+        """
+        own = self._spelling.bytes(token)
+        if token not in self._spelling.special and not self._continues(own):
+            self._offset += len(self._characters.decode(b"", final=True))  # of the bytes before, which are no character
+        if rest := self._prompt[self._offset :]:
+            self._added = self._may_add and not rest.startswith(readable(own))
+        else:
+            self._added = self._empty or self._may_add
+
+    def _continues(self, own: bytes) -> bool:
+        """Whether bytes go on with the character that the bytes before them have begun, if they have."""
+        try:
+            codecs.utf_8_decode(self._characters.getstate()[0] + own[:1], "strict", False)
+        except UnicodeDecodeError:
+            return False
+        return True
 
     def _pass(self, token: int) -> None:
         """Go on to the place after a token."""
-        shown = self._shown(token)
-        if token in self._spelling.special and not self._prompt.startswith(readable(shown), self._offset):
+        shown, special = self._shown(token), token in self._spelling.special
+        # The added space is before those that the text begins with, or behind them: both read alike.
+        goes_on = self._may_add and not self._added and shown.startswith(b" ")
+        self._may_add = goes_on or (special and self._offset < len(self._prompt))
+        if special and not self._prompt.startswith(readable(shown), self._offset):
             return
         self._offset += len(self._characters.decode(shown))
         self._empty = False

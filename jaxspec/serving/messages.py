@@ -16,10 +16,11 @@ from typing import Any
 from jaxspec.serving.chat import Chat, Message
 from jaxspec.serving.fields import ApiError
 from jaxspec.weights.model import Model
-from jaxspec.weights.templates import own_template, with_variables
+from jaxspec.weights.templates import own_template, variables_of, with_variables
 
 _LINKS = ("id", "tool_call_id", "type", "index")  # which call an answer is for; their order says it, too
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # which templates leave out of earlier turns
+_MARK = re.compile(r"mark \d+ ends")
 _GIVEN = ("messages", "tools", "documents", "raise_exception", "strftime_now")  # variables that are never free
 
 
@@ -104,8 +105,9 @@ class _Writer:
         marked = [_marked(message, f"messages[{i}]", marks) for i, message in enumerate(messages)]
         tools = [_marked_name(tool, i, marks) for i, tool in enumerate(self._tools)]
         text = self.text(marked, tools)
+        written = set(_MARK.findall(text))
         for mark, path in marks.items():
-            if mark not in text and not self._may_leave_out(path):
+            if mark not in written and not self._may_leave_out(path):
                 raise _left_out(path, messages)
         self._check_roles(marked, tools, text)
 
@@ -142,7 +144,7 @@ def _check_variables(variables: Mapping[str, Any], opens: Any, template: str, mo
     for name in variables:
         if name in _GIVEN or name in model.tokenizer.special_tokens_map:
             raise ApiError(400, f"{field}: {name} cannot be set; it follows from the request and the model", field)
-        if not re.search(rf"\b{re.escape(name)}\b", template):
+        if name not in variables_of(template):
             raise ApiError(400, f"{field}: the model's chat template has no variable {name!r}", field)
 
 

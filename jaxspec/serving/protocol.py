@@ -74,7 +74,6 @@ def parse(body: bytes, chat: bool, best: int, penalties: bool = False) -> Asked:
       body: JSON.
       chat: whether it belongs to a chat.
       best: largest number of most probable tokens that a client may ask for; -1: none, not even the token's.
-
       penalties: whether penalties are known.
 
     Raises:
@@ -161,7 +160,7 @@ def _usage(fields: Fields) -> tuple[bool, bool]:
     for name in options.keys() - set(known):
         message = f"unknown field {name!r} in stream_options{suggest(name, known)}"
         raise ApiError(400, message, f"stream_options.{name}", "unknown_parameter")
-    usage, continuous, _ = wanted = [options.get(name) or False for name in known]
+    usage, continuous, _ = wanted = [False if options.get(name) is None else options[name] for name in known]
     for name, value in zip(known, wanted, strict=True):
         if not isinstance(value, bool):
             raise ApiError(400, f"{name} must be true or false, got {shown(value)}", f"stream_options.{name}")

@@ -189,7 +189,7 @@ def _message(where: str, message: Any) -> tuple[str, str]:
     role, text = (fields.get(new, fields.get(old)) for new, old in (("role", "from"), ("content", "value")))
     text = message_text(text)
     if not isinstance(role, str) or text is None:
-        raise UserError(f"{where}: expected a message with a role and a content, found {str(message)[:80]}")
+        raise UserError(f"{where}: expected a message with a role and a content of text, found {str(message)[:80]}")
     return _ROLES.get(role, role), text
 
 

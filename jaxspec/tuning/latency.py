@@ -161,11 +161,12 @@ def step_times(
       sampling: how tokens are drawn.
       steps: that a sample times together.
     """
-    names, timers, samples, done = list(drafters), {}, {name: [] for name in drafters}, len(drafters)
-    with Progress("measuring", len(names) * (rounds + 1), "runs") as progress:
+    names, timers, samples, done = list(drafters), {}, {name: [] for name in drafters}, 0
+    with Progress("compiling", len(names), "steps") as progress:  # apart: it says nothing of how long a run takes
         for number, (name, drafter) in enumerate(drafters.items(), 1):
             timers[name] = StepTimer(drafter, batch_size, cache_length, sampling, steps)
-            progress.update(number, f"{number} of {len(names)} compiled")
+            progress.update(number)
+    with Progress("measuring", len(names) * rounds, "runs") as progress:
         for turn in range(rounds):
             for place in np.random.default_rng(turn).permutation(len(names)):
                 samples[names[place]].append(timers[names[place]]())

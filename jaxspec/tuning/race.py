@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -72,7 +73,7 @@ def race(
                 name: functools.partial(generate, drafter, batch, max_new_tokens, **settings)
                 for name, drafter in everyone.items()
             }
-            for name, answers in in_turn(runs, number):
+            for name, answers in in_turn(runs, number, progress):
                 results[name] += answers
                 done += 1
                 progress.update(done)
@@ -82,13 +83,16 @@ def race(
     return [_trial(name, answers, plain) for name, answers in results.items()]
 
 
-def in_turn(runs: Mapping[str, Callable[[], list[Generation]]], number: int) -> Iterator[tuple[str, list[Generation]]]:
+def in_turn(
+    runs: Mapping[str, Callable[[], list[Generation]]], number: int, progress: Progress | None = None
+) -> Iterator[tuple[str, list[Generation]]]:
     """Do the same work in several ways; again where something had to be compiled, which no timing may include.
 
     Args:
       runs: does the work, by the name of the way.
       number: of the work; decides the order, so that over many of them nobody always follows the same one. An odd one
         reverses the order of the one before it: nobody comes later more often.
+      progress: of all of them, whose rate leaves out what is done again.
 
     Yields:
       Names, and what the run returned.
@@ -97,8 +101,11 @@ def in_turn(runs: Mapping[str, Callable[[], list[Generation]]], number: int) -> 
     order = np.random.default_rng(number // 2).permutation(len(names))
     for place in order[::-1] if number % 2 else order:
         run = runs[names[place]]
+        began = time.monotonic()
         answers = run()
         if any(answer.compile_seconds for answer in answers):  # the first run touches fresh memory, too
+            if progress is not None:
+                progress.skip(time.monotonic() - began)
             answers = run()
         yield names[place], answers
 

@@ -19,6 +19,7 @@ from jaxspec.model.decoder import Decoder
 from jaxspec.model.quantized import form_of, is_quantized
 from jaxspec.parallel.sharding import mesh_of
 from jaxspec.weights.layouts import Copies, Layouts, block_for, in_blocks, kernels_by_shape, read_layouts
+from jaxspec.weights.spelling import Spelling
 from jaxspec.weights.templates import chosen_template, own_template
 
 
@@ -148,8 +149,17 @@ class Model:
         return self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
     def decode(self, tokens: list[int]) -> str:
-        """Text of token ids, special tokens left out."""
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+        """Text of token ids, special tokens left out, with U+FFFD for bytes that are no character.
+
+        Decoders with tokens of single bytes write U+FFFD for all bytes next to one that is wrong, those of whole
+        characters, too: then the text of some tokens would not be the beginning of that of more tokens.
+        """
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return self._spelling.text(tokens) if "\ufffd" in text and self._spelling.has_bytes else text
+
+    @functools.cached_property
+    def _spelling(self) -> Spelling:
+        return Spelling(self.tokenizer)
 
 
 def _begun_once(ids: list[int], begin: list[int]) -> list[int]:

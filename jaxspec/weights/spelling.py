@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -24,14 +24,16 @@ class Spelling:
     Attributes:
       special: ids of special tokens, which texts leave out.
       strips: whether a text loses the space that its first token begins with, as with sentencepiece.
+      has_bytes: whether there are tokens of single bytes, for what has no token of its own.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self._tokenizer = tokenizer
-        self.special = frozenset(tokenizer.all_special_ids)
+        added = tokenizer.added_tokens_decoder.items()  # of which the tokenizer names only some as special ones
+        self.special = frozenset([*tokenizer.all_special_ids, *(token for token, about in added if about.special)])
         parts = list(_decoders(tokenizer))
         kinds = {part["type"] for part in parts}
-        self._by_byte, self._byte_tokens = "ByteLevel" in kinds, "ByteFallback" in kinds
+        self._by_byte, self.has_bytes = "ByteLevel" in kinds, "ByteFallback" in kinds
         replaced = [(part["pattern"].get("String"), part["content"]) for part in parts if part["type"] == "Replace"]
         replaced += [(part["replacement"], " ") for part in parts if part["type"] == "Metaspace"]
         self._replaced = [(old, new) for old, new in replaced if old]
@@ -50,7 +52,7 @@ class Spelling:
         if self._by_byte:
             known = _byte_of()
             return bytes(known[c] for c in name) if all(c in known for c in name) else name.encode()
-        if self._byte_tokens and (byte := _BYTE.fullmatch(name)):
+        if self.has_bytes and (byte := _BYTE.fullmatch(name)):
             return bytes([int(byte[1], 16)])
         for old, new in self._replaced:
             name = name.replace(old, new)
@@ -60,6 +62,11 @@ class Spelling:
         """The bytes of a token within a text, or as the `first` one with text."""
         own = self.bytes(token)
         return own[1:] if first and self.strips and own.startswith(b" ") and token not in self.special else own
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, special ones left out, with U+FFFD for bytes that are no character."""
+        text = b"".join(self.bytes(token) for token in tokens if token not in self.special).decode(errors="replace")
+        return text.removeprefix(" ") if self.strips else text
 
 
 def readable(own: bytes) -> str:

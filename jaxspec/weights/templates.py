@@ -7,9 +7,13 @@ from __future__ import annotations
 import functools
 import json
 import keyword
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from jinja2 import TemplateError, meta
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
 from jaxspec.errors import UserError, suggest
@@ -79,6 +83,8 @@ TEMPLATES = {
     ),
 }
 
+_MARKED_ANSWER = re.compile(r"{%-?\s*(end)?generation\s*-?%}")
+
 
 def check_template(template: str) -> None:
     """Raise UserError for neither the name of a template nor variables of one, `NAME=VALUE` with commas between."""
@@ -98,7 +104,11 @@ def chosen_template(template: str, own: str | None) -> str:
         return TEMPLATES[template]
     if not own:
         raise UserError(f"template {template!r}: the tokenizer has no chat template of its own to set variables in")
-    return with_variables(own, _variables(template))
+    free = variables_of(own)
+    for name in (variables := _variables(template)):
+        if name not in free:
+            raise UserError(f"template {template!r}: the tokenizer's own has no variable {name!r}{suggest(name, free)}")
+    return with_variables(own, variables)
 
 
 def with_variables(template: str, variables: Mapping[str, Any]) -> str:
@@ -106,6 +116,16 @@ def with_variables(template: str, variables: Mapping[str, Any]) -> str:
     for name, value in variables.items():  # the line break is one that transformers has Jinja drop
         template = f"{{% if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}\n{template}"
     return template
+
+
+@functools.lru_cache(maxsize=64)
+def variables_of(template: str) -> frozenset[str]:
+    """Names of the variables that a Jinja template reads from outside; none where it cannot be parsed."""
+    environment = ImmutableSandboxedEnvironment(extensions=[loopcontrols])
+    try:  # transformers has a tag of its own, which marks answers
+        return frozenset(meta.find_undeclared_variables(environment.parse(_MARKED_ANSWER.sub("", template))))
+    except TemplateError:
+        return frozenset()
 
 
 def is_variable(name: str) -> bool:

@@ -30,8 +30,7 @@ from tests.helpers.cli import named
         (["--grace", "nan"], "grace must be at least 0, got nan"),
         (["--limits.slots", "0"], "slots must be at least 1"),
         (["--limits.top-logprobs", "-2"], "top-logprobs must be at least -1"),
-        (["--allow-origin", "localhost"], "allow-origin must be \\* or as in http://localhost:3000"),
-        (["--allow-origin", "http://a.example/page"], "without a path, got 'http://a.example/page'"),
+        (["--allow-origin", "localhost"], r"allow-origin must be \* or an origin .* got 'localhost'"),
         (["--acept", "match"], "did you mean '--accept'"),
         (["--host", "no such host"], "cannot listen at no such host:8000 .* choose another --host or --port"),
     ],
@@ -39,6 +38,26 @@ from tests.helpers.cli import named
 def test_bad_options_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         serve.main(options)
+
+
+@pytest.mark.parametrize(
+    "text", ["http://a.example", "http://localhost:3000", "https://[::1]:8443", "app://main", "http://xn--e1a.example"]
+)
+def test_origins_of_pages(text):
+    assert serve.is_origin(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("null", "a.example", "javascript:alert(1)", "http://", "http://:80", "http://a.example/page", "http://a?b"),
+        *("http://me@a.example", "https://*.a.example", "http://a b", "http://a,http://b", "http://a\nb"),
+        *("http://a:99999", "http://a:x", "http://a:", "http://[::1", "http://[1.2]", "http://A", "http://é.example"),
+        *("http://a:80", "https://a:443"),  # no browser sends the usual port
+    ],
+)
+def test_what_no_browser_sends_as_an_origin(text):
+    assert not serve.is_origin(text)
 
 
 def test_what_is_missing_is_named(monkeypatch):

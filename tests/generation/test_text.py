@@ -1,6 +1,7 @@
 """Text while it comes: halves are held back, and a stop text ends it at the same token however many come at once."""
 
 import itertools
+import time
 
 import pytest
 
@@ -75,6 +76,15 @@ def test_what_may_start_a_stop_text_waits():
     assert pieces == ["a", "b", "", "", "<en"]
     grown = list(itertools.accumulate(stream("a<e b", 1, ["<end>"])[0]))
     assert grown == ["a", "a", "a", "a<e ", "a<e b"]
+
+
+def test_a_long_stop_text_takes_no_time():
+    """It comes from anybody, and is looked for between the steps of all requests."""
+    made = TextStream(decode, ["a" * 1_000_000])
+    began = time.perf_counter()
+    assert made.add(list(b"b" + 500 * b"a"), final=False) == "b"
+    assert made.add(list(b"c"), final=False) == 500 * "a" + "c"
+    assert time.perf_counter() - began < 5
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

@@ -396,6 +396,7 @@ def test_logprobs_of_a_chat(app, engine):
         (CHAT, {"stop": list("abcdefghijklmnopqrs")}, "stop", "at most 16"),
         (CHAT, {"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
         (CHAT, {"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "unknown field 'usage'"),
+        (CHAT, {"stream": True, "stream_options": {"include_usage": []}}, "stream_options.include_usage", "true or"),
         (CHAT, {"n": 37}, "n", "holds 36 at most"),
         (CHAT, {"stream": True, "stream_options": USAGES}, USAGE_FIELD, "needs include_usage"),
         (CHAT, {"tools": [{"type": "function"}]}, "tools[0]", "a function that has a name"),
@@ -418,6 +419,18 @@ def test_bad_fields_are_named(app, path, change, param, message):
     error = response.json()["error"]
     assert response.status_code == 400 and error["type"] == "invalid_request_error"
     assert error["param"] == param and message in error["message"]
+
+
+def test_what_clients_send_is_told_in_one_short_line(app, caplog):
+    """It may be long, or hold line breaks and codes of terminals, which would forge lines of the log."""
+    caplog.set_level("INFO", "jaxspec.serving")
+    name = "a\r\n\u2028\x1b[2J" + 5000 * "b"
+    bodies = [{"messages": HELLO, name: 1}, {"messages": [HELLO[0] | {name: 1}]}, {"messages": HELLO, "model": name}]
+    for body in bodies:
+        error = post(app, CHAT, body).json()["error"]
+        assert len(error["message"]) < 1100 and error["message"].isprintable() and error["param"].isprintable()
+    logged = [record.getMessage() for record in caplog.records]
+    assert len(logged) == 3 and all(line.isprintable() for line in logged)
 
 
 @pytest.mark.parametrize(

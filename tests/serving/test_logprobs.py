@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from jaxspec.serving.api import make_app
 from jaxspec.serving.engine import Engine
@@ -34,6 +35,15 @@ def test_offsets_are_characters_of_the_text():
     assert made["text_offset"] == [0, 1, 1, 2, 2, 2, 2, 3]
 
 
+def test_tokens_behind_half_a_character_are_not_part_of_it():
+    tokenizer = make_tokenizer()
+    one, two, three, four = tokenizer.encode("😊")
+    a = tokenizer.encode("a")[0]
+    made = told(TokenTexts(Spelling(tokenizer)), [a, one, a, one, two, one, two, three, four, two, a])
+    assert tokenizer.decode([a, one, a, one, two, one, two, three, four, two, a]) == "a\ufffda\ufffd😊\ufffda"
+    assert made["text_offset"] == [0, 1, 2, 3, 3, 4, 4, 4, 4, 5, 6]
+
+
 @pytest.mark.parametrize("prompt", ["hello world", "<s>hello world"])
 def test_a_beginning_token_takes_no_place_unless_it_is_in_the_text(prompt):
     tokenizer = make_sentencepiece_tokenizer()
@@ -50,6 +60,20 @@ def test_a_beginning_token_takes_no_place_unless_it_is_in_the_text(prompt):
         "token_logprobs": 0,
         "top_logprobs": 0,
     }
+
+
+@pytest.mark.parametrize("always", [True, False])
+@pytest.mark.parametrize("prompt", ["hello world", " hello  b", "   1", "hello</s>b </s> c", "  "])
+def test_spaces_of_a_prompt_are_its_own(prompt, always):
+    """Tokenizers add a space to every beginning, or to those that have none; a text may also consist of spaces."""
+    tokenizer = make_sentencepiece_tokenizer()
+    if not always:
+        tokenizer.backend_tokenizer.normalizer = None
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    ids = tokenizer.encode(prompt, add_special_tokens=False)
+    made = told(TokenTexts(Spelling(tokenizer), prompt), ids)
+    assert "".join(made["tokens"]) == prompt
+    assert all(prompt[at:].startswith(t) for t, at in zip(made["tokens"], made["text_offset"], strict=True))
 
 
 def test_as_many_alternatives_as_asked_whatever_their_text():

@@ -62,7 +62,8 @@ def test_calls_and_their_answers(template):
 
 
 def test_parts_are_joined_or_passed_on():
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    advice = {"cache_control": {"type": "ephemeral"}}
+    parts = [{"type": "text", "text": "a"} | advice, {"type": "text", "text": "b", "annotations": [], "index": 1}]
     for template in (PLAIN, PARTS):
         assert written(template, {"messages": [{"role": "user", "content": parts}]}).startswith("<user>ab")
 
@@ -135,11 +136,17 @@ def test_what_a_template_cannot_express_is_refused(template, messages, param, sa
     [
         ({"tools": [TOOL]}, "tools", "takes none"),
         ({"chat_template_kwargs": {"thinking": False}}, "chat_template_kwargs", "no variable 'thinking'"),
+        ({"chat_template_kwargs": {"message": 1}}, "chat_template_kwargs", "no variable 'message'"),  # of a loop
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages cannot be set"),
         ({"chat_template_kwargs": {"eos_token": "x"}}, "chat_template_kwargs", "eos_token cannot be set"),
         ({"chat_template_kwargs": {"add_generation_prompt": 0}}, "chat_template_kwargs", "true or false"),
         ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content", "must be a string"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content", "image_url"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]},
+            "messages[0].content[0].x",
+            "unknown field",
+        ),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "messages[0].tool_calls", "assist"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},

@@ -148,7 +148,7 @@ def test_contents_may_come_in_parts(write):
 
 @pytest.mark.parametrize("message", ["hello", {"role": ["user"], "content": "a"}, {"role": "user", "content": None}])
 def test_a_message_without_role_and_content_is_refused(write, message):
-    with pytest.raises(UserError, match=r"data.jsonl:1: expected a message with a role and a content, found"):
+    with pytest.raises(UserError, match=r"data.jsonl:1: expected a message with a role and a content of text, found"):
         read_examples(TextSource(prompts=write({"prompt": [message]})))
 
 

@@ -1,6 +1,7 @@
 """How long steps take: what a sample times, the curve through measured sizes, and what sources add."""
 
 import itertools
+import re
 import types
 
 import pytest
@@ -47,3 +48,25 @@ def test_costs_are_those_of_rows_and_of_what_each_source_adds(tiny, monkeypatch)
     assert costs(drafter, 4) == 1.0 + 0.5 * 4 + 1.0 and costs(drafter) == 1.0 + 0.5 * 8 + 1.0
     heads = latency.with_sources(drafter, drafter.sources[:1], chain(2))
     assert costs(heads) == 1.0 + 0.5 * 3 + 2.0
+
+
+def test_the_time_left_is_that_of_what_is_going_on(capsys, monkeypatch):
+    """Programs that take half a minute to compile do not make runs of a second long."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    class Timer:
+        def __init__(self, *how):
+            now[0] += 30
+
+        def __call__(self):
+            now[0] += 1
+            return 1.0
+
+    monkeypatch.setattr(latency, "StepTimer", Timer)
+    step_times(dict.fromkeys("abcdef"), 64, 10)
+    lines = re.findall(r"(\w+): (\d+)/(\d+) .*, ([\d.]+) min left", capsys.readouterr().err)
+    assert {label for label, *_ in lines} == {"compiling", "measuring"} and len(lines) > 8
+    for label, done, total, left in lines:
+        seconds = (int(total) - int(done)) * (30 if label == "compiling" else 1)
+        assert float(left) == pytest.approx(seconds / 60, abs=0.06)

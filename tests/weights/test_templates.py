@@ -7,7 +7,7 @@ from jinja2.exceptions import TemplateError
 
 from jaxspec.errors import UserError
 from jaxspec.weights.load import load_model, save_model
-from jaxspec.weights.templates import TEMPLATES, chosen_template, turn_end
+from jaxspec.weights.templates import TEMPLATES, chosen_template, turn_end, variables_of
 from tests.helpers.tiny import make_text_model, make_tokenizer
 
 TALK = [
@@ -101,8 +101,20 @@ def test_variables_of_the_tokenizers_own_are_set():
     assert [written(), written("thinking=true")] == ["\nHi!", "\nHi"]
     with pytest.raises(UserError, match="write NAME=VALUE"):
         written("thinking=false,")
+    with pytest.raises(UserError, match=r"has no variable 'thinkin' \(did you mean 'thinking'\?\)"):
+        written("thinkin=false")
     with pytest.raises(UserError, match="no chat template of its own"):
         chosen_template("thinking=false", None)
+
+
+def test_variables_are_those_that_come_from_outside():
+    """Not those of loops and of its own, nor filters; one with a default is set in the template, too."""
+    template = (
+        "{% if not day is defined %}{% set day = 1 %}{% endif %}{% set own = namespace(x=1) %}{{ day + bonus }}"
+        "{% for m in messages %}{% generation %}{{ m | tojson }}{% endgeneration %}{% break %}{% endfor %}"
+    )
+    assert variables_of(template) == {"day", "bonus", "messages"}
+    assert variables_of("{% if %}") == set()
 
 
 @pytest.mark.parametrize(
