@@ -99,8 +99,11 @@ def _heads(kind: str, keys: Keys) -> dict[str, Any]:
 def _write(adapter: Adapter, model: Model) -> Written:
     method: DFlash = adapter.method
     shapes, layer = export_layers(method, model)
-    tensors, V = write_tensors(adapter, model, shapes), model.config.vocab_size
-    count = adapter.info.get("draft_vocabulary", 0)
+    kind, own = _written_heads(method)
+    count, V = adapter.info.get("draft_vocabulary", 0), model.config.vocab_size
+    if kind == _DFLASH2 and count:
+        raise UserError("dflash: DFlash 2 in the form speculators has no vocabulary: it drafts all tokens")
+    tensors = write_tensors(adapter, model, shapes)
     if count:
         ids = adapter.frequent_tokens[:count].astype(np.int64)
         order = np.argsort(ids)
@@ -108,9 +111,6 @@ def _write(adapter: Adapter, model: Model) -> Written:
         if method.markov_rank:
             rows = order if method.vocabulary else ids[order]
             tensors[MARKOV_COLUMNS] = tensors[MARKOV_COLUMNS][rows]
-    kind, own = _written_heads(method)
-    if kind == _DFLASH2 and count:
-        raise UserError("dflash: DFlash 2 in the form speculators has no vocabulary: it drafts all tokens")
     config = {
         **written_config(kind, _ARCHITECTURES[kind], method.distances, model),
         **own,
