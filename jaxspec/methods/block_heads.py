@@ -163,8 +163,8 @@ class BlockHeads(Method):
         params = trainable["selector"]
         best, places = best_of(logits, min(self.selector_width, logits.shape[-1]))  # [B, ..., k]
         candidates = params["candidate"][places if self.vocabulary else base.draft_ids(places)]  # [B, ..., k, r]
-        pair = params["before"][tokens] * product(states, params["state"]["kernel"])
-        best = best + jnp.sum((pair[..., None, :] * candidates).astype(best.dtype), axis=-1)
+        pair = (params["before"][tokens] * product(states, params["state"]["kernel"])).astype(best.dtype)
+        best = best + jnp.sum(pair[..., None, :] * candidates, axis=-1)
         others = jnp.minimum(logits, jnp.min(best, axis=-1, keepdims=True))
         return jnp.put_along_axis(others, jnp.broadcast_to(places, best.shape), best, axis=-1, inplace=False)
 

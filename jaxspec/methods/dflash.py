@@ -49,7 +49,9 @@ _LONGEST = 16  # rows of a block in the paper
 class DFlash(BlockHeads):
     """Settings; the paper's are `layers=5`, `head_norms`, `start="random"`, a `mask_token`, and what it lacks is off.
 
-    Attributes, beside those of `BlockHeads`:
+    `BlockHeads` has the settings of what stands behind the rows.
+
+    Attributes:
       block: rows of a block, the anchor and the masks behind it.
       layers: decoder layers of the drafter.
       tapped: hidden states before which layers of the base it reads; empty: as many as `taps_count`, spread as the
