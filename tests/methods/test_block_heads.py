@@ -101,6 +101,30 @@ def test_chances_are_scaled_by_the_confidence_head(tiny, head):
         assert scaled[path] == pytest.approx(factor * plain[path], rel=1e-3)
 
 
+def test_a_confidence_head_learns_the_chance_to_be_taken(tiny):
+    """What it adds to the loss is the cross-entropy with the overlap of drafter and base, where there is a target."""
+    method = dataclasses.replace(BLOCK, confidence_head="state")
+    trainable, batch = trained(method, tiny.base), batch_of(sequence(tiny, 12), [[3, 8, -1]])  # of 8 but two distances
+
+    @quick_jit
+    def run(trainable, base):
+        states, before, frozen = method.text_blocks(trainable, base, batch)
+        plain = dataclasses.replace(method, confidence_head="none")
+        parts = method.predictions(trainable, base, batch), frozen, method.log_odds(trainable, base, states, before)
+        return method.loss(trainable, base, batch)[0] - plain.loss(trainable, base, batch)[0], parts
+
+    more, (logits, frozen, odds) = run(trainable, tiny.base)
+    expected, count = 0.0, 0
+    for group, point in enumerate((3, 8)):
+        for place, distance in enumerate((1, 2, 3)):
+            if point + distance + 1 < 12:
+                p, q = jax.nn.softmax(tiny.base.logits(frozen[0, point + distance])), logits[0, group, place]
+                taken, chance = jnp.minimum(p, jax.nn.softmax(q)).sum(), jax.nn.sigmoid(odds[0, group, place])
+                entropy = -taken * jnp.log(chance) - (1 - taken) * jnp.log(1 - chance)
+                expected, count = expected + 0.8**place * entropy, count + 1
+    assert count == 5 and float(more) == pytest.approx(float(expected) / 5, rel=1e-4)
+
+
 @pytest.mark.slow
 def test_a_draft_ends_where_the_confidence_head_expects_nothing(tiny):
     """Where rows have a price, none are taken for candidates that it does not believe in."""

@@ -242,7 +242,7 @@ def test_a_tree_deeper_than_the_block_is_refused(tiny):
 def test_tables_of_few_tokens_draft_no_others(tiny):
     method = dataclasses.replace(TABLES, vocabulary=6)
     trainable = jax.eval_shape(lambda base: method.init(jax.random.key(0), base), tiny.base)
-    assert trainable["markov"]["before"]["kernel"].shape == (16, 4)
+    assert trainable["markov"]["before"]["table"].shape == (16, 4)
     assert trainable["markov"]["after"]["kernel"].shape == (4, 6)
     trainable = trained(method, tiny.base)
     for base, got in ((tiny.base, "0, all"), (tiny.base.drafting(jnp.arange(8)), "8")):
