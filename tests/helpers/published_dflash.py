@@ -96,9 +96,9 @@ def make_dflash(config, head, dtype=np.float16, seed=0):
     count = config.get("draft_vocab_size", TOKENS)
     if rank := config.get("markov_rank"):
         shapes |= {"markov_head.markov_w1.weight": (TOKENS, rank), "markov_head.markov_w2.weight": (count, rank)}
-        if config.get("enable_confidence_head", True):
-            read = D + rank * config.get("confidence_head_with_markov", True)
-            shapes |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
+    if "markov_rank" in config and config.get("enable_confidence_head", True):
+        read = D + rank * config.get("confidence_head_with_markov", True)
+        shapes |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
     if second := second_of(config):
         taps, groups = second["conv_kernel_size"], D // second["conv_group_size"]
         for i in range(c["num_hidden_layers"]):

@@ -105,6 +105,7 @@ def test_it_computes_what_is_published(tiny, tmp_path, config, tensors):
         ("speculators", packaged({"attention_bias": True}, aux_hidden_state_layer_ids=[0, 2])),
         ("speculators", dspark(aux_hidden_state_layer_ids=[0, 2])),
         ("speculators", dspark(aux_hidden_state_layer_ids=[0, 2], enable_confidence_head=False)),
+        ("speculators", dspark(aux_hidden_state_layer_ids=[0, 2], markov_rank=0, confidence_head_with_markov=False)),
         ("dflash", authors2()),
         ("speculators", packaged2(aux_hidden_state_layer_ids=[0, 2])),
     ],
@@ -252,11 +253,7 @@ def test_a_base_that_scales_embeddings_is_refused(tmp_path):
     [
         ({"from_newest": True}, "dflash", "dflash: from_newest is an option of jaxspec alone"),
         ({"even": True}, "speculators", "dflash: even is an option of jaxspec alone"),
-        (
-            {"markov_rank": 4},
-            "speculators",
-            "dflash: markov_rank 4 without markov_tables is an option of jaxspec alone",
-        ),
+        ({"markov_rank": 4}, "speculators", "markov_rank 4 without markov_tables is an option of jaxspec alone"),
         ({"markov_rank": 4, "markov_tables": True}, "dflash", "the form dflash has no markov_rank"),
         ({"confidence_head": "state"}, "dflash", "the form dflash has no confidence_head"),
         ({"convolution": 2}, "dflash", "DFlash 2 have convolution and selector_rank, and selector_rank is 0"),
