@@ -62,6 +62,6 @@ def convolved(x: jax.Array, weights: jax.Array, changes: jax.Array, rows: int) -
     return mixed.reshape(x.shape)
 
 
-def _identity(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> jax.Array:
+def _identity(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Weights [2, T, D] that pass on the row itself."""
-    return jnp.zeros(shape, dtype).at[:, 0].set(1)
+    return jnp.zeros(shape).at[:, 0].set(1)
